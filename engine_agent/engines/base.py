@@ -1,0 +1,71 @@
+"""What an engine is to the agent: a command line, its environment, and a URL that says whether it is up.
+
+Adapters turn an assignment into these as pure functions: they touch no process, file or socket, and know nothing of
+how the agent supervises what they describe.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from engine_agent.protocol.messages import Assignment
+
+NODE_ID_VARIABLE = "SWITCHYARD_NODE_ID"
+CELL_SECRET_VARIABLE = "SWITCHYARD_CELL_SECRET"
+
+
+class EngineUnavailable(Exception):
+    """This node cannot run the engine that the assignment asks for; the text says why and what would help."""
+
+
+@dataclass(frozen=True)
+class EngineContext:
+    """What only the node knows.
+
+    `host` is the address that its processes listen on, `port_base` the first of its ports, `repo_root` the folder that
+    holds the package `engine_agent`, `engine_pythons` the interpreter of each installed engine environment by engine.
+    """
+
+    node_id: str
+    home: Path
+    host: str
+    port_base: int
+    repo_root: Path
+    engine_pythons: Mapping[str, Path]
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How to start an engine process; `env` is what to add to the agent's own environment."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+class EngineAdapter(Protocol):
+    """One engine, as the agent sees it."""
+
+    @property
+    def name(self) -> str:
+        """The value of `EnginePlan.engine` that means this engine."""
+
+    def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
+        """Say how to start this rank's engine process.
+
+        Raises:
+            EngineUnavailable: this node cannot run it.
+        """
+
+    def health_url(self, assignment: Assignment, context: EngineContext) -> str:
+        """URL that answers 200 while this rank's engine can do its work, and anything else while it cannot.
+
+        Raises:
+            EngineUnavailable: this node cannot run it.
+        """
+
+
+def follower_count(assignment: Assignment) -> int:
+    """Number of ranks in the cell besides the leader."""
+    ranks = {peer.rank for peer in assignment.peers} | {assignment.rank}
+    return len(ranks - {0})

@@ -1,0 +1,67 @@
+"""vLLM as the agent sees it: the launcher's command line in the engine's own Python. It starts nothing."""
+
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from engine_agent.engines.base import (
+    CELL_SECRET_VARIABLE,
+    NODE_ID_VARIABLE,
+    EngineContext,
+    EngineUnavailable,
+    Launch,
+    follower_count,
+)
+from engine_agent.protocol.messages import Artifact, Assignment
+from engine_agent.protocol.ports import ENGINE
+
+
+class VllmAdapter:
+    """Runs `python -m engine_agent.engines.vllm.serve` in the Python that has vLLM installed."""
+
+    name = "vllm"
+
+    def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
+        """See `EngineAdapter.launch`; the plan's `args` are vLLM's own options."""
+        python = context.engine_pythons.get(self.name)
+        if python is None:
+            raise EngineUnavailable(
+                "vLLM is not installed on this node; run python -m engine_agent.engines.vllm.environment install"
+            )
+        if follower_count(assignment) > 0:
+            raise EngineUnavailable("vllm cells of several nodes need the leader/follower executor")
+        artifact = assignment.plan.artifact
+        if artifact is None:
+            raise EngineUnavailable(f"the plan of {assignment.plan.served_model} names no artifact to load")
+        argv = (
+            *(str(python), "-m", "engine_agent.engines.vllm.serve"),
+            *("--node-id", context.node_id),
+            *("--cell", assignment.cell),
+            *("--generation", str(assignment.generation)),
+            *("--rank", str(assignment.rank)),
+            *("--role", assignment.role.value),
+            *("--host", context.host),
+            *("--port", str(context.port_base + ENGINE)),
+            *("--served-model", assignment.plan.served_model),
+            *("--model-dir", str(_local_folder(artifact))),
+            *("--digest", artifact.digest),
+            "--",
+            *assignment.plan.args,
+        )
+        env = {
+            **assignment.plan.env,
+            "PYTHONPATH": str(context.repo_root),
+            NODE_ID_VARIABLE: context.node_id,
+            CELL_SECRET_VARIABLE: assignment.secret,
+        }
+        return Launch(argv=argv, env=env)
+
+    def health_url(self, assignment: Assignment, context: EngineContext) -> str:
+        """See `EngineAdapter.health_url`."""
+        return f"http://{context.host}:{context.port_base + ENGINE}/health"
+
+
+def _local_folder(artifact: Artifact) -> Path:
+    parts = urlsplit(artifact.uri)
+    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
+        raise EngineUnavailable(f"artifact {artifact.uri} is not on this node; vllm loads file:///absolute/path")
+    return Path(unquote(parts.path))
