@@ -1,0 +1,44 @@
+"""The Celery application and the whole beat table.
+
+Messages are hints to look again: every task loads the truth from PostgreSQL, so a lost or repeated one is harmless.
+"""
+
+import os
+
+from celery import Celery
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+
+from django.conf import settings
+
+app = Celery("switchyard")
+app.conf.update(
+    broker_url=settings.REDIS_URL.replace("unix://", "redis+socket://"),
+    task_ignore_result=True,
+    task_acks_late=True,
+    task_reject_on_worker_lost=True,
+    worker_prefetch_multiplier=1,
+    task_soft_time_limit=120,
+    task_time_limit=150,
+    # Above the hard limit, else a task is handed out again while it still runs.
+    broker_transport_options={
+        "visibility_timeout": 600,
+        "unacked_restore_throttle": 1,
+        "socket_timeout": 5,
+        "socket_connect_timeout": 2,
+        "global_keyprefix": "switchyard:",
+    },
+    broker_connection_retry_on_startup=True,
+    broker_connection_max_retries=None,
+    worker_cancel_long_running_tasks_on_connection_loss=False,
+    worker_hijack_root_logger=False,
+    # A caller that cannot ring the doorbell goes on: the periodic pass finds the work.
+    task_publish_retry=False,
+    timezone="UTC",
+    beat_schedule={
+        "fleet-reconcile": {"task": "fleet.reconcile", "schedule": 1.0, "options": {"expires": 2.0}},
+        "traffic-publish": {"task": "traffic.publish", "schedule": 1.0, "options": {"expires": 2.0}},
+        "kernel-trim-events": {"task": "kernel.trim_events", "schedule": 3600.0},
+    },
+)
+app.autodiscover_tasks(["controlplane.kernel", "fleet", "traffic"])

@@ -1,0 +1,38 @@
+"""Writes event rows, and tells browsers after the commit. Never commits by itself: it lives in its caller's transaction."""
+
+from datetime import datetime
+from typing import Any
+
+from controlplane.kernel import live
+from controlplane.kernel.models import Event
+from controlplane.kernel.tones import Tone
+
+
+def event_record(
+    *,
+    kind: str,
+    message: str,
+    now: datetime,
+    tone: Tone = Tone.IDLE,
+    actor: str = "switchyard",
+    region: str = "",
+    deployment: str = "",
+    cell: str = "",
+    node: str = "",
+    detail: dict[str, Any] | None = None,
+) -> Event:
+    """Record that something happened, beside the change itself, in one transaction."""
+    event = Event.objects.create(
+        at=now,
+        kind=kind,
+        tone=tone,
+        message=message,
+        actor=actor,
+        region=region,
+        deployment=deployment,
+        cell=cell,
+        node=node,
+        detail=detail or {},
+    )
+    live.push("events")
+    return event

@@ -1,0 +1,43 @@
+"""Secrets that are shown once: `sw_<prefix>_<secret>`. The prefix finds the row, the hash proves the rest.
+
+The secret has 192 random bits, so a plain SHA-256 is enough: there is nothing to guess.
+"""
+
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass
+
+PREFIX_BYTES = 4
+SECRET_BYTES = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A new secret: `text` goes to its owner once, `prefix` and `digest` are stored."""
+
+    text: str
+    prefix: str
+    digest: str
+
+
+def secret_issue() -> Issued:
+    prefix = secrets.token_hex(PREFIX_BYTES)
+    text = f"sw_{prefix}_{secrets.token_hex(SECRET_BYTES)}"
+    return Issued(text=text, prefix=prefix, digest=secret_digest(text))
+
+
+def secret_digest(text: str) -> str:
+    """What is stored of a secret: lower-case hex SHA-256."""
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def secret_prefix(text: str) -> str | None:
+    """The part of a presented secret that finds its row, or None if it is no secret of ours."""
+    parts = text.split("_")
+    return parts[1] if len(parts) == 3 and parts[0] == "sw" else None
+
+
+def secret_matches(text: str, digest: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(secret_digest(text), digest)

@@ -1,0 +1,230 @@
+"""Every message that crosses the wire between an agent and the control plane, defined once and used by both sides.
+
+Messages carry state, not commands: losing, repeating or reordering one is harmless, because the next one
+says everything again. Units are in the field names: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.
+"""
+
+from typing import Any
+
+from msgspec import Struct, field
+
+from engine_agent.protocol.states import AgentKind, EngineState, MemberRole, Phase
+
+PROTOCOL_VERSION = 1
+
+JsonObject = dict[str, Any]
+
+
+class Artifact(Struct, frozen=True, forbid_unknown_fields=False):
+    """Weights as they lie somewhere: `uri` is `file:///…` or `s3://…`, `digest` is `sha256:<hex>` of the manifest."""
+
+    uri: str
+    digest: str
+
+
+class EnginePlan(Struct, frozen=True):
+    """How to run the engine of a cell. Rendered from a model version by pure code; the same on every rank.
+
+    `args` and `env` are the engine's own; the agent's adapter adds what only the node knows (ports, rank, paths).
+    `max_concurrency` is the number of requests that the cell runs at once; the ingress queues the rest.
+    """
+
+    engine: str
+    served_model: str
+    max_concurrency: int
+    ready_timeout_s: float
+    artifact: Artifact | None = None
+    args: tuple[str, ...] = ()
+    env: dict[str, str] = field(default_factory=dict)
+    probe_prompt: str = "ping"
+
+
+class Peer(Struct, frozen=True):
+    """One member of a cell. A node's ports are `port_base` plus the offsets in `engine_agent.protocol.ports`."""
+
+    node: str
+    rank: int
+    address: str
+    port_base: int
+
+
+class Assignment(Struct, frozen=True):
+    """A node's place in a cell. Orders bind to (cell, generation): lower generations are refused, equal ones are no-ops.
+
+    `secret` is shared by the members of one generation and authenticates them to each other.
+    `drain_deadline_s` is how long requests in flight may take once `phase` is `drain`.
+    """
+
+    cell: str
+    generation: int
+    rank: int
+    role: MemberRole
+    phase: Phase
+    plan: EnginePlan
+    peers: tuple[Peer, ...]
+    secret: str
+    drain_deadline_s: float = 60.0
+
+
+class Inventory(Struct, frozen=True):
+    """What the machine is, as its agent sees it."""
+
+    instance_type: str
+    address: str
+    port_base: int
+    cores: int
+    memory_bytes: int
+    accelerators: tuple[str, ...] = ()
+
+
+class Load(Struct, frozen=True):
+    """Load of one cell as its proxy measured it. Percentiles and rates cover the last 30 s; None: no samples in it."""
+
+    in_flight: int = 0
+    queued: int = 0
+    tokens_per_s: float = 0.0
+    ttft_p50_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
+    requests_total: int = 0
+    errors_total: int = 0
+
+
+class Health(Struct, frozen=True):
+    """Why a node's engine counts as healthy or not. `checked_s_ago` is the age of the youngest probe."""
+
+    ok: bool
+    reason: str = ""
+    probe_ms: float | None = None
+    checked_s_ago: float | None = None
+
+
+class Observed(Struct, frozen=True):
+    """What runs on a node. `engine_pid` lets a reader see that a restart of the agent kept the engine."""
+
+    state: EngineState
+    cell: str | None = None
+    generation: int = 0
+    rank: int | None = None
+    reason: str = ""
+    engine_pid: int | None = None
+
+
+class IngressObserved(Struct, frozen=True):
+    """What an ingress runs: the revision in force, and its own view of each cell (`up`, `down`, `drain`, …)."""
+
+    revision: int
+    haproxy_pid: int | None = None
+    reason: str = ""
+    cells: dict[str, str] = field(default_factory=dict)
+
+
+# --- up: agent -> control plane -------------------------------------------------------------------------------------
+
+
+class Hello(Struct, frozen=True, tag="hello"):
+    """First message of every connection."""
+
+    protocol: int
+    kind: AgentKind
+    id: str
+    boot_id: str
+    agent_version: str
+    inventory: Inventory | None = None
+    topology: tuple[str, ...] = ()
+    fingerprint: dict[str, str] = field(default_factory=dict)
+
+
+class Report(Struct, frozen=True, tag="report"):
+    """A node's state, whole. The latest wins; `seq` grows by one with every report of a connection."""
+
+    seq: int
+    observed: Observed
+    health: Health | None = None
+    load: Load | None = None
+    telemetry: JsonObject = field(default_factory=dict)
+
+
+class IngressReport(Struct, frozen=True, tag="ingress_report"):
+    """An ingress's state, whole. A reported revision is its acknowledgement."""
+
+    seq: int
+    observed: IngressObserved
+    telemetry: JsonObject = field(default_factory=dict)
+
+
+class Fault(Struct, frozen=True, tag="fault"):
+    """Evidence of a fault, sent once at the moment it is seen; the next report repeats the state it led to."""
+
+    signature: str
+    summary: str
+    evidence: JsonObject = field(default_factory=dict)
+
+
+UpMessage = Hello | Report | IngressReport | Fault
+
+# --- down: control plane -> agent -----------------------------------------------------------------------------------
+
+
+class Desired(Struct, frozen=True, tag="desired"):
+    """All that a node must do. `assignment` None: the node is a spare and runs no engine."""
+
+    node: str
+    version: int
+    assignment: Assignment | None
+
+
+class CellEndpoint(Struct, frozen=True):
+    """One cell as an ingress sees it. `drain`: finish what runs, send nothing new."""
+
+    cell: str
+    generation: int
+    address: str
+    port: int
+    agent_check_port: int
+    max_connections: int
+    drain: bool = False
+
+
+class SpillTarget(Struct, frozen=True):
+    """Another region's ingress that may take this pool's requests."""
+
+    region: str
+    address: str
+    port: int
+
+
+class Pool(Struct, frozen=True):
+    """The cells of one deployment in one region, and where its requests go.
+
+    `fractions` maps serving region -> share of the requests that arrive here; the shares sum to 1 (I12), or the map
+    is empty while no region can serve.
+    """
+
+    name: str
+    models: tuple[str, ...]
+    serving_class: str
+    cells: tuple[CellEndpoint, ...]
+    spill: tuple[SpillTarget, ...]
+    fractions: dict[str, float]
+
+
+class RoutingTable(Struct, frozen=True, tag="routing_table"):
+    """Complete statement of what the ingresses of one region must do."""
+
+    revision: int
+    region: str
+    pools: tuple[Pool, ...]
+    max_body_bytes: int = 4 * 1024 * 1024
+    retry_after_s: int = 5
+
+
+class Refused(Struct, frozen=True, tag="refused"):
+    """Why the control plane is about to close the connection. `retry` False: a person must act first."""
+
+    reason: str
+    retry: bool = True
+
+
+DownMessage = Desired | RoutingTable | Refused

@@ -1,0 +1,26 @@
+"""Where a node's processes listen: offsets from the node's `port_base`, so that peers need no discovery.
+
+A node owns the `PORTS_PER_NODE` ports from its base upwards. Rendezvous moves with the generation, because a port
+that a killed engine held can stay busy for a while.
+"""
+
+PORTS_PER_NODE = 20
+
+PROXY = 0
+"""Cell proxy: OpenAI HTTP, what the ingress talks to (leader only)."""
+AGENT_CHECK = 1
+"""Cell proxy: HAProxy agent-check, one line per connection (leader only)."""
+PROXY_ADMIN = 2
+"""Cell proxy: `/status`, `/phase`, `/metrics` on loopback (leader only)."""
+ENGINE = 3
+"""Engine: OpenAI HTTP, `/health`, `/metrics` (leader only)."""
+ENGINE_ADMIN = 4
+"""Engine: administration and fault injection on loopback (`sim` only)."""
+RENDEZVOUS = 8
+"""First of `RENDEZVOUS_SLOTS` ports for leader/follower rendezvous, used in turn by generation."""
+RENDEZVOUS_SLOTS = 12
+
+
+def rendezvous_port(port_base: int, generation: int) -> int:
+    """Port on the leader where followers of this generation meet."""
+    return port_base + RENDEZVOUS + generation % RENDEZVOUS_SLOTS

@@ -1,0 +1,22 @@
+"""The fleet's tables, one noun a file."""
+
+from fleet.models.cell import Cell, CellMember
+from fleet.models.credential import AgentCredential, JoinToken
+from fleet.models.deployment import Deployment, DeploymentRegion
+from fleet.models.incident import Incident
+from fleet.models.node import Node, NodeReport
+from fleet.models.region import InstanceType, Region
+
+__all__ = [
+    "AgentCredential",
+    "Cell",
+    "CellMember",
+    "Deployment",
+    "DeploymentRegion",
+    "Incident",
+    "InstanceType",
+    "JoinToken",
+    "Node",
+    "NodeReport",
+    "Region",
+]

@@ -1,0 +1,61 @@
+"""Cells and their members. A cell lives, is routed and dies whole."""
+
+from django.db import models
+
+from engine_agent.protocol.states import MemberRole
+from fleet.models.deployment import Deployment
+from fleet.models.node import Node
+from fleet.models.region import Region
+from fleet.planning.states import CELL_TONE, CellState, Tone, choices
+from models_registry.models import ModelVersion
+
+
+class Cell(models.Model):
+    """One replica of a model. Every start of its engine is a new `generation`; orders bind to (cell, generation).
+
+    `secret` authenticates the members of one generation to each other. `restarts` counts starts since it was last
+    ready and spaces the next. `unrouted_at`: every ingress has acknowledged a table that sends it nothing new.
+    """
+
+    id = models.CharField(max_length=160, primary_key=True)
+    deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="cells")
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="cells")
+    model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="cells")
+    state = models.CharField(max_length=16, choices=choices(CellState), default=CellState.PENDING)
+    reason = models.TextField(blank=True)
+    generation = models.PositiveIntegerField(default=0)
+    secret = models.CharField(max_length=64, blank=True)
+    restarts = models.PositiveIntegerField(default=0)
+    unrouted_at = models.DateTimeField(null=True)
+    created_at = models.DateTimeField()
+    state_since = models.DateTimeField()
+
+    class Meta:
+        ordering = ["deployment_id", "region_id", "created_at", "id"]
+        indexes = [models.Index(fields=["state"], name="cell_state")]
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def tone(self) -> Tone:
+        return CELL_TONE[CellState(self.state)]
+
+
+class CellMember(models.Model):
+    """A node's place in a cell. The database refuses a node in two cells and two nodes at one rank."""
+
+    cell = models.ForeignKey(Cell, on_delete=models.CASCADE, related_name="members")
+    node = models.OneToOneField(Node, on_delete=models.PROTECT, related_name="member")
+    rank = models.PositiveIntegerField()
+
+    class Meta:
+        ordering = ["cell_id", "rank"]
+        constraints = [models.UniqueConstraint(fields=["cell", "rank"], name="cell_rank_once")]
+
+    def __str__(self) -> str:
+        return f"{self.cell_id} rank {self.rank}: {self.node_id}"
+
+    @property
+    def role(self) -> MemberRole:
+        return MemberRole.LEADER if self.rank == 0 else MemberRole.FOLLOWER

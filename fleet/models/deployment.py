@@ -1,0 +1,42 @@
+"""Deployments: which model version serves, where, and how many cells of it."""
+
+from django.db import models
+
+from fleet.models.region import InstanceType, Region
+from fleet.planning.states import ServingClass, choices
+from models_registry.models import ModelVersion
+
+
+class Deployment(models.Model):
+    """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice."""
+
+    name = models.SlugField(max_length=96, primary_key=True)
+    model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="deployments")
+    serving_class = models.CharField(
+        max_length=16, choices=choices(ServingClass), default=ServingClass.REALTIME.value
+    )
+    drain_deadline_s = models.FloatField(default=60.0)
+    next_ordinal = models.PositiveIntegerField(default=1)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class DeploymentRegion(models.Model):
+    """How many cells of a deployment a region should have."""
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="regions")
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="deployments")
+    cells = models.PositiveIntegerField()
+
+    class Meta:
+        ordering = ["deployment_id", "region_id"]
+        constraints = [models.UniqueConstraint(fields=["deployment", "region"], name="deployment_once_per_region")]
+
+    def __str__(self) -> str:
+        return f"{self.deployment_id} in {self.region_id}: {self.cells}"

@@ -1,0 +1,39 @@
+"""Incidents: open faults with their evidence."""
+
+from django.db import models
+
+from fleet.planning.states import INCIDENT_TONE, IncidentState, Tone, choices
+
+
+class Incident(models.Model):
+    """A fault that somebody or something must heal. At most one is open per (kind, subject)."""
+
+    kind = models.CharField(max_length=64)
+    subject = models.CharField(max_length=160)
+    state = models.CharField(max_length=16, choices=choices(IncidentState), default=IncidentState.OPEN)
+    summary = models.TextField()
+    resolution = models.TextField(blank=True)
+    region = models.CharField(max_length=64, blank=True)
+    deployment = models.CharField(max_length=128, blank=True)
+    cell = models.CharField(max_length=160, blank=True)
+    node = models.CharField(max_length=64, blank=True)
+    evidence = models.JSONField(default=dict, blank=True)
+    opened_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["kind", "subject"],
+                condition=models.Q(state=IncidentState.OPEN.value),
+                name="incident_open_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.summary
+
+    @property
+    def tone(self) -> Tone:
+        return INCIDENT_TONE[IncidentState(self.state)]

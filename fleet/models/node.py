@@ -1,0 +1,69 @@
+"""Nodes, and what their agents last said. Reports live in a table of their own: they change every second, nodes rarely."""
+
+from django.db import models
+
+from fleet.models.region import InstanceType, Region
+from fleet.planning.states import NODE_TONE, NodeState, Tone, choices
+
+
+class Node(models.Model):
+    """One machine that runs an agent. A node in no cell is a spare.
+
+    `desired_version` grows whenever what the node must do changes; `topology` is its ordered list of network nodes,
+    widest first.
+    """
+
+    id = models.CharField(max_length=32, primary_key=True)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="nodes")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="nodes")
+    state = models.CharField(max_length=16, choices=choices(NodeState), default=NodeState.JOINING)
+    reason = models.TextField(blank=True)
+    cordoned = models.BooleanField(default=False)
+    address = models.CharField(max_length=64, default="127.0.0.1")
+    port_base = models.PositiveIntegerField()
+    topology = models.JSONField(default=list, blank=True)
+    fingerprint = models.JSONField(default=dict, blank=True)
+    desired_version = models.BigIntegerField(default=1)
+    created_at = models.DateTimeField()
+    state_since = models.DateTimeField()
+
+    class Meta:
+        ordering = ["region_id", "id"]
+        indexes = [models.Index(fields=["region", "state"], name="node_region_state")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["address", "port_base"],
+                condition=~models.Q(state=NodeState.RETIRED.value),
+                name="node_ports_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def tone(self) -> Tone:
+        return NODE_TONE[NodeState(self.state)]
+
+
+class NodeReport(models.Model):
+    """The last report of a node's agent. The latest wins; nothing here is truth about what should be."""
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="report")
+    connected = models.BooleanField(default=False)
+    connection_changed_at = models.DateTimeField(null=True)
+    last_seen_at = models.DateTimeField(null=True)
+    boot_id = models.CharField(max_length=64, blank=True)
+    agent_version = models.CharField(max_length=32, blank=True)
+    state = models.CharField(max_length=16, default="idle")
+    cell = models.CharField(max_length=160, blank=True)
+    generation = models.IntegerField(default=0)
+    rank = models.IntegerField(null=True)
+    reason = models.TextField(blank=True)
+    engine_pid = models.IntegerField(null=True)
+    health = models.JSONField(null=True)
+    load = models.JSONField(null=True)
+    telemetry = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return f"{self.node_id}: {self.state}"

@@ -1,0 +1,41 @@
+"""Regions and instance types: where nodes are and what they are."""
+
+from django.db import models
+
+
+class InstanceType(models.Model):
+    """A kind of machine. `tensor_parallel_degree` is the degree it suits by default; prices in US dollars."""
+
+    name = models.CharField(max_length=64, primary_key=True)
+    accelerator = models.CharField(max_length=64)
+    chips = models.PositiveIntegerField(default=0)
+    cores = models.PositiveIntegerField(default=0)
+    memory_gib = models.FloatField(default=0)
+    price_per_hour = models.FloatField(default=0)
+    watts = models.FloatField(default=0)
+    tensor_parallel_degree = models.PositiveIntegerField(default=1)
+
+    class Meta:
+        ordering = ["name"]
+
+    def __str__(self) -> str:
+        return self.name
+
+
+class Region(models.Model):
+    """A failure and latency domain. `spares` maps instance type -> how many idle nodes to keep warm.
+
+    `ingress_url` is where applications of this region send requests. `position` orders regions and picks the local ports.
+    """
+
+    name = models.SlugField(max_length=64, primary_key=True)
+    provider = models.CharField(max_length=32, default="local")
+    position = models.PositiveIntegerField(default=0)
+    ingress_url = models.URLField(blank=True)
+    spares = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        ordering = ["position", "name"]
+
+    def __str__(self) -> str:
+        return self.name

@@ -1,0 +1,83 @@
+"""Renders a model version into the plan that agents run. Pure: the same version gives the same plan everywhere.
+
+What only a node knows (ports, rank, paths) is added by the agent's engine adapter.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from engine_agent.protocol.messages import Artifact, EnginePlan
+from models_registry.planning.versions import VersionSpec
+
+ENGINES = ("sim", "vllm")
+
+
+class InvalidVersion(ValueError):
+    """A version that cannot be rendered; the text names field, value and rule."""
+
+
+def nodes_per_cell(spec: VersionSpec, instance_type: str) -> int:
+    """How many nodes of this instance type one cell takes.
+
+    Raises:
+        InvalidVersion: the version says nothing about this instance type, or says nonsense.
+    """
+    degrees = spec.parallelism.get(instance_type)
+    if degrees is None:
+        known = ", ".join(sorted(spec.parallelism)) or "none"
+        raise InvalidVersion(
+            f"{spec.reference}: parallelism has no entry for instance type {instance_type!r} (it has: {known})"
+        )
+    nodes = degrees.get("nodes", 1)
+    if not isinstance(nodes, int) or nodes < 1:
+        raise InvalidVersion(
+            f"{spec.reference}: parallelism.{instance_type}.nodes is {nodes!r}; it must be a whole number from 1 upwards"
+        )
+    return nodes
+
+
+def render_engine_plan(spec: VersionSpec) -> EnginePlan:
+    """The engine plan of a version.
+
+    Raises:
+        InvalidVersion: unknown engine, or an option of a type that no command line can carry.
+    """
+    if spec.engine not in ENGINES:
+        raise InvalidVersion(f"{spec.reference}: engine is {spec.engine!r}; it must be one of {', '.join(ENGINES)}")
+    if spec.engine == "vllm" and not spec.artifact_uri:
+        raise InvalidVersion(f"{spec.reference}: engine vllm needs artifact_uri, the place of the weights")
+    return EnginePlan(
+        engine=spec.engine,
+        served_model=spec.model,
+        max_concurrency=spec.max_concurrency,
+        ready_timeout_s=spec.ready_timeout_s,
+        artifact=Artifact(uri=spec.artifact_uri, digest=spec.artifact_digest) if spec.artifact_uri else None,
+        args=_arguments(spec),
+        env={name: str(value) for name, value in spec.engine_env.items()},
+        probe_prompt=spec.golden_prompts[0][0] if spec.golden_prompts else "ping",
+    )
+
+
+def _arguments(spec: VersionSpec) -> tuple[str, ...]:
+    own: dict[str, Any] = {"max_num_seqs": spec.max_concurrency}
+    if spec.engine == "vllm":
+        own["max_model_len"] = spec.context_length
+    return tuple(_flags({**own, **spec.engine_options}, spec.reference))
+
+
+def _flags(options: Mapping[str, Any], reference: str) -> list[str]:
+    """`{"max_num_seqs": 16, "enforce_eager": True}` -> `["--enforce-eager", "--max-num-seqs", "16"]`, sorted by name."""
+    flags: list[str] = []
+    for name, value in sorted(options.items()):
+        flag = "--" + name.replace("_", "-")
+        if value is True:
+            flags.append(flag)
+        elif value is False or value is None:
+            continue
+        elif isinstance(value, str | int | float):
+            flags += [flag, str(value)]
+        else:
+            raise InvalidVersion(
+                f"{reference}: engine_options.{name} is {type(value).__name__}; it must be text, a number or true/false"
+            )
+    return flags

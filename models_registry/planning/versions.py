@@ -1,0 +1,27 @@
+"""What a model version says, as plain data. Decides nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpec:
+    """A model version as planners see it. `parallelism` maps instance type -> degrees (see `Parallelism`)."""
+
+    model: str
+    version: str
+    engine: str
+    artifact_uri: str
+    artifact_digest: str
+    context_length: int
+    max_concurrency: int
+    ready_timeout_s: float
+    parallelism: Mapping[str, Mapping[str, int]]
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+    engine_env: Mapping[str, str] = field(default_factory=dict)
+    golden_prompts: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def reference(self) -> str:
+        return f"{self.model}@{self.version}"
