@@ -1,0 +1,245 @@
+"""The agent's one line to the control plane, kept open for ever: enrol, connect, say hello, report, listen, reconnect.
+
+Shared by node and ingress agents. It carries state, not commands: of the reports only the newest waits to be sent,
+and the newest is said again on every new connection. It never decides what a message means, and losing the control
+plane never raises out of it.
+"""
+
+import asyncio
+import logging
+import random
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
+
+from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, decode_down, encode
+from engine_agent.protocol.messages import (
+    Desired,
+    Fault,
+    Hello,
+    IngressReport,
+    Refused,
+    Report,
+    RoutingTable,
+    UpMessage,
+)
+from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
+
+log = logging.getLogger(__name__)
+
+REPORT_INTERVAL_S = 2.0
+"""How often an agent reports when nothing changes (design.md, faults)."""
+REPORT_JITTER = 0.1
+"""Share by which each interval varies, so that a fleet started together does not report together."""
+MAX_WAITING_FAULTS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionSettings:
+    """Times of a connection. Backoff as the protocol says; the others bound how long a dead peer goes unnoticed."""
+
+    backoff_min_s: float = 0.2
+    backoff_max_s: float = 5.0
+    refused_backoff_s: float = 30.0
+    stable_after_s: float = 5.0
+    open_timeout_s: float = 10.0
+    send_timeout_s: float = 10.0
+    close_timeout_s: float = 1.0
+    ping_interval_s: float = 5.0
+    ping_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionStatus:
+    """Whether the line is open, and if not, why."""
+
+    connected: bool
+    reason: str
+
+
+class _Refusal(Exception):
+    """The control plane closed the door. `person_must_act`: trying again quickly cannot help."""
+
+    def __init__(self, reason: str, person_must_act: bool) -> None:
+        super().__init__(reason)
+        self.person_must_act = person_must_act
+
+
+def backoff_s(settings: ConnectionSettings, failures: int, draw: float) -> float:
+    """Seconds to wait after `failures` failed attempts in a row; `draw` is uniform in [0, 1)."""
+    ceiling = min(settings.backoff_max_s, settings.backoff_min_s * 2.0 ** min(failures, 16))
+    return settings.backoff_min_s + draw * (ceiling - settings.backoff_min_s)
+
+
+def report_interval_s(draw: float) -> float:
+    """Seconds until the next report, `REPORT_INTERVAL_S` +- `REPORT_JITTER`; `draw` is uniform in [0, 1)."""
+    return REPORT_INTERVAL_S * (1 + REPORT_JITTER * (2 * draw - 1))
+
+
+class AgentConnection:
+    """Keeps one agent connected.
+
+    `hello` is called for every connection. `on_message` gets every `Desired` and `RoutingTable`; it must only record
+    what it was told and return, because no frame is read meanwhile. An error it raises is logged and nothing else.
+    """
+
+    def __init__(
+        self,
+        *,
+        enrolment: Enrolment,
+        hello: Callable[[], Hello],
+        on_message: Callable[[Desired | RoutingTable], None],
+        settings: ConnectionSettings | None = None,
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._enrolment = enrolment
+        self._agent_id = enrolment.agent_id
+        self._server = enrolment.server.rstrip("/")
+        self._hello = hello
+        self._on_message = on_message
+        self._settings = settings or ConnectionSettings()
+        self._draw = draw
+        self._report: Report | IngressReport | None = None
+        self._faults: deque[Fault] = deque(maxlen=MAX_WAITING_FAULTS)
+        self._waiting = asyncio.Event()
+        self._must_enrol = False
+        self.status = ConnectionStatus(connected=False, reason="not connected yet")
+
+    def send(self, report: Report | IngressReport) -> None:
+        """Send the report as soon as there is a connection; a newer one replaces it until then. `seq` is set here."""
+        self._report = report
+        self._waiting.set()
+
+    def send_fault(self, fault: Fault) -> None:
+        """Send evidence of a fault; up to `MAX_WAITING_FAULTS` wait for a connection, the oldest give way."""
+        self._faults.append(fault)
+        self._waiting.set()
+
+    async def run(self) -> None:
+        """Stay connected until cancelled."""
+        failures = 0
+        while True:
+            opened_at = asyncio.get_running_loop().time()
+            refused_for_good = False
+            try:
+                reason = await self._one_connection()
+            except _Refusal as refusal:
+                reason, refused_for_good = str(refusal), refusal.person_must_act
+            was_stable = asyncio.get_running_loop().time() - opened_at >= self._settings.stable_after_s
+            failures = 0 if was_stable and self.status.connected else failures + 1
+            wait_s = self._settings.refused_backoff_s if refused_for_good else 0.0
+            wait_s = max(wait_s, backoff_s(self._settings, failures, self._draw()))
+            self._note_lost(reason, wait_s)
+            await asyncio.sleep(wait_s)
+
+    def _note_lost(self, reason: str, wait_s: float) -> None:
+        if reason != self.status.reason:
+            log.warning("no control plane: %s; next try in %.1f s", reason, wait_s)
+        self.status = ConnectionStatus(connected=False, reason=reason)
+
+    async def _one_connection(self) -> str:
+        """Connect and serve until the connection ends; return why it ended."""
+        try:
+            credential = await self._credential()
+            async with self._open(credential) as socket:
+                return await self._serve(socket)
+        except InvalidStatus as error:
+            return self._handshake_failed(error.response.status_code)
+        except ConnectionClosed as error:
+            return f"the connection closed: {error}"
+        except (OSError, TimeoutError, WebSocketException, EnrolmentUnreachable) as error:
+            return f"{self._server}: {str(error) or type(error).__name__}"
+
+    def _handshake_failed(self, status: int) -> str:
+        if status not in (401, 403):
+            return f"{self._server}/agents/ws answered {status}"
+        if self._enrolment.join_token is None:
+            raise _Refusal(f"the credential was refused ({status}) and there is no join token", person_must_act=True)
+        self._must_enrol = True
+        return f"the credential was refused ({status}); enrolling again"
+
+    async def _credential(self) -> str:
+        stored = self._enrolment.stored_credential()
+        if stored is not None and not self._must_enrol:
+            return stored
+        try:
+            credential = await self._enrolment.enrol()
+        except EnrolmentRefused as error:
+            raise _Refusal(str(error), person_must_act=True) from error
+        self._must_enrol = False
+        return credential
+
+    def _open(self, credential: str) -> connect:
+        return connect(
+            f"ws{self._server.removeprefix('http')}/agents/ws",
+            additional_headers={"Authorization": f"Bearer {credential}"},
+            compression=None,
+            proxy=None,
+            open_timeout=self._settings.open_timeout_s,
+            close_timeout=self._settings.close_timeout_s,
+            ping_interval=self._settings.ping_interval_s,
+            ping_timeout=self._settings.ping_timeout_s,
+            max_size=MAX_FRAME_BYTES,
+        )
+
+    async def _serve(self, socket: ClientConnection) -> str:
+        await self._put(socket, self._hello())
+        self.status = ConnectionStatus(connected=True, reason="")
+        log.info("connected to %s as %s", self._server, self._agent_id)
+        sender = asyncio.create_task(self._send_reports(socket))
+        listener = asyncio.create_task(self._listen(socket))
+        try:
+            await asyncio.wait({sender, listener}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            sender.cancel()
+            listener.cancel()
+            ends = await asyncio.gather(sender, listener, return_exceptions=True)
+        for end in reversed(ends):  # what the listener saw explains the end best
+            if isinstance(end, Exception):
+                raise end
+        return "the connection closed"
+
+    async def _send_reports(self, socket: ClientConnection) -> None:
+        seq = 0
+        if self._report is not None:
+            self._waiting.set()  # every connection opens with the whole state
+        while True:
+            await self._waiting.wait()
+            self._waiting.clear()
+            while self._faults:
+                await self._put(socket, self._faults[0])
+                self._faults.popleft()
+            if self._report is not None:
+                seq += 1
+                await self._put(socket, msgspec.structs.replace(self._report, seq=seq))
+
+    async def _put(self, socket: ClientConnection, message: UpMessage) -> None:
+        try:
+            frame = encode(message)
+        except BadMessage as error:
+            log.error("not sent: %s: %s", type(message).__name__, error)
+            return
+        async with asyncio.timeout(self._settings.send_timeout_s):
+            await socket.send(frame, text=True)
+
+    async def _listen(self, socket: ClientConnection) -> None:
+        async for frame in socket:
+            try:
+                message = decode_down(frame)
+            except BadMessage as error:
+                log.error("ignored a frame from the control plane: %s", error)
+                continue
+            if isinstance(message, Refused):
+                raise _Refusal(f"refused by the control plane: {message.reason}", person_must_act=not message.retry)
+            self._hand_over(message)
+
+    def _hand_over(self, message: Desired | RoutingTable) -> None:
+        try:
+            self._on_message(message)
+        except Exception:
+            # Whatever is wrong with one message must not cost the line over which the next one comes.
+            log.exception("could not take in %s", type(message).__name__)

@@ -1,0 +1,133 @@
+"""A control plane of the size a test needs: enrolment and the agents' WebSocket, on a real port, in the test's loop.
+
+It says only what the test tells it to say, and remembers all that agents said.
+"""
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeVar
+
+import uvicorn
+
+from engine_agent.protocol.codec import decode_up, encode
+from engine_agent.protocol.messages import DownMessage, Hello, IngressReport, Report, RoutingTable, UpMessage
+
+M = TypeVar("M", bound=UpMessage)
+T = TypeVar("T")
+
+
+class FakeControlPlane:
+    """`join_tokens` may enrol; `credentials` may connect; `greeting` is pushed to every connection after its hello."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.url = f"http://127.0.0.1:{port}"
+        self.join_tokens = {"join-1"}
+        self.credentials: set[str] = set()
+        self.greeting: list[DownMessage] = []
+        self.received: list[UpMessage] = []
+        self.enrolled: list[dict[str, str]] = []
+        self.connections = 0
+        self._sends: list[Callable[[dict[str, Any]], Any]] = []
+
+    async def push(self, message: DownMessage) -> None:
+        """Send to every connected agent, and to those that connect later if it is a routing table."""
+        if isinstance(message, RoutingTable):
+            self.greeting = [message]
+        await self.push_text(encode(message).decode())
+
+    async def push_text(self, frame: str) -> None:
+        """Send a frame as it is, well-formed or not, to every connected agent."""
+        for send in self._sends:
+            await send({"type": "websocket.send", "text": frame})
+
+    async def hang_up(self) -> None:
+        """Close every agent's connection."""
+        for send in self._sends:
+            await send({"type": "websocket.close", "code": 1001})
+
+    def of(self, kind: type[M]) -> list[M]:
+        """All received messages of one kind, oldest first."""
+        return [message for message in self.received if isinstance(message, kind)]
+
+    @property
+    def reports(self) -> list[Report | IngressReport]:
+        return [message for message in self.received if isinstance(message, Report | IngressReport)]
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["FakeControlPlane"]:
+        """Serve until the block ends. May be entered again, as after an outage."""
+        config = uvicorn.Config(
+            self._app, interface="asgi3", log_level="warning", lifespan="off", ws="websockets-sansio"
+        )
+        config.timeout_graceful_shutdown = 1
+        server = uvicorn.Server(config)
+        listener = socket.create_server(("127.0.0.1", self.port))
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(listener)
+            serving = asyncio.create_task(server._serve([listener]))
+            try:
+                yield self
+            finally:
+                server.should_exit = True
+                await serving
+
+    async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await self._enrol(scope, receive, send)
+        elif _bearer(scope) not in self.credentials:
+            await send({"type": "websocket.close", "code": 4401})
+        else:
+            await self._converse(receive, send)
+
+    async def _enrol(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        asked = json.loads((await receive())["body"])
+        if scope["path"] != "/agents/enrol" or _bearer(scope) not in self.join_tokens:
+            await _answer(send, 401, {"error": "unknown join token"})
+            return
+        self.enrolled.append(asked)
+        credential = f"sw_{len(self.enrolled)}_secret"
+        self.credentials.add(credential)
+        await _answer(send, 200, {"credential": credential})
+
+    async def _converse(self, receive: Any, send: Any) -> None:
+        await receive()
+        await send({"type": "websocket.accept"})
+        self.connections += 1
+        self._sends.append(send)
+        try:
+            while (event := await receive())["type"] == "websocket.receive":
+                message = decode_up(event.get("bytes") or event["text"])
+                self.received.append(message)
+                if isinstance(message, Hello):
+                    for down in self.greeting:
+                        await send({"type": "websocket.send", "text": encode(down).decode()})
+        finally:
+            self._sends.remove(send)
+
+
+async def eventually(look: Callable[[], T], within_s: float = 10.0, what: str = "") -> T:
+    """Poll until `look` returns something true, and return it.
+
+    Raises:
+        AssertionError: it stayed false for `within_s`.
+    """
+    deadline = asyncio.get_running_loop().time() + within_s
+    while not (seen := look()):
+        assert asyncio.get_running_loop().time() < deadline, f"not within {within_s} s: {what or look}"
+        await asyncio.sleep(0.01)
+    return seen
+
+
+def _bearer(scope: dict[str, Any]) -> str:
+    header: bytes = dict(scope["headers"]).get(b"authorization", b"")
+    return header.decode().removeprefix("Bearer ")
+
+
+async def _answer(send: Any, status: int, body: dict[str, str]) -> None:
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": json.dumps(body).encode()})
