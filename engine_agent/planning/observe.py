@@ -1,0 +1,90 @@
+"""What a node says of itself, from what it was told and what runs on it. It decides words only, never steps.
+
+`ready` needs a healthy engine and, on the leader, a proxy that answers. What the agent repairs by itself (a proxy) and
+what may pass (a moment of bad health) is `starting` with its reason; what needs a new generation is `failed`.
+"""
+
+from engine_agent.planning.node import LIMITS, ConvergeLimits, NodeSnapshot, failure_of, membership_of
+from engine_agent.protocol.messages import Assignment, Observed
+from engine_agent.protocol.states import EngineState, MemberRole, Phase
+
+Told = tuple[EngineState, str]
+
+
+def observe(desired: Assignment | None, node: NodeSnapshot, now_s: float, limits: ConvergeLimits = LIMITS) -> Observed:
+    """The node's state in terms of the order in force: the cell and generation are the order's, not the process's."""
+    if desired is None:
+        state, reason = _ending(node)
+        leaving = node.engine or node.proxy
+        cell = leaving.membership.cell if leaving is not None else None
+        generation = leaving.membership.generation if leaving is not None else 0
+        return Observed(state=state, cell=cell, generation=generation, reason=reason)
+    state, reason = _state(desired, node, now_s, limits)
+    engine = node.engine
+    pid = engine.pid if engine is not None and engine.membership == membership_of(desired) else None
+    return Observed(
+        state=state,
+        cell=desired.cell,
+        generation=desired.generation,
+        rank=desired.rank,
+        reason=reason,
+        engine_pid=pid,
+    )
+
+
+def _ending(node: NodeSnapshot) -> Told:
+    if node.engine is None and node.proxy is None:
+        return EngineState.IDLE, ""
+    return EngineState.DRAINING, "ending the " + ("cell proxy" if node.proxy is not None else "engine")
+
+
+def _state(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Told:
+    if desired.phase is Phase.STOP:
+        return _ending(node)
+    wanted = membership_of(desired)
+    for process in (node.engine, node.proxy):
+        if process is not None and process.membership != wanted:
+            old = process.membership
+            return EngineState.STARTING, f"generation {old.generation} of {old.cell} has not ended yet"
+    failure = failure_of(wanted, node.failure)
+    if failure is not None:
+        return EngineState.FAILED, failure.reason
+    if desired.phase is Phase.DRAIN:
+        return _draining(node)
+    if node.engine is None:
+        return EngineState.STARTING, "the engine is about to start"
+    if desired.role is MemberRole.LEADER:
+        trouble = _proxy_trouble(desired, node, now_s, limits)
+        if trouble is not None:
+            return trouble
+    return _by_health(node, now_s, limits)
+
+
+def _draining(node: NodeSnapshot) -> Told:
+    return (EngineState.DRAINING, "") if node.engine is not None else (EngineState.IDLE, "nothing runs here to drain")
+
+
+def _proxy_trouble(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Told | None:
+    failure = failure_of(membership_of(desired), node.proxy_failure)
+    if failure is not None and failure.in_a_row > limits.proxy_failures_tolerated:
+        return EngineState.FAILED, f"{failure.in_a_row} times in a row: {failure.reason}"
+    if node.proxy is None:
+        return EngineState.STARTING, failure.reason if failure is not None else "the cell proxy is about to start"
+    if node.proxy.stopping:
+        return EngineState.STARTING, "the cell proxy is being restarted"
+    silent_since_s = node.proxy_silent_since_s
+    if silent_since_s is not None and now_s - silent_since_s >= limits.proxy_silence_tolerated_s:
+        return EngineState.STARTING, "the cell proxy does not answer"
+    return None
+
+
+def _by_health(node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Told:
+    health = node.health
+    if health is None:
+        return EngineState.STARTING, "no answer yet"
+    if health.ok:
+        return EngineState.READY, ""
+    unhealthy_since_s = node.unhealthy_since_s if node.unhealthy_since_s is not None else now_s
+    if node.was_ready and now_s - unhealthy_since_s >= limits.unhealthy_failed_after_s:
+        return EngineState.FAILED, health.reason
+    return EngineState.STARTING, health.reason
