@@ -38,6 +38,7 @@ app.conf.update(
     beat_schedule={
         "fleet-reconcile": {"task": "fleet.reconcile", "schedule": 1.0, "options": {"expires": 2.0}},
         "traffic-publish": {"task": "traffic.publish", "schedule": 1.0, "options": {"expires": 2.0}},
+        "traffic-ensure-ingresses": {"task": "traffic.ensure_ingresses", "schedule": 1.0, "options": {"expires": 2.0}},
         "kernel-trim-events": {"task": "kernel.trim_events", "schedule": 3600.0},
     },
 )

@@ -27,7 +27,7 @@ SWITCHYARD_CACHE = Path(os.environ.get("SWITCHYARD_CACHE", BASE_DIR / ".cache"))
 SWITCHYARD_PORT = int(os.environ.get("SWITCHYARD_PORT", "8000"))
 SWITCHYARD_INGRESS_PORT = int(os.environ.get("SWITCHYARD_INGRESS_PORT", "8080"))
 SWITCHYARD_NODE_PORTS = int(os.environ.get("SWITCHYARD_NODE_PORTS", "21000"))
-"""First port that the `local` provider hands to nodes; each node owns a block from there upwards."""
+"""First port that the `local` provider hands to nodes; each owns a block from there upwards."""
 SWITCHYARD_URL = os.environ.get("SWITCHYARD_URL", f"http://127.0.0.1:{SWITCHYARD_PORT}")
 """Where agents reach the web process."""
 
@@ -55,6 +55,7 @@ INSTALLED_APPS = [
     "drf_spectacular",
     "drf_spectacular_sidecar",
     "channels",
+    "controlplane",
     "controlplane.kernel",
     "controlplane.accounts",
     "controlplane.dashboard",
@@ -100,9 +101,9 @@ DATABASES = {
             conn_max_age=60,
             conn_health_checks=True,
         ),
+        "OPTIONS": {"connect_timeout": 5},
     },
 }
-DATABASES["default"].setdefault("OPTIONS", {})["connect_timeout"] = 5
 
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
@@ -121,7 +122,7 @@ STATIC_URL = "/static/"
 STATIC_ROOT = SWITCHYARD_HOME / "static"
 WHITENOISE_USE_FINDERS = True
 
-# --- Valkey/Redis: doorbells only, nothing that must survive ------------------------------------------------------------
+# --- Valkey/Redis: doorbells only, nothing that must survive ----------------------------------------------------------
 
 REDIS_URL = os.environ.get("REDIS_URL", "redis://127.0.0.1:6379/0")
 
@@ -148,7 +149,7 @@ REST_FRAMEWORK = {
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Switchyard",
-    "DESCRIPTION": "Control plane for LLM inference fleets: regions, nodes, cells, deployments and the traffic to them.",
+    "DESCRIPTION": "Control plane for LLM inference fleets: regions, nodes, cells, deployments and their traffic.",
     "VERSION": "1",
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,

@@ -1,4 +1,4 @@
-"""Models and their versions. A version is an immutable description of how a model is served; it never changes in use."""
+"""Models and their versions. A version is an immutable description of how a model is served."""
 
 from django.db import models
 

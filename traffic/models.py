@@ -22,10 +22,11 @@ class Ingress(models.Model):
 
 
 class IngressReport(models.Model):
-    """The last report of an ingress agent. `revision` is the routing table in force; `cells` maps cell -> up, down, drain."""
+    """The last report of an ingress agent. `revision` is the table in force; `cells` maps cell -> up, down, drain."""
 
     ingress = models.OneToOneField(Ingress, on_delete=models.CASCADE, primary_key=True, related_name="report")
     connected = models.BooleanField(default=False)
+    connection = models.CharField(max_length=40, blank=True)
     connection_changed_at = models.DateTimeField(null=True)
     last_seen_at = models.DateTimeField(null=True)
     revision = models.PositiveBigIntegerField(default=0)

@@ -1,4 +1,4 @@
-"""Writes event rows, and tells browsers after the commit. Never commits by itself: it lives in its caller's transaction."""
+"""Writes event rows and tells browsers after the commit. Never commits: it lives in its caller's transaction."""
 
 from datetime import datetime
 from typing import Any
@@ -8,7 +8,7 @@ from controlplane.kernel.models import Event
 from controlplane.kernel.tones import Tone
 
 
-def event_record(
+def event_record(  # noqa: PLR0913 - one keyword per column of the timeline
     *,
     kind: str,
     message: str,

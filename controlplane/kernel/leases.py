@@ -1,4 +1,4 @@
-"""Leases in PostgreSQL: progress is guaranteed by these, never by a queue. One statement each, so racing callers agree."""
+"""Leases in PostgreSQL: these guarantee progress, never a queue. One statement each, so racing callers agree."""
 
 from datetime import datetime, timedelta
 

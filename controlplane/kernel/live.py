@@ -40,5 +40,5 @@ def _send(group: str, message: dict[str, object]) -> None:
         return
     try:
         async_to_sync(layer.group_send)(group, message)
-    except Exception as error:  # noqa: BLE001 - hints may be lost; whoever listens polls too
+    except Exception as error:
         log.warning("hint to %s lost: %s", group, error)

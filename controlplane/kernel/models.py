@@ -32,7 +32,7 @@ class Event(models.Model):
 
 
 class Lease(models.Model):
-    """The right to do something alone until `expires_at`. `token` grows with every change of holder and fences stale ones."""
+    """The right to do something alone until `expires_at`. `token` grows with every change of holder, and fences."""
 
     name = models.CharField(max_length=96, primary_key=True)
     holder = models.CharField(max_length=96)

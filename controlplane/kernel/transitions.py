@@ -1,4 +1,4 @@
-"""Compare-and-set: change a row only if it still is what the decision saw, and record the event in the same transaction.
+"""Compare-and-set: change a row only if it still is what the decision saw, and record the event beside it.
 
 Zero rows updated means that the decision was stale. The caller drops it; the next pass replans.
 """

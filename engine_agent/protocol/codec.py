@@ -9,8 +9,8 @@ from engine_agent.protocol.messages import DownMessage, UpMessage
 MAX_FRAME_BYTES = 256 * 1024
 
 _encoder = msgspec.json.Encoder()
-_up = msgspec.json.Decoder(UpMessage)
-_down = msgspec.json.Decoder(DownMessage)
+_up: "msgspec.json.Decoder[UpMessage]" = msgspec.json.Decoder(UpMessage)
+_down: "msgspec.json.Decoder[DownMessage]" = msgspec.json.Decoder(DownMessage)
 
 M = TypeVar("M")
 

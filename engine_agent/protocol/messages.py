@@ -49,7 +49,7 @@ class Peer(Struct, frozen=True):
 
 
 class Assignment(Struct, frozen=True):
-    """A node's place in a cell. Orders bind to (cell, generation): lower generations are refused, equal ones are no-ops.
+    """A node's place in a cell. Orders bind to (cell, generation): lower ones are refused, equal ones no-ops.
 
     `secret` is shared by the members of one generation and authenticates them to each other.
     `drain_deadline_s` is how long requests in flight may take once `phase` is `drain`.
@@ -78,7 +78,7 @@ class Inventory(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """Load of one cell as its proxy measured it. Percentiles and rates cover the last 30 s; None: no samples in it."""
+    """Load of one cell as its proxy measured it. Percentiles and rates cover the last 30 s; None: no samples."""
 
     in_flight: int = 0
     queued: int = 0

@@ -13,9 +13,7 @@ class Deployment(models.Model):
     name = models.SlugField(max_length=96, primary_key=True)
     model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="deployments")
-    serving_class = models.CharField(
-        max_length=16, choices=choices(ServingClass), default=ServingClass.REALTIME.value
-    )
+    serving_class = models.CharField(max_length=16, choices=choices(ServingClass), default=ServingClass.REALTIME.value)
     drain_deadline_s = models.FloatField(default=60.0)
     next_ordinal = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()

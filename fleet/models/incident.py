@@ -2,7 +2,8 @@
 
 from django.db import models
 
-from fleet.planning.states import INCIDENT_TONE, IncidentState, Tone, choices
+from controlplane.kernel.tones import Tone
+from fleet.planning.states import INCIDENT_TONE, IncidentState, choices
 
 
 class Incident(models.Model):

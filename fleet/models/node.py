@@ -1,9 +1,10 @@
-"""Nodes, and what their agents last said. Reports live in a table of their own: they change every second, nodes rarely."""
+"""Nodes, and what their agents last said. Reports have a table of their own: they change every second, nodes rarely."""
 
 from django.db import models
 
+from controlplane.kernel.tones import Tone
 from fleet.models.region import InstanceType, Region
-from fleet.planning.states import NODE_TONE, NodeState, Tone, choices
+from fleet.planning.states import NODE_TONE, NodeState, choices
 
 
 class Node(models.Model):
@@ -24,6 +25,7 @@ class Node(models.Model):
     topology = models.JSONField(default=list, blank=True)
     fingerprint = models.JSONField(default=dict, blank=True)
     desired_version = models.BigIntegerField(default=1)
+    spare_since = models.DateTimeField(null=True)
     created_at = models.DateTimeField()
     state_since = models.DateTimeField()
 
@@ -51,6 +53,7 @@ class NodeReport(models.Model):
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="report")
     connected = models.BooleanField(default=False)
+    connection = models.CharField(max_length=40, blank=True)
     connection_changed_at = models.DateTimeField(null=True)
     last_seen_at = models.DateTimeField(null=True)
     boot_id = models.CharField(max_length=64, blank=True)
@@ -62,6 +65,7 @@ class NodeReport(models.Model):
     reason = models.TextField(blank=True)
     engine_pid = models.IntegerField(null=True)
     health = models.JSONField(null=True)
+    unhealthy_since = models.DateTimeField(null=True)
     load = models.JSONField(null=True)
     telemetry = models.JSONField(default=dict)
 

@@ -25,7 +25,7 @@ class InstanceType(models.Model):
 class Region(models.Model):
     """A failure and latency domain. `spares` maps instance type -> how many idle nodes to keep warm.
 
-    `ingress_url` is where applications of this region send requests. `position` orders regions and picks the local ports.
+    `ingress_url` is where applications send requests. `position` orders regions and picks the local ports.
     """
 
     name = models.SlugField(max_length=64, primary_key=True)

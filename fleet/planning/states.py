@@ -40,7 +40,7 @@ CELL_ALLOWED: dict[CellState, frozenset[CellState]] = {
     CellState.STARTING: frozenset(
         {CellState.STARTING, CellState.READY, CellState.FAILED, CellState.LOST, CellState.DRAINING}
     ),
-    CellState.READY: frozenset({CellState.DRAINING, CellState.FAILED, CellState.LOST}),
+    CellState.READY: frozenset({CellState.STARTING, CellState.DRAINING, CellState.FAILED, CellState.LOST}),
     CellState.DRAINING: frozenset({CellState.STOPPED, CellState.FAILED, CellState.LOST}),
     CellState.FAILED: frozenset({CellState.STARTING, CellState.STOPPED}),
     CellState.LOST: frozenset({CellState.STARTING, CellState.STOPPED}),

@@ -29,9 +29,9 @@ def nodes_per_cell(spec: VersionSpec, instance_type: str) -> int:
             f"{spec.reference}: parallelism has no entry for instance type {instance_type!r} (it has: {known})"
         )
     nodes = degrees.get("nodes", 1)
-    if not isinstance(nodes, int) or nodes < 1:
+    if nodes < 1:
         raise InvalidVersion(
-            f"{spec.reference}: parallelism.{instance_type}.nodes is {nodes!r}; it must be a whole number from 1 upwards"
+            f"{spec.reference}: parallelism.{instance_type}.nodes is {nodes!r}; it must be a whole number from 1"
         )
     return nodes
 
@@ -66,7 +66,7 @@ def _arguments(spec: VersionSpec) -> tuple[str, ...]:
 
 
 def _flags(options: Mapping[str, Any], reference: str) -> list[str]:
-    """`{"max_num_seqs": 16, "enforce_eager": True}` -> `["--enforce-eager", "--max-num-seqs", "16"]`, sorted by name."""
+    """`{"max_num_seqs": 16, "enforce_eager": True}` -> `["--enforce-eager", "--max-num-seqs", "16"]`, sorted."""
     flags: list[str] = []
     for name, value in sorted(options.items()):
         flag = "--" + name.replace("_", "-")

@@ -1,0 +1,36 @@
+"""Where HTTP, browsers' WebSockets and agents' WebSockets part ways."""
+
+import os
+from typing import Any, cast
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+
+from django.core.asgi import get_asgi_application
+
+http_application = get_asgi_application()  # loads the apps; what follows needs them
+
+from channels.auth import AuthMiddlewareStack  # noqa: E402
+from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
+from django.urls import path  # noqa: E402
+
+from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
+from engine_agent.protocol.states import AgentKind  # noqa: E402
+from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
+from fleet.consumers.hub import AgentHub  # noqa: E402
+from fleet.consumers.node_desk import NodeDesk  # noqa: E402
+from traffic.consumers.ingress_desk import IngressDesk  # noqa: E402
+
+hub = AgentHub({AgentKind.NODE: NodeDesk(), AgentKind.INGRESS: IngressDesk()})
+
+application = ProtocolTypeRouter(
+    {
+        "http": http_application,
+        "websocket": URLRouter(
+            [
+                path("agents/ws", cast(Any, AgentSocket(hub))),
+                path("", AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))),
+            ]
+        ),
+    }
+)

@@ -1,0 +1,16 @@
+"""Boots the machines that `fleet_stop` ended, before the worker looks for them."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from controlplane.kernel import clock
+from fleet.services.resume import local_fleet_resume
+
+
+class Command(BaseCommand):
+    help = "Boot the stopped machines of the local fleet again. Machines that still run are left alone."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        booted = local_fleet_resume(now=clock.now())
+        self.stdout.write(f"booted {booted} stopped machines" if booted else "no stopped machine to boot")

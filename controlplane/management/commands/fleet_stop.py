@@ -1,0 +1,16 @@
+"""Ends every machine of the `local` provider in this home: agents, engines, proxies and ingresses."""
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand
+
+from fleet.providers import local_provider
+
+
+class Command(BaseCommand):
+    help = "Stop every process of the local fleet of this home. The database keeps what should run; `make up` resumes."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        stopped = local_provider().terminate_all()
+        self.stdout.write(f"stopped {stopped} processes of {settings.SWITCHYARD_HOME}")

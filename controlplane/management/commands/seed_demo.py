@@ -1,0 +1,32 @@
+"""Records the demo fleet; agents and cells follow from it by themselves."""
+
+from typing import Any
+
+from django.conf import settings
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from controlplane.kernel import clock
+from fleet.models import Region
+from fleet.services.demo import Weights, demo_seed
+from traffic.services.ingress import ingress_create
+
+
+class Command(BaseCommand):
+    help = "Record the demo fleet: two regions, smollm2 and sim-70b. Running it again keeps what operators changed."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--engine", choices=["vllm", "sim"], default="vllm", help="what serves smollm2")
+        parser.add_argument("--artifact-uri", default="", help="where the weights of smollm2 lie (engine vllm)")
+        parser.add_argument("--artifact-digest", default="", help="their digest, sha256:<hex> (engine vllm)")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        weights = None
+        if options["engine"] == "vllm":
+            if not (options["artifact_uri"] and options["artifact_digest"]):
+                raise CommandError("--engine vllm needs --artifact-uri and --artifact-digest of the weights")
+            weights = Weights(uri=options["artifact_uri"], digest=options["artifact_digest"])
+        now, port = clock.now(), settings.SWITCHYARD_INGRESS_PORT
+        demo_seed(weights=weights, ingress_port=port, now=now)
+        for region in Region.objects.filter(provider="local"):
+            ingress_create(region=region, address="127.0.0.1", port=port + region.position, now=now)
+        self.stdout.write("demo fleet recorded")

@@ -1,0 +1,132 @@
+"""`/agents/ws`: the raw ASGI end of every agent's WebSocket. Authenticates, limits, decodes, and hands to the hub.
+
+Raw, because a report through a Channels consumer costs three times as much and hops through one shared thread.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from engine_agent.protocol.codec import BadMessage, decode_up, encode
+from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello, Refused
+from fleet.consumers.hub import AgentConnection, AgentHub
+from fleet.consumers.rate import Allowance
+from fleet.services.enrolment import AgentIdentity, agent_identify
+
+HELLO_TIMEOUT_S = 10.0
+SEND_TIMEOUT_S = 10.0
+FRAMES_PER_S = 20.0
+FRAMES_BURST = 100.0
+CLOSE_REFUSED = 4403
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+log = logging.getLogger(__name__)
+
+
+class _Gone(Exception):
+    """The agent closed the connection."""
+
+
+class AgentSocket:
+    """The ASGI application for agents' sockets."""
+
+    def __init__(self, hub: AgentHub) -> None:
+        self.hub = hub
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        self.hub.start()
+        await receive()  # websocket.connect
+        identity = await self._identify(scope)
+        if identity is None:
+            await send({"type": "websocket.close", "code": CLOSE_REFUSED})  # before accept: answers 403
+            return
+        await send({"type": "websocket.accept"})
+        try:
+            hello = await self._hello(receive, identity)
+        except _Gone:
+            return
+        except BadMessage as refusal:
+            await _refuse(send, str(refusal))
+            return
+        connection = AgentConnection(identity, hello, send=_sender(send), close=_closer(send))
+        try:
+            await self.hub.join(connection)
+            await self._serve(receive, connection)
+        except _Gone:
+            pass
+        except BadMessage as refusal:
+            await _refuse(send, str(refusal))
+        finally:
+            self.hub.leave(connection)
+
+    async def _identify(self, scope: dict[str, Any]) -> AgentIdentity | None:
+        header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        scheme, _, credential = header.partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        return await self.hub.in_database(agent_identify, credential.strip())
+
+    async def _hello(self, receive: Receive, identity: AgentIdentity) -> Hello:
+        try:
+            async with asyncio.timeout(HELLO_TIMEOUT_S):
+                message = decode_up(await _frame(receive))
+        except TimeoutError as error:
+            raise BadMessage(f"no hello within {HELLO_TIMEOUT_S:.0f} s") from error
+        if not isinstance(message, Hello):
+            raise BadMessage(f"the first message must be a hello, not {type(message).__name__}")
+        if message.protocol != PROTOCOL_VERSION:
+            raise BadMessage(f"protocol {message.protocol} is not spoken here; {PROTOCOL_VERSION} is")
+        if (message.kind, message.id) != (identity.kind, identity.id):
+            raise BadMessage(f"the credential is for {identity.kind} {identity.id}, not {message.kind} {message.id}")
+        return message
+
+    async def _serve(self, receive: Receive, connection: AgentConnection) -> None:
+        clock = asyncio.get_running_loop().time
+        allowance = Allowance(per_s=FRAMES_PER_S, burst=FRAMES_BURST, now=clock())
+        while True:
+            frame = await _frame(receive)
+            if not allowance.take(clock()):
+                raise BadMessage(f"more than {FRAMES_PER_S:.0f} messages a second")
+            message = decode_up(frame)
+            if isinstance(message, Hello):
+                raise BadMessage("a second hello on one connection")
+            self.hub.heard(connection, message)
+
+
+async def _frame(receive: Receive) -> bytes | str:
+    event = await receive()
+    if event["type"] == "websocket.disconnect":
+        raise _Gone
+    frame: bytes | str = event.get("bytes") or event.get("text") or b""
+    return frame
+
+
+async def _refuse(send: Send, reason: str) -> None:
+    log.warning("refused an agent: %s", reason)
+    await _sender(send)(Refused(reason=reason))
+    await _closer(send)(reason)
+
+
+def _sender(send: Send) -> Callable[[DownMessage], Awaitable[None]]:
+    async def send_message(message: DownMessage) -> None:
+        try:
+            async with asyncio.timeout(SEND_TIMEOUT_S):
+                await send({"type": "websocket.send", "text": encode(message).decode()})
+        except Exception as error:
+            log.info("could not send to an agent: %s", error)
+
+    return send_message
+
+
+def _closer(send: Send) -> Callable[[str], Awaitable[None]]:
+    async def close(reason: str) -> None:
+        try:
+            await send({"type": "websocket.close", "code": CLOSE_REFUSED, "reason": reason[:100]})
+        except Exception as error:
+            log.debug("close: %s", error)
+
+    return close

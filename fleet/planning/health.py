@@ -1,0 +1,59 @@
+"""Decides what state a cell is in, from what the agents of its members say of its current generation."""
+
+from datetime import datetime
+
+from engine_agent.protocol.states import EngineState
+from fleet.planning.decisions import Decision, MoveCell
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import CellView, FleetView, NodeView
+from fleet.planning.states import CellState, NodeState
+
+DEAD = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
+RUNNING = frozenset({CellState.STARTING, CellState.READY, CellState.DRAINING})
+
+
+def plan_health(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
+    """Changes of cell states that follow from observation alone."""
+    running = (cell for cell in fleet.cells.values() if cell.state in RUNNING)
+    return tuple(decision for cell in running if (decision := _judge(cell, fleet, settings, now)) is not None)
+
+
+def _judge(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datetime) -> Decision | None:
+    members = [(member, fleet.nodes[member.node]) for member in cell.members]
+    for member, node in members:
+        if node.state in DEAD:
+            return _move(cell, CellState.LOST, f"rank {member.rank} on {node.id} is {node.state}")
+    for member, node in members:
+        if _speaks_of(node, cell) and node.report.state is EngineState.FAILED:
+            return _move(cell, CellState.FAILED, f"rank {member.rank} on {node.id}: {node.report.reason}")
+    age_s = (now - cell.state_since).total_seconds()
+    if cell.state is CellState.STARTING:
+        return _judge_start(cell, [node for _, node in members], age_s, fleet, settings)
+    leader = members[0][1]
+    if cell.state is CellState.READY and _speaks_of(leader, cell) and leader.report.unhealthy_since:
+        unhealthy_s = (now - leader.report.unhealthy_since).total_seconds()
+        if unhealthy_s > settings.unhealthy_after_s:
+            why = leader.report.health_reason or "no reason given"
+            return _move(cell, CellState.FAILED, f"rank 0 on {leader.id} unhealthy for {unhealthy_s:.0f} s: {why}")
+    return None
+
+
+def _judge_start(
+    cell: CellView, nodes: list[NodeView], age_s: float, fleet: FleetView, settings: FleetSettings
+) -> Decision | None:
+    if all(_speaks_of(node, cell) and node.report.state is EngineState.READY for node in nodes):
+        return _move(cell, CellState.READY, f"all {len(nodes)} ranks are ready")
+    timeout_s = fleet.deployments[cell.deployment].ready_timeout_s + settings.start_grace_s
+    if age_s > timeout_s:
+        waiting = ", ".join(node.id for node in nodes if node.report.state is not EngineState.READY)
+        return _move(cell, CellState.FAILED, f"not ready within {timeout_s:.0f} s; waiting for {waiting}")
+    return None
+
+
+def _speaks_of(node: NodeView, cell: CellView) -> bool:
+    """A report counts only if it speaks of this cell at this generation (I5)."""
+    return node.report.cell == cell.id and node.report.generation == cell.generation
+
+
+def _move(cell: CellView, to: CellState, reason: str) -> MoveCell:
+    return MoveCell(cell.id, cell.state, cell.generation, to, reason)

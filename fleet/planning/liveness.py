@@ -1,0 +1,119 @@
+"""Decides which nodes are alive, from what their agents and their provider say.
+
+Silence alone never condemns a node: a second witness must agree. When every agent is silent, it is we who are deaf,
+and nothing is decided at all.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from engine_agent.protocol.states import EngineState
+from fleet.planning.decisions import Decision, MoveNode, RestartAgent
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus
+from fleet.planning.states import NodeState
+
+WATCHED = frozenset({NodeState.JOINING, NodeState.READY, NodeState.SUSPECT})
+
+
+def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[str, ...]:
+    """Nodes about which the provider should be asked before `plan_liveness`."""
+    return tuple(
+        node.id
+        for node in fleet.nodes.values()
+        if node.state in WATCHED
+        and (not node.report.connected or _silence_s(node, fleet, now) > settings.doubt_after_s)
+    )
+
+
+def plan_liveness(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
+    """Changes of node states. Empty while nobody listens to agents or all of them are silent."""
+    watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
+    if _we_are_deaf(watched, fleet, settings, now):
+        return tuple(restart for node in watched if (restart := _restart_agent(_Case(node, fleet, settings, now))))
+    return tuple(decision for node in watched if (decision := _judge(_Case(node, fleet, settings, now))) is not None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    node: NodeView
+    fleet: FleetView
+    settings: FleetSettings
+    now: datetime
+
+    def move(self, to: NodeState, reason: str) -> MoveNode:
+        return MoveNode(self.node.id, self.node.state, to, reason)
+
+
+def _we_are_deaf(watched: list[NodeView], fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+    if fleet.listening_since is None:
+        return True
+    joined = [node for node in watched if node.state is not NodeState.JOINING]
+    silent = [node for node in joined if _silence_s(node, fleet, now) > settings.doubt_after_s]
+    alive_somewhere = any(node.provider is not ProviderStatus.GONE for node in silent)
+    return len(joined) > 1 and len(silent) == len(joined) and alive_somewhere
+
+
+def _judge(case: _Case) -> Decision | None:
+    node = case.node
+    quiet = _silence_s(node, case.fleet, case.now) > case.settings.doubt_after_s
+    if not node.report.connected or quiet:
+        if node.provider is ProviderStatus.GONE:
+            return case.move(NodeState.LOST, "its connection closed and its provider says the machine is gone")
+        if restart := _restart_agent(case):
+            return restart
+    return _judge_joining(case) if node.state is NodeState.JOINING else _judge_joined(case)
+
+
+def _restart_agent(case: _Case) -> RestartAgent | None:
+    closed_at = case.node.report.connection_changed_at or case.node.created_at
+    waited = (case.now - closed_at).total_seconds() >= case.settings.agent_restart_after_s
+    if case.node.provider is not ProviderStatus.AGENT_DEAD or not waited:
+        return None
+    return RestartAgent(case.node.id, "its agent process is dead, the machine runs")
+
+
+def _judge_joining(case: _Case) -> Decision | None:
+    if case.node.report.connected:
+        return case.move(NodeState.READY, "its agent joined")
+    age_s = (case.now - case.node.created_at).total_seconds()
+    if age_s > case.settings.join_timeout_s:
+        return case.move(NodeState.LOST, f"it did not join within {case.settings.join_timeout_s:.0f} s")
+    return None
+
+
+def _judge_joined(case: _Case) -> Decision | None:
+    silence_s = _silence_s(case.node, case.fleet, case.now)
+    if silence_s <= case.settings.suspect_after_s:
+        if case.node.state is NodeState.SUSPECT and case.node.report.connected:
+            return case.move(NodeState.READY, "its reports came back")
+        return None
+    witness = _second_witness(case)
+    if silence_s > case.settings.lost_after_s and witness:
+        return case.move(NodeState.LOST, f"silent for {silence_s:.0f} s, and {witness}")
+    if case.node.state is NodeState.READY:
+        return case.move(NodeState.SUSPECT, f"silent for {silence_s:.0f} s")
+    return None
+
+
+def _second_witness(case: _Case) -> str | None:
+    """Who else says that this node is dead: its provider, or the leader of its cell."""
+    if case.node.provider is ProviderStatus.GONE:
+        return "its provider says the machine is gone"
+    cell = case.fleet.cell_of(case.node.id)
+    if cell is None or not cell.members:
+        return None
+    leader = case.fleet.nodes.get(min(cell.members, key=lambda member: member.rank).node)
+    if leader is None or leader.id == case.node.id or not leader.report.connected:
+        return None
+    if leader.report.generation == cell.generation and leader.report.state is EngineState.FAILED:
+        return f"its leader {leader.id} says: {leader.report.reason}"
+    return None
+
+
+def _silence_s(node: NodeView, fleet: FleetView, now: datetime) -> float:
+    """Seconds without a report while somebody listened: a gap of ours is not the node's silence."""
+    heard = max(moment for moment in (node.report.last_seen_at, node.created_at) if moment is not None)
+    if fleet.listening_since is not None:
+        heard = max(heard, fleet.listening_since)
+    return (now - heard).total_seconds()

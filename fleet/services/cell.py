@@ -1,0 +1,148 @@
+"""Applies decisions about cells, each as one compare-and-set on (id, state, generation) with its event."""
+
+import secrets
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+from django.db.models import F
+
+from controlplane.kernel import hints, live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.transitions import StaleDecision, compare_and_set_or_stale
+from fleet.models import Cell, CellMember, Deployment, Node
+from fleet.planning.decisions import CreateCell, MoveCell, StartCell, StopCell
+from fleet.planning.states import CELL_ALLOWED, CELL_TONE, CellState, NodeState
+from fleet.services.desired import desired_changed
+from fleet.services.incident import incident_open, incidents_close
+
+ROUTING_TASK = "traffic.publish"
+
+
+def cell_create(decision: CreateCell, *, now: datetime) -> None:
+    """Record one more cell of a deployment. Its number is taken from the deployment and never used again."""
+    with transaction.atomic():
+        deployment = Deployment.objects.select_for_update().get(name=decision.deployment)
+        cell_id = f"{deployment.name}-{decision.region}-{deployment.next_ordinal}"
+        deployment.next_ordinal += 1
+        deployment.save(update_fields=["next_ordinal"])
+        cell = Cell.objects.create(
+            id=cell_id,
+            deployment=deployment,
+            region_id=decision.region,
+            model_version_id=deployment.model_version_id,
+            state=CellState.PENDING.value,
+            reason=decision.reason,
+            created_at=now,
+            state_since=now,
+        )
+        _cell_event(cell, CellState.PENDING, decision.reason, now)
+
+
+def cell_start(decision: StartCell, *, now: datetime) -> None:
+    """Begin a new generation on the decided nodes, in one transaction (I4, I5).
+
+    Raises:
+        StaleDecision: the cell or a node is no longer what the decision saw.
+        IntegrityError: one of the nodes has joined another cell meanwhile.
+    """
+    with transaction.atomic():
+        _move(
+            decision,
+            CellState.STARTING,
+            now,
+            generation=F("generation") + 1,
+            secret=secrets.token_hex(32),
+            restarts=F("restarts") + 1,
+            unrouted_at=None,
+        )
+        before = set(CellMember.objects.filter(cell_id=decision.cell).values_list("node_id", flat=True))
+        usable = Node.objects.select_for_update().filter(id__in=decision.nodes, state=NodeState.READY)
+        if usable.count() < len(decision.nodes):
+            raise StaleDecision(f"cell {decision.cell}: one of {', '.join(decision.nodes)} is no longer ready")
+        CellMember.objects.filter(cell_id=decision.cell).delete()
+        CellMember.objects.bulk_create(
+            CellMember(cell_id=decision.cell, node_id=node, rank=rank) for rank, node in enumerate(decision.nodes)
+        )
+        Node.objects.filter(id__in=decision.nodes).update(spare_since=None)
+        Node.objects.filter(id__in=before - set(decision.nodes)).update(spare_since=now)
+        desired_changed([*decision.nodes, *before])
+
+
+def cell_move(decision: MoveCell, *, now: datetime) -> None:
+    """Change a cell's state within its generation, with what follows: routing, desired state, incidents.
+
+    Raises:
+        StaleDecision: the cell is no longer what the decision saw.
+    """
+    changes: dict[str, Any] = {"restarts": 0} if decision.to is CellState.READY else {}
+    with transaction.atomic():
+        cell = _move(decision, decision.to, now, **changes)
+        desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
+        if decision.to is CellState.READY:
+            incidents_close(cell=cell.id, resolution=f"ready again at generation {cell.generation}", now=now)
+        elif decision.to in {CellState.FAILED, CellState.LOST}:
+            incident_open(
+                kind=f"cell-{decision.to}",
+                subject=cell.id,
+                summary=f"Cell {cell.id} {decision.to}: {decision.reason}",
+                evidence={"generation": cell.generation, "was": decision.seen},
+                now=now,
+                region=cell.region_id,
+                deployment=cell.deployment_id,
+                cell=cell.id,
+            )
+
+
+def cell_stop(decision: StopCell, *, now: datetime) -> None:
+    """End a cell and give its nodes back as spares.
+
+    Raises:
+        StaleDecision: the cell is no longer what the decision saw.
+    """
+    with transaction.atomic():
+        cell = _move(decision, CellState.STOPPED, now)
+        nodes = list(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
+        CellMember.objects.filter(cell=cell).delete()
+        Node.objects.filter(id__in=nodes).update(spare_since=now)
+        desired_changed(nodes)
+        incidents_close(cell=cell.id, resolution=decision.reason, now=now)
+
+
+def cell_mark_unrouted(*, cell_id: str, generation: int, now: datetime) -> bool:
+    """Traffic's word that every ingress has acknowledged a table that sends this cell nothing new."""
+    rows = Cell.objects.filter(
+        id=cell_id, generation=generation, state=CellState.DRAINING.value, unrouted_at__isnull=True
+    )
+    with transaction.atomic():
+        if rows.update(unrouted_at=now) == 0:
+            return False
+        hints.ring("fleet.reconcile")
+    return True
+
+
+def _move(decision: StartCell | MoveCell | StopCell, to: CellState, now: datetime, **changes: Any) -> Cell:
+    if to not in CELL_ALLOWED[decision.seen]:
+        raise ValueError(f"a cell cannot go from {decision.seen} to {to}")
+    rows = Cell.objects.filter(id=decision.cell, state=decision.seen.value, generation=decision.generation)
+    compare_and_set_or_stale(
+        rows, what=f"cell {decision.cell}", state=to.value, reason=decision.reason, state_since=now, **changes
+    )
+    cell = Cell.objects.get(id=decision.cell)
+    _cell_event(cell, to, decision.reason, now)
+    return cell
+
+
+def _cell_event(cell: Cell, to: CellState, reason: str, now: datetime) -> None:
+    event_record(
+        kind=f"cell.{to}",
+        message=f"{cell.id} is {to}: {reason}",
+        tone=CELL_TONE[to],
+        now=now,
+        region=cell.region_id,
+        deployment=cell.deployment_id,
+        cell=cell.id,
+        detail={"generation": cell.generation},
+    )
+    live.push("cells", cell.id)
+    hints.ring(ROUTING_TASK)

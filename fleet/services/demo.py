@@ -1,0 +1,153 @@
+"""The demo fleet: what `make up` shows. Running it again changes nothing that an operator has changed since."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
+from models_registry.models import Model, ModelVersion, VersionState
+
+LOCAL = "local.cpu"
+REGIONS = ("us-east-1", "us-west-2")
+
+# Public AWS figures: chips, memory (accelerator memory, GiB), on-demand price in us-east-1 (US dollars an hour).
+INSTANCE_TYPES: tuple[dict[str, Any], ...] = (
+    {"name": LOCAL, "accelerator": "cpu", "cores": 1, "memory_gib": 4, "tensor_parallel_degree": 1},
+    {
+        "name": "trn1.32xlarge",
+        "accelerator": "trainium",
+        "chips": 16,
+        "cores": 32,
+        "memory_gib": 512,
+        "price_per_hour": 21.50,
+        "tensor_parallel_degree": 32,
+    },
+    {
+        "name": "inf2.48xlarge",
+        "accelerator": "inferentia2",
+        "chips": 12,
+        "cores": 24,
+        "memory_gib": 384,
+        "price_per_hour": 12.98,
+        "tensor_parallel_degree": 24,
+    },
+    {
+        "name": "p5.48xlarge",
+        "accelerator": "h100",
+        "chips": 8,
+        "cores": 8,
+        "memory_gib": 640,
+        "price_per_hour": 98.32,
+        "tensor_parallel_degree": 8,
+    },
+)
+
+SIM_70B: dict[str, Any] = {
+    "prefill_tokens_per_s": 8000,
+    "decode_step_ms": 14,
+    "decode_step_per_seq_ms": 0.4,
+    "kv_capacity_tokens": 400000,
+    "load_time_s": 3,
+    "seed": 7,
+}
+SMOLLM2_VLLM: dict[str, Any] = {"enforce_eager": True, "kv_cache_memory_bytes": 134217728}
+SMOLLM2_SIM: dict[str, Any] = {
+    "prefill_tokens_per_s": 4000,
+    "decode_step_ms": 20,
+    "decode_step_per_seq_ms": 1,
+    "kv_capacity_tokens": 32768,
+    "load_time_s": 2,
+    "seed": 11,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """Where the converted SmolLM2 lies. None of it is needed when the `sim` engine stands in for it."""
+
+    uri: str
+    digest: str
+
+
+def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime) -> None:
+    """Regions, instance types, models, versions and deployments of the demo. `weights` None: all on `sim`."""
+    with transaction.atomic():
+        for columns in INSTANCE_TYPES:
+            InstanceType.objects.get_or_create(name=columns["name"], defaults=columns)
+        for position, name in enumerate(REGIONS):
+            url = f"http://127.0.0.1:{ingress_port + position}"
+            region, _ = Region.objects.get_or_create(name=name, defaults={"position": position, "spares": {LOCAL: 1}})
+            if region.ingress_url != url:
+                Region.objects.filter(name=name).update(ingress_url=url)
+        _deploy("smollm2", _smollm2(weights, now), {REGIONS[0]: 1}, now)
+        _deploy("sim-70b", _sim_70b(now), dict.fromkeys(REGIONS, 2), now)
+
+
+def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
+    model, _ = Model.objects.get_or_create(
+        name="smollm2",
+        defaults={"description": "SmolLM2-135M-Instruct, 135 million parameters", "created_at": now},
+    )
+    engine: dict[str, Any] = (
+        {"engine": "sim", "engine_options": SMOLLM2_SIM}
+        if weights is None
+        else {
+            "engine": "vllm",
+            "engine_options": SMOLLM2_VLLM,
+            "artifact_uri": weights.uri,
+            "artifact_digest": weights.digest,
+        }
+    )
+    name = "sim" if weights is None else f"135m-{weights.digest.removeprefix('sha256:')[:8]}"
+    return _version(model, name, {LOCAL: {"nodes": 1, "tensor": 1}}, now, context_length=2048, **engine)
+
+
+def _sim_70b(now: datetime) -> ModelVersion:
+    model, _ = Model.objects.get_or_create(
+        name="sim-70b",
+        defaults={"description": "A simulated 70-billion-parameter model on two nodes", "created_at": now},
+    )
+    return _version(
+        model,
+        "1",
+        {LOCAL: {"nodes": 2, "tensor": 1}},
+        now,
+        engine="sim",
+        context_length=8192,
+        max_concurrency=32,
+        ready_timeout_s=90,
+        engine_options=SIM_70B,
+    )
+
+
+def _version(
+    model: Model, name: str, parallelism: dict[str, dict[str, int]], now: datetime, **columns: Any
+) -> ModelVersion:
+    version, _ = ModelVersion.objects.get_or_create(
+        model=model,
+        version=name,
+        defaults={
+            "state": VersionState.RELEASED,
+            "parallelism": parallelism,
+            "golden_prompts": [{"prompt": "The capital of France is", "expect": "Paris"}],
+            "created_at": now,
+            **columns,
+        },
+    )
+    return version
+
+
+def _deploy(name: str, version: ModelVersion, cells: dict[str, int], now: datetime) -> None:
+    deployment, created = Deployment.objects.get_or_create(
+        name=name,
+        defaults={"model_version": version, "instance_type_id": LOCAL, "created_at": now},
+    )
+    if created:
+        DeploymentRegion.objects.bulk_create(
+            DeploymentRegion(deployment=deployment, region_id=region, cells=count) for region, count in cells.items()
+        )
+    elif deployment.model_version_id != version.pk:
+        # `make up ENGINE=…` switched the engine: new cells take the new version, see the restart in the event list.
+        Deployment.objects.filter(name=name).update(model_version=version)

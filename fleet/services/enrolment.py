@@ -1,0 +1,83 @@
+"""How an agent gets its credential: a join token, bound to one agent and short-lived, is exchanged once."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import transaction
+
+from controlplane.kernel.secrets import secret_digest, secret_issue, secret_matches, secret_prefix
+from engine_agent.protocol.states import AgentKind
+from fleet.models import AgentCredential, JoinToken
+
+
+class EnrolmentRefused(Exception):
+    """The token does not allow this enrolment; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class AgentIdentity:
+    """Who is at the other end of an agent's connection."""
+
+    kind: AgentKind
+    id: str
+    region: str
+    prefix: str
+
+
+def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: datetime) -> str:
+    """A new join token for the agent `subject`. The text exists only here and with the agent."""
+    issued = secret_issue()
+    JoinToken.objects.create(
+        prefix=issued.prefix,
+        digest=issued.digest,
+        kind=kind.value,
+        subject=subject,
+        region=region,
+        expires_at=expires_at,
+    )
+    return issued.text
+
+
+def agent_enrol(*, token: str, kind: str, subject: str, now: datetime) -> str:
+    """Exchange a join token for a credential; older credentials of the agent are revoked.
+
+    A token may be used again until it expires, by the same agent: the first answer may have been lost.
+
+    Raises:
+        EnrolmentRefused: unknown, expired, or issued for another agent.
+    """
+    with transaction.atomic():
+        row = JoinToken.objects.select_for_update().filter(prefix=secret_prefix(token) or "").first()
+        if row is None or not secret_matches(token, row.digest):
+            raise EnrolmentRefused("unknown join token")
+        if row.expires_at <= now:
+            raise EnrolmentRefused(f"the join token expired at {row.expires_at:%Y-%m-%d %H:%M:%S} UTC")
+        if (row.kind, row.subject) != (kind, subject):
+            raise EnrolmentRefused(f"the join token is for {row.kind} {row.subject}, not for {kind} {subject}")
+        row.used_at = now
+        row.save(update_fields=["used_at"])
+        AgentCredential.objects.filter(subject=subject, revoked_at__isnull=True).update(revoked_at=now)
+        issued = secret_issue()
+        AgentCredential.objects.create(
+            prefix=issued.prefix,
+            digest=issued.digest,
+            kind=kind,
+            subject=subject,
+            region=row.region,
+            created_at=now,
+        )
+    return issued.text
+
+
+def agent_identify(credential: str) -> AgentIdentity | None:
+    """Who shows this credential, or None if nobody may."""
+    row = AgentCredential.objects.filter(prefix=secret_prefix(credential) or "", revoked_at__isnull=True).first()
+    if row is None or row.digest != secret_digest(credential):
+        return None
+    return AgentIdentity(kind=AgentKind(row.kind), id=row.subject, region=row.region, prefix=row.prefix)
+
+
+def credentials_revoked(prefixes: list[str]) -> set[str]:
+    """Which of these credentials no longer count."""
+    rows = AgentCredential.objects.filter(prefix__in=prefixes, revoked_at__isnull=True)
+    return set(prefixes) - set(rows.values_list("prefix", flat=True))

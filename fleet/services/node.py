@@ -1,0 +1,161 @@
+"""Applies decisions about nodes. Calls to a provider are made outside every transaction."""
+
+import logging
+import secrets
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import IntegrityError, transaction
+
+from controlplane.kernel import live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.tones import Tone
+from controlplane.kernel.transitions import compare_and_set_or_stale
+from engine_agent.protocol.states import AgentKind
+from fleet.models import AgentCredential, CellMember, InstanceType, Node, NodeReport, Region
+from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
+from fleet.planning.states import NODE_ALLOWED, NODE_TONE, NodeState
+from fleet.providers import provider_named
+from fleet.providers.base import LaunchSpec, ProviderError
+from fleet.services.desired import desired_changed
+from fleet.services.enrolment import join_token_issue
+from fleet.services.incident import incident_open, incidents_close
+
+JOIN_TOKEN_TTL = timedelta(minutes=15)
+
+log = logging.getLogger(__name__)
+
+
+def node_move(decision: MoveNode, *, now: datetime) -> None:
+    """Change a node's state, with its event and, for a loss, its incident.
+
+    Raises:
+        StaleDecision: the node is no longer in the state that the decision saw.
+    """
+    changes: dict[str, Any] = {"spare_since": now} if decision.seen is NodeState.JOINING else {}
+    with transaction.atomic():
+        node = _move(decision.node, decision.seen, decision.to, decision.reason, now, **changes)
+        if decision.to is NodeState.LOST:
+            member = CellMember.objects.filter(node=node).select_related("cell").first()
+            incident_open(
+                kind="node-lost",
+                subject=node.id,
+                summary=f"Node {node.id} lost: {decision.reason}",
+                evidence={"reason": decision.reason},
+                now=now,
+                region=node.region_id,
+                node=node.id,
+                cell=member.cell_id if member else "",
+                deployment=member.cell.deployment_id if member else "",
+            )
+
+
+def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
+    """Record new nodes and ask their provider to boot them. A launch that fails retires its row with the reason."""
+    region = Region.objects.get(name=decision.region)
+    instance_type = InstanceType.objects.get(name=decision.instance_type)
+    for _ in range(decision.count):
+        node_launch(region=region, instance_type=instance_type, reason=decision.reason, now=now)
+
+
+def node_launch(*, region: Region, instance_type: InstanceType, reason: str, now: datetime) -> Node:
+    provider = provider_named(region.provider)
+    node = _node_record(region, instance_type, reason, now)
+    token = join_token_issue(kind=AgentKind.NODE, subject=node.id, region=region.name, expires_at=now + JOIN_TOKEN_TTL)
+    spec = LaunchSpec(
+        id=node.id,
+        kind=AgentKind.NODE,
+        region=region.name,
+        address=node.address,
+        port=node.port_base,
+        join_token=token,
+        instance_type=instance_type.name,
+        topology=tuple(node.topology),
+    )
+    try:
+        provider.launch(spec)
+    except ProviderError as error:
+        log.error("launch of %s failed: %s", node.id, error)
+        with transaction.atomic():
+            _move(node.id, NodeState.JOINING, NodeState.LOST, f"its launch failed: {error}", now)
+    return node
+
+
+def node_retire(decision: RetireNode, *, now: datetime) -> None:
+    """Give a machine back. Its credential dies with it, and its incidents close.
+
+    Raises:
+        StaleDecision: the node changed, or has joined a cell meanwhile.
+    """
+    with transaction.atomic():
+        rows = Node.objects.filter(id=decision.node, state=decision.seen.value, member__isnull=True)
+        compare_and_set_or_stale(rows, what=f"node {decision.node}", reason=decision.reason)
+        node = _move(decision.node, decision.seen, NodeState.RETIRED, decision.reason, now)
+        AgentCredential.objects.filter(subject=node.id, revoked_at__isnull=True).update(revoked_at=now)
+        NodeReport.objects.filter(node=node).delete()
+        incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
+    provider_named(node.region.provider).terminate(node.id)
+
+
+def agent_restart(decision: RestartAgent, *, now: datetime) -> None:
+    """Have the provider start a dead agent again; the engine goes on."""
+    node = Node.objects.select_related("region").get(id=decision.node)
+    provider_named(node.region.provider).restart_agent(node.id)
+    with transaction.atomic():
+        event_record(
+            kind="node.agent_restarted",
+            message=f"{node.id}: {decision.reason}; started it again",
+            tone=Tone.WARN,
+            now=now,
+            region=node.region_id,
+            node=node.id,
+        )
+
+
+def _node_record(region: Region, instance_type: InstanceType, reason: str, now: datetime) -> Node:
+    provider = provider_named(region.provider)
+    for attempt in range(5):
+        taken = list(Node.objects.exclude(state=NodeState.RETIRED).values_list("port_base", flat=True))
+        position = Node.objects.filter(region=region).count() + attempt
+        node = Node(
+            id=f"n-{secrets.token_hex(4)}",
+            region=region,
+            instance_type=instance_type,
+            state=NodeState.JOINING.value,
+            reason=reason,
+            port_base=provider.free_ports(taken),
+            topology=list(provider.topology(region.name, position)),
+            created_at=now,
+            state_since=now,
+        )
+        try:
+            with transaction.atomic():
+                node.save(force_insert=True)
+                _node_event(node, NodeState.JOINING, reason, now)
+        except IntegrityError:
+            continue  # somebody took the ports first; look again
+        return node
+    raise ProviderError(f"no ports for a new node in {region.name} after 5 attempts")
+
+
+def _move(node_id: str, seen: NodeState, to: NodeState, reason: str, now: datetime, **changes: Any) -> Node:
+    if to not in NODE_ALLOWED[seen]:
+        raise ValueError(f"a node cannot go from {seen} to {to}")
+    rows = Node.objects.filter(id=node_id, state=seen.value)
+    compare_and_set_or_stale(rows, what=f"node {node_id}", state=to.value, reason=reason, state_since=now, **changes)
+    node = Node.objects.select_related("region").get(id=node_id)
+    _node_event(node, to, reason, now)
+    desired_changed([node_id])
+    return node
+
+
+def _node_event(node: Node, to: NodeState, reason: str, now: datetime) -> None:
+    event_record(
+        kind=f"node.{to}",
+        message=f"{node.id} is {to}: {reason}",
+        tone=NODE_TONE[to],
+        now=now,
+        region=node.region_id,
+        node=node.id,
+    )
+    live.push("nodes", node.id)

@@ -1,0 +1,166 @@
+"""One pass of the reconciler: load a snapshot, plan, apply; again until there is nothing left to decide.
+
+Holds no state between passes. A crash anywhere leaves PostgreSQL as the last whole step made it, and the next pass
+goes on from there.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from datetime import datetime
+from functools import singledispatch
+
+from django.db import IntegrityError
+
+from controlplane.kernel import clock
+from controlplane.kernel.leases import lease_release, lease_take
+from controlplane.kernel.transitions import StaleDecision
+from fleet.models import Node
+from fleet.planning.decisions import (
+    CreateCell,
+    Decision,
+    LaunchNodes,
+    MoveCell,
+    MoveNode,
+    RestartAgent,
+    RetireNode,
+    StartCell,
+    StopCell,
+)
+from fleet.planning.health import plan_health
+from fleet.planning.liveness import nodes_in_doubt, plan_liveness
+from fleet.planning.reconcile import plan_reconcile
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import FleetView, ProviderStatus
+from fleet.providers import provider_named
+from fleet.providers.base import ProviderError
+from fleet.selectors.snapshot import fleet_view
+from fleet.services import cell as cells
+from fleet.services import node as nodes
+
+LEASE = "reconciler"
+LEASE_TTL_S = 15.0
+"""A worker killed in the middle of a pass holds up the next for this long at most (I8)."""
+MAX_ROUNDS = 6
+
+Planner = Callable[[FleetView, FleetSettings, datetime], tuple[Decision, ...]]
+PLANNERS: tuple[Planner, ...] = (plan_liveness, plan_health, plan_reconcile)
+
+log = logging.getLogger(__name__)
+
+
+def reconcile(*, settings: FleetSettings | None = None) -> int:
+    """Run a pass unless somebody else does. Returns the number of decisions applied."""
+    chosen = settings or FleetSettings()
+    holder = f"{socket.gethostname()}:{os.getpid()}"
+    if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
+        return 0
+    try:
+        return _rounds(chosen, holder)
+    finally:
+        lease_release(name=LEASE, holder=holder, now=clock.now())
+
+
+def _rounds(settings: FleetSettings, holder: str) -> int:
+    applied = 0
+    for _ in range(MAX_ROUNDS):
+        done = _round(settings)
+        applied += done
+        if not done or lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
+            break
+    return applied
+
+
+def _round(settings: FleetSettings) -> int:
+    """The first planner whose decisions change something ends the round: the next one needs to see what it changed."""
+    now = clock.now()
+    view = _view(settings, now)
+    for planner in PLANNERS:
+        done = sum(_apply_one(decision) for decision in planner(view, settings, now))
+        if done:
+            return done
+    return 0
+
+
+def _view(settings: FleetSettings, now: datetime) -> FleetView:
+    view = fleet_view(now=now)
+    doubt = nodes_in_doubt(view, settings, now)
+    return fleet_view(now=now, provider=_ask_providers(doubt)) if doubt else view
+
+
+def _ask_providers(node_ids: tuple[str, ...]) -> dict[str, ProviderStatus]:
+    by_provider: dict[str, list[str]] = {}
+    for node_id, provider in Node.objects.filter(id__in=node_ids).values_list("id", "region__provider"):
+        by_provider.setdefault(provider, []).append(node_id)
+    said: dict[str, ProviderStatus] = {}
+    for provider, ids in by_provider.items():
+        try:
+            said |= provider_named(provider).describe(ids)
+        except ProviderError as error:
+            log.warning("provider %s did not answer: %s", provider, error)
+    return said
+
+
+def _apply_one(decision: Decision) -> bool:
+    try:
+        apply(decision, clock.now())
+    except (StaleDecision, IntegrityError) as stale:
+        log.info("dropped, the next pass replans: %s (%s)", decision, stale)
+        return False
+    except ProviderError as error:
+        log.error("%s: %s", decision, error)
+        return False
+    log.info("%s", decision)
+    return True
+
+
+@singledispatch
+def apply(decision: object, now: datetime) -> None:
+    """Carry out one decision.
+
+    Raises:
+        StaleDecision: what the decision saw is no longer so.
+        ProviderError: a provider refused.
+    """
+    raise TypeError(f"no way to apply {decision!r}")
+
+
+@apply.register
+def _(decision: MoveNode, now: datetime) -> None:
+    nodes.node_move(decision, now=now)
+
+
+@apply.register
+def _(decision: RestartAgent, now: datetime) -> None:
+    nodes.agent_restart(decision, now=now)
+
+
+@apply.register
+def _(decision: RetireNode, now: datetime) -> None:
+    nodes.node_retire(decision, now=now)
+
+
+@apply.register
+def _(decision: LaunchNodes, now: datetime) -> None:
+    nodes.nodes_launch(decision, now=now)
+
+
+@apply.register
+def _(decision: CreateCell, now: datetime) -> None:
+    cells.cell_create(decision, now=now)
+
+
+@apply.register
+def _(decision: StartCell, now: datetime) -> None:
+    cells.cell_start(decision, now=now)
+
+
+@apply.register
+def _(decision: MoveCell, now: datetime) -> None:
+    cells.cell_move(decision, now=now)
+
+
+@apply.register
+def _(decision: StopCell, now: datetime) -> None:
+    cells.cell_stop(decision, now=now)

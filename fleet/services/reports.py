@@ -1,0 +1,113 @@
+"""Stores what agents report: one statement for all that came in since the last time.
+
+The statement compares with what was known, so that only news rings doorbells.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.db import connection, transaction
+
+from controlplane.kernel import hints, live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.tones import Tone
+from fleet.models import Node
+
+_STORE = """
+WITH said AS (
+    SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS row(
+        node text, connection text, connected boolean, changed_at timestamptz, seen_at timestamptz, boot_id text,
+        agent_version text, state text, cell text, generation int, rank int, reason text, engine_pid int,
+        healthy boolean, health jsonb, load jsonb, telemetry jsonb)
+), before AS (
+    SELECT node_id, connected, state, cell, generation, unhealthy_since IS NULL AS healthy FROM fleet_nodereport
+    WHERE node_id IN (SELECT node FROM said)
+), stored AS (
+    INSERT INTO fleet_nodereport AS known (node_id, connection, connected, connection_changed_at, last_seen_at, boot_id,
+        agent_version, state, cell, generation, rank, reason, engine_pid, unhealthy_since, health, load, telemetry)
+    SELECT said.node, connection, connected, changed_at, seen_at, boot_id, agent_version, said.state, cell, generation,
+        rank, said.reason, engine_pid, CASE WHEN NOT healthy THEN seen_at END, health, load, telemetry
+    FROM said JOIN fleet_node ON fleet_node.id = said.node AND fleet_node.state <> 'retired'
+    ON CONFLICT (node_id) DO UPDATE SET
+        connection = EXCLUDED.connection, connected = EXCLUDED.connected,
+        connection_changed_at = EXCLUDED.connection_changed_at, last_seen_at = EXCLUDED.last_seen_at,
+        boot_id = EXCLUDED.boot_id, agent_version = EXCLUDED.agent_version, state = EXCLUDED.state,
+        cell = EXCLUDED.cell, generation = EXCLUDED.generation, rank = EXCLUDED.rank, reason = EXCLUDED.reason,
+        engine_pid = EXCLUDED.engine_pid, health = EXCLUDED.health, load = EXCLUDED.load,
+        telemetry = EXCLUDED.telemetry,
+        unhealthy_since = CASE WHEN EXCLUDED.unhealthy_since IS NULL THEN NULL
+                               ELSE COALESCE(known.unhealthy_since, EXCLUDED.unhealthy_since) END
+    WHERE EXCLUDED.connected OR known.connection = EXCLUDED.connection
+    RETURNING node_id, connected, state, cell, generation, unhealthy_since IS NULL AS healthy
+)
+SELECT stored.node_id FROM stored LEFT JOIN before USING (node_id)
+WHERE before.node_id IS NULL
+   OR (before.connected, before.state, before.cell, before.generation, before.healthy)
+      IS DISTINCT FROM (stored.connected, stored.state, stored.cell, stored.generation, stored.healthy)
+"""
+
+
+class NodeRow(msgspec.Struct, frozen=True):
+    """The latest word of one node's agent. A row with `connected` False counts only for the connection that it ends."""
+
+    node: str
+    connection: str
+    connected: bool
+    changed_at: datetime
+    seen_at: datetime
+    boot_id: str = ""
+    agent_version: str = ""
+    state: str = "idle"
+    cell: str = ""
+    generation: int = 0
+    rank: int | None = None
+    reason: str = ""
+    engine_pid: int | None = None
+    healthy: bool = True
+    health: Any = None
+    load: Any = None
+    telemetry: Any = {}
+
+
+def reports_store(rows: list[NodeRow]) -> list[str]:
+    """Write the rows, and return the nodes of which something a planner cares about changed."""
+    if not rows:
+        return []
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(_STORE, {"rows": msgspec.json.encode(rows).decode()})
+            changed = [str(node) for (node,) in cursor.fetchall()]
+        live.push("load")
+        if changed:
+            live.push("nodes")
+            hints.ring("fleet.reconcile")
+    return changed
+
+
+def node_introduced(*, node: str, topology: tuple[str, ...], fingerprint: dict[str, str]) -> None:
+    """What a hello says of the machine itself."""
+    changes: dict[str, Any] = {"fingerprint": fingerprint}
+    if topology:
+        changes["topology"] = list(topology)
+    Node.objects.filter(id=node).update(**changes)
+
+
+def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str, Any], now: datetime) -> None:
+    """Write evidence of a fault into the timeline; what follows from it is the planners' business."""
+    known = Node.objects.filter(id=node).select_related("member__cell").first()
+    if known is None:
+        return
+    member = getattr(known, "member", None)
+    with transaction.atomic():
+        event_record(
+            kind=f"fault.{signature}"[:64],
+            message=f"{node}: {summary}",
+            tone=Tone.BAD,
+            now=now,
+            region=known.region_id,
+            node=node,
+            cell=member.cell_id if member else "",
+            deployment=member.cell.deployment_id if member else "",
+            detail=evidence,
+        )

@@ -1,0 +1,55 @@
+"""Boots the machines of the local fleet again after all of them were stopped, as `make down` does.
+
+Cells whose machines are gone start a new generation on the same nodes, so that state is what it was; machines that
+still run are left alone.
+"""
+
+import logging
+from datetime import datetime
+
+from controlplane.kernel.transitions import StaleDecision
+from fleet.models import Cell, Node, Region
+from fleet.planning.decisions import StartCell
+from fleet.planning.snapshot import ProviderStatus
+from fleet.planning.states import CellState, NodeState
+from fleet.providers import local_provider
+from fleet.providers.base import ProviderError
+from fleet.providers.local import LocalProvider
+from fleet.services.cell import cell_start
+
+RESUMED = (CellState.STARTING, CellState.READY)
+
+log = logging.getLogger(__name__)
+
+
+def local_fleet_resume(*, now: datetime) -> int:
+    """Start again what was stopped. Returns the number of machines booted.
+
+    A machine whose folder is gone stays down; the reconciler then replaces it.
+    """
+    provider = local_provider()
+    regions = Region.objects.filter(provider=LocalProvider.name)
+    nodes = Node.objects.filter(region__in=regions).exclude(state__in=[NodeState.RETIRED, NodeState.LOST])
+    status = provider.describe(list(nodes.values_list("id", flat=True)))
+    gone = {node for node, said in status.items() if said is ProviderStatus.GONE}
+    for cell in Cell.objects.filter(state__in=RESUMED, members__node__in=gone).distinct():
+        _start_again(cell, now)
+    booted = 0
+    for node in sorted(gone):
+        try:
+            provider.restart_agent(node)
+            booted += 1
+        except ProviderError as error:
+            log.warning("%s", error)
+    return booted
+
+
+def _start_again(cell: Cell, now: datetime) -> None:
+    nodes = tuple(cell.members.order_by("rank").values_list("node_id", flat=True))
+    decision = StartCell(
+        cell.id, CellState(cell.state), cell.generation, nodes, "its machines were stopped and boot again"
+    )
+    try:
+        cell_start(decision, now=now)
+    except StaleDecision as stale:
+        log.info("left as it is: %s", stale)

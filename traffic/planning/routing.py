@@ -1,0 +1,104 @@
+"""Decides what the ingresses of a region must do: which cells serve which model, and which region takes the rest.
+
+Home first; a region without a ready cell sends everything to the region that has the most of them.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from engine_agent.protocol.messages import CellEndpoint, Pool, SpillTarget
+
+ROUTED = frozenset({"ready", "draining"})
+
+
+@dataclass(frozen=True, slots=True)
+class RoutableCell:
+    """A cell as traffic sees it; `port`s are those of the cell proxy beside its leader."""
+
+    id: str
+    deployment: str
+    region: str
+    state: str
+    generation: int
+    address: str
+    port: int
+    agent_check_port: int
+    max_connections: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServedDeployment:
+    """A deployment as traffic sees it: the model names that reach it, and its class."""
+
+    name: str
+    models: tuple[str, ...]
+    serving_class: str
+
+
+@dataclass(frozen=True, slots=True)
+class IngressAddress:
+    region: str
+    address: str
+    port: int
+
+
+def plan_pools(
+    region: str,
+    deployments: Iterable[ServedDeployment],
+    cells: Iterable[RoutableCell],
+    ingresses: Iterable[IngressAddress],
+) -> tuple[Pool, ...]:
+    """The pools of one region's table, in a stable order, so that equal states give equal tables.
+
+    Every deployment has a pool in every region: an ingress without cells of its own spills.
+    """
+    by_pool: dict[tuple[str, str], list[RoutableCell]] = defaultdict(list)
+    for cell in cells:
+        if cell.state in ROUTED:
+            by_pool[cell.deployment, cell.region].append(cell)
+    gates = {gate.region: gate for gate in sorted(ingresses, key=lambda gate: (gate.region, gate.port), reverse=True)}
+    return tuple(
+        _pool(deployment, region, by_pool, gates)
+        for deployment in sorted(deployments, key=lambda deployment: deployment.name)
+    )
+
+
+def _pool(
+    deployment: ServedDeployment,
+    region: str,
+    by_pool: Mapping[tuple[str, str], list[RoutableCell]],
+    gates: Mapping[str, IngressAddress],
+) -> Pool:
+    ready = {
+        name: sum(cell.state == "ready" for cell in by_pool.get((deployment.name, name), ()))
+        for name in sorted({*gates, region})
+    }
+    others = [name for name in gates if name != region and ready[name]]
+    others.sort(key=lambda name: (-ready[name], name))
+    return Pool(
+        name=deployment.name,
+        models=deployment.models,
+        serving_class=deployment.serving_class,
+        cells=tuple(
+            CellEndpoint(
+                cell=cell.id,
+                generation=cell.generation,
+                address=cell.address,
+                port=cell.port,
+                agent_check_port=cell.agent_check_port,
+                max_connections=cell.max_connections,
+                drain=cell.state == "draining",
+            )
+            for cell in sorted(by_pool.get((deployment.name, region), ()), key=lambda cell: cell.id)
+        ),
+        spill=tuple(SpillTarget(region=name, address=gates[name].address, port=gates[name].port) for name in others),
+        fractions=_fractions(region, ready, others),
+    )
+
+
+def _fractions(region: str, ready: Mapping[str, int], others: list[str]) -> dict[str, float]:
+    """Shares that sum to 1 (I12), or none while nobody can serve."""
+    if ready[region]:
+        return {region: 1.0}
+    return {others[0]: 1.0} if others else {}

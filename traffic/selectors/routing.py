@@ -1,0 +1,75 @@
+"""Loads what the routing planner takes, and what ingresses should be told."""
+
+import msgspec
+from django.db.models import Max
+
+from engine_agent.protocol.messages import RoutingTable as TableMessage
+from engine_agent.protocol.ports import AGENT_CHECK, PROXY
+from fleet.models import CellMember, Deployment
+from fleet.planning.states import CellState
+from traffic.models import Ingress, IngressReport, RoutingTable
+from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment
+
+
+def routable_cells() -> list[RoutableCell]:
+    leaders = CellMember.objects.filter(
+        rank=0, cell__state__in=[CellState.READY.value, CellState.DRAINING.value]
+    ).select_related("cell__model_version", "node")
+    return [
+        RoutableCell(
+            id=leader.cell_id,
+            deployment=leader.cell.deployment_id,
+            region=leader.cell.region_id,
+            state=leader.cell.state,
+            generation=leader.cell.generation,
+            address=leader.node.address,
+            port=leader.node.port_base + PROXY,
+            agent_check_port=leader.node.port_base + AGENT_CHECK,
+            max_connections=leader.cell.model_version.max_concurrency,
+        )
+        for leader in leaders
+    ]
+
+
+def served_deployments() -> list[ServedDeployment]:
+    return [
+        ServedDeployment(
+            name=deployment.name,
+            models=tuple(dict.fromkeys((deployment.name, deployment.model_version.model_id))),
+            serving_class=deployment.serving_class,
+        )
+        for deployment in Deployment.objects.select_related("model_version")
+    ]
+
+
+def ingress_addresses() -> list[IngressAddress]:
+    return [IngressAddress(ingress.region_id, ingress.address, ingress.port) for ingress in Ingress.objects.all()]
+
+
+def latest_tables() -> dict[str, RoutingTable]:
+    """Region -> the table in force."""
+    return {
+        table.region_id: table
+        for table in RoutingTable.objects.order_by("region_id", "-revision").distinct("region_id")
+    }
+
+
+def latest_revisions() -> dict[str, int]:
+    rows = RoutingTable.objects.order_by().values("region_id").annotate(latest=Max("revision"))
+    return {row["region_id"]: row["latest"] for row in rows}
+
+
+def table_message(table: RoutingTable) -> TableMessage:
+    """A stored table as it goes over the wire."""
+    return msgspec.convert(
+        {**table.body, "revision": table.revision, "region": table.region_id, "type": "routing_table"}, TableMessage
+    )
+
+
+def acknowledged_revisions() -> dict[str, int]:
+    """Region -> the lowest revision in force at its connected ingresses. A region without any is left out."""
+    lowest: dict[str, int] = {}
+    for report in IngressReport.objects.filter(connected=True).select_related("ingress"):
+        region = report.ingress.region_id
+        lowest[region] = min(report.revision, lowest.get(region, report.revision))
+    return lowest

@@ -1,0 +1,90 @@
+"""Publishes routing tables: a new revision whenever what a region's ingresses must do has changed."""
+
+from datetime import datetime
+
+import msgspec
+from django.db import IntegrityError, transaction
+
+from controlplane.kernel import live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.tones import Tone
+from engine_agent.protocol.messages import Pool
+from fleet.models import Cell, Region
+from fleet.planning.states import CellState
+from fleet.services.cell import cell_mark_unrouted
+from traffic.models import RoutingTable
+from traffic.planning.changes import describe_change
+from traffic.planning.routing import plan_pools
+from traffic.selectors.routing import (
+    acknowledged_revisions,
+    ingress_addresses,
+    latest_tables,
+    routable_cells,
+    served_deployments,
+)
+
+TABLES_KEPT = 200
+"""Old revisions per region that stay for the history page."""
+
+
+def tables_publish(*, now: datetime) -> list[str]:
+    """Publish a table for each region whose pools changed. Returns those regions."""
+    deployments, cells, gates = served_deployments(), routable_cells(), ingress_addresses()
+    current = latest_tables()
+    published = []
+    for region in Region.objects.values_list("name", flat=True):
+        pools = plan_pools(region, deployments, cells, gates)
+        if _publish(region, pools, current.get(region), now):
+            published.append(region)
+    return published
+
+
+def _publish(region: str, pools: tuple[Pool, ...], current: RoutingTable | None, now: datetime) -> bool:
+    before = msgspec.convert(current.body["pools"], tuple[Pool, ...]) if current else ()
+    if current is not None and before == pools:
+        return False
+    revision = current.revision + 1 if current else 1
+    reason = describe_change(before, pools)
+    try:
+        with transaction.atomic():
+            RoutingTable.objects.create(
+                region_id=region,
+                revision=revision,
+                body={"pools": msgspec.to_builtins(pools)},
+                reason=reason,
+                created_at=now,
+            )
+            event_record(
+                kind="traffic.table",
+                message=f"{region} revision {revision}: {reason}",
+                now=now,
+                region=region,
+                tone=Tone.MOVING,
+            )
+            RoutingTable.objects.filter(region_id=region, revision__lte=revision - TABLES_KEPT).delete()
+            live.push("traffic", region)
+            live.push_table(region)
+    except IntegrityError:
+        return False  # another worker published this revision; the next pass compares again
+    return True
+
+
+def drained_cells_mark(*, now: datetime) -> list[str]:
+    """Tell the fleet which draining cells get nothing new: every connected ingress runs a table that says so.
+
+    Cells of any region can be reached through any ingress, so all regions must have acknowledged.
+    """
+    acknowledged = acknowledged_revisions()
+    tables = latest_tables()
+    behind = [region for region, revision in acknowledged.items() if revision < tables[region].revision]
+    if behind:
+        return []
+    routed = {
+        endpoint.cell
+        for table in tables.values()
+        for pool in msgspec.convert(table.body["pools"], tuple[Pool, ...])
+        for endpoint in pool.cells
+        if not endpoint.drain
+    }
+    draining = Cell.objects.filter(state=CellState.DRAINING.value, unrouted_at__isnull=True).exclude(id__in=routed)
+    return [cell.id for cell in draining if cell_mark_unrouted(cell_id=cell.id, generation=cell.generation, now=now)]

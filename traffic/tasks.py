@@ -1,0 +1,18 @@
+"""Celery's way into the services of traffic."""
+
+from celery import shared_task
+
+from controlplane.kernel import clock
+from traffic.services.ingress import ingresses_ensure
+from traffic.services.routing import drained_cells_mark, tables_publish
+
+
+@shared_task(name="traffic.publish")
+def publish() -> None:
+    tables_publish(now=clock.now())
+    drained_cells_mark(now=clock.now())
+
+
+@shared_task(name="traffic.ensure_ingresses")
+def ensure_ingresses() -> None:
+    ingresses_ensure(now=clock.now())
