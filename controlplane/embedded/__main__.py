@@ -1,0 +1,93 @@
+"""`python -m controlplane.embedded up|down|status|servers`: what `make` calls."""
+
+import argparse
+import asyncio
+import os
+import sys
+
+from controlplane.embedded.attachment import (
+    BACKGROUND_OPTION,
+    OWN_LOG,
+    Follower,
+    require_same_place,
+    start_in_background,
+)
+from controlplane.embedded.configuration import Configuration, read_configuration
+from controlplane.embedded.console import Console
+from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.home import Home
+from controlplane.embedded.launcher import Launcher
+from controlplane.embedded.rotating_log import RotatingLog
+from controlplane.embedded.servers_only import run_servers
+from controlplane.embedded.status import show_status
+from controlplane.embedded.taking_down import take_down
+
+
+def main(arguments: list[str]) -> int:
+    """Run one command; the exit status for the shell."""
+    options = _parser().parse_args(arguments)
+    try:
+        configuration = read_configuration(os.environ)
+        home = Home(configuration.home)
+        return _run(configuration, home, options)
+    except CannotStart as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+def _run(configuration: Configuration, home: Home, options: argparse.Namespace) -> int:
+    match options.command:
+        case "down":
+            return take_down(home, Console())
+        case "status":
+            return show_status(configuration, home, Console(), dict(os.environ))
+        case "servers":
+            home.prepare()
+            return asyncio.run(run_servers(configuration, home, durable=not options.not_durable))
+    home.prepare()
+    if options.detach:
+        return _detach(configuration, home)
+    return _launch(configuration, home, foreground=not options.background)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="controlplane.embedded", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    up = commands.add_parser("up", help="start everything, or wait until what runs is ready")
+    up.add_argument("--detach", action="store_true", help="return once every cell is ready, leaving it running")
+    up.add_argument(BACKGROUND_OPTION, action="store_true", help=argparse.SUPPRESS)
+    commands.add_parser("down", help="stop everything")
+    commands.add_parser("status", help="show what runs")
+    servers = commands.add_parser("servers", help="run PostgreSQL and Valkey alone")
+    servers.add_argument("--not-durable", action="store_true", help="trade the data for speed: for tests")
+    return parser
+
+
+def _launch(configuration: Configuration, home: Home, *, foreground: bool) -> int:
+    with home.locked() as ours:
+        if not ours:
+            return _follow_the_other(configuration, home)
+        own_log = RotatingLog(home.logs / OWN_LOG) if foreground else None
+        console = Console(own_log=own_log, own_lines_only=not foreground)
+        return asyncio.run(Launcher(configuration, home, console, foreground=foreground).run())
+
+
+def _detach(configuration: Configuration, home: Home) -> int:
+    if home.is_locked():
+        return _follow_the_other(configuration, home)
+    follower = Follower(configuration, home, Console())
+    return follower.wait_until_ready(start_in_background(home))
+
+
+def _follow_the_other(configuration: Configuration, home: Home) -> int:
+    console = Console()
+    if state := home.read_state():
+        require_same_place(configuration, state)
+    console.own(f"Switchyard already runs in {home.path}; waiting until every cell is ready")
+    return Follower(configuration, home, console).wait_until_ready(lambda: None if home.is_locked() else 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

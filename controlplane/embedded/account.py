@@ -1,0 +1,63 @@
+"""Decides under which account the embedded servers run: PostgreSQL refuses root, so root's servers run as `nobody`."""
+
+import os
+import pwd
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlplane.embedded.errors import CannotStart
+
+UNPRIVILEGED = "nobody"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Who owns and runs the servers. `drop` names the account to change to; None: stay who we are."""
+
+    uid: int
+    gid: int
+    drop: str | None
+
+
+def server_account() -> Account:
+    """The account for this launcher's servers.
+
+    Raises:
+        CannotStart: we are root and there is no unprivileged account, or we have no name, which PostgreSQL needs.
+    """
+    if os.geteuid() != 0:
+        _require_a_name(os.geteuid())
+        return Account(uid=os.geteuid(), gid=os.getegid(), drop=None)
+    try:
+        entry = pwd.getpwnam(UNPRIVILEGED)
+    except KeyError:
+        raise CannotStart(
+            f"PostgreSQL does not run as root and this machine has no account {UNPRIVILEGED!r}: "
+            "run as an ordinary user, or set DATABASE_URL."
+        ) from None
+    return Account(uid=entry.pw_uid, gid=entry.pw_gid, drop=UNPRIVILEGED)
+
+
+def _require_a_name(uid: int) -> None:
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        raise CannotStart(
+            f"PostgreSQL needs an account with a name and uid {uid} has none in /etc/passwd: "
+            "add one, or set DATABASE_URL."
+        ) from None
+
+
+def is_closed_to(account: Account, path: Path) -> bool:
+    """Whether a folder on the way to `path` cannot be passed by `account` (judged by the permission bits alone)."""
+    return any(not _may_pass(account, folder) for folder in (path, *path.parents) if folder.is_dir())
+
+
+def _may_pass(account: Account, folder: Path) -> bool:
+    found = folder.stat()
+    if found.st_uid == account.uid:
+        return bool(found.st_mode & stat.S_IXUSR)
+    if found.st_gid == account.gid:
+        return bool(found.st_mode & stat.S_IXGRP)
+    return bool(found.st_mode & stat.S_IXOTH)

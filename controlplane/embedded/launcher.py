@@ -1,0 +1,262 @@
+"""`make up`: brings everything up in order, keeps it running, and on a signal takes it down in order.
+
+The order of the end differs from the reverse of the beginning in one point: whoever would heal the fleet (beat,
+worker) goes before the fleet does.
+"""
+
+import asyncio
+import os
+import signal
+from collections.abc import Coroutine
+from dataclasses import replace
+from typing import Any
+
+import psutil
+
+from controlplane.embedded import control_plane
+from controlplane.embedded.belonging import describe, end_all, in_sessions, processes_of
+from controlplane.embedded.configuration import Configuration, Engine
+from controlplane.embedded.console import Console
+from controlplane.embedded.engine_environment import Weights, install_engine
+from controlplane.embedded.errand import require_errand, run_errand
+from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.home import Home, LauncherPhase, LauncherState
+from controlplane.embedded.preflight import (
+    require_distinct_ports,
+    require_free_port,
+    require_room,
+    wanted_ports,
+)
+from controlplane.embedded.process_environment import control_plane_environment
+from controlplane.embedded.servers import Servers, choose_servers
+from controlplane.embedded.sockets import remove_socket_folder, socket_folder
+from controlplane.embedded.summary import final_block, read_ingresses
+from controlplane.embedded.supervisor import Supervisor
+from controlplane.embedded.together import together
+
+_MIGRATE_WITHIN_S = 120.0
+_SEED_WITHIN_S = 120.0
+_FLEET_STOP_WITHIN_S = 60.0
+_LEFTOVERS_END_WITHIN_S = 10.0
+_STATUS_MARGIN_S = 30.0
+_KEEP_WATCHING_S = 3600.0
+
+
+class Launcher:
+    """One run of `make up`, from its checks to its end. The caller holds the home's lock."""
+
+    def __init__(self, configuration: Configuration, home: Home, console: Console, *, foreground: bool) -> None:
+        self._configuration = configuration
+        self._home = home
+        self._console = console
+        self._foreground = foreground
+        self._inherited = dict(os.environ)
+        self._stop_asked = asyncio.Event()
+        self._fleet_may_run = False
+        self._environment: dict[str, str] = {}
+        self._state = LauncherState(
+            pid=os.getpid(),
+            started_s=psutil.Process().create_time(),
+            port=configuration.port,
+            ingress_port=configuration.ingress_port,
+            engine=configuration.engine,
+        )
+        self._supervisor = Supervisor(home, console, on_change=lambda sessions: self._publish(sessions=sessions))
+
+    async def run(self) -> int:
+        """Bring up, stay until told to stop, take down; the exit status for the shell."""
+        self._listen_for_signals()
+        bringing_up = asyncio.create_task(self._bring_up())
+        stopping = asyncio.create_task(self._stop_asked.wait())
+        status = 0
+        try:
+            await asyncio.wait({bringing_up, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if bringing_up.done():
+                await bringing_up  # raises what went wrong
+                await stopping
+        except CannotStart as error:
+            self._publish(phase=LauncherPhase.FAILED, reason=str(error))
+            self._console.own(str(error))
+            status = 1
+        finally:
+            for task in (bringing_up, stopping):
+                task.cancel()
+            await asyncio.gather(bringing_up, stopping, return_exceptions=True)
+            await self._take_down()
+        return status
+
+    # --- up -----------------------------------------------------------------------------------------------------------
+
+    async def _bring_up(self) -> None:
+        servers = await self._check()
+        weights: list[Weights] = []
+        await together(self._prepare_database(servers), self._prepare_engine(weights))
+        await self._seed(weights[0] if weights else None)
+        self._fleet_may_run = True
+        for service in (
+            control_plane.web(self._configuration, self._environment),
+            control_plane.worker(self._environment),
+            control_plane.beat(self._home, self._environment),
+        ):
+            await self._supervisor.start(service)
+        await self._or_hopeless(self._wait_for_cells())
+
+    async def _check(self) -> Servers:
+        previous = self._home.read_state()
+        self._publish()
+        if previous:
+            await asyncio.to_thread(self._end_leftovers, previous)
+        require_distinct_ports(self._configuration)
+        wanted = wanted_ports(self._configuration)
+        for port in wanted:
+            await asyncio.to_thread(require_free_port, port, self._home.path)
+        room_gib = require_room(self._configuration)
+        secrets = self._home.secrets()
+        servers = choose_servers(self._configuration, self._home)
+        self._environment = control_plane_environment(
+            self._inherited,
+            self._configuration,
+            secrets,
+            database_url=servers.database_url,
+            redis_url=servers.redis_url,
+        )
+        ports = ", ".join(str(each.port) for each in wanted)
+        self._console.own(f"ports {ports} are ours, {room_gib:.0f} GiB free, home {self._home.path}")
+        return servers
+
+    def _end_leftovers(self, previous: LauncherState) -> None:
+        """End what a killed launcher's processes left. Agents, engines and ingresses are not among them: they go on."""
+
+        def leftovers() -> list[psutil.Process]:
+            return in_sessions(processes_of(self._home.path), previous.sessions.values())
+
+        if found := leftovers():
+            names = ", ".join(describe(process) for process in found)
+            self._console.own(f"ending what an earlier launcher left: {names}")
+            end_all(leftovers, patience_s=_LEFTOVERS_END_WITHIN_S)
+
+    async def _prepare_database(self, servers: Servers) -> None:
+        with self._console.step("PostgreSQL and Valkey"):
+            await servers.initialise(self._inherited, self._console)
+            for service in servers.services(self._inherited):
+                await self._supervisor.start(service)
+            await self._or_hopeless(servers.wait_until_ready())
+        with self._console.step("migrations"):
+            await self._command("migrate", ["migrate", "--no-input", "--verbosity", "1"], deadline_s=_MIGRATE_WITHIN_S)
+
+    async def _prepare_engine(self, weights: list[Weights]) -> None:
+        if self._configuration.engine is Engine.VLLM:
+            weights.append(await install_engine(self._configuration.cache, self._inherited, self._home, self._console))
+        else:
+            self._console.own("ENGINE=sim: smollm2 runs on the simulator, not on vLLM")
+
+    async def _seed(self, weights: Weights | None) -> None:
+        arguments = ["seed_demo", "--engine", str(self._configuration.engine)]
+        if weights:
+            arguments += ["--artifact-uri", weights.uri, "--artifact-digest", weights.digest]
+        password = self._home.secrets().operator_password
+        environment = {**self._environment, "SWITCHYARD_OPERATOR_PASSWORD": password}
+        with self._console.step("demo fleet"):
+            program = control_plane.management_command(arguments, environment)
+            await require_errand("seed", program, self._home, self._console, deadline_s=_SEED_WITHIN_S)
+
+    async def _wait_for_cells(self) -> None:
+        """Say when every cell is ready; after the promised time say why not, and keep watching."""
+        wait_s = max(1.0, self._configuration.wait_s - self._console.elapsed_s)
+        while not await self._cells_are_ready(wait_s):
+            wait_s = _KEEP_WATCHING_S
+        self._console.own(f"every cell is ready after {self._console.elapsed_s:.1f} s")
+        self._publish(phase=LauncherPhase.READY, reason="")
+        if self._foreground:
+            ingresses = await asyncio.to_thread(read_ingresses, self._configuration, self._home)
+            self._console.plain(
+                final_block(
+                    port=self._configuration.port,
+                    token=self._home.token,
+                    password=self._home.secrets().operator_password,
+                    ingresses=ingresses,
+                    took_s=self._console.elapsed_s,
+                    foreground=True,
+                )
+            )
+
+    async def _cells_are_ready(self, wait_s: float) -> bool:
+        program = control_plane.management_command(["fleet_status", "--wait-s", f"{wait_s:.0f}"], self._environment)
+        deadline_s = wait_s + _STATUS_MARGIN_S
+        outcome = await run_errand("fleet", program, self._home, self._console, deadline_s=deadline_s)
+        if outcome.status != 0:
+            reason = f"not every cell is ready after {self._console.elapsed_s:.0f} s: {outcome.last_line}"
+            self._publish(phase=LauncherPhase.NOT_READY, reason=reason)
+            self._console.own(f"{reason} (still trying)")
+        return outcome.status == 0
+
+    async def _command(self, name: str, arguments: list[str], *, deadline_s: float) -> None:
+        program = control_plane.management_command(arguments, self._environment)
+        await require_errand(name, program, self._home, self._console, deadline_s=deadline_s)
+
+    async def _or_hopeless(self, waiting: Coroutine[Any, Any, None]) -> None:
+        """Wait, but give up at once when a process that we need keeps dying."""
+        tasks = {asyncio.create_task(waiting), asyncio.create_task(self._supervisor.fail_when_hopeless())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- down ---------------------------------------------------------------------------------------------------------
+
+    async def _take_down(self) -> None:
+        if self._state.phase is not LauncherPhase.FAILED:
+            self._publish(phase=LauncherPhase.STOPPING)
+        self._console.own("stopping")
+        await self._supervisor.stop("beat", "worker")
+        if self._fleet_may_run:
+            await self._stop_fleet()
+        await self._supervisor.stop_all()
+        remove_socket_folder(socket_folder(self._home.path))
+        # After a failure before our own fleet began, one that an earlier launcher left goes on serving.
+        if self._fleet_may_run or self._stop_asked.is_set():
+            await asyncio.to_thread(self._prove_that_nothing_is_left)
+
+    async def _stop_fleet(self) -> None:
+        program = control_plane.management_command(["fleet_stop"], self._environment)
+        try:
+            await run_errand("fleet", program, self._home, self._console, deadline_s=_FLEET_STOP_WITHIN_S)
+        except CannotStart as error:
+            self._console.own(f"{error} Ending the fleet's processes directly.")
+
+    def _prove_that_nothing_is_left(self) -> None:
+        left = processes_of(self._home.path)
+        if not left:
+            self._console.own("stopped; nothing is left")
+            return
+        self._console.own(f"still there: {', '.join(describe(process) for process in left)}")
+        survivors = end_all(lambda: processes_of(self._home.path), patience_s=_LEFTOVERS_END_WITHIN_S)
+        self._console.own("ended them; nothing is left" if not survivors else f"{survivors} cannot be ended")
+
+    # --- signals and state --------------------------------------------------------------------------------------------
+
+    def _listen_for_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        wanted = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup
+            wanted.append(signal.SIGHUP)
+        for number in wanted:
+            loop.add_signal_handler(number, self._on_signal, number)
+
+    def _on_signal(self, number: signal.Signals) -> None:
+        if not self._stop_asked.is_set():
+            self._console.own(f"{number.name}: stopping everything (once more kills)")
+            self._stop_asked.set()
+            return
+        self._console.own("killing everything")
+        self._supervisor.kill_all()
+        end_all(lambda: processes_of(self._home.path), patience_s=1.0)
+        os._exit(130)
+
+    def _publish(self, **changes: object) -> None:
+        self._state = replace(self._state, **changes)  # type: ignore[arg-type]
+        self._home.write_state(self._state)

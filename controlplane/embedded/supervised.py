@@ -1,0 +1,135 @@
+"""One process that must always run: started, followed, started again with backoff when it dies, stopped in time."""
+
+import asyncio
+import contextlib
+import signal
+from asyncio.subprocess import Process
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from controlplane.embedded.backoff import deaths_in_a_row, wait_before_restart_s
+from controlplane.embedded.console import Console
+from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.home import Home
+from controlplane.embedded.lines import LineSplitter
+from controlplane.embedded.rotating_log import RotatingLog
+from controlplane.embedded.spawning import Program, end_session, read_chunk, spawn
+
+_LAST_WORDS_S = 1.0
+"""How long a dead process's output is still read: its own children may hold the pipe open for ever."""
+
+
+async def _nothing_to_prepare() -> None:
+    """Most services need nothing made ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """A process that must always run. `prepare` runs before every start, the first and each later one."""
+
+    name: str
+    program: Program
+    stop_signal: signal.Signals = signal.SIGTERM
+    stop_within_s: float = 10.0
+    prepare: Callable[[], Awaitable[None]] = _nothing_to_prepare
+
+
+class Supervised:
+    """Keeps one service running from `start` until `stop`."""
+
+    def __init__(self, service: Service, home: Home, console: Console, *, on_start: Callable[[str, int], None]) -> None:
+        self.service = service
+        self.deaths = 0
+        """Quick deaths in a row, as of the last one."""
+        self.last_line = ""
+        self._console = console
+        self._log = RotatingLog(home.logs / f"{service.name}.log")
+        self._on_start = on_start
+        self._process: Process | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._keeping: asyncio.Task[None] | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """Its pid while it runs."""
+        return self._process.pid if self._process and self._process.returncode is None else None
+
+    async def start(self) -> None:
+        """Start it and keep it running.
+
+        Raises:
+            CannotStart, OSError: the first start was not possible at all.
+        """
+        await self._launch()
+        self._keeping = asyncio.create_task(self._keep(), name=f"keep {self.service.name}")
+
+    async def stop(self) -> None:
+        """Stop it for good: its signal, then SIGKILL after its deadline; nothing of its session is left."""
+        if self._keeping:
+            self._keeping.cancel()
+            await asyncio.gather(self._keeping, return_exceptions=True)
+        if self._process:
+            await self._stop_process(self._process)
+        self._log.close()
+
+    async def _stop_process(self, process: Process) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(self.service.stop_signal)
+        try:
+            await asyncio.wait_for(process.wait(), self.service.stop_within_s)
+        except TimeoutError:
+            self._console.own(f"{self.service.name} did not stop within {self.service.stop_within_s:g} s: killed")
+            end_session(process.pid, signal.SIGKILL)
+        await self._after_death(process)
+
+    async def _launch(self) -> None:
+        await self.service.prepare()
+        self._process = await spawn(self.service.program)
+        self._reading = asyncio.create_task(self._read(self._process))
+        self._on_start(self.service.name, self._process.pid)
+
+    async def _keep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            status = await self._after_death(self._process) if self._process else None
+            self.deaths = deaths_in_a_row(self.deaths, loop.time() - began)
+            wait_s = wait_before_restart_s(self.deaths)
+            self._console.own(f"{self.service.name} {_death(status)}; starting it again in {wait_s:g} s")
+            await asyncio.sleep(wait_s)
+            await self._relaunch()
+
+    async def _relaunch(self) -> None:
+        try:
+            await self._launch()
+        except (CannotStart, OSError) as error:  # the next round tries again
+            self._process = None
+            self.last_line = str(error)
+
+    async def _after_death(self, process: Process) -> int:
+        """Wait until `process` is dead, hear its last words, and end what it left in its session."""
+        status = await process.wait()
+        end_session(process.pid, signal.SIGKILL)
+        if self._reading:
+            await asyncio.wait([self._reading], timeout=_LAST_WORDS_S)
+            self._reading.cancel()
+        return status
+
+    async def _read(self, process: Process) -> None:
+        splitter = LineSplitter()
+        while chunk := await read_chunk(process):
+            self._show(splitter.feed(chunk))
+        self._show(splitter.finish())
+
+    def _show(self, lines: list[str]) -> None:
+        self._log.write(lines)
+        self._console.process_lines(self.service.name, lines)
+        self.last_line = next((line for line in reversed(lines) if line.strip()), self.last_line)
+
+
+def _death(status: int | None) -> str:
+    if status is None:
+        return "did not start"
+    if status < 0:
+        return f"was ended by {signal.Signals(-status).name}"
+    return f"ended by itself with status {status}"

@@ -1,0 +1,66 @@
+"""Starts one PostgreSQL and one Valkey for the whole session, before Django is set up, and orders the tests.
+
+The servers run in a process of their own, which the kernel ends with this one, even when this one is killed. Where
+DATABASE_URL or REDIS_URL is set already, that server is used instead.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.embedded_servers import EmbeddedServers
+
+ROOT = Path(__file__).resolve().parent.parent
+
+LAST = ("vllm", "scenario", "browser")
+"""Markers of the slow layers, in the order in which they run after everything else.
+
+Browser tests close the line: Playwright's synchronous interface leaves an event loop running in its thread.
+"""
+
+_servers = pytest.StashKey[EmbeddedServers]()
+_home = pytest.StashKey[Path]()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Point the settings at this session's servers and home, then load them."""
+    home = Path(tempfile.mkdtemp(prefix="switchyard-tests-"))
+    config.stash[_home] = home
+    servers = EmbeddedServers(home / "servers")
+    config.stash[_servers] = servers
+    addresses = servers.start()
+    os.environ.setdefault("DATABASE_URL", addresses["database_url"])
+    os.environ.setdefault("REDIS_URL", addresses["redis_url"])
+    os.environ["SWITCHYARD_HOME"] = str(home / "home")
+    os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+    sys.path.insert(0, str(ROOT))
+    _load_django()
+
+
+def _load_django() -> None:
+    import django
+
+    django.setup()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """End the servers and remove what they stored."""
+    if servers := config.stash.get(_servers, None):
+        servers.stop()
+    if home := config.stash.get(_home, None):
+        shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Fast layers first; within a layer the order is pytest-randomly's."""
+    items.sort(key=_layer)
+
+
+def _layer(item: pytest.Item) -> int:
+    return max((index + 1 for index, marker in enumerate(LAST) if item.get_closest_marker(marker)), default=0)

@@ -1,0 +1,62 @@
+"""One PostgreSQL and one Valkey for tests: fast, not durable, gone with the process that asked for them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+from controlplane.embedded.spawning import GUARD
+
+ROOT = Path(__file__).resolve().parent.parent
+
+_STOP_WITHIN_S = 20.0
+
+
+class EmbeddedServers:
+    """The servers of `home`, run by `python -m controlplane.embedded servers`."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """Pid of the process that supervises them."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self) -> dict[str, str]:
+        """Start them and wait until they answer: `database_url` and `redis_url`."""
+        guard = [sys.executable, "-I", "-S", str(GUARD), "--parent", str(os.getpid())]
+        guard += ["--death-signal", str(int(signal.SIGTERM)), "--"]
+        self._home.parent.mkdir(parents=True, exist_ok=True)
+        with (self._home.parent / "servers.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [*guard, sys.executable, "-m", "controlplane.embedded", "servers", "--not-durable"],
+                cwd=ROOT,
+                env={**os.environ, "SWITCHYARD_HOME": str(self._home)},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError((self._home.parent / "servers.log").read_text())
+        addresses: dict[str, str] = json.loads(line)
+        return addresses
+
+    def stop(self) -> None:
+        """Stop them and wait until they are gone."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(_STOP_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
