@@ -100,14 +100,16 @@ def _plan_restart(
     )
     if now_s < restart_at_s:
         return (Wait(restart_at_s, f"no contact to report to; restarting after {failure.reason}"),)
-    start = StartEngine(f"no contact with the control plane, restart {failure.in_a_row} after: {failure.reason}")
+    start = StartEngine(
+        desired, f"no contact with the control plane, restart {failure.in_a_row} after: {failure.reason}"
+    )
     return (start, *_plan_proxy(desired, node, now_s, limits))
 
 
 def _plan_serve(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Steps:
     engine = node.engine
     if engine is None:
-        start = StartEngine(f"generation {desired.generation} of {desired.cell} is to serve")
+        start = StartEngine(desired, f"generation {desired.generation} of {desired.cell} is to serve")
         return (start, *_plan_proxy(desired, node, now_s, limits))
     if engine.stopping:
         return (_waits_for("engine"),)
@@ -118,7 +120,7 @@ def _plan_serve(desired: Assignment, node: NodeSnapshot, now_s: float, limits: C
     if now_s >= ready_by_s:
         seen = node.health.reason if node.health is not None else "it never answered"
         reason = f"not ready within {desired.plan.ready_timeout_s:g} s: {seen}"
-        return (MarkFailed(reason), StopEngine(limits.engine_stop_grace_s, reason))
+        return (MarkFailed(membership_of(desired), reason), StopEngine(limits.engine_stop_grace_s, reason))
     return steps or (Wait(ready_by_s, "the engine is getting ready"),)
 
 
@@ -128,7 +130,7 @@ def _plan_proxy(desired: Assignment, node: NodeSnapshot, now_s: float, limits: C
         return ()
     proxy = node.proxy
     if proxy is None:
-        return (_plan_proxy_start(failure_of(membership_of(desired), node.proxy_failure), now_s, limits),)
+        return (_plan_proxy_start(desired, node, now_s, limits),)
     if proxy.stopping:
         return (_waits_for("cell proxy"),)
     if _is_hung(proxy, node.proxy_silent_since_s, now_s, limits):
@@ -138,13 +140,14 @@ def _plan_proxy(desired: Assignment, node: NodeSnapshot, now_s: float, limits: C
     return ()
 
 
-def _plan_proxy_start(failure: Failure | None, now_s: float, limits: ConvergeLimits) -> Step:
+def _plan_proxy_start(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Step:
+    failure = failure_of(membership_of(desired), node.proxy_failure)
     if failure is None:
-        return StartProxy("the leader needs its cell proxy")
+        return StartProxy(desired, "the leader needs its cell proxy")
     pause_s = 0.0 if failure.in_a_row == 1 else restart_backoff_s(failure.in_a_row - 1, limits)
     if now_s < failure.at_s + pause_s:
         return Wait(failure.at_s + pause_s, f"restarting the cell proxy: {failure.reason}")
-    return StartProxy(failure.reason)
+    return StartProxy(desired, failure.reason)
 
 
 def _is_hung(proxy: RunningProcess, silent_since_s: float | None, now_s: float, limits: ConvergeLimits) -> bool:

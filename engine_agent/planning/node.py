@@ -60,7 +60,6 @@ class NodeSnapshot:
     proxy: RunningProcess | None = None
     health: Health | None = None
     was_ready: bool = False
-    unhealthy_since_s: float | None = None
     proxy_phase: Phase | None = None
     proxy_silent_since_s: float | None = None
     failure: Failure | None = None
@@ -73,18 +72,16 @@ class ConvergeLimits:
     """How long an agent waits before it does the next harsher thing.
 
     The restart backoff and the contact grace (the silence after which a node is suspect) are design.md §4 and §7's.
-    vLLM needs 3 to 8 s to end on SIGTERM. A cell proxy starts in under a second on a free core; a loaded one may need
-    several. A health probe is slow after 1 s, so an engine is unhealthy for longer than one garbage collection or page
-    storm before it counts as failed.
+    vLLM needs 3 to 8 s to end on SIGTERM. A cell proxy starts in under a second on a free core and may need several on
+    a busy one; it ends once its streams have, within its own grace of 5 s.
     """
 
     engine_stop_grace_s: float = 10.0
-    proxy_stop_grace_s: float = 2.0
+    proxy_stop_grace_s: float = 6.0
     proxy_start_s: float = 15.0
     proxy_silent_s: float = 5.0
     proxy_silence_tolerated_s: float = 2.0
     proxy_failures_tolerated: int = 4
-    unhealthy_failed_after_s: float = 5.0
     contact_grace_s: float = 10.0
     backoff_first_s: float = 1.0
     backoff_max_s: float = 30.0

@@ -1,11 +1,12 @@
 """What a node says of itself, from what it was told and what runs on it. It decides words only, never steps.
 
 `ready` needs a healthy engine and, on the leader, a proxy that answers. What the agent repairs by itself (a proxy) and
-what may pass (a moment of bad health) is `starting` with its reason; what needs a new generation is `failed`.
+what may pass (bad health of an engine that lives) is `starting` with its reason: how long that may last is for the
+control plane to judge. What ended and needs a new generation is `failed`.
 """
 
 from engine_agent.planning.node import LIMITS, ConvergeLimits, NodeSnapshot, failure_of, membership_of
-from engine_agent.protocol.messages import Assignment, Observed
+from engine_agent.protocol.messages import Assignment, Health, Observed
 from engine_agent.protocol.states import EngineState, MemberRole, Phase
 
 Told = tuple[EngineState, str]
@@ -57,7 +58,7 @@ def _state(desired: Assignment, node: NodeSnapshot, now_s: float, limits: Conver
         trouble = _proxy_trouble(desired, node, now_s, limits)
         if trouble is not None:
             return trouble
-    return _by_health(node, now_s, limits)
+    return _by_health(node.health)
 
 
 def _draining(node: NodeSnapshot) -> Told:
@@ -72,19 +73,17 @@ def _proxy_trouble(desired: Assignment, node: NodeSnapshot, now_s: float, limits
         return EngineState.STARTING, failure.reason if failure is not None else "the cell proxy is about to start"
     if node.proxy.stopping:
         return EngineState.STARTING, "the cell proxy is being restarted"
+    if node.proxy_phase is None:
+        return EngineState.STARTING, "the cell proxy has not answered yet"
     silent_since_s = node.proxy_silent_since_s
     if silent_since_s is not None and now_s - silent_since_s >= limits.proxy_silence_tolerated_s:
         return EngineState.STARTING, "the cell proxy does not answer"
     return None
 
 
-def _by_health(node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Told:
-    health = node.health
+def _by_health(health: Health | None) -> Told:
     if health is None:
         return EngineState.STARTING, "no answer yet"
     if health.ok:
         return EngineState.READY, ""
-    unhealthy_since_s = node.unhealthy_since_s if node.unhealthy_since_s is not None else now_s
-    if node.was_ready and now_s - unhealthy_since_s >= limits.unhealthy_failed_after_s:
-        return EngineState.FAILED, health.reason
     return EngineState.STARTING, health.reason

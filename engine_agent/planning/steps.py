@@ -2,20 +2,24 @@
 
 from dataclasses import dataclass
 
+from engine_agent.planning.node import Membership
+from engine_agent.protocol.messages import Assignment
 from engine_agent.protocol.states import Phase
 
 
 @dataclass(frozen=True, slots=True)
 class StartEngine:
-    """Start the engine of the assignment."""
+    """Start the engine of this rank."""
 
+    assignment: Assignment
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class StartProxy:
-    """Start the cell proxy of the assignment."""
+    """Start the cell proxy beside this leader."""
 
+    assignment: Assignment
     reason: str
 
 
@@ -47,6 +51,7 @@ class SetProxyPhase:
 class MarkFailed:
     """Give up this start of the engine, and keep it given up."""
 
+    membership: Membership
     reason: str
 
 

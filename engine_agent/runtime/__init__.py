@@ -1,1 +1,1 @@
-"""The node agent: connection, journal, supervision of processes. Ingress agents share the connection and the journal."""
+"""The node agent: connection, journal, supervision of processes. Ingress agents share connection and journal."""

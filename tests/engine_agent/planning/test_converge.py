@@ -134,7 +134,7 @@ def test_an_engine_that_is_not_ready_in_time_is_given_up_and_ended() -> None:
     assert plan_convergence(assignment(), STARTING, late_s - 1) == (Wait(late_s, "the engine is getting ready"),)
     reason = "not ready within 60 s: loading"
     assert plan_convergence(assignment(), STARTING, late_s) == (
-        MarkFailed(reason),
+        MarkFailed(LEADER, reason),
         StopEngine(LIMITS.engine_stop_grace_s, reason),
     )
     given_up = replace(STARTING, failure=replace(DIED, reason=reason))

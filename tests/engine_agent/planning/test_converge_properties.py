@@ -71,9 +71,7 @@ class World:
 
     def answer(self, healthy: bool) -> None:
         if self.node.engine is not None:
-            self.node = replace(
-                self.node, health=Health(ok=healthy), was_ready=self.node.was_ready or healthy, unhealthy_since_s=None
-            )
+            self.node = replace(self.node, health=Health(ok=healthy), was_ready=self.node.was_ready or healthy)
         if self.node.proxy is not None and self.node.proxy_phase is None:
             self.node = replace(self.node, proxy_phase=Phase.SERVE)
 
@@ -86,17 +84,17 @@ class World:
     def _apply(self, step: Step) -> None:
         desired, node = self.desired, self.node
         match step:
-            case StartEngine():
-                assert desired is not None
+            case StartEngine(assignment=started):
+                assert started == desired
                 assert node.engine is None, "two engines at a time"
-                assert node.proxy is None or node.proxy.membership == membership_of(desired), "an old proxy is left"
-                self.starts.append(membership_of(desired))
-                self.node = replace(node, engine=self._process(desired), failure=None, was_ready=False, health=None)
-            case StartProxy():
-                assert desired is not None
+                assert node.proxy is None or node.proxy.membership == membership_of(started), "an old proxy is left"
+                self.starts.append(membership_of(started))
+                self.node = replace(node, engine=self._process(started), failure=None, was_ready=False, health=None)
+            case StartProxy(assignment=started):
+                assert started == desired
                 assert node.proxy is None, "two proxies at a time"
-                assert desired.role is MemberRole.LEADER
-                self.node = replace(node, proxy=self._process(desired), proxy_failure=None)
+                assert started.role is MemberRole.LEADER
+                self.node = replace(node, proxy=self._process(started), proxy_failure=None)
             case StopEngine():
                 assert node.engine is not None
                 assert node.proxy is None or failure_of(node.engine.membership, node.failure), "the proxy ends first"
@@ -106,9 +104,8 @@ class World:
                 self.node = replace(node, proxy=replace(node.proxy, stopping=True))
             case SetProxyPhase(phase=phase):
                 self.node = replace(node, proxy_phase=phase)
-            case MarkFailed(reason=reason):
-                assert desired is not None
-                self.node = replace(node, failure=Failure(membership_of(desired), reason, self.now_s))
+            case MarkFailed(membership=given_up, reason=reason):
+                self.node = replace(node, failure=Failure(given_up, reason, self.now_s))
             case Wait():
                 pass
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from engine_agent.planning.node import LIMITS, Failure, Membership, NodeSnapshot, RunningProcess
+from engine_agent.planning.node import Failure, Membership, NodeSnapshot, RunningProcess
 from engine_agent.planning.observe import observe
 from engine_agent.protocol.messages import Assignment, Health, Observed
 from engine_agent.protocol.states import EngineState, Phase
@@ -34,8 +34,8 @@ OLD = "generation 1 of c-1 has not ended yet"
         (assignment(rank=1), replace(FOLLOWING, health=Health(ok=True)), "ready", ""),
         (assignment(), NodeSnapshot(), "starting", "the engine is about to start"),
         (assignment(), replace(SERVING, health=UNHEALTHY, was_ready=False), "starting", "follower 1 is gone"),
-        (assignment(), replace(SERVING, health=UNHEALTHY, unhealthy_since_s=NOW_S), "starting", "follower 1 is gone"),
-        (assignment(), replace(SERVING, health=UNHEALTHY, unhealthy_since_s=0.0), "failed", "follower 1 is gone"),
+        (assignment(), replace(SERVING, health=UNHEALTHY), "starting", "follower 1 is gone"),
+        (assignment(), replace(SERVING, proxy_phase=None), "starting", "the cell proxy has not answered yet"),
         (assignment(), replace(SERVING, engine=None, failure=Failure(LEADER, "died", NOW_S)), "failed", "died"),
         (assignment(), replace(SERVING, proxy=None, proxy_failure=PROXY_DIED), "starting", "the proxy died"),
         (
@@ -74,9 +74,3 @@ def test_a_spare_to_be_names_the_cell_that_it_leaves() -> None:
 def test_the_pid_is_of_the_generation_that_the_report_speaks_of() -> None:
     assert observe(assignment(), SERVING, NOW_S).engine_pid == 10
     assert observe(assignment(generation=2), SERVING, NOW_S).engine_pid is None
-
-
-def test_bad_health_becomes_failed_at_the_limit() -> None:
-    node = replace(SERVING, health=UNHEALTHY, unhealthy_since_s=NOW_S)
-    states = [observe(assignment(), node, NOW_S + LIMITS.unhealthy_failed_after_s + late_s).state for late_s in (-1, 0)]
-    assert states == [EngineState.STARTING, EngineState.FAILED]

@@ -1,0 +1,134 @@
+"""The node agent: three loops around one node. Converge (plan, apply, say what is so), watch (ask the processes), and
+report (say it again every two seconds). It decides nothing itself, and no error in a pass ends a loop.
+
+Ending the agent ends none of the node's processes: the next agent adopts them.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Awaitable, Callable
+from time import monotonic
+
+from engine_agent.planning.converge import plan_convergence
+from engine_agent.planning.observe import observe
+from engine_agent.planning.steps import Wait
+from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, RoutingTable
+from engine_agent.protocol.states import EngineState
+from engine_agent.runtime.connection import AgentConnection, report_interval_s
+from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.node import LocalNode, NodePlace
+from engine_agent.runtime.watch import POLL_INTERVAL_S
+from engine_agent.telemetry.host import read_usage
+
+log = logging.getLogger(__name__)
+
+CONVERGE_AT_LEAST_EVERY_S = 1.0
+"""Limits that are reached by time alone (a silent proxy, a late start) are noticed this late at most."""
+PAUSE_AFTER_ERROR_S = 1.0
+BOUND_LOGS_EVERY_S = 60.0
+
+
+class NodeAgent:
+    """Runs one node until cancelled."""
+
+    def __init__(self, *, place: NodePlace, enrolment: Enrolment, hello: Callable[[], Hello]) -> None:
+        self._wake = asyncio.Event()
+        self._connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=self._on_message)
+        self._node = LocalNode(place, on_change=self._wake.set, on_fault=self._connection.send_fault)
+        self._no_contact_since_s: float | None = monotonic()
+        self._said: Observed | None = None
+
+    async def run(self) -> None:
+        """Resume, then converge, watch, report and stay connected until cancelled."""
+        self._node.resume()
+        try:
+            # What was adopted is asked once before anything is said of it, so that a restarted agent never reports a
+            # serving cell as one that starts.
+            await self._node.look()
+            self._converge()
+            async with asyncio.TaskGroup() as loops:
+                loops.create_task(self._connection.run())
+                loops.create_task(self._for_ever("converge", self._converge_once))
+                loops.create_task(self._for_ever("watch", self._watch_once))
+                loops.create_task(self._for_ever("report", self._report_once))
+                loops.create_task(self._for_ever("logs", self._bound_logs_once))
+        finally:
+            self._node.close()
+
+    async def _for_ever(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
+        while True:
+            try:
+                await once()
+            except Exception:
+                # A node must outlive whatever is wrong with one pass; the next one starts from the whole state again.
+                log.exception("error in the %s loop", name)
+                await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+
+    async def _converge_once(self) -> None:
+        until_s = self._converge()
+        pause_s = CONVERGE_AT_LEAST_EVERY_S
+        if until_s is not None:
+            pause_s = min(pause_s, max(0.01, until_s - monotonic()))
+        try:
+            async with asyncio.timeout(pause_s):
+                await self._wake.wait()
+        except TimeoutError:
+            return
+
+    def _converge(self) -> float | None:
+        """One pass: plan, apply, and say what is so if that changed. Returns when to look again at the latest."""
+        self._wake.clear()
+        self._note_contact()
+        until_s = None
+        for step in plan_convergence(self._node.desired, self._node.snapshot(self._no_contact_since_s), monotonic()):
+            self._node.apply(step)
+            if isinstance(step, Wait):
+                until_s = step.until_s
+        if self._observed() != self._said:
+            self._say()
+        return until_s
+
+    async def _watch_once(self) -> None:
+        await self._node.look()
+        await asyncio.sleep(POLL_INTERVAL_S)
+
+    async def _report_once(self) -> None:
+        await asyncio.sleep(report_interval_s(random.random()))
+        self._say()
+
+    async def _bound_logs_once(self) -> None:
+        await asyncio.sleep(BOUND_LOGS_EVERY_S)
+        self._node.bound_logs()
+
+    def _on_message(self, message: Desired | RoutingTable) -> None:
+        if isinstance(message, Desired):
+            self._node.take_order(message)
+        else:
+            log.warning("ignored a routing table: this is a node, not an ingress")
+
+    def _note_contact(self) -> None:
+        if self._connection.status.connected:
+            self._no_contact_since_s = None
+        elif self._no_contact_since_s is None:
+            self._no_contact_since_s = monotonic()
+
+    def _observed(self) -> Observed:
+        return observe(self._node.desired, self._node.snapshot(self._no_contact_since_s), monotonic())
+
+    def _say(self) -> None:
+        observed = self._observed()
+        if self._said is None or (observed.state, observed.reason) != (self._said.state, self._said.reason):
+            log.info("%s %s", observed.state, observed.reason)
+        self._said = observed
+        seen = self._node.seen
+        telemetry = {**read_usage(observed.engine_pid), **self._node.telemetry}
+        health = _health(observed, seen.health)
+        self._connection.send(Report(seq=0, observed=observed, health=health, load=seen.load, telemetry=telemetry))
+
+
+def _health(observed: Observed, said: Health | None) -> Health | None:
+    """The engine's health as a reader must take it: good news counts only from a node that can use its engine."""
+    if said is not None and said.ok and observed.state in (EngineState.STARTING, EngineState.FAILED):
+        return Health(ok=False, reason=observed.reason)
+    return said

@@ -1,0 +1,35 @@
+"""Words and evidence for what went wrong on a node, for reports and fault messages. It sends nothing."""
+
+from engine_agent.planning.node import Membership
+from engine_agent.protocol.messages import Fault, JsonObject
+from engine_agent.runtime.processes import ProcessEnd
+from engine_agent.runtime.watch import Seen
+
+
+def with_health(reason: str, seen: Seen) -> str:
+    """The last words about an engine that was ready and then was not say best why it ended."""
+    if seen.was_ready and seen.health is not None and not seen.health.ok:
+        return f"{reason} (before: {seen.health.reason})"
+    return reason
+
+
+def ended(end: ProcessEnd, reason: str, lines: list[str]) -> Fault:
+    """Evidence of a process that ended by itself; `reason` is what the node says of it."""
+    record = end.record
+    evidence: JsonObject = {
+        **_whose(record.membership),
+        "pid": record.pid,
+        "exit_code": end.code,
+        "ran_s": round(end.ran_s, 3),
+        "last_log_lines": lines,
+    }
+    return Fault(signature=f"{end.kind}_ended", summary=reason, evidence=evidence)
+
+
+def given_up(member: Membership, reason: str, lines: list[str]) -> Fault:
+    """Evidence of an engine that could not be started or was not ready in time."""
+    return Fault("engine_not_started", reason, {**_whose(member), "last_log_lines": lines})
+
+
+def _whose(member: Membership) -> JsonObject:
+    return {"cell": member.cell, "generation": member.generation, "rank": member.rank}

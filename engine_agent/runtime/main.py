@@ -1,0 +1,89 @@
+"""`python -m engine_agent node …`: what its command line means. It runs the agent of one node until it is told to
+end, and never a second one for the same folder."""
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+import uuid
+from pathlib import Path
+
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
+from engine_agent.protocol.states import AgentKind
+from engine_agent.runtime.agent import NodeAgent
+from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.lock import AgentLock, HomeInUse
+from engine_agent.runtime.node import NodePlace
+from engine_agent.telemetry.fingerprint import AGENT_VERSION, read_fingerprint
+from engine_agent.telemetry.host import read_inventory
+
+REPO_ROOT = Path(__file__).resolve().parents[2]
+ENGINE_FOLDERS = {"vllm": "vllm-cpu"}
+"""Folder under <cache>/engines that holds each engine's own Python environment."""
+
+
+def run(argv: list[str]) -> int:
+    """Run the agent that `argv` describes until SIGTERM or SIGINT; return the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    given = _arguments(argv)
+    home: Path = given.home.resolve()
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        with AgentLock(home, given.node_id):
+            asyncio.run(_run_until_signalled(given, home))
+    except (HomeInUse, ValueError) as error:
+        sys.stderr.write(f"the agent of {given.node_id} does not start: {error}\n")
+        return 1
+    return 0
+
+
+async def _run_until_signalled(given: argparse.Namespace, home: Path) -> None:
+    boot_id = uuid.uuid4().hex
+    engine_pythons = _engine_pythons()
+    place = NodePlace(given.node_id, home, given.host, given.port_base, REPO_ROOT, engine_pythons)
+    enrolment = Enrolment(
+        given.server, AgentKind.NODE, given.node_id, home, os.environ.get("SWITCHYARD_JOIN_TOKEN") or None
+    )
+
+    def hello() -> Hello:
+        return Hello(
+            protocol=PROTOCOL_VERSION,
+            kind=AgentKind.NODE,
+            id=given.node_id,
+            boot_id=boot_id,
+            agent_version=AGENT_VERSION,
+            inventory=read_inventory(given.instance_type, given.host, given.port_base),
+            topology=given.topology,
+            fingerprint=read_fingerprint(engine_pythons),
+        )
+
+    running = asyncio.ensure_future(NodeAgent(place=place, enrolment=enrolment, hello=hello).run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def _engine_pythons() -> dict[str, Path]:
+    cache = Path(os.environ.get("SWITCHYARD_CACHE") or REPO_ROOT / ".cache")
+    return {engine: cache / "engines" / folder / "bin" / "python" for engine, folder in ENGINE_FOLDERS.items()}
+
+
+def _arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m engine_agent node", description=__doc__)
+    parser.add_argument("--node-id", required=True, help="n- and eight hexadecimal digits")
+    parser.add_argument("--home", required=True, type=Path, help="folder for the journal, the credential and the logs")
+    parser.add_argument("--server", required=True, help="the control plane, http://HOST:PORT")
+    parser.add_argument("--instance-type", required=True)
+    parser.add_argument("--region", required=True)
+    parser.add_argument("--host", required=True, help="address that this node's processes listen on")
+    parser.add_argument("--port-base", required=True, type=int, help="first of the node's ports")
+    parser.add_argument("--topology", type=_names, default=(), help="network nodes, widest first: a,b,c")
+    return parser.parse_args(argv)
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name for name in text.split(",") if name)

@@ -1,0 +1,301 @@
+"""One node as its agent holds it: the order in force, its processes, and what they said. It takes orders, applies the
+planner's steps, and journals before it acts; what to do next is for `planning` to decide, and when, for `agent`."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from engine_agent.engines.base import EngineContext, EngineUnavailable
+from engine_agent.engines.registry import engine_adapter
+from engine_agent.planning.node import (
+    LIMITS,
+    Failure,
+    Membership,
+    NodeSnapshot,
+    ProcessKind,
+    membership_of,
+    next_in_a_row,
+)
+from engine_agent.planning.orders import refusal
+from engine_agent.planning.steps import (
+    MarkFailed,
+    SetProxyPhase,
+    StartEngine,
+    StartProxy,
+    Step,
+    StopEngine,
+    StopProxy,
+    Wait,
+)
+from engine_agent.protocol.messages import Assignment, Desired, Fault, JsonObject
+from engine_agent.protocol.states import MemberRole, Phase
+from engine_agent.runtime import watch
+from engine_agent.runtime.evidence import ended, given_up, with_health
+from engine_agent.runtime.http import NoAnswer, request
+from engine_agent.runtime.journal import CorruptJournal, Journal
+from engine_agent.runtime.launch import proxy_admin_url, proxy_launch
+from engine_agent.runtime.logs import bound, last_lines
+from engine_agent.runtime.processes import ProcessEnd, Processes
+from engine_agent.runtime.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord
+
+log = logging.getLogger(__name__)
+
+EVIDENCE_LINES = 20
+PHASE_TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Where a node is: its folder, its address and ports, and where engines are installed, if they are."""
+
+    node_id: str
+    home: Path
+    host: str
+    port_base: int
+    repo_root: Path
+    engine_pythons: Mapping[str, Path]
+
+    def context(self) -> EngineContext:
+        """The place as engine adapters know it, with the engines that are installed now."""
+        installed = {engine: python for engine, python in self.engine_pythons.items() if python.exists()}
+        return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, installed)
+
+
+class LocalNode:
+    """The state of this node. `on_change` is called when there may be something to plan, `on_fault` with evidence."""
+
+    def __init__(self, place: NodePlace, *, on_change: Callable[[], None], on_fault: Callable[[Fault], None]) -> None:
+        self.place = place
+        self.seen = watch.Seen()
+        self._on_change = on_change
+        self._on_fault = on_fault
+        self._journal = Journal(place.home / JOURNAL_FILE, NodeRecord)
+        self._record = NodeRecord(place.node_id)
+        self._processes = Processes(place.node_id, place.home, on_end=self._process_ended, on_free=on_change)
+        self._last_engine_failure: Failure | None = None
+        self._failure: Failure | None = None
+        self._proxy_failure: Failure | None = None
+        self._phase_change: asyncio.Task[None] | None = None
+        self.telemetry: JsonObject = {}
+
+    @property
+    def desired(self) -> Assignment | None:
+        """What this node was last told to do."""
+        return self._record.desired.assignment if self._record.desired is not None else None
+
+    # --- from one agent process to the next -------------------------------------------------------------------------
+
+    def resume(self) -> None:
+        """Go on where an earlier agent of this node ended: its order, its processes, its last failure."""
+        try:
+            self._record = self._journal.load() or self._record
+        except CorruptJournal as error:
+            log.error("%s", error)
+        now_s = monotonic()
+        if self._record.failure is not None:
+            self._failure = self._last_engine_failure = self._record.failure.failure(now_s)
+        engine, proxy = self._record.engine, self._record.proxy
+        if engine is not None:
+            if self._processes.adopt(ProcessKind.ENGINE, engine):
+                self.seen = watch.Seen(was_ready=engine.was_ready)
+                log.info(
+                    "adopted the engine of generation %d of %s, pid %d", engine.generation, engine.cell, engine.pid
+                )
+            elif self._failure is None:
+                self._set_failure(engine.membership, "the engine ended while no agent watched it", ran_stably=False)
+        if proxy is not None and self._processes.adopt(ProcessKind.PROXY, proxy):
+            log.info("adopted the cell proxy, pid %d", proxy.pid)
+        killed = self._processes.kill_unknown()
+        if killed:
+            log.warning("killed %d process(es) of this node that no journal knows of", killed)
+
+    def close(self) -> None:
+        """Look away; everything that runs goes on running."""
+        if self._phase_change is not None:
+            self._phase_change.cancel()
+        self._processes.close()
+
+    # --- what it is told ---------------------------------------------------------------------------------------------
+
+    def take_order(self, received: Desired) -> None:
+        """Put the order in force, on disk first; refuse it if it is not of a later state."""
+        reason = refusal(self._record.desired, received, self.place.node_id)
+        if reason is not None:
+            log.warning("refused an order: %s", reason)
+            self.telemetry = {**self.telemetry, "refused_order": reason}
+            return
+        if received != self._record.desired:
+            log.info("order %d: %s", received.version, _in_words(received.assignment))
+            self._save(desired=received)
+            self._on_change()
+
+    # --- what is so --------------------------------------------------------------------------------------------------
+
+    def snapshot(self, no_contact_since_s: float | None) -> NodeSnapshot:
+        """What runs here now, for the planners."""
+        return NodeSnapshot(
+            engine=self._processes.running(ProcessKind.ENGINE),
+            proxy=self._processes.running(ProcessKind.PROXY),
+            health=self.seen.health,
+            was_ready=self.seen.was_ready,
+            proxy_phase=self.seen.proxy_phase,
+            proxy_silent_since_s=self.seen.proxy_silent_since_s,
+            failure=self._failure,
+            proxy_failure=self._proxy_failure,
+            no_contact_since_s=no_contact_since_s,
+        )
+
+    async def look(self) -> None:
+        """Ask what runs here how it is."""
+        desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
+        if desired is None or engine is None or engine.membership != membership_of(desired):
+            return
+        proxy, before = self._processes.running(ProcessKind.PROXY), self.seen
+        if desired.role is MemberRole.FOLLOWER:
+            url = engine_adapter(desired.plan.engine).health_url(desired, self.place.context())
+            after = watch.after_engine(before, await watch.ask_engine(url))
+        elif proxy is not None and proxy.membership == engine.membership:
+            said = await watch.ask_proxy(proxy_admin_url(self.place.context(), "/status"))
+            after = watch.after_proxy(before, said, monotonic())
+        else:
+            return
+        if self.seen is before:  # else a process started or ended meanwhile, and the answer speaks of the past
+            self.seen = after
+            self._note_ready(before, after)
+
+    def bound_logs(self) -> None:
+        """Keep the log files short."""
+        for kind in ProcessKind:
+            bound(self._processes.log_path(kind))
+
+    # --- what it does ------------------------------------------------------------------------------------------------
+
+    def apply(self, step: Step) -> None:
+        """Take one step. What fails becomes this start's failure, never an exception."""
+        match step:
+            case StartEngine():
+                self._start_engine(step)
+            case StartProxy():
+                self._start_proxy(step)
+            case StopEngine(grace_s=grace_s, reason=reason):
+                log.info("ending the engine: %s", reason)
+                self._processes.stop(ProcessKind.ENGINE, grace_s)
+            case StopProxy(grace_s=grace_s, reason=reason):
+                log.info("ending the cell proxy: %s", reason)
+                self._processes.stop(ProcessKind.PROXY, grace_s)
+            case SetProxyPhase(phase=phase):
+                self._change_phase(phase)
+            case MarkFailed(membership=member, reason=reason):
+                self._give_up(member, reason)
+            case Wait():
+                pass
+
+    def _start_engine(self, step: StartEngine) -> None:
+        given, member = step.assignment, membership_of(step.assignment)
+        log.info("starting the engine: %s", step.reason)
+        self.seen = watch.without_engine(self.seen)
+        try:
+            launch = engine_adapter(given.plan.engine).launch(given, self.place.context())
+            record = self._processes.start(ProcessKind.ENGINE, member, launch)
+        except (EngineUnavailable, OSError) as error:
+            self._give_up(member, str(error))
+            return
+        self._failure = None
+        self._save(engine=record, failure=None)
+
+    def _start_proxy(self, step: StartProxy) -> None:
+        member = membership_of(step.assignment)
+        log.info("starting the cell proxy: %s", step.reason)
+        self.seen = watch.without_proxy(self.seen)
+        try:
+            launch = proxy_launch(step.assignment, self.place.context())
+            self._save(proxy=self._processes.start(ProcessKind.PROXY, member, launch))
+        except OSError as error:
+            self._proxy_failed(member, f"the cell proxy did not start: {error}", ran_stably=False)
+
+    def _change_phase(self, phase: Phase) -> None:
+        """Tell the proxy, unless it is being told; what it then says of itself shows whether it heard."""
+        if self._phase_change is None or self._phase_change.done():
+            url = proxy_admin_url(self.place.context(), "/phase")
+            self._phase_change = asyncio.get_running_loop().create_task(_post_phase(url, phase))
+
+    # --- what happens to it ------------------------------------------------------------------------------------------
+
+    def _process_ended(self, end: ProcessEnd) -> None:
+        """Called at once when a process has ended, whether it was told to or not."""
+        log.log(logging.INFO if end.was_ordered else logging.WARNING, "%s", end)
+        lines = self._last_lines(end.kind)
+        ran_stably = end.ran_s >= LIMITS.stable_after_s
+        member = end.record.membership
+        reason = f"{end}: {lines[-1]}" if lines else str(end)
+        if end.kind is ProcessKind.ENGINE:
+            if not end.was_ordered:
+                self._set_failure(member, with_health(reason, self.seen), ran_stably and self.seen.was_ready)
+            self._save(engine=None)
+            self.seen = watch.without_engine(self.seen)
+        else:
+            self._proxy_failed(member, reason, ran_stably)
+            self._save(proxy=None)
+            self.seen = watch.without_proxy(self.seen)
+        if not end.was_ordered:
+            self._on_fault(ended(end, reason, lines))
+        self._on_change()
+
+    def _give_up(self, member: Membership, reason: str) -> None:
+        log.warning("gave up: %s", reason)
+        self._set_failure(member, reason, ran_stably=False)
+        self._on_fault(given_up(member, reason, self._last_lines(ProcessKind.ENGINE)))
+        self._on_change()
+
+    def _set_failure(self, member: Membership, reason: str, ran_stably: bool) -> None:
+        previous = self._last_engine_failure
+        same = previous if previous is not None and previous.membership == member else None
+        self._failure = Failure(member, reason, monotonic(), next_in_a_row(same, ran_stably))
+        self._last_engine_failure = self._failure
+        self._save(failure=FailureRecord.of(self._failure))
+
+    def _proxy_failed(self, member: Membership, reason: str, ran_stably: bool) -> None:
+        previous = self._proxy_failure
+        same = previous if previous is not None and previous.membership == member else None
+        self._proxy_failure = Failure(member, reason, monotonic(), next_in_a_row(same, ran_stably))
+
+    def _last_lines(self, kind: ProcessKind) -> list[str]:
+        return last_lines(self._processes.log_path(kind), EVIDENCE_LINES)
+
+    def _note_ready(self, before: watch.Seen, after: watch.Seen) -> None:
+        engine = self._record.engine
+        if after.was_ready and engine is not None and not engine.was_ready:
+            self._save(engine=msgspec.structs.replace(engine, was_ready=True))
+        if watch.is_news(before, after):
+            self._on_change()
+
+    def _save(self, **changes: Desired | ProcessRecord | FailureRecord | None) -> None:
+        """Journal. A disk that refuses must not keep a node from doing as told: that is said, and the node goes on."""
+        self._record = msgspec.structs.replace(self._record, **changes)
+        try:
+            self._journal.save(self._record)
+            self.telemetry.pop("journal_error", None)
+        except OSError as error:
+            log.error("cannot write the journal: %s", error)
+            self.telemetry["journal_error"] = str(error)
+
+
+async def _post_phase(url: str, phase: Phase) -> None:
+    try:
+        answer = await request("POST", url, timeout_s=PHASE_TIMEOUT_S, body=msgspec.json.encode({"phase": phase}))
+    except NoAnswer as error:
+        log.warning("the cell proxy was not told to %s: %s", phase, error)
+        return
+    if answer.status >= 300:
+        log.warning("the cell proxy was told to %s and answered %d", phase, answer.status)
+
+
+def _in_words(assignment: Assignment | None) -> str:
+    if assignment is None:
+        return "run nothing"
+    return f"{assignment.phase} as rank {assignment.rank} in generation {assignment.generation} of {assignment.cell}"

@@ -1,0 +1,95 @@
+"""What Linux says of processes in /proc: who they are, when they started, which session and which node they belong to.
+
+It reads, and signals whole groups or sessions that its caller owns. A process is known by its pid *and* its start, in
+clock ticks since boot: pids are used again, and clocks are set.
+"""
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_agent.engines.base import NODE_ID_VARIABLE
+
+PROCESS_KIND_VARIABLE = "SWITCHYARD_PROCESS"
+"""Set in everything that an agent starts, so that what it starts is told apart from the agent itself."""
+
+_SESSION, _STARTED = 3, 19
+"""Places in /proc/<pid>/stat counted from the state, which is field 3 of proc_pid_stat(5)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessStat:
+    """A live process. `started_ticks` is the kernel's start time, in clock ticks since boot."""
+
+    pid: int
+    session: int
+    started_ticks: int
+
+
+def boot_id() -> str:
+    """Identity of this start of the machine: ticks since boot mean nothing across two of them."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def stat(pid: int) -> ProcessStat | None:
+    """The process, or None if it has ended (a zombie has)."""
+    try:
+        content = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    fields = content[content.rindex(b")") + 2 :].split()
+    if fields[0] in (b"Z", b"X"):
+        return None
+    return ProcessStat(pid=pid, session=int(fields[_SESSION]), started_ticks=int(fields[_STARTED]))
+
+
+def environment(pid: int) -> dict[str, str]:
+    """What the process was started with; empty if that cannot be read."""
+    try:
+        content = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return {}
+    pairs = (entry.partition("=") for entry in content.decode(errors="replace").split("\0"))
+    return {name: value for name, equals, value in pairs if equals}
+
+
+def belongs_to_node(pid: int, node_id: str) -> bool:
+    """Whether the process was started for this node."""
+    return environment(pid).get(NODE_ID_VARIABLE) == node_id
+
+
+def in_session(session: int, node_id: str) -> list[ProcessStat]:
+    """Live processes of this node in a session."""
+    return [found for found in _all() if found.session == session and belongs_to_node(found.pid, node_id)]
+
+
+def started_by_agents_of(node_id: str) -> list[ProcessStat]:
+    """Live processes that agents of this node started, directly or not."""
+    return [
+        found
+        for found in _all()
+        if (has := environment(found.pid)).get(NODE_ID_VARIABLE) == node_id and PROCESS_KIND_VARIABLE in has
+    ]
+
+
+def kill(processes: list[ProcessStat]) -> None:
+    """SIGKILL to each that still is the process it was."""
+    for process in processes:
+        if stat(process.pid) == process:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process.pid, signal.SIGKILL)
+
+
+def terminate_group(pid: int) -> None:
+    """SIGTERM to the process group that this process leads."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGTERM)
+
+
+def _all() -> Iterator[ProcessStat]:
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit() and (found := stat(int(entry.name))) is not None:
+            yield found
