@@ -1,0 +1,69 @@
+"""Rows of a small fleet in the database, for service tests."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from fleet.models import Cell, CellMember, Deployment, DeploymentRegion, InstanceType, Node, NodeReport, Region
+from fleet.planning.states import CellState, NodeState
+from models_registry.models import Model, ModelVersion
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+KIND = "local.cpu"
+
+
+def region(name: str = "us-east-1", **columns: Any) -> Region:
+    return Region.objects.get_or_create(name=name, defaults=columns)[0]
+
+
+def version(name: str = "1", *, nodes: int = 2, **columns: Any) -> ModelVersion:
+    model, _ = Model.objects.get_or_create(name="sim-70b", defaults={"created_at": NOW})
+    defaults = {"engine": "sim", "parallelism": {KIND: {"nodes": nodes}}, "created_at": NOW, **columns}
+    return ModelVersion.objects.get_or_create(model=model, version=name, defaults=defaults)[0]
+
+
+def deployment(name: str = "sim-70b", *, cells: int = 1, where: str = "us-east-1", nodes: int = 2) -> Deployment:
+    kind, _ = InstanceType.objects.get_or_create(name=KIND, defaults={"accelerator": "cpu"})
+    row, _ = Deployment.objects.get_or_create(
+        name=name, defaults={"model_version": version(nodes=nodes), "instance_type": kind, "created_at": NOW}
+    )
+    DeploymentRegion.objects.get_or_create(deployment=row, region=region(where), defaults={"cells": cells})
+    return row
+
+
+def node(name: str, *, where: str = "us-east-1", connected: bool = True, **columns: Any) -> Node:
+    """A spare node that reported at `NOW`; `report=` columns are given as a dict."""
+    report = {"connected": connected, "connection": "k", "last_seen_at": NOW, "connection_changed_at": NOW}
+    report |= columns.pop("report", {})
+    kind, _ = InstanceType.objects.get_or_create(name=KIND, defaults={"accelerator": "cpu"})
+    defaults = {
+        "region": region(where),
+        "instance_type": kind,
+        "state": NodeState.READY.value,
+        "port_base": 40000 + 20 * Node.objects.count(),
+        "topology": ["spine", "rack"],
+        "created_at": NOW,
+        "state_since": NOW,
+        "spare_since": NOW,
+    }
+    row = Node.objects.create(id=name, **{**defaults, **columns})
+    NodeReport.objects.create(node=row, **report)
+    return row
+
+
+def cell(name: str = "sim-70b-us-east-1-1", *nodes: Node, **columns: Any) -> Cell:
+    """A ready cell at generation 1 on these nodes."""
+    defaults = {
+        "deployment": deployment(),
+        "region": region(),
+        "model_version": version(),
+        "state": CellState.READY.value,
+        "generation": 1,
+        "created_at": NOW,
+        "state_since": NOW,
+    }
+    row = Cell.objects.create(id=name, **{**defaults, **columns})
+    for rank, member in enumerate(nodes):
+        CellMember.objects.create(cell=row, node=member, rank=rank)
+        member.report.cell, member.report.generation, member.report.state = name, row.generation, "ready"
+        member.report.save()
+    return row

@@ -1,0 +1,109 @@
+"""Decisions about cells as compare-and-set on real PostgreSQL."""
+
+import pytest
+
+from controlplane.kernel.models import Event
+from controlplane.kernel.transitions import StaleDecision
+from fleet.models import Cell, CellMember, Incident, Node
+from fleet.planning.decisions import CreateCell, MoveCell, StartCell, StopCell
+from fleet.planning.states import CellState, IncidentState, NodeState
+from fleet.services.cell import cell_create, cell_mark_unrouted, cell_move, cell_start, cell_stop
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+
+def members(cell: str) -> list[str]:
+    return list(CellMember.objects.filter(cell_id=cell).order_by("rank").values_list("node_id", flat=True))
+
+
+def test_cells_get_numbers_that_are_never_used_twice() -> None:
+    rows.deployment(cells=2)
+    for _ in range(2):
+        cell_create(CreateCell("sim-70b", "us-east-1", "wanted"), now=NOW)
+    Cell.objects.filter(id="sim-70b-us-east-1-2").delete()
+    cell_create(CreateCell("sim-70b", "us-east-1", "wanted"), now=NOW)
+    assert set(Cell.objects.values_list("id", flat=True)) == {"sim-70b-us-east-1-1", "sim-70b-us-east-1-3"}
+
+
+def test_a_start_is_a_new_generation_with_a_new_secret_on_the_decided_nodes() -> None:
+    rows.node("n-a"), rows.node("n-b")
+    cell = rows.cell("c1", state=CellState.PENDING, generation=0)
+    cell_start(StartCell("c1", CellState.PENDING, 0, ("n-a", "n-b"), "placed"), now=NOW)
+    cell.refresh_from_db()
+    assert (cell.state, cell.generation, len(cell.secret)) == ("starting", 1, 64)
+    assert members("c1") == ["n-a", "n-b"]
+    assert Node.objects.get(id="n-a").spare_since is None
+    assert Event.objects.get(kind="cell.starting").detail == {"generation": 1}
+
+
+def test_a_start_raises_the_desired_version_of_those_who_join_and_those_who_leave() -> None:
+    old, stays, fresh = rows.node("n-old"), rows.node("n-stays"), rows.node("n-new")
+    rows.cell("c1", old, stays, state=CellState.LOST)
+    cell_start(StartCell("c1", CellState.LOST, 1, ("n-stays", "n-new"), "swap"), now=NOW)
+    for node in (old, stays, fresh):
+        node.refresh_from_db()
+        assert node.desired_version == 2
+    assert old.spare_since == NOW
+
+
+@pytest.mark.parametrize(
+    "stale",
+    [
+        MoveCell("c1", CellState.READY, 0, CellState.FAILED, "older generation"),
+        MoveCell("c1", CellState.STARTING, 1, CellState.FAILED, "another state"),
+    ],
+)
+def test_a_decision_that_saw_something_else_changes_nothing(stale: MoveCell) -> None:
+    rows.cell("c1", rows.node("n-a"), state=CellState.READY, generation=1)
+    with pytest.raises(StaleDecision):
+        cell_move(stale, now=NOW)
+    assert Cell.objects.get(id="c1").state == "ready"
+    assert not Event.objects.exists()
+
+
+def test_a_start_on_a_node_that_was_lost_meanwhile_is_stale_and_leaves_the_cell_whole() -> None:
+    rows.cell("c1", rows.node("n-a"), state=CellState.FAILED)
+    rows.node("n-b", state=NodeState.LOST)
+    with pytest.raises(StaleDecision, match="n-b"):
+        cell_start(StartCell("c1", CellState.FAILED, 1, ("n-a", "n-b"), "x"), now=NOW)
+    assert members("c1") == ["n-a"]
+    assert Cell.objects.get(id="c1").generation == 1
+
+
+def test_a_change_of_state_that_is_not_allowed_is_refused() -> None:
+    rows.cell("c1", state=CellState.PENDING, generation=0)
+    with pytest.raises(ValueError, match="cannot go from pending to ready"):
+        cell_move(MoveCell("c1", CellState.PENDING, 0, CellState.READY, "x"), now=NOW)
+
+
+def test_a_failure_opens_one_incident_and_becoming_ready_closes_it() -> None:
+    rows.cell("c1", rows.node("n-a"))
+    cell_move(MoveCell("c1", CellState.READY, 1, CellState.FAILED, "engine killed"), now=NOW)
+    incident = Incident.objects.get()
+    assert (incident.kind, incident.state, incident.cell) == ("cell-failed", IncidentState.OPEN, "c1")
+    cell_start(StartCell("c1", CellState.FAILED, 1, ("n-a",), "restart"), now=NOW)
+    cell_move(MoveCell("c1", CellState.STARTING, 2, CellState.READY, "ready"), now=NOW)
+    incident.refresh_from_db()
+    assert (incident.state, incident.resolution) == (IncidentState.CLOSED, "ready again at generation 2")
+
+
+def test_becoming_ready_forgets_earlier_restarts() -> None:
+    rows.cell("c1", rows.node("n-a"), state=CellState.STARTING, restarts=4)
+    cell_move(MoveCell("c1", CellState.STARTING, 1, CellState.READY, "ready"), now=NOW)
+    assert Cell.objects.get(id="c1").restarts == 0
+
+
+def test_a_stopped_cell_gives_its_nodes_back() -> None:
+    rows.cell("c1", rows.node("n-a", spare_since=None), state=CellState.DRAINING)
+    cell_stop(StopCell("c1", CellState.DRAINING, 1, "drained"), now=NOW)
+    assert members("c1") == []
+    assert Node.objects.get(id="n-a").spare_since == NOW
+
+
+def test_only_a_draining_cell_of_that_generation_is_marked_unrouted_and_only_once() -> None:
+    rows.cell("c1", state=CellState.DRAINING, generation=2)
+    assert not cell_mark_unrouted(cell_id="c1", generation=1, now=NOW)
+    assert cell_mark_unrouted(cell_id="c1", generation=2, now=NOW)
+    assert not cell_mark_unrouted(cell_id="c1", generation=2, now=NOW)

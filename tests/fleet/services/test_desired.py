@@ -1,0 +1,62 @@
+"""What nodes are told follows from the cells in the database, and from nothing else."""
+
+from typing import Any
+
+import pytest
+
+from engine_agent.protocol.states import MemberRole, Phase
+from fleet.planning.states import CellState
+from fleet.selectors.desired import desired_for, desired_versions
+from fleet.services.desired import desired_changed
+from tests.fleet import rows
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_spare_is_told_to_run_nothing() -> None:
+    rows.node("n-a")
+    assert desired_for(["n-a"])["n-a"].assignment is None
+
+
+def test_members_share_generation_secret_and_peers_and_differ_in_rank() -> None:
+    rows.cell("c1", rows.node("n-a"), rows.node("n-b"), generation=4, secret="s")
+    told = desired_for(["n-a", "n-b"])
+    leader, follower = told["n-a"].assignment, told["n-b"].assignment
+    assert leader is not None
+    assert follower is not None
+    assert (leader.rank, leader.role) == (0, MemberRole.LEADER)
+    assert (follower.rank, follower.role) == (1, MemberRole.FOLLOWER)
+    assert leader.generation == follower.generation == 4
+    assert leader.secret == follower.secret == "s"
+    assert leader.peers == follower.peers
+    assert [peer.node for peer in leader.peers] == ["n-a", "n-b"]
+
+
+@pytest.mark.parametrize(
+    ("state", "phase"),
+    [
+        (CellState.STARTING, Phase.SERVE),
+        (CellState.READY, Phase.SERVE),
+        (CellState.DRAINING, Phase.DRAIN),
+        (CellState.FAILED, Phase.STOP),
+        (CellState.LOST, Phase.STOP),
+    ],
+)
+def test_the_phase_follows_from_the_state_of_the_cell(state: CellState, phase: Phase) -> None:
+    rows.cell("c1", rows.node("n-a"), state=state)
+    assignment = desired_for(["n-a"])["n-a"].assignment
+    assert assignment is not None
+    assert assignment.phase is phase
+
+
+def test_a_change_raises_the_version() -> None:
+    rows.node("n-a")
+    desired_changed(["n-a", "n-a"])
+    assert desired_versions(["n-a"]) == {"n-a": 2}
+
+
+def test_the_desired_state_of_many_nodes_takes_three_queries(django_assert_num_queries: Any) -> None:
+    for index in range(5):
+        rows.cell(f"c{index}", rows.node(f"n-{index}a"), rows.node(f"n-{index}b"))
+    with django_assert_num_queries(3):
+        assert len(desired_for([f"n-{i}{x}" for i in range(5) for x in "ab"])) == 10

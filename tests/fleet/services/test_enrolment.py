@@ -1,0 +1,83 @@
+"""Who may enrol, and as whom."""
+
+from datetime import timedelta
+
+import pytest
+
+from engine_agent.protocol.states import AgentKind
+from fleet.models import AgentCredential, JoinToken
+from fleet.services.enrolment import (
+    EnrolmentRefused,
+    agent_enrol,
+    agent_identify,
+    credentials_revoked,
+    join_token_issue,
+)
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+LATER = NOW + timedelta(minutes=15)
+
+
+def token(subject: str = "n-a") -> str:
+    return join_token_issue(kind=AgentKind.NODE, subject=subject, region="us-east-1", expires_at=LATER)
+
+
+def enrol(text: str, *, kind: str = "node", subject: str = "n-a") -> str:
+    return agent_enrol(token=text, kind=kind, subject=subject, now=NOW)
+
+
+def test_a_join_token_is_exchanged_for_a_credential_that_says_who_it_is() -> None:
+    identity = agent_identify(enrol(token()))
+    assert identity is not None
+    assert (identity.kind, identity.id, identity.region) == (AgentKind.NODE, "n-a", "us-east-1")
+
+
+def test_neither_token_nor_credential_is_stored_as_text() -> None:
+    text = token()
+    credential = enrol(text)
+    assert text not in str(JoinToken.objects.values())
+    assert credential not in str(AgentCredential.objects.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "subject", "reason"),
+    [("ingress", "n-a", "not for ingress n-a"), ("node", "n-b", "not for node n-b")],
+)
+def test_a_token_is_good_for_the_agent_it_was_issued_for_only(kind: str, subject: str, reason: str) -> None:
+    text = token()
+    with pytest.raises(EnrolmentRefused, match=reason):
+        enrol(text, kind=kind, subject=subject)
+
+
+@pytest.mark.parametrize("text", ["", "nonsense", "sw_00000000_ff", "sw_a_b_c"])
+def test_unknown_tokens_are_refused(text: str) -> None:
+    with pytest.raises(EnrolmentRefused, match="unknown join token"):
+        enrol(text)
+
+
+def test_a_guessed_secret_behind_a_known_prefix_is_refused() -> None:
+    prefix = token().split("_")[1]
+    with pytest.raises(EnrolmentRefused, match="unknown join token"):
+        enrol(f"sw_{prefix}_{'0' * 48}")
+
+
+def test_an_expired_token_is_refused_with_its_time() -> None:
+    text = join_token_issue(kind=AgentKind.NODE, subject="n-a", region="r", expires_at=NOW)
+    with pytest.raises(EnrolmentRefused, match="expired at 2026-11-21 12:00:00"):
+        enrol(text)
+
+
+def test_enrolling_again_revokes_the_older_credential() -> None:
+    text = token()
+    first, second = enrol(text), enrol(text)
+    assert agent_identify(first) is None
+    assert agent_identify(second) is not None
+    prefixes = [credential.split("_")[1] for credential in (first, second)]
+    assert credentials_revoked(prefixes) == {prefixes[0]}
+
+
+@pytest.mark.parametrize("credential", ["", "x", "sw_11111111_22", "Bearer"])
+def test_nobody_is_identified_by_nonsense(credential: str) -> None:
+    assert agent_identify(credential) is None
