@@ -1,0 +1,69 @@
+"""A model version renders to the same plan everywhere, or says what is wrong with it."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine_agent.protocol.messages import Artifact
+from models_registry.planning.engine_arguments import InvalidVersion, nodes_per_cell, render_engine_plan
+from models_registry.planning.versions import VersionSpec
+
+SPEC = VersionSpec(
+    model="llama",
+    version="3",
+    engine="vllm",
+    artifact_uri="file:///weights",
+    artifact_digest="sha256:ab",
+    context_length=2048,
+    max_concurrency=16,
+    ready_timeout_s=120.0,
+    parallelism={"trn1.32xlarge": {"nodes": 2}},
+    engine_options={"enforce_eager": True, "kv_cache_memory_bytes": 1024, "seed": None, "disable_log_stats": False},
+    engine_env={"OMP_NUM_THREADS": "1"},
+    golden_prompts=(("The capital of France is", "Paris"),),
+)
+
+
+def test_a_vllm_version_renders_flags_in_a_stable_order() -> None:
+    plan = render_engine_plan(SPEC)
+    assert plan.args == (
+        *("--enforce-eager", "--kv-cache-memory-bytes", "1024"),
+        *("--max-model-len", "2048", "--max-num-seqs", "16"),
+    )
+    assert plan.artifact == Artifact("file:///weights", "sha256:ab")
+    assert (plan.served_model, plan.max_concurrency, plan.ready_timeout_s) == ("llama", 16, 120.0)
+    assert plan.env == {"OMP_NUM_THREADS": "1"}
+    assert plan.probe_prompt == "The capital of France is"
+
+
+def test_options_of_the_version_win_over_what_follows_from_it() -> None:
+    plan = render_engine_plan(replace(SPEC, engine_options={"max_num_seqs": 4}))
+    assert plan.args == ("--max-model-len", "2048", "--max-num-seqs", "4")
+
+
+def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
+    plan = render_engine_plan(replace(SPEC, engine="sim", artifact_uri="", engine_options={"seed": 7}))
+    assert plan.artifact is None
+    assert plan.args == ("--max-num-seqs", "16", "--seed", "7")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of sim, vllm"),
+        ({"artifact_uri": ""}, r"llama@3: engine vllm needs artifact_uri"),
+        ({"engine_options": {"stop": ["a"]}}, r"engine_options\.stop is list; it must be text, a number or true/false"),
+    ],
+)
+def test_a_version_that_cannot_run_says_field_value_and_rule(change: dict[str, Any], said: str) -> None:
+    with pytest.raises(InvalidVersion, match=said):
+        render_engine_plan(replace(SPEC, **change))
+
+
+def test_the_size_of_a_cell_depends_on_the_instance_type() -> None:
+    assert nodes_per_cell(SPEC, "trn1.32xlarge") == 2
+    with pytest.raises(InvalidVersion, match=r"no entry for instance type 'p5' \(it has: trn1.32xlarge\)"):
+        nodes_per_cell(SPEC, "p5")
+    with pytest.raises(InvalidVersion, match="nodes is 0; it must be a whole number from 1"):
+        nodes_per_cell(replace(SPEC, parallelism={"p5": {"nodes": 0}}), "p5")
