@@ -1,0 +1,229 @@
+"""The time model of continuous batching: which requests are in a step, how long it takes, and who gets a token.
+
+It decides and never acts: it reads no clock, sleeps never and talks to nobody; the caller says what time it is, waits
+until a step ends and then finishes it. Memory is reserved for a request's whole length when it is admitted, so nothing
+is ever preempted (vLLM preempts instead; the difference shows only with a full cache).
+"""
+
+import heapq
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+class TooLong(ValueError):
+    """A request that could never fit into the KV cache, however long it waited."""
+
+
+@dataclass(frozen=True)
+class ModelParameters:
+    """How fast the simulated cell is. The defaults resemble a 70B model on one 8-accelerator node.
+
+    A step takes `decode_step_ms`, `decode_step_per_seq_ms` for each sequence in it, and the time to prefill at most
+    `prefill_chunk_tokens` tokens; all of it varies by a uniform ± `step_jitter` (a fraction), drawn from `seed`.
+    """
+
+    prefill_tokens_per_s: float = 8000.0
+    decode_step_ms: float = 20.0
+    decode_step_per_seq_ms: float = 0.25
+    kv_capacity_tokens: int = 131_072
+    max_num_seqs: int = 64
+    prefill_chunk_tokens: int = 2048
+    step_jitter: float = 0.03
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """A request as the model sees it: lengths in tokens, both at least 1. A lower `priority` goes first."""
+
+    id: str
+    prompt_tokens: int
+    output_tokens: int
+    priority: int = 0
+
+    @property
+    def total_tokens(self) -> int:
+        """What it occupies of the KV cache once it is complete."""
+        return self.prompt_tokens + self.output_tokens
+
+
+@dataclass(frozen=True)
+class TokenGiven:
+    """One token of one sequence; `index` counts from 0."""
+
+    sequence: str
+    index: int
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass of the model. Times are the caller's, in seconds.
+
+    `admitted` left the queue for this step, `prefilled` says how many prompt tokens it reads of whom, and the sequences
+    in `yielding` get a token when it ends.
+    """
+
+    starts_at_s: float
+    ends_at_s: float
+    admitted: tuple[str, ...]
+    prefilled: Mapping[str, int]
+    yielding: tuple[str, ...]
+
+
+@dataclass
+class _Running:
+    sequence: Sequence
+    prefilled: int = 0
+    generated: int = 0
+
+    @property
+    def prompt_left(self) -> int:
+        return self.sequence.prompt_tokens - self.prefilled
+
+
+@dataclass
+class BatchingModel:
+    """The queue and the batch of one cell. `begin_step` and `finish_step` are called in turn."""
+
+    parameters: ModelParameters
+    _waiting: dict[str, Sequence] = field(default_factory=dict)
+    _order: list[tuple[int, int, str]] = field(default_factory=list)
+    _running: dict[str, _Running] = field(default_factory=dict)
+    _reserved_tokens: int = 0
+    _arrivals: int = 0
+    _step: Step | None = None
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.parameters.seed)
+
+    @property
+    def running(self) -> int:
+        """Number of sequences in the batch."""
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Number of sequences in the queue."""
+        return len(self._waiting)
+
+    @property
+    def kv_tokens(self) -> int:
+        """Tokens that lie in the KV cache now."""
+        return sum(running.prefilled + running.generated for running in self._running.values())
+
+    @property
+    def kv_reserved_tokens(self) -> int:
+        """Tokens that the sequences in the batch will occupy when they are complete."""
+        return self._reserved_tokens
+
+    def submit(self, sequence: Sequence) -> None:
+        """Put a sequence at the end of the queue of its priority.
+
+        Raises:
+            TooLong: it is longer than the whole KV cache.
+            ValueError: its id is in use, or a length is not positive.
+        """
+        if sequence.prompt_tokens < 1 or sequence.output_tokens < 1:
+            raise ValueError(f"sequence {sequence.id} needs at least 1 prompt and 1 output token")
+        if sequence.id in self._waiting or sequence.id in self._running:
+            raise ValueError(f"sequence {sequence.id} is already here")
+        if sequence.total_tokens > self.parameters.kv_capacity_tokens:
+            raise TooLong(
+                f"{sequence.prompt_tokens} prompt and {sequence.output_tokens} output tokens exceed the KV cache of "
+                f"{self.parameters.kv_capacity_tokens} tokens"
+            )
+        self._waiting[sequence.id] = sequence
+        heapq.heappush(self._order, (sequence.priority, self._arrivals, sequence.id))
+        self._arrivals += 1
+
+    def cancel(self, sequence_id: str) -> bool:
+        """Forget a sequence and free its memory at once. False: it was not (or no longer) here."""
+        if self._waiting.pop(sequence_id, None) is not None:
+            # Its entry leaves `_order` now, too: the same id may come again.
+            self._order = [entry for entry in self._order if entry[2] != sequence_id]
+            heapq.heapify(self._order)
+            return True
+        return self._leave_batch(sequence_id)
+
+    def begin_step(self, now_s: float, slow_factor: float = 1.0) -> Step | None:
+        """Admit what fits and plan the step that starts now, `slow_factor` times as long as it should be.
+
+        None: nothing to do until the next `submit`.
+
+        Raises:
+            RuntimeError: the step before is not finished.
+        """
+        if self._step is not None:
+            raise RuntimeError("the step before is not finished")
+        admitted = self._admit()
+        if not self._running:
+            return None
+        prefilled = self._prefill_chunk()
+        yielding = tuple(
+            name for name, running in self._running.items() if running.prompt_left == prefilled.get(name, 0)
+        )
+        duration_s = self._duration_s(len(set(prefilled) | set(yielding)), sum(prefilled.values())) * slow_factor
+        self._step = Step(now_s, now_s + duration_s, admitted, prefilled, yielding)
+        return self._step
+
+    def finish_step(self) -> tuple[TokenGiven, ...]:
+        """Give the tokens of the step that ended; sequences cancelled meanwhile get none.
+
+        Raises:
+            RuntimeError: no step was begun.
+        """
+        if self._step is None:
+            raise RuntimeError("no step was begun")
+        step, self._step = self._step, None
+        for name, tokens in step.prefilled.items():
+            if name in self._running:
+                self._running[name].prefilled += tokens
+        return tuple(self._give(name) for name in step.yielding if name in self._running)
+
+    def _admit(self) -> tuple[str, ...]:
+        """Strictly in order: a long request at the head waits for room and nobody overtakes it, so none starves."""
+        admitted = []
+        while self._order and len(self._running) < self.parameters.max_num_seqs:
+            sequence = self._waiting[self._order[0][2]]
+            if self._reserved_tokens + sequence.total_tokens > self.parameters.kv_capacity_tokens:
+                break
+            heapq.heappop(self._order)
+            del self._waiting[sequence.id]
+            self._running[sequence.id] = _Running(sequence)
+            self._reserved_tokens += sequence.total_tokens
+            admitted.append(sequence.id)
+        return tuple(admitted)
+
+    def _prefill_chunk(self) -> dict[str, int]:
+        budget = self.parameters.prefill_chunk_tokens
+        chunk: dict[str, int] = {}
+        for name, running in self._running.items():
+            if budget == 0:
+                break
+            if running.prompt_left > 0:
+                chunk[name] = min(budget, running.prompt_left)
+                budget -= chunk[name]
+        return chunk
+
+    def _duration_s(self, sequences: int, prefill_tokens: int) -> float:
+        parameters = self.parameters
+        decode_s = (parameters.decode_step_ms + parameters.decode_step_per_seq_ms * sequences) / 1000
+        jitter = 1 + self._random.uniform(-parameters.step_jitter, parameters.step_jitter)
+        return (decode_s + prefill_tokens / parameters.prefill_tokens_per_s) * jitter
+
+    def _give(self, name: str) -> TokenGiven:
+        running = self._running[name]
+        running.generated += 1
+        is_last = running.generated == running.sequence.output_tokens
+        if is_last:
+            self._leave_batch(name)
+        return TokenGiven(name, running.generated - 1, is_last)
+
+    def _leave_batch(self, sequence_id: str) -> bool:
+        running = self._running.pop(sequence_id, None)
+        if running is None:
+            return False
+        self._reserved_tokens -= running.sequence.total_tokens
+        return True

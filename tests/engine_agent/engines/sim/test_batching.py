@@ -1,0 +1,152 @@
+"""The time model by example: what a step holds, how long it takes, who waits."""
+
+import pytest
+
+from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, TokenGiven, TooLong
+
+STEADY = ModelParameters(
+    prefill_tokens_per_s=1000,
+    decode_step_ms=10,
+    decode_step_per_seq_ms=1,
+    kv_capacity_tokens=1000,
+    max_num_seqs=4,
+    prefill_chunk_tokens=100,
+    step_jitter=0,
+)
+
+
+def model_with(*sequences: Sequence, parameters: ModelParameters = STEADY) -> BatchingModel:
+    model = BatchingModel(parameters)
+    for sequence in sequences:
+        model.submit(sequence)
+    return model
+
+
+def one_step(model: BatchingModel, now_s: float = 0.0) -> tuple[float, tuple[TokenGiven, ...]]:
+    step = model.begin_step(now_s)
+    assert step is not None
+    return round(step.ends_at_s - now_s, 6), model.finish_step()
+
+
+def test_an_idle_model_has_no_step() -> None:
+    assert BatchingModel(STEADY).begin_step(0.0) is None
+
+
+def test_a_request_gets_its_first_token_when_its_prompt_is_read() -> None:
+    model = model_with(Sequence("a", prompt_tokens=50, output_tokens=2))
+
+    assert one_step(model) == (0.061, (TokenGiven("a", 0, is_last=False),))
+    assert one_step(model) == (0.011, (TokenGiven("a", 1, is_last=True),))
+    assert model.begin_step(1.0) is None
+
+
+def test_a_long_prompt_is_read_in_chunks_while_others_decode() -> None:
+    model = model_with(Sequence("short", prompt_tokens=1, output_tokens=9))
+    one_step(model)
+    model.submit(Sequence("long", prompt_tokens=250, output_tokens=1))
+
+    steps = [one_step(model) for _ in range(4)]
+
+    assert [duration_s for duration_s, _ in steps] == [0.112, 0.112, 0.062, 0.011]
+    assert [[token.sequence for token in tokens] for _, tokens in steps] == [
+        ["short"],
+        ["short"],
+        ["short", "long"],
+        ["short"],
+    ]
+
+
+def test_a_step_takes_longer_with_every_sequence_in_it() -> None:
+    model = model_with(*(Sequence(name, 1, 5) for name in "abc"))
+    one_step(model)
+
+    assert one_step(model)[0] == 0.013
+
+
+def test_a_slow_factor_stretches_the_step() -> None:
+    step = model_with(Sequence("a", 50, 2)).begin_step(7.0, slow_factor=3.0)
+
+    assert step is not None
+    assert round(step.ends_at_s, 6) == 7.183
+
+
+def test_a_sequence_beyond_the_batch_size_waits() -> None:
+    model = model_with(*(Sequence(name, 1, 2) for name in "abcde"))
+    one_step(model)
+
+    assert (model.running, model.waiting) == (4, 1)
+    one_step(model)
+    step = model.begin_step(1.0)
+    assert step is not None
+    assert step.admitted == ("e",)
+
+
+def test_a_request_waits_for_room_and_nobody_overtakes_it() -> None:
+    model = model_with(Sequence("big", 600, 2), Sequence("too big now", 500, 1), Sequence("small", 1, 1))
+
+    step = model.begin_step(0.0)
+
+    assert step is not None
+    assert step.admitted == ("big",)
+    assert model.waiting == 2
+
+
+def test_a_lower_priority_number_goes_first_and_equals_keep_their_order() -> None:
+    model = model_with(Sequence("batch", 1, 1, priority=5), Sequence("first", 1, 1), Sequence("second", 1, 1))
+
+    step = model.begin_step(0.0)
+
+    assert step is not None
+    assert step.admitted == ("first", "second", "batch")
+
+
+def test_a_cancelled_sequence_frees_its_memory_and_gets_no_token() -> None:
+    model = model_with(Sequence("gone", 10, 5), Sequence("stays", 10, 5))
+    model.begin_step(0.0)
+
+    assert model.cancel("gone")
+    assert not model.cancel("gone")
+
+    assert [token.sequence for token in model.finish_step()] == ["stays"]
+    assert model.kv_reserved_tokens == 15
+    assert model.kv_tokens == 11
+
+
+def test_a_cancelled_waiting_sequence_may_come_again() -> None:
+    model = model_with(Sequence("a", 1, 1))
+
+    assert model.cancel("a")
+    model.submit(Sequence("a", 2, 1))
+
+    assert [token.sequence for token in one_step(model)[1]] == ["a"]
+
+
+def test_a_sequence_that_never_fits_is_refused() -> None:
+    with pytest.raises(TooLong, match="exceed the KV cache of 1000 tokens"):
+        model_with(Sequence("a", 990, 11))
+
+
+@pytest.mark.parametrize("sequence", [Sequence("a", 0, 1), Sequence("a", 1, 0), Sequence("twice", 1, 1)])
+def test_a_senseless_sequence_is_refused(sequence: Sequence) -> None:
+    with pytest.raises(ValueError, match=sequence.id):
+        model_with(Sequence("twice", 1, 1)).submit(sequence)
+
+
+def test_steps_are_begun_and_finished_in_turn() -> None:
+    model = model_with(Sequence("a", 1, 3))
+
+    with pytest.raises(RuntimeError, match="no step was begun"):
+        model.finish_step()
+    model.begin_step(0.0)
+    with pytest.raises(RuntimeError, match="not finished"):
+        model.begin_step(1.0)
+
+
+def test_the_same_seed_gives_the_same_times_and_another_seed_gives_others() -> None:
+    def durations(seed: int) -> list[float]:
+        jittery = ModelParameters(step_jitter=0.2, seed=seed)
+        model = model_with(Sequence("a", 1, 9), parameters=jittery)
+        return [one_step(model)[0] for _ in range(9)]
+
+    assert durations(1) == durations(1)
+    assert durations(1) != durations(2)

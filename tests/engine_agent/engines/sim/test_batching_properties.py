@@ -1,0 +1,105 @@
+"""What the time model never does, whatever arrives and whoever gives up."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, Step
+
+parameters_of_models = st.builds(
+    ModelParameters,
+    prefill_tokens_per_s=st.floats(10, 1e5),
+    decode_step_ms=st.floats(0.1, 100),
+    decode_step_per_seq_ms=st.floats(0, 5),
+    kv_capacity_tokens=st.just(200),
+    max_num_seqs=st.integers(1, 6),
+    prefill_chunk_tokens=st.integers(1, 80),
+    step_jitter=st.floats(0, 0.9),
+    seed=st.integers(0, 9),
+)
+lengths = st.tuples(st.integers(1, 150), st.integers(1, 50), st.integers(0, 2))
+arrivals = st.lists(st.tuples(st.integers(0, 30), lengths), max_size=25)
+"""(before which step, (prompt tokens, output tokens, priority))"""
+cancellations = st.dictionaries(st.integers(0, 24), st.integers(0, 60), max_size=8)
+"""sequence -> during which step its client leaves"""
+
+
+@dataclass
+class Run:
+    """Everything that happened until the model was idle and nothing more arrived."""
+
+    submitted: dict[str, Sequence] = field(default_factory=dict)
+    tokens: Counter[str] = field(default_factory=Counter)
+    finished: list[str] = field(default_factory=list)
+    cancelled: set[str] = field(default_factory=set)
+    admitted: list[str] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
+
+
+def run_to_the_end(
+    parameters: ModelParameters,
+    arriving: list[tuple[int, tuple[int, int, int]]],
+    leaving: dict[int, int],
+) -> Run:
+    model, run = BatchingModel(parameters), Run()
+    now_s, last_arrival = 0.0, max((before for before, _ in arriving), default=0)
+    # Every step moves at least one token, so this many are enough for all of them.
+    for number in range(last_arrival + sum(prompt + output for _, (prompt, output, _) in arriving) + 2):
+        for index, (before, (prompt, output, priority)) in enumerate(arriving):
+            if before == number:
+                run.submitted[str(index)] = Sequence(str(index), prompt, output, priority)
+                model.submit(run.submitted[str(index)])
+        step = model.begin_step(now_s)
+        assert model.running <= parameters.max_num_seqs
+        assert model.kv_tokens <= model.kv_reserved_tokens <= parameters.kv_capacity_tokens
+        if step is None:
+            assert model.waiting == 0
+            continue
+        run.steps.append(step)
+        run.admitted += step.admitted
+        run.cancelled |= {str(who) for who, when in leaving.items() if when == number and model.cancel(str(who))}
+        for token in model.finish_step():
+            assert token.index == run.tokens[token.sequence]
+            run.tokens[token.sequence] += 1
+            run.finished += [token.sequence] if token.is_last else []
+        assert model.kv_tokens <= model.kv_reserved_tokens <= parameters.kv_capacity_tokens
+        now_s = step.ends_at_s
+    assert (model.running, model.waiting, model.kv_reserved_tokens) == (0, 0, 0)
+    return run
+
+
+@given(parameters_of_models, arrivals, cancellations)
+def test_every_request_gets_exactly_its_tokens_or_was_cancelled(
+    parameters: ModelParameters, arriving: list[tuple[int, tuple[int, int, int]]], leaving: dict[int, int]
+) -> None:
+    run = run_to_the_end(parameters, arriving, leaving)
+
+    assert set(run.finished) == set(run.submitted) - run.cancelled
+    assert all(run.tokens[name] == run.submitted[name].output_tokens for name in run.finished)
+    assert all(run.tokens[name] < run.submitted[name].output_tokens for name in run.cancelled)
+
+
+@given(parameters_of_models, arrivals)
+def test_requests_of_one_priority_are_admitted_in_the_order_they_came(
+    parameters: ModelParameters, arriving: list[tuple[int, tuple[int, int, int]]]
+) -> None:
+    run = run_to_the_end(parameters, arriving, leaving={})
+
+    came = list(run.submitted)
+    for priority in range(3):
+        expected = [name for name in came if run.submitted[name].priority == priority]
+        assert [name for name in run.admitted if run.submitted[name].priority == priority] == expected
+
+
+@given(parameters_of_models, arrivals)
+def test_a_step_takes_time_and_reads_no_more_than_its_chunk(
+    parameters: ModelParameters, arriving: list[tuple[int, tuple[int, int, int]]]
+) -> None:
+    run = run_to_the_end(parameters, arriving, leaving={})
+
+    for step in run.steps:
+        assert step.ends_at_s > step.starts_at_s
+        assert sum(step.prefilled.values()) <= parameters.prefill_chunk_tokens
+        assert step.prefilled or step.yielding
