@@ -1,0 +1,38 @@
+"""The metrics page."""
+
+from engine_agent.engines.sim.meters import Gauges, Histogram, Meters, render
+
+
+def test_a_histogram_counts_cumulatively_up_to_and_with_the_bound() -> None:
+    histogram = Histogram((1.0, 2.0))
+    for value in (0.5, 1.0, 1.5, 9.0):
+        histogram.observe(value)
+
+    assert list(histogram.lines("h", 'a="b"')) == [
+        'h_bucket{a="b",le="1.0"} 2',
+        'h_bucket{a="b",le="2.0"} 3',
+        'h_bucket{a="b",le="+Inf"} 4',
+        'h_sum{a="b"} 12',
+        'h_count{a="b"} 4',
+    ]
+
+
+def test_the_page_has_vllms_names_and_labels() -> None:
+    meters = Meters(prompt_tokens=7, generation_tokens=11)
+    meters.time_to_first_token_s.observe(0.03)
+
+    page = render(meters, Gauges(running=2, waiting=1, kv_cache_usage=0.25), 'odd"name')
+
+    labels = 'engine="0",model_name="odd\\"name"'
+    for sample in (
+        f"vllm:num_requests_running{{{labels}}} 2",
+        f"vllm:num_requests_waiting{{{labels}}} 1",
+        f"vllm:kv_cache_usage_perc{{{labels}}} 0.25",
+        f"vllm:prompt_tokens_total{{{labels}}} 7",
+        f"vllm:generation_tokens_total{{{labels}}} 11",
+        f'vllm:time_to_first_token_seconds_bucket{{{labels},le="0.04"}} 1',
+        f"vllm:time_to_first_token_seconds_count{{{labels}}} 1",
+        f"vllm:inter_token_latency_seconds_count{{{labels}}} 0",
+        "# TYPE vllm:inter_token_latency_seconds histogram",
+    ):
+        assert sample in page.splitlines()
