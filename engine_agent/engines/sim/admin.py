@@ -1,0 +1,79 @@
+"""The administration port of every member: its health, and faults put in and lifted. Bound to loopback only."""
+
+import os
+import signal
+from asyncio import get_running_loop
+from collections.abc import Callable
+
+import msgspec
+
+from engine_agent.engines.sim.asgi import (
+    BodyTooLarge,
+    ClientLeft,
+    Receive,
+    Routes,
+    Scope,
+    Send,
+    find_route,
+    read_body,
+    respond,
+)
+from engine_agent.engines.sim.faults import BadFault, Crash, Error, Faults, parse_fault
+from engine_agent.protocol.states import MemberRole
+
+_CRASH_AFTER_S = 0.02
+"""Long enough for the answer to the one who asked for the crash to leave the process."""
+
+
+class AdminServer:
+    """The application. `health` says why this member is unhealthy, empty when it is healthy."""
+
+    def __init__(self, faults: Faults, health: Callable[[], str], role: MemberRole) -> None:
+        self._faults = faults
+        self._health = health
+        self._role = role
+        self._routes: Routes = {
+            ("GET", "/health"): self._health_page,
+            ("GET", "/fault"): self._show,
+            ("POST", "/fault"): self._put,
+            ("DELETE", "/fault"): self._clear,
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one HTTP request."""
+        route = find_route(self._routes, scope)
+        if isinstance(route, int):
+            await _respond_error(send, route, f"no {scope['method']} {scope['path']} here")
+        else:
+            await route(scope, receive, send)
+
+    async def _health_page(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        reason = self._health()
+        await respond(send, 503 if reason else 200, msgspec.json.encode({"reason": reason}))
+
+    async def _show(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send, 200, msgspec.json.encode({"faults": self._faults.in_force()}))
+
+    async def _clear(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._faults.clear()
+        await self._show(scope, receive, send)
+
+    async def _put(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            fault = parse_fault(await read_body(receive))
+        except ClientLeft:
+            return
+        except (BadFault, BodyTooLarge) as error:
+            await _respond_error(send, 400, str(error))
+            return
+        if isinstance(fault, Error) and self._role is MemberRole.FOLLOWER:
+            await _respond_error(send, 400, "kind: a follower answers no requests; put `error` into the leader")
+            return
+        if isinstance(fault, Crash):
+            get_running_loop().call_later(_CRASH_AFTER_S, os.kill, os.getpid(), signal.SIGKILL)
+        self._faults.put(fault)
+        await self._show(scope, receive, send)
+
+
+async def _respond_error(send: Send, status: int, message: str) -> None:
+    await respond(send, status, msgspec.json.encode({"error": message}))

@@ -1,0 +1,68 @@
+"""The few pieces of ASGI that the engine's two small applications share: read a body, send an answer, route."""
+
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+Routes = Mapping[tuple[str, str], App]
+
+MAX_BODY_BYTES = 4 * 1024 * 1024
+"""The same as the ingress admits (`RoutingTable.max_body_bytes`)."""
+
+
+class BodyTooLarge(ValueError):
+    """More than `MAX_BODY_BYTES` of body."""
+
+
+class ClientLeft(Exception):
+    """The client closed the connection before its request was complete."""
+
+
+async def read_body(receive: Receive) -> bytes:
+    """The whole body of a request.
+
+    Raises:
+        BodyTooLarge, ClientLeft
+    """
+    pieces: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientLeft
+        pieces.append(message.get("body", b""))
+        size += len(pieces[-1])
+        if size > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"the body exceeds {MAX_BODY_BYTES} bytes")
+        if not message.get("more_body", False):
+            return b"".join(pieces)
+
+
+async def start_response(send: Send, status: int, content_type: str, length: int | None = None) -> None:
+    """Send status and headers. Without a length the body is a stream of unknown length."""
+    headers = [(b"content-type", content_type.encode())]
+    if length is not None:
+        headers.append((b"content-length", str(length).encode()))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+
+
+async def send_body(send: Send, body: bytes, more: bool = False) -> None:
+    """Send a piece of the body; `more` says that it is not the last."""
+    await send({"type": "http.response.body", "body": body, "more_body": more})
+
+
+async def respond(send: Send, status: int, body: bytes, content_type: str = "application/json") -> None:
+    """Send a whole response."""
+    await start_response(send, status, content_type, len(body))
+    await send_body(send, body)
+
+
+def find_route(routes: Routes, scope: Scope) -> App | int:
+    """The application for a request, or the status that says why there is none (404, 405)."""
+    method, path = scope["method"], scope["path"]
+    if (method, path) in routes:
+        return routes[method, path]
+    return 405 if any(path == known for _, known in routes) else 404
