@@ -1,0 +1,38 @@
+"""Entry point: `python -m engine_agent.engines.sim --node-id … --role leader|follower …`. It lives in one process."""
+
+import asyncio
+import logging
+import sys
+
+import uvloop
+
+from engine_agent.engines.sim.follower import Follower
+from engine_agent.engines.sim.leader import Leader
+from engine_agent.engines.sim.listening import PortTaken
+from engine_agent.engines.sim.settings import Settings, parse_settings
+from engine_agent.protocol.states import MemberRole
+
+log = logging.getLogger("sim")
+
+
+async def _live(settings: Settings) -> int:
+    try:
+        member = Leader(settings) if settings.role is MemberRole.LEADER else Follower(settings)
+        return await member.run()
+    except (PortTaken, OSError) as error:
+        log.error("cannot start: %s", error)
+        return 1
+
+
+def main() -> int:
+    """Run one member of a cell and return its exit status."""
+    settings = parse_settings(sys.argv[1:])
+    logging.basicConfig(
+        stream=sys.stdout, level=logging.INFO, format=f"%(asctime)s {settings.node_id} %(message)s", datefmt="%H:%M:%S"
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_live(settings))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

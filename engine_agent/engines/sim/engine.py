@@ -1,0 +1,179 @@
+"""Runs the time model against the clock: takes requests, waits until each step ends, hands out the tokens.
+
+It alone decides whether the engine takes a request (`refusal`), and why not. It knows nothing of HTTP, of text or of
+other members; the process tells it when the cell is whole, which faults are in force and when it is over.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, Step, TokenGiven
+from engine_agent.engines.sim.faults import Effects
+from engine_agent.engines.sim.meters import Gauges, Meters
+
+CATCH_UP_S = 0.05
+"""A step that was noticed late by less than this does not delay the next one; the timer of a busy host is coarse."""
+
+
+class NotServing(Exception):
+    """The engine takes no request now, or gave one up; the text says why."""
+
+
+@dataclass(frozen=True)
+class Aborted:
+    """The engine gave the request up before its last token."""
+
+    reason: str
+
+
+@dataclass
+class Generation:
+    """A request in the engine, as the one who waits for it sees it."""
+
+    sequence: Sequence
+    finish_reason: str
+    arrived_at_s: float
+    events: "asyncio.Queue[TokenGiven | Aborted]" = field(default_factory=asyncio.Queue)
+    last_token_at_s: float | None = None
+
+
+class Engine:
+    """One cell's computation. `run` is its only loop."""
+
+    def __init__(
+        self, parameters: ModelParameters, meters: Meters, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.meters = meters
+        self.effects = Effects()
+        self._parameters = parameters
+        self._model = BatchingModel(parameters)
+        self._clock = clock
+        self._generations: dict[str, Generation] = {}
+        self._ids = itertools.count()
+        self._changed = asyncio.Event()
+        self._refusal = "starting"
+        self._over = False
+
+    @property
+    def refusal(self) -> str:
+        """Why no request is taken now; empty when they are."""
+        return self._refusal
+
+    @property
+    def in_flight(self) -> int:
+        """Requests in the queue and in the batch."""
+        return len(self._generations)
+
+    def gauges(self) -> Gauges:
+        """The state of the batch now."""
+        usage = self._model.kv_tokens / self._parameters.kv_capacity_tokens
+        return Gauges(self._model.running, self._model.waiting, usage)
+
+    def open(self) -> None:
+        """Take requests from now on."""
+        if not self._over:
+            self._refusal = ""
+
+    def postpone(self, reason: str) -> None:
+        """Not yet: what is still missing before requests are taken."""
+        if not self._over:
+            self._refusal = reason
+
+    def close(self, reason: str) -> None:
+        """Take no request any more; those in flight go on."""
+        if not self._over:
+            self._over, self._refusal = True, reason
+
+    def fail(self, reason: str) -> None:
+        """Give up everything in flight and take nothing any more, for `reason`."""
+        self._over, self._refusal = True, reason
+        for generation in self._generations.values():
+            self._model.cancel(generation.sequence.id)
+            self.meters.finished["abort"] += 1
+            generation.events.put_nowait(Aborted(reason))
+        self._generations.clear()
+        self._announce_change()
+
+    def set_effects(self, effects: Effects) -> None:
+        """Put the members' faults in force, from the next step on (a hang holds the present one)."""
+        self.effects = effects
+        self._announce_change()
+
+    def submit(self, prompt_tokens: int, output_tokens: int, finish_reason: str, priority: int = 0) -> Generation:
+        """Queue a request; `finish_reason` is what to count it under once it is complete (`stop`, `length`).
+
+        Raises:
+            NotServing: see `refusal`.
+            TooLong: it could never fit into the KV cache.
+        """
+        if self._refusal:
+            raise NotServing(self._refusal)
+        sequence = Sequence(f"seq-{next(self._ids)}", prompt_tokens, output_tokens, priority)
+        self._model.submit(sequence)
+        generation = Generation(sequence, finish_reason, self._clock())
+        self._generations[sequence.id] = generation
+        self._announce_change()
+        return generation
+
+    def cancel(self, generation: Generation) -> None:
+        """Forget a request that nobody waits for any more; harmless when it is already over."""
+        if self._generations.pop(generation.sequence.id, None) is not None:
+            self._model.cancel(generation.sequence.id)
+            self.meters.finished["abort"] += 1
+            self._announce_change()
+
+    async def idle(self) -> None:
+        """Return once nothing is in flight."""
+        while self._generations:
+            await self._wait_for_change()
+
+    async def run(self) -> None:
+        """Step for ever; ends only by being cancelled."""
+        now_s = self._clock()
+        while True:
+            step = self._model.begin_step(now_s, self.effects.slow_factor)
+            if step is None:
+                await self._wait_for_change()
+                now_s = self._clock()
+                continue
+            self._count_admitted(step)
+            await asyncio.sleep(max(0.0, step.ends_at_s - self._clock()))
+            while self.effects.hang:
+                await self._wait_for_change()
+            now_s = self._clock()
+            for token in self._model.finish_step():
+                self._deliver(token, now_s)
+            if now_s - step.ends_at_s < CATCH_UP_S:
+                now_s = step.ends_at_s
+
+    async def _wait_for_change(self) -> None:
+        await self._changed.wait()
+
+    def _announce_change(self) -> None:
+        # A fresh event for every round: `run` and `idle` wait side by side and neither may eat the other's signal.
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _count_admitted(self, step: Step) -> None:
+        for name in step.admitted:
+            generation = self._generations[name]
+            self.meters.queue_time_s.observe(max(0.0, step.starts_at_s - generation.arrived_at_s))
+
+    def _deliver(self, token: TokenGiven, now_s: float) -> None:
+        generation = self._generations[token.sequence]
+        if generation.last_token_at_s is None:
+            self.meters.prompt_tokens += generation.sequence.prompt_tokens
+            self.meters.time_to_first_token_s.observe(now_s - generation.arrived_at_s)
+        else:
+            self.meters.inter_token_latency_s.observe(now_s - generation.last_token_at_s)
+        self.meters.generation_tokens += 1
+        generation.last_token_at_s = now_s
+        generation.events.put_nowait(token)
+        if token.is_last:
+            self.meters.finished[generation.finish_reason] += 1
+            self.meters.latency_s.observe(now_s - generation.arrived_at_s)
+            del self._generations[token.sequence]
+            self._announce_change()

@@ -1,0 +1,76 @@
+"""The life of a follower: load, find the leader, stay with it, and end with it. It answers no requests of its own."""
+
+import asyncio
+import logging
+
+from engine_agent.engines.sim.admin import AdminServer
+from engine_agent.engines.sim.ending import Ending
+from engine_agent.engines.sim.faults import Faults
+from engine_agent.engines.sim.follower_link import FollowerLink, NoLeader
+from engine_agent.engines.sim.listening import HttpListeners
+from engine_agent.engines.sim.settings import LOOPBACK, Endpoint, Settings
+
+log = logging.getLogger(__name__)
+
+
+class Follower:
+    """One follower process."""
+
+    def __init__(self, settings: Settings) -> None:
+        """Bind the administration port.
+
+        Raises:
+            PortTaken: it cannot be bound.
+        """
+        self._settings = settings
+        self._ending = Ending()
+        self._faults = Faults()
+        self._waiting_for = "loading weights"
+        self._link = FollowerLink(settings, self._faults, self._retried)
+        admin = AdminServer(self._faults, self.health, settings.role)
+        self._listeners = HttpListeners({Endpoint(LOOPBACK, settings.admin_port): admin})
+
+    def health(self) -> str:
+        """Why this member is unhealthy; empty when it is healthy."""
+        if self._waiting_for:
+            return self._waiting_for
+        return "injected fault: unready" if self._faults.unready else ""
+
+    async def run(self) -> int:
+        """Live until the end comes, and return the exit status."""
+        self._ending.come_by_signals()
+        http = asyncio.create_task(self._listeners.serve(), name="http")
+        membership = asyncio.create_task(self._be_member(), name="membership")
+        for task in (http, membership):
+            self._ending.come_with(task)
+        end = await self._ending.wait()
+        log.info("ending: %s", end.reason)
+        self._waiting_for = end.reason
+        if not end.failed:
+            self._link.announce_leaving(end.reason)
+            # The leader finishes what is in flight and says farewell; computing it takes all members.
+            await asyncio.wait([membership], timeout=self._settings.grace_s)
+        membership.cancel()
+        self._listeners.stop(grace_s=0)
+        await asyncio.wait([http])
+        log.info("exit with status %d: %s", end.exit_status, end.reason)
+        return end.exit_status
+
+    async def _be_member(self) -> None:
+        await asyncio.sleep(self._settings.load_time_s)
+        self._waiting_for = f"looking for the leader at {self._settings.leader}"
+        try:
+            await self._link.connect()
+            self._waiting_for = ""
+            log.info("ready: follower rank %d of the leader at %s", self._settings.rank, self._settings.leader)
+            farewell = await self._link.stay()
+        except NoLeader as error:
+            self._ending.come(str(error), failed=True)
+            return
+        self._ending.come(f"the leader ends the cell: {farewell.reason}", farewell.failed)
+
+    def _retried(self, reason: str) -> None:
+        reason = f"looking for the leader at {self._settings.leader}: {reason}"
+        if reason != self._waiting_for:
+            log.info("%s", reason)
+        self._waiting_for = reason

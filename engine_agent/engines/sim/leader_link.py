@@ -1,0 +1,181 @@
+"""The leader's side of the cell: lets followers in who prove themselves, and notices at once when one is gone.
+
+It reports what it sees through `CellWatcher` and never decides what becomes of the engine. An unknown or unproved
+caller changes nothing but a log line.
+"""
+
+import asyncio
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from engine_agent.engines.sim.faults import Effects
+from engine_agent.engines.sim.frames import (
+    MAX_FRAME_BYTES,
+    BadFrame,
+    Beat,
+    Challenge,
+    Farewell,
+    Join,
+    Refusal,
+    Welcome,
+    encode,
+    is_proof,
+    join_proof,
+    new_nonce,
+    read_frame,
+    read_living,
+    welcome_proof,
+)
+from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
+
+log = logging.getLogger(__name__)
+
+
+class CellWatcher(Protocol):
+    """Who wants to know of the cell's members."""
+
+    def follower_joined(self) -> None:
+        """One more is connected; see `LeaderLink.missing`."""
+
+    def follower_lost(self, reason: str) -> None:
+        """One that was connected is gone, for good: a cell lives and dies whole."""
+
+    def follower_leaving(self, reason: str) -> None:
+        """One was told to stop and waits for the cell to finish its requests."""
+
+    def effects_changed(self) -> None:
+        """A follower's faults changed; see `LeaderLink.effects`."""
+
+
+@dataclass
+class _Follower:
+    node: str
+    rank: int
+    writer: asyncio.StreamWriter
+    effects: Effects = field(default_factory=Effects)
+
+    def __str__(self) -> str:
+        return f"follower rank {self.rank} ({self.node})"
+
+
+class LeaderLink:
+    """The rendezvous port and everyone connected to it."""
+
+    def __init__(self, settings: Settings, watcher: CellWatcher) -> None:
+        self._settings = settings
+        self._watcher = watcher
+        self._followers: dict[int, _Follower] = {}
+        self._server: asyncio.Server | None = None
+        self._closing = False
+
+    @property
+    def missing(self) -> int:
+        """Followers that are not connected yet."""
+        return self._settings.followers - len(self._followers)
+
+    def effects(self) -> tuple[Effects, ...]:
+        """What each follower last said of its faults."""
+        return tuple(follower.effects for follower in self._followers.values())
+
+    async def listen(self) -> None:
+        """Open the rendezvous port.
+
+        Raises:
+            OSError: it is taken, or the address is not ours.
+        """
+        leader = self._settings.leader
+        self._server = await asyncio.start_server(self._serve, leader.host, leader.port, limit=MAX_FRAME_BYTES)
+
+    def close(self, reason: str, failed: bool) -> None:
+        """Tell every follower why the cell ends, and hang up."""
+        self._closing = True
+        if self._server is not None:
+            self._server.close()
+        for follower in self._followers.values():
+            follower.writer.write(encode(Farewell(reason=reason, failed=failed)))
+            follower.writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            follower = await self._admit(reader, writer)
+            if follower is not None:
+                await self._attend(follower, reader)
+        except OSError as error:
+            log.warning("rendezvous: %s", error)
+        finally:
+            writer.close()
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Follower | None:
+        settings = self._settings
+        challenge = Challenge(cell=settings.cell, generation=settings.generation, nonce=new_nonce())
+        writer.write(encode(challenge))
+        try:
+            join = await read_frame(reader, HANDSHAKE_TIMEOUT_S)
+        except (EOFError, TimeoutError, BadFrame) as error:
+            log.warning("rendezvous: a caller did not introduce itself: %s", str(error) or type(error).__name__)
+            return None
+        reason = self._why_refused(challenge, join)
+        if reason or not isinstance(join, Join):
+            log.warning("rendezvous: refused a caller: %s", reason)
+            writer.write(encode(Refusal(reason=reason)))
+            return None
+        follower = _Follower(join.node, join.rank, writer)
+        self._followers[join.rank] = follower
+        writer.write(encode(Welcome(proof=welcome_proof(settings.secret, challenge, join))))
+        log.info("%s joined", follower)
+        self._watcher.follower_joined()
+        return follower
+
+    def _why_refused(self, challenge: Challenge, join: object) -> str:
+        settings = self._settings
+        if not isinstance(join, Join):
+            return f"expected a join, got a {type(join).__name__.lower()}"
+        if (join.cell, join.generation) != (settings.cell, settings.generation):
+            here = f"cell {settings.cell} generation {settings.generation}"
+            return f"this is {here}, not cell {join.cell} generation {join.generation}"
+        if not is_proof(join.proof, join_proof(settings.secret, challenge, join)):
+            return f"node {join.node} does not prove that it knows the secret of cell {settings.cell}"
+        if not 1 <= join.rank <= settings.followers:
+            return f"rank {join.rank} is not 1 to {settings.followers}"
+        if join.rank in self._followers:
+            return f"{self._followers[join.rank]} is connected already"
+        return "the cell is ending" if self._closing else ""
+
+    async def _attend(self, follower: _Follower, reader: asyncio.StreamReader) -> None:
+        beating = asyncio.create_task(_beat_for_ever(follower.writer))
+        try:
+            await self._listen_to(follower, reader)
+            reason = "sent something else than heartbeats"
+        except EOFError:
+            reason = "is gone: its connection closed"
+        except TimeoutError:
+            reason = f"is silent for {SILENT_BEATS * HEARTBEAT_S:g} s"
+        except BadFrame as error:
+            reason = f"sent something unreadable: {error}"
+        finally:
+            beating.cancel()
+        del self._followers[follower.rank]
+        if not self._closing:
+            self._watcher.follower_lost(f"{follower} {reason}")
+
+    async def _listen_to(self, follower: _Follower, reader: asyncio.StreamReader) -> None:
+        while True:
+            frame = await read_living(reader)
+            if isinstance(frame, Farewell):
+                self._watcher.follower_leaving(f"{follower} was told to stop: {frame.reason}")
+            elif not isinstance(frame, Beat):
+                return
+            elif frame.effects != follower.effects:
+                follower.effects = frame.effects
+                self._watcher.effects_changed()
+
+
+async def _beat_for_ever(writer: asyncio.StreamWriter) -> None:
+    # A dead connection shows itself to the reader; the writer has nothing to add.
+    with contextlib.suppress(OSError):
+        while True:
+            writer.write(encode(Beat()))
+            await writer.drain()
+            await asyncio.sleep(HEARTBEAT_S)

@@ -1,0 +1,168 @@
+"""What the process was told on its command line, checked before anything starts. It opens no file and no socket."""
+
+import argparse
+import os
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from engine_agent.engines.base import CELL_SECRET_VARIABLE
+from engine_agent.engines.sim.batching import ModelParameters
+from engine_agent.protocol.states import MemberRole
+
+LOOPBACK = "127.0.0.1"
+"""Where administration listens, whatever the host that serves."""
+HEARTBEAT_S = 0.5
+"""Between two heartbeats of a member, and the longest that a fault takes to reach the leader."""
+SILENT_BEATS = 4
+"""A member that missed this many heartbeats in turn, 2 s, counts as dead."""
+HANDSHAKE_TIMEOUT_S = 2.0
+FAILED_EXIT_AFTER_S = 1.0
+"""How long a failed leader still answers, so that its clients read why before the port closes."""
+CLOSING_S = 1.0
+"""For clients to take the last bytes of their responses, once nothing is computed any more."""
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """A TCP address."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """One engine process. Times in seconds; `leader` is where the followers meet the leader."""
+
+    node_id: str
+    cell: str
+    generation: int
+    rank: int
+    role: MemberRole
+    host: str
+    port: int
+    admin_port: int
+    served_model: str
+    leader: Endpoint
+    followers: int
+    secret: str
+    load_time_s: float
+    grace_s: float
+    rendezvous_timeout_s: float
+    max_model_len: int
+    model: ModelParameters
+
+
+def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:
+    """Settings from the command line and the environment.
+
+    Raises:
+        SystemExit: an argument is missing, wrong or at odds with another (status 2, the reason on standard error).
+    """
+    parser = _parser()
+    options = parser.parse_args(argv)
+    role = MemberRole(options.role)
+    secret = environment.get(CELL_SECRET_VARIABLE, "")
+    if (role is MemberRole.LEADER) != (options.rank == 0):
+        parser.error(f"argument --rank: {options.rank} cannot be the {role}'s; the leader, and only it, is rank 0")
+    if role is MemberRole.FOLLOWER and options.rank > options.followers:
+        parser.error(f"argument --rank: {options.rank} exceeds --followers {options.followers}")
+    if options.followers > 0 and not secret:
+        parser.error(f"environment variable {CELL_SECRET_VARIABLE} is not set; members of a cell authenticate with it")
+    return Settings(
+        **_taken_from(options, Settings, besides={"role", "secret", "model"}),
+        role=role,
+        secret=secret,
+        model=ModelParameters(**_taken_from(options, ModelParameters)),
+    )
+
+
+def _taken_from(
+    options: argparse.Namespace, kind: type[Settings | ModelParameters], besides: Container[str] = ()
+) -> dict[str, Any]:
+    """Options are named as the fields that they fill."""
+    return {field.name: getattr(options, field.name) for field in fields(kind) if field.name not in besides}
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="engine_agent.engines.sim", allow_abbrev=False, description=__doc__)
+    member = parser.add_argument_group("member of a cell")
+    member.add_argument("--node-id", required=True)
+    member.add_argument("--cell", required=True)
+    member.add_argument("--generation", type=_count, required=True)
+    member.add_argument("--rank", type=_count, required=True)
+    member.add_argument("--role", choices=[role.value for role in MemberRole], required=True)
+    member.add_argument("--leader", type=_endpoint, required=True, metavar="HOST:PORT", help="where followers meet")
+    member.add_argument("--followers", type=_count, required=True)
+    member.add_argument("--rendezvous-timeout-s", type=_positive, default=120.0)
+    serving = parser.add_argument_group("serving")
+    serving.add_argument("--host", required=True)
+    serving.add_argument("--port", type=_port, required=True)
+    serving.add_argument("--admin-port", type=_port, required=True)
+    serving.add_argument("--served-model", required=True)
+    serving.add_argument("--max-model-len", type=_positive_count, default=8192, help="prompt and answer, in tokens")
+    serving.add_argument("--grace-s", type=_not_negative, default=5.0, help="for requests in flight after SIGTERM")
+    _add_model_options(parser)
+    return parser
+
+
+def _add_model_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("time model")
+    default = ModelParameters()
+    group.add_argument("--load-time-s", type=_not_negative, default=2.0, help="how long loading weights takes")
+    group.add_argument("--prefill-tokens-per-s", type=_positive, default=default.prefill_tokens_per_s)
+    group.add_argument("--decode-step-ms", type=_positive, default=default.decode_step_ms)
+    group.add_argument("--decode-step-per-seq-ms", type=_not_negative, default=default.decode_step_per_seq_ms)
+    group.add_argument("--kv-capacity-tokens", type=_positive_count, default=default.kv_capacity_tokens)
+    group.add_argument("--max-num-seqs", type=_positive_count, default=default.max_num_seqs)
+    group.add_argument("--prefill-chunk-tokens", type=_positive_count, default=default.prefill_chunk_tokens)
+    group.add_argument("--step-jitter", type=_jitter, default=default.step_jitter, help="± fraction of a step's time")
+    group.add_argument("--seed", type=int, default=default.seed)
+
+
+def _checked(text: str, kind: type[int] | type[float], lowest: float, highest: float, expected: str) -> float:
+    try:
+        number = kind(text)
+    except ValueError:
+        number = kind(-1)
+    if not lowest <= number <= highest:
+        raise argparse.ArgumentTypeError(f"expected {expected}, got {text!r}")
+    return number
+
+
+_MANY = 10.0**12
+
+
+def _count(text: str) -> int:
+    return int(_checked(text, int, 0, _MANY, "a whole number, 0 or more"))
+
+
+def _positive_count(text: str) -> int:
+    return int(_checked(text, int, 1, _MANY, "a whole number, 1 or more"))
+
+
+def _port(text: str) -> int:
+    return int(_checked(text, int, 1, 65535, "a port, 1 to 65535"))
+
+
+def _positive(text: str) -> float:
+    return _checked(text, float, 1e-6, _MANY, "a number above 0")
+
+
+def _not_negative(text: str) -> float:
+    return _checked(text, float, 0, _MANY, "a number, 0 or more")
+
+
+def _jitter(text: str) -> float:
+    return _checked(text, float, 0, 0.9, "a fraction, 0 to 0.9")
+
+
+def _endpoint(text: str) -> Endpoint:
+    host, _, port = text.rpartition(":")
+    if not host:
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
+    return Endpoint(host.strip("[]"), _port(port))

@@ -1,0 +1,58 @@
+"""The command line: what is taken, and what is refused by name."""
+
+import pytest
+
+from engine_agent.engines.base import CELL_SECRET_VARIABLE
+from engine_agent.engines.sim.settings import Endpoint, Settings, parse_settings
+from engine_agent.protocol.states import MemberRole
+
+LEADER = (
+    "--node-id n-0000000a --cell c-1 --generation 3 --rank 0 --role leader --host 127.0.0.1 --port 1003 "
+    "--admin-port 1004 --served-model sim-70b --leader 127.0.0.1:1008 --followers 1"
+)
+
+
+def parsed(text: str, shared: str = "s") -> Settings:
+    return parse_settings(text.split(), {CELL_SECRET_VARIABLE: shared} if shared else {})
+
+
+def test_the_agents_command_line_is_understood() -> None:
+    settings = parsed(f"{LEADER} --decode-step-ms 7 --max-num-seqs 3 --load-time-s 0 --seed 5")
+
+    assert settings.role is MemberRole.LEADER
+    assert settings.leader == Endpoint("127.0.0.1", 1008)
+    assert (settings.model.decode_step_ms, settings.model.max_num_seqs, settings.model.seed) == (7, 3, 5)
+    assert (settings.secret, settings.grace_s, settings.rendezvous_timeout_s) == ("s", 5, 120)
+
+
+def test_a_cell_of_one_node_needs_no_secret() -> None:
+    assert parsed(LEADER.replace("--followers 1", "--followers 0"), shared="").followers == 0
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (LEADER.replace("--rank 0", "--rank 1"), "--rank: 1 cannot be the leader's"),
+        (LEADER.replace("--role leader", "--role follower"), "--rank: 0 cannot be the follower's"),
+        (LEADER.replace("--rank 0 --role leader", "--rank 2 --role follower"), "--rank: 2 exceeds --followers 1"),
+        (LEADER.replace("127.0.0.1:1008", "1008"), "--leader: expected HOST:PORT, got '1008'"),
+        (LEADER.replace("--port 1003", "--port 70000"), "--port: expected a port, 1 to 65535, got '70000'"),
+        (f"{LEADER} --decode-step-ms fast", "--decode-step-ms: expected a number above 0, got 'fast'"),
+        (f"{LEADER} --prefill-tokens-per-s nan", "--prefill-tokens-per-s: expected a number above 0"),
+        (f"{LEADER} --max-num-seqs 0", "--max-num-seqs: expected a whole number, 1 or more"),
+        (LEADER.replace("--cell c-1 ", ""), "--cell"),
+    ],
+)
+def test_a_wrong_argument_is_refused_by_name(line: str, named: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        parsed(line)
+
+    assert stopped.value.code == 2
+    assert named in capsys.readouterr().err
+
+
+def test_a_cell_of_several_nodes_needs_a_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed(LEADER, shared="")
+
+    assert CELL_SECRET_VARIABLE in capsys.readouterr().err
