@@ -1,0 +1,79 @@
+"""`python -m engine_agent.proxy`: reads the command line and runs one cell proxy until it is told to stop."""
+
+import argparse
+import sys
+from urllib.parse import urlsplit
+
+import uvloop
+
+from engine_agent.proxy.log import LineLog
+from engine_agent.proxy.server import CannotListen, ProxyServer
+from engine_agent.proxy.settings import Limits, ProxySettings
+
+EXIT_CANNOT_LISTEN = 3
+
+
+def parse_arguments(arguments: list[str]) -> ProxySettings:
+    """Settings from a command line; a wrong one ends the process with a sentence (argparse)."""
+    parser = argparse.ArgumentParser(prog="python -m engine_agent.proxy", description="The proxy of one cell.")
+    parser.add_argument("--node-id", required=True, help="node this proxy runs on; also marks the process")
+    parser.add_argument("--cell", required=True)
+    parser.add_argument("--generation", type=int, required=True)
+    parser.add_argument("--host", default="127.0.0.1", help="address of the public and the agent-check port")
+    parser.add_argument("--port", type=_port, required=True)
+    parser.add_argument("--agent-check-port", type=_port, required=True)
+    parser.add_argument("--admin-port", type=_port, required=True, help="always on loopback")
+    parser.add_argument("--engine", type=_engine, required=True, metavar="http://HOST:PORT")
+    parser.add_argument("--model", required=True, help="served model name, for the token probe")
+    parser.add_argument("--max-concurrency", type=_positive, required=True)
+    parser.add_argument("--probe-prompt", default="ping")
+    parser.add_argument("--max-body-bytes", type=_positive, default=Limits().max_body_bytes)
+    parser.add_argument("--grace-s", type=float, default=5.0, help="for requests in flight after SIGTERM")
+    parser.add_argument("--no-access-log", dest="access_log", action="store_false")
+    options = vars(parser.parse_args(arguments))
+    engine_host, engine_port = options.pop("engine")
+    limits = Limits(max_body_bytes=options.pop("max_body_bytes"))
+    return ProxySettings(engine_host=engine_host, engine_port=engine_port, limits=limits, **options)
+
+
+def _port(text: str) -> int:
+    if text.isdecimal() and 0 < int(text) < 65536:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no port; give a number from 1 to 65535")
+
+
+def _positive(text: str) -> int:
+    if text.isdecimal() and int(text) > 0:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
+
+
+def _engine(text: str) -> tuple[str, int]:
+    wrong = argparse.ArgumentTypeError(f"{text!r} is no engine address; give http://HOST:PORT")
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError:
+        raise wrong from None
+    if parts.scheme != "http" or not parts.hostname or not port or parts.path not in {"", "/"}:
+        raise wrong
+    return parts.hostname, port
+
+
+async def _serve(settings: ProxySettings) -> None:
+    await ProxyServer(settings, LineLog(sys.stdout.fileno(), requests=settings.access_log)).run()
+
+
+def main() -> int:
+    """Run one proxy; returns the exit status."""
+    settings = parse_arguments(sys.argv[1:])
+    try:
+        uvloop.run(_serve(settings))
+    except CannotListen as error:
+        sys.stderr.write(f"proxy of cell {settings.cell}: {error}\n")
+        return EXIT_CANNOT_LISTEN
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

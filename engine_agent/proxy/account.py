@@ -1,0 +1,92 @@
+"""The books of one request: times, tokens, outcome. It tells the meter and the health judge while the answer passes,
+and the access log once at the end. It never touches the bytes."""
+
+from enum import StrEnum
+from time import monotonic
+
+from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.tokens import TokenCount
+from engine_agent.proxy.wire import RequestHead, ResponseHead
+
+
+class Outcome(StrEnum):
+    """How a request ended."""
+
+    ANSWERED = "answered"
+    REFUSED = "refused"
+    ENGINE_ERROR = "engine_error"
+    CLIENT_GONE = "client_gone"
+
+
+CLIENT_GONE_STATUS = 499
+"""What logs commonly show (nginx) for a client that left before its answer began; it is never sent."""
+
+
+class Account:
+    """What is known about one request while it runs."""
+
+    def __init__(self, cell: Cell, head: RequestHead) -> None:
+        self._cell = cell
+        self._head = head
+        self._admitted = False
+        self._tokens = TokenCount(streaming=False)
+        self._ttft_s: float | None = None
+        self._last_token_at = 0.0
+        self.began_at = monotonic()
+
+    @property
+    def at_event_boundary(self) -> bool:
+        """Where another event may be put into the stream."""
+        return self._tokens.at_boundary
+
+    def admit(self) -> None:
+        self._admitted = True
+        self._cell.meter.admitted()
+
+    def open(self, answer: ResponseHead) -> None:
+        """The answer begins."""
+        self._tokens = TokenCount(streaming=answer.is_stream and answer.status < 400)
+
+    def add(self, body: bytes, now: float) -> None:
+        """A piece of the answer passes."""
+        events = self._tokens.add(body)
+        if not events:
+            return
+        meter = self._cell.meter
+        if self._ttft_s is None:
+            self._ttft_s = now - self.began_at
+            meter.first_token(now, self._ttft_s)
+        else:
+            meter.next_tokens(now, now - self._last_token_at)
+        self._last_token_at = now
+        meter.tokens(now, events)
+        self._cell.judge.token_seen(now)
+
+    def complete(self, answer: ResponseHead) -> None:
+        """The answer is whole."""
+        now = monotonic()
+        self._cell.meter.tokens(now, self._tokens.settle())
+        failed = answer.status >= 500 or self._tokens.errors > 0
+        if not failed and self._tokens.tokens > 0:
+            self._cell.judge.token_seen(now)
+        self.close(Outcome.ENGINE_ERROR if failed else Outcome.ANSWERED, answer.status)
+
+    def close(self, outcome: Outcome, status: int, reason: str = "") -> None:
+        """The request has ended, one way or another; `reason` is the code of a refusal."""
+        if self._admitted:
+            failed = outcome is Outcome.ENGINE_ERROR
+            self._cell.meter.finished(status=status, failed=failed, tokens=self._tokens.tokens)
+        elif outcome is Outcome.REFUSED:
+            self._cell.meter.refused(reason)
+        self._cell.log.request(
+            event="request",
+            request_id=self._head.request_id.decode("latin-1"),
+            method=self._head.method.decode("latin-1"),
+            path=self._head.path.decode("latin-1"),
+            status=status,
+            outcome=outcome,
+            reason=reason,
+            ttft_ms=None if self._ttft_s is None else round(self._ttft_s * 1000, 2),
+            tokens=self._tokens.tokens,
+            duration_ms=round((monotonic() - self.began_at) * 1000, 2),
+        )

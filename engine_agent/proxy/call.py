@@ -1,0 +1,89 @@
+"""One small request of the proxy itself to the engine, with a time limit: what the probes use. Not for clients'
+requests."""
+
+import asyncio
+from dataclasses import dataclass
+
+from engine_agent.proxy.upload import Upload
+from engine_agent.proxy.upstream import EngineConnection, EnginePool, UpstreamFault
+from engine_agent.proxy.wire import RequestHead, ResponseHead
+
+_MAX_ANSWER_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAnswer:
+    """The engine's answer to a call."""
+
+    status: int
+    body: bytes
+
+
+class CallFailed(ConnectionError):
+    """The engine cannot be reached or gave no proper answer; the text says which."""
+
+
+class _Collector:
+    """Implements `Receiver`: gathers one answer."""
+
+    def __init__(self, future: "asyncio.Future[EngineAnswer]") -> None:
+        self._future = future
+        self._status = 0
+        self._body = bytearray()
+
+    def upstream_received(self, head: ResponseHead | None, body: bytes, *, complete: bool) -> None:
+        if head is not None:
+            self._status = head.status
+        self._body += body
+        if self._future.done():
+            return
+        if complete:
+            self._future.set_result(EngineAnswer(self._status, bytes(self._body)))
+        elif len(self._body) > _MAX_ANSWER_BYTES:
+            self._future.set_exception(CallFailed(f"an answer of more than {_MAX_ANSWER_BYTES} bytes"))
+
+    def upstream_failed(self, fault: UpstreamFault, reason: str) -> None:
+        if not self._future.done():
+            self._future.set_exception(CallFailed(f"connection {fault}: {reason}"))
+
+    def upload_paused(self) -> None:
+        """The body is one small write."""
+
+    def upload_resumed(self) -> None:
+        """The body is one small write."""
+
+
+async def call(pool: EnginePool, method: bytes, target: bytes, body: bytes | None, timeout_s: float) -> EngineAnswer:
+    """Send one request and wait for its whole answer.
+
+    Raises:
+        TimeoutError: no whole answer within `timeout_s`.
+        OSError: refused or broken (`CallFailed`).
+    """
+    async with asyncio.timeout(timeout_s):
+        while (connection := pool.take()) is not None:
+            try:
+                return await _send(connection, pool, method, target, body)
+            except CallFailed:
+                continue  # it had been closed while idle; a fresh one will tell what is wrong
+        return await _send(await pool.connect(), pool, method, target, body)
+
+
+async def _send(
+    connection: EngineConnection, pool: EnginePool, method: bytes, target: bytes, body: bytes | None
+) -> EngineAnswer:
+    length = None if body is None else len(body)
+    headers = [] if body is None else [(b"content-type", b"application/json")]
+    head = RequestHead(method, target, headers, True, True, length, False, False, b"probe")
+    upload = Upload(head, keep_limit_bytes=_MAX_ANSWER_BYTES)
+    upload.add(body or b"", complete=True)
+    future: asyncio.Future[EngineAnswer] = asyncio.get_running_loop().create_future()
+    connection.receiver = _Collector(future)
+    connection.write(upload.opening(pool.host_header))
+    try:
+        answer = await future
+    except BaseException:
+        connection.abort()
+        raise
+    connection.release()
+    return answer

@@ -1,0 +1,118 @@
+"""The state that all parts of one proxy share: phase, health, load, engine connections and the requests in flight. It
+holds and reports; the decisions are in `admission` and `health`, the I/O in its users."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from time import monotonic
+from typing import Protocol
+
+import msgspec
+
+from engine_agent.protocol.messages import Health, Load
+from engine_agent.protocol.states import Phase
+from engine_agent.proxy import admission
+from engine_agent.proxy.health import HealthJudge
+from engine_agent.proxy.log import LineLog
+from engine_agent.proxy.measure import Meter
+from engine_agent.proxy.refusal import Refusal
+from engine_agent.proxy.settings import ProxySettings
+from engine_agent.proxy.upstream import EnginePool
+
+
+class Status(msgspec.Struct, frozen=True):
+    """What `GET /status` of the admin port says."""
+
+    health: Health
+    load: Load
+    phase: Phase
+    in_flight: int
+
+
+class InFlight(Protocol):
+    """A request that was admitted and has not ended."""
+
+    def check(self, now: float) -> None:
+        """Give up when a bound has passed."""
+
+    def cut(self, refusal: Refusal) -> None:
+        """End now, whatever was sent."""
+
+
+class Cell:
+    """One cell as its proxy knows it."""
+
+    def __init__(self, settings: ProxySettings, log: LineLog) -> None:
+        limits = settings.limits
+        self.settings = settings
+        self.log = log
+        self.phase = Phase.SERVE
+        self.judge = HealthJudge(settings.probes, settings.max_concurrency)
+        self.meter = Meter(monotonic())
+        self.in_flight: set[InFlight] = set()
+        self.idle = asyncio.Event()
+        """Set while nothing is in flight."""
+        self.idle.set()
+        self.cell_header = settings.cell.encode()
+        self.look_now: Callable[[], None] = _nobody_looks
+        """Asks the prober for a look at /health without waiting for its turn."""
+        self.confirm_health: Callable[[], Awaitable[bool]] = self._health_as_known
+        """Looks at /health now and says whether the engine is healthy."""
+        self.pool = EnginePool(
+            settings.engine_host,
+            settings.engine_port,
+            connect_timeout_s=limits.connect_timeout_s,
+            idle_s=limits.engine_idle_s,
+            on_lost=self._connection_lost,
+        )
+
+    def refusal(self) -> Refusal | None:
+        """Why one more request is not taken now."""
+        return admission.refuse(
+            phase=self.phase,
+            healthy=self.judge.ok,
+            reason=self.judge.reason,
+            in_flight=len(self.in_flight),
+            max_concurrency=self.settings.max_concurrency,
+        )
+
+    def unready(self) -> Refusal | None:
+        """Why no new request would be taken, whatever the load."""
+        return admission.refuse_new_work(phase=self.phase, healthy=self.judge.ok, reason=self.judge.reason)
+
+    def status(self) -> Status:
+        now = monotonic()
+        in_flight = len(self.in_flight)
+        load = self.meter.load(now, in_flight=in_flight, max_concurrency=self.settings.max_concurrency)
+        return Status(health=self.judge.health(now), load=load, phase=self.phase, in_flight=in_flight)
+
+    def enter_phase(self, phase: Phase) -> None:
+        """Serve or drain as told; the change is logged."""
+        if phase is not self.phase:
+            self.phase = phase
+            self.log.event(event="phase", cell=self.settings.cell, phase=phase, in_flight=len(self.in_flight))
+
+    def engine_failed(self, reason: str) -> None:
+        """A request saw the engine unreachable: unhealthy from now until the next good probe."""
+        self.judge.failed(monotonic(), reason)
+        self.look_now()
+
+    def enter(self, request: InFlight) -> None:
+        """A request was admitted."""
+        self.in_flight.add(request)
+        self.idle.clear()
+
+    def leave(self, request: InFlight) -> None:
+        """It has ended."""
+        self.in_flight.discard(request)
+        if not self.in_flight:
+            self.idle.set()
+
+    def _connection_lost(self) -> None:
+        self.look_now()
+
+    async def _health_as_known(self) -> bool:
+        return self.judge.ok
+
+
+def _nobody_looks() -> None:
+    """Before the prober runs there is nobody to ask."""

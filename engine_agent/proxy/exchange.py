@@ -1,0 +1,269 @@
+"""The journey of one request through the cell: admission, the engine, the answer. It forwards headers only together
+with the first byte of a body, so that an engine that dies before it becomes an answer that the ingress may retry
+elsewhere; it never repeats a request of which the engine may have answered a byte."""
+
+import asyncio
+from time import monotonic
+
+from engine_agent.proxy import refusal as refusals
+from engine_agent.proxy.account import CLIENT_GONE_STATUS, Account, Outcome
+from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.downstream import ClientConnection
+from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
+from engine_agent.proxy.tokens import is_error_event
+from engine_agent.proxy.upload import Upload
+from engine_agent.proxy.upstream import EngineConnection, UpstreamFault
+from engine_agent.proxy.wire import (
+    CONTINUE,
+    LAST_CHUNK,
+    Headers,
+    RequestHead,
+    ResponseHead,
+    chunk,
+    refusal_reply,
+    reply_bytes,
+    response_head,
+)
+
+
+class Exchange:
+    """One request and its answer. Implements `Responder` for the client's side and `Receiver` for the engine's."""
+
+    def __init__(self, cell: Cell, head: RequestHead, client: ClientConnection) -> None:
+        self._cell = cell
+        self._head = head
+        self._client = client
+        self._limits = cell.settings.limits
+        self._account = Account(cell, head)
+        self._upload = Upload(head, self._limits.upload_buffer_bytes)
+        self._connection: EngineConnection | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._answer: ResponseHead | None = None
+        self._started = self._answering = self._ended = False
+        self._keep_alive = self._chunked = False
+        self._doubting = self._download_held = False
+        self._engine_gone_because = ""
+        self._last_byte_at = self._account.began_at
+
+    # --- Responder: from the client ---
+
+    def feed(self, data: bytes, *, complete: bool) -> None:
+        wire = self._upload.add(data, complete=complete)
+        if not self._started:
+            self._start()
+        elif self._connection is not None:
+            self._connection.write(wire)
+        elif self._upload.kept_bytes > self._limits.upload_buffer_bytes:
+            self._client.hold_upload(True)
+        if complete:
+            self._client.hold_upload(False)
+
+    def refuse(self, refusal: Refusal) -> None:
+        self._give_up(refusal, Outcome.REFUSED)
+
+    def client_gone(self) -> None:
+        status = self._answer.status if self._answering and self._answer else CLIENT_GONE_STATUS
+        self._end(Outcome.CLIENT_GONE, status)
+
+    def download_paused(self) -> None:
+        self._download_held = True
+        self._govern_engine()
+
+    def download_resumed(self) -> None:
+        self._download_held = False
+        self._govern_engine()
+
+    def _govern_engine(self) -> None:
+        """Read the answer on, unless the client is behind with it or it is in doubt."""
+        if self._connection is None:
+            return
+        if self._download_held or self._doubting:
+            self._connection.pause_reading()
+        else:
+            self._connection.resume_reading()
+
+    # --- InFlight: from the cell ---
+
+    def check(self, now: float) -> None:
+        """Give up an engine that is silent for too long, sooner while it is unhealthy."""
+        silence_s = now - self._last_byte_at
+        if self._download_held or silence_s < self._limits.abandon_after_s:
+            return
+        if silence_s >= self._limits.response_silence_s:
+            self._give_up(refusals.engine_silent(silence_s), Outcome.ENGINE_ERROR)
+        elif self._cell.judge.bad_for_s(now) >= self._limits.abandon_after_s:
+            self._engine_failed(self._cell.judge.reason)
+
+    def cut(self, refusal: Refusal) -> None:
+        self._give_up(refusal, Outcome.ENGINE_ERROR)
+
+    # --- to the engine ---
+
+    def _start(self) -> None:
+        self._started = True
+        refusal = self._cell.refusal()
+        if refusal is not None:
+            self._give_up(refusal, Outcome.REFUSED)
+            return
+        self._cell.enter(self)
+        self._account.admit()
+        if self._head.expects_continue and not self._upload.complete:
+            self._client.write(CONTINUE)
+        connection = self._cell.pool.take()
+        if connection is None:
+            self._connect()
+        else:
+            self._send_on(connection)
+
+    def _connect(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._send_on_new())
+
+    async def _send_on_new(self) -> None:
+        try:
+            connection = await self._cell.pool.connect()
+        except OSError as error:
+            reason = str(error) or "no connection in time"
+            self._task = None
+            self._cell.engine_failed(reason)
+            self._give_up(refusals.engine_unreachable(reason), Outcome.ENGINE_ERROR)
+            return
+        self._task = None
+        self._send_on(connection)
+
+    def _send_on(self, connection: EngineConnection) -> None:
+        self._connection = connection
+        connection.receiver = self
+        self._client.hold_upload(False)
+        connection.write(self._upload.opening(self._cell.pool.host_header))
+
+    # --- Receiver: from the engine ---
+
+    def upstream_received(self, head: ResponseHead | None, body: bytes, *, complete: bool) -> None:
+        self._last_byte_at = monotonic()
+        if head is not None:
+            self._answer = head
+        answer = self._answer
+        if answer is None or not (self._answering or body or complete):
+            return
+        if not self._answering and (answer.status >= 500 or (answer.is_stream and is_error_event(body))):
+            self._doubt(answer, body, complete=complete)
+        else:
+            self._forward(answer, body, complete=complete)
+
+    def upstream_failed(self, fault: UpstreamFault, reason: str) -> None:
+        connection, self._connection = self._connection, None
+        if self._doubting:
+            self._engine_gone_because = reason
+        elif fault is UpstreamFault.MALFORMED:
+            self._give_up(refusals.engine_malformed(reason), Outcome.ENGINE_ERROR)
+        elif connection is not None and connection.used_before and self._answer is None and self._upload.repeatable:
+            self._upload.rewind()  # an engine may close an idle connection at the very moment when we use it again
+            self._connect()
+        else:
+            self._cell.look_now()
+            self._engine_failed(reason)
+
+    def upload_paused(self) -> None:
+        if not self._upload.complete:  # after its end we must read on, to see the client leave
+            self._client.hold_upload(True)
+
+    def upload_resumed(self) -> None:
+        self._client.hold_upload(False)
+
+    # --- doubt: an answer that begins with an error may be the engine's last breath ---
+
+    def _doubt(self, answer: ResponseHead, body: bytes, *, complete: bool) -> None:
+        """Hold the answer until it is known whether the engine itself is failing."""
+        self._doubting = True
+        self._govern_engine()
+        self._task = asyncio.get_running_loop().create_task(self._resolve(answer, body, complete=complete))
+
+    async def _resolve(self, answer: ResponseHead, body: bytes, *, complete: bool) -> None:
+        healthy = await self._cell.confirm_health()
+        self._task = None
+        self._doubting = False
+        if not healthy:
+            self._engine_failed(self._cell.judge.reason)
+            return
+        self._forward(answer, body, complete=complete)
+        if self._engine_gone_because and not complete:
+            self._engine_failed(self._engine_gone_because)
+        else:
+            self._govern_engine()
+
+    # --- to the client ---
+
+    def _forward(self, answer: ResponseHead, body: bytes, *, complete: bool) -> None:
+        opening = b"" if self._answering else self._open(answer)
+        if self._chunked:
+            self._client.write(opening + chunk(body) + (LAST_CHUNK if complete else b""))
+        else:
+            self._client.write(opening + body)
+        self._account.add(body, self._last_byte_at)
+        if complete:
+            self._finish(answer)
+
+    def _open(self, answer: ResponseHead) -> bytes:
+        """Begin the answer: from here on the request can be repeated nowhere."""
+        self._answering = True
+        self._upload.forget()
+        self._account.open(answer)
+        own = self._own_headers()
+        if answer.status == 503:
+            own.append(RETRY_HEADER)
+        self._keep_alive = self._client.may_keep_alive()
+        if answer.content_length is not None and not answer.bodiless:
+            own.append((b"content-length", b"%d" % answer.content_length))
+        elif not answer.bodiless and self._head.http11:
+            own.append((b"transfer-encoding", b"chunked"))
+            self._chunked = True
+        return response_head(answer, own, keep_alive=self._keep_alive)
+
+    def _own_headers(self) -> Headers:
+        return [(b"x-switchyard-cell", self._cell.cell_header), (b"x-request-id", self._head.request_id)]
+
+    def _finish(self, answer: ResponseHead) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            if self._upload.complete:
+                connection.release()
+            else:
+                connection.abort()
+        self._ended = True
+        self._cell.leave(self)
+        self._account.complete(answer)
+        self._client.answered(keep_alive=self._keep_alive)
+
+    def _engine_failed(self, reason: str) -> None:
+        refusal = refusals.engine_died_midway(reason) if self._answering else refusals.engine_died(reason)
+        self._give_up(refusal, Outcome.ENGINE_ERROR)
+
+    def _give_up(self, refusal: Refusal, outcome: Outcome) -> None:
+        """End with an error: as an answer, as an event of the stream, or by breaking off what cannot be whole."""
+        if self._ended:
+            return
+        answer = self._answer if self._answering else None
+        self._end(outcome, refusal.status if answer is None else answer.status, refusal.code)
+        if answer is None:
+            keep_alive = self._client.may_keep_alive()
+            self._client.write(reply_bytes(refusal_reply(refusal), self._own_headers(), keep_alive=keep_alive))
+            self._client.answered(keep_alive=keep_alive)
+        elif answer.is_stream and answer.content_length is None:
+            event = error_event(refusal, at_boundary=self._account.at_event_boundary)
+            self._client.write(chunk(event) + LAST_CHUNK if self._chunked else event)
+            self._client.answered(keep_alive=False)
+        else:
+            self._client.abort()
+
+    def _end(self, outcome: Outcome, status: int, reason: str = "") -> None:
+        """Let go of the engine, at once, and close the books."""
+        if self._ended:
+            return
+        self._ended = True
+        if self._task is not None:
+            self._task.cancel()
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.abort()
+        self._cell.leave(self)
+        self._account.close(outcome, status, reason)

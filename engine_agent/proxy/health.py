@@ -1,0 +1,100 @@
+"""Judges the engine's health from probes, from what requests see, and from tokens that pass. Pure: every method takes
+`now` (seconds of any monotonic clock). It starts no probe; it says when one is due.
+
+Healthy means alive (the engine's own /health answers) and proven (a real token came out since the last hard failure).
+"""
+
+from engine_agent.protocol.messages import Health
+from engine_agent.proxy.settings import ProbeTimes
+
+LONG_AGO = float("-inf")
+
+
+class HealthJudge:
+    """The verdict on one engine. `ok` and `reason` are plain attributes, because every request reads them."""
+
+    def __init__(self, times: ProbeTimes, max_concurrency: int) -> None:
+        self.times = times
+        self.max_concurrency = max_concurrency
+        self.ok = False
+        self.reason = "the engine was not probed yet"
+        self._dead_because = self.reason
+        self._unproven_because = "no token came out of the engine yet"
+        self._slow_in_a_row = 0
+        self._probe_ms: float | None = None
+        self._looked_at: float | None = None
+        self._token_seen_at = LONG_AGO
+        self._token_asked_at = LONG_AGO
+        self._bad_since: float | None = None
+
+    def answered(self, now: float, probe_ms: float) -> None:
+        """/health said 200 after `probe_ms`."""
+        self._looked_at, self._probe_ms = now, probe_ms
+        self._slow_in_a_row = 0
+        self._dead_because = ""
+        self._settle(now)
+
+    def failed(self, now: float, reason: str) -> None:
+        """A hard failure: connection refused or lost, or /health said that the engine is not well."""
+        self._looked_at, self._probe_ms = now, None
+        self._slow_in_a_row = 0
+        self._dead_because = reason
+        self._unproven_because = f"no token came out of the engine since it failed ({reason})"
+        self._token_asked_at = LONG_AGO
+        self._settle(now)
+
+    def timed_out(self, now: float) -> None:
+        """/health did not answer in time; only several in a row count."""
+        self._looked_at = now
+        self._slow_in_a_row += 1
+        if self._slow_in_a_row >= self.times.slow_strikes:
+            self._probe_ms = None
+            times, timeout_s = self._slow_in_a_row, self.times.health_timeout_s
+            self._dead_because = f"/health did not answer {times} times in a row ({timeout_s:g} s each)"
+        self._settle(now)
+
+    def token_seen(self, now: float) -> None:
+        """A real token came out of the engine, for a probe or for a client. Called for every piece of a stream."""
+        self._token_seen_at = now
+        if self._unproven_because and not self._dead_because:
+            self._unproven_because = ""
+            self._settle(now)
+
+    def token_asked(self, now: float) -> None:
+        """A real-token probe starts."""
+        self._token_asked_at = now
+
+    def token_failed(self, now: float, reason: str) -> None:
+        """The real-token probe got no token."""
+        self._unproven_because = f"token probe: {reason}"
+        self._settle(now)
+
+    def token_probe_due(self, now: float, in_flight: int) -> bool:
+        """True when the engine should be asked for a token.
+
+        At once while unproven (then every `token_retry_s`); later only where none was seen for `token_interval_s` and
+        the engine has a free slot, because behind a full batch a probe would wait, and tell nothing.
+        """
+        if self._dead_because:
+            return False
+        if self._unproven_because:
+            return now - self._token_asked_at >= self.times.token_retry_s
+        last = max(self._token_seen_at, self._token_asked_at)
+        return in_flight < self.max_concurrency and now - last >= self.times.token_interval_s
+
+    def bad_for_s(self, now: float) -> float:
+        """Seconds since the engine stopped being healthy; 0 while it is."""
+        return 0.0 if self._bad_since is None else now - self._bad_since
+
+    def health(self, now: float) -> Health:
+        """The verdict as the protocol carries it."""
+        age_s = None if self._looked_at is None else round(now - self._looked_at, 3)
+        return Health(ok=self.ok, reason=self.reason, probe_ms=self._probe_ms, checked_s_ago=age_s)
+
+    def _settle(self, now: float) -> None:
+        self.reason = self._dead_because or self._unproven_because
+        self.ok = not self.reason
+        if self.ok:
+            self._bad_since = None
+        elif self._bad_since is None:
+            self._bad_since = now

@@ -1,0 +1,62 @@
+"""Structured log lines on standard output: one JSON object a line, for requests and for changes of state. It never
+blocks the loop that carries tokens and never fails a request: lines that nobody reads are dropped and counted."""
+
+import asyncio
+import os
+import stat
+from typing import Any
+
+import msgspec
+
+FLUSH_INTERVAL_S = 0.1
+MAX_WAITING_BYTES = 1024 * 1024
+"""A reader of a pipe that is this far behind is gone or stuck."""
+
+_encoder = msgspec.json.Encoder()
+
+
+class LineLog:
+    """Lines to a file descriptor, written together ten times a second."""
+
+    def __init__(self, descriptor: int, *, requests: bool) -> None:
+        self.requests = requests
+        self.dropped = 0
+        self._descriptor = descriptor
+        self._waiting = bytearray()
+        self._flush_due = False
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode):
+            os.set_blocking(descriptor, False)
+
+    def event(self, **fields: Any) -> None:
+        """Log a change of state."""
+        self._add(fields)
+
+    def request(self, **fields: Any) -> None:
+        """Log one finished request, unless the access log is off."""
+        if self.requests:
+            self._add(fields)
+
+    def flush(self) -> None:
+        """Write what waits, as far as the descriptor takes it."""
+        self._flush_due = False
+        if not self._waiting:
+            return
+        try:
+            written = os.write(self._descriptor, self._waiting)
+        except BlockingIOError:
+            return
+        except OSError:  # the reader is gone for good, for example with the agent that started us
+            self._waiting.clear()
+            self.dropped += 1
+            return
+        del self._waiting[:written]
+
+    def _add(self, fields: dict[str, Any]) -> None:
+        if len(self._waiting) > MAX_WAITING_BYTES:
+            self.dropped += 1
+        else:
+            self._waiting += _encoder.encode(fields) + b"\n"
+        if not self._flush_due:
+            self._flush_due = True
+            asyncio.get_running_loop().call_later(FLUSH_INTERVAL_S, self.flush)

@@ -1,0 +1,116 @@
+"""Looks at the engine, on time and when asked, and tells the health judge what it saw. It decides nothing: what a look
+means is in `health`."""
+
+import asyncio
+import time
+
+import msgspec
+
+from engine_agent.proxy.call import EngineAnswer, call
+from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.upstream import EnginePool
+
+_MAX_REASON_CHARS = 200
+
+
+class _Reason(msgspec.Struct):
+    """What an unhealthy engine may say in the body of its /health."""
+
+    reason: str
+
+
+class Prober:
+    """The probes of one engine, on connections of their own."""
+
+    def __init__(self, cell: Cell) -> None:
+        settings = cell.settings
+        self._cell = cell
+        self._times = settings.probes
+        self._wake = asyncio.Event()
+        self._token_task: asyncio.Task[None] | None = None
+        self._was_ok = False
+        self._pool = EnginePool(
+            settings.engine_host,
+            settings.engine_port,
+            connect_timeout_s=self._times.health_timeout_s,
+            idle_s=settings.limits.engine_idle_s,
+            on_lost=self._wake.set,
+        )
+        question = {"model": settings.model, "prompt": settings.probe_prompt, "max_tokens": 1, "temperature": 0}
+        self._token_question = msgspec.json.encode(question)
+        cell.look_now = self._wake.set
+        cell.confirm_health = self.look
+
+    async def run(self) -> None:
+        """Probe until cancelled."""
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                self._wake.clear()
+                await self.look()
+                self._ask_for_token_if_due()
+                timer = loop.call_later(self._times.health_interval_s, self._wake.set)
+                await self._wake.wait()
+                timer.cancel()
+        finally:
+            if self._token_task is not None:
+                self._token_task.cancel()
+            self._pool.close()
+
+    async def look(self) -> bool:
+        """Ask /health once, now; returns whether the engine counts as healthy afterwards."""
+        judge, began = self._cell.judge, time.monotonic()
+        try:
+            answer = await call(self._pool, b"GET", b"/health", None, self._times.health_timeout_s)
+        except TimeoutError:
+            judge.timed_out(time.monotonic())
+        except OSError as error:
+            judge.failed(time.monotonic(), f"engine unreachable: {error}")
+        else:
+            now = time.monotonic()
+            if answer.status == 200:
+                judge.answered(now, round((now - began) * 1000, 3))
+            else:
+                judge.failed(now, f"engine /health answers {answer.status}{_said(answer)}")
+        self._log_change()
+        return judge.ok
+
+    def _ask_for_token_if_due(self) -> None:
+        if self._token_task is not None and not self._token_task.done():
+            return
+        now = time.monotonic()
+        if self._cell.judge.token_probe_due(now, len(self._cell.in_flight)):
+            self._cell.judge.token_asked(now)
+            self._token_task = asyncio.get_running_loop().create_task(self._ask_for_token())
+
+    async def _ask_for_token(self) -> None:
+        judge, timeout_s = self._cell.judge, self._times.token_timeout_s
+        try:
+            answer = await call(self._pool, b"POST", b"/v1/completions", self._token_question, timeout_s)
+        except TimeoutError:
+            if len(self._cell.in_flight) < self._cell.settings.max_concurrency:
+                judge.token_failed(time.monotonic(), f"no token within {timeout_s:g} s")
+        except OSError as error:
+            judge.token_failed(time.monotonic(), str(error))
+        else:
+            now = time.monotonic()
+            if answer.status == 200:
+                judge.token_seen(now)
+            else:
+                judge.token_failed(now, f"the engine answers {answer.status}{_said(answer)}")
+        self._log_change()
+
+    def _log_change(self) -> None:
+        judge = self._cell.judge
+        if judge.ok is not self._was_ok:
+            self._was_ok = judge.ok
+            self._cell.log.event(event="health", cell=self._cell.settings.cell, ok=judge.ok, reason=judge.reason)
+
+
+def _said(answer: EngineAnswer) -> str:
+    """The engine's own reason, where it gives one."""
+    try:
+        reason = msgspec.json.decode(answer.body, type=_Reason).reason
+    except msgspec.DecodeError:
+        reason = answer.body.decode("utf-8", "replace").strip()
+    return f": {reason[:_MAX_REASON_CHARS]}" if reason else ""

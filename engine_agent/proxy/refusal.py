@@ -1,0 +1,72 @@
+"""Every answer that the proxy itself gives in place of the engine, in the form of OpenAI's errors. Pure; a refusal says
+what was wrong and whether another cell may take the request, and never pretends that the engine answered."""
+
+from dataclasses import dataclass
+
+import msgspec
+
+RETRY_HEADER = (b"x-switchyard-retry", b"1")
+RETRY_AFTER_S = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An error answer. `retry`: no byte of an answer was sent, so the ingress may try another cell."""
+
+    status: int
+    code: str
+    message: str
+    retry: bool = False
+
+
+def error_body(refusal: Refusal) -> bytes:
+    """The JSON body `{"error": {"message", "type", "param", "code"}}`."""
+    kind = "invalid_request_error" if refusal.status < 500 else "server_error"
+    error = {"message": refusal.message, "type": kind, "param": None, "code": refusal.code}
+    return msgspec.json.encode({"error": error})
+
+
+def error_event(refusal: Refusal, *, at_boundary: bool) -> bytes:
+    """The same as a server-sent event. `at_boundary` False: the stream broke inside an event, which is ended first."""
+    event = b"data: " + error_body(refusal) + b"\n\n"
+    return event if at_boundary else b"\n\n" + event
+
+
+def engine_unreachable(reason: str) -> Refusal:
+    return Refusal(503, "engine_unreachable", f"the cell's engine cannot be reached: {reason}", retry=True)
+
+
+def engine_died(reason: str) -> Refusal:
+    return Refusal(503, "engine_died", f"the cell's engine failed before it answered: {reason}", retry=True)
+
+
+def engine_died_midway(reason: str) -> Refusal:
+    return Refusal(502, "engine_died", f"the cell's engine failed while it answered: {reason}")
+
+
+def engine_malformed(reason: str) -> Refusal:
+    return Refusal(502, "engine_malformed", f"the cell's engine sent an answer that is not HTTP: {reason}")
+
+
+def engine_silent(silence_s: float) -> Refusal:
+    return Refusal(504, "engine_silent", f"the cell's engine sent nothing for {silence_s:.0f} s")
+
+
+def stopping() -> Refusal:
+    return Refusal(503, "cell_stopping", "the cell stopped before the request could finish", retry=True)
+
+
+def body_too_large(limit_bytes: int) -> Refusal:
+    return Refusal(413, "request_too_large", f"the request body is longer than the limit of {limit_bytes} bytes")
+
+
+def head_too_large(limit_bytes: int) -> Refusal:
+    return Refusal(431, "request_head_too_large", f"the request's head is longer than the limit of {limit_bytes} bytes")
+
+
+def too_slow(part: str, limit_s: float) -> Refusal:
+    return Refusal(408, "request_timeout", f"the {part} of the request did not arrive within {limit_s:g} s")
+
+
+def bad_request(reason: str) -> Refusal:
+    return Refusal(400, "bad_http_request", f"the request is not valid HTTP/1.1: {reason}")

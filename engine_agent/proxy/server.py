@@ -1,0 +1,124 @@
+"""Puts the parts of a proxy together: three listeners, the probes, the sweep of time limits, and the end. It lives
+until it is told to stop, whatever becomes of the process that started it."""
+
+import asyncio
+import gc
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from time import monotonic
+
+from engine_agent.protocol.states import Phase
+from engine_agent.proxy import admin, front, refusal
+from engine_agent.proxy.agent_check import AgentCheck, agent_check_line
+from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.downstream import ClientConnection, Responder
+from engine_agent.proxy.log import LineLog
+from engine_agent.proxy.probes import Prober
+from engine_agent.proxy.settings import ProxySettings
+from engine_agent.proxy.wire import RequestHead
+
+BACKLOG = 1024
+_FLUSH_S = 0.2
+"""For the last bytes to leave, at the end of the grace."""
+
+_Respond = Callable[[Cell, RequestHead, ClientConnection], Responder]
+
+
+class CannotListen(OSError):
+    """A port cannot be opened; the text names it and its option."""
+
+
+class ProxyServer:
+    """One proxy process."""
+
+    def __init__(self, settings: ProxySettings, log: LineLog) -> None:
+        self.settings = settings
+        self.cell = Cell(settings, log)
+        self._prober = Prober(self.cell)
+        self._clients: set[ClientConnection] = set()
+        self._servers: list[asyncio.Server] = []
+        self._stop = asyncio.Event()
+
+    async def run(self) -> None:
+        """Serve until SIGTERM or SIGINT, then drain.
+
+        Raises:
+            CannotListen: a port is taken or the address is not ours.
+        """
+        self._handle_signals()
+        await self._listen()
+        gc.freeze()  # what was imported lives for ever: no collection needs to look at it again
+        probing = asyncio.create_task(self._prober.run())
+        sweeping = asyncio.create_task(self._sweep())
+        try:
+            await self._stop.wait()
+            await self._drain()
+        finally:
+            probing.cancel()
+            sweeping.cancel()
+            await asyncio.gather(probing, sweeping, return_exceptions=True)
+            self._close()
+
+    def _handle_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop.set)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal of whoever started us is not our life
+
+    async def _listen(self) -> None:
+        settings = self.settings
+        await self._open("--port", settings.host, settings.port, self._http(front.respond))
+        await self._open("--admin-port", settings.admin_host, settings.admin_port, self._http(admin.respond))
+        await self._open("--agent-check-port", settings.host, settings.agent_check_port, self._agent_check)
+
+    async def _open(self, option: str, host: str, port: int, factory: Callable[[], asyncio.Protocol]) -> None:
+        try:
+            server = await asyncio.get_running_loop().create_server(factory, host, port, backlog=BACKLOG)
+        except OSError as error:
+            raise CannotListen(f"cannot listen on {host}:{port} ({option}): {error}") from error
+        self._servers.append(server)
+
+    def _http(self, respond: _Respond) -> Callable[[], asyncio.Protocol]:
+        return partial(ClientConnection, partial(respond, self.cell), self.settings.limits, self._clients)
+
+    def _agent_check(self) -> asyncio.Protocol:
+        return AgentCheck(self._agent_check_line)
+
+    def _agent_check_line(self) -> bytes:
+        cell = self.cell
+        return agent_check_line(phase=cell.phase, healthy=cell.judge.ok, reason=cell.judge.reason)
+
+    async def _sweep(self) -> None:
+        """Enforce every time limit, for ever."""
+        while True:
+            await asyncio.sleep(self.settings.limits.sweep_interval_s)
+            now = monotonic()
+            for client in tuple(self._clients):
+                client.check(now)
+            for request in tuple(self.cell.in_flight):
+                request.check(now)
+            self.cell.pool.sweep(now)
+
+    async def _drain(self) -> None:
+        """Refuse what is new, wait for what runs, cut what is left at the end of the grace."""
+        self.cell.enter_phase(Phase.STOP)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, self.settings.grace_s - _FLUSH_S)):
+                await self.cell.idle.wait()
+        for request in tuple(self.cell.in_flight):
+            request.cut(refusal.stopping())
+        for client in tuple(self._clients):
+            client.close_when_idle()
+        if self._clients:
+            await asyncio.sleep(_FLUSH_S)
+
+    def _close(self) -> None:
+        for server in self._servers:
+            server.close()
+        for client in tuple(self._clients):
+            client.abort()
+        self.cell.pool.close()
+        self.cell.log.event(event="stopped", cell=self.settings.cell)
+        self.cell.log.flush()

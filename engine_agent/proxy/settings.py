@@ -1,0 +1,75 @@
+"""What one cell proxy is told on its command line, and the limits it keeps. Values only; nothing here acts."""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Every bound of the proxy, with its unit in the name and where it comes from beside it."""
+
+    max_body_bytes: int = 4 * 1024 * 1024
+    """Longest request body; the ingress' own limit (`RoutingTable.max_body_bytes`)."""
+    max_head_bytes: int = 64 * 1024
+    """Longest request head (or trailer): four times the 16 KiB of HAProxy's default buffer."""
+    max_client_connections: int = 4096
+    """Beyond this a new connection is cut at once: a fifth of a 20,000 file limit, two sockets a request."""
+    head_timeout_s: float = 10.0
+    """From the first byte of a request to the end of its head; HAProxy sends it in one piece."""
+    body_timeout_s: float = 60.0
+    """From the end of the head to the end of the body: 4 MiB at 70 kB/s."""
+    idle_timeout_s: float = 75.0
+    """Keep-alive without a request. Longer than any ingress keeps a connection, so that the ingress closes first."""
+    write_stall_s: float = 60.0
+    """How long a client may refuse to read while its answer waits; then its engine slot is given back."""
+    linger_s: float = 2.0
+    """How long the rest of a refused upload is read and dropped, so that the client still sees the refusal."""
+    upload_buffer_bytes: int = 256 * 1024
+    """Body held while the engine connection opens, and the most that is kept to repeat a request on a fresh one."""
+    connect_timeout_s: float = 1.0
+    """The engine is on the same machine: a connect that takes this long will not succeed."""
+    engine_idle_s: float = 4.0
+    """Idle engine connections are closed before the engine's server does (uvicorn, and so vLLM: 5 s)."""
+    response_silence_s: float = 600.0
+    """Longest silence of the engine within one request; a long answer without streaming is silent all its time."""
+    abandon_after_s: float = 10.0
+    """An engine unhealthy, and a request silent, for both this long: the request is given up."""
+    sweep_interval_s: float = 0.25
+    """How often the bounds above are checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeTimes:
+    """Cadence of the probes (seconds)."""
+
+    health_interval_s: float = 0.2
+    """Between two looks at /health; the ingress looks at us as often."""
+    health_timeout_s: float = 1.0
+    slow_strikes: int = 2
+    """So many time-outs in a row make an engine unhealthy; a refused connection or a 503 does at once."""
+    token_interval_s: float = 10.0
+    """An engine that made no token for this long, and has a free slot, is asked for one."""
+    token_retry_s: float = 1.0
+    token_timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySettings:
+    """One proxy, whole. `admin_host` is loopback whatever `host` is: nobody else may drain a cell."""
+
+    node_id: str
+    cell: str
+    generation: int
+    host: str
+    port: int
+    agent_check_port: int
+    admin_port: int
+    engine_host: str
+    engine_port: int
+    model: str
+    max_concurrency: int
+    probe_prompt: str
+    access_log: bool = True
+    grace_s: float = 5.0
+    admin_host: str = "127.0.0.1"
+    limits: Limits = field(default_factory=Limits)
+    probes: ProbeTimes = field(default_factory=ProbeTimes)

@@ -1,0 +1,148 @@
+"""HTTP/1.1 heads and body framing as bytes, for both sides of the proxy. Pure. Hop-by-hop headers end here (RFC 9110
+7.6.1) and every body is framed anew, so that the two sides can never disagree about where a message ends."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+
+from engine_agent.proxy.refusal import RETRY_AFTER_S, RETRY_HEADER, Refusal, error_body
+
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case, in the order they came."""
+
+_HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    }
+)
+_REQUEST_OWN = _HOP_BY_HOP | {b"content-length", b"expect", b"host", b"x-request-id"}
+_RESPONSE_OWN = _HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-switchyard-cell", RETRY_HEADER[0]}
+
+LAST_CHUNK = b"0\r\n\r\n"
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """A request as its client sent it. `content_length` None: chunked, or no body at all."""
+
+    method: bytes
+    target: bytes
+    headers: Headers
+    http11: bool
+    keep_alive: bool
+    content_length: int | None
+    chunked: bool
+    expects_continue: bool
+    request_id: bytes
+
+    @property
+    def path(self) -> bytes:
+        return self.target.partition(b"?")[0]
+
+
+@dataclass(slots=True)
+class ResponseHead:
+    """The head of the engine's answer."""
+
+    status: int
+    reason: bytes
+    headers: Headers
+    content_length: int | None
+    chunked: bool
+    is_stream: bool
+
+    @property
+    def bodiless(self) -> bool:
+        return self.status in {204, 304}
+
+    @property
+    def until_close(self) -> bool:
+        """The body ends with the connection."""
+        return self.content_length is None and not self.chunked and not self.bodiless
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A complete answer of the proxy itself."""
+
+    status: int
+    body: bytes
+    content_type: bytes = b"application/json"
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+
+
+def value_of(headers: Headers, name: bytes) -> bytes | None:
+    """The first value of a header; `name` in lower case."""
+    return next((value for key, value in headers if key == name), None)
+
+
+def length_of(headers: Headers) -> int | None:
+    """Content-Length, which the parser has already checked to be a single number."""
+    value = value_of(headers, b"content-length")
+    return None if value is None else int(value)
+
+
+def request_head(head: RequestHead, *, host: bytes, framing: bytes) -> bytes:
+    """The head that the engine gets. `framing` is one header line, or empty for a request without a body."""
+    lines = [b"%b %b HTTP/1.1\r\nhost: %b\r\n" % (head.method, head.target, host)]
+    lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers, _REQUEST_OWN)]
+    lines.append(b"x-request-id: %b\r\n%b\r\n" % (head.request_id, framing))
+    return b"".join(lines)
+
+
+def response_head(head: ResponseHead, own: Headers, *, keep_alive: bool) -> bytes:
+    """The head that the client gets for an answer of the engine; `own` are the proxy's headers, framing among them."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason)]
+    lines += [b"%b: %b\r\n" % pair for pair in _end_to_end(head.headers, _RESPONSE_OWN)]
+    lines += [b"%b: %b\r\n" % pair for pair in own]
+    lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    return b"".join(lines)
+
+
+def reply_bytes(reply: Reply, own: Iterable[tuple[bytes, bytes]] = (), *, keep_alive: bool) -> bytes:
+    """An answer of the proxy itself, head and body."""
+    reason = HTTPStatus(reply.status).phrase.encode()
+    lines = [b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\n" % (reply.status, reason, reply.content_type)]
+    lines += [b"%b: %b\r\n" % pair for pair in (*reply.headers, *own)]
+    lines.append(b"content-length: %d\r\n" % len(reply.body))
+    lines.append(b"\r\n" if keep_alive else b"connection: close\r\n\r\n")
+    lines.append(reply.body)
+    return b"".join(lines)
+
+
+def refusal_reply(refusal: Refusal) -> Reply:
+    """A refusal as an answer; one that another cell may take says so."""
+    headers: tuple[tuple[bytes, bytes], ...] = ()
+    if refusal.retry:
+        headers = (RETRY_HEADER, (b"retry-after", b"%d" % RETRY_AFTER_S))
+    return Reply(refusal.status, error_body(refusal), headers=headers)
+
+
+def chunk(data: bytes) -> bytes:
+    """One chunk of a chunked body; nothing for no bytes, since an empty chunk would end the body."""
+    return b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+
+
+def _end_to_end(headers: Headers, dropped: frozenset[bytes]) -> Headers:
+    named = _named_by_connection(headers)
+    if named:
+        dropped = dropped | named
+    return [pair for pair in headers if pair[0] not in dropped]
+
+
+def _named_by_connection(headers: Headers) -> set[bytes]:
+    """Headers that a Connection header declares to be hop-by-hop."""
+    named: set[bytes] = set()
+    for name, value in headers:
+        if name == b"connection":
+            named.update(token.strip().lower() for token in value.split(b","))
+    return named
