@@ -12,7 +12,7 @@ from typing import Protocol
 from engine_agent.protocol.messages import Assignment
 
 NODE_ID_VARIABLE = "SWITCHYARD_NODE_ID"
-CELL_SECRET_VARIABLE = "SWITCHYARD_CELL_SECRET"
+CELL_SECRET_VARIABLE = "SWITCHYARD_CELL_SECRET"  # noqa: S105  (the name of a variable)
 
 
 class EngineUnavailable(Exception):

@@ -1,81 +1,107 @@
-"""Says to `uv` what pip's configuration says to pip: indexes, local folders, certificates, proxies.
+"""Lets uv install from where pip is configured to: reads pip's settings and says them in uv's variables.
 
-uv ignores pip's configuration, but that is where a company names its mirror. Pure and standard library only: the
-bootstrap loads this file by its path before anything is installed. It reads no file and runs no command.
+uv ignores pip's configuration, but a machine behind a mirror or with wheels of its own has said so to pip. This
+module only reads; it changes no setting and installs nothing.
 """
 
 import ast
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
-_LATER_WINS = ("global", "install", ":env:")
-"""Sections of `pip config list` that apply to an installation, weakest first."""
+ASK_PIP_TIMEOUT_S = 30.0
+"""`pip config list` takes 0.3 s; more than this is a hung file system."""
+
+_UV_VARIABLES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "no-index": "UV_NO_INDEX",
+    "cert": "SSL_CERT_FILE",
+    "client-cert": "SSL_CLIENT_CERT",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
+    "trusted-host": "UV_INSECURE_HOST",
+    "proxy": "ALL_PROXY",
+}
+_SEPARATORS = {"UV_INDEX": " ", "UV_FIND_LINKS": ",", "UV_INSECURE_HOST": " "}
+_SECTIONS = ("global", "install", ":env:")
+"""Those that `pip install` reads, the weakest first."""
 
 
-@dataclass(frozen=True)
-class UvOptions:
-    """`arguments` for `uv pip install` (and `compile`), `environment` for its process."""
+def pip_settings(listing: str) -> dict[str, str]:
+    """The settings that `pip install` would use, from the output of `pip config list`.
 
-    arguments: tuple[str, ...]
-    environment: dict[str, str]
-
-
-def parse_listing(listing: str) -> dict[str, str]:
-    """The settings that hold for `pip install`, from what `python -m pip config list` prints: `section.name='text'`."""
-    found: dict[str, dict[str, str]] = {section: {} for section in _LATER_WINS}
+    A line is `section.option='value'`, the value written as Python would; other lines are ignored.
+    """
+    found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     for line in listing.splitlines():
-        key, equals, quoted = line.partition("=")
-        section, dot, name = key.strip().rpartition(".")
+        name, equals, value = line.partition("=")
+        section, dot, option = name.rpartition(".")
         if equals and dot and section in found:
-            found[section][name] = _unquoted(quoted.strip())
-    return {name: text for section in _LATER_WINS for name, text in found[section].items()}
+            found[section][option] = str(ast.literal_eval(value))
+    return {option: value for section in _SECTIONS for option, value in found[section].items()}
 
 
-def _unquoted(quoted: str) -> str:
-    try:
-        text = ast.literal_eval(quoted)
-    except (ValueError, SyntaxError):
-        return quoted
-    return str(text)
+def uv_environment(settings: Mapping[str, str], exists: Callable[[Path], bool]) -> tuple[dict[str, str], list[str]]:
+    """uv's variables for pip's `settings`, and a warning for each place that is not there, which is left out as by pip.
+
+    Args:
+        settings: pip's options by name, such as `index-url`.
+        exists: tells whether a local path exists.
+    """
+    variables: dict[str, str] = {}
+    warnings: list[str] = []
+    for option, variable in _UV_VARIABLES.items():
+        if option not in settings:
+            continue
+        values = settings[option].split()
+        if option in ("index-url", "extra-index-url", "find-links"):
+            missing = [value for value in values if not _is_there(value, exists)]
+            warnings += [f"pip's {option} {value} does not exist and is ignored" for value in missing]
+            values = [value for value in values if value not in missing]
+        if values:
+            variables[variable] = _SEPARATORS.get(variable, "").join(values)
+    if "UV_INDEX" in variables:
+        # pip takes the best version from all indexes together; uv would stop at the first index that has the package.
+        variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return variables, warnings
 
 
-def uv_options(configuration: Mapping[str, str]) -> UvOptions:
-    """Translate pip's settings (names as in its documentation, `index-url`, …) for uv; others mean nothing to uv."""
-    return UvOptions(tuple(_arguments(configuration)), _environment(configuration))
+def _is_there(place: str, exists: Callable[[Path], bool]) -> bool:
+    parts = urlsplit(place)
+    if parts.scheme == "file":
+        return exists(Path(unquote(parts.path)))
+    return bool(parts.scheme) or exists(Path(place).expanduser())
 
 
-def _arguments(configuration: Mapping[str, str]) -> Iterator[str]:
-    for pip_name, uv_name in (
-        ("index-url", "--default-index"),
-        ("extra-index-url", "--index"),
-        ("find-links", "--find-links"),
-        ("trusted-host", "--allow-insecure-host"),
-        ("constraint", "--constraint"),
-    ):
-        for word in configuration.get(pip_name, "").split():
-            yield from (uv_name, word)
-    if "extra-index-url" in configuration:
-        # pip takes the best version of all indexes; uv would stop at the first index that knows the name.
-        yield from ("--index-strategy", "unsafe-best-match")
-    if _is_on(configuration.get("no-index", "")):
-        yield "--no-index"
-    if _is_on(configuration.get("pre", "")):
-        yield from ("--prerelease", "allow")
-    for name in ("no-binary", "only-binary"):
-        for word in configuration.get(name, "").replace(",", " ").split():
-            yield from (f"--{name}", word)
+def read_pip_settings() -> dict[str, str]:
+    """pip's settings on this machine; those in `PIP_*` variables alone where no pip can be asked."""
+    environment = "".join(
+        f":env:.{name[4:].lower().replace('_', '-')}={value!r}\n"
+        for name, value in os.environ.items()
+        if name.startswith("PIP_")
+    )
+    # A virtual environment may be without pip; the Python that it was made from has the same configuration.
+    for python in dict.fromkeys((sys.executable, sys._base_executable)):  # type: ignore[attr-defined]
+        try:
+            asked = subprocess.run(
+                [python, "-m", "pip", "config", "list"],
+                capture_output=True,
+                text=True,
+                timeout=ASK_PIP_TIMEOUT_S,
+                check=True,
+            )
+        except (OSError, subprocess.SubprocessError):
+            continue
+        return pip_settings(asked.stdout + environment)
+    return pip_settings(environment)
 
 
-def _environment(configuration: Mapping[str, str]) -> dict[str, str]:
-    environment = {
-        "SSL_CERT_FILE": configuration.get("cert", ""),
-        "SSL_CLIENT_CERT": configuration.get("client-cert", ""),
-        "ALL_PROXY": configuration.get("proxy", ""),
-        "UV_HTTP_TIMEOUT": configuration.get("timeout", configuration.get("default-timeout", "")),
-        "UV_HTTP_RETRIES": configuration.get("retries", ""),
-    }
-    return {name: text for name, text in environment.items() if text}
-
-
-def _is_on(text: str) -> bool:
-    return text.strip().lower() in {"1", "true", "yes", "on", "y", "t"}
+def uv_environment_here() -> tuple[dict[str, str], list[str]]:
+    """`uv_environment` for this machine, under the variables that the user has set for uv, which win."""
+    variables, warnings = uv_environment(read_pip_settings(), Path.exists)
+    return {**variables, **os.environ}, warnings

