@@ -54,9 +54,9 @@ class EmbeddedServers:
         """Stop them and wait until they are gone."""
         if self._process is None:
             return
-        self._process.terminate()
-        try:
-            self._process.wait(_STOP_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        with self._process as process:
+            process.terminate()
+            try:
+                process.wait(_STOP_WITHIN_S)
+            except subprocess.TimeoutExpired:
+                process.kill()

@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-from asyncio.subprocess import Process
 from dataclasses import dataclass
 
 from controlplane.embedded.console import Console
@@ -10,9 +9,10 @@ from controlplane.embedded.errors import CannotStart
 from controlplane.embedded.home import Home
 from controlplane.embedded.lines import LineSplitter
 from controlplane.embedded.rotating_log import RotatingLog
-from controlplane.embedded.spawning import Program, end_session, read_chunk, spawn
+from controlplane.embedded.spawning import Program, Spawned, end_session, spawn
 
 _GRACE_S = 5.0
+_LAST_WORDS_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,17 +33,20 @@ async def run_errand(
     """
     log = RotatingLog(home.logs / f"{name}.log")
     process = await spawn(program)
+    listening = _Listening(process, name, log, None if quiet else console)
     try:
         async with asyncio.timeout(deadline_s):
-            last_line = await _follow(process, name, log, None if quiet else console)
-            return Outcome(await process.wait(), last_line)
+            status = await process.wait()
+        return Outcome(status, await listening.last_line())
     except TimeoutError:
         raise CannotStart(
             f"{name} was not done after {deadline_s:.0f} s; what it said is in {home.logs / name}.log."
         ) from None
     finally:
-        log.close()
         await _end(process)
+        await listening.last_line()
+        process.close()
+        log.close()
 
 
 async def require_errand(
@@ -63,24 +66,42 @@ async def require_errand(
     return outcome.last_line
 
 
-async def _follow(process: Process, name: str, log: RotatingLog, console: Console | None) -> str:
-    splitter, last_line = LineSplitter(), ""
-    while chunk := await read_chunk(process):
-        lines = splitter.feed(chunk)
-        last_line = _show(lines, name, log, console) or last_line
-    return _show(splitter.finish(), name, log, console) or last_line
+class _Listening:
+    """Shows and logs what a command says, and remembers the last of it."""
+
+    def __init__(self, process: Spawned, name: str, log: RotatingLog, console: Console | None) -> None:
+        self._process = process
+        self._name = name
+        self._log = log
+        self._console = console
+        self._last_line = ""
+        self._task = asyncio.create_task(self._listen())
+
+    async def last_line(self) -> str:
+        """The last line that says something, once the command is over.
+
+        What it started may hold the pipe for ever, so the wait for the pipe's end is short.
+        """
+        await asyncio.wait([self._task], timeout=_LAST_WORDS_S)
+        self._task.cancel()
+        return self._last_line
+
+    async def _listen(self) -> None:
+        splitter = LineSplitter()
+        while chunk := await self._process.read():
+            self._show(splitter.feed(chunk))
+        self._show(splitter.finish())
+
+    def _show(self, lines: list[str]) -> None:
+        self._log.write(lines)
+        if self._console:
+            self._console.process_lines(self._name, lines)
+        self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)
 
 
-def _show(lines: list[str], name: str, log: RotatingLog, console: Console | None) -> str:
-    log.write(lines)
-    if console:
-        console.process_lines(name, lines)
-    return next((line for line in reversed(lines) if line.strip()), "")
-
-
-async def _end(process: Process) -> None:
-    """End a command that was cut short, and whatever it started in its session."""
-    if process.returncode is None:
+async def _end(process: Spawned) -> None:
+    """End a command that was cut short, and whatever it left in its session."""
+    if process.is_running:
         end_session(process.pid, signal.SIGTERM)
         try:
             await asyncio.wait_for(process.wait(), _GRACE_S)

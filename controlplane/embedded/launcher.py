@@ -159,6 +159,8 @@ class Launcher:
         with self._console.step("demo fleet"):
             program = control_plane.management_command(arguments, environment)
             await require_errand("seed", program, self._home, self._console, deadline_s=_SEED_WITHIN_S)
+            # Before the worker looks: it would take machines that `make down` stopped for lost ones.
+            await self._command("resume", ["fleet_resume"], deadline_s=_SEED_WITHIN_S)
 
     async def _wait_for_cells(self) -> None:
         """Say when every cell is ready; after the promised time say why not, and keep watching."""

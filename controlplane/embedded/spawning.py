@@ -4,10 +4,11 @@ Must be called on the main thread's event loop: the kernel's death signal follow
 """
 
 import asyncio
+import contextlib
 import os
 import signal
 import sys
-from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
+from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,23 +40,66 @@ def guarded(program: Program) -> list[str]:
     return [sys.executable, "-I", "-S", str(GUARD), *options, "--", *program.arguments]
 
 
-async def spawn(program: Program) -> Process:
-    """Start `program`; its standard output and error come through `process.stdout`."""
-    return await asyncio.create_subprocess_exec(
-        *guarded(program),
-        env=dict(program.environment),
-        cwd=program.folder,
-        stdin=DEVNULL,
-        stdout=PIPE,
-        stderr=STDOUT,
-        start_new_session=True,
+class Spawned:
+    """A started process. Its output has a pipe of ours: asyncio's own would make `wait` last until every descendant
+    that inherited it is gone."""
+
+    def __init__(self, process: Process, output: asyncio.StreamReader, pipe: asyncio.ReadTransport) -> None:
+        self._process = process
+        self._output = output
+        self._pipe = pipe
+
+    @property
+    def pid(self) -> int:
+        """Its pid, which is also the id of its session."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+    async def wait(self) -> int:
+        """Wait for its end; minus the signal's number when a signal ended it."""
+        return await self._process.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal; one that is gone does not hear it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def read(self) -> bytes:
+        """The next piece of standard output and error; empty at its end."""
+        return await self._output.read(_CHUNK_BYTES)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._pipe.close()
+
+
+async def spawn(program: Program) -> Spawned:
+    """Start `program` behind the guard, in a session of its own."""
+    reading, writing = os.pipe()
+    output = asyncio.StreamReader()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *guarded(program),
+            env=dict(program.environment),
+            cwd=program.folder,
+            stdin=DEVNULL,
+            stdout=writing,
+            stderr=STDOUT,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    loop = asyncio.get_running_loop()
+    pipe, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb", buffering=0)
     )
-
-
-async def read_chunk(process: Process) -> bytes:
-    """The next piece of output; empty at its end."""
-    assert process.stdout is not None  # noqa: S101 - spawn always gives a pipe
-    return await process.stdout.read(_CHUNK_BYTES)
+    return Spawned(process, output, pipe)
 
 
 def end_session(session: int, number: signal.Signals) -> None:

@@ -1,9 +1,7 @@
 """One process that must always run: started, followed, started again with backoff when it dies, stopped in time."""
 
 import asyncio
-import contextlib
 import signal
-from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -13,7 +11,7 @@ from controlplane.embedded.errors import CannotStart
 from controlplane.embedded.home import Home
 from controlplane.embedded.lines import LineSplitter
 from controlplane.embedded.rotating_log import RotatingLog
-from controlplane.embedded.spawning import Program, end_session, read_chunk, spawn
+from controlplane.embedded.spawning import Program, Spawned, end_session, spawn
 
 _LAST_WORDS_S = 1.0
 """How long a dead process's output is still read: its own children may hold the pipe open for ever."""
@@ -45,14 +43,14 @@ class Supervised:
         self._console = console
         self._log = RotatingLog(home.logs / f"{service.name}.log")
         self._on_start = on_start
-        self._process: Process | None = None
+        self._process: Spawned | None = None
         self._reading: asyncio.Task[None] | None = None
         self._keeping: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int | None:
         """Its pid while it runs."""
-        return self._process.pid if self._process and self._process.returncode is None else None
+        return self._process.pid if self._process and self._process.is_running else None
 
     async def start(self) -> None:
         """Start it and keep it running.
@@ -72,9 +70,8 @@ class Supervised:
             await self._stop_process(self._process)
         self._log.close()
 
-    async def _stop_process(self, process: Process) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(self.service.stop_signal)
+    async def _stop_process(self, process: Spawned) -> None:
+        process.send_signal(self.service.stop_signal)
         try:
             await asyncio.wait_for(process.wait(), self.service.stop_within_s)
         except TimeoutError:
@@ -106,18 +103,19 @@ class Supervised:
             self._process = None
             self.last_line = str(error)
 
-    async def _after_death(self, process: Process) -> int:
+    async def _after_death(self, process: Spawned) -> int:
         """Wait until `process` is dead, hear its last words, and end what it left in its session."""
         status = await process.wait()
         end_session(process.pid, signal.SIGKILL)
         if self._reading:
             await asyncio.wait([self._reading], timeout=_LAST_WORDS_S)
             self._reading.cancel()
+        process.close()
         return status
 
-    async def _read(self, process: Process) -> None:
+    async def _read(self, process: Spawned) -> None:
         splitter = LineSplitter()
-        while chunk := await read_chunk(process):
+        while chunk := await process.read():
             self._show(splitter.feed(chunk))
         self._show(splitter.finish())
 

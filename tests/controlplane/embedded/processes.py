@@ -1,0 +1,56 @@
+"""Starts short-lived real processes for these tests, and waits for what they become."""
+
+import asyncio
+import io
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from controlplane.embedded.console import Console
+from controlplane.embedded.home import Home
+from controlplane.embedded.process_environment import HOME_MARK
+from controlplane.embedded.spawning import Program
+
+ROOT = Path(__file__).resolve().parents[3]
+
+_DEADLINE_S = 20.0
+_POLL_S = 0.02
+
+
+def python_program(code: str, home: Home, *arguments: str, environment: Mapping[str, str] | None = None) -> Program:
+    """`code` as a program of `home`."""
+    return Program(
+        arguments=(sys.executable, "-c", code, *arguments),
+        environment={**os.environ, HOME_MARK: str(home.path), **(environment or {})},
+        folder=ROOT,
+    )
+
+
+def prepared_home(folder: Path) -> Home:
+    """A home in `folder`."""
+    home = Home(folder.resolve())
+    home.prepare()
+    return home
+
+
+def silent_console() -> Console:
+    """A console that nobody reads."""
+    return Console(io.StringIO())
+
+
+def eventually(is_so: Callable[[], bool], *, within_s: float = _DEADLINE_S) -> bool:
+    """Whether it becomes so before the deadline."""
+    deadline = time.monotonic() + within_s
+    while not (now := is_so()) and time.monotonic() < deadline:
+        time.sleep(_POLL_S)
+    return now
+
+
+async def eventually_async(is_so: Callable[[], bool], *, within_s: float = _DEADLINE_S) -> bool:
+    """As `eventually`, leaving the event loop to the processes under test."""
+    deadline = time.monotonic() + within_s
+    while not (now := is_so()) and time.monotonic() < deadline:  # noqa: ASYNC110 - the state lies in another process
+        await asyncio.sleep(_POLL_S)
+    return now

@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import pytest
+
+from controlplane.embedded.configuration import Engine, read_configuration
+from controlplane.embedded.errors import CannotStart
+
+CHECKOUT = Path("/srv/switchyard")
+
+
+def test_an_empty_environment_gives_the_defaults() -> None:
+    configuration = read_configuration({}, CHECKOUT)
+    assert configuration.home == CHECKOUT / ".switchyard"
+    assert configuration.cache == CHECKOUT / ".cache"
+    assert configuration.port == 8000
+    assert configuration.ingress_ports == {"us-east-1": 8080, "us-west-2": 8081}
+    assert configuration.engine is Engine.VLLM
+    assert configuration.wait_s == 600.0
+    assert (configuration.database_url, configuration.redis_url) == (None, None)
+
+
+def test_an_empty_variable_counts_as_unset() -> None:
+    empty = dict.fromkeys(("SWITCHYARD_HOME", "SWITCHYARD_PORT", "ENGINE", "WAIT_S", "DATABASE_URL"), "")
+    assert read_configuration(empty, CHECKOUT) == read_configuration({}, CHECKOUT)
+
+
+def test_the_environment_decides() -> None:
+    configuration = read_configuration(
+        {"SWITCHYARD_HOME": "/data/home", "SWITCHYARD_INGRESS_PORT": "9000", "ENGINE": "sim", "WAIT_S": "0.5"}, CHECKOUT
+    )
+    assert configuration.home == Path("/data/home")
+    assert configuration.ingress_ports == {"us-east-1": 9000, "us-west-2": 9001}
+    assert configuration.engine is Engine.SIM
+    assert configuration.wait_s == 0.5
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "sentence"),
+    [
+        ("SWITCHYARD_PORT", "http", "SWITCHYARD_PORT is 'http': give a port from 1 to 65535."),
+        ("SWITCHYARD_PORT", "0", "SWITCHYARD_PORT is '0': give a port from 1 to 65535."),
+        ("SWITCHYARD_PORT", "-1", "SWITCHYARD_PORT is '-1': give a port from 1 to 65535."),
+        ("SWITCHYARD_PORT", "٨٠٨٠", "SWITCHYARD_PORT is '٨٠٨٠': give a port from 1 to 65535."),
+        ("SWITCHYARD_INGRESS_PORT", "65535", "SWITCHYARD_INGRESS_PORT is '65535': give a port from 1 to 65534."),
+        ("ENGINE", "llama", "ENGINE is 'llama': give one of vllm, sim."),
+        ("WAIT_S", "soon", "WAIT_S is 'soon': give a number of seconds above 0."),
+        ("WAIT_S", "0", "WAIT_S is '0': give a number of seconds above 0."),
+        ("WAIT_S", "nan", "WAIT_S is 'nan': give a number of seconds above 0."),
+    ],
+)
+def test_a_bad_value_is_named_with_what_would_be_right(name: str, text: str, sentence: str) -> None:
+    with pytest.raises(CannotStart) as refusal:
+        read_configuration({name: text}, CHECKOUT)
+    assert str(refusal.value) == sentence

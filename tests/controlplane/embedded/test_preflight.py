@@ -1,0 +1,76 @@
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from controlplane.embedded import preflight
+from controlplane.embedded.configuration import read_configuration
+from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.preflight import (
+    GIB,
+    WantedPort,
+    require_distinct_ports,
+    require_free_port,
+    require_room,
+    wanted_ports,
+)
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener.getsockname()[1]
+
+
+def test_a_taken_port_is_named_with_its_variable_and_its_holder(taken_port: int, tmp_path: Path) -> None:
+    with pytest.raises(CannotStart) as refusal:
+        require_free_port(WantedPort(taken_port, "SWITCHYARD_PORT", "the dashboard"), tmp_path)
+    sentence = str(refusal.value)
+    assert sentence.startswith(f"Port {taken_port} for the dashboard is taken by process {os.getpid()} (")
+    assert sentence.endswith("free it, or set SWITCHYARD_PORT to another port.")
+
+
+def test_a_port_that_our_own_process_holds_is_accepted(
+    taken_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preflight, "belongs", lambda process, home: process.pid == os.getpid() and home == tmp_path)
+    require_free_port(WantedPort(taken_port, "SWITCHYARD_INGRESS_PORT", "the ingress"), tmp_path)
+
+
+def test_every_port_that_people_use_is_checked() -> None:
+    wanted = wanted_ports(read_configuration({"SWITCHYARD_INGRESS_PORT": "9000"}))
+    assert [(each.port, each.variable) for each in wanted] == [
+        (8000, "SWITCHYARD_PORT"),
+        (9000, "SWITCHYARD_INGRESS_PORT"),
+        (9001, "SWITCHYARD_INGRESS_PORT"),
+    ]
+
+
+def test_one_port_cannot_serve_two_purposes() -> None:
+    with pytest.raises(CannotStart, match="SWITCHYARD_PORT 8081 is also an ingress's port"):
+        require_distinct_ports(read_configuration({"SWITCHYARD_PORT": "8081"}))
+
+
+@pytest.mark.parametrize(
+    ("engine", "free_gib", "sentence"),
+    [
+        ("sim", 0.5, "home has 0.5 GiB free and 1 GiB are needed: make room, or set SWITCHYARD_HOME"),
+        ("vllm", 5.0, "cache has 5.0 GiB free and 6 GiB are needed: make room, or set SWITCHYARD_CACHE"),
+    ],
+)
+def test_a_disk_without_room_is_named(
+    engine: str, free_gib: float, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=int(free_gib * GIB)))
+    environment = {"SWITCHYARD_HOME": f"{tmp_path}/home", "SWITCHYARD_CACHE": f"{tmp_path}/cache", "ENGINE": engine}
+    with pytest.raises(CannotStart, match=sentence):
+        require_room(read_configuration(environment))
+
+
+def test_the_simulator_needs_no_room_for_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * GIB))
+    assert require_room(read_configuration({"SWITCHYARD_HOME": str(tmp_path), "ENGINE": "sim"})) == 2.0

@@ -1,0 +1,20 @@
+from pathlib import Path
+
+from controlplane.embedded.rotating_log import RotatingLog
+
+
+def test_lines_are_appended_over_restarts(tmp_path: Path) -> None:
+    for line in ("first", "second"):
+        log = RotatingLog(tmp_path / "web.log")
+        log.write([line])
+        log.close()
+    assert (tmp_path / "web.log").read_text() == "first\nsecond\n"
+
+
+def test_a_full_file_moves_aside_and_the_oldest_goes(tmp_path: Path) -> None:
+    log = RotatingLog(tmp_path / "web.log", rotate_at_bytes=10, kept_files=3)
+    for number in range(5):
+        log.write([f"line {number}!"])
+    log.close()
+    kept = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    assert kept == {"web.log": "line 4!\n", "web.log.1": "line 3!\n", "web.log.2": "line 2!\n"}

@@ -1,0 +1,63 @@
+from pathlib import Path
+
+import pytest
+
+from controlplane.embedded.configuration import read_configuration
+from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.home import Home
+from controlplane.embedded.servers import choose_servers, without_password
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgres://u:secret@db:5432/x", "postgres://u:***@db:5432/x"),
+        ("redis://:secret@cache/0", "redis://:***@cache/0"),
+        ("postgres://u@db/x", "postgres://u@db/x"),
+        ("unix:///tmp/v.sock?db=0", "unix:///tmp/v.sock?db=0"),
+    ],
+)
+def test_a_password_is_never_shown(url: str, shown: str) -> None:
+    assert without_password(url) == shown
+
+
+@pytest.mark.parametrize(
+    ("given", "ours"),
+    [
+        ({}, ["postgres", "valkey"]),
+        ({"DATABASE_URL": "postgres://db/x"}, ["valkey"]),
+        ({"REDIS_URL": "redis://r"}, ["postgres"]),
+        ({"DATABASE_URL": "postgres://db/x", "REDIS_URL": "redis://r"}, []),
+    ],
+)
+def test_a_server_that_the_environment_names_is_not_started(
+    given: dict[str, str], ours: list[str], tmp_path: Path
+) -> None:
+    configuration = read_configuration({**given, "SWITCHYARD_HOME": str(tmp_path)})
+    servers = choose_servers(configuration, Home(configuration.home))
+    assert [service.name for service in servers.services({})] == ours
+    assert servers.database_url == given.get("DATABASE_URL", servers.database_url)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("variable", "url"),
+    [
+        ("DATABASE_URL", "postgres://u:secret@127.0.0.1:1/x"),
+        ("REDIS_URL", "redis://:secret@127.0.0.1:1/0"),
+    ],
+)
+async def test_a_named_server_that_does_not_answer_is_one_clear_sentence(
+    variable: str, url: str, tmp_path: Path
+) -> None:
+    given = {"DATABASE_URL": "postgres://unused", "REDIS_URL": "redis://unused", variable: url}
+    other = "REDIS_URL" if variable == "DATABASE_URL" else "DATABASE_URL"
+    configuration = read_configuration({**given, other: "", "SWITCHYARD_HOME": str(tmp_path)})
+    servers = choose_servers(configuration, Home(configuration.home))
+    with pytest.raises(CannotStart) as refusal:
+        await servers.wait_until_ready()
+    sentence = str(refusal.value)
+    assert sentence.startswith(f"{variable} names ")
+    assert "does not answer" in sentence
+    assert f"unset {variable}" in sentence
+    assert "secret" not in sentence
