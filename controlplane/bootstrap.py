@@ -39,8 +39,6 @@ VENV = CHECKOUT / ".venv"
 PYTHON = VENV / "bin" / "python"
 LOG = Path(os.environ.get("SWITCHYARD_CACHE") or CHECKOUT / ".cache").expanduser().resolve() / "bootstrap.log"
 
-UV = "uv>=0.9,<1"
-
 _COMMAND_WITHIN_S = 1800
 """Half an hour: 60 packages by pip over a slow line."""
 
@@ -153,7 +151,13 @@ def _pip() -> list[str]:
 
 def _have_uv(log: TextIO) -> bool:
     uv = [str(PYTHON), "-m", "uv", "--version"]
-    return _succeeds(uv, log) or (_succeeds([*_pip(), "install", "--quiet", UV], log) and _succeeds(uv, log))
+    return _succeeds(uv, log) or (_succeeds([*_pip(), "install", "--quiet", _uv_pin()], log) and _succeeds(uv, log))
+
+
+def _uv_pin() -> str:
+    """The version of uv that the requirements name."""
+    lines = (CHECKOUT / "requirements.txt").read_text().splitlines()
+    return next((line.strip() for line in lines if line.startswith("uv==")), "uv")
 
 
 def _install_requirements(requirements: Path, log: TextIO, *, has_uv: bool) -> None:
@@ -163,21 +167,20 @@ def _install_requirements(requirements: Path, log: TextIO, *, has_uv: bool) -> N
         CannotBootstrap: neither could.
     """
     if has_uv:
-        options, environment = _uv_options()
-        uv = [str(PYTHON), "-m", "uv", "pip", "install", "--python", str(PYTHON), *options]
-        if _succeeds([*uv, "-r", str(requirements)], log, {**environment, **os.environ}):
+        uv = [str(PYTHON), "-m", "uv", "pip", "install", "--python", str(PYTHON)]
+        if _succeeds([*uv, "-r", str(requirements)], log, _uv_environment(log)):
             return
         print("bootstrap: uv could not, trying pip, which is slower ...", flush=True)
     if not _succeeds([*_pip(), "install", "-r", str(requirements)], log):
         raise CannotBootstrap(f"Cannot install {requirements.name}: {_last_error()}; the whole story is in {LOG}.")
 
 
-def _uv_options() -> tuple[list[str], dict[str, str]]:
-    """What pip's configuration means for uv: arguments, and environment."""
-    configuration = _load(CHECKOUT / "engine_agent" / "engines" / "pip_configuration.py")
-    answer = subprocess.run([*_pip(), "config", "list"], capture_output=True, text=True, check=False)
-    options = configuration.uv_options(configuration.parse_listing(answer.stdout))
-    return list(options.arguments), dict(options.environment)
+def _uv_environment(log: TextIO) -> dict[str, str]:
+    """This process's environment, with what pip's configuration means for uv."""
+    pip_configuration = _load(CHECKOUT / "engine_agent" / "engines" / "pip_configuration.py")
+    environment, warnings = pip_configuration.uv_environment_here()
+    log.writelines(f"{warning}\n" for warning in warnings)
+    return dict(environment)
 
 
 def _load(path: Path) -> ModuleType:
@@ -186,7 +189,6 @@ def _load(path: Path) -> ModuleType:
     if spec is None or spec.loader is None:
         raise CannotBootstrap(f"{path} is missing: this checkout is not whole.")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module  # dataclasses look their module up
     spec.loader.exec_module(module)
     return module
 

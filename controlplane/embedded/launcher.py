@@ -93,6 +93,8 @@ class Launcher:
         await together(self._prepare_database(servers), self._prepare_engine(weights))
         await self._seed(weights[0] if weights else None)
         self._fleet_may_run = True
+        with self._console.step("machines"):
+            await self._command("fleet", ["fleet_resume"], deadline_s=_SEED_WITHIN_S)
         for service in (
             control_plane.web(self._configuration, self._environment),
             control_plane.worker(self._environment),

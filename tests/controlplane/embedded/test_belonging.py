@@ -49,7 +49,7 @@ def test_whoever_carries_the_mark_of_the_home_belongs_to_it(start: Start, tmp_pa
 
 
 def test_a_node_of_the_home_belongs_to_it(start: Start, tmp_path: Path) -> None:
-    assert belongs(start("--node-id", "n-00000001", SWITCHYARD_HOME=str(tmp_path)), tmp_path)
+    assert belongs(start(SWITCHYARD_NODE_ID="n-00000001", SWITCHYARD_HOME=str(tmp_path)), tmp_path)
 
 
 def test_a_shell_in_which_the_home_is_set_does_not_belong_to_it(start: Start, tmp_path: Path) -> None:
