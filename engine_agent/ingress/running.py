@@ -1,0 +1,151 @@
+"""What runs: a HAProxy worker's own words read into plain values. Pure; it knows HAProxy's formats and nothing else."""
+
+import csv
+import io
+import ipaddress
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+FORCED_MAINTENANCE = 0x01 | 0x04
+"""`srv_admin_state` bits: maintenance by command or by file (HAProxy management guide, `show servers state`)."""
+FORCED_DRAIN = 0x08
+"""`srv_admin_state` bit: drain by command or by the agent-check's `drain`; only `ready` takes it back."""
+STATE_FORMAT = "1"
+
+
+class CellView(StrEnum):
+    """A cell as an ingress reports it."""
+
+    UP = "up"
+    DOWN = "down"
+    DRAIN = "drain"
+    UNKNOWN = "unknown"
+
+
+class UnreadableAnswer(ValueError):
+    """HAProxy said something that this version of the agent cannot read."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """One server as the worker has it. `agent_says` is the last word of its agent-check, "" if there was none."""
+
+    backend: str
+    name: str
+    address: str
+    port: int
+    agent_check_port: int
+    weight: int
+    max_connections: int
+    draining: bool
+    maintenance: bool
+    usable: bool
+    in_flight: int = 0
+    queued: int = 0
+    requests_total: int = 0
+    errors_total: int = 0
+    retries_total: int = 0
+    agent_says: str = ""
+    reason: str = ""
+
+    @property
+    def view(self) -> CellView:
+        if self.draining or self.maintenance:
+            return CellView.DRAIN
+        return CellView.UP if self.usable else CellView.DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class RunningBackend:
+    """One backend's totals."""
+
+    name: str
+    in_flight: int
+    queued: int
+    requests_total: int
+    errors_total: int
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """One worker, whole. `structure` is the digest that its configuration was written with."""
+
+    structure: str
+    worker_pid: int
+    servers: tuple[RunningServer, ...]
+    backends: tuple[RunningBackend, ...]
+    maps: Mapping[str, Mapping[str, str]]
+
+
+def read_running(info: str, stats: str, states: str, maps: Mapping[str, str]) -> Running:
+    """Put the answers to `show info`, `show stat`, `show servers state` and `show map <name>` together.
+
+    Raises:
+        UnreadableAnswer: one of them is not in the format of HAProxy 2.8.
+    """
+    facts = dict(line.split(": ", 1) for line in info.splitlines() if ": " in line)
+    rows = list(csv.DictReader(io.StringIO(stats.lstrip("# "))))
+    by_server = {(row["pxname"], row["svname"]): row for row in rows}
+    try:
+        return Running(
+            structure=facts.get("description", ""),
+            worker_pid=int(facts["Pid"]),
+            servers=tuple(_read_server(state, by_server) for state in _read_states(states)),
+            backends=tuple(_read_backend(row) for row in rows if row["svname"] == "BACKEND"),
+            maps={name: _read_map(text) for name, text in maps.items()},
+        )
+    except (KeyError, ValueError) as error:
+        raise UnreadableAnswer(f"HAProxy's answer could not be read: {error!r}") from error
+
+
+def _read_states(text: str) -> Iterable[dict[str, str]]:
+    lines = [line for line in text.splitlines() if line]
+    if not lines or lines[0] != STATE_FORMAT:
+        raise UnreadableAnswer(f"servers state is not of format {STATE_FORMAT}: {text[:80]!r}")
+    names = lines[1].removeprefix("# ").split(" ")
+    return [dict(zip(names, line.split(" "), strict=False)) for line in lines[2:]]
+
+
+def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, str]]) -> RunningServer:
+    row = stats.get((state["be_name"], state["srv_name"]), {})
+    admin = int(state["srv_admin_state"])
+    return RunningServer(
+        backend=state["be_name"],
+        name=state["srv_name"],
+        address=str(ipaddress.ip_address(state["srv_addr"])),
+        port=int(state["srv_port"]),
+        agent_check_port=int(state["srv_agent_port"]),
+        weight=int(state["srv_uweight"]),
+        max_connections=_number(row, "slim"),
+        draining=bool(admin & FORCED_DRAIN),
+        maintenance=bool(admin & FORCED_MAINTENANCE),
+        usable=state["srv_op_state"] != "0",
+        in_flight=_number(row, "scur"),
+        queued=_number(row, "qcur"),
+        requests_total=_number(row, "stot"),
+        errors_total=_number(row, "econ") + _number(row, "eresp"),
+        retries_total=_number(row, "wretr"),
+        agent_says=row.get("last_agt", "").removeprefix("via agent : "),
+        reason=" ".join(filter(None, (row.get("check_status", ""), row.get("last_chk", "")))),
+    )
+
+
+def _read_backend(row: dict[str, str]) -> RunningBackend:
+    return RunningBackend(
+        name=row["pxname"],
+        in_flight=_number(row, "scur"),
+        queued=_number(row, "qcur"),
+        requests_total=_number(row, "stot"),
+        errors_total=_number(row, "hrsp_5xx"),
+    )
+
+
+def _read_map(text: str) -> dict[str, str]:
+    """Lines of `<pointer> <key> <value>`; a value may hold spaces."""
+    entries = (line.split(" ", 2) for line in text.splitlines() if line)
+    return {entry[1]: entry[2] for entry in entries}
+
+
+def _number(row: Mapping[str, str], column: str) -> int:
+    return int(row.get(column) or 0)

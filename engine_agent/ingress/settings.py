@@ -1,0 +1,65 @@
+"""What one ingress is told on its command line, and every time and limit that its HAProxy keeps. Values only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine_agent.ingress.classes import ServingClass
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLimits:
+    """How requests of one serving class wait when every cell of a pool is full. A lower `priority` goes first."""
+
+    priority: int
+    wait_s: int
+    waiting_per_cell: int
+
+
+QUEUES = {
+    ServingClass.REALTIME: QueueLimits(priority=0, wait_s=10, waiting_per_cell=64),
+    ServingClass.NEAR_REALTIME: QueueLimits(priority=100, wait_s=60, waiting_per_cell=256),
+    ServingClass.BATCH: QueueLimits(priority=200, wait_s=600, waiting_per_cell=1024),
+}
+"""A person gives up after about 10 s; near-real-time work has its SLO in minutes; batch only must not be lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Every time of the request path, in HAProxy's own units where the name says so."""
+
+    connect_s: int = 1
+    """A cell or an ingress that takes longer to accept is as good as dead: try another."""
+    silence_s: int = 900
+    """Longest silence within a request: a long answer without streaming is silent all its time (cell proxy: 600 s)."""
+    request_head_s: int = 10
+    request_body_s: int = 60
+    """4 MiB at 70 kB/s, as the cell proxy has it."""
+    keep_alive_s: int = 60
+    """Idle connections: below the 75 s of the cell proxy, so that the ingress closes first."""
+    check_interval_ms: int = 200
+    check_fast_ms: int = 100
+    """Between checks once one has failed, so that two failures in a row take 0.3 s."""
+    check_timeout_ms: int = 1000
+    spill_check_interval_ms: int = 500
+    """Other regions are tens of milliseconds away and are checked once per pool."""
+    idle_purge_ms: int = 100
+    """A server with idle connections cannot be deleted: facts of HAProxy 2.8, `del server`."""
+    old_worker_s: int = 900
+    """How long streams may keep the worker alive that a reload replaced."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngressSettings:
+    """One ingress, whole. `max_connections` must be below half the limit of open files (one each side)."""
+
+    ingress_id: str
+    region: str
+    home: Path
+    host: str = "127.0.0.1"
+    port: int = 8080
+    max_connections: int = 4000
+    threads: int = 2
+    retries: int = 3
+    times: Times = field(default_factory=Times)
+    queues: Mapping[ServingClass, QueueLimits] = field(default_factory=lambda: QUEUES)

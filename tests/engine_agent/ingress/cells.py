@@ -1,0 +1,161 @@
+"""A cell as an ingress meets it: OpenAI-ish HTTP, GET /healthz and an agent-check port, in the test's own loop."""
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+from engine_agent.protocol.messages import CellEndpoint
+
+_numbers = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a cell was asked."""
+
+    method: str
+    path: str
+    headers: dict[str, str]
+    body: bytes
+
+    @property
+    def json(self) -> dict[str, Any]:
+        decoded: dict[str, Any] = json.loads(self.body)
+        return decoded
+
+
+class FakeCell:
+    """One cell. `chunks` tokens, `step_s` apart, make an answer; streams wait for `gate` before their last one."""
+
+    def __init__(self, name: str = "", *, chunks: int = 1, step_s: float = 0.0, max_connections: int = 16) -> None:
+        self.name = name or f"cell-{next(_numbers)}"
+        self.chunks = chunks
+        self.step_s = step_s
+        self.max_connections = max_connections
+        self.generation = 1
+        self.healthy = True
+        self.agent_word = "up 100%"
+        self.refuses = False
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.requests: list[Request] = []
+        self.in_flight = 0
+        self.port = 0
+        self.agent_check_port = 0
+        self._servers: list[asyncio.Server] = []
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    def endpoint(self, *, drain: bool = False) -> CellEndpoint:
+        return CellEndpoint(
+            cell=self.name,
+            generation=self.generation,
+            address="127.0.0.1",
+            port=self.port,
+            agent_check_port=self.agent_check_port,
+            max_connections=self.max_connections,
+            drain=drain,
+        )
+
+    async def start(self) -> None:
+        """Listen, on the ports of the time before if there was one."""
+        for handler, port in ((self._serve, self.port), (self._agent_check, self.agent_check_port)):
+            server = await asyncio.start_server(handler, "127.0.0.1", port, backlog=1024)
+            self._servers.append(server)
+        self.port, self.agent_check_port = (server.sockets[0].getsockname()[1] for server in self._servers)
+
+    def die(self) -> None:
+        """As kill -9 does: sockets are closed, requests cut."""
+        for server in self._servers:
+            server.close()
+        self._servers.clear()
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator["FakeCell"]:
+        await self.start()
+        try:
+            yield self
+        finally:
+            self.gate.set()
+            self.die()
+
+    async def _agent_check(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"{self.agent_word}\n".encode())
+        writer.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while True:
+                await self._answer(await _read_request(reader), writer)
+        except (OSError, EOFError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        if request.path == "/healthz":
+            _write_head(writer, 200 if self.healthy else 503, 0)
+            return
+        self.requests.append(request)
+        if self.refuses:
+            _write_head(writer, 503, 0, "X-Switchyard-Retry: 1\r\n")
+            return
+        self.in_flight += 1
+        try:
+            await self._generate(request, writer)
+        finally:
+            self.in_flight -= 1
+
+    async def _generate(self, request: Request, writer: asyncio.StreamWriter) -> None:
+        asked = request.json
+        if not asked.get("stream"):
+            await asyncio.sleep(self.step_s * self.chunks)
+            await self.gate.wait()
+            body = json.dumps(_completion(asked["model"], self.name)).encode()
+            _write_head(writer, 200, len(body))
+            writer.write(body)
+            await writer.drain()
+            return
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
+        for number in range(self.chunks):
+            if number == self.chunks - 1:
+                await self.gate.wait()
+            _write_chunk(writer, b"data: " + json.dumps(_delta(asked["model"], f"{number} ")).encode() + b"\n\n")
+            await writer.drain()
+            await asyncio.sleep(self.step_s)
+        _write_chunk(writer, b"data: [DONE]\n\n")
+        _write_chunk(writer, b"")
+
+
+async def _read_request(reader: asyncio.StreamReader) -> Request:
+    head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
+    method, path, _ = head[0].split(" ", 2)
+    headers = {name.lower(): text.strip() for name, _, text in (line.partition(":") for line in head[1:] if line)}
+    body = await reader.readexactly(int(headers.get("content-length", 0)))
+    return Request(method, path, headers, body)
+
+
+def _write_head(writer: asyncio.StreamWriter, status: int, length: int, more: str = "") -> None:
+    head = f"HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n{more}\r\n"
+    writer.write(head.encode())
+
+
+def _write_chunk(writer: asyncio.StreamWriter, data: bytes) -> None:
+    writer.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+def _completion(model: str, text: str) -> dict[str, Any]:
+    choice = {"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": text}}
+    return {"id": "c", "object": "chat.completion", "created": 0, "model": model, "choices": [choice]}
+
+
+def _delta(model: str, text: str) -> dict[str, Any]:
+    choice = {"index": 0, "finish_reason": None, "delta": {"content": text}}
+    return {"id": "c", "object": "chat.completion.chunk", "created": 0, "model": model, "choices": [choice]}

@@ -1,0 +1,152 @@
+"""Requests reach a cell of the model that they name, and every other request is told what is wrong with it."""
+
+import json
+from collections.abc import AsyncIterator
+
+import httpx
+import openai
+import pytest
+
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool, post, read_stream
+
+
+@pytest.mark.asyncio
+async def test_the_model_in_the_body_picks_the_pool_and_answers_stream(ingress: RunningIngress) -> None:
+    async with FakeCell(chunks=3).running() as one, FakeCell().running() as other, ingress.client() as client:
+        await ingress.route(pool(one), pool(other, name="other", models=("org/other-1.5B", "alias")))
+        await ingress.sees(**{one.name: "up", other.name: "up"})
+        assert await ask(client) == one.name
+        assert await ask(client, "org/other-1.5B") == await ask(client, "alias") == other.name
+        assert await read_stream(client) == "0 1 2 "
+        answer = await client.chat.completions.with_raw_response.create(model="demo", messages=[])
+        assert answer.headers["x-switchyard-cell"] == f"{one.name}-g1"
+
+
+@pytest.mark.asyncio
+async def test_a_model_after_a_long_prompt_or_deep_nesting_or_escapes_is_found(ingress: RunningIngress) -> None:
+    deep: list[object] = []
+    for _ in range(60):
+        deep = [deep]
+    bodies = [
+        json.dumps({"messages": "x" * 90_000, "model": "org/m"}),
+        json.dumps({"messages": "x" * 4_100_000, "model": "org/m"}),
+        json.dumps({"messages": deep, "model": "org/m"}),
+        '{"model":"org\\/\\u006d"}',
+        '{"m\\u006fdel" : "org/m", "a": [1.5e-3, true, null, {"model": 3}]}',
+    ]
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell, models=("org/m",)))
+        await ingress.sees(**{cell.name: "up"})
+        for body in bodies:
+            assert (await post(ingress.url, body.encode())).status_code == 200, body[:80]
+        assert [len(request.body) for request in cell.requests] == [len(body) for body in bodies]
+
+
+BAD_BODIES = [
+    (b"", "it is empty", None),
+    (b"hello", "not a value at byte 1", None),
+    (b'{"model": "nobody"', "',' or '}' was expected at byte 19", None),
+    (b'{"model": "nobody",}', "a key in quotes was expected at byte 20", None),
+    (b'{"model": "nobody"} x', "more text after the end at byte 21", None),
+    (b'{"a": "\x01"}', "a control character in a string at byte 8", None),
+    (b'{"a": "\\q"}', "an unknown escape at byte 8", None),
+    (b'{"a": "', "a string without its end at byte 7", None),
+    (b'{"a": 01}', "not a value at byte 7", None),
+    (b"[" * 501, "nested deeper than 500 levels", None),
+    (b'["model"]', "a JSON object was expected", None),
+    (b"{}", "the field `model` is missing", "model"),
+    (b'{"a": {"model": "demo"}}', "the field `model` is missing", "model"),
+    (b'{"model": 5}', "must be a string, not a number", "model"),
+    (b'{"model": null}', "must be a string, not null", "model"),
+    (b'{"model": ["demo"]}', "must be a string, not a list", "model"),
+]
+
+
+@pytest.mark.asyncio
+async def test_a_bad_body_is_answered_400_with_what_is_wrong_and_where(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        for body, said, param in BAD_BODIES:
+            answer = await post(ingress.url, body)
+            error = answer.json()["error"]
+            assert answer.status_code == 400, body
+            assert said in error["message"], (body, error)
+            assert (error["type"], error["param"]) == ("invalid_request_error", param)
+        assert cell.requests == []
+
+
+@pytest.mark.asyncio
+async def test_an_unknown_model_is_answered_404_in_the_form_the_client_knows(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell, ingress.client() as client:
+        await ingress.route(pool(cell))
+        with pytest.raises(openai.NotFoundError) as caught:
+            await ask(client, 'no"body')
+        assert caught.value.code == "model_not_found"
+        assert 'The model `no"body` does not exist' in caught.value.message
+
+
+@pytest.mark.asyncio
+async def test_a_body_over_the_limit_is_answered_413_however_it_is_sent(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell, ingress.client() as client:
+        await ingress.route(pool(cell))
+        with pytest.raises(openai.APIStatusError) as caught:
+            await ask(client, text="x" * 5_000_000)
+        assert caught.value.status_code == 413
+        assert caught.value.code == "request_too_large"
+        async with httpx.AsyncClient() as raw:
+            answer = await raw.post(f"{ingress.url}/v1/completions", content=_pieces(80, 65536))
+            assert answer.status_code == 413
+
+
+async def _pieces(count: int, size: int) -> AsyncIterator[bytes]:
+    for _ in range(count):
+        yield b" " * size
+
+
+@pytest.mark.asyncio
+async def test_models_are_listed_and_shown_by_the_ingress_itself(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell, ingress.client() as client:
+        await ingress.route(pool(cell, models=("org/b", "a")))
+        assert [model.id async for model in client.models.list()] == ["a", "org/b"]
+        assert (await client.models.retrieve("org/b")).id == "org/b"
+        with pytest.raises(openai.NotFoundError):
+            await client.models.retrieve("nobody")
+        assert cell.requests == []
+
+
+@pytest.mark.asyncio
+async def test_wrong_paths_and_methods_are_told_in_json(ingress: RunningIngress) -> None:
+    await ingress.route()
+    async with httpx.AsyncClient(base_url=ingress.url) as client:
+        wrong_path = await client.post("/v1/nothing", json={})
+        assert (wrong_path.status_code, wrong_path.json()["error"]["code"]) == (404, "unknown_url")
+        assert "POST /v1/nothing" in wrong_path.json()["error"]["message"]
+        for method, path, allowed in (("GET", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET")):
+            answer = await client.request(method, path)
+            assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+            assert answer.json()["error"]["code"] == "method_not_allowed"
+
+
+@pytest.mark.asyncio
+async def test_without_a_ready_cell_it_is_503_with_a_time_to_come_back(ingress: RunningIngress) -> None:
+    async with ingress.client() as client:
+        with pytest.raises(openai.InternalServerError) as untold:
+            await ask(client)
+        assert untold.value.code == "no_routing_table"
+        await ingress.route(pool(), retry_after_s=7)
+        with pytest.raises(openai.InternalServerError) as caught:
+            await ask(client)
+        assert (caught.value.status_code, caught.value.code) == (503, "no_ready_cell")
+        assert caught.value.response.headers["retry-after"] == "7"
+
+
+@pytest.mark.asyncio
+async def test_health_is_of_the_process_and_with_a_model_of_its_cells(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell, httpx.AsyncClient(base_url=ingress.url) as client:
+        assert (await client.get("/healthz")).status_code == 200
+        await ingress.route(pool(cell, models=("org/m",)), pool(name="empty", models=("e",)))
+        await ingress.sees(**{cell.name: "up"})
+        statuses = [(await client.get(f"/healthz?model={model}")).status_code for model in ("org%2Fm", "e", "x")]
+        assert statuses == [200, 503, 503]
+        assert "haproxy_process_uptime_seconds" in (await client.get("/metrics")).text
