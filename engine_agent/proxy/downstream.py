@@ -107,6 +107,16 @@ class ClientConnection(asyncio.Protocol):
         if self._current is None:
             self._close(input_left=False)
 
+    @property
+    def awaits_head(self) -> bool:
+        """A request has begun and its head is not complete."""
+        return self._stage is ReadStage.HEAD
+
+    @property
+    def write_stalled(self) -> bool:
+        """The client does not read what was written for it."""
+        return self._write_deadline != _NEVER
+
     def check(self, now: float) -> None:
         """Enforce the time limits; `now` of the monotonic clock."""
         if now >= self._write_deadline:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
-from tests.engine_agent.proxy.http_stream import Message, read_message
+from tests.engine_agent.proxy.http_stream import Message, read_body, read_head
 
 EVENTS = [b'data: {"choices":[{"text":"%d"}]}\n\n' % n for n in range(5)]
 DONE = b"data: [DONE]\n\n"
@@ -65,6 +65,9 @@ class Engine:
         self.health = json_answer(b"{}")
         self.token = ONE_TOKEN
         self.token_probes = 0
+        self.read_bodies = asyncio.Event()
+        """Cleared: heads are read, bodies stay in the socket."""
+        self.read_bodies.set()
         self.requests: list[Message] = []
         self.connections = 0
         self.port = 0
@@ -102,7 +105,9 @@ class Engine:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         counted = False
         while True:
-            message = await read_message(reader)
+            head = await read_head(reader)
+            await self.read_bodies.wait()
+            message = await read_body(reader, *head)
             if not message.whole:
                 return
             if message.headers.get("x-request-id") == "probe":

@@ -40,7 +40,11 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[str, dict[str, str]]:
 
 async def read_message(reader: asyncio.StreamReader) -> Message:
     """One whole message, or what came of it."""
-    first_line, headers = await read_head(reader)
+    return await read_body(reader, *await read_head(reader))
+
+
+async def read_body(reader: asyncio.StreamReader, first_line: str, headers: dict[str, str]) -> Message:
+    """The message that began with this head."""
     pieces: list[bytes] = []
     try:
         if headers.get("transfer-encoding") == "chunked":

@@ -1,0 +1,57 @@
+"""The meter over time; the clock is an argument."""
+
+import pytest
+
+from engine_agent.protocol.messages import Load
+from engine_agent.proxy.measure import Meter
+
+
+def test_without_requests_there_are_no_percentiles() -> None:
+    assert Meter(0.0).load(100.0, in_flight=0, max_concurrency=4) == Load()
+
+
+def test_tokens_per_second_cover_the_time_that_was_seen_and_at_most_thirty_seconds() -> None:
+    meter = Meter(0.0)
+    for second in range(60):
+        meter.tokens(float(second), 12)
+        if second == 9:
+            assert meter.load(10.0, in_flight=0, max_concurrency=4).tokens_per_s == 12.0
+    assert meter.load(59.5, in_flight=0, max_concurrency=4).tokens_per_s == pytest.approx(12.0)
+    assert meter.load(100.0, in_flight=0, max_concurrency=4).tokens_per_s == 0.0
+
+
+def test_a_correction_of_tokens_never_makes_the_rate_negative() -> None:
+    meter = Meter(0.0)
+    meter.tokens(0.0, 5)
+    meter.tokens(40.0, -3)
+    assert meter.load(40.0, in_flight=0, max_concurrency=4).tokens_per_s == 0.0
+
+
+def test_percentiles_are_milliseconds_of_the_last_thirty_seconds() -> None:
+    meter = Meter(0.0)
+    for n in range(100):
+        meter.first_token(50.0, 0.2 if n < 98 else 2.0)
+        meter.next_tokens(50.0, 0.03)
+    load = meter.load(60.0, in_flight=0, max_concurrency=4)
+    assert load.ttft_p50_ms == pytest.approx(200, rel=0.05)
+    assert load.ttft_p99_ms == pytest.approx(2000, rel=0.05)
+    assert load.itl_p50_ms == pytest.approx(30, rel=0.05)
+    assert meter.load(90.0, in_flight=0, max_concurrency=4).ttft_p50_ms is None
+
+
+def test_what_exceeds_the_concurrency_is_queued() -> None:
+    load = Meter(0.0).load(1.0, in_flight=7, max_concurrency=4)
+    assert (load.in_flight, load.queued) == (7, 3)
+
+
+def test_requests_errors_and_refusals_are_counted_apart() -> None:
+    meter = Meter(0.0)
+    for status, failed in ((200, False), (404, False), (500, True), (200, True)):
+        meter.admitted()
+        meter.finished(status=status, failed=failed, tokens=2)
+    meter.refused("cell_draining")
+    load = meter.load(1.0, in_flight=0, max_concurrency=4)
+    assert (load.requests_total, load.errors_total) == (4, 2)
+    assert meter.answers == {"2xx": 2, "4xx": 1, "5xx": 1}
+    assert meter.refusals == {"cell_draining": 1}
+    assert meter.tokens_total == 8
