@@ -17,7 +17,7 @@ from controlplane.embedded.console import Console
 from controlplane.embedded.errors import CannotStart
 from controlplane.embedded.home import Home, LauncherPhase, LauncherState
 from controlplane.embedded.process_environment import HOME_MARK
-from controlplane.embedded.summary import final_block, read_ingresses
+from controlplane.embedded.summary import print_final_block
 
 OWN_LOG = "up.log"
 BACKGROUND_OPTION = "--background"
@@ -66,7 +66,7 @@ class Follower:
         if reason:
             self._console.plain(reason)
             return 1
-        self._show_block()
+        print_final_block(self._configuration, self._home, self._console, foreground=False)
         return 0
 
     def _wait(self, ended: Callable[[], int | None]) -> str:
@@ -103,18 +103,6 @@ class Follower:
         self._seen_bytes = size
         for line in fresh.decode(errors="replace").splitlines():
             self._console.plain(line)
-
-    def _show_block(self) -> None:
-        self._console.plain(
-            final_block(
-                port=self._configuration.port,
-                token=self._home.token,
-                password=self._home.secrets().operator_password,
-                ingresses=read_ingresses(self._configuration, self._home),
-                took_s=self._console.elapsed_s,
-                foreground=False,
-            )
-        )
 
 
 def require_same_place(configuration: Configuration, state: LauncherState) -> None:

@@ -3,7 +3,6 @@
 import signal
 import sys
 from collections.abc import Mapping
-from pathlib import Path
 
 from controlplane.embedded.configuration import CHECKOUT, Configuration
 from controlplane.embedded.home import Home
@@ -23,12 +22,14 @@ def web(configuration: Configuration, environment: Mapping[str, str]) -> Service
     arguments += ["--ws", "websockets-sansio", "--ws-max-size", str(MAX_FRAME_BYTES)]
     arguments += ["--ws-per-message-deflate", "false", "--no-access-log", "--lifespan", "off"]
     arguments += ["--timeout-graceful-shutdown", str(_WEB_GRACE_S), "--no-use-colors"]
+    arguments += ["--log-level", "warning"]
     return Service(name="web", program=_python(arguments, environment), stop_within_s=_WEB_GRACE_S + 5.0)
 
 
 def worker(environment: Mapping[str, str]) -> Service:
     """Celery's worker. On the launcher's death it stops cold: its tasks are acknowledged late and come again."""
-    arguments = ["celery", "-A", "controlplane.celery:app", "worker", "--without-gossip", "--without-mingle"]
+    arguments = ["celery", "--quiet", "-A", "controlplane.celery:app", "worker"]
+    arguments += ["--without-gossip", "--without-mingle"]
     arguments += ["--pool", "prefork", "--concurrency", str(WORKER_CONCURRENCY), "--loglevel", "info"]
     program = _python(arguments, environment, death_signal=signal.SIGQUIT)
     return Service(name="worker", program=program, stop_within_s=10.0)
@@ -36,7 +37,7 @@ def worker(environment: Mapping[str, str]) -> Service:
 
 def beat(home: Home, environment: Mapping[str, str]) -> Service:
     """Celery's clock."""
-    arguments = ["celery", "-A", "controlplane.celery:app", "beat", "--schedule", str(home.beat_schedule)]
+    arguments = ["celery", "--quiet", "-A", "controlplane.celery:app", "beat", "--schedule", str(home.beat_schedule)]
     arguments += ["--pidfile=", "--loglevel", "warning"]
     return Service(name="beat", program=_python(arguments, environment), stop_within_s=5.0)
 
@@ -50,8 +51,9 @@ def _python(
     arguments: list[str], environment: Mapping[str, str], *, death_signal: signal.Signals = signal.SIGTERM
 ) -> Program:
     return Program(
-        arguments=(sys.executable, "-m", *arguments),
+        # Celery's advice not to run as root is for workers that unpickle what strangers send; ours reads JSON of ours.
+        arguments=(sys.executable, "-W", "ignore:You're running the worker", "-m", *arguments),
         environment=environment,
-        folder=Path(CHECKOUT),
+        folder=CHECKOUT,
         death_signal=death_signal,
     )

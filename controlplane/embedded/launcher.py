@@ -18,9 +18,9 @@ from controlplane.embedded.belonging import describe, end_all, in_sessions, proc
 from controlplane.embedded.configuration import Configuration, Engine
 from controlplane.embedded.console import Console
 from controlplane.embedded.engine_environment import Weights, install_engine
-from controlplane.embedded.errand import require_errand, run_errand
 from controlplane.embedded.errors import CannotStart
 from controlplane.embedded.home import Home, LauncherPhase, LauncherState
+from controlplane.embedded.management import Management
 from controlplane.embedded.preflight import (
     require_distinct_ports,
     require_free_port,
@@ -30,15 +30,12 @@ from controlplane.embedded.preflight import (
 from controlplane.embedded.process_environment import control_plane_environment
 from controlplane.embedded.servers import Servers, choose_servers
 from controlplane.embedded.sockets import remove_socket_folder, socket_folder
-from controlplane.embedded.summary import final_block, read_ingresses
+from controlplane.embedded.summary import print_final_block
 from controlplane.embedded.supervisor import Supervisor
 from controlplane.embedded.together import together
 
-_MIGRATE_WITHIN_S = 120.0
-_SEED_WITHIN_S = 120.0
-_FLEET_STOP_WITHIN_S = 60.0
 _LEFTOVERS_END_WITHIN_S = 10.0
-_STATUS_MARGIN_S = 30.0
+_SHORTEST_WAIT_S = 1.0
 _KEEP_WATCHING_S = 3600.0
 
 
@@ -68,40 +65,43 @@ class Launcher:
         self._listen_for_signals()
         bringing_up = asyncio.create_task(self._bring_up())
         stopping = asyncio.create_task(self._stop_asked.wait())
-        status = 0
+        failure = ""
         try:
             await asyncio.wait({bringing_up, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if bringing_up.done():
                 await bringing_up  # raises what went wrong
                 await stopping
         except CannotStart as error:
-            self._publish(phase=LauncherPhase.FAILED, reason=str(error))
-            self._console.own(str(error))
-            status = 1
+            failure = str(error)
+            self._publish(phase=LauncherPhase.FAILED, reason=failure)
         finally:
             for task in (bringing_up, stopping):
                 task.cancel()
             await asyncio.gather(bringing_up, stopping, return_exceptions=True)
             await self._take_down()
-        return status
+        if failure:
+            self._console.own(failure)
+        return int(bool(failure))
 
     # --- up -----------------------------------------------------------------------------------------------------------
 
     async def _bring_up(self) -> None:
         servers = await self._check()
+        management = Management(self._environment, self._home, self._console)
         weights: list[Weights] = []
-        await together(self._prepare_database(servers), self._prepare_engine(weights))
-        await self._seed(weights[0] if weights else None)
-        self._fleet_may_run = True
-        with self._console.step("machines"):
-            await self._command("fleet", ["fleet_resume"], deadline_s=_SEED_WITHIN_S)
+        await together(self._prepare_database(servers, management), self._prepare_engine(weights))
+        with self._console.step("demo fleet"):
+            password = self._home.secrets().operator_password
+            await management.seed(self._configuration.engine, weights[0] if weights else None, password)
+            self._fleet_may_run = True
+            await management.resume()
         for service in (
             control_plane.web(self._configuration, self._environment),
             control_plane.worker(self._environment),
             control_plane.beat(self._home, self._environment),
         ):
             await self._supervisor.start(service)
-        await self._or_hopeless(self._wait_for_cells())
+        await self._or_hopeless(self._wait_for_cells(management))
 
     async def _check(self) -> Servers:
         previous = self._home.read_state()
@@ -137,66 +137,34 @@ class Launcher:
             self._console.own(f"ending what an earlier launcher left: {names}")
             end_all(leftovers, patience_s=_LEFTOVERS_END_WITHIN_S)
 
-    async def _prepare_database(self, servers: Servers) -> None:
+    async def _prepare_database(self, servers: Servers, management: Management) -> None:
         with self._console.step("PostgreSQL and Valkey"):
             await servers.initialise(self._inherited, self._console)
             for service in servers.services(self._inherited):
                 await self._supervisor.start(service)
             await self._or_hopeless(servers.wait_until_ready())
         with self._console.step("migrations"):
-            await self._command("migrate", ["migrate", "--no-input", "--verbosity", "1"], deadline_s=_MIGRATE_WITHIN_S)
+            await management.migrate()
 
     async def _prepare_engine(self, weights: list[Weights]) -> None:
         if self._configuration.engine is Engine.VLLM:
-            weights.append(await install_engine(self._configuration.cache, self._inherited, self._home, self._console))
+            built = await install_engine(self._configuration.cache, self._inherited, self._home, self._console)
+            weights.append(built)
         else:
             self._console.own("ENGINE=sim: smollm2 runs on the simulator, not on vLLM")
 
-    async def _seed(self, weights: Weights | None) -> None:
-        arguments = ["seed_demo", "--engine", str(self._configuration.engine)]
-        if weights:
-            arguments += ["--artifact-uri", weights.uri, "--artifact-digest", weights.digest]
-        password = self._home.secrets().operator_password
-        environment = {**self._environment, "SWITCHYARD_OPERATOR_PASSWORD": password}
-        with self._console.step("demo fleet"):
-            program = control_plane.management_command(arguments, environment)
-            await require_errand("seed", program, self._home, self._console, deadline_s=_SEED_WITHIN_S)
-            # Before the worker looks: it would take machines that `make down` stopped for lost ones.
-            await self._command("resume", ["fleet_resume"], deadline_s=_SEED_WITHIN_S)
-
-    async def _wait_for_cells(self) -> None:
+    async def _wait_for_cells(self, management: Management) -> None:
         """Say when every cell is ready; after the promised time say why not, and keep watching."""
-        wait_s = max(1.0, self._configuration.wait_s - self._console.elapsed_s)
-        while not await self._cells_are_ready(wait_s):
+        wait_s = max(_SHORTEST_WAIT_S, self._configuration.wait_s - self._console.elapsed_s)
+        while (outcome := await management.wait_for_cells(wait_s)).status != 0:
+            reason = f"not every cell is ready after {self._console.elapsed_s:.0f} s ({outcome.last_line})"
+            self._publish(phase=LauncherPhase.NOT_READY, reason=reason)
+            self._console.own(f"{reason}; still trying")
             wait_s = _KEEP_WATCHING_S
         self._console.own(f"every cell is ready after {self._console.elapsed_s:.1f} s")
         self._publish(phase=LauncherPhase.READY, reason="")
         if self._foreground:
-            ingresses = await asyncio.to_thread(read_ingresses, self._configuration, self._home)
-            self._console.plain(
-                final_block(
-                    port=self._configuration.port,
-                    token=self._home.token,
-                    password=self._home.secrets().operator_password,
-                    ingresses=ingresses,
-                    took_s=self._console.elapsed_s,
-                    foreground=True,
-                )
-            )
-
-    async def _cells_are_ready(self, wait_s: float) -> bool:
-        program = control_plane.management_command(["fleet_status", "--wait-s", f"{wait_s:.0f}"], self._environment)
-        deadline_s = wait_s + _STATUS_MARGIN_S
-        outcome = await run_errand("fleet", program, self._home, self._console, deadline_s=deadline_s)
-        if outcome.status != 0:
-            reason = f"not every cell is ready after {self._console.elapsed_s:.0f} s: {outcome.last_line}"
-            self._publish(phase=LauncherPhase.NOT_READY, reason=reason)
-            self._console.own(f"{reason} (still trying)")
-        return outcome.status == 0
-
-    async def _command(self, name: str, arguments: list[str], *, deadline_s: float) -> None:
-        program = control_plane.management_command(arguments, self._environment)
-        await require_errand(name, program, self._home, self._console, deadline_s=deadline_s)
+            await asyncio.to_thread(print_final_block, self._configuration, self._home, self._console, foreground=True)
 
     async def _or_hopeless(self, waiting: Coroutine[Any, Any, None]) -> None:
         """Wait, but give up at once when a process that we need keeps dying."""
@@ -218,19 +186,12 @@ class Launcher:
         self._console.own("stopping")
         await self._supervisor.stop("beat", "worker")
         if self._fleet_may_run:
-            await self._stop_fleet()
+            await Management(self._environment, self._home, self._console).stop_fleet()
         await self._supervisor.stop_all()
         remove_socket_folder(socket_folder(self._home.path))
         # After a failure before our own fleet began, one that an earlier launcher left goes on serving.
         if self._fleet_may_run or self._stop_asked.is_set():
             await asyncio.to_thread(self._prove_that_nothing_is_left)
-
-    async def _stop_fleet(self) -> None:
-        program = control_plane.management_command(["fleet_stop"], self._environment)
-        try:
-            await run_errand("fleet", program, self._home, self._console, deadline_s=_FLEET_STOP_WITHIN_S)
-        except CannotStart as error:
-            self._console.own(f"{error} Ending the fleet's processes directly.")
 
     def _prove_that_nothing_is_left(self) -> None:
         left = processes_of(self._home.path)

@@ -7,6 +7,7 @@ import urllib.request
 from pathlib import Path
 
 from controlplane.embedded.configuration import Configuration
+from controlplane.embedded.console import Console
 from controlplane.embedded.home import Home
 from controlplane.embedded.preflight import HOST
 
@@ -68,3 +69,17 @@ def final_block(
         "Ctrl-C stops everything." if foreground else "`make down` stops everything; `make status` shows it.",
     ]
     return "\n".join(lines)
+
+
+def print_final_block(configuration: Configuration, home: Home, console: Console, *, foreground: bool) -> None:
+    """Print it for this home. Asks the API for the ingresses, so it may block for a few seconds."""
+    console.plain(
+        final_block(
+            port=configuration.port,
+            token=home.token,
+            password=home.secrets().operator_password,
+            ingresses=read_ingresses(configuration, home),
+            took_s=console.elapsed_s,
+            foreground=foreground,
+        )
+    )
