@@ -119,7 +119,6 @@ USE_TZ = True
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "/static/"
-STATIC_ROOT = SWITCHYARD_HOME / "static"
 WHITENOISE_USE_FINDERS = True
 
 # --- Valkey/Redis: doorbells only, nothing that must survive ----------------------------------------------------------
@@ -142,21 +141,45 @@ REST_FRAMEWORK = {
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
-    "DEFAULT_PARSER_CLASSES": ["rest_framework.parsers.JSONParser"],
-    "DEFAULT_FILTER_BACKENDS": ["django_filters.rest_framework.DjangoFilterBackend"],
+    "DEFAULT_PARSER_CLASSES": ["controlplane.api.parsers.BoundedJSONParser"],
+    "DEFAULT_FILTER_BACKENDS": ["controlplane.api.filters.StrictFilterBackend"],
+    "DEFAULT_PAGINATION_CLASS": "controlplane.api.pagination.CursorPages",
     "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
-    "PAGE_SIZE": 100,
+    "EXCEPTION_HANDLER": "controlplane.api.problems.answer_problem",
+    "URL_FORMAT_OVERRIDE": None,
 }
 SPECTACULAR_SETTINGS = {
     "TITLE": "Switchyard",
     "DESCRIPTION": "Control plane for LLM inference fleets: regions, nodes, cells, deployments and their traffic.",
     "VERSION": "1",
+    "LICENSE": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
     "OAS_VERSION": "3.1.0",
     "SERVE_INCLUDE_SCHEMA": False,
     "SERVE_PERMISSIONS": ["rest_framework.permissions.AllowAny"],
     "SWAGGER_UI_DIST": "SIDECAR",
     "SWAGGER_UI_FAVICON_HREF": "SIDECAR",
     "REDOC_DIST": "SIDECAR",
+    "SERVE_AUTHENTICATION": [],
+    "SCHEMA_PATH_PREFIX": "/api/v1",
+    "COMPONENT_SPLIT_REQUEST": True,
+    "COMPONENT_SPLIT_PATCH": False,
+    "ENUM_GENERATE_CHOICE_DESCRIPTION": False,
+    "PREPROCESSING_HOOKS": ["controlplane.api.schema.one_spelling"],
+    "POSTPROCESSING_HOOKS": [
+        "drf_spectacular.hooks.postprocess_schema_enums",
+        "controlplane.api.schema.with_problems",
+    ],
+    "ENUM_NAME_OVERRIDES": {
+        "CellState": "controlplane.api.enums.CELL_STATES",
+        "NodeState": "controlplane.api.enums.NODE_STATES",
+        "NodeRole": "controlplane.api.enums.NODE_ROLES",
+        "IncidentState": "controlplane.api.enums.INCIDENT_STATES",
+        "ServingClass": "controlplane.api.enums.SERVING_CLASSES",
+        "EngineState": "controlplane.api.enums.ENGINE_STATES",
+        "MemberRole": "controlplane.api.enums.MEMBER_ROLES",
+        "VersionState": "controlplane.api.enums.VERSION_STATES",
+        "Tone": "controlplane.api.enums.TONES",
+    },
 }
 
 LOGGING = {
@@ -165,5 +188,10 @@ LOGGING = {
     "formatters": {"line": {"format": "%(levelname)s %(name)s: %(message)s"}},
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
     "root": {"handlers": ["stderr"], "level": os.environ.get("SWITCHYARD_LOG_LEVEL", "INFO")},
-    "loggers": {"django.request": {"level": "ERROR"}},
+    "loggers": {
+        "django.request": {"level": "ERROR"},
+        # A line for every tick of beat would bury the decisions.
+        "celery.worker.strategy": {"level": "WARNING"},
+        "celery.app.trace": {"level": "WARNING"},
+    },
 }

@@ -1,5 +1,11 @@
 """Every URL that web answers, except the two WebSockets (controlplane.asgi)."""
 
-from django.urls import URLPattern, URLResolver
+from django.urls import URLPattern, URLResolver, include, path
 
-urlpatterns: list[URLPattern | URLResolver] = []
+from fleet.api.enrolment import enrol
+
+urlpatterns: list[URLPattern | URLResolver] = [
+    path("api/", include("controlplane.api.urls")),
+    path("agents/enrol", enrol, name="agents-enrol"),
+    path("", include("controlplane.dashboard.urls")),
+]

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from channels.layers import get_channel_layer
-from django.db import close_old_connections
+from django.db import close_old_connections, connections
 
 from controlplane.kernel import clock
 from controlplane.kernel.leases import lease_take
@@ -93,6 +93,16 @@ class AgentHub:
         if not self._loops:
             loops = (self._listen_lease, self._flush_loop, self._tell_loop, self._doorbell, self._revocations)
             self._loops = [asyncio.create_task(self._for_ever(loop)) for loop in loops]
+
+    async def stop(self) -> None:
+        """End the loops and the database thread. The process's end does the same; tests call it."""
+        ending, self._loops = set(self._loops), []
+        while ending:  # a library underneath may swallow one cancellation
+            for task in ending:
+                task.cancel()
+            _, ending = await asyncio.wait(ending, timeout=0.2)
+        await self.in_database(connections.close_all)
+        self._database.shutdown()
 
     async def join(self, connection: AgentConnection) -> None:
         """Take in an agent; an older connection of the same agent gives way."""

@@ -9,7 +9,6 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -26,10 +25,15 @@ from fleet.providers.base import LaunchSpec, ProviderError
 
 NODE_VARIABLE = "SWITCHYARD_NODE_ID"
 HOME_VARIABLE = "SWITCHYARD_HOME"
+BOOT_FILE = "boot.json"
+ENDED_KEPT = 50
+"""Ended machines whose logs stay."""
 MAX_BLOCKS = 500
 TERM_GRACE_S = 3.0
 STOP_ROUNDS = 2
 """A dying agent may have started something between the first look and its end."""
+_spawned: set[int] = set()
+"""Processes that this process booted and has not reaped."""
 LEAF_SIZE = 4
 """Machines under one lowest network node: small enough that a demo fleet has near and far ones."""
 
@@ -69,25 +73,26 @@ class LocalProvider:
         home = self._folder(spec.id)
         home.mkdir(parents=True, exist_ok=True, mode=0o700)
         boot = Boot(id=spec.id, argv=self._argv(spec, home))
-        (home / "boot.json").write_bytes(msgspec.json.encode(boot))
+        (home / BOOT_FILE).write_bytes(msgspec.json.encode(boot))
         self._spawn(boot, home, {"SWITCHYARD_JOIN_TOKEN": spec.join_token})
 
     def restart_agent(self, node_id: str) -> None:
         home = self._folder(node_id)
         try:
-            boot = msgspec.json.decode((home / "boot.json").read_bytes(), type=Boot)
+            boot = msgspec.json.decode((home / BOOT_FILE).read_bytes(), type=Boot)
         except (OSError, msgspec.DecodeError) as error:
             raise ProviderError(f"cannot start the agent of {node_id} again: {error}") from error
         self._spawn(boot, home, {})
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
+        _reap()
         processes = _processes_by_node(self.home)
         return {node_id: _status(processes.get(node_id, [])) for node_id in node_ids}
 
     def terminate(self, node_id: str) -> None:
         for _ in range(STOP_ROUNDS):
             stop_processes(_processes_by_node(self.home).get(node_id, []))
-        shutil.rmtree(self._folder(node_id), ignore_errors=True)
+        self._keep_logs_only(self._folder(node_id))
 
     def terminate_all(self) -> int:
         """End every machine of this home. Returns how many processes that were."""
@@ -97,6 +102,16 @@ class LocalProvider:
             stop_processes(processes)
             stopped += len(processes)
         return stopped
+
+    def _keep_logs_only(self, folder: Path) -> None:
+        """A machine that is gone can never start again, but why it went can still be read; the oldest logs go."""
+        for path in folder.glob("*"):
+            if path.suffix != ".log":
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        ended = [other for other in folder.parent.glob("*") if not (other / BOOT_FILE).exists()]
+        ended.sort(key=lambda other: other.stat().st_mtime, reverse=True)
+        for old in ended[ENDED_KEPT:]:
+            shutil.rmtree(old, ignore_errors=True)
 
     def _folder(self, node_id: str) -> Path:
         return self.home / ("ingresses" if node_id.startswith("i-") else "nodes") / node_id
@@ -120,19 +135,31 @@ class LocalProvider:
             "PYTHONPATH": str(self.checkout),
             "PYTHONUNBUFFERED": "1",
         }
+        _reap()
         try:
-            with (home / "agent.log").open("ab") as log:
-                subprocess.Popen(
-                    boot.argv,
-                    cwd=home,
-                    env=environment,
-                    stdin=subprocess.DEVNULL,
-                    stdout=log,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
+            _spawned.add(_spawn_session(boot.argv, environment, home / "agent.log"))
         except OSError as error:
             raise ProviderError(f"the agent of {boot.id} did not start: {error}") from error
+
+
+def _spawn_session(argv: list[str], environment: dict[str, str], log: Path) -> int:
+    """Start a program in a session of its own, its output appended to `log`. Returns its pid."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+    actions = [
+        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+        (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
+        (os.POSIX_SPAWN_DUP2, 1, 2),
+    ]
+    return os.posix_spawn(argv[0], argv, environment, file_actions=actions, setsid=True)
+
+
+def _reap() -> None:
+    """Take the exit status of machines that this process booted and that have ended, so that no zombie stays."""
+    for pid in list(_spawned):
+        with contextlib.suppress(ChildProcessError):
+            if os.waitpid(pid, os.WNOHANG)[0] == 0:
+                continue
+        _spawned.discard(pid)
 
 
 def _all_free(base: int) -> bool:

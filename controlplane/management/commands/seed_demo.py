@@ -1,14 +1,18 @@
 """Records the demo fleet; agents and cells follow from it by themselves."""
 
+import os
 from typing import Any
 
 from django.conf import settings
+from django.core.management import call_command
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from controlplane.kernel import clock
 from fleet.models import Region
 from fleet.services.demo import Weights, demo_seed
 from traffic.services.ingress import ingress_create
+
+PASSWORD_VARIABLE = "SWITCHYARD_OPERATOR_PASSWORD"  # noqa: S105 - the name of a variable
 
 
 class Command(BaseCommand):
@@ -29,4 +33,7 @@ class Command(BaseCommand):
         demo_seed(weights=weights, ingress_port=port, now=now)
         for region in Region.objects.filter(provider="local"):
             ingress_create(region=region, address="127.0.0.1", port=port + region.position, now=now)
+        if PASSWORD_VARIABLE in os.environ:
+            token_file = settings.SWITCHYARD_HOME / "operator-token"
+            call_command("ensure_operator", password_env=PASSWORD_VARIABLE, token_file=token_file)
         self.stdout.write("demo fleet recorded")

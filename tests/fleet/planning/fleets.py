@@ -26,6 +26,9 @@ def ago(seconds: float) -> datetime:
     return NOW - timedelta(seconds=seconds)
 
 
+LISTENING = ago(600)
+
+
 def node(name: str, *, state: NodeState = NodeState.READY, **changes: Any) -> NodeView:
     """A connected idle node in `east` that reported just now; `report=` fields are given as a dict."""
     report = {"connected": True, "last_seen_at": ago(0.5), "connection_changed_at": ago(600)}
@@ -69,7 +72,7 @@ def fleet(
     wanted: int = 1,
     nodes_per_cell: int = 2,
     warm: int = 0,
-    listening_since: datetime | None = ago(600),
+    listening_since: datetime | None = LISTENING,
 ) -> FleetView:
     """A fleet with one region `east` and one deployment `llama`."""
     return FleetView(

@@ -1,0 +1,152 @@
+"""Cells over HTTP."""
+
+from typing import Any
+
+import pytest
+
+from controlplane.kernel.models import Event
+from fleet.models import Cell
+from tests.controlplane.api.client import bearer, rules
+from tests.fleet import rows
+
+pytestmark = pytest.mark.django_db
+
+LOAD = {"in_flight": 3, "queued": 1, "tokens_per_s": 41.5, "ttft_p50_ms": 48.0, "ttft_p99_ms": 131.0}
+NO_LOAD = {
+    "in_flight": 0,
+    "queued": 0,
+    "tokens_per_s": 0.0,
+    "ttft_p50_ms": None,
+    "ttft_p99_ms": None,
+    "itl_p50_ms": None,
+    "itl_p99_ms": None,
+    "reported_at": None,
+}
+
+
+def ids(**query: Any) -> list[str]:
+    return [row["id"] for row in bearer().get("/api/v1/cells", query).json()["results"]]
+
+
+def test_a_cell_says_everything_about_itself() -> None:
+    leader, follower = rows.node("n-00000001", report={"load": LOAD}), rows.node("n-00000002")
+    cell = rows.cell("sim-70b-us-east-1-1", leader, follower, reason="all 2 ranks are ready")
+    assert bearer().get(f"/api/v1/cells/{cell.id}").json() == {
+        "id": "sim-70b-us-east-1-1",
+        "deployment": "sim-70b",
+        "region": "us-east-1",
+        "model_version": "sim-70b@1",
+        "serving_class": "realtime",
+        "state": "ready",
+        "reason": "all 2 ranks are ready",
+        "tone": "ok",
+        "generation": 1,
+        "restarts": 0,
+        "nodes": [
+            {"id": "n-00000001", "rank": 0, "role": "leader", "state": "ready"},
+            {"id": "n-00000002", "rank": 1, "role": "follower", "state": "ready"},
+        ],
+        "load": {**NO_LOAD, **LOAD, "reported_at": "2026-11-21T12:00:00Z"},
+        "unrouted_at": None,
+        "state_since": "2026-11-21T12:00:00Z",
+        "created_at": "2026-11-21T12:00:00Z",
+    }
+
+
+def test_a_cell_without_nodes_has_no_load() -> None:
+    cell = rows.cell(state="pending", generation=0)
+    body = bearer().get(f"/api/v1/cells/{cell.id}").json()
+    assert (body["nodes"], body["load"]) == ([], NO_LOAD)
+
+
+def test_load_of_an_earlier_generation_is_not_shown() -> None:
+    leader = rows.node("n-00000001", report={"load": LOAD})
+    cell = rows.cell("sim-70b-us-east-1-1", leader)
+    Cell.objects.update(generation=2)
+    assert bearer().get(f"/api/v1/cells/{cell.id}").json()["load"] == NO_LOAD
+
+
+def test_load_of_a_follower_is_not_shown() -> None:
+    cell = rows.cell("c", rows.node("n-00000001"), rows.node("n-00000002", report={"load": LOAD}))
+    assert bearer().get(f"/api/v1/cells/{cell.id}").json()["load"] == NO_LOAD
+
+
+def test_stopped_cells_are_left_out_unless_asked_for() -> None:
+    rows.cell("a-1")
+    rows.cell("a-2", state="stopped")
+    assert ids() == ["a-1"]
+    assert ids(include="all") == ["a-1", "a-2"]
+    assert ids(state="stopped") == ["a-2"]
+    assert bearer().get("/api/v1/cells/a-2").json()["state"] == "stopped"
+
+
+def test_several_states_may_be_asked_for() -> None:
+    for state in ("ready", "failed", "lost"):
+        rows.cell(state, state=state)
+    assert ids(state=["failed", "lost"]) == ["failed", "lost"]
+
+
+def test_cells_are_found_by_what_they_belong_to() -> None:
+    node = rows.node("n-00000001")
+    rows.cell("east", node)
+    rows.cell("west", region=rows.region("us-west-2"), model_version=rows.version("2"))
+    assert ids(region="us-west-2") == ["west"]
+    assert ids(deployment="sim-70b") == ["east", "west"]
+    assert ids(deployment="other") == []
+    assert ids(node="n-00000001") == ["east"]
+    assert ids(model="sim-70b") == ["east", "west"]
+    assert ids(model_version="sim-70b@2") == ["west"]
+    assert ids(serving_class="batch") == []
+
+
+def test_draining_takes_a_ready_cell_out_of_service() -> None:
+    rows.cell("c", rows.node("n-00000001"))
+    body = bearer("ada").post("/api/v1/cells/c/drain", {"why": "new disk"}, format="json").json()
+    assert (body["state"], body["reason"], body["generation"]) == ("draining", "drain asked by ada: new disk", 1)
+
+
+def test_restarting_fails_a_cell_so_that_it_starts_again() -> None:
+    rows.cell("c", rows.node("n-00000001"))
+    body = bearer("ada").post("/api/v1/cells/c/restart").json()
+    assert (body["state"], body["reason"]) == ("failed", "restart asked by ada")
+
+
+@pytest.mark.parametrize("action", ["drain", "restart"])
+def test_an_action_on_a_cell_in_another_state_is_a_conflict(action: str) -> None:
+    rows.cell("c", state="draining")
+    assert bearer().post(f"/api/v1/cells/c/{action}").status_code == 409
+    assert Cell.objects.get().state == "draining"
+    assert not Event.objects.exists()
+
+
+@pytest.mark.parametrize("action", ["drain", "restart"])
+def test_an_action_on_no_cell_is_not_found(action: str) -> None:
+    assert bearer().post(f"/api/v1/cells/c/{action}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "broken"),
+    [
+        ({"why": 201 * "x"}, {"why": "max_length"}),
+        ({"why": ["x"]}, {"why": "invalid"}),
+        ({"force": True}, {"force": "unknown"}),
+        (["x"], {"": "invalid"}),
+        ({"why": "\0"}, {"why": "null_characters_not_allowed"}),
+    ],
+)
+def test_a_bad_request_changes_nothing(body: Any, broken: dict[str, str]) -> None:
+    rows.cell("c")
+    assert rules(bearer().post("/api/v1/cells/c/drain", body, format="json")) == broken
+    assert Cell.objects.get().state == "ready"
+
+
+def test_half_a_character_is_refused() -> None:
+    rows.cell("c")
+    response = bearer().post("/api/v1/cells/c/drain", '{"why": "\\ud800"}', content_type="application/json")
+    assert rules(response) == {"why": "surrogate_characters_not_allowed"}
+
+
+def test_a_long_user_name_fits_into_the_event() -> None:
+    rows.cell("c")
+    assert bearer(150 * "a").post("/api/v1/cells/c/drain").status_code == 200
+    assert Event.objects.get().actor == 64 * "a"

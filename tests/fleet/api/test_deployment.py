@@ -1,0 +1,113 @@
+"""Deployments over HTTP."""
+
+from typing import Any
+
+import pytest
+
+from controlplane.kernel.models import Event
+from fleet.models import DeploymentRegion
+from tests.controlplane.api.client import bearer, rules
+from tests.fleet import rows
+
+pytestmark = pytest.mark.django_db
+
+URL = "/api/v1/deployments/sim-70b"
+
+
+def scale(*places: Any, username: str = "operator") -> Any:
+    return bearer(username).patch(URL, {"regions": list(places)}, format="json")
+
+
+def wanted() -> dict[str, int]:
+    return dict(DeploymentRegion.objects.values_list("region_id", "cells"))
+
+
+def test_a_deployment_says_everything_about_itself() -> None:
+    rows.deployment(cells=2)
+    rows.deployment(cells=1, where="us-west-2")
+    rows.cell("a")
+    rows.cell("b", state="starting")
+    assert bearer().get(URL).json() == {
+        "name": "sim-70b",
+        "model_version": "sim-70b@1",
+        "serving_class": "realtime",
+        "instance_type": "local.cpu",
+        "drain_deadline_s": 60.0,
+        "regions": [
+            {"region": "us-east-1", "cells": 2, "ready": 1},
+            {"region": "us-west-2", "cells": 1, "ready": 0},
+        ],
+        "created_at": "2026-11-21T12:00:00Z",
+    }
+
+
+def test_deployments_are_found_by_what_they_are() -> None:
+    rows.deployment()
+    client = bearer()
+    for query in ({"region": "us-east-1"}, {"serving_class": "realtime"}, {"model": "sim-70b"}):
+        assert [row["name"] for row in client.get("/api/v1/deployments", query).json()["results"]] == ["sim-70b"]
+    for query in ({"region": "us-west-2"}, {"serving_class": "batch"}, {"instance_type": "other"}):
+        assert client.get("/api/v1/deployments", query).json()["results"] == []
+
+
+def test_scaling_changes_the_named_regions_only() -> None:
+    rows.deployment(cells=2)
+    rows.deployment(cells=1, where="us-west-2")
+    response = scale({"region": "us-west-2", "cells": 3}, username="ada")
+    assert response.status_code == 200
+    assert [(place["region"], place["cells"]) for place in response.json()["regions"]] == [
+        ("us-east-1", 2),
+        ("us-west-2", 3),
+    ]
+    assert wanted() == {"us-east-1": 2, "us-west-2": 3}
+    event = Event.objects.get()
+    assert (event.kind, event.actor, event.region, event.deployment) == (
+        "deployment.scaled",
+        "ada",
+        "us-west-2",
+        "sim-70b",
+    )
+    assert event.detail == {"was": 1, "cells": 3}
+
+
+def test_scaling_into_a_new_region_adds_it() -> None:
+    rows.deployment(cells=2)
+    rows.region("us-west-2")
+    assert scale({"region": "us-west-2", "cells": 1}).status_code == 200
+    assert wanted() == {"us-east-1": 2, "us-west-2": 1}
+
+
+def test_scaling_to_nothing_keeps_the_region() -> None:
+    rows.deployment(cells=2)
+    assert scale({"region": "us-east-1", "cells": 0}).json()["regions"] == [
+        {"region": "us-east-1", "cells": 0, "ready": 0}
+    ]
+
+
+@pytest.mark.parametrize(
+    ("body", "broken"),
+    [
+        ({}, {"regions": "required"}),
+        ({"regions": []}, {"regions": "min_length"}),
+        ({"regions": None}, {"regions": "null"}),
+        ({"regions": {"us-east-1": 3}}, {"regions": "not_a_list"}),
+        ({"regions": [3]}, {"regions.0": "invalid"}),
+        ({"regions": [{"region": "us-east-1"}]}, {"regions.0.cells": "required"}),
+        ({"regions": [{"region": "us-east-1", "cells": -1}]}, {"regions.0.cells": "min_value"}),
+        ({"regions": [{"region": "us-east-1", "cells": 1001}]}, {"regions.0.cells": "max_value"}),
+        ({"regions": [{"region": "us-east-1", "cells": "many"}]}, {"regions.0.cells": "invalid"}),
+        ({"regions": [{"region": "us-east-1", "cells": 3, "x": 1}]}, {"regions.0.x": "unknown"}),
+        ({"regions": [{"region": "us-east-1", "cells": 3}, {"region": "mars", "cells": 1}]}, {"regions": "exists"}),
+        ({"regions": 2 * [{"region": "us-east-1", "cells": 3}]}, {"regions": "unique"}),
+        ({"regions": [{"region": "us-east-1", "cells": 3}], "model_version": "x"}, {"model_version": "unknown"}),
+    ],
+)
+def test_a_bad_request_changes_nothing(body: Any, broken: dict[str, str]) -> None:
+    rows.deployment(cells=2)
+    assert rules(bearer().patch(URL, body, format="json")) == broken
+    assert wanted() == {"us-east-1": 2}
+    assert not Event.objects.exists()
+
+
+def test_scaling_what_is_not_there_is_not_found() -> None:
+    assert bearer().patch(URL, {"regions": [{"region": "r", "cells": 1}]}, format="json").status_code == 404

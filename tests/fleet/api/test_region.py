@@ -1,0 +1,52 @@
+"""Regions and instance types over HTTP."""
+
+import pytest
+
+from tests.controlplane.api.client import bearer
+from tests.fleet import rows
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_region_says_everything_about_itself() -> None:
+    rows.region("us-east-1", ingress_url="http://127.0.0.1:8080", spares={"local.cpu": 1})
+    rows.node("n-00000001")
+    rows.node("n-00000002", state="lost")
+    rows.node("n-00000003", state="retired")
+    rows.cell("a", state="starting")
+    rows.cell("b", state="stopped")
+    assert bearer().get("/api/v1/regions/us-east-1").json() == {
+        "name": "us-east-1",
+        "provider": "local",
+        "ingress_url": "http://127.0.0.1:8080",
+        "spares": {"local.cpu": 1},
+        "nodes": {"joining": 0, "ready": 1, "suspect": 0, "faulty": 0, "lost": 1},
+        "cells": {"pending": 0, "starting": 1, "ready": 0, "draining": 0, "failed": 0, "lost": 0},
+    }
+
+
+def test_each_region_counts_its_own() -> None:
+    rows.node("n-00000001", where="us-east-1")
+    rows.region("us-west-2")
+    counts = {row["name"]: row["nodes"]["ready"] for row in bearer().get("/api/v1/regions").json()["results"]}
+    assert counts == {"us-east-1": 1, "us-west-2": 0}
+
+
+def test_regions_are_found_by_provider() -> None:
+    rows.region("us-east-1", provider="aws")
+    rows.region("us-west-2")
+    assert [row["name"] for row in bearer().get("/api/v1/regions?provider=aws").json()["results"]] == ["us-east-1"]
+
+
+def test_an_instance_type_says_what_the_machine_is() -> None:
+    rows.deployment()
+    assert bearer().get("/api/v1/instance-types/local.cpu").json() == {
+        "name": "local.cpu",
+        "accelerator": "cpu",
+        "chips": 0,
+        "cores": 0,
+        "memory_gib": 0.0,
+        "price_per_hour": 0.0,
+        "watts": 0.0,
+        "tensor_parallel_degree": 1,
+    }

@@ -1,0 +1,221 @@
+"""The agents' end of the control plane, over real PostgreSQL and Valkey: who gets in, what is kept, what is told."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from asgiref.sync import sync_to_async
+from asgiref.testing import ApplicationCommunicator
+from django.db import connections
+
+from controlplane.kernel import clock
+from controlplane.kernel.leases import lease_held_since
+from engine_agent.protocol.codec import decode_down, encode
+from engine_agent.protocol.messages import Desired, Fault, Health, Hello, Load, Observed, Refused, Report
+from engine_agent.protocol.states import AgentKind, EngineState
+from fleet.consumers.agent_socket import AgentSocket
+from fleet.consumers.hub import AgentHub
+from fleet.consumers.node_desk import NodeDesk
+from fleet.models import AgentCredential, Node, NodeReport
+from fleet.planning.decisions import StartCell
+from fleet.planning.states import CellState
+from fleet.selectors.snapshot import LISTENING_LEASE
+from fleet.services.cell import cell_start
+from fleet.services.enrolment import agent_enrol, join_token_issue
+from tests.fleet import rows
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+
+DEADLINE_S = 10.0
+READY = Report(
+    seq=1,
+    observed=Observed(state=EngineState.READY, cell="c1", generation=1, rank=0, engine_pid=4711),
+    health=Health(ok=True),
+    load=Load(in_flight=3),
+)
+
+
+@pytest_asyncio.fixture
+async def socket() -> AsyncIterator[AgentSocket]:
+    hub = AgentHub({AgentKind.NODE: NodeDesk()})
+    yield AgentSocket(hub)
+    await hub.stop()
+    await sync_to_async(connections.close_all)()
+
+
+@sync_to_async
+def credential(node: str) -> str:
+    rows.node(node, connected=False)
+    token = join_token_issue(
+        kind=AgentKind.NODE, subject=node, region="us-east-1", expires_at=clock.now() + timedelta(minutes=1)
+    )
+    return agent_enrol(token=token, kind="node", subject=node, now=clock.now())
+
+
+def hello(node: str = "n-a", protocol: int = 1) -> Hello:
+    return Hello(
+        protocol=protocol,
+        kind=AgentKind.NODE,
+        id=node,
+        boot_id="b",
+        agent_version="1",
+        topology=("x", "y"),
+        fingerprint={"kernel": "6"},
+    )
+
+
+class Line(ApplicationCommunicator):
+    """An agent's end of a WebSocket to the application under test."""
+
+    def __init__(self, app: AgentSocket, authorization: str) -> None:
+        headers = [(b"authorization", authorization.encode())]
+        super().__init__(app, {"type": "websocket", "path": "/agents/ws", "headers": headers})
+
+    async def connect(self) -> Any:
+        await self.send_input({"type": "websocket.connect"})
+        return await self.receive_output(timeout=DEADLINE_S)
+
+    async def say(self, frame: bytes) -> None:
+        await self.send_input({"type": "websocket.receive", "text": frame.decode()})
+
+    async def told(self) -> Any:
+        event = await self.receive_output(timeout=DEADLINE_S)
+        assert event["type"] == "websocket.send", event
+        return decode_down(event["text"])
+
+    async def disconnect(self) -> None:
+        await self.send_input({"type": "websocket.disconnect", "code": 1000})
+        await self.wait(timeout=DEADLINE_S)
+
+
+def communicator(app: AgentSocket, secret: str) -> Line:
+    return Line(app, f"Bearer {secret}")
+
+
+@asynccontextmanager
+async def connected(app: AgentSocket, node: str = "n-a") -> AsyncIterator[Line]:
+    line = communicator(app, await credential(node))
+    assert await line.connect() == {"type": "websocket.accept"}
+    await line.say(encode(hello(node)))
+    yield line
+    await line.disconnect()
+
+
+async def eventually(condition: Callable[[], Any]) -> Any:
+    """Poll the database until the condition holds."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            if found := await sync_to_async(condition)():
+                return found
+            await asyncio.sleep(0.02)
+
+
+def report_of(node: str, **columns: Any) -> Callable[[], Any]:
+    return lambda: NodeReport.objects.filter(node_id=node, **columns).first()
+
+
+@pytest.mark.parametrize("header", ["Bearer nonsense", "Bearer sw_00000000_11", "Basic abc", ""])
+async def test_without_a_credential_nobody_gets_in(socket: AgentSocket, header: str) -> None:
+    assert await Line(socket, header).connect() == {"type": "websocket.close", "code": 4403}
+
+
+async def test_a_node_is_told_its_whole_desired_state_on_connecting(socket: AgentSocket) -> None:
+    async with connected(socket) as line:
+        assert await line.told() == Desired(node="n-a", version=1, assignment=None)
+        assert await eventually(lambda: Node.objects.get(id="n-a").fingerprint) == {"kernel": "6"}
+
+
+async def test_a_change_is_pushed_to_the_node_it_concerns(socket: AgentSocket) -> None:
+    async with connected(socket) as line:
+        await line.told()
+        await sync_to_async(rows.cell)("c1", state=CellState.PENDING, generation=0)
+        decision = StartCell("c1", CellState.PENDING, 0, ("n-a",), "placed")
+        await sync_to_async(cell_start)(decision, now=clock.now())
+        desired = await line.told()
+        assert (desired.version, desired.assignment.cell, desired.assignment.generation) == (2, "c1", 1)
+
+
+async def test_a_report_is_kept_and_its_connection_too(socket: AgentSocket) -> None:
+    async with connected(socket) as line:
+        await line.say(encode(READY))
+        stored = await eventually(report_of("n-a", connected=True))
+        assert (stored.state, stored.cell, stored.engine_pid, stored.load["in_flight"]) == ("ready", "c1", 4711, 3)
+    kept = await eventually(report_of("n-a", connected=False))
+    assert kept.state == "ready"
+
+
+async def test_of_many_reports_the_latest_is_kept(socket: AgentSocket) -> None:
+    async with connected(socket) as line:
+        for number in range(30):
+            report = Report(seq=number, observed=READY.observed, load=Load(in_flight=number))
+            await line.say(encode(report))
+        assert await eventually(report_of("n-a", load__in_flight=29))
+
+
+async def test_a_fault_is_written_into_the_timeline_with_its_evidence(socket: AgentSocket) -> None:
+    from controlplane.kernel.models import Event
+
+    async with connected(socket) as line:
+        fault = Fault(signature="xid-79", summary="GPU fell off the bus", evidence={"gpu": 3})
+        await line.say(encode(fault))
+        event = await eventually(lambda: Event.objects.filter(kind="fault.xid-79").first())
+        assert (event.node, event.detail, event.tone) == ("n-a", {"gpu": 3}, "bad")
+
+
+@pytest.mark.parametrize(
+    ("frame", "said"),
+    [
+        (encode(READY), "first message must be a hello"),
+        (encode(hello(protocol=9)), "protocol 9 is not spoken here; 1 is"),
+        (encode(hello("n-b")), "the credential is for node n-a, not node n-b"),
+        (b"{", "truncated"),
+    ],
+)
+async def test_a_wrong_beginning_is_refused_with_the_reason(socket: AgentSocket, frame: bytes, said: str) -> None:
+    line = communicator(socket, await credential("n-a"))
+    await line.connect()
+    await line.say(frame)
+    refusal = await line.told()
+    assert isinstance(refusal, Refused)
+    assert said in refusal.reason
+
+
+async def test_a_flood_is_cut(socket: AgentSocket) -> None:
+    async with connected(socket) as line:
+        await line.told()
+        for _ in range(150):
+            await line.say(encode(READY))
+        refusal = await line.told()
+        assert isinstance(refusal, Refused)
+        assert "more than 20 messages a second" in refusal.reason
+
+
+async def test_a_newer_connection_takes_the_place_of_an_older_one(socket: AgentSocket) -> None:
+    secret = await credential("n-a")
+    older, newer = communicator(socket, secret), communicator(socket, secret)
+    for line in (older, newer):
+        await line.connect()
+        await line.say(encode(hello()))
+        await line.told()
+    assert (await older.receive_output(timeout=DEADLINE_S))["type"] == "websocket.close"
+    await newer.say(encode(READY))
+    assert await eventually(report_of("n-a", connected=True))
+    await newer.disconnect()
+
+
+async def test_a_revoked_credential_cuts_the_open_socket(socket: AgentSocket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.consumers.hub.REVOKED_EVERY_S", 0.1)
+    async with connected(socket) as line:
+        await line.told()
+        await sync_to_async(AgentCredential.objects.update)(revoked_at=clock.now())
+        closing = await line.receive_output(timeout=DEADLINE_S)
+        assert (closing["type"], closing["reason"]) == ("websocket.close", "its credential was revoked")
+
+
+async def test_while_somebody_listens_the_fleet_knows_it(socket: AgentSocket) -> None:
+    async with connected(socket):
+        assert await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now()))
