@@ -19,7 +19,8 @@ from controlplane.embedded.home import Home
 from controlplane.embedded.launcher import Launcher
 from controlplane.embedded.rotating_log import RotatingLog
 from controlplane.embedded.servers_only import run_servers
-from controlplane.embedded.status import show_status
+from controlplane.embedded.status import show_status, wait_for_cells
+from controlplane.embedded.summary import print_final_block
 from controlplane.embedded.taking_down import take_down
 
 
@@ -42,7 +43,7 @@ def _run(configuration: Configuration, home: Home, options: argparse.Namespace) 
         case "down":
             return take_down(home, Console())
         case "status":
-            return show_status(configuration, home, Console(), dict(os.environ))
+            return show_status(configuration, home, Console())
         case "servers":
             home.prepare()
             return asyncio.run(run_servers(configuration, home, durable=not options.not_durable))
@@ -69,16 +70,21 @@ def _launch(configuration: Configuration, home: Home, *, foreground: bool) -> in
     with home.locked() as ours:
         if not ours:
             return _follow_the_other(configuration, home)
-        own_log = RotatingLog(home.logs / OWN_LOG) if foreground else None
-        console = Console(own_log=own_log, own_lines_only=not foreground)
+        # In the background the standard output is that log.
+        progress_log = RotatingLog(home.logs / OWN_LOG) if foreground else None
+        console = Console(progress_log=progress_log, progress_only=not foreground)
         return asyncio.run(Launcher(configuration, home, console, foreground=foreground).run())
 
 
 def _detach(configuration: Configuration, home: Home) -> int:
     if home.is_locked():
         return _follow_the_other(configuration, home)
-    follower = Follower(configuration, home, Console())
-    return follower.wait_until_ready(start_in_background(home))
+    console = Console()
+    follower = Follower(configuration, home, console)
+    status = follower.wait_until_ready(start_in_background(home))
+    if status == 0:
+        print_final_block(configuration, home, console, took_s=console.elapsed_s, foreground=False)
+    return status
 
 
 def _follow_the_other(configuration: Configuration, home: Home) -> int:
@@ -86,7 +92,12 @@ def _follow_the_other(configuration: Configuration, home: Home) -> int:
     if state := home.read_state():
         require_same_place(configuration, state)
     console.own(f"Switchyard already runs in {home.path}; waiting until every cell is ready")
-    return Follower(configuration, home, console).wait_until_ready(lambda: None if home.is_locked() else 0)
+    status = Follower(configuration, home, console).wait_until_ready(lambda: None if home.is_locked() else 0)
+    # That the launcher once saw every cell ready does not say that all are now.
+    status = status or wait_for_cells(configuration, home, configuration.wait_s - console.elapsed_s)
+    if status == 0:
+        print_final_block(configuration, home, console, took_s=None, foreground=False)
+    return status
 
 
 if __name__ == "__main__":

@@ -17,7 +17,6 @@ from controlplane.embedded.console import Console
 from controlplane.embedded.errors import CannotStart
 from controlplane.embedded.home import Home, LauncherPhase, LauncherState
 from controlplane.embedded.process_environment import HOME_MARK
-from controlplane.embedded.summary import print_final_block
 
 OWN_LOG = "up.log"
 BACKGROUND_OPTION = "--background"
@@ -60,13 +59,12 @@ class Follower:
         self._seen_bytes = _size(self._log)
 
     def wait_until_ready(self, ended: Callable[[], int | None]) -> int:
-        """Show its log until every cell is ready; 0 then, else 1 with the reason printed."""
+        """Show its log until it has seen every cell ready; 0 then, else 1 with the reason printed."""
         reason = self._wait(ended)
         self._show_log()
         if reason:
             self._console.plain(reason)
             return 1
-        print_final_block(self._configuration, self._home, self._console, foreground=False)
         return 0
 
     def _wait(self, ended: Callable[[], int | None]) -> str:

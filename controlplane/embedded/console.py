@@ -15,18 +15,18 @@ NAME_WIDTH = 8
 
 
 class Console:
-    """Prints to one stream. The launcher's own lines also go to `own_log`, if there is one.
+    """Prints to one stream. What says how far the launcher is also goes to `progress_log`, if there is one.
 
-    With `own_lines_only` the processes' lines are not shown: each has its own log.
+    With `progress_only` the lines of services are not shown: each has its own log.
     """
 
     def __init__(
-        self, stream: TextIO | None = None, *, own_log: RotatingLog | None = None, own_lines_only: bool = False
+        self, stream: TextIO | None = None, *, progress_log: RotatingLog | None = None, progress_only: bool = False
     ) -> None:
         self._stream: TextIO | None = stream or sys.stdout
         self._colour = bool(self._stream and self._stream.isatty())
-        self._own_log = own_log
-        self._own_lines_only = own_lines_only
+        self._progress_log = progress_log
+        self._progress_only = progress_only
         self._began = time.monotonic()
 
     @property
@@ -34,18 +34,24 @@ class Console:
         """Seconds since this console was made, which is since the command began."""
         return time.monotonic() - self._began
 
-    def process_lines(self, name: str, lines: list[str]) -> None:
-        """Show what a process wrote."""
-        if self._own_lines_only and name != OWN_NAME:
-            return
-        for line in lines:
-            self.plain(prefixed(name, line, width=NAME_WIDTH, colour=self._colour))
+    def service_lines(self, name: str, lines: list[str]) -> None:
+        """Show what a service wrote."""
+        if not self._progress_only:
+            self._show(name, lines)
+
+    def progress_lines(self, name: str, lines: list[str]) -> None:
+        """Show what a command on the way wrote."""
+        if self._progress_log:
+            self._progress_log.write([prefixed(name, line, width=NAME_WIDTH, colour=False) for line in lines])
+        self._show(name, lines)
 
     def own(self, text: str) -> None:
         """Show a line of the launcher's own."""
-        if self._own_log:
-            self._own_log.write([text])
-        self.process_lines(OWN_NAME, [text])
+        self.progress_lines(OWN_NAME, [text])
+
+    def _show(self, name: str, lines: list[str]) -> None:
+        for line in lines:
+            self.plain(prefixed(name, line, width=NAME_WIDTH, colour=self._colour))
 
     def plain(self, text: str) -> None:
         """Show `text` as it is. A terminal that went away is no reason to stop."""

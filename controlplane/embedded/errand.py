@@ -95,7 +95,7 @@ class _Listening:
     def _show(self, lines: list[str]) -> None:
         self._log.write(lines)
         if self._console:
-            self._console.process_lines(self._name, lines)
+            self._console.progress_lines(self._name, lines)
         self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)
 
 

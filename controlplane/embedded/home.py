@@ -35,6 +35,8 @@ class LauncherState:
     port: int
     ingress_port: int
     engine: str
+    database_url: str = ""
+    redis_url: str = ""
     phase: LauncherPhase = LauncherPhase.STARTING
     reason: str = ""
     sessions: dict[str, int] = field(default_factory=dict)

@@ -115,6 +115,7 @@ class Launcher:
         room_gib = require_room(self._configuration)
         secrets = self._home.secrets()
         servers = choose_servers(self._configuration, self._home)
+        self._publish(database_url=servers.database_url, redis_url=servers.redis_url)
         self._environment = control_plane_environment(
             self._inherited,
             self._configuration,
@@ -164,7 +165,14 @@ class Launcher:
         self._console.own(f"every cell is ready after {self._console.elapsed_s:.1f} s")
         self._publish(phase=LauncherPhase.READY, reason="")
         if self._foreground:
-            await asyncio.to_thread(print_final_block, self._configuration, self._home, self._console, foreground=True)
+            await asyncio.to_thread(
+                print_final_block,
+                self._configuration,
+                self._home,
+                self._console,
+                took_s=self._console.elapsed_s,
+                foreground=True,
+            )
 
     async def _or_hopeless(self, waiting: Coroutine[Any, Any, None]) -> None:
         """Wait, but give up at once when a process that we need keeps dying."""

@@ -1,5 +1,6 @@
 """`make status`: what runs of a home, read from outside; changes nothing."""
 
+import os
 import subprocess
 import sys
 
@@ -11,13 +12,14 @@ from controlplane.embedded.configuration import CHECKOUT, Configuration
 from controlplane.embedded.console import Console
 from controlplane.embedded.home import Home, LauncherPhase
 from controlplane.embedded.process_environment import control_plane_environment
-from controlplane.embedded.servers import choose_servers
 
-_FLEET_WITHIN_S = 30.0
+_LOOK_ONCE_S = 0.1
+"""Above 0, because only a command that waits also judges."""
+_COMMAND_MARGIN_S = 30.0
 _MIB = 1024 * 1024
 
 
-def show_status(configuration: Configuration, home: Home, console: Console, inherited: dict[str, str]) -> int:
+def show_status(configuration: Configuration, home: Home, console: Console) -> int:
     """Print it; 0 when every cell is ready, 1 when not, 3 when nothing runs (as init scripts do)."""
     state = home.read_state()
     running = processes_of(home.path)
@@ -35,21 +37,21 @@ def show_status(configuration: Configuration, home: Home, console: Console, inhe
         console.plain(f"  {name:<9} {_process_line(pid)}")
     resident = sum(_resident_bytes(process) for process in running) // _MIB
     console.plain(f"  {len(running)} processes in all, {resident} MiB resident")
-    return 1 if state.phase is LauncherPhase.STOPPING else _show_fleet(configuration, home, inherited)
+    return 1 if state.phase is LauncherPhase.STOPPING else wait_for_cells(configuration, home, _LOOK_ONCE_S)
 
 
-def _show_fleet(configuration: Configuration, home: Home, inherited: dict[str, str]) -> int:
-    servers = choose_servers(configuration, home)
+def wait_for_cells(configuration: Configuration, home: Home, wait_s: float) -> int:
+    """Print how far the cells are, for up to `wait_s`; 0 when every one is ready, else 1."""
+    state = home.read_state()
+    if state is None:
+        return 1
     environment = control_plane_environment(
-        inherited,
-        configuration,
-        home.secrets(),
-        database_url=servers.database_url,
-        redis_url=servers.redis_url,
+        os.environ, configuration, home.secrets(), database_url=state.database_url, redis_url=state.redis_url
     )
-    command = [sys.executable, "manage.py", "fleet_status", "--wait-s", "0"]
+    command = [sys.executable, "manage.py", "fleet_status", "--wait-s", f"{max(wait_s, _LOOK_ONCE_S):.1f}"]
+    deadline_s = wait_s + _COMMAND_MARGIN_S
     try:
-        return subprocess.run(command, cwd=CHECKOUT, env=environment, timeout=_FLEET_WITHIN_S, check=False).returncode
+        return subprocess.run(command, cwd=CHECKOUT, env=environment, timeout=deadline_s, check=False).returncode
     except subprocess.TimeoutExpired:
         return 1
 

@@ -71,7 +71,9 @@ def final_block(
     return "\n".join(lines)
 
 
-def print_final_block(configuration: Configuration, home: Home, console: Console, *, foreground: bool) -> None:
+def print_final_block(
+    configuration: Configuration, home: Home, console: Console, *, took_s: float | None, foreground: bool
+) -> None:
     """Print it for this home. Asks the API for the ingresses, so it may block for a few seconds."""
     console.plain(
         final_block(
@@ -79,7 +81,7 @@ def print_final_block(configuration: Configuration, home: Home, console: Console
             token=home.token,
             password=home.secrets().operator_password,
             ingresses=read_ingresses(configuration, home),
-            took_s=console.elapsed_s,
+            took_s=took_s,
             foreground=foreground,
         )
     )

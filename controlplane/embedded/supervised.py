@@ -121,7 +121,7 @@ class Supervised:
 
     def _show(self, lines: list[str]) -> None:
         self._log.write(lines)
-        self._console.process_lines(self.service.name, lines)
+        self._console.service_lines(self.service.name, lines)
         self.last_line = next((line for line in reversed(lines) if line.strip()), self.last_line)
 
 
