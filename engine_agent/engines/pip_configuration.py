@@ -19,7 +19,6 @@ _UV_VARIABLES = {
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
     "find-links": "UV_FIND_LINKS",
-    "no-index": "UV_NO_INDEX",
     "cert": "SSL_CERT_FILE",
     "client-cert": "SSL_CLIENT_CERT",
     "default-timeout": "UV_HTTP_TIMEOUT",
@@ -65,6 +64,9 @@ def uv_environment(settings: Mapping[str, str], exists: Callable[[Path], bool]) 
             values = [value for value in values if value not in missing]
         if values:
             variables[variable] = _SEPARATORS.get(variable, "").join(values)
+    if settings.get("no-index", "").lower() in ("1", "true", "yes", "on"):
+        # uv has no variable for it. Without the network it asks no index either, and still reads local find-links.
+        variables["UV_OFFLINE"] = "1"
     if "UV_INDEX" in variables:
         # pip takes the best version from all indexes together; uv would stop at the first index that has the package.
         variables["UV_INDEX_STRATEGY"] = "unsafe-best-match"

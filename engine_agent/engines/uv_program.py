@@ -3,10 +3,13 @@
 It decides nothing about what is installed or where.
 """
 
+import os
+import signal
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from threading import Timer
 
 from engine_agent.engines.pip_configuration import uv_environment_here
@@ -51,14 +54,18 @@ class UvProgram:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
+            start_new_session=True,
         ) as process:
-            limit = Timer(limit_s, process.kill)
+            limit = Timer(limit_s, _end, [process])
             limit.start()
             try:
                 for line in process.stderr or ():
                     kept.append(line.strip())
                     if line.startswith("Downloading "):
                         self._say(f"  {line.strip()}")
+            except BaseException:
+                _end(process)
+                raise
             finally:
                 limit.cancel()
         if process.returncode < 0:
@@ -72,7 +79,13 @@ def failure_reason(lines: Sequence[str]) -> str:
     starts = [i for i, line in enumerate(lines) if line.startswith(("error", _DRAWING[0]))]
     told = (line.strip(_DRAWING) for line in list(lines)[starts[0] if starts else 0 :])
     reason = " ".join(line for line in told if line)
-    return reason.partition(" hint:")[0] or "uv gave no reason"
+    return reason.partition(" hint:")[0].removeprefix("error: ") or "uv gave no reason"
+
+
+def _end(process: "subprocess.Popen[str]") -> None:
+    """End uv and what it started: a child that went on would hold the pipe that we read."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _find_uv() -> str:

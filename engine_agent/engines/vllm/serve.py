@@ -147,7 +147,7 @@ def fresh_runtime_folder(node_id: str) -> Path:
 
     It lies in the system's temporary folder because a socket's path may have no more than 107 bytes.
     """
-    folder = Path(tempfile.gettempdir()) / f"switchyard-{os.getuid()}-{node_id}"
+    folder = Path(tempfile.gettempdir()) / f"switchyard-engine-{os.getuid()}-{node_id}"
     if folder.is_symlink() or (folder.exists() and folder.stat().st_uid != os.getuid()):
         raise CannotServe(1, f"{folder} is in the way: it is not a folder of this user")
     if folder.exists():

@@ -45,7 +45,7 @@ def build(cache: Path, gguf_path: Path, convert: Convert, say: Say) -> tuple[Pat
     artifacts = cache / "artifacts"
     artifacts.mkdir(parents=True, exist_ok=True)
     source = {"file": gguf_path.name, "sha256": file_sha256(gguf_path), "converter": CONVERTER_REVISION}
-    with exclusively(artifacts / f"{NAME}.lock", lambda: say(f"waiting for another process that converts {NAME} …")):
+    with exclusively(artifacts / f".{NAME}.lock", lambda: say(f"waiting for another process that converts {NAME} …")):
         for folder in sorted(artifacts.glob(f"{NAME}-*")):
             manifest = _whole(folder, source, say)
             if manifest is not None:

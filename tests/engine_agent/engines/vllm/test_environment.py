@@ -1,0 +1,77 @@
+"""An environment is installed whole, once, or not at all with one sentence about why."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from engine_agent.engines.vllm.environment import (
+    CUDA_LIBRARIES,
+    REQUIREMENTS,
+    CannotInstall,
+    environment_folder,
+    install,
+    installed_python,
+    main,
+    unsuitable,
+)
+
+
+def test_a_suitable_machine_has_no_reason_against_it() -> None:
+    assert unsuitable("Linux", "x86_64", frozenset({"avx2"})) is None
+
+
+def test_other_machines_are_told_what_vllm_needs() -> None:
+    assert unsuitable("Darwin", "arm64", frozenset()) == (
+        "vLLM 0.32 for CPU is built for Linux on x86-64, and this is Darwin on arm64"
+    )
+    assert unsuitable("Linux", "x86_64", frozenset({"avx"})) == (
+        "vLLM 0.32 for CPU needs a processor with AVX2, and this one has none"
+    )
+
+
+@pytest.mark.parametrize("path", [REQUIREMENTS, CUDA_LIBRARIES], ids=lambda path: path.name)
+def test_every_requirement_is_pinned(path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if line and not line.startswith("#")]
+    assert lines
+    assert [line for line in lines if line.count("==") != 1] == []
+
+
+def test_an_unfinished_environment_is_not_an_installed_one(tmp_path: Path) -> None:
+    python = environment_folder(tmp_path) / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    assert installed_python(tmp_path) is None
+
+
+def test_an_environment_of_another_list_is_not_an_installed_one(tmp_path: Path) -> None:
+    python = environment_folder(tmp_path) / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(sys.executable)
+    (environment_folder(tmp_path) / "installed").write_text("digest of an older list")
+    assert installed_python(tmp_path) is None
+
+
+@pytest.fixture
+def no_packages_to_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv"))
+
+
+@pytest.mark.usefixtures("no_packages_to_be_had")
+def test_a_failed_installation_leaves_nothing_and_names_what_is_missing(tmp_path: Path) -> None:
+    half_made = environment_folder(tmp_path) / "lib"
+    half_made.mkdir(parents=True)
+    said: list[str] = []
+    with pytest.raises(CannotInstall, match="unsatisfiable"):
+        install(tmp_path, said.append)
+    assert not environment_folder(tmp_path).exists()
+    assert said[0] == f"removing an older or unfinished {environment_folder(tmp_path)}"
+
+
+@pytest.mark.usefixtures("no_packages_to_be_had")
+def test_the_command_ends_with_one_sentence_and_a_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["install", "--cache", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("cannot install vLLM 0.32 for CPU: ")
+    assert error.count("\n") == 1

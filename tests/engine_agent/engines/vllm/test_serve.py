@@ -1,0 +1,192 @@
+"""The launcher refuses clearly, prepares what a node must, and lets no child outlive it."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine_agent.engines.artifact import describe_folder, write_manifest
+from engine_agent.engines.vllm.serve import (
+    CannotServe,
+    ServeOptions,
+    check_address,
+    fresh_runtime_folder,
+    node_environment,
+    parse,
+    vllm_argv,
+)
+
+ROOT = Path(__file__).resolve().parents[4]
+NODE_ID = "n-000test1"
+LIMIT_S = 30.0
+
+
+def command_line(port: int, model_dir: Path, digest: str, *more: str) -> list[str]:
+    return [
+        *("--node-id", NODE_ID, "--cell", "c-1", "--generation", "1", "--rank", "0", "--role", "leader"),
+        *("--host", "127.0.0.1", "--port", str(port), "--served-model", "smollm2"),
+        *("--model-dir", str(model_dir), "--digest", digest),
+        *more,
+    ]
+
+
+def launched(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
+    """The launcher's end in a Python without vLLM, which is the one that runs the tests."""
+    return subprocess.run(
+        [sys.executable, "-m", "engine_agent.engines.vllm.serve", *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+
+
+@pytest.fixture
+def artifact(tmp_path: Path) -> tuple[Path, str]:
+    (tmp_path / "weights").write_bytes(b"1")
+    manifest = describe_folder(tmp_path, {})
+    write_manifest(tmp_path, manifest)
+    return tmp_path, manifest.digest
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    folder = fresh_runtime_folder(NODE_ID)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def options(*vllm_args: str, host: str = "127.0.0.1") -> ServeOptions:
+    return ServeOptions(NODE_ID, host, 34003, "smollm2", Path("/model"), "sha256:00", vllm_args)
+
+
+def test_what_follows_the_dashes_is_vllms() -> None:
+    parsed = parse(command_line(34003, Path("/model"), "sha256:00", "--", "--port", "1", "--", "x"))
+    assert parsed == options("--port", "1", "--", "x")
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--rank", "1"), ("--role", "follower"), ("--generation", "x"), ("--max-model", "1")]
+)
+def test_what_it_cannot_do_is_a_bad_command_line(wrong: tuple[str, str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse([*command_line(34003, Path("/model"), "sha256:00"), *wrong])
+    assert ended.value.code == 2
+
+
+def test_the_plans_options_come_last() -> None:
+    argv = vllm_argv(options("--max-model-len", "2048"))
+    assert argv[:4] == ["--model", "/model", "--served-model-name", "smollm2"]
+    assert argv[-2:] == ["--max-model-len", "2048"]
+
+
+def test_a_core_is_left_free_and_the_plan_wins() -> None:
+    wanted = node_environment(options(), Path("/run"), 8, {"VLLM_CPU_OMP_THREADS_BIND": "0-3", "TMPDIR": "/tmp"})
+    assert wanted["OMP_NUM_THREADS"] == "7"
+    assert wanted["TMPDIR"] == "/run"
+    assert "VLLM_CPU_OMP_THREADS_BIND" not in wanted
+    assert node_environment(options(), Path("/run"), 1, {})["OMP_NUM_THREADS"] == "1"
+
+
+def test_gloo_is_tied_to_loopback_only_where_the_node_is() -> None:
+    assert node_environment(options(), Path("/run"), 2, {})["GLOO_SOCKET_IFNAME"] == "lo"
+    assert "GLOO_SOCKET_IFNAME" not in node_environment(options(host="10.0.0.1"), Path("/run"), 2, {})
+
+
+def test_processes_carry_the_nodes_id_in_their_titles() -> None:
+    assert NODE_ID in node_environment(options(), Path("/run"), 2, {})["VLLM_PROCESS_NAME_PREFIX"]
+
+
+def test_what_a_killed_engine_left_is_removed(runtime: Path) -> None:
+    (runtime / "socket").touch()
+    assert fresh_runtime_folder(NODE_ID) == runtime
+    assert list(runtime.iterdir()) == []
+    assert runtime.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_link_in_place_of_the_runtime_folder_is_refused(runtime: Path, tmp_path: Path) -> None:
+    runtime.rmdir()
+    runtime.symlink_to(tmp_path)
+    try:
+        with pytest.raises(CannotServe, match="is in the way"):
+            fresh_runtime_folder(NODE_ID)
+    finally:
+        runtime.unlink()
+
+
+def test_an_address_of_another_machine_is_refused() -> None:
+    with pytest.raises(CannotServe, match=r"cannot listen on 192\.0\.2\.1:34003"):
+        check_address("192.0.2.1", 34003)
+
+
+def test_a_taken_port_ends_it_with_status_5(taken_port: int, artifact: tuple[Path, str]) -> None:
+    ended = launched(command_line(taken_port, *artifact))
+    assert ended.returncode == 5
+    assert ended.stderr == f"node {NODE_ID}: cannot listen on 127.0.0.1:{taken_port}: Address already in use\n"
+
+
+def test_a_corrupt_artifact_ends_it_with_status_4(free_port: int, artifact: tuple[Path, str]) -> None:
+    (artifact[0] / "weights").write_bytes(b"2")
+    ended = launched(command_line(free_port, *artifact))
+    assert ended.returncode == 4
+    assert "weights is corrupt" in ended.stderr
+    assert ended.stderr.count("\n") == 1
+
+
+def test_a_python_without_vllm_ends_it_with_status_3(free_port: int, artifact: tuple[Path, str]) -> None:
+    ended = launched(command_line(free_port, *artifact))
+    assert ended.returncode == 3
+    assert "has no working vLLM" in ended.stderr
+
+
+def test_a_forked_child_dies_with_a_killed_parent() -> None:
+    program = textwrap.dedent("""
+        import os, time
+        from engine_agent.engines.vllm.serve import bind_children_to_this_process
+        bind_children_to_this_process()
+        child = os.fork()
+        if child:
+            print(child, flush=True)
+        time.sleep(600)
+    """)
+    with subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    assert is_gone_within(child, LIMIT_S)
+
+
+def is_gone_within(pid: int, limit_s: float) -> bool:
+    """Whether a process ends; one that nobody has waited for yet has ended too."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    os.kill(pid, signal.SIGKILL)
+    return False
