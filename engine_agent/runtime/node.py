@@ -170,8 +170,8 @@ class LocalNode:
 
     def bound_logs(self) -> None:
         """Keep the log files short."""
-        for kind in ProcessKind:
-            bound(self._processes.log_path(kind))
+        for name in ("agent", *ProcessKind):
+            bound(self.place.home / f"{name}.log")
 
     # --- what it does ------------------------------------------------------------------------------------------------
 

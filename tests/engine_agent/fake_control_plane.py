@@ -13,14 +13,25 @@ from typing import Any, TypeVar
 import uvicorn
 
 from engine_agent.protocol.codec import decode_up, encode
-from engine_agent.protocol.messages import DownMessage, Hello, IngressReport, Report, RoutingTable, UpMessage
+from engine_agent.protocol.messages import (
+    Desired,
+    DownMessage,
+    Hello,
+    IngressReport,
+    Report,
+    RoutingTable,
+    UpMessage,
+)
 
 M = TypeVar("M", bound=UpMessage)
 T = TypeVar("T")
 
 
 class FakeControlPlane:
-    """`join_tokens` may enrol; `credentials` may connect; `greeting` is pushed to every connection after its hello."""
+    """`join_tokens` may enrol; `credentials` may connect; `greeting` is pushed to every connection after its hello.
+
+    `orders` holds what each node was last told, and is told again on its every connection; `heard` is what each said.
+    """
 
     def __init__(self, port: int) -> None:
         self.port = port
@@ -28,10 +39,20 @@ class FakeControlPlane:
         self.join_tokens = {"join-1"}
         self.credentials: set[str] = set()
         self.greeting: list[DownMessage] = []
+        self.orders: dict[str, Desired] = {}
         self.received: list[UpMessage] = []
+        self.heard: dict[str, list[UpMessage]] = {}
         self.enrolled: list[dict[str, str]] = []
         self.connections = 0
         self._sends: list[Callable[[dict[str, Any]], Any]] = []
+        self._send_to: dict[str, Callable[[dict[str, Any]], Any]] = {}
+
+    async def order(self, desired: Desired) -> None:
+        """Tell one node, now if it is connected and on its every later connection."""
+        self.orders[desired.node] = desired
+        send = self._send_to.get(desired.node)
+        if send is not None:
+            await send({"type": "websocket.send", "text": encode(desired).decode()})
 
     async def push(self, message: DownMessage) -> None:
         """Send to every connected agent, and to those that connect later if it is a routing table."""
@@ -98,15 +119,22 @@ class FakeControlPlane:
         await send({"type": "websocket.accept"})
         self.connections += 1
         self._sends.append(send)
+        agent = ""
         try:
             while (event := await receive())["type"] == "websocket.receive":
                 message = decode_up(event.get("bytes") or event["text"])
                 self.received.append(message)
                 if isinstance(message, Hello):
-                    for down in self.greeting:
+                    agent = message.id
+                    self._send_to[agent] = send
+                    greeting = [*self.greeting, *(order for order in [self.orders.get(agent)] if order is not None)]
+                    for down in greeting:
                         await send({"type": "websocket.send", "text": encode(down).decode()})
+                self.heard.setdefault(agent, []).append(message)
         finally:
             self._sends.remove(send)
+            if self._send_to.get(agent) is send:
+                del self._send_to[agent]
 
 
 async def eventually(look: Callable[[], T], within_s: float = 10.0, what: str = "") -> T:

@@ -1,0 +1,158 @@
+"""A cell of two nodes, all of its processes real: it starts, outlives its agents, says what broke, drains and ends."""
+
+import asyncio
+import json
+import os
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+import pytest_asyncio
+
+from engine_agent.protocol.states import Phase
+from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
+from tests.engine_agent.runtime.agents import MODEL, Cell, running_cell
+
+
+@pytest.fixture
+def plane() -> FakeControlPlane:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return FakeControlPlane(probe.getsockname()[1])
+
+
+@pytest_asyncio.fixture
+async def cell(plane: FakeControlPlane, tmp_path: Path) -> AsyncIterator[Cell]:
+    """A cell that serves in generation 1."""
+    async with plane.running(), running_cell(plane, tmp_path) as cell:
+        await cell.order(1)
+        await cell.say("ready", 1)
+        yield cell
+
+
+async def complete(cell: Cell, client: httpx.AsyncClient) -> httpx.Response:
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4}
+    return await client.post(f"{cell.url}/v1/chat/completions", json=body)
+
+
+def engines(cell: Cell) -> list[int | None]:
+    return [node.observed.engine_pid for node in cell.nodes]
+
+
+@pytest.mark.asyncio
+async def test_it_serves_and_says_so_with_health_load_and_what_it_is(cell: Cell) -> None:
+    async with httpx.AsyncClient() as client:
+        assert (await complete(cell, client)).status_code == 200
+    report = await eventually(
+        lambda: next((it for it in cell.leader.reports if it.load and it.load.requests_total), None)
+    )
+    assert report is not None
+    assert report.health is not None
+    assert report.health.ok
+    assert report.telemetry["engine_rss_bytes"] > 0
+    hello = cell.plane.heard[cell.leader.id][0]
+    assert hello.topology == ("a", "b")  # type: ignore[union-attr]
+    assert hello.fingerprint.keys() >= {"python", "kernel", "agent", "engine_sim"}  # type: ignore[union-attr]
+
+
+@pytest.mark.asyncio
+async def test_agents_that_end_and_come_back_find_the_same_engines_and_no_request_fails(cell: Cell) -> None:
+    before = engines(cell)
+    proxies = [found.pid for found in cell.leader.left()]
+    statuses: list[int] = []
+
+    async def keep_asking(client: httpx.AsyncClient) -> None:
+        while True:
+            statuses.append((await complete(cell, client)).status_code)
+
+    async with httpx.AsyncClient() as client:
+        asking = asyncio.create_task(keep_asking(client))
+        cell.leader.kill_agent()
+        await asyncio.to_thread(cell.follower.terminate_agent)
+        heard = [len(node.reports) for node in cell.nodes]
+        await eventually(lambda: len(statuses) >= 5)
+        for node in cell.nodes:
+            node.start_agent()
+        for node, seen in zip(cell.nodes, heard, strict=True):
+            await eventually(lambda node=node, seen=seen: len(node.reports) > seen, 30.0)  # type: ignore[misc]
+            assert {report.observed.state.value for report in node.reports[seen:]} == {"ready"}, node.log()
+        asked = len(statuses)
+        await eventually(lambda: len(statuses) > asked)
+        asking.cancel()
+    assert engines(cell) == before
+    assert [found.pid for found in cell.leader.left()] == proxies
+    assert set(statuses) == {200}
+
+
+@pytest.mark.asyncio
+async def test_a_dead_follower_is_told_by_both_nodes_and_a_new_generation_heals_the_cell(cell: Cell) -> None:
+    old = engines(cell)
+    cell.follower.kill_engine()
+    follower = await cell.follower.says("failed", 1, within_s=5.0)
+    leader = await cell.leader.says("failed", 1, within_s=10.0)
+    assert follower.reason.startswith("the engine was killed by SIGKILL")
+    assert "follower" in leader.reason, leader.reason
+    (fault,) = cell.follower.faults
+    assert (fault.signature, fault.evidence["exit_code"], fault.evidence["rank"]) == ("engine_ended", -9, 1)
+    assert fault.evidence["last_log_lines"]
+    await cell.order(2)
+    await cell.say("ready", 2)
+    assert not set(old) & set(engines(cell))
+
+
+@pytest.mark.asyncio
+async def test_a_new_generation_replaces_a_healthy_one_whole_and_the_old_order_is_refused(cell: Cell) -> None:
+    old = {found.pid for node in cell.nodes for found in node.left()}
+    stale = cell.plane.orders[cell.leader.id]
+    await cell.order(2)
+    await cell.say("ready", 2)
+    new = {found.pid for node in cell.nodes for found in node.left()}
+    assert len(new) == 3
+    assert not new & old
+    await cell.plane.order(stale)
+    await eventually(lambda: "refused_order" in cell.leader.reports[-1].telemetry)
+    assert cell.leader.observed.generation == 2
+
+
+@pytest.mark.asyncio
+async def test_a_dead_proxy_is_back_at_once_beside_the_same_engine(cell: Cell) -> None:
+    before = engines(cell)
+    (proxy,) = (found.pid for found in cell.leader.left() if found.pid != before[0])
+    os.kill(proxy, 9)
+    await cell.leader.says("starting", 1)
+    await cell.leader.says("ready", 1)
+    assert engines(cell) == before
+    async with httpx.AsyncClient() as client:
+        assert (await complete(cell, client)).status_code == 200
+
+
+@pytest.mark.asyncio
+async def test_draining_finishes_what_runs_takes_nothing_new_and_keeps_the_engine_until_told_to_stop(
+    cell: Cell,
+) -> None:
+    before = engines(cell)
+    body = {"model": MODEL, "prompt": "long", "max_tokens": 100, "stream": True}
+    url = f"{cell.url}/v1/completions"
+    async with httpx.AsyncClient() as client, client.stream("POST", url, json=body) as stream:
+        lines = stream.aiter_lines()
+        await anext(lines)
+        await cell.order(1, Phase.DRAIN)
+        await cell.say("draining", 1)
+        await is_refused(cell, client)
+        rest = [line async for line in lines if line.startswith("data: ")]
+    assert rest[-1] == "data: [DONE]"
+    assert not any("error" in json.loads(line[6:]) for line in rest[:-1])
+    assert engines(cell) == before
+    await cell.order(1, Phase.STOP)
+    await cell.say("idle", 1)
+    assert [node.left() for node in cell.nodes] == [[], []]
+    await cell.release()
+    await cell.say("idle", 0)
+
+
+async def is_refused(cell: Cell, client: httpx.AsyncClient) -> None:
+    """Ask until the answer is no; the proxy hears of the drain a moment after the node says it."""
+    async with asyncio.timeout(10):
+        while (await complete(cell, client)).status_code != 503:
+            pass
