@@ -6,7 +6,7 @@ class Refusal(Exception):
 
 
 class InvalidInput(Refusal):
-    """What was asked for breaks a rule. `field` is the dotted path of the offending value, `rule` the rule's short name."""
+    """What was asked for breaks a rule. `field`: dotted path of the value; `rule`: the rule's short name."""
 
     def __init__(self, *, field: str, rule: str, message: str) -> None:
         super().__init__(message)
