@@ -1,0 +1,17 @@
+"""Names the OpenAPI document's enumerations (settings.SPECTACULAR_SETTINGS), so that generated clients keep theirs."""
+
+from controlplane.kernel.tones import Tone
+from engine_agent.protocol.states import EngineState, MemberRole
+from fleet.api.node import ROLES
+from fleet.planning.states import CellState, IncidentState, NodeState, ServingClass, choices
+from models_registry.models import VersionState
+
+CELL_STATES = choices(CellState)
+NODE_STATES = choices(NodeState)
+NODE_ROLES = ROLES
+INCIDENT_STATES = choices(IncidentState)
+SERVING_CLASSES = choices(ServingClass)
+ENGINE_STATES = choices(EngineState)
+MEMBER_ROLES = choices(MemberRole)
+VERSION_STATES = VersionState.choices
+TONES = choices(Tone)

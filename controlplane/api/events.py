@@ -1,0 +1,74 @@
+"""Events over HTTP: what happened, newest first. Read only: events are written beside the change that they speak of."""
+
+from typing import Any
+
+from django import forms
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.types import OpenApiTypes
+from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.viewsets import ReadOnlyModelViewSet
+
+from controlplane.kernel.models import Event
+from controlplane.kernel.tones import Tone
+from fleet.planning.states import choices
+
+EXAMPLE: dict[str, Any] = {
+    "id": 4711,
+    "at": "2026-11-21T12:00:00Z",
+    "kind": "cell.ready",
+    "tone": "ok",
+    "message": "sim-70b-us-east-1-1 is ready: all 2 ranks are ready",
+    "actor": "switchyard",
+    "region": "us-east-1",
+    "deployment": "sim-70b",
+    "cell": "sim-70b-us-east-1-1",
+    "node": "",
+    "detail": {"generation": 1},
+}
+
+
+@extend_schema_serializer(examples=[OpenApiExample("event", EXAMPLE, response_only=True)])
+class EventSerializer(serializers.ModelSerializer[Event]):
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    detail = serializers.DictField(help_text="More about it; its keys depend on the kind.")
+
+    class Meta:
+        model = Event
+        fields = ["id", "at", "kind", "tone", "message", "actor", "region", "deployment", "cell", "node", "detail"]
+
+
+@extend_schema_field(OpenApiTypes.INT64)
+class WholeNumberFilter(filters.Filter):
+    field_class = forms.IntegerField
+
+
+class EventFilter(filters.FilterSet):
+    kind = filters.CharFilter(help_text="For example `cell.ready`.")
+    tone = filters.MultipleChoiceFilter(choices=choices(Tone), distinct=False, help_text="May be repeated.")
+    actor = filters.CharFilter(help_text="Who did it; `switchyard` for the control plane itself.")
+    region = filters.CharFilter()
+    deployment = filters.CharFilter()
+    cell = filters.CharFilter()
+    node = filters.CharFilter()
+    since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
+    until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt", help_text="Before.")
+    since_id = WholeNumberFilter(field_name="id", lookup_expr="gt", help_text="Only events with a greater id.")
+
+    class Meta:
+        model = Event
+        fields: list[str] = []
+
+
+class EventViewSet(ReadOnlyModelViewSet[Event]):
+    """What happened in the fleet, newest first. Kept for 30 days."""
+
+    serializer_class = EventSerializer
+    filterset_class = EventFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]+"
+    page_order = "-id"
+
+    def get_queryset(self) -> QuerySet[Event]:
+        return Event.objects.all()

@@ -1,0 +1,105 @@
+"""Every error of the API as RFC 9457 problem+json: what was wrong, where, and which rule would be right."""
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+from django.core.exceptions import PermissionDenied
+from django.core.signals import got_request_exception
+from django.http import Http404
+from rest_framework import exceptions
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.kernel.refusals import Conflict, InvalidInput
+
+CONTENT_TYPE = "application/problem+json"
+
+log = logging.getLogger(__name__)
+
+
+class StateConflict(exceptions.APIException):
+    status_code = HTTPStatus.CONFLICT
+    default_code = "conflict"
+
+
+class ServerFault(exceptions.APIException):
+    status_code = HTTPStatus.INTERNAL_SERVER_ERROR
+    default_detail = "The server failed while it answered this; its log says why."
+    default_code = "fault"
+
+
+def answer_problem(error: Exception, context: dict[str, Any]) -> Response:
+    """DRF's `EXCEPTION_HANDLER`: turns whatever a view raised into a problem document."""
+    request: Request = context["request"]
+    failure = _as_api_exception(error, context)
+    if isinstance(failure, ServerFault):
+        log.error("%s %s failed", request.method, request.path, exc_info=error)
+        got_request_exception.send(sender=None, request=request._request)
+    headers = {}
+    if auth_header := getattr(failure, "auth_header", None):
+        headers["WWW-Authenticate"] = auth_header
+    if (wait_s := getattr(failure, "wait", None)) is not None:
+        headers["Retry-After"] = str(int(wait_s))
+    # Whatever was negotiated (HTML of the documentation page, YAML), a problem is JSON.
+    request.accepted_renderer, request.accepted_media_type = JSONRenderer(), JSONRenderer.media_type
+    return Response(
+        _document(failure, request.path), status=failure.status_code, headers=headers, content_type=CONTENT_TYPE
+    )
+
+
+def _as_api_exception(error: Exception, context: dict[str, Any]) -> exceptions.APIException:
+    match error:
+        case exceptions.APIException():
+            return error
+        case InvalidInput():
+            return exceptions.ValidationError({error.field: [exceptions.ErrorDetail(str(error), error.rule)]})
+        case Conflict():
+            return StateConflict(str(error))
+        case Http404():
+            return exceptions.NotFound(_what_is_missing(context))
+        case PermissionDenied():
+            return exceptions.PermissionDenied(str(error) or None)
+        case _:
+            return ServerFault()
+
+
+def _what_is_missing(context: dict[str, Any]) -> str:
+    noun = getattr(context["view"], "basename", None)
+    names = list(context["kwargs"].values())
+    return f"there is no {noun} {names[0]!r}" if noun and names else "there is nothing here"
+
+
+def _document(failure: exceptions.APIException, path: str) -> dict[str, Any]:
+    status = HTTPStatus(failure.status_code)
+    document: dict[str, Any] = {
+        "type": "about:blank",
+        "title": status.phrase,
+        "status": status.value,
+        "detail": "",
+        "instance": path,
+    }
+    if isinstance(failure, exceptions.ValidationError):
+        errors = _errors(failure.detail, "")
+        fields = ", ".join(dict.fromkeys(error["field"] or "the request" for error in errors))
+        return document | {"detail": f"Not accepted: {fields}.", "errors": errors}
+    return document | {"detail": str(failure.detail)}
+
+
+def _errors(detail: Any, field: str) -> list[dict[str, str]]:
+    """Nested details -> one entry each, with the dotted path of what they speak of ("" for the whole)."""
+    if isinstance(detail, dict):
+        below = [(_path(field, name), part) for name, part in detail.items()]
+        return [error for name, part in below for error in _errors(part, name)]
+    if isinstance(detail, list):
+        whole = all(isinstance(part, str) for part in detail)
+        below = [(field if whole else _path(field, index), part) for index, part in enumerate(detail)]
+        return [error for name, part in below for error in _errors(part, name)]
+    return [{"field": field, "rule": getattr(detail, "code", "invalid"), "message": str(detail)}]
+
+
+def _path(field: str, name: str | int) -> str:
+    if name == "non_field_errors":
+        return field
+    return f"{field}.{name}" if field else str(name)

@@ -1,0 +1,52 @@
+"""Assembles the REST API from what each app shows. Every path answers with and without a final slash."""
+
+from typing import Any
+
+from django.http import Http404
+from django.urls import include, path, re_path
+from django.views.decorators.cache import cache_page
+from rest_framework.permissions import AllowAny
+from rest_framework.request import Request
+from rest_framework.routers import DefaultRouter
+from rest_framework.views import APIView
+
+from controlplane.api.docs import Documentation
+from controlplane.api.events import EventViewSet
+from controlplane.api.schema import Schema
+from fleet.api.routes import ROUTES as FLEET
+from models_registry.api.routes import ROUTES as MODELS
+from traffic.api.routes import ROUTES as TRAFFIC
+
+SCHEMA_CACHED_S = 3600
+"""It costs a few tenths of a second, is open to everybody, and changes only with the code."""
+
+
+class ResourceRouter(DefaultRouter):
+    """`/cells` and `/cells/` are the same; the root lists what there is."""
+
+    include_format_suffixes = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trailing_slash = "/?"
+
+
+class NothingHere(APIView):
+    """Answers paths that the API does not have, to anybody: what there is can be read in the public schema."""
+
+    permission_classes = [AllowAny]
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        raise Http404
+
+
+router = ResourceRouter()
+for prefix, view_set, noun in (*FLEET, *MODELS, *TRAFFIC, ("events", EventViewSet, "event")):
+    router.register(prefix, view_set, basename=noun)
+
+urlpatterns = [
+    path("schema/", cache_page(SCHEMA_CACHED_S)(Schema.as_view()), name="schema"),
+    path("docs/", Documentation.as_view(), name="api-docs"),
+    path("v1/", include((router.urls, "api"))),
+    re_path(r"^", NothingHere.as_view()),
+]
