@@ -1,0 +1,135 @@
+"""Cells over HTTP: read them, drain one, start one again. Decides nothing; services do."""
+
+from typing import Any
+
+from django.core.validators import RegexValidator
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import ReadOnlyModelViewSet
+
+from controlplane.kernel import clock
+from controlplane.kernel.tones import Tone
+from engine_agent.protocol.states import MemberRole
+from fleet.api import examples
+from fleet.api.actor import actor_of
+from fleet.api.filters import EndedHidden
+from fleet.api.requests import WhySerializer
+from fleet.models import Cell, CellMember
+from fleet.planning.states import CellState, NodeState, ServingClass, choices
+from fleet.selectors.cell import cells_described
+from fleet.selectors.load import CellLoad, cell_load
+from fleet.services.cell_actions import cell_drain, cell_restart
+
+
+class MemberSerializer(serializers.ModelSerializer[CellMember]):
+    id = serializers.CharField(source="node_id", help_text="The node.")
+    rank = serializers.IntegerField(help_text="0 leads.")
+    role = serializers.ChoiceField(choices=choices(MemberRole))
+    state = serializers.ChoiceField(choices=choices(NodeState), source="node.state")
+
+    class Meta:
+        model = CellMember
+        fields = ["id", "rank", "role", "state"]
+
+
+class LoadSerializer(serializers.Serializer[CellLoad]):
+    """Rates and percentiles cover the last 30 s."""
+
+    in_flight = serializers.IntegerField(help_text="Requests that the engine works on.")
+    queued = serializers.IntegerField(help_text="Requests that wait in the engine.")
+    tokens_per_s = serializers.FloatField(help_text="Output tokens.")
+    ttft_p50_ms = serializers.FloatField(allow_null=True, help_text="Time to first token; null without samples.")
+    ttft_p99_ms = serializers.FloatField(allow_null=True)
+    itl_p50_ms = serializers.FloatField(allow_null=True, help_text="Between tokens; null without samples.")
+    itl_p99_ms = serializers.FloatField(allow_null=True)
+    reported_at = serializers.DateTimeField(
+        allow_null=True, help_text="When the leader's agent said so; null: nothing was reported for this generation."
+    )
+
+
+@extend_schema_serializer(examples=[OpenApiExample("cell", examples.CELL, response_only=True)])
+class CellSerializer(serializers.ModelSerializer[Cell]):
+    deployment = serializers.CharField(source="deployment_id")
+    region = serializers.CharField(source="region_id")
+    model_version = serializers.CharField(source="model_version.reference", help_text="`model@version`")
+    serving_class = serializers.ChoiceField(choices=choices(ServingClass), source="deployment.serving_class")
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    generation = serializers.IntegerField(help_text="Grows with every start of the engine.")
+    restarts = serializers.IntegerField(help_text="Starts since it was last ready.")
+    nodes = MemberSerializer(source="members", many=True, help_text="In the order of ranks.")
+    load = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Cell
+        fields = [
+            "id", "deployment", "region", "model_version", "serving_class", "state", "reason", "tone", "generation",
+            "restarts", "nodes", "load", "unrouted_at", "state_since", "created_at",
+        ]  # fmt: skip
+
+    @extend_schema_field(LoadSerializer)
+    def get_load(self, cell: Cell) -> dict[str, Any]:
+        return LoadSerializer(cell_load(cell)).data
+
+
+class CellFilter(EndedHidden):
+    ended = CellState.STOPPED.value
+
+    state = filters.MultipleChoiceFilter(
+        choices=choices(CellState), distinct=False, help_text="May be repeated. Stopped cells are left out else."
+    )
+    region = filters.CharFilter(field_name="region_id")
+    deployment = filters.CharFilter(field_name="deployment_id")
+    serving_class = filters.ChoiceFilter(field_name="deployment__serving_class", choices=choices(ServingClass))
+    model = filters.CharFilter(field_name="model_version__model_id")
+    model_version = filters.CharFilter(
+        method="of_version",
+        validators=[RegexValidator(r"^[^@]+@.+$", "must read model@version")],
+        help_text="`model@version`",
+    )
+    node = filters.CharFilter(field_name="members__node_id", help_text="The cell that this node is in.")
+
+    class Meta:
+        model = Cell
+        fields: list[str] = []
+
+    def of_version(self, queryset: QuerySet[Cell], name: str, value: str) -> QuerySet[Cell]:
+        model, _, version = value.partition("@")
+        return queryset.filter(model_version__model_id=model, model_version__version=version)
+
+
+class CellViewSet(ReadOnlyModelViewSet[Cell]):
+    """Model replicas, each one deployable over one or several nodes."""
+
+    serializer_class = CellSerializer
+    filterset_class = CellFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[-\w.:@+]+"
+
+    def get_queryset(self) -> QuerySet[Cell]:
+        return cells_described()
+
+    @extend_schema(operation_id="cells_drain", request=WhySerializer, responses={200: CellSerializer})
+    @action(detail=True, methods=["post"])
+    def drain(self, request: Request, id: str) -> Response:
+        """Take a ready cell out of service. It takes no new requests, finishes those in flight or meets the drain
+        deadline of its deployment, and stops; a new cell makes up for it. 409 if it is not ready."""
+        return self._act(cell_drain, request, id)
+
+    @extend_schema(operation_id="cells_restart", request=WhySerializer, responses={200: CellSerializer})
+    @action(detail=True, methods=["post"])
+    def restart(self, request: Request, id: str) -> Response:
+        """Start a ready or failed cell again, whole, with a new generation. Requests in flight are cut: drain it
+        instead if they matter. 409 in any other state."""
+        return self._act(cell_restart, request, id)
+
+    def _act(self, service: Any, request: Request, cell_id: str) -> Response:
+        cell = self.get_object()
+        asked = WhySerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        service(cell_id=cell.id, actor=actor_of(request), now=clock.now(), why=asked.validated_data["why"])
+        return Response(self.get_serializer(self.get_object()).data)

@@ -1,0 +1,111 @@
+"""Example bodies of the API's documentation: one small fleet, the same throughout."""
+
+from typing import Any
+
+LOAD: dict[str, Any] = {
+    "in_flight": 3,
+    "queued": 0,
+    "tokens_per_s": 412.5,
+    "ttft_p50_ms": 48.1,
+    "ttft_p99_ms": 131.0,
+    "itl_p50_ms": 6.2,
+    "itl_p99_ms": 9.8,
+    "reported_at": "2026-11-21T12:00:01Z",
+}
+
+CELL: dict[str, Any] = {
+    "id": "sim-70b-us-east-1-1",
+    "deployment": "sim-70b",
+    "region": "us-east-1",
+    "model_version": "sim-70b@1",
+    "serving_class": "realtime",
+    "state": "ready",
+    "reason": "all 2 ranks are ready",
+    "tone": "ok",
+    "generation": 1,
+    "restarts": 0,
+    "nodes": [
+        {"id": "n-0a1b2c3d", "rank": 0, "role": "leader", "state": "ready"},
+        {"id": "n-4e5f6a7b", "rank": 1, "role": "follower", "state": "ready"},
+    ],
+    "load": LOAD,
+    "unrouted_at": None,
+    "state_since": "2026-11-21T11:58:40Z",
+    "created_at": "2026-11-21T11:58:12Z",
+}
+
+NODE: dict[str, Any] = {
+    "id": "n-0a1b2c3d",
+    "region": "us-east-1",
+    "instance_type": "local.sim",
+    "state": "ready",
+    "reason": "its agent reports",
+    "tone": "ok",
+    "cordoned": False,
+    "cell": "sim-70b-us-east-1-1",
+    "deployment": "sim-70b",
+    "rank": 0,
+    "role": "leader",
+    "address": "127.0.0.1",
+    "port_base": 21000,
+    "topology": ["local", "us-east-1", "rack-1"],
+    "fingerprint": {"engine": "sim", "python": "3.11.7"},
+    "connected": True,
+    "last_seen_at": "2026-11-21T12:00:01Z",
+    "agent_version": "0.1.0",
+    "engine": {"state": "ready", "reason": "", "pid": 4242, "generation": 1},
+    "state_since": "2026-11-21T11:57:02Z",
+    "created_at": "2026-11-21T11:57:00Z",
+}
+
+DEPLOYMENT: dict[str, Any] = {
+    "name": "sim-70b",
+    "model_version": "sim-70b@1",
+    "serving_class": "realtime",
+    "instance_type": "local.sim",
+    "drain_deadline_s": 60.0,
+    "regions": [
+        {"region": "us-east-1", "cells": 2, "ready": 2},
+        {"region": "us-west-2", "cells": 2, "ready": 1},
+    ],
+    "created_at": "2026-11-21T11:57:00Z",
+}
+
+SCALE: dict[str, Any] = {"regions": [{"region": "us-west-2", "cells": 3}]}
+
+REGION: dict[str, Any] = {
+    "name": "us-east-1",
+    "provider": "local",
+    "ingress_url": "http://127.0.0.1:8080",
+    "spares": {"local.sim": 1},
+    "nodes": {"joining": 0, "ready": 6, "suspect": 0, "faulty": 0, "lost": 0},
+    "cells": {"pending": 0, "starting": 1, "ready": 2, "draining": 0, "failed": 0, "lost": 0},
+}
+
+INSTANCE_TYPE: dict[str, Any] = {
+    "name": "local.sim",
+    "accelerator": "simulated",
+    "chips": 0,
+    "cores": 1,
+    "memory_gib": 1.0,
+    "price_per_hour": 0.0,
+    "watts": 0.0,
+    "tensor_parallel_degree": 1,
+}
+
+INCIDENT: dict[str, Any] = {
+    "id": 7,
+    "kind": "node-lost",
+    "subject": "n-4e5f6a7b",
+    "state": "open",
+    "tone": "bad",
+    "summary": "Node n-4e5f6a7b lost: its machine is gone",
+    "resolution": "",
+    "region": "us-east-1",
+    "deployment": "sim-70b",
+    "cell": "sim-70b-us-east-1-1",
+    "node": "n-4e5f6a7b",
+    "evidence": {"reason": "its machine is gone"},
+    "opened_at": "2026-11-21T12:01:00Z",
+    "closed_at": None,
+}

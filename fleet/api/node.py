@@ -1,0 +1,135 @@
+"""Nodes over HTTP: read them, cordon one, let it in again. Decides nothing; services do."""
+
+from typing import Any
+
+from django.db.models import Q, QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import ReadOnlyModelViewSet
+
+from controlplane.kernel import clock
+from controlplane.kernel.tones import Tone
+from engine_agent.protocol.states import EngineState, MemberRole
+from fleet.api import examples
+from fleet.api.actor import actor_of
+from fleet.api.filters import EndedHidden
+from fleet.api.requests import WhySerializer
+from fleet.models import CellMember, Node, NodeReport
+from fleet.planning.states import NodeState, choices
+from fleet.selectors.node import nodes_described
+from fleet.services.cordon import node_cordon, node_uncordon
+
+SPARE = "spare"
+"""The role of a node that is in no cell."""
+ROLES = [*choices(MemberRole), (SPARE, "Spare")]
+IN_ROLE = {
+    MemberRole.LEADER.value: Q(member__rank=0),
+    MemberRole.FOLLOWER.value: Q(member__rank__gt=0),
+    SPARE: Q(member__isnull=True),
+}
+
+
+class EngineSerializer(serializers.ModelSerializer[NodeReport]):
+    state = serializers.ChoiceField(choices=choices(EngineState))
+    pid = serializers.IntegerField(source="engine_pid", allow_null=True)
+    generation = serializers.IntegerField(help_text="The generation of its cell that this speaks of.")
+
+    class Meta:
+        model = NodeReport
+        fields = ["state", "reason", "pid", "generation"]
+
+
+@extend_schema_serializer(examples=[OpenApiExample("node", examples.NODE, response_only=True)])
+class NodeSerializer(serializers.ModelSerializer[Node]):
+    region = serializers.CharField(source="region_id")
+    instance_type = serializers.CharField(source="instance_type_id")
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    cordoned = serializers.BooleanField(help_text="Kept out of new placements.")
+    cell = serializers.CharField(source="member.cell_id", default=None, allow_null=True, help_text="Null for a spare.")
+    deployment = serializers.CharField(source="member.cell.deployment_id", default=None, allow_null=True)
+    rank = serializers.IntegerField(source="member.rank", default=None, allow_null=True)
+    role = serializers.SerializerMethodField(help_text="`spare`: in no cell.")
+    topology = serializers.ListField(child=serializers.CharField(), help_text="Network nodes, widest first.")
+    fingerprint = serializers.DictField(child=serializers.CharField(), help_text="What the node's software stack is.")
+    connected = serializers.BooleanField()
+    last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
+    agent_version = serializers.CharField()
+    engine = serializers.SerializerMethodField(help_text="What its agent last said; null before it said anything.")
+
+    class Meta:
+        model = Node
+        fields = [
+            "id", "region", "instance_type", "state", "reason", "tone", "cordoned", "cell", "deployment", "rank",
+            "role", "address", "port_base", "topology", "fingerprint", "connected", "last_seen_at", "agent_version",
+            "engine", "state_since", "created_at",
+        ]  # fmt: skip
+
+    @extend_schema_field(serializers.ChoiceField(choices=ROLES))
+    def get_role(self, node: Node) -> str:
+        member: CellMember | None = getattr(node, "member", None)
+        return member.role.value if member else SPARE
+
+    @extend_schema_field(EngineSerializer(allow_null=True))
+    def get_engine(self, node: Node) -> dict[str, Any] | None:
+        report: NodeReport | None = getattr(node, "report", None)
+        return EngineSerializer(report).data if report else None
+
+
+class NodeFilter(EndedHidden):
+    ended = NodeState.RETIRED.value
+
+    state = filters.MultipleChoiceFilter(
+        choices=choices(NodeState), distinct=False, help_text="May be repeated. Retired nodes are left out else."
+    )
+    region = filters.CharFilter(field_name="region_id")
+    instance_type = filters.CharFilter(field_name="instance_type_id")
+    role = filters.MultipleChoiceFilter(choices=ROLES, method="in_role", help_text="May be repeated.")
+    cell = filters.CharFilter(field_name="member__cell_id")
+    deployment = filters.CharFilter(field_name="member__cell__deployment_id")
+    cordoned = filters.BooleanFilter()
+    connected = filters.BooleanFilter()
+
+    class Meta:
+        model = Node
+        fields: list[str] = []
+
+    def in_role(self, queryset: QuerySet[Node], name: str, value: list[str]) -> QuerySet[Node]:
+        wanted = Q()
+        for role in value:
+            wanted |= IN_ROLE[role]
+        return queryset.filter(wanted)
+
+
+class NodeViewSet(ReadOnlyModelViewSet[Node]):
+    """Machines that run an agent."""
+
+    serializer_class = NodeSerializer
+    filterset_class = NodeFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[-\w.:@+]+"
+
+    def get_queryset(self) -> QuerySet[Node]:
+        return nodes_described()
+
+    @extend_schema(operation_id="nodes_cordon", request=WhySerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def cordon(self, request: Request, id: str) -> Response:
+        """Keep a node out of new placements. What runs on it goes on. Repeating it changes nothing; 409 if retired."""
+        return self._act(node_cordon, request)
+
+    @extend_schema(operation_id="nodes_uncordon", request=WhySerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def uncordon(self, request: Request, id: str) -> Response:
+        """Let a node be chosen for cells again. Repeating it changes nothing; 409 if retired."""
+        return self._act(node_uncordon, request)
+
+    def _act(self, service: Any, request: Request) -> Response:
+        node = self.get_object()
+        asked = WhySerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        service(node_id=node.id, actor=actor_of(request), now=clock.now(), why=asked.validated_data["why"])
+        return Response(self.get_serializer(self.get_object()).data)

@@ -1,0 +1,16 @@
+"""What the fleet shows under /api/v1/: (path, view set, noun)."""
+
+from fleet.api.cell import CellViewSet
+from fleet.api.deployment import DeploymentViewSet
+from fleet.api.incident import IncidentViewSet
+from fleet.api.node import NodeViewSet
+from fleet.api.region import InstanceTypeViewSet, RegionViewSet
+
+ROUTES = (
+    ("regions", RegionViewSet, "region"),
+    ("instance-types", InstanceTypeViewSet, "instance-type"),
+    ("nodes", NodeViewSet, "node"),
+    ("cells", CellViewSet, "cell"),
+    ("deployments", DeploymentViewSet, "deployment"),
+    ("incidents", IncidentViewSet, "incident"),
+)

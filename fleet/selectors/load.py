@@ -1,0 +1,42 @@
+"""The load of a cell as its proxy last measured it, and nothing that was measured for another cell or generation."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+import msgspec
+
+from engine_agent.protocol.messages import Load
+from fleet.models import Cell, NodeReport
+
+
+@dataclass(frozen=True, slots=True)
+class CellLoad:
+    """Zeros and None while nothing was reported. `reported_at`: when the numbers came, so that one can doubt them."""
+
+    in_flight: int = 0
+    queued: int = 0
+    tokens_per_s: float = 0.0
+    ttft_p50_ms: float | None = None
+    ttft_p99_ms: float | None = None
+    itl_p50_ms: float | None = None
+    itl_p99_ms: float | None = None
+    reported_at: datetime | None = None
+
+
+def cell_load(cell: Cell) -> CellLoad:
+    """What the leader's report says of this generation. Asks the database nothing after `cells_described`."""
+    leader = next((member for member in cell.members.all() if member.rank == 0), None)
+    report: NodeReport | None = getattr(leader.node, "report", None) if leader else None
+    if report is None or report.load is None or (report.cell, report.generation) != (cell.id, cell.generation):
+        return CellLoad()
+    load = msgspec.convert(report.load, Load)
+    return CellLoad(
+        in_flight=load.in_flight,
+        queued=load.queued,
+        tokens_per_s=load.tokens_per_s,
+        ttft_p50_ms=load.ttft_p50_ms,
+        ttft_p99_ms=load.ttft_p99_ms,
+        itl_p50_ms=load.itl_p50_ms,
+        itl_p99_ms=load.itl_p99_ms,
+        reported_at=report.last_seen_at,
+    )

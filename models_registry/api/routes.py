@@ -1,0 +1,8 @@
+"""What the model registry shows under /api/v1/: (path, view set, noun)."""
+
+from models_registry.api.model import ModelVersionViewSet, ModelViewSet
+
+ROUTES = (
+    ("models", ModelViewSet, "model"),
+    ("model-versions", ModelVersionViewSet, "model-version"),
+)
