@@ -1,0 +1,102 @@
+"""A client of the REST API that fails the test if an answer is not what the OpenAPI document promises."""
+
+import functools
+import json
+import re
+from typing import Any
+
+import jsonschema
+from django.contrib.auth.models import User
+from drf_spectacular.generators import SchemaGenerator
+from rest_framework.test import APIClient
+
+from controlplane.accounts.models import ApiToken
+from controlplane.kernel.secrets import secret_issue
+from tests.fleet.rows import NOW
+
+V1 = "/api/v1"
+WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
+
+
+@functools.cache
+def document() -> dict[str, Any]:
+    """The OpenAPI document, as clients read it."""
+    generator = SchemaGenerator()  # type: ignore[no-untyped-call]
+    generated = generator.get_schema(request=None, public=True)  # type: ignore[no-untyped-call]
+    return dict(json.loads(json.dumps(generated)))
+
+
+def assert_valid(instance: Any, schema: dict[str, Any]) -> None:
+    """Check against a schema of the document, whose references it may use."""
+    whole = {**schema, "components": document()["components"]}
+    checker = jsonschema.Draft202012Validator.FORMAT_CHECKER
+    jsonschema.Draft202012Validator(whole, format_checker=checker).validate(instance)
+
+
+def resolved(part: dict[str, Any]) -> dict[str, Any]:
+    """What a reference of the document refers to."""
+    if "$ref" not in part:
+        return part
+    found: Any = document()
+    for name in part["$ref"].removeprefix("#/").split("/"):
+        found = found[name]
+    return dict(found)
+
+
+class DescribedClient(APIClient):
+    """Compares every answer below /api/v1/ with the document: status, content type and body."""
+
+    def request(self, **kwargs: Any) -> Any:
+        response = super().request(**kwargs)
+        operation = _operation(kwargs["PATH_INFO"], kwargs["REQUEST_METHOD"])
+        if operation is not None:
+            assert_described(response, operation)
+        return response
+
+
+def assert_described(response: Any, operation: dict[str, Any]) -> None:
+    promised = operation["responses"].get(str(response.status_code))
+    assert promised is not None, f"{response.status_code} is not documented: {response.content!r}"
+    content = resolved(promised)["content"]
+    assert response["Content-Type"] in content
+    assert_valid(response.json(), content[response["Content-Type"]]["schema"])
+
+
+def _operation(path: str, method: str) -> dict[str, Any] | None:
+    for template, operations in document()["paths"].items():
+        if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path.rstrip("/")):
+            found: dict[str, Any] | None = operations.get(method.lower())
+            return found
+    return None
+
+
+def anonymous() -> DescribedClient:
+    return DescribedClient()
+
+
+def bearer(username: str = "operator") -> DescribedClient:
+    """Shows an API token."""
+    issued = secret_issue()
+    ApiToken.objects.create(
+        prefix=issued.prefix, digest=issued.digest, name="test", user=_user(username), created_at=NOW
+    )
+    client = DescribedClient()
+    client.credentials(HTTP_AUTHORIZATION=f"Bearer {issued.text}")
+    return client
+
+
+def browser(username: str = "operator") -> DescribedClient:
+    """Shows a session, and is checked for CSRF tokens as browsers are."""
+    client = DescribedClient(enforce_csrf_checks=True)
+    client.force_login(_user(username))
+    return client
+
+
+def _user(username: str) -> User:
+    return User.objects.get_or_create(username=username)[0]
+
+
+def rules(response: Any) -> dict[str, str]:
+    """Of a 400: field -> rule that it breaks."""
+    assert response.status_code == 400, response.content
+    return {error["field"]: error["rule"] for error in response.json()["errors"]}

@@ -1,0 +1,58 @@
+"""No list asks the database more often because there is more to show."""
+
+from typing import Any
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from controlplane.kernel.models import Event
+from fleet.models import Deployment, DeploymentRegion, Incident, InstanceType
+from models_registry.models import Model, ModelVersion
+from tests.controlplane.api.client import DescribedClient, bearer, document
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+from traffic.models import Ingress, IngressReport, RoutingTable
+
+pytestmark = pytest.mark.django_db
+
+LISTS = [path for path in document()["paths"] if "{" not in path]
+
+
+def one_more_of_everything(number: int) -> None:
+    """A region with a two-node cell, a spare, an ingress, and everything that speaks of them."""
+    region = rows.region(f"region-{number}")
+    kind, _ = InstanceType.objects.get_or_create(name=f"kind-{number}", defaults={"accelerator": "cpu"})
+    model = Model.objects.create(name=f"model-{number}", created_at=NOW)
+    versions = [ModelVersion.objects.create(model=model, version=v, engine="sim", created_at=NOW) for v in ("1", "2")]
+    deployment = Deployment.objects.create(
+        name=f"deployment-{number}", model_version=versions[0], instance_type=kind, created_at=NOW
+    )
+    for place in ("region-0", region.name):
+        DeploymentRegion.objects.get_or_create(deployment=deployment, region_id=place, defaults={"cells": 1})
+    nodes = [rows.node(f"n-{number:06x}{rank:02x}", where=region.name) for rank in range(3)]
+    rows.cell(f"cell-{number}", *nodes[:2], deployment=deployment, region=region, model_version=versions[0])
+    Incident.objects.create(kind="k", subject=f"cell-{number}", summary="s", opened_at=NOW)
+    Event.objects.create(at=NOW, kind="k", message="m")
+    ingress = Ingress.objects.create(id=f"i-{number}", region=region, address="a", port=1, created_at=NOW)
+    IngressReport.objects.create(ingress=ingress)
+    RoutingTable.objects.create(region=region, revision=1, body={}, reason="r", created_at=NOW)
+
+
+def queries(client: DescribedClient, path: str) -> tuple[int, list[Any]]:
+    with CaptureQueriesContext(connection) as captured:
+        results = client.get(path).json()["results"]
+    return len(captured), results
+
+
+@pytest.mark.parametrize("path", LISTS)
+def test_a_longer_list_asks_as_often_as_a_short_one(path: str) -> None:
+    client = bearer()
+    one_more_of_everything(0)
+    few, short = queries(client, path)
+    for number in range(1, 6):
+        one_more_of_everything(number)
+    many, long = queries(client, path)
+    assert len(long) > len(short) > 0
+    assert many == few
+    assert few <= 5, "one for the token, the rest for the list"

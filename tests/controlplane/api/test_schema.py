@@ -1,0 +1,109 @@
+"""The OpenAPI document and its page: public, complete, and true to its own examples."""
+
+import io
+import re
+from typing import Any
+
+import pytest
+from django.core.management import call_command
+from django.test import Client
+
+from tests.controlplane.api.client import assert_valid, document, resolved
+
+METHODS = {"get", "post", "put", "patch", "delete"}
+
+
+def operations() -> list[tuple[str, dict[str, Any]]]:
+    return [
+        (f"{method} {path}", operation)
+        for path, found in document()["paths"].items()
+        for method, operation in found.items()
+        if method in METHODS
+    ]
+
+
+def examples(content: dict[str, Any]) -> list[Any]:
+    named = [example["value"] for example in content.get("examples", {}).values()]
+    return named + ([content["example"]] if "example" in content else [])
+
+
+def test_the_document_is_valid_and_generated_without_a_warning() -> None:
+    call_command("spectacular", "--validate", "--fail-on-warn", stdout=io.StringIO())
+
+
+def test_it_is_openapi_3_1() -> None:
+    assert document()["openapi"].startswith("3.1.")
+
+
+def test_it_shows_every_resource() -> None:
+    nouns = {path.split("/")[3] for path in document()["paths"]}
+    assert nouns == {
+        "regions", "instance-types", "nodes", "cells", "deployments", "models", "model-versions", "incidents",
+        "events", "routing-tables", "ingresses",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "operation"), operations())
+def test_examples_are_what_their_schemas_say(name: str, operation: dict[str, Any]) -> None:
+    bodies = [resolved(response)["content"] for response in operation["responses"].values()]
+    bodies += [operation["requestBody"]["content"]] if "requestBody" in operation else []
+    for body in bodies:
+        for content in body.values():
+            for example in examples(content):
+                assert_valid(example, content["schema"])
+
+
+@pytest.mark.parametrize(("name", "operation"), operations())
+def test_every_operation_says_what_it_does_and_shows_an_answer(name: str, operation: dict[str, Any]) -> None:
+    assert operation["description"]
+    assert examples(operation["responses"]["200"]["content"]["application/json"])
+
+
+def test_a_cell_has_the_promised_fields() -> None:
+    schemas = document()["components"]["schemas"]
+    promised = {"id", "deployment", "region", "state", "reason", "generation", "model_version", "nodes", "load"}
+    assert promised <= set(schemas["Cell"]["required"])
+    assert {"id", "rank", "role", "state"} <= set(schemas["Member"]["required"])
+    assert {"in_flight", "queued", "tokens_per_s", "ttft_p50_ms", "ttft_p99_ms"} <= set(schemas["Load"]["required"])
+    assert {"name", "ingress_url"} <= set(schemas["Region"]["required"])
+
+
+@pytest.mark.parametrize(
+    ("accept", "query", "kind"),
+    [
+        ("*/*", "", "application/vnd.oai.openapi"),
+        ("application/json", "", "application/json"),
+        ("*/*", "?format=json", "application/vnd.oai.openapi+json"),
+    ],
+)
+def test_anybody_may_read_the_document(client: Client, accept: str, query: str, kind: str) -> None:
+    response = client.get(f"/api/schema/{query}", headers={"accept": accept})
+    assert response.status_code == 200
+    assert response["Content-Type"].startswith(kind)
+
+
+def test_a_bad_token_does_not_hide_the_document(client: Client) -> None:
+    assert client.get("/api/schema/", headers={"authorization": "Bearer nonsense"}).status_code == 200
+
+
+def test_the_page_loads_nothing_from_elsewhere_and_runs_no_inline_script(client: Client) -> None:
+    response = client.get("/api/docs/")
+    assert response.status_code == 200
+    page = response.content.decode()
+    loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
+    assert loaded
+    assert all(address.startswith("/") and not address.startswith("//") for address in loaded)
+    assert "<script>" not in page
+    assert "script-src 'self';" in response["Content-Security-Policy"]
+
+
+def test_everything_that_the_page_loads_is_there(client: Client) -> None:
+    page = client.get("/api/docs/").content.decode()
+    for address in re.findall(r'(?:src|href)="([^"]+)"', page):
+        response = client.get(address.replace("&amp;", "&"))
+        assert response.status_code == 200, address
+        assert response.getvalue(), address  # reading to the end closes the file
+
+
+def test_only_the_page_of_the_documentation_may_style_inline(client: Client) -> None:
+    assert "unsafe-inline" not in client.get("/api/v1/cells")["Content-Security-Policy"]

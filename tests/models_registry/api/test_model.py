@@ -1,0 +1,79 @@
+"""Models and model versions over HTTP."""
+
+import pytest
+
+from models_registry.models import Model, ModelVersion
+from tests.controlplane.api.client import bearer
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def _smollm2_and_a_simulated_model() -> None:
+    for name, engine in (("smollm2", "vllm"), ("sim-70b", "sim")):
+        model = Model.objects.create(name=name, description=f"on {engine}", created_at=NOW)
+        for version in ("1", "2"):
+            ModelVersion.objects.create(
+                model=model,
+                version=version,
+                engine=engine,
+                state="released" if version == "1" else "draft",
+                parallelism={"local.cpu": {"nodes": 1, "tensor": 1}},
+                engine_options={"enforce_eager": True, "seed": 7},
+                engine_env={"VLLM_CPU_KVCACHE_SPACE": "1"},
+                golden_prompts=[{"prompt": "2 + 2 =", "expect": "4"}],
+                created_at=NOW,
+            )
+
+
+def test_a_model_names_its_versions() -> None:
+    assert bearer().get("/api/v1/models/smollm2").json() == {
+        "name": "smollm2",
+        "description": "on vllm",
+        "versions": ["smollm2@2", "smollm2@1"],
+        "created_at": "2026-11-21T12:00:00Z",
+    }
+
+
+def test_models_are_found_by_the_engine_of_a_version() -> None:
+    assert [row["name"] for row in bearer().get("/api/v1/models?engine=sim").json()["results"]] == ["sim-70b"]
+
+
+def test_a_version_says_how_it_is_served() -> None:
+    assert bearer().get("/api/v1/model-versions/smollm2@1").json() == {
+        "id": "smollm2@1",
+        "model": "smollm2",
+        "version": "1",
+        "state": "released",
+        "engine": "vllm",
+        "artifact_uri": "",
+        "artifact_digest": "",
+        "context_length": 2048,
+        "max_concurrency": 16,
+        "ready_timeout_s": 300.0,
+        "parallelism": {"local.cpu": {"nodes": 1, "tensor": 1}},
+        "engine_options": {"enforce_eager": True, "seed": 7},
+        "engine_env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
+        "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],
+        "created_at": "2026-11-21T12:00:00Z",
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", ["sim-70b@2", "sim-70b@1", "smollm2@2", "smollm2@1"]),
+        ("model=smollm2", ["smollm2@2", "smollm2@1"]),
+        ("engine=sim", ["sim-70b@2", "sim-70b@1"]),
+        ("state=released", ["sim-70b@1", "smollm2@1"]),
+        ("state=draft&state=retired&model=sim-70b", ["sim-70b@2"]),
+    ],
+)
+def test_versions_are_found_by_what_they_are(query: str, found: list[str]) -> None:
+    assert [row["id"] for row in bearer().get(f"/api/v1/model-versions?{query}").json()["results"]] == found
+
+
+@pytest.mark.parametrize("reference", ["smollm2@3", "other@1"])
+def test_a_version_that_is_not_there_is_not_found(reference: str) -> None:
+    assert bearer().get(f"/api/v1/model-versions/{reference}").status_code == 404

@@ -1,0 +1,55 @@
+"""Ingresses over HTTP."""
+
+from typing import Any
+
+import pytest
+
+from tests.controlplane.api.client import bearer
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+from traffic.models import Ingress, IngressReport, RoutingTable
+
+pytestmark = pytest.mark.django_db
+
+
+def ingress(where: str = "us-east-1", **report: Any) -> Ingress:
+    row = Ingress.objects.create(
+        id=f"i-{where}", region=rows.region(where), address="127.0.0.1", port=8080, created_at=NOW
+    )
+    if report:
+        IngressReport.objects.create(ingress=row, **report)
+    return row
+
+
+def test_an_ingress_says_everything_about_itself() -> None:
+    row = ingress(connected=True, last_seen_at=NOW, revision=2, haproxy_pid=7, cells={"c": "up"})
+    for revision in (1, 2, 3):
+        RoutingTable.objects.create(region=row.region, revision=revision, body={}, reason="r", created_at=NOW)
+    assert bearer().get("/api/v1/ingresses/i-us-east-1").json() == {
+        "id": "i-us-east-1",
+        "region": "us-east-1",
+        "address": "127.0.0.1",
+        "port": 8080,
+        "connected": True,
+        "last_seen_at": "2026-11-21T12:00:00Z",
+        "revision": 2,
+        "wanted_revision": 3,
+        "haproxy_pid": 7,
+        "reason": "",
+        "cells": {"c": "up"},
+        "created_at": "2026-11-21T12:00:00Z",
+    }
+
+
+def test_an_ingress_that_never_reported_runs_nothing() -> None:
+    ingress()
+    body = bearer().get("/api/v1/ingresses/i-us-east-1").json()
+    assert (body["connected"], body["revision"], body["wanted_revision"], body["cells"]) == (False, 0, 0, {})
+
+
+def test_ingresses_are_found_by_region_and_connection() -> None:
+    ingress(connected=True)
+    ingress("us-west-2", connected=False)
+    client = bearer()
+    for query in ({"region": "us-east-1"}, {"connected": "true"}):
+        assert [row["id"] for row in client.get("/api/v1/ingresses", query).json()["results"]] == ["i-us-east-1"]
