@@ -9,9 +9,7 @@ from django.core.asgi import get_asgi_application
 
 http_application = get_asgi_application()  # loads the apps; what follows needs them
 
-from channels.auth import AuthMiddlewareStack  # noqa: E402
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
-from channels.security.websocket import AllowedHostsOriginValidator  # noqa: E402
 from django.urls import path  # noqa: E402
 
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
@@ -29,7 +27,7 @@ application = ProtocolTypeRouter(
         "websocket": URLRouter(
             [
                 path("agents/ws", cast(Any, AgentSocket(hub))),
-                path("", AllowedHostsOriginValidator(AuthMiddlewareStack(URLRouter(websocket_urlpatterns)))),
+                *websocket_urlpatterns,
             ]
         ),
     }

@@ -1,0 +1,147 @@
+"""Pages made of fragments: the server renders all of them at first, later only the one that a browser asks for again.
+
+A fragment is asked for at its page's own URL, named by the `HX-Target` header, so filters and permissions are the
+page's. Fragments only read.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from urllib.parse import urlsplit
+
+from django.contrib.auth.views import redirect_to_login
+from django.http import HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import render
+from django.utils.cache import patch_vary_headers
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
+
+from controlplane.kernel import clock
+
+Context = dict[str, Any]
+Load = Callable[["Asked"], object]
+"""Reads what one part shows; the result is `body` in its template."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a page is asked to show: `key` is the id of its one thing ("" on lists), `filters` the query string."""
+
+    key: str
+    filters: QueryDict
+    now: datetime
+
+    def word(self, name: str) -> str:
+        """A filter's value without surrounding blanks, "" if it is not set."""
+        return _storable(str(self.filters.get(name, ""))).strip()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One list to choose from in a filter: values with their labels, and the value chosen now."""
+
+    name: str
+    label: str
+    options: tuple[tuple[str, str], ...]
+    chosen: str
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A page's filter, kept in its URL. `text_name` is the parameter of the text box that `/` focuses."""
+
+    text_label: str
+    text_name: str
+    text: str
+    choices: tuple[Choice, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Fragment:
+    """One part of a page that refreshes alone. `name` is its element's id.
+
+    `topics` are the hints that make a browser ask again: `cells`, or `cells:{key}` for hints about the page's own
+    thing only. `load` may raise Http404.
+    """
+
+    name: str
+    title: str
+    topics: tuple[str, ...]
+    template: str
+    load: Load
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One page. `section` is the navigation entry it belongs to; `narrow`, if any, loads what its filter offers.
+
+    The filter narrows the first fragment. A page about one thing has no title of its own: its first fragment shows one.
+    """
+
+    section: str
+    title: str
+    fragments: tuple[Fragment, ...]
+    narrow: Callable[[Asked], Filter] | None = None
+
+
+View = Callable[..., HttpResponse]
+
+
+def page_view(page: Page, shell: Fragment) -> View:
+    """The view of a page. `shell` is the fragment that every page carries outside its own content."""
+
+    @never_cache
+    @require_safe
+    def view(request: HttpRequest, key: str = "") -> HttpResponse:
+        if not request.user.is_authenticated:
+            return _to_login(request)
+        asked = Asked(key=_storable(key), filters=request.GET, now=clock.now())
+        wanted = request.headers.get("HX-Target", "")
+        one = next((fragment for fragment in (shell, *page.fragments) if fragment.name == wanted), None)
+        response = _fragment(request, page, one, asked) if one else _page(request, page, shell, asked)
+        patch_vary_headers(response, ["HX-Target"])
+        return response
+
+    return view
+
+
+def _storable(text: str) -> str:
+    """PostgreSQL holds no NUL, so no row can match one."""
+    return text.replace("\x00", "\ufffd")
+
+
+def _page(request: HttpRequest, page: Page, shell: Fragment, asked: Asked) -> HttpResponse:
+    context = {
+        "page": page,
+        "key": asked.key,
+        "now": asked.now,
+        "filter": page.narrow(asked) if page.narrow else None,
+        "parts": [_part(request, fragment, asked) for fragment in page.fragments],
+        "shell": _part(request, shell, asked),
+    }
+    return render(request, "dashboard/page.html", context)
+
+
+def _fragment(request: HttpRequest, page: Page, fragment: Fragment, asked: Asked) -> HttpResponse:
+    context = {"page": page, "key": asked.key, "part": _part(request, fragment, asked), "now": asked.now}
+    return render(request, "dashboard/fragment.html", context)
+
+
+def _part(request: HttpRequest, fragment: Fragment, asked: Asked) -> Context:
+    return {
+        "fragment": fragment,
+        "topics": " ".join(topic.format(key=asked.key) for topic in fragment.topics),
+        "url": request.get_full_path(),
+        "as_of_ms": int(asked.now.timestamp() * 1000),
+        "body": fragment.load(asked),
+    }
+
+
+def _to_login(request: HttpRequest) -> HttpResponse:
+    """A whole page redirects; a fragment must not, or the login form would appear inside the page."""
+    if "HX-Request" not in request.headers:
+        return redirect_to_login(request.get_full_path())
+    page = urlsplit(request.headers.get("HX-Current-URL", ""))
+    back = f"{page.path or '/'}?{page.query}" if page.query else page.path or "/"
+    return HttpResponse(status=401, headers={"HX-Redirect": redirect_to_login(back).url})

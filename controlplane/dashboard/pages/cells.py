@@ -1,0 +1,78 @@
+"""The list of cells and the page of one cell."""
+
+from dataclasses import dataclass
+
+from django.http import Http404
+
+from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
+from controlplane.dashboard.pages.choices import choose_deployment, choose_region, choose_state
+from controlplane.dashboard.selectors.cells import (
+    CellList,
+    CellRow,
+    FingerprintLine,
+    MemberRow,
+    cell_find,
+    cell_list,
+    fingerprint_lines,
+)
+from controlplane.dashboard.selectors.events import EventList, cell_events
+from fleet.planning.states import CellState
+
+EVENTS_OF_ONE_CELL = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """The members of a cell and their fingerprints, part by part."""
+
+    members: tuple[MemberRow, ...]
+    lines: tuple[FingerprintLine, ...]
+
+
+def _list(asked: Asked) -> CellList:
+    return cell_list(
+        now=asked.now,
+        deployment=asked.word("deployment"),
+        region=asked.word("region"),
+        state=asked.word("state"),
+        text=asked.word("q"),
+    )
+
+
+def _filter(asked: Asked) -> Filter:
+    choices = (choose_deployment(asked), choose_region(asked), choose_state(asked, CellState, "every live state"))
+    return Filter(text_label="Find by name or reason", text_name="q", text=asked.word("q"), choices=choices)
+
+
+def _cell(asked: Asked) -> CellRow:
+    row = cell_find(cell_id=asked.key, now=asked.now)
+    if row is None:
+        raise Http404(f"There is no cell {asked.key!r}.")
+    return row
+
+
+def _stack(asked: Asked) -> Stack:
+    members = _cell(asked).members
+    return Stack(members=members, lines=fingerprint_lines(members))
+
+
+def _events(asked: Asked) -> EventList:
+    return cell_events(asked.key, EVENTS_OF_ONE_CELL)
+
+
+CELLS = Page(
+    section="cells",
+    title="Cells",
+    fragments=(Fragment("cells-table", "", ("cells", "load"), "dashboard/cells/table.html", _list),),
+    narrow=_filter,
+)
+
+CELL = Page(
+    section="cells",
+    title="",
+    fragments=(
+        Fragment("cell", "", ("cells:{key}", "nodes", "load"), "dashboard/cells/cell.html", _cell),
+        Fragment("cell-stack", "Stack", ("cells:{key}",), "dashboard/cells/stack.html", _stack),
+        Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events),
+    ),
+)

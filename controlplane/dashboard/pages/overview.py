@@ -1,0 +1,48 @@
+"""The overview, top down: what is broken, what is moving, are users fine, where every cell is, what happened."""
+
+from controlplane.dashboard.fragments import Asked, Fragment, Page
+from controlplane.dashboard.selectors.deployments import DeploymentList, deployment_list
+from controlplane.dashboard.selectors.events import EventList, event_list
+from controlplane.dashboard.selectors.nodes import NodeList, node_list
+from controlplane.dashboard.selectors.overview import Broken, MapRegion, Moving, broken, fleet_map, moving
+
+NODES_ON_OVERVIEW = 120
+EVENTS_ON_OVERVIEW = 15
+
+
+def _broken(asked: Asked) -> Broken:
+    return broken()
+
+
+def _moving(asked: Asked) -> Moving:
+    return moving()
+
+
+def _users(asked: Asked) -> DeploymentList:
+    return deployment_list(now=asked.now)
+
+
+def _map(asked: Asked) -> tuple[MapRegion, ...]:
+    return fleet_map(deployment_list(now=asked.now).rows)
+
+
+def _nodes(asked: Asked) -> NodeList:
+    return node_list(now=asked.now, limit=NODES_ON_OVERVIEW)
+
+
+def _events(asked: Asked) -> EventList:
+    return event_list(limit=EVENTS_ON_OVERVIEW)
+
+
+OVERVIEW = Page(
+    section="overview",
+    title="Overview",
+    fragments=(
+        Fragment("broken", "Broken", ("incidents", "cells"), "dashboard/overview/broken.html", _broken),
+        Fragment("moving", "Moving", ("cells", "nodes"), "dashboard/overview/moving.html", _moving),
+        Fragment("users", "Users", ("load", "cells", "deployments"), "dashboard/deployments/table.html", _users),
+        Fragment("map", "Cells", ("cells", "deployments"), "dashboard/overview/map.html", _map),
+        Fragment("nodes", "Nodes", ("nodes", "cells"), "dashboard/overview/nodes.html", _nodes),
+        Fragment("events", "Last events", ("events",), "dashboard/events/list.html", _events),
+    ),
+)

@@ -1,0 +1,17 @@
+"""What every page carries beside its own content: the fleet's standing, in the navigation and in the browser's tab."""
+
+from controlplane.dashboard.fragments import Asked, Fragment
+from controlplane.dashboard.selectors.incidents import Standing, standing
+
+
+def _standing(asked: Asked) -> Standing:
+    return standing()
+
+
+SHELL = Fragment(
+    name="standing",
+    title="",
+    topics=("incidents", "cells", "nodes"),
+    template="dashboard/parts/navigation.html",
+    load=_standing,
+)

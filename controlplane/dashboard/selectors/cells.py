@@ -1,0 +1,128 @@
+"""Cells with their members and load, for the lists and for one cell's page."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import Prefetch, Q, QuerySet
+
+from controlplane.dashboard.selectors.load import load_of, report_of, silent_s
+from engine_agent.protocol.messages import Load
+from engine_agent.protocol.states import MemberRole
+from fleet.models import Cell, CellMember, Node, NodeReport
+from fleet.planning.states import CellState
+
+CELLS_SHOWN = 500
+"""Rows on one page: more than anybody reads, few enough to render in well under a second."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """A node in its cell. `distance`: levels of the network topology that it does not share with its leader."""
+
+    node: Node
+    rank: int
+    role: MemberRole
+    report: NodeReport | None
+    silent_s: float | None
+    distance: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class CellRow:
+    """A cell with its members by rank; `load` is None while its leader says nothing fresh."""
+
+    cell: Cell
+    members: tuple[MemberRow, ...]
+    load: Load | None
+
+
+@dataclass(frozen=True, slots=True)
+class CellList:
+    """`more`: there are further cells than `rows` shows. `filtered`: somebody asked for less than all."""
+
+    rows: tuple[CellRow, ...]
+    more: bool
+    filtered: bool
+
+
+@dataclass(frozen=True, slots=True)
+class FingerprintLine:
+    """One part of the stack as each member has it, by rank. Where `agrees` is False the cell must not serve."""
+
+    part: str
+    values: tuple[str, ...]
+    agrees: bool
+
+
+def cells_with_members() -> "QuerySet[Cell]":
+    """Cells with all that a row needs, in two queries."""
+    members = CellMember.objects.select_related("node", "node__report").order_by("rank")
+    return Cell.objects.select_related("model_version").prefetch_related(Prefetch("members", queryset=members))
+
+
+def cell_row(cell: Cell, now: datetime) -> CellRow:
+    members = list(cell.members.all())
+    leader = members[0].node if members and members[0].rank == 0 else None
+    return CellRow(
+        cell=cell,
+        members=tuple(_member(member, leader, now) for member in members),
+        load=load_of(cell, report_of(leader), now) if leader else None,
+    )
+
+
+def cell_list(
+    *, now: datetime, deployment: str = "", region: str = "", state: str = "", text: str = "", limit: int = CELLS_SHOWN
+) -> CellList:
+    """Cells by deployment and region. Without `state`, stopped ones are left out."""
+    cells = cells_with_members().order_by("deployment_id", "region__position", "region_id", "created_at", "id")
+    cells = cells.filter(state=state) if state else cells.exclude(state=CellState.STOPPED)
+    if deployment:
+        cells = cells.filter(deployment_id=deployment)
+    if region:
+        cells = cells.filter(region_id=region)
+    if text:
+        cells = cells.filter(Q(id__icontains=text) | Q(reason__icontains=text))
+    found = list(cells[: limit + 1])
+    rows = tuple(cell_row(cell, now) for cell in found[:limit])
+    return CellList(rows=rows, more=len(found) > limit, filtered=bool(deployment or region or state or text))
+
+
+def cell_find(*, cell_id: str, now: datetime) -> CellRow | None:
+    """One cell whatever its state, or None."""
+    cell = cells_with_members().filter(pk=cell_id).first()
+    return cell_row(cell, now) if cell else None
+
+
+def fingerprint_lines(members: Sequence[MemberRow]) -> tuple[FingerprintLine, ...]:
+    """The members' stack fingerprints side by side."""
+    parts = sorted({part for member in members for part in member.node.fingerprint})
+    lines = []
+    for part in parts:
+        values = tuple(str(member.node.fingerprint.get(part, "")) for member in members)
+        lines.append(FingerprintLine(part=part, values=values, agrees=len(set(values)) == 1))
+    return tuple(lines)
+
+
+def topology_distance(one: Sequence[str], other: Sequence[str]) -> int | None:
+    """Levels from the first that differs downwards, 0 below the same leaf; None if either topology is unknown."""
+    if not one or not other:
+        return None
+    shared = 0
+    for mine, theirs in zip(one, other, strict=False):
+        if mine != theirs:
+            break
+        shared += 1
+    return max(len(one), len(other)) - shared
+
+
+def _member(member: CellMember, leader: Node | None, now: datetime) -> MemberRow:
+    report = report_of(member.node)
+    return MemberRow(
+        node=member.node,
+        rank=member.rank,
+        role=member.role,
+        report=report,
+        silent_s=silent_s(report, now),
+        distance=topology_distance(leader.topology, member.node.topology) if leader else None,
+    )

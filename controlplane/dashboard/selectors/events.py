@@ -1,0 +1,61 @@
+"""What happened, youngest first, in pages by id: new events never shift a page that somebody is reading."""
+
+from dataclasses import dataclass
+
+from django.db.models import Q, QuerySet
+
+from controlplane.kernel.models import Event
+
+EVENTS_PER_PAGE = 50
+KINDS_FROM_LAST = 2000
+"""The filter offers the kinds among this many of the last events; reading all of them would scan the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class EventList:
+    """`older` is the cursor of the next page, None at the end."""
+
+    rows: tuple[Event, ...]
+    older: int | None
+    filtered: bool
+
+
+def event_list(
+    *, kind: str = "", subject: str = "", before: int | None = None, limit: int = EVENTS_PER_PAGE
+) -> EventList:
+    """Events with an id below `before`. `subject` is the whole name of a region, deployment, cell or node."""
+    events = Event.objects.order_by("-id")
+    if kind:
+        events = events.filter(kind=kind)
+    if subject:
+        events = events.filter(Q(cell=subject) | Q(node=subject) | Q(deployment=subject) | Q(region=subject))
+    if before is not None:
+        events = events.filter(id__lt=before)
+    found = list(events[: limit + 1])
+    rows = tuple(found[:limit])
+    return EventList(rows=rows, older=rows[-1].pk if len(found) > limit else None, filtered=bool(kind or subject))
+
+
+def cell_events(cell_id: str, limit: int) -> EventList:
+    return _of(Event.objects.filter(cell=cell_id), limit)
+
+
+def node_events(node_id: str, limit: int) -> EventList:
+    return _of(Event.objects.filter(node=node_id), limit)
+
+
+def deployment_events(name: str, limit: int) -> EventList:
+    return _of(Event.objects.filter(deployment=name), limit)
+
+
+def event_kinds() -> list[str]:
+    """Kinds seen lately, sorted."""
+    lately = Event.objects.order_by("-id").values("kind")[:KINDS_FROM_LAST]
+    return sorted({row["kind"] for row in lately})
+
+
+def _of(events: "QuerySet[Event]", limit: int) -> EventList:
+    found = list(events.order_by("-id")[: limit + 1])
+    return EventList(
+        rows=tuple(found[:limit]), older=found[limit - 1].pk if len(found) > limit else None, filtered=False
+    )

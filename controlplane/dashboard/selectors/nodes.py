@@ -1,0 +1,79 @@
+"""Nodes with their place and last report, for the lists and for one node's page."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import groupby
+
+from django.db.models import Q, QuerySet
+
+from controlplane.dashboard.selectors.load import report_of, silent_s
+from engine_agent.protocol.states import MemberRole
+from fleet.models import CellMember, Node, NodeReport
+from fleet.planning.states import NodeState
+
+NODES_SHOWN = 500
+SPARE = "spare"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeRow:
+    """A node. `role` is leader, follower or spare; `silent_s` is set while its agent is not heard as it should be."""
+
+    node: Node
+    role: str
+    member: CellMember | None
+    report: NodeReport | None
+    silent_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeList:
+    rows: tuple[NodeRow, ...]
+    more: bool
+    filtered: bool
+
+    def by_region(self) -> list[tuple[str, list[NodeRow]]]:
+        """Rows in groups of one region each, in the order of the regions."""
+        return [(region, list(rows)) for region, rows in groupby(self.rows, key=lambda row: row.node.region_id)]
+
+
+def node_list(
+    *, now: datetime, region: str = "", state: str = "", role: str = "", text: str = "", limit: int = NODES_SHOWN
+) -> NodeList:
+    """Nodes by region, those in cells first. Without `state`, retired ones are left out."""
+    nodes = _nodes().order_by("region__position", "region_id", "member__cell_id", "member__rank", "id")
+    nodes = nodes.filter(state=state) if state else nodes.exclude(state=NodeState.RETIRED)
+    if region:
+        nodes = nodes.filter(region_id=region)
+    if role:
+        nodes = nodes.filter(_has_role(role))
+    if text:
+        nodes = nodes.filter(Q(id__icontains=text) | Q(member__cell_id__icontains=text) | Q(reason__icontains=text))
+    found = list(nodes[: limit + 1])
+    rows = tuple(node_row(node, now) for node in found[:limit])
+    return NodeList(rows=rows, more=len(found) > limit, filtered=bool(region or state or role or text))
+
+
+def node_find(*, node_id: str, now: datetime) -> NodeRow | None:
+    """One node whatever its state, or None."""
+    node = _nodes().filter(pk=node_id).first()
+    return node_row(node, now) if node else None
+
+
+def node_row(node: Node, now: datetime) -> NodeRow:
+    member: CellMember | None = getattr(node, "member", None)
+    report = report_of(node)
+    role = member.role.value if member else SPARE
+    return NodeRow(node=node, role=role, member=member, report=report, silent_s=silent_s(report, now))
+
+
+def _nodes() -> "QuerySet[Node]":
+    return Node.objects.select_related("report", "member", "member__cell")
+
+
+def _has_role(role: str) -> Q:
+    if role == MemberRole.LEADER:
+        return Q(member__rank=0)
+    if role == MemberRole.FOLLOWER:
+        return Q(member__rank__gt=0)
+    return Q(member=None)

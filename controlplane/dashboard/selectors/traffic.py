@@ -1,0 +1,110 @@
+"""Ingresses with the routing table in force at each, and the last tables that were published."""
+
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+from django.db.models import Max
+
+from controlplane.dashboard.selectors.load import FRESH_FOR_S
+from controlplane.kernel.tones import Tone
+from traffic.models import Ingress, IngressReport, RoutingTable
+
+TABLES_SHOWN = 20
+
+
+class Following(StrEnum):
+    """How an ingress stands to the tables published for its region."""
+
+    CURRENT = "current"
+    BEHIND = "behind"
+    SILENT = "silent"
+    NEVER_HEARD = "never heard"
+
+
+FOLLOWING_TONE: dict[Following, Tone] = {
+    Following.CURRENT: Tone.OK,
+    Following.BEHIND: Tone.MOVING,
+    Following.SILENT: Tone.WARN,
+    Following.NEVER_HEARD: Tone.IDLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IngressRow:
+    """An ingress. `published` is its region's latest revision; `cells` what HAProxy thinks of each cell."""
+
+    ingress: Ingress
+    report: IngressReport | None
+    published: int
+    following: Following
+    cells: tuple[tuple[str, str], ...]
+
+    @property
+    def tone(self) -> Tone:
+        return FOLLOWING_TONE[self.following]
+
+    @property
+    def cells_up(self) -> int:
+        return sum(state == "up" for _, state in self.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRow:
+    """A published table in short: how many cells, and how many of them drain. `newest` of its region."""
+
+    table: RoutingTable
+    pools: tuple[str, ...]
+    cells: int
+    draining: int
+    newest: bool
+
+
+def ingress_rows(*, now: datetime) -> tuple[IngressRow, ...]:
+    """Every ingress, in two queries."""
+    published = _published()
+    ingresses = Ingress.objects.select_related("region", "report").order_by("region__position", "region_id", "id")
+    return tuple(_ingress_row(ingress, published.get(ingress.region_id, 0), now) for ingress in ingresses)
+
+
+def table_rows(*, limit: int = TABLES_SHOWN) -> tuple[TableRow, ...]:
+    """The last published tables of all regions, in two queries."""
+    published = _published()
+    tables = RoutingTable.objects.order_by("-created_at", "-id")[:limit]
+    return tuple(_table_row(table, published) for table in tables)
+
+
+def _published() -> dict[str, int]:
+    rows = RoutingTable.objects.order_by().values("region_id").annotate(newest=Max("revision"))
+    return {row["region_id"]: row["newest"] for row in rows}
+
+
+def _ingress_row(ingress: Ingress, published: int, now: datetime) -> IngressRow:
+    report: IngressReport | None = getattr(ingress, "report", None)
+    return IngressRow(
+        ingress=ingress,
+        report=report,
+        published=published,
+        following=_following(report, published, now),
+        cells=tuple(sorted(report.cells.items())) if report else (),
+    )
+
+
+def _following(report: IngressReport | None, published: int, now: datetime) -> Following:
+    if report is None or report.last_seen_at is None:
+        return Following.NEVER_HEARD
+    if not report.connected or (now - report.last_seen_at).total_seconds() > FRESH_FOR_S:
+        return Following.SILENT
+    return Following.CURRENT if report.revision >= published else Following.BEHIND
+
+
+def _table_row(table: RoutingTable, published: dict[str, int]) -> TableRow:
+    pools = table.body.get("pools", [])
+    cells = [cell for pool in pools for cell in pool.get("cells", [])]
+    return TableRow(
+        table=table,
+        pools=tuple(pool["name"] for pool in pools),
+        cells=len(cells),
+        draining=sum(bool(cell.get("drain")) for cell in cells),
+        newest=published.get(table.region_id) == table.revision,
+    )

@@ -1,0 +1,174 @@
+// Keeps fragments fresh: hints from the WebSocket ask for a refetch at once, a slow poll covers hints that were lost.
+// Content always comes from the page's own URL; this file never builds any.
+
+import { ageWords, tickAges } from "./ages.js";
+
+const AFTER_HINT_MS = 1000; // at most one refetch of a fragment in this time
+const AFTER_LOAD_HINT_MS = 2000; // load changes all the time; nobody reads faster
+const POLL_MS = 10000;
+const STALE_AFTER_MS = 2 * POLL_MS;
+const RECONNECT_FIRST_MS = 500;
+const RECONNECT_LONGEST_MS = 10000;
+
+const fetched = new Map(); // fragment id -> { at: performance.now() of its content, asOf: the server's clock then }
+const waiting = new Map(); // fragment id -> timer of the refetch that is due
+let socketOpen = false;
+let unreachable = false;
+
+const fragments = () => [...document.querySelectorAll("[data-topics]")];
+
+function note(fragment) {
+  fetched.set(fragment.id, { at: performance.now(), asOf: Number(fragment.dataset.asOf) });
+}
+
+function beingRead(fragment) {
+  const selection = getSelection();
+  return !selection.isCollapsed && fragment.contains(selection.anchorNode);
+}
+
+function refetch(id) {
+  waiting.delete(id);
+  const fragment = document.getElementById(id);
+  if (!fragment || document.hidden) return; // a hidden tab catches up when it is shown
+  if (beingRead(fragment)) soon(fragment, AFTER_HINT_MS);
+  else window.htmx.trigger(fragment, "refetch");
+}
+
+function soon(fragment, everyMs) {
+  if (waiting.has(fragment.id)) return;
+  const sinceMs = performance.now() - (fetched.get(fragment.id)?.at ?? -Infinity);
+  waiting.set(fragment.id, setTimeout(refetch, Math.max(0, everyMs - sinceMs), fragment.id));
+}
+
+function concerns(fragment, hint) {
+  return fragment.dataset.topics.split(" ").some((entry) => {
+    const [topic, key] = entry.split(/:(.*)/s);
+    return topic === hint.topic && (!key || !hint.key || key === hint.key);
+  });
+}
+
+function connect(waitMs) {
+  const socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/live`);
+  let opened = false;
+  socket.addEventListener("open", () => {
+    opened = socketOpen = true;
+    if (waitMs > RECONNECT_FIRST_MS) fragments().forEach((fragment) => soon(fragment, AFTER_HINT_MS));
+    showConnection();
+  });
+  socket.addEventListener("message", (message) => {
+    const hint = JSON.parse(message.data);
+    const everyMs = hint.topic === "load" ? AFTER_LOAD_HINT_MS : AFTER_HINT_MS;
+    fragments().filter((fragment) => concerns(fragment, hint)).forEach((fragment) => soon(fragment, everyMs));
+  });
+  socket.addEventListener("close", () => {
+    socketOpen = false;
+    showConnection();
+    const next = Math.min(RECONNECT_LONGEST_MS, opened ? 2 * RECONNECT_FIRST_MS : 2 * waitMs);
+    setTimeout(connect, next * (0.5 + Math.random() / 2), next);
+  });
+}
+
+// --- what the reader sees of it ------------------------------------------------------------------------------------
+
+function showConnection() {
+  const state = unreachable ? "disconnected" : socketOpen ? "live" : "polling";
+  const indicator = document.getElementById("connection");
+  if (indicator.dataset.state !== state) indicator.dataset.state = state;
+  document.getElementById("disconnected").hidden = !unreachable;
+}
+
+function showAges() {
+  const now = performance.now();
+  let oldest = 0;
+  for (const fragment of fragments()) {
+    const { at, asOf } = fetched.get(fragment.id);
+    oldest = Math.max(oldest, now - at);
+    tickAges(fragment, asOf + now - at);
+    const stale = now - at > STALE_AFTER_MS;
+    fragment.classList.toggle("stale", stale);
+    const label = fragment.querySelector("[data-as-of-words]");
+    if (label) label.textContent = stale ? `as of ${ageWords((now - at) / 1000)} ago` : "";
+  }
+  for (const words of document.querySelectorAll("[data-oldest]")) words.textContent = ageWords(oldest / 1000);
+}
+
+function showTrouble() {
+  const trouble = Number(document.querySelector("[data-trouble]")?.dataset.trouble ?? 0);
+  const plain = document.documentElement.dataset.title;
+  document.title = trouble > 0 ? `✕ ${trouble} · ${plain}` : plain;
+  const icon = document.getElementById("favicon");
+  const wanted = trouble > 0 ? icon.dataset.trouble : icon.dataset.fine;
+  if (icon.getAttribute("href") !== wanted) icon.setAttribute("href", wanted);
+}
+
+function tick() {
+  for (const fragment of fragments()) {
+    if (performance.now() - fetched.get(fragment.id).at > POLL_MS) soon(fragment, POLL_MS);
+  }
+  showAges();
+}
+
+// --- fetches ---------------------------------------------------------------------------------------------------------
+
+let before = { words: new Map(), open: [] }; // of the fragment that is being replaced
+
+document.body.addEventListener("htmx:beforeSwap", (event) => {
+  const old = event.detail.target;
+  before = {
+    words: new Map([...old.querySelectorAll("[data-watch]")].map((element) => [element.id, element.dataset.watch])),
+    open: [...old.querySelectorAll("details[open]")].map((element) => element.id),
+  };
+});
+
+document.body.addEventListener("htmx:afterRequest", (event) => {
+  const fragment = document.getElementById(event.detail.target.id);
+  if (!event.detail.successful || !fragment) return;
+  unreachable = false;
+  note(fragment);
+  for (const details of before.open) document.getElementById(details)?.setAttribute("open", "");
+  for (const element of fragment.querySelectorAll("[data-watch]")) {
+    const word = before.words.get(element.id);
+    if (word !== undefined && word !== element.dataset.watch) element.classList.add("changed");
+  }
+  showTrouble();
+  showConnection();
+});
+
+function failed(fragment, why, heard) {
+  unreachable = !heard;
+  showConnection();
+  const place = document.getElementById(fragment.id)?.querySelector("[data-failure]");
+  if (!place) return;
+  place.hidden = false;
+  place.querySelector("[data-why]").textContent = why;
+  clearTimeout(waiting.get(fragment.id));
+  waiting.set(fragment.id, setTimeout(refetch, POLL_MS, fragment.id));
+}
+
+document.body.addEventListener("htmx:responseError", (event) => {
+  const { xhr, target } = event.detail;
+  failed(target, xhr.status === 404 ? "This no longer exists." : `The server answered ${xhr.status}.`, true);
+});
+
+for (const silence of ["htmx:sendError", "htmx:timeout"]) {
+  document.body.addEventListener(silence, (event) => failed(event.detail.target, "The server did not answer.", false));
+}
+
+document.addEventListener("click", (event) => {
+  const button = event.target.closest("[data-retry]");
+  if (!button) return;
+  const wanted = button.closest("[data-topics]");
+  for (const fragment of wanted ? [wanted] : fragments()) {
+    clearTimeout(waiting.get(fragment.id));
+    refetch(fragment.id);
+  }
+});
+
+document.addEventListener("visibilitychange", () => {
+  if (!document.hidden) fragments().forEach((fragment) => soon(fragment, AFTER_HINT_MS));
+});
+
+fragments().forEach(note);
+showTrouble();
+connect(RECONNECT_FIRST_MS);
+setInterval(tick, 1000);

@@ -1,0 +1,37 @@
+"""The pages that people open in a browser."""
+
+from django.contrib.auth.views import LogoutView
+from django.urls import path
+
+from controlplane.accounts.views import Login
+from controlplane.dashboard.fragments import Page, View, page_view
+from controlplane.dashboard.pages.cells import CELL, CELLS
+from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS
+from controlplane.dashboard.pages.events import EVENTS
+from controlplane.dashboard.pages.incidents import INCIDENTS
+from controlplane.dashboard.pages.models import MODELS
+from controlplane.dashboard.pages.nodes import NODE, NODES
+from controlplane.dashboard.pages.overview import OVERVIEW
+from controlplane.dashboard.pages.shell import SHELL
+from controlplane.dashboard.pages.traffic import TRAFFIC
+
+
+def _view(page: Page) -> View:
+    return page_view(page, SHELL)
+
+
+urlpatterns = [
+    path("", _view(OVERVIEW), name="overview"),
+    path("deployments/", _view(DEPLOYMENTS), name="deployments"),
+    path("deployments/<str:key>/", _view(DEPLOYMENT), name="deployment"),
+    path("cells/", _view(CELLS), name="cells"),
+    path("cells/<str:key>/", _view(CELL), name="cell"),
+    path("nodes/", _view(NODES), name="nodes"),
+    path("nodes/<str:key>/", _view(NODE), name="node"),
+    path("traffic/", _view(TRAFFIC), name="traffic"),
+    path("models/", _view(MODELS), name="models"),
+    path("incidents/", _view(INCIDENTS), name="incidents"),
+    path("events/", _view(EVENTS), name="events"),
+    path("login/", Login.as_view(), name="login"),
+    path("logout/", LogoutView.as_view(), name="logout"),
+]
