@@ -1,0 +1,190 @@
+"""Kills nodes of a running fleet under load and says how long it took to unroute, to heal, and what clients saw.
+
+    .venv/bin/python docs/bench/heal.py --model sim-70b --region us-east-1 --rounds 4
+
+Needs a fleet from `make up` (same SWITCHYARD_HOME). Each round kills -9 the agent and the engine of one node, leader
+and follower in turn, while a client sends requests at a steady rate through the region's ingress.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import statistics
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+HOME = Path(os.environ.get("SWITCHYARD_HOME", ".switchyard")).resolve()
+POLL_S = 0.02
+HEAL_LIMIT_S = 300.0
+REQUEST_LIMIT_S = 30.0
+
+
+@dataclass
+class Answer:
+    """One request as its client saw it. `cell` is the cell that answered, if an answer began."""
+
+    began: float
+    ended: float = 0.0
+    cell: str = ""
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Round:
+    role: str
+    unrouted_s: float
+    ready_s: float
+    sent: int
+    failed_streaming: int
+    failed_otherwise: int
+
+
+async def one_request(client: httpx.AsyncClient, url: str, model: str, answers: list[Answer]) -> None:
+    answer = Answer(began=time.monotonic())
+    answers.append(answer)
+    body = {
+        "model": model,
+        "stream": True,
+        "max_tokens": 24,
+        "messages": [{"role": "user", "content": "Count to ten."}],
+    }
+    finished = False
+    try:
+        async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
+            answer.cell = response.headers.get("x-switchyard-cell", "")
+            if response.status_code != 200:
+                answer.error = f"status {response.status_code}: {(await response.aread())[:200]!r}"
+            async for line in response.aiter_lines() if not answer.error else _nothing():
+                if line.startswith('data: {"error"'):
+                    answer.error = line[:200]
+                finished = finished or line == "data: [DONE]"
+        if not finished and not answer.error:
+            answer.error = "the stream ended without [DONE]"
+    except httpx.HTTPError as error:
+        answer.error = f"{type(error).__name__}: {error}"
+    answer.ended = time.monotonic()
+
+
+async def _nothing() -> Any:
+    for item in ():
+        yield item
+
+
+async def steady_load(url: str, model: str, rate: float, stop: asyncio.Event, answers: list[Answer]) -> None:
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+    async with httpx.AsyncClient(timeout=REQUEST_LIMIT_S, limits=limits) as client, asyncio.TaskGroup() as group:
+        while not stop.is_set():
+            group.create_task(one_request(client, url, model, answers))
+            await asyncio.sleep(1 / rate)
+
+
+def agent_and_engine(node: str) -> list[int]:
+    """Process ids of a node's agent and engine; its cell proxy, if it has one, is spared."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            mine = process.environ().get("SWITCHYARD_NODE_ID") == node
+            if mine and "engine_agent.proxy" not in process.cmdline():
+                found.append(process.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+class Fleet:
+    """The control plane's API, as automation sees it."""
+
+    def __init__(self, server: str) -> None:
+        token = (HOME / "operator-token").read_text().strip()
+        self._client = httpx.AsyncClient(base_url=f"{server}/api/v1", headers={"Authorization": f"Bearer {token}"})
+
+    async def get(self, path: str, **query: str) -> Any:
+        response = await self._client.get(path, params=query)
+        response.raise_for_status()
+        return response.json()
+
+    async def cell(self, cell_id: str) -> Any:
+        return await self.get(f"/cells/{cell_id}/")
+
+    async def is_routed(self, cell_id: str, region: str) -> bool:
+        tables = (await self.get("/routing-tables/", region=region))["results"]
+        newest = max(tables, key=lambda table: table["revision"])
+        body = await self.get(f"/routing-tables/{newest['id']}/")
+        return any(cell["cell"] == cell_id for pool in body["body"]["pools"] for cell in pool["cells"])
+
+    async def wait(self, condition: Any, limit_s: float) -> float:
+        """Seconds until the condition holds."""
+        began = time.monotonic()
+        while time.monotonic() - began < limit_s:
+            if await condition():
+                return time.monotonic() - began
+            await asyncio.sleep(POLL_S)
+        raise SystemExit(f"it did not happen within {limit_s:.0f} s")
+
+
+async def one_round(fleet: Fleet, url: str, options: argparse.Namespace, rank: int) -> Round:
+    cells = (await fleet.get("/cells/", deployment=options.model, region=options.region))["results"]
+    cell = next(cell for cell in cells if cell["state"] == "ready")
+    node = next((node for node in cell["nodes"] if node["rank"] == rank), cell["nodes"][0])
+    stop, answers = asyncio.Event(), []
+    load = asyncio.create_task(steady_load(url, options.model, options.rate, stop, answers))
+    await asyncio.sleep(3)
+    victims = agent_and_engine(node["id"])
+    killed_at = time.monotonic()
+    for pid in victims:
+        os.kill(pid, signal.SIGKILL)
+
+    async def unrouted() -> bool:
+        return not await fleet.is_routed(cell["id"], options.region)
+
+    async def ready_again() -> bool:
+        now = await fleet.cell(cell["id"])
+        return now["state"] == "ready" and now["generation"] > cell["generation"]
+
+    unrouted_s = await fleet.wait(unrouted, 60.0)
+    await fleet.wait(ready_again, HEAL_LIMIT_S)
+    ready_s = time.monotonic() - killed_at
+    await asyncio.sleep(3)
+    stop.set()
+    await load
+    failed = [answer for answer in answers if answer.error]
+    streaming = [a for a in failed if a.cell == cell["id"] and a.began < killed_at < a.ended]
+    for answer in failed:
+        print(f"  failed at {answer.began - killed_at:+.2f} s from {answer.cell or 'nobody'}: {answer.error}")
+    return Round(node["role"], unrouted_s, ready_s, len(answers), len(streaming), len(failed) - len(streaming))
+
+
+async def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--server", default=f"http://127.0.0.1:{os.environ.get('SWITCHYARD_PORT', '8000')}")
+    parser.add_argument("--model", default="sim-70b")
+    parser.add_argument("--region", default="us-east-1")
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rate", type=float, default=5.0, help="requests a second")
+    options = parser.parse_args()
+    fleet = Fleet(options.server)
+    url = (await fleet.get(f"/regions/{options.region}/"))["ingress_url"]
+    rounds = []
+    for number in range(options.rounds):
+        done = await one_round(fleet, url, options, rank=number % 2)
+        print(
+            f"round {number + 1}, {done.role}: unrouted after {done.unrouted_s:.2f} s, ready after {done.ready_s:.1f} s; "
+            f"{done.sent} requests, {done.failed_streaming} cut while streaming, {done.failed_otherwise} failed otherwise"
+        )
+        rounds.append(done)
+    print(
+        f"median of {len(rounds)}: unrouted {statistics.median(r.unrouted_s for r in rounds):.2f} s, "
+        f"ready {statistics.median(r.ready_s for r in rounds):.1f} s; "
+        f"failed other than by streaming from the killed cell: {sum(r.failed_otherwise for r in rounds)} "
+        f"of {sum(r.sent for r in rounds)}"
+    )
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
