@@ -19,7 +19,7 @@ async def _live(settings: Settings) -> int:
     try:
         member = Leader(settings) if settings.role is MemberRole.LEADER else Follower(settings)
         return await member.run()
-    except (PortTaken, OSError) as error:
+    except PortTaken as error:
         log.error("cannot start: %s", error)
         return 1
 

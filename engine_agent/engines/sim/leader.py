@@ -53,7 +53,11 @@ class Leader:
         return "injected fault: unready" if self._faults.unready else ""
 
     async def run(self) -> int:
-        """Live until the end comes, and return the exit status."""
+        """Live until the end comes, and return the exit status.
+
+        Raises:
+            PortTaken: the rendezvous port cannot be bound.
+        """
         self._ending.come_by_signals()
         if self._settings.followers > 0:
             await self._link.listen()

@@ -28,6 +28,7 @@ from engine_agent.engines.sim.frames import (
     read_living,
     welcome_proof,
 )
+from engine_agent.engines.sim.listening import bind_port
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
 
 log = logging.getLogger(__name__)
@@ -83,10 +84,10 @@ class LeaderLink:
         """Open the rendezvous port.
 
         Raises:
-            OSError: it is taken, or the address is not ours.
+            PortTaken: it cannot be bound.
         """
-        leader = self._settings.leader
-        self._server = await asyncio.start_server(self._serve, leader.host, leader.port, limit=MAX_FRAME_BYTES)
+        rendezvous = bind_port(self._settings.leader)
+        self._server = await asyncio.start_server(self._serve, sock=rendezvous, limit=MAX_FRAME_BYTES)
 
     def close(self, reason: str, failed: bool) -> None:
         """Tell every follower why the cell ends, and hang up."""

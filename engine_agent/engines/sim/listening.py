@@ -32,7 +32,7 @@ class HttpListeners:
             PortTaken: an address cannot be bound.
         """
         self._apps = {endpoint.port: app for endpoint, app in apps.items()}
-        self._sockets = [_bind(endpoint) for endpoint in apps]
+        self._sockets = [bind_port(endpoint) for endpoint in apps]
         self._server = _Server(
             uvicorn.Config(
                 self._dispatch,
@@ -71,7 +71,12 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _bind(endpoint: Endpoint) -> socket.socket:
+def bind_port(endpoint: Endpoint) -> socket.socket:
+    """A socket bound to an address, not listening yet.
+
+    Raises:
+        PortTaken: it is in use, or not an address of this machine.
+    """
     family = socket.AF_INET6 if ":" in endpoint.host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
