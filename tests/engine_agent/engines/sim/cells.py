@@ -1,0 +1,160 @@
+"""Real simulator processes for tests: one cell on free ports, whose members are all gone when the test is over."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+MODEL = "sim-70b"
+READY_WITHIN_S = 20.0
+SECRET = "the cell's secret"
+CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=10)
+"""A connection for each request, as the tests stop and kill who is at the other end."""
+FAST = ("--load-time-s", "0.05", "--decode-step-ms", "2", "--decode-step-per-seq-ms", "0", "--step-jitter", "0")
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "tell me a story"}]}
+ENDLESS = {**CHAT, "stream": True, "max_tokens": 8000, "ignore_eos": True}
+"""16 s of stream at the pace of `FAST`: longer than any test waits for it."""
+
+
+class Member:
+    """One process of a cell."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path, node_id: str, port: int, admin_port: int) -> None:
+        self.process = process
+        self.log = log
+        self.node_id = node_id
+        self.url = f"http://127.0.0.1:{port}"
+        self.admin_url = f"http://127.0.0.1:{admin_port}"
+
+    def said(self) -> str:
+        """Its log so far."""
+        return self.log.read_text()
+
+    def exit_status(self, within_s: float = 10.0) -> int:
+        """Its exit status, once it ends by itself."""
+        return self.process.wait(within_s)
+
+    def chat(self, body: dict[str, Any], timeout_s: float = 10.0) -> httpx.Response:
+        """Ask the leader, and read the whole answer."""
+        return CLIENT.post(f"{self.url}/v1/chat/completions", json=body, timeout=timeout_s)
+
+    @contextmanager
+    def streaming(self, body: dict[str, Any]) -> Iterator[Iterator[str]]:
+        """Ask the leader for a stream; the lines that are not empty, from the second on (the first came)."""
+        with CLIENT.stream("POST", f"{self.url}/v1/chat/completions", json=body) as answer:
+            lines = (line for line in answer.raise_for_status().iter_lines() if line)
+            next(lines)
+            yield lines
+
+    def inject(self, **fault: object) -> None:
+        """Put a fault in force."""
+        CLIENT.post(f"{self.admin_url}/fault", json=fault).raise_for_status()
+
+    def lift_faults(self) -> None:
+        """Clear every fault."""
+        CLIENT.delete(f"{self.admin_url}/fault").raise_for_status()
+
+    def health(self) -> tuple[int, str]:
+        """Status and reason on the administration port; status 0 while nothing answers."""
+        try:
+            answer = CLIENT.get(f"{self.admin_url}/health")
+        except httpx.TransportError as error:
+            return 0, str(error)
+        return answer.status_code, answer.json()["reason"]
+
+    def metric(self, name: str) -> float:
+        """Sum of the samples of one of the leader's metrics."""
+        page = CLIENT.get(f"{self.url}/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in page if line.startswith(f"{name}{{"))
+
+
+class Cell:
+    """A leader and its followers; a member that the test leaves running is killed at the end."""
+
+    def __init__(self, home: Path, followers: int) -> None:
+        self._home = home
+        self._followers = followers
+        self._ports = free_ports(3 + 2 * followers)
+        self._stack = ExitStack()
+
+    @property
+    def rendezvous_port(self) -> int:
+        """Where its members meet."""
+        return self._ports[0]
+
+    def node_id(self, rank: int) -> str:
+        """The id of the node that has this rank."""
+        return f"n-{os.getpid() % 0xFFFFFF:06x}{rank:02x}"
+
+    def ports(self, rank: int) -> tuple[int, int]:
+        """Port and administration port of a rank."""
+        return self._ports[1 + 2 * rank], self._ports[2 + 2 * rank]
+
+    def command(self, rank: int, *arguments: str, generation: str = "3") -> list[str]:
+        """How to start one member."""
+        port, admin_port = self.ports(rank)
+        return [
+            *(sys.executable, "-m", "engine_agent.engines.sim", "--node-id", self.node_id(rank), "--cell", "c-1"),
+            *("--generation", generation, "--rank", str(rank), "--role", "follower" if rank else "leader"),
+            *("--host", "127.0.0.1", "--port", str(port), "--admin-port", str(admin_port), "--served-model", MODEL),
+            *("--leader", f"127.0.0.1:{self.rendezvous_port}", "--followers", str(self._followers)),
+            *(*FAST, *arguments),
+        ]
+
+    def start(self, rank: int, *arguments: str, secret: str = SECRET, generation: str = "3") -> Member:
+        """Start one member."""
+        environment = {**os.environ, "SWITCHYARD_CELL_SECRET": secret}
+        log = self._home / f"rank-{rank}.log"
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                self.command(rank, *arguments, generation=generation),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,
+            )
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return Member(process, log, self.node_id(rank), *self.ports(rank))
+
+    def stop(self) -> None:
+        """Kill what is left."""
+        self._stack.close()
+
+
+@contextmanager
+def running_cell(home: Path, followers: int, *arguments: str) -> Iterator[list[Member]]:
+    """A whole cell, ready; members in the order of their ranks."""
+    cell = Cell(home, followers)
+    try:
+        members = [cell.start(rank, *arguments) for rank in range(followers + 1)]
+        for member in members:
+            until(lambda member=member: member.health()[0] == 200, member.said)  # type: ignore[misc]
+        yield members
+    finally:
+        cell.stop()
+
+
+def until(happened: Callable[[], bool], context: Callable[[], str], within_s: float = READY_WITHIN_S) -> None:
+    """Poll until it happened; fails with what `context` says after `within_s` seconds."""
+    deadline = time.monotonic() + within_s
+    while not happened():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"it did not happen within {within_s:g} s: {context()}")
+        time.sleep(0.01)
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on."""
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for listener in sockets:
+            listener.bind(("127.0.0.1", 0))
+        return [listener.getsockname()[1] for listener in sockets]

@@ -1,0 +1,69 @@
+"""How the members of a cell find each other, and whom they do not let in."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engine_agent.engines.sim.cells import CHAT, Cell, until
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Iterator[Cell]:
+    cell = Cell(tmp_path, followers=1)
+    yield cell
+    cell.stop()
+
+
+def test_a_leader_serves_only_once_its_followers_are_there(cell: Cell) -> None:
+    leader = cell.start(0)
+    until(lambda: leader.health() == (503, "waiting for followers: 0 of 1 connected"), leader.said)
+    refused = leader.chat(CHAT)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "engine_not_serving")
+
+    follower = cell.start(1)
+
+    until(lambda: leader.health()[0] == 200 and follower.health()[0] == 200, leader.said)
+    assert "ready: leader with 1 follower" in leader.said()
+    assert "ready: follower rank 1" in follower.said()
+
+
+def test_a_follower_waits_for_a_leader_that_comes_later(cell: Cell) -> None:
+    follower = cell.start(1)
+    until(lambda: "Connection refused" in follower.health()[1] and follower.health()[0] == 503, follower.said)
+
+    cell.start(0)
+
+    until(lambda: follower.health()[0] == 200, follower.said)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [({"secret": "another"}, "does not prove that it knows the secret"), ({"generation": "2"}, "generation 2")],
+)
+def test_a_member_of_another_cell_or_generation_is_not_let_in(cell: Cell, wrong: dict[str, str], why: str) -> None:
+    leader = cell.start(0)
+    until(lambda: leader.health()[0] == 503, leader.said)
+
+    stranger = cell.start(1, "--rendezvous-timeout-s", "0.7", **wrong)
+
+    assert stranger.exit_status() == 1
+    assert why in stranger.said()
+    assert leader.health() == (503, "waiting for followers: 0 of 1 connected")
+
+
+def test_a_leader_whose_followers_do_not_come_gives_up(cell: Cell) -> None:
+    leader = cell.start(0, "--rendezvous-timeout-s", "0.3")
+
+    assert leader.exit_status() == 1
+    assert "1 of 1 followers did not come within 0.3 s" in leader.said()
+
+
+def test_a_taken_port_ends_with_one_sentence(cell: Cell) -> None:
+    with socket.create_server(("127.0.0.1", cell.rendezvous_port)):
+        leader = cell.start(0)
+
+        assert leader.exit_status() == 1
+    assert f"cannot start: cannot listen on 127.0.0.1:{cell.rendezvous_port}" in leader.said()
+    assert "Traceback" not in leader.said()
