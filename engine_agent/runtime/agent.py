@@ -57,7 +57,7 @@ class NodeAgent:
             await self._node.look()
             self._converge()
             async with asyncio.TaskGroup() as loops:
-                loops.create_task(self._connection.run())
+                loops.create_task(self._for_ever("connection", self._connection.run))
                 loops.create_task(self._for_ever("converge", self._converge_once))
                 loops.create_task(self._for_ever("watch", self._watch_once))
                 loops.create_task(self._for_ever("report", self._report_once))

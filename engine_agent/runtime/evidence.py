@@ -3,14 +3,6 @@
 from engine_agent.planning.node import Membership
 from engine_agent.protocol.messages import Fault, JsonObject
 from engine_agent.runtime.processes import ProcessEnd
-from engine_agent.runtime.watch import Seen
-
-
-def with_health(reason: str, seen: Seen) -> str:
-    """The last words about an engine that was ready and then was not say best why it ended."""
-    if seen.was_ready and seen.health is not None and not seen.health.ok:
-        return f"{reason} (before: {seen.health.reason})"
-    return reason
 
 
 def ended(end: ProcessEnd, reason: str, lines: list[str]) -> Fault:

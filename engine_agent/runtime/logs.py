@@ -3,15 +3,26 @@
 Their writers open them for appending, so that cutting one to nothing loses no later line. It never writes lines.
 """
 
+import contextlib
 import os
 import shutil
 from pathlib import Path
 
 MAX_LOG_BYTES = 16 * 1024 * 1024
-"""A log that is longer becomes the one earlier log that is kept: at most twice this per process."""
+"""A log that is longer becomes the one earlier log that is kept: at most twice this per kind of process."""
 TAIL_BYTES = 16 * 1024
 """How far back the last lines are looked for."""
 MAX_LINE_CHARS = 500
+
+
+def set_aside(path: Path) -> None:
+    """Make the log the earlier log, so that its next writer begins a new one.
+
+    Raises:
+        OSError: the disk refused.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        path.replace(_earlier(path))
 
 
 def bound(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bool:
@@ -26,7 +37,7 @@ def bound(path: Path, max_bytes: int = MAX_LOG_BYTES) -> bool:
         return False
     if size <= max_bytes:
         return False
-    shutil.copyfile(path, path.with_name(f"{path.name}.1"))
+    shutil.copyfile(path, _earlier(path))
     os.truncate(path, 0)
     return True
 
@@ -41,3 +52,7 @@ def last_lines(path: Path, count: int = 20) -> list[str]:
         return []
     lines = [line.strip()[:MAX_LINE_CHARS] for line in tail.decode(errors="replace").splitlines()]
     return [line for line in lines if line][-count:]
+
+
+def _earlier(path: Path) -> Path:
+    return path.with_name(f"{path.name}.1")

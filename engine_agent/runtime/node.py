@@ -35,7 +35,7 @@ from engine_agent.planning.steps import (
 from engine_agent.protocol.messages import Assignment, Desired, Fault, JsonObject
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import watch
-from engine_agent.runtime.evidence import ended, given_up, with_health
+from engine_agent.runtime.evidence import ended, given_up
 from engine_agent.runtime.http import NoAnswer, request
 from engine_agent.runtime.journal import CorruptJournal, Journal
 from engine_agent.runtime.launch import proxy_admin_url, proxy_launch
@@ -235,7 +235,7 @@ class LocalNode:
         reason = f"{end}: {lines[-1]}" if lines else str(end)
         if end.kind is ProcessKind.ENGINE:
             if not end.was_ordered:
-                self._set_failure(member, with_health(reason, self.seen), ran_stably and self.seen.was_ready)
+                self._set_failure(member, reason, ran_stably and self.seen.was_ready)
             self._save(engine=None)
             self.seen = watch.without_engine(self.seen)
         else:

@@ -101,7 +101,7 @@ class Processes:
         if kind in self._slots:
             raise RuntimeError(f"the slot of the {kind} is taken by pid {self._slots[kind].record.pid}")
         path = self.log_path(kind)
-        logs.bound(path)
+        logs.set_aside(path)  # so that what is quoted of a log is of this process
         with path.open("ab") as output:
             child = subprocess.Popen(
                 launch.argv,

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from engine_agent.runtime.logs import MAX_LINE_CHARS, TAIL_BYTES, bound, last_lines
+from engine_agent.runtime.logs import MAX_LINE_CHARS, TAIL_BYTES, bound, last_lines, set_aside
 
 
 def test_the_last_lines_that_say_something(tmp_path: Path) -> None:
@@ -28,6 +28,15 @@ def test_a_long_log_becomes_the_earlier_one_and_its_writer_goes_on(tmp_path: Pat
         writer.write(b"after\n")
     assert log.read_bytes() == b"after\n"
     assert (tmp_path / "engine.log.1").read_bytes() == b"before\n"
+
+
+def test_every_process_begins_a_log_of_its_own_and_the_last_one_is_kept(tmp_path: Path) -> None:
+    log = tmp_path / "engine.log"
+    set_aside(log)
+    for text in ("first", "second"):
+        log.write_text(text)
+        set_aside(log)
+    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("engine.log.1", "second")]
 
 
 def test_a_log_that_is_not_there_is_short_enough(tmp_path: Path) -> None:
