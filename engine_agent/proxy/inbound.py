@@ -2,15 +2,15 @@
 connection and sends nothing; what is wrong with the input it says as a refusal."""
 
 from collections import deque
+from random import getrandbits
 from typing import cast
-from uuid import uuid4
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
 
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.settings import Limits
-from engine_agent.proxy.wire import Headers, RequestHead, length_of, value_of
+from engine_agent.proxy.wire import Headers, RequestHead, length_of
 
 _MAX_REQUEST_ID_BYTES = 128
 
@@ -111,7 +111,7 @@ class RequestReader:
         self._arriving = None
         if parser.should_upgrade():
             return
-        headers = self._headers
+        headers, named = self._headers, dict(self._headers)
         http11 = parser.get_http_version() == "1.1"
         head = RequestHead(
             method=parser.get_method(),
@@ -119,10 +119,10 @@ class RequestReader:
             headers=headers,
             http11=http11,
             keep_alive=http11 and parser.should_keep_alive(),
-            content_length=length_of(headers),
-            chunked=value_of(headers, b"transfer-encoding") is not None,
-            expects_continue=(value_of(headers, b"expect") or b"").lower() == b"100-continue",
-            request_id=_request_id(value_of(headers, b"x-request-id")),
+            content_length=length_of(named),
+            chunked=b"transfer-encoding" in named,
+            expects_continue=named.get(b"expect", b"").lower() == b"100-continue",
+            request_id=_request_id(named.get(b"x-request-id")),
         )
         too_large = (head.content_length or 0) > self._limits.max_body_bytes
         self._arriving = Incoming(head, too_large=too_large)
@@ -149,4 +149,4 @@ def _request_id(given: bytes | None) -> bytes:
     """The client's own id where it is short and printable, else a new one."""
     if given and len(given) <= _MAX_REQUEST_ID_BYTES and given.isascii() and given.decode().isprintable():
         return given
-    return uuid4().hex.encode()
+    return b"%032x" % getrandbits(128)

@@ -1,9 +1,11 @@
-"""Structured log lines on standard output: one JSON object a line, for requests and for changes of state. It never
-blocks the loop that carries tokens and never fails a request: lines that nobody reads are dropped and counted."""
+"""Structured log lines on standard output: one JSON object a line, for requests and for changes of state, `at` in
+seconds since 1970. It never blocks the loop that carries tokens and never fails a request: lines that nobody reads are
+dropped and counted."""
 
 import asyncio
 import os
 import stat
+from time import time
 from typing import Any
 
 import msgspec
@@ -56,7 +58,7 @@ class LineLog:
         if len(self._waiting) > MAX_WAITING_BYTES:
             self.dropped += 1
         else:
-            self._waiting += _encoder.encode(fields) + b"\n"
+            self._waiting += _encoder.encode({"at": round(time(), 3), **fields}) + b"\n"
         if not self._flush_due:
             self._flush_due = True
             asyncio.get_running_loop().call_later(FLUSH_INTERVAL_S, self.flush)

@@ -50,15 +50,18 @@ class ProxyServer:
         self._handle_signals()
         await self._listen()
         gc.freeze()  # what was imported lives for ever: no collection needs to look at it again
-        probing = asyncio.create_task(self._prober.run())
-        sweeping = asyncio.create_task(self._sweep())
+        told_to_stop = asyncio.create_task(self._told_to_stop())
+        loops = (asyncio.create_task(self._prober.run()), asyncio.create_task(self._sweep()))
         try:
-            await self._stop.wait()
+            await asyncio.wait((told_to_stop, *loops), return_when=asyncio.FIRST_COMPLETED)
+            broken = [task for task in loops if task.done()]
             await self._drain()
+            for task in broken:  # a proxy that no longer probes must not go on: whoever watches it starts another
+                task.result()
         finally:
-            probing.cancel()
-            sweeping.cancel()
-            await asyncio.gather(probing, sweeping, return_exceptions=True)
+            for task in (told_to_stop, *loops):
+                task.cancel()
+            await asyncio.gather(told_to_stop, *loops, return_exceptions=True)
             self._close()
 
     def _handle_signals(self) -> None:
@@ -67,11 +70,15 @@ class ProxyServer:
             loop.add_signal_handler(number, self._stop.set)
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal of whoever started us is not our life
 
+    async def _told_to_stop(self) -> None:
+        await self._stop.wait()
+
     async def _listen(self) -> None:
         settings = self.settings
         await self._open("--port", settings.host, settings.port, self._http(front.respond))
         await self._open("--admin-port", settings.admin_host, settings.admin_port, self._http(admin.respond))
         await self._open("--agent-check-port", settings.host, settings.agent_check_port, self._agent_check)
+        self.cell.log.event(event="listening", cell=settings.cell, generation=settings.generation, port=settings.port)
 
     async def _open(self, option: str, host: str, port: int, factory: Callable[[], asyncio.Protocol]) -> None:
         try:

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpResponseParser
 
-from engine_agent.proxy.wire import Headers, ResponseHead, length_of, value_of
+from engine_agent.proxy.wire import Headers, ResponseHead, length_of
 
 
 class UpstreamFault(StrEnum):
@@ -154,14 +154,14 @@ class EngineConnection(asyncio.Protocol):
         status = cast(HttpResponseParser, self._parser).get_status_code()
         if 100 <= status < 200:
             return
-        content_type = value_of(self._headers, b"content-type") or b""
+        named = dict(self._headers)
         self._head = self._new_head = ResponseHead(
             status=status,
             reason=self._reason,
             headers=self._headers,
-            content_length=length_of(self._headers),
-            chunked=value_of(self._headers, b"transfer-encoding") is not None,
-            is_stream=content_type.startswith(b"text/event-stream"),
+            content_length=length_of(named),
+            chunked=b"transfer-encoding" in named,
+            is_stream=named.get(b"content-type", b"").startswith(b"text/event-stream"),
         )
 
     def on_body(self, piece: bytes) -> None:

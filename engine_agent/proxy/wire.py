@@ -1,7 +1,7 @@
 """HTTP/1.1 heads and body framing as bytes, for both sides of the proxy. Pure. Hop-by-hop headers end here (RFC 9110
 7.6.1) and every body is framed anew, so that the two sides can never disagree about where a message ends."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 
@@ -80,14 +80,9 @@ class Reply:
     headers: tuple[tuple[bytes, bytes], ...] = ()
 
 
-def value_of(headers: Headers, name: bytes) -> bytes | None:
-    """The first value of a header; `name` in lower case."""
-    return next((value for key, value in headers if key == name), None)
-
-
-def length_of(headers: Headers) -> int | None:
+def length_of(named: Mapping[bytes, bytes]) -> int | None:
     """Content-Length, which the parser has already checked to be a single number."""
-    value = value_of(headers, b"content-length")
+    value = named.get(b"content-length")
     return None if value is None else int(value)
 
 
