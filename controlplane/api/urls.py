@@ -4,7 +4,7 @@ from typing import Any
 
 from django.http import Http404
 from django.urls import include, path, re_path
-from django.views.decorators.cache import cache_page
+from django.views.decorators.cache import cache_page, never_cache
 from rest_framework.permissions import AllowAny
 from rest_framework.request import Request
 from rest_framework.routers import DefaultRouter
@@ -18,7 +18,7 @@ from models_registry.api.routes import ROUTES as MODELS
 from traffic.api.routes import ROUTES as TRAFFIC
 
 SCHEMA_CACHED_S = 3600
-"""It costs a few tenths of a second, is open to everybody, and changes only with the code."""
+"""It costs a few tenths of a second, is open to everybody, and changes only with the code. Browsers ask each time."""
 
 
 class ResourceRouter(DefaultRouter):
@@ -45,7 +45,7 @@ for prefix, view_set, noun in (*FLEET, *MODELS, *TRAFFIC, ("events", EventViewSe
     router.register(prefix, view_set, basename=noun)
 
 urlpatterns = [
-    path("schema/", cache_page(SCHEMA_CACHED_S)(Schema.as_view()), name="schema"),
+    path("schema/", never_cache(cache_page(SCHEMA_CACHED_S)(Schema.as_view())), name="schema"),
     path("docs/", Documentation.as_view(), name="api-docs"),
     path("v1/", include((router.urls, "api"))),
     re_path(r"^", NothingHere.as_view()),
