@@ -30,8 +30,6 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 """How old the view of a cell may be."""
-SILENT_AFTER_S = 10.0
-"""A HAProxy that lives and answers no command for this long is killed and started again."""
 JOURNAL_FILE = "journal.json"
 Trouble = (Unreachable, CommandRefused, UnreadableAnswer, RefusedConfig, StartFailed, OSError)
 
@@ -54,7 +52,7 @@ class Ingress:
         self._wake = asyncio.Event()
         self._layout: Layout | None = None
         self._revision_in_force = 0
-        self._running: Running | None = None
+        self.running: Running | None = None
         self._refusal = ""
         self._trouble = ""
         self._reported: IngressObserved | None = None
@@ -126,12 +124,13 @@ class Ingress:
         self._layout, self._refusal = layout, ""
 
     async def _keep_alive(self) -> None:
-        if self._haproxy.is_alive() and _now_s() - self._answered_at_s > SILENT_AFTER_S:
-            self._note(f"HAProxy answered nothing for {SILENT_AFTER_S:g} s: killed")
+        silent_s = _now_s() - self._answered_at_s
+        if self._haproxy.is_alive() and silent_s > self._settings.times.silent_after_s:
+            self._note(f"HAProxy answered nothing for {silent_s:.0f} s: killed")
             await self._haproxy.kill()
         if self._haproxy.is_alive():
             return
-        self._running = None
+        self.running = None
         if self._restarts.note_absence(_now_s(), self._draw()):
             log.error("HAProxy died; next start in %.1f s", self._restarts.due_at_s - _now_s())
         if self._restarts.may_start(_now_s()):
@@ -144,13 +143,16 @@ class Ingress:
         log.info("HAProxy %s serves revision %s", self._haproxy.pid, layout.revision)
 
     async def _converge(self) -> None:
-        self._running = await observe(self._haproxy.admin)
+        self.running = await observe(self._haproxy.admin)
         self._answered_at_s = _now_s()
         if self._layout is None:
             return  # adopted without a journal: what runs is the best that is known
-        for step in plan_steps(self._running, self._layout, structure_of(self._layout, self._settings)):
+        steps = plan_steps(self.running, self._layout, structure_of(self._layout, self._settings))
+        for step in steps:
             await self._apply(step, self._layout)
         self._revision_in_force = self._layout.revision
+        if steps:
+            self.running = await observe(self._haproxy.admin)
 
     async def _apply(self, step: Step, layout: Layout) -> None:
         log.info("%s", step)
@@ -176,14 +178,14 @@ class Ingress:
             revision=self._revision_in_force,
             haproxy_pid=self._haproxy.pid,
             reason="; ".join(filter(None, (self._refusal, self._trouble))),
-            cells=view_cells(self._running, layout),
+            cells=view_cells(self.running, layout),
         )
         if observed == self._reported and _now_s() < self._report_due_s:
             return None
         self._reported = observed
         self._report_due_s = _now_s() + report_interval_s(self._draw())
         self._haproxy.bound_log()
-        return IngressReport(seq=0, observed=observed, telemetry=telemetry(self._running, layout))
+        return IngressReport(seq=0, observed=observed, telemetry=telemetry(self.running, layout))
 
 
 def _now_s() -> float:

@@ -74,7 +74,7 @@ class HaproxyProcess:
 
     def adopt(self) -> bool:
         """Take over the HAProxy of this home that an earlier agent started, if there is one."""
-        self.pid = _find_master(self._home / CONFIG_FILE)
+        self.pid = find_master(self._home / CONFIG_FILE)
         return self.pid is not None
 
     async def check(self, layout: Layout) -> None:
@@ -181,15 +181,13 @@ class HaproxyProcess:
         (folder / CONFIG_FILE).write_text(render(layout, self._settings), encoding="utf-8")
 
 
-def _find_master(config: Path) -> int | None:
+def find_master(config: Path) -> int | None:
     """The pid of the HAProxy that was started with this file and leads its own session."""
     wanted = str(config).encode()
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
+    for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            arguments = Path(f"/proc/{entry.name}/cmdline").read_bytes().split(b"\0")
-            found = procfs.stat(int(entry.name))
+            arguments = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
+            found = procfs.stat(int(name))
             if wanted in arguments and b"-W" in arguments and found is not None and found.session == found.pid:
                 return found.pid
     return None

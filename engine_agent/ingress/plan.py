@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from engine_agent.ingress.layout import Layout, Server
 from engine_agent.ingress.running import Running, RunningServer
 
-AGENT_DRAINS = "drain"
-"""What a cell's agent-check says while the cell itself wants no new request."""
-
 
 @dataclass(frozen=True, slots=True)
 class Reload:
@@ -120,8 +117,9 @@ def _adjust(there: RunningServer, wanted: Server) -> Iterable[Step]:
         yield DrainServer(backend, name, "the table says drain")
     elif not wanted.drain and there.maintenance:
         yield ReadyServer(backend, name, "the table says serve, and it is in maintenance")
-    elif not wanted.drain and there.draining and there.agent_says != AGENT_DRAINS:
-        yield ReadyServer(backend, name, f"the table says serve, and the cell says {there.agent_says or 'nothing'}")
+    elif not wanted.drain and there.draining and (there.agent_says_up or wanted.agent_check_port is None):
+        # While the cell itself does not say `up` it wants no request, and would set the drain again at once.
+        yield ReadyServer(backend, name, "the table says serve, and so does the cell")
     if there.max_connections != wanted.max_connections:
         reason = f"limit is {there.max_connections}, should be {wanted.max_connections}"
         yield LimitServer(backend, name, wanted.max_connections, reason)

@@ -7,10 +7,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-FORCED_MAINTENANCE = 0x01 | 0x04
-"""`srv_admin_state` bits: maintenance by command or by file (HAProxy management guide, `show servers state`)."""
+IN_MAINTENANCE = 0x01 | 0x02 | 0x20
+"""`srv_admin_state` bits: maintenance by command, inherited, or for want of an address (HAProxy management guide)."""
 FORCED_DRAIN = 0x08
 """`srv_admin_state` bit: drain by command or by the agent-check's `drain`; only `ready` takes it back."""
+AGENT_UP = "via agent : up"
+"""`last_agt` after the word `up`; after `drain` it is empty, after `down` it gives the reason."""
 STATE_FORMAT = "1"
 
 
@@ -29,7 +31,7 @@ class UnreadableAnswer(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """One server as the worker has it. `agent_says` is the last word of its agent-check, "" if there was none."""
+    """One server as the worker has it. `agent_says_up`: the last word of its agent-check was `up`."""
 
     backend: str
     name: str
@@ -46,7 +48,7 @@ class RunningServer:
     requests_total: int = 0
     errors_total: int = 0
     retries_total: int = 0
-    agent_says: str = ""
+    agent_says_up: bool = False
     reason: str = ""
 
     @property
@@ -119,14 +121,14 @@ def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, s
         weight=int(state["srv_uweight"]),
         max_connections=_number(row, "slim"),
         draining=bool(admin & FORCED_DRAIN),
-        maintenance=bool(admin & FORCED_MAINTENANCE),
+        maintenance=bool(admin & IN_MAINTENANCE),
         usable=state["srv_op_state"] != "0",
         in_flight=_number(row, "scur"),
         queued=_number(row, "qcur"),
         requests_total=_number(row, "stot"),
         errors_total=_number(row, "econ") + _number(row, "eresp"),
         retries_total=_number(row, "wretr"),
-        agent_says=row.get("last_agt", "").removeprefix("via agent : "),
+        agent_says_up=row.get("last_agt") == AGENT_UP,
         reason=" ".join(filter(None, (row.get("check_status", ""), row.get("last_chk", "")))),
     )
 

@@ -47,6 +47,8 @@ class Times:
     """A server with idle connections cannot be deleted: facts of HAProxy 2.8, `del server`."""
     old_worker_s: int = 900
     """How long streams may keep the worker alive that a reload replaced."""
+    silent_after_s: float = 10.0
+    """A HAProxy that lives and answers no command for this long is killed and started again."""
 
 
 @dataclass(frozen=True, slots=True)

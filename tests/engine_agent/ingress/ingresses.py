@@ -51,27 +51,39 @@ class RunningIngress:
 
     def __init__(self, home: Path, region: str = HOME) -> None:
         home.mkdir(parents=True, exist_ok=True)
-        self.settings = IngressSettings(
-            ingress_id=f"i-{region}", region=region, home=home, port=free_port(), max_connections=1000
-        )
-        self.url = f"http://127.0.0.1:{self.settings.port}"
-        self.haproxy = HaproxyProcess(self.settings, find_binary())
-        self.ingress = Ingress(self.settings, self.haproxy)
+        self.use(IngressSettings(f"i-{region}", region, home, port=free_port(), max_connections=1000))
         self.reports: list[IngressReport] = []
         self.revision = 0
+        self.http: httpx.AsyncClient
+        self._task: asyncio.Task[None]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.settings.port}"
+
+    def use(self, settings: IngressSettings) -> None:
+        """Be an agent with these settings, as after a restart."""
+        self.settings = settings
+        self.haproxy = HaproxyProcess(settings, find_binary())
+        self.ingress = Ingress(settings, self.haproxy)
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["RunningIngress"]:
         """Tend until the block ends; then HAProxy is ended too."""
-        task = asyncio.create_task(self.ingress.tend(self.reports.append))
+        self._task = asyncio.create_task(self.ingress.tend(self.reports.append))
         try:
             await eventually(lambda: self.reports and self.reports[-1].observed.haproxy_pid)
-            yield self
+            async with httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False) as self.http:
+                yield self
         finally:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await self.die()
             await self.haproxy.kill()
+
+    async def die(self) -> None:
+        """End the agent's work and leave HAProxy as it is, as kill -9 does."""
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
 
     async def route(self, *pools: Pool, retry_after_s: int = 7) -> None:
         """Have a table with these pools in force, and every cell of it seen in a state."""
@@ -81,7 +93,8 @@ class RunningIngress:
         await eventually(self._is_in_force, what=f"revision {self.revision} in force")
 
     def _is_in_force(self) -> bool:
-        assert "refused" not in self.reports[-1].observed.reason, self.reports[-1].observed.reason
+        reason = self.reports[-1].observed.reason
+        assert f"revision {self.revision} refused" not in reason, reason
         return self.revision_in_force == self.revision and "unknown" not in self.cells.values()
 
     async def sees(self, **cells: str) -> None:
@@ -96,6 +109,21 @@ class RunningIngress:
     @property
     def cells(self) -> dict[str, str]:
         return self.reports[-1].observed.cells
+
+    @property
+    def worker_pid(self) -> int:
+        pid: int = self.reports[-1].telemetry["worker_pid"]
+        return pid
+
+    @property
+    def running_servers(self) -> list[str]:
+        """Every server that HAProxy has, wanted or not."""
+        running = self.ingress.running
+        return [server.name for server in running.servers] if running else []
+
+    async def post(self, body: bytes, **headers: str) -> httpx.Response:
+        """A request as it is, well-formed or not."""
+        return await self.http.post("/v1/chat/completions", content=body, headers=headers)
 
     @contextlib.asynccontextmanager
     async def client(self, *, max_retries: int = 0) -> AsyncIterator[AsyncOpenAI]:
@@ -115,9 +143,3 @@ async def read_stream(client: AsyncOpenAI, model: str = "demo") -> str:
         model=model, messages=[{"role": "user", "content": "hi"}], stream=True
     )
     return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
-
-
-async def post(url: str, body: bytes, **headers: str) -> httpx.Response:
-    """A request as it is, well-formed or not."""
-    async with httpx.AsyncClient(trust_env=False) as client:
-        return await client.post(f"{url}/v1/chat/completions", content=body, headers=headers)

@@ -3,12 +3,11 @@
 import json
 from collections.abc import AsyncIterator
 
-import httpx
 import openai
 import pytest
 
 from tests.engine_agent.ingress.cells import FakeCell
-from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool, post, read_stream
+from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool, read_stream
 
 
 @pytest.mark.asyncio
@@ -39,7 +38,7 @@ async def test_a_model_after_a_long_prompt_or_deep_nesting_or_escapes_is_found(i
         await ingress.route(pool(cell, models=("org/m",)))
         await ingress.sees(**{cell.name: "up"})
         for body in bodies:
-            assert (await post(ingress.url, body.encode())).status_code == 200, body[:80]
+            assert (await ingress.post(body.encode())).status_code == 200, body[:80]
         assert [len(request.body) for request in cell.requests] == [len(body) for body in bodies]
 
 
@@ -68,7 +67,7 @@ async def test_a_bad_body_is_answered_400_with_what_is_wrong_and_where(ingress: 
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         for body, said, param in BAD_BODIES:
-            answer = await post(ingress.url, body)
+            answer = await ingress.post(body)
             error = answer.json()["error"]
             assert answer.status_code == 400, body
             assert said in error["message"], (body, error)
@@ -94,9 +93,7 @@ async def test_a_body_over_the_limit_is_answered_413_however_it_is_sent(ingress:
             await ask(client, text="x" * 5_000_000)
         assert caught.value.status_code == 413
         assert caught.value.code == "request_too_large"
-        async with httpx.AsyncClient() as raw:
-            answer = await raw.post(f"{ingress.url}/v1/completions", content=_pieces(80, 65536))
-            assert answer.status_code == 413
+        assert (await ingress.http.post("/v1/completions", content=_pieces(80, 65536))).status_code == 413
 
 
 async def _pieces(count: int, size: int) -> AsyncIterator[bytes]:
@@ -118,14 +115,13 @@ async def test_models_are_listed_and_shown_by_the_ingress_itself(ingress: Runnin
 @pytest.mark.asyncio
 async def test_wrong_paths_and_methods_are_told_in_json(ingress: RunningIngress) -> None:
     await ingress.route()
-    async with httpx.AsyncClient(base_url=ingress.url) as client:
-        wrong_path = await client.post("/v1/nothing", json={})
-        assert (wrong_path.status_code, wrong_path.json()["error"]["code"]) == (404, "unknown_url")
-        assert "POST /v1/nothing" in wrong_path.json()["error"]["message"]
-        for method, path, allowed in (("GET", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET")):
-            answer = await client.request(method, path)
-            assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
-            assert answer.json()["error"]["code"] == "method_not_allowed"
+    wrong_path = await ingress.http.post("/v1/nothing", json={})
+    assert (wrong_path.status_code, wrong_path.json()["error"]["code"]) == (404, "unknown_url")
+    assert "POST /v1/nothing" in wrong_path.json()["error"]["message"]
+    for method, path, allowed in (("GET", "/v1/chat/completions", "POST"), ("POST", "/v1/models", "GET")):
+        answer = await ingress.http.request(method, path)
+        assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+        assert answer.json()["error"]["code"] == "method_not_allowed"
 
 
 @pytest.mark.asyncio
@@ -143,7 +139,8 @@ async def test_without_a_ready_cell_it_is_503_with_a_time_to_come_back(ingress: 
 
 @pytest.mark.asyncio
 async def test_health_is_of_the_process_and_with_a_model_of_its_cells(ingress: RunningIngress) -> None:
-    async with FakeCell().running() as cell, httpx.AsyncClient(base_url=ingress.url) as client:
+    client = ingress.http
+    async with FakeCell().running() as cell:
         assert (await client.get("/healthz")).status_code == 200
         await ingress.route(pool(cell, models=("org/m",)), pool(name="empty", models=("e",)))
         await ingress.sees(**{cell.name: "up"})

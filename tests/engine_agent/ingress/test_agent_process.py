@@ -1,0 +1,170 @@
+"""The agent as the process that it is: enrols, obeys and acknowledges, survives kill -9, and stops cleanly."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine_agent.ingress.config import CONFIG_FILE
+from engine_agent.ingress.haproxy import find_master
+from engine_agent.protocol.messages import Hello, IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.states import AgentKind
+from engine_agent.runtime import procfs
+from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import HOME, free_port, pool
+from tests.engine_agent.ingress.traffic import SteadyTraffic
+
+
+class AgentProcess:
+    """One `python -m engine_agent ingress` after another in the same home."""
+
+    def __init__(self, plane: FakeControlPlane, home: Path) -> None:
+        self.plane = plane
+        self.home = home
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._process: asyncio.subprocess.Process | None = None
+
+    @property
+    def process(self) -> asyncio.subprocess.Process:
+        assert self._process is not None
+        return self._process
+
+    async def start(self) -> None:
+        arguments = ["--ingress-id", "i-us-east-1", "--region", HOME, "--home", str(self.home)]
+        arguments += ["--server", self.plane.url, "--port", str(self.port), "--threads", "1"]
+        with (self.home.parent / "agent.log").open("ab") as log:
+            self._process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "engine_agent", "ingress", *arguments,
+                env={**os.environ, "SWITCHYARD_JOIN_TOKEN": "join-1"}, stdout=log, stderr=log,
+            )  # fmt: skip
+
+    async def end(self, number: signal.Signals) -> int:
+        self.process.send_signal(number)
+        return await asyncio.wait_for(self.process.wait(), 15)
+
+    @property
+    def observed(self) -> IngressObserved | None:
+        reports = self.plane.of(IngressReport)
+        return reports[-1].observed if reports else None
+
+    async def reports(self, revision: int, *cells: FakeCell) -> IngressObserved:
+        """Wait for a report after now with this revision in force, these cells up and HAProxy alive."""
+        seen = len(self.plane.reports)
+
+        def look() -> bool:
+            if len(self.plane.reports) == seen or (observed := self.observed) is None:
+                return False
+            up = all(observed.cells.get(cell.name) == "up" for cell in cells)
+            return up and observed.revision == revision and observed.haproxy_pid is not None
+
+        await eventually(look, 20, f"revision {revision} with {[cell.name for cell in cells]}, not {self.observed}")
+        assert self.observed is not None
+        return self.observed
+
+
+@contextlib.asynccontextmanager
+async def agent_of(plane: FakeControlPlane, tmp_path: Path) -> AsyncIterator[AgentProcess]:
+    agent = AgentProcess(plane, tmp_path / "home")
+    await agent.start()
+    try:
+        yield agent
+    finally:
+        if agent.process.returncode is None:
+            agent.process.kill()
+            await agent.process.wait()
+        if pid := find_master(agent.home / CONFIG_FILE):
+            os.killpg(pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def plane() -> FakeControlPlane:
+    return FakeControlPlane(free_port())
+
+
+@pytest.mark.asyncio
+async def test_it_enrols_obeys_and_acknowledges_and_a_change_is_reported_at_once(
+    plane: FakeControlPlane, tmp_path: Path
+) -> None:
+    async with plane.running(), FakeCell().running() as cell, agent_of(plane, tmp_path) as agent:
+        await eventually(lambda: plane.connections == 1, 20)
+        await plane.push(RoutingTable(7, HOME, (pool(cell),)))
+        await agent.reports(7, cell)
+        hello = plane.of(Hello)[0]
+        assert (hello.kind, hello.id, hello.boot_id) == (AgentKind.INGRESS, "i-us-east-1", procfs.boot_id())
+        cell.die()
+        await eventually(lambda: agent.observed and agent.observed.cells[cell.name] == "down")
+        assert plane.of(IngressReport)[-1].telemetry["cells"][cell.name]["reason"]
+        assert await agent.end(signal.SIGTERM) == 0
+        assert find_master(agent.home / CONFIG_FILE) is None, "SIGTERM stops HAProxy too"
+
+
+@pytest.mark.asyncio
+async def test_killed_agent_and_killed_haproxy_cost_nothing_that_can_be_kept(
+    plane: FakeControlPlane, tmp_path: Path
+) -> None:
+    async with plane.running(), FakeCell().running() as cell, agent_of(plane, tmp_path) as agent:
+        await eventually(lambda: plane.connections == 1, 20)
+        await plane.push(RoutingTable(7, HOME, (pool(cell),)))
+        before = await agent.reports(7, cell)
+        async with SteadyTraffic(agent.url, per_s=50).flowing() as traffic:
+            await agent.end(signal.SIGKILL)
+            await traffic.until_sent(10)
+            await agent.start()
+            adopted = await agent.reports(7, cell)
+        assert traffic.failures == []
+        assert adopted.haproxy_pid == before.haproxy_pid
+        assert before.haproxy_pid is not None
+        os.kill(before.haproxy_pid, signal.SIGKILL)
+        healed = await agent.reports(7, cell)
+        assert healed.haproxy_pid not in (None, before.haproxy_pid)
+
+
+@pytest.mark.asyncio
+async def test_without_a_control_plane_it_serves_from_its_journal(plane: FakeControlPlane, tmp_path: Path) -> None:
+    async with FakeCell().running() as cell, agent_of(plane, tmp_path) as agent:
+        async with plane.running():
+            await eventually(lambda: plane.connections == 1, 20)
+            await plane.push(RoutingTable(7, HOME, (pool(cell),)))
+            await agent.reports(7, cell)
+        await agent.end(signal.SIGTERM)
+        await agent.start()
+        async with httpx.AsyncClient(base_url=agent.url, trust_env=False) as client:
+            answers: list[int] = []
+
+            async def serves() -> None:
+                while answers[-1:] != [200]:
+                    with contextlib.suppress(httpx.HTTPError):
+                        answers.append((await client.post("/v1/completions", json={"model": "demo"})).status_code)
+                    await asyncio.sleep(0.02)
+
+            await asyncio.wait_for(serves(), 20)
+        async with plane.running():
+            assert (await agent.reports(7, cell)).reason == ""
+        assert len(plane.enrolled) == 1
+
+
+@pytest.mark.asyncio
+async def test_a_second_agent_for_the_same_home_and_a_bad_server_are_refused_in_words(
+    plane: FakeControlPlane, tmp_path: Path
+) -> None:
+    async with plane.running(), agent_of(plane, tmp_path) as agent:
+        await eventually(lambda: plane.connections == 1, 20)
+        first = agent.process
+        await agent.start()
+        assert await asyncio.wait_for(agent.process.wait(), 20) == 1
+        assert "another agent runs with the home" in (tmp_path / "agent.log").read_text()
+        agent.plane = FakeControlPlane(1)
+        agent.plane.url = "localhost:1"
+        await agent.start()
+        assert await asyncio.wait_for(agent.process.wait(), 20) == 1
+        assert "server must be http://HOST:PORT" in (tmp_path / "agent.log").read_text()
+        first.send_signal(signal.SIGTERM)
+        assert await asyncio.wait_for(first.wait(), 20) == 0

@@ -1,0 +1,139 @@
+"""Cells die, drain, come and go under traffic, and no request that could be served fails."""
+
+import asyncio
+import contextlib
+
+import pytest
+
+from tests.engine_agent.fake_control_plane import eventually
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool, read_stream
+from tests.engine_agent.ingress.traffic import SteadyTraffic
+
+
+@pytest.mark.asyncio
+async def test_a_cell_dies_under_steady_traffic_and_no_request_fails(ingress: RunningIngress) -> None:
+    async with FakeCell(step_s=0.02).running() as lives, FakeCell(step_s=0.02).running() as dies:
+        await ingress.route(pool(lives, dies))
+        await ingress.sees(**{lives.name: "up", dies.name: "up"})
+        async with SteadyTraffic(ingress.url, per_s=50).flowing() as traffic:
+            await traffic.until_sent(25)
+            reports = len(ingress.reports)
+            dies.die()
+            await ingress.sees(**{dies.name: "down"})
+            assert len(ingress.reports) - reports <= 2, "the change was reported at once"
+            await traffic.until_sent(25)
+            await dies.start()
+            await ingress.sees(**{dies.name: "up"})
+            await traffic.until_sent(10)
+    assert traffic.failures == []
+    assert min(traffic.served.values()) >= 10
+
+
+@pytest.mark.asyncio
+async def test_a_cell_that_refuses_is_tried_elsewhere_and_a_sick_one_is_left_alone(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as good, FakeCell().running() as refuses, FakeCell().running() as sick:
+        refuses.refuses = True
+        sick.healthy = False
+        await ingress.route(pool(good, refuses, sick))
+        await ingress.sees(**{good.name: "up", refuses.name: "up", sick.name: "down"})
+        async with ingress.client() as client:
+            assert {await ask(client) for _ in range(10)} == {good.name}
+        assert refuses.requests
+        assert not sick.requests
+        sick.healthy = True
+        good.agent_word = "down #restarting"
+        await ingress.sees(**{good.name: "down", sick.name: "up"})
+        async with ingress.client() as client:
+            assert await ask(client) == sick.name
+
+
+@pytest.mark.asyncio
+async def test_a_draining_cell_finishes_its_streams_and_gets_no_new_request(ingress: RunningIngress) -> None:
+    async with FakeCell(chunks=5).running() as drains, FakeCell().running() as stays, ingress.client() as client:
+        drains.gate.clear()
+        await ingress.route(pool(drains))
+        await ingress.sees(**{drains.name: "up"})
+        stream = asyncio.create_task(read_stream(client))
+        await eventually(lambda: drains.in_flight == 1)
+        await ingress.route(pool(drains, stays, draining=[drains]))
+        await ingress.sees(**{drains.name: "drain", stays.name: "up"})
+        assert {await ask(client) for _ in range(10)} == {stays.name}
+        await ingress.route(pool(stays))
+        assert not stream.done()
+        drains.gate.set()
+        assert await stream == "0 1 2 3 4 "
+        await eventually(lambda: len(ingress.running_servers) == 1, what="the drained server is removed when idle")
+
+
+@pytest.mark.asyncio
+async def test_a_cell_that_drains_itself_comes_back_when_it_says_so(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell, ingress.client() as client:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        cell.agent_word = "drain"
+        await ingress.sees(**{cell.name: "drain"})
+        cell.agent_word = "up 100%"
+        await ingress.sees(**{cell.name: "up"})
+        assert await ask(client) == cell.name
+
+
+@pytest.mark.asyncio
+async def test_a_cell_that_the_table_drains_is_not_woken_by_its_agent_check(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell, FakeCell().running() as other:
+        await ingress.route(pool(cell, other, draining=[cell]))
+        await ingress.sees(**{cell.name: "drain", other.name: "up"})
+        async with ingress.client() as client:
+            assert {await ask(client) for _ in range(20)} == {other.name}
+        await ingress.route(pool(cell, other))
+        await ingress.sees(**{cell.name: "up"})
+
+
+@pytest.mark.asyncio
+async def test_twenty_cells_come_and_go_under_streams_and_none_breaks(ingress: RunningIngress) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        cells = [await stack.enter_async_context(FakeCell(chunks=40, step_s=0.02).running()) for _ in range(21)]
+        client = await stack.enter_async_context(ingress.client())
+        await ingress.route(pool(cells[0]))
+        await ingress.sees(**{cells[0].name: "up"})
+        worker = ingress.worker_pid
+        streams: list[asyncio.Task[str]] = []
+        for number in (*range(2, 22), *range(21, 0, -1)):
+            await ingress.route(pool(*cells[:number]))
+            streams += [asyncio.create_task(read_stream(client)) for _ in range(2)]
+        whole = "".join(f"{number} " for number in range(40))
+        assert set(await asyncio.gather(*streams)) == {whole}
+        assert ingress.worker_pid == worker, "servers changed without a reload"
+        await eventually(lambda: len(ingress.running_servers) == 1)
+        assert sum(bool(cell.requests) for cell in cells) > 5
+
+
+@pytest.mark.asyncio
+async def test_a_pool_more_or_less_reloads_and_no_stream_breaks(ingress: RunningIngress) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        cell = await stack.enter_async_context(FakeCell(chunks=20, step_s=0.02).running())
+        other = await stack.enter_async_context(FakeCell().running())
+        client = await stack.enter_async_context(ingress.client())
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        worker = ingress.worker_pid
+        streams = [asyncio.create_task(read_stream(client)) for _ in range(10)]
+        await eventually(lambda: cell.in_flight == 10)
+        await ingress.route(pool(cell), pool(other, name="other", models=("other",)))
+        await ingress.sees(**{other.name: "up"})
+        assert await ask(client, "other") == other.name
+        await ingress.route(pool(cell))
+        assert ingress.worker_pid != worker
+        assert set(await asyncio.gather(*streams)) == {"".join(f"{number} " for number in range(20))}
+
+
+@pytest.mark.asyncio
+async def test_a_generation_replaces_another_under_the_same_name(ingress: RunningIngress) -> None:
+    async with FakeCell("a").running() as old, FakeCell("a").running() as new, ingress.client() as client:
+        new.generation = 2
+        await ingress.route(pool(old))
+        await ingress.sees(a="up")
+        await ingress.route(pool(new))
+        await ingress.sees(a="up")
+        await ask(client)
+        assert (len(old.requests), len(new.requests)) == (0, 1)

@@ -1,0 +1,108 @@
+"""Requests go to another region by the table's shares, or when no cell here can serve, and never come back."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import openai
+import pytest
+import pytest_asyncio
+
+from tests.engine_agent.fake_control_plane import eventually
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import AWAY, HOME, RunningIngress, ask, pool
+
+BODY = b'{"model": "demo"}'
+
+
+@pytest_asyncio.fixture
+async def away(tmp_path: Path) -> AsyncIterator[RunningIngress]:
+    async with RunningIngress(tmp_path / "away", AWAY).running() as running:
+        yield running
+
+
+async def until_spill_is(state: bool, ingress: RunningIngress) -> None:
+    """Wait until this ingress sees that another region's can (not) take requests."""
+
+    def servers() -> set[bool]:
+        running = ingress.ingress.running
+        return {server.usable for server in running.servers if server.backend == "spill.demo"} if running else set()
+
+    await eventually(lambda: servers() == {state}, what=f"spill usable: {state}")
+
+
+@pytest.mark.asyncio
+async def test_without_a_usable_cell_here_another_region_serves_and_takes_over_again(
+    ingress: RunningIngress, away: RunningIngress
+) -> None:
+    async with FakeCell("near").running() as near, FakeCell("far").running() as far, ingress.client() as client:
+        await away.route(pool(far, spill=[ingress]))
+        await ingress.route(pool(near, spill=[away], fractions={HOME: 1.0}))
+        await ingress.sees(near="up")
+        await until_spill_is(True, ingress)
+        assert {await ask(client) for _ in range(10)} == {"near"}
+        near.die()
+        await ingress.sees(near="down")
+        assert await ask(client) == "far"
+        assert far.requests[-1].headers["x-switchyard-hop"] == HOME
+        await near.start()
+        await ingress.sees(near="up")
+        assert await ask(client) == "near"
+
+
+@pytest.mark.asyncio
+async def test_the_share_of_another_region_leaves_and_a_marked_request_stays(
+    ingress: RunningIngress, away: RunningIngress
+) -> None:
+    async with FakeCell("near").running() as near, FakeCell("far").running() as far, ingress.client() as client:
+        await away.route(pool(far))
+        await ingress.route(pool(near, spill=[away], fractions={HOME: 0.5, AWAY: 0.5}))
+        await ingress.sees(near="up")
+        await until_spill_is(True, ingress)
+        served = [await ask(client) for _ in range(100)]
+        assert 20 < served.count("far") < 80  # 100 throws of a coin: outside once in 10^9
+        marked = [await ingress.post(BODY, **{"X-Switchyard-Hop": "elsewhere"}) for _ in range(20)]
+        assert {answer.headers["x-switchyard-cell"] for answer in marked} == {"near-g1"}
+        worker = ingress.worker_pid
+        await ingress.route(pool(near, spill=[away], fractions={HOME: 0.0, AWAY: 1.0}))
+        assert {await ask(client) for _ in range(10)} == {"far"}
+        assert ingress.worker_pid == worker, "shares change without a reload"
+        far.die()
+        await until_spill_is(False, ingress)
+        assert await ask(client) == "near", "with nobody else to serve, the cells here do"
+
+
+@pytest.mark.asyncio
+async def test_two_regions_without_cells_refuse_and_do_not_bounce(
+    ingress: RunningIngress, away: RunningIngress
+) -> None:
+    async with FakeCell("near").running() as near, ingress.client() as client:
+        await away.route(pool(spill=[ingress]))
+        await ingress.route(pool(near, spill=[away]))
+        await ingress.sees(near="up")
+        await until_spill_is(True, away)
+        marked = await away.post(BODY, **{"X-Switchyard-Hop": HOME})
+        assert (marked.status_code, marked.json()["error"]["code"]) == (503, "no_ready_cell")
+        assert not near.requests
+        near.die()
+        await ingress.sees(near="down")
+        await until_spill_is(False, away)
+        with pytest.raises(openai.InternalServerError):
+            await ask(client)
+        assert (await away.post(BODY)).status_code == 503
+
+
+@pytest.mark.asyncio
+async def test_a_region_dies_at_once_and_a_client_that_retries_sees_no_failure(
+    ingress: RunningIngress, away: RunningIngress
+) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        near = await stack.enter_async_context(FakeCell("near").running())
+        far = await stack.enter_async_context(FakeCell("far").running())
+        client = await stack.enter_async_context(ingress.client(max_retries=2))
+        await away.route(pool(far))
+        await ingress.route(pool(near, spill=[away]), retry_after_s=1)
+        await ingress.sees(near="up")
+        await until_spill_is(True, ingress)
+        near.die()
+        assert await ask(client) == "far"
