@@ -46,8 +46,7 @@ class Follower:
         end = await self._ending.wait()
         log.info("ending: %s", end.reason)
         self._waiting_for = end.reason
-        if not end.failed:
-            self._link.announce_leaving(end.reason)
+        if not end.failed and self._link.announce_leaving(end.reason):
             # The leader finishes what is in flight and says farewell; computing it takes all members.
             await asyncio.wait([membership], timeout=self._settings.grace_s)
         membership.cancel()

@@ -104,10 +104,12 @@ class FollowerLink:
         finally:
             beating.cancel()
 
-    def announce_leaving(self, reason: str) -> None:
-        """Ask the leader to finish what is in flight and end the cell."""
-        if self._writer is not None:
-            self._writer.write(encode(Farewell(reason=reason, failed=False)))
+    def announce_leaving(self, reason: str) -> bool:
+        """Ask the leader to finish what is in flight and end the cell. False: there is no leader to ask."""
+        if self._writer is None:
+            return False
+        self._writer.write(encode(Farewell(reason=reason, failed=False)))
+        return True
 
     async def _attempt(self) -> None:
         leader = self._settings.leader

@@ -67,6 +67,18 @@ def test_a_hung_engine_stops_all_the_same(tmp_path: Path) -> None:
         assert leader.exit_status() == 0
 
 
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "follower"])
+def test_a_member_that_is_stopped_before_its_cell_is_whole_ends_at_once(tmp_path: Path, rank: int) -> None:
+    cell = Cell(tmp_path, followers=1)
+    try:
+        alone = cell.start(rank, "--grace-s", "60")
+        until(lambda: alone.health()[0] == 503, alone.said)
+        alone.process.terminate()
+        assert alone.exit_status() == 0
+    finally:
+        cell.stop()
+
+
 def test_an_engine_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     cell = Cell(tmp_path, followers=0)
     arguments = [sys.executable, "-c", STARTER, *cell.command(0)]
