@@ -33,6 +33,8 @@ CLASS_HEADER = "X-Switchyard-Class"
 CELL_HEADER = "X-Switchyard-Cell"
 """On an answer: which server of which generation gave it."""
 INFERENCE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
+RETRY_RULE = "retry-on conn-failure empty-response 503"
+"""A cell's 503 says that it did not send the request to its engine."""
 METRICS_RULE = "http-request use-service prometheus-exporter if METH_GET { path /metrics } { src 127.0.0.0/8 ::1 }"
 HEAD_ROOM_BYTES = 64 * 1024
 """Room for a request's head beside the largest body, because both must lie in one buffer to be read and retried."""
@@ -125,7 +127,7 @@ def _defaults(layout: Layout, settings: IngressSettings) -> str:
             f"timeout check {times.check_timeout_ms}ms",
             f"retries {settings.retries}",
             "option redispatch 1",
-            "retry-on conn-failure empty-response 503",
+            RETRY_RULE,
             "http-reuse always",  # safe, because an answer that never began is asked for again
             *(answers.substituted(answer) for answer in answers.haproxy_own(layout.retry_after_s)),
         ],
@@ -246,6 +248,7 @@ def _spill_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings
         [
             "balance roundrobin",
             "option allbackups",
+            "retry-on conn-failure empty-response",  # a 503 comes from a region that tried its own cells
             f"timeout queue {settings.queues[pool.serving_class].wait_s}s",
             *_check(f"/healthz?model={quote(pool.probe_model, safe='')}"),
             f"http-request set-header {HOP_HEADER} {settings.region}",

@@ -1,0 +1,83 @@
+"""A HAProxy of the size that plans can be proved on: what runs, as a value, and what each step makes of it."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from engine_agent.ingress.layout import Layout, Server
+from engine_agent.ingress.plan import (
+    AddServer,
+    DrainServer,
+    LimitServer,
+    ReadyServer,
+    Reload,
+    RemoveServer,
+    ReplaceMap,
+    Step,
+    WeighServer,
+)
+from engine_agent.ingress.running import Running, RunningServer
+
+
+def running_of(layout: Layout, structure: str) -> Running:
+    """A worker that was started with this layout."""
+    return Running(
+        structure=structure,
+        worker_pid=1,
+        servers=tuple(_started(server, maintenance=server.drain) for server in layout.servers),
+        backends=(),
+        maps=layout.maps,
+    )
+
+
+def step_of(running: Running, step: Step, layout: Layout, structure: str) -> Running:
+    """What runs after a step."""
+    servers = {(server.backend, server.name): server for server in running.servers}
+    match step:
+        case Reload():
+            return running_of(layout, structure)
+        case ReplaceMap(name, entries):
+            return replace(running, maps={**running.maps, name: entries})
+        case AddServer(server):
+            key = (server.backend, server.name)
+            assert key not in servers, "a name is never added twice"
+            servers[key] = replace(_started(server), draining=server.drain)
+        case DrainServer(backend, name):
+            servers[backend, name] = replace(servers[backend, name], draining=True, maintenance=False)
+        case ReadyServer(backend, name):
+            servers[backend, name] = replace(servers[backend, name], draining=False, maintenance=False)
+        case LimitServer(backend, name, max_connections):
+            servers[backend, name] = replace(servers[backend, name], max_connections=max_connections)
+        case WeighServer(backend, name, weight):
+            servers[backend, name] = replace(servers[backend, name], weight=weight)
+        case RemoveServer(backend, name):
+            assert servers[backend, name].in_flight == 0, "nothing that serves is removed"
+            del servers[backend, name]
+    return replace(running, servers=tuple(servers.values()))
+
+
+def finished(running: Running) -> Running:
+    """The same after every request ended."""
+    return replace(running, servers=tuple(replace(server, in_flight=0) for server in running.servers))
+
+
+def touched(steps: Iterable[Step]) -> set[tuple[str, str]]:
+    """The servers that steps change one by one."""
+    changed = (DrainServer, ReadyServer, LimitServer, WeighServer, RemoveServer)
+    named = {(step.backend, step.name) for step in steps if isinstance(step, changed)}
+    return named | {(step.server.backend, step.server.name) for step in steps if isinstance(step, AddServer)}
+
+
+def _started(server: Server, *, maintenance: bool = False) -> RunningServer:
+    return RunningServer(
+        backend=server.backend,
+        name=server.name,
+        address=server.address,
+        port=server.port,
+        agent_check_port=server.agent_check_port or 0,
+        weight=server.weight,
+        max_connections=server.max_connections,
+        draining=False,
+        maintenance=maintenance,
+        usable=True,
+        agent_says_up=True,
+    )

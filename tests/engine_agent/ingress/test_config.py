@@ -1,0 +1,50 @@
+"""The text of haproxy.cfg, whole, and what of it a reload is for."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from engine_agent.ingress.config import map_file, render, structure_of
+from engine_agent.ingress.layout import UNTOLD, lay_out
+from engine_agent.ingress.settings import IngressSettings
+from tests.engine_agent.ingress.test_layout import CELL, POOL, TABLE, with_cell, with_pool
+
+GOLDEN = Path(__file__).with_name("golden")
+SETTINGS = IngressSettings("i-east", "east", Path("/var/lib/ingress"), port=8080)
+
+
+def test_the_file_is_the_golden_one() -> None:
+    draining = msgspec.structs.replace(CELL, cell="c-2", drain=True, address="::1")
+    layout = lay_out(with_pool(cells=(CELL, draining)))
+    assert render(layout, SETTINGS) == (GOLDEN / "haproxy.cfg").read_text()
+
+
+def test_the_file_before_the_first_table_is_the_golden_one() -> None:
+    assert render(UNTOLD, SETTINGS) == (GOLDEN / "untold.cfg").read_text()
+
+
+def test_only_pools_limits_and_settings_are_structure() -> None:
+    structure = structure_of(lay_out(TABLE), SETTINGS)
+    same = [
+        with_pool(cells=()),
+        with_pool(spill=()),
+        with_cell(drain=True, port=1),
+        with_pool(fractions={"east": 1.0}),
+        with_pool(models=("chat", "new")),
+        msgspec.structs.replace(TABLE, revision=6),
+    ]
+    others = [
+        msgspec.structs.replace(TABLE, pools=()),
+        msgspec.structs.replace(TABLE, pools=(POOL, msgspec.structs.replace(POOL, name="b", models=("b",)))),
+        msgspec.structs.replace(TABLE, max_body_bytes=1),
+        msgspec.structs.replace(TABLE, retry_after_s=1),
+        with_pool(serving_class="batch"),
+    ]
+    assert {structure_of(lay_out(table), SETTINGS) for table in same} == {structure}
+    assert structure not in {structure_of(lay_out(table), SETTINGS) for table in others}
+    assert structure_of(lay_out(TABLE), replace(SETTINGS, port=8081)) != structure
+
+
+def test_a_map_is_written_as_lines() -> None:
+    assert map_file({"a": "1", "b": "two words"}) == "a 1\nb two words\n"

@@ -1,0 +1,106 @@
+"""A routing table becomes servers and maps, or is refused with what is wrong with it."""
+
+import json
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from engine_agent.ingress.classes import ServingClass
+from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, SHARES_MAP, BadTable, PoolBackends, Server, lay_out
+from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
+
+CELL = CellEndpoint("c-1", 3, "127.0.0.1", 9000, 9001, max_connections=8)
+POOL = Pool(
+    name="chat",
+    models=("org/chat", "chat"),
+    serving_class="near_realtime",
+    cells=(CELL,),
+    spill=(SpillTarget("west", "10.0.0.2", 8080), SpillTarget("north", "::1", 8080)),
+    fractions={"east": 0.7, "west": 0.3},
+)
+TABLE = RoutingTable(revision=5, region="east", pools=(POOL,))
+
+
+def with_pool(**changes: object) -> RoutingTable:
+    return msgspec.structs.replace(TABLE, pools=(msgspec.structs.replace(POOL, **changes),))
+
+
+def with_cell(**changes: object) -> RoutingTable:
+    return with_pool(cells=(msgspec.structs.replace(CELL, **changes),))
+
+
+def test_cells_and_other_regions_become_servers() -> None:
+    layout = lay_out(TABLE)
+    assert layout.pools == (PoolBackends("chat", ServingClass.NEAR_REALTIME, "chat"),)
+    assert layout.servers == (
+        Server("pool.chat", "c-1-g3", "127.0.0.1", 9000, 100, max_connections=8, agent_check_port=9001, cell="c-1"),
+        Server("spill.chat", "north.standby", "::1", 8080, 256, backup=True),
+        Server("spill.chat", "west", "10.0.0.2", 8080, 256),
+    )
+
+
+def test_models_shares_and_the_listing_become_maps() -> None:
+    maps = lay_out(TABLE).maps
+    assert maps[MODELS_MAP] == {"org/chat": "pool.chat", "chat": "pool.chat"}
+    assert maps[SHARES_MAP] == {"pool.chat": "300"}
+    assert [model["id"] for model in json.loads(maps[LISTING_MAP]["all"])["data"]] == ["chat", "org/chat"]
+
+
+def test_regions_share_by_weight_and_the_home_region_is_no_target() -> None:
+    spill = (*POOL.spill, SpillTarget("east", "127.0.0.1", 8080))
+    layout = lay_out(with_pool(spill=spill, fractions={"east": 0.0, "west": 0.25, "north": 0.75}))
+    assert {server.name: server.weight for server in layout.servers if not server.cell} == {"north": 256, "west": 85}
+    assert layout.maps[SHARES_MAP] == {"pool.chat": "1000"}
+
+
+@pytest.mark.parametrize(
+    ("fractions", "share"),
+    [({}, "0"), ({"east": 1.0}, "0"), ({"mars": 1.0}, "0"), ({"east": 0.999, "west": 0.001}, "1")],
+)
+def test_what_no_region_here_can_serve_stays(fractions: dict[str, float], share: str) -> None:
+    assert lay_out(with_pool(fractions=fractions)).maps[SHARES_MAP] == {"pool.chat": share}
+
+
+def test_the_order_of_a_table_does_not_matter() -> None:
+    other = msgspec.structs.replace(POOL, name="a", models=("a",))
+    one = msgspec.structs.replace(TABLE, pools=(POOL, other))
+    two = msgspec.structs.replace(TABLE, pools=(other, POOL))
+    assert lay_out(one) == lay_out(two)
+
+
+BAD = [
+    (with_pool(fractions={"east": 0.7}), "fractions of pool chat sum to 0.7, not to 1"),
+    (with_pool(fractions={"east": 1.5, "west": -0.5}), "fractions of pool chat must be between 0 and 1"),
+    (with_pool(name="a b"), "pool 'a b': a name is 1 to 80 letters"),
+    (with_pool(models=()), "pool chat serves no model"),
+    (with_pool(models=("a b",)), "model 'a b' of pool chat: only letters"),
+    (with_pool(models=("chat", "chat")), "model chat is there twice"),
+    (with_pool(serving_class="slow"), "serving class 'slow' of pool chat is none of realtime, near_realtime, batch"),
+    (with_pool(cells=(CELL, CELL)), "cell of pool chat c-1-g3 is there twice"),
+    (with_pool(spill=(POOL.spill[0], POOL.spill[0])), "spill region of pool chat west is there twice"),
+    (with_cell(address="localhost"), "address of cell c-1 must be an IP address, not 'localhost'"),
+    (with_cell(port=0), "port of cell c-1 must be between 1 and 65535, not 0"),
+    (with_cell(agent_check_port=70000), "port of agent check of cell c-1 must be between 1 and 65535"),
+    (with_cell(max_connections=0), "max_connections of cell c-1 must be positive, not 0"),
+    (with_cell(cell="c;1"), "cell 'c;1': a name is"),
+    (msgspec.structs.replace(TABLE, pools=(POOL, POOL)), "pool chat is there twice"),
+    (msgspec.structs.replace(TABLE, max_body_bytes=0), "max_body_bytes and retry_after_s must be positive"),
+]
+
+
+@pytest.mark.parametrize(("table", "said"), BAD, ids=[said for _, said in BAD])
+def test_a_table_that_cannot_be_meant_is_refused_by_name(table: RoutingTable, said: str) -> None:
+    with pytest.raises(BadTable) as caught:
+        lay_out(table)
+    assert str(caught.value).startswith(said)
+
+
+def test_two_generations_of_a_cell_are_two_servers() -> None:
+    newer = msgspec.structs.replace(CELL, generation=4, port=9100)
+    layout = lay_out(with_pool(cells=(msgspec.structs.replace(CELL, drain=True), newer)))
+    cells = [server for server in layout.servers if server.cell]
+    assert cells == [
+        replace(cells[0], name="c-1-g3", drain=True),
+        replace(cells[0], name="c-1-g4", port=9100, drain=False),
+    ]

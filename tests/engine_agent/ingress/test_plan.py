@@ -1,0 +1,141 @@
+"""The steps from what runs to what should, exactly."""
+
+from dataclasses import replace
+
+import msgspec
+
+from engine_agent.ingress.layout import MODELS_MAP, SHARES_MAP, Layout, Server, lay_out
+from engine_agent.ingress.plan import (
+    AddServer,
+    DrainServer,
+    LimitServer,
+    ReadyServer,
+    Reload,
+    RemoveServer,
+    ReplaceMap,
+    Step,
+    WeighServer,
+    plan_steps,
+)
+from engine_agent.ingress.running import Running
+from engine_agent.protocol.messages import RoutingTable
+from tests.engine_agent.ingress.haproxies import running_of
+from tests.engine_agent.ingress.test_layout import CELL, POOL, TABLE, with_cell, with_pool
+
+STRUCTURE = "s"
+LAYOUT = lay_out(TABLE)
+NAME = ("pool.chat", "c-1-g3")
+
+
+def steps_to(table: RoutingTable, running: Running | None = None) -> tuple[Step, ...]:
+    return plan_steps(running or running_of(LAYOUT, STRUCTURE), lay_out(table), STRUCTURE)
+
+
+def running_cell(**changes: object) -> Running:
+    """The table in force, with the cell's server as given."""
+    running = running_of(LAYOUT, STRUCTURE)
+    cell, *others = running.servers
+    return replace(running, servers=(replace(cell, **changes), *others))  # type: ignore[arg-type]
+
+
+def test_what_runs_as_it_should_needs_no_step() -> None:
+    assert steps_to(TABLE) == ()
+    assert steps_to(msgspec.structs.replace(TABLE, revision=9)) == ()
+
+
+def test_another_structure_reloads_and_nothing_else() -> None:
+    steps = plan_steps(running_of(LAYOUT, "old"), lay_out(with_pool(cells=())), STRUCTURE)
+    assert steps == (Reload("structure is old, should be s"),)
+    nothing = Running("", 1, (), (), {})
+    assert plan_steps(nothing, LAYOUT, STRUCTURE) == (Reload("structure is unknown, should be s"),)
+
+
+def test_a_server_at_another_address_reloads() -> None:
+    for table in (with_cell(address="127.0.0.2"), with_cell(port=9009), with_cell(agent_check_port=9009)):
+        assert steps_to(table) == (Reload("pool.chat/c-1-g3 is at another address"),)
+
+
+def test_a_new_cell_comes_before_the_map_and_an_old_one_goes_last() -> None:
+    newer = msgspec.structs.replace(CELL, cell="c-2")
+    steps = steps_to(with_pool(cells=(newer,), models=("chat",)))
+    assert [type(step) for step in steps] == [AddServer, ReplaceMap, ReplaceMap, DrainServer]
+    assert steps[0] == AddServer(_server(lay_out(with_pool(cells=(newer,))), "c-2-g3"), "new in the table")
+    assert steps[-1] == DrainServer(*NAME, "not in the table any more")
+
+
+def test_an_old_cell_is_removed_once_idle_and_not_before() -> None:
+    gone = with_pool(cells=())
+    assert steps_to(gone, running_cell(draining=True, in_flight=1)) == ()
+    assert steps_to(gone, running_cell(draining=True, queued=1)) == ()
+    assert steps_to(gone, running_cell(draining=True)) == (RemoveServer(*NAME, "not in the table any more, and idle"),)
+    assert steps_to(gone, running_cell(maintenance=True)) == (
+        RemoveServer(*NAME, "not in the table any more, and idle"),
+    )
+
+
+def test_a_drain_of_the_table_is_set_once_and_taken_back() -> None:
+    drain = with_cell(drain=True)
+    assert steps_to(drain) == (DrainServer(*NAME, "the table says drain"),)
+    assert steps_to(drain, running_cell(maintenance=True)) == (DrainServer(*NAME, "the table says drain"),)
+    assert steps_to(drain, running_cell(draining=True)) == ()
+    assert steps_to(TABLE, running_cell(draining=True)) == (
+        ReadyServer(*NAME, "the table says serve, and so does the cell"),
+    )
+
+
+def test_a_cell_that_drains_itself_is_left_alone_until_it_says_up() -> None:
+    assert steps_to(TABLE, running_cell(draining=True, agent_says_up=False)) == ()
+
+
+def test_a_wanted_cell_in_maintenance_is_taken_out_of_it() -> None:
+    assert steps_to(TABLE, running_cell(maintenance=True)) == (
+        ReadyServer(*NAME, "the table says serve, and it is in maintenance"),
+    )
+
+
+def test_limits_and_weights_change_in_place() -> None:
+    assert steps_to(with_cell(max_connections=5)) == (LimitServer(*NAME, 5, "limit is 8, should be 5"),)
+    assert steps_to(TABLE, running_cell(weight=25)) == (), "a cell's weight is its agent-check's"
+    steps = plan_steps(_both_share(0.5, 0.5), lay_out(_shares(0.2, 0.8)), STRUCTURE)
+    assert steps == (WeighServer("spill.chat", "north", 64, "weight is 256, should be 64"),)
+
+
+def test_a_region_that_gets_a_share_changes_its_role() -> None:
+    steps = steps_to(_shares(0.5, 0.5))
+    assert [type(step) for step in steps] == [AddServer, ReplaceMap, DrainServer]
+    assert isinstance(steps[0], AddServer)
+    assert steps[0].server.name == "north"
+    assert steps[2] == DrainServer("spill.chat", "north.standby", "not in the table any more")
+
+
+def test_a_share_changes_the_map_only() -> None:
+    assert steps_to(with_pool(fractions={"east": 0.5, "west": 0.5})) == (
+        ReplaceMap(SHARES_MAP, {"pool.chat": "500"}, "its entries differ from the table"),
+    )
+
+
+def test_a_map_that_lost_its_entries_is_filled() -> None:
+    running = replace(running_of(LAYOUT, STRUCTURE), maps={**LAYOUT.maps, MODELS_MAP: {}})
+    assert steps_to(TABLE, running) == (
+        ReplaceMap(MODELS_MAP, LAYOUT.maps[MODELS_MAP], "its entries differ from the table"),
+    )
+
+
+def _shares(north: float, west: float) -> RoutingTable:
+    return with_pool(fractions={"east": 0.0, "north": north, "west": west})
+
+
+def _both_share(north: float, west: float) -> Running:
+    return running_of(lay_out(_shares(north, west)), STRUCTURE)
+
+
+def _server(layout: Layout, name: str) -> Server:
+    return next(server for server in layout.servers if server.name == name)
+
+
+def test_two_pools_do_not_disturb_each_other() -> None:
+    other = msgspec.structs.replace(POOL, name="other", models=("other",))
+    both = msgspec.structs.replace(TABLE, pools=(POOL, other))
+    fewer = msgspec.structs.replace(TABLE, pools=(POOL, msgspec.structs.replace(other, cells=())))
+    steps = plan_steps(running_of(lay_out(both), STRUCTURE), lay_out(fewer), STRUCTURE)
+    assert steps == (DrainServer("pool.other", "c-1-g3", "not in the table any more"),)
