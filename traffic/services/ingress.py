@@ -18,6 +18,8 @@ from traffic.models import Ingress, IngressReport
 from traffic.planning.ingress import plan_ingress
 
 JOIN_TOKEN_TTL = timedelta(minutes=15)
+SILENT_AFTER = timedelta(seconds=10)
+"""Ingress agents report every 2 s; five missed reports raise doubt, as for nodes."""
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +39,7 @@ def ingresses_ensure(*, now: datetime) -> list[str]:
     started = []
     for ingress in Ingress.objects.select_related("region", "report"):
         report: IngressReport | None = getattr(ingress, "report", None)
-        if report is not None and report.connected:
+        if report is not None and _is_connected(report, now):
             continue
         try:
             if _ensure(ingress, report, now):
@@ -45,6 +47,11 @@ def ingresses_ensure(*, now: datetime) -> list[str]:
         except ProviderError as error:
             log.error("ingress %s: %s", ingress.id, error)
     return started
+
+
+def _is_connected(report: IngressReport, now: datetime) -> bool:
+    """A web process that was killed leaves `connected` behind; only fresh reports prove the connection."""
+    return report.connected and report.last_seen_at is not None and now - report.last_seen_at < SILENT_AFTER
 
 
 def _ensure(ingress: Ingress, report: IngressReport | None, now: datetime) -> bool:
