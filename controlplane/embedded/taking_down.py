@@ -11,7 +11,7 @@ from itertools import pairwise
 import psutil
 
 from controlplane.embedded.attachment import is_alive
-from controlplane.embedded.belonging import describe, end_all, processes_of
+from controlplane.embedded.belonging import describe_all, end_all, processes_of
 from controlplane.embedded.console import Console
 from controlplane.embedded.home import Home
 from controlplane.embedded.sockets import remove_socket_folder, socket_folder
@@ -27,8 +27,7 @@ def take_down(home: Home, console: Console) -> int:
         _ask_the_launcher(home, console)
     survivors = _end_what_is_left(home, console)
     if survivors:
-        names = ", ".join(describe(process) for process in processes_of(home.path))
-        console.own(f"{survivors} processes cannot be ended: {names}")
+        console.own(f"{survivors} processes cannot be ended: {describe_all(processes_of(home.path))}")
         return 1
     if not home.is_locked():
         remove_socket_folder(socket_folder(home.path))
@@ -60,7 +59,7 @@ def _end_what_is_left(home: Home, console: Console) -> int:
     left = processes_of(home.path)
     if not left:
         return 0
-    console.own(f"ending {len(left)} processes: {', '.join(describe(process) for process in left)}")
+    console.own(f"ending {len(left)} processes: {describe_all(left)}")
     end_all(lambda: [each for each in processes_of(home.path) if _is_agent(each)], patience_s=_PROCESSES_END_WITHIN_S)
     return end_all(lambda: processes_of(home.path), patience_s=_PROCESSES_END_WITHIN_S)
 
