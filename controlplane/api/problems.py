@@ -7,6 +7,7 @@ from typing import Any
 from django.core.exceptions import PermissionDenied
 from django.core.signals import got_request_exception
 from django.http import Http404
+from django.utils.encoding import escape_uri_path
 from rest_framework import exceptions
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -44,9 +45,8 @@ def answer_problem(error: Exception, context: dict[str, Any]) -> Response:
         headers["Retry-After"] = str(int(wait_s))
     # Whatever was negotiated (HTML of the documentation page, YAML), a problem is JSON.
     request.accepted_renderer, request.accepted_media_type = JSONRenderer(), JSONRenderer.media_type
-    return Response(
-        _document(failure, request.path), status=failure.status_code, headers=headers, content_type=CONTENT_TYPE
-    )
+    document = _document(failure, escape_uri_path(request.path))
+    return Response(document, status=failure.status_code, headers=headers, content_type=CONTENT_TYPE)
 
 
 def _as_api_exception(error: Exception, context: dict[str, Any]) -> exceptions.APIException:

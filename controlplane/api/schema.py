@@ -87,6 +87,8 @@ def with_problems(result: JsonObject, generator: Any, request: Any, public: bool
     for path, operations in result["paths"].items():
         for method, operation in operations.items():
             operation["responses"]["200"]["description"] = "Done."
+            for parameter in operation.get("parameters", ()):
+                _refuse_empty(parameter)
             for status in _statuses(path, method):
                 operation["responses"][str(status.value)] = {"$ref": f"#/components/responses/{_name(status)}"}
     return result
@@ -98,6 +100,16 @@ def _complete(name: str, schema: JsonObject) -> None:
         schema["additionalProperties"] = False
     elif "properties" in schema:
         schema["required"] = sorted(schema["properties"])
+
+
+def _refuse_empty(parameter: JsonObject) -> None:
+    """As `controlplane.api.filters` does: a parameter without a value must not look like an unfiltered list."""
+    if (
+        parameter["in"] == "query"
+        and parameter["schema"].keys() == {"type"}
+        and parameter["schema"]["type"] == "string"
+    ):
+        parameter["schema"]["pattern"] = r"^[^\u0000]+$"
 
 
 def _statuses(path: str, method: str) -> list[HTTPStatus]:

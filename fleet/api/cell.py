@@ -25,6 +25,8 @@ from fleet.selectors.cell import cells_described
 from fleet.selectors.load import CellLoad, cell_load
 from fleet.services.cell_actions import cell_drain, cell_restart
 
+REFERENCE = r"^[^@]+@.+$"
+
 
 class MemberSerializer(serializers.ModelSerializer[CellMember]):
     id = serializers.CharField(source="node_id", help_text="The node.")
@@ -86,10 +88,8 @@ class CellFilter(EndedHidden):
     deployment = filters.CharFilter(field_name="deployment_id")
     serving_class = filters.ChoiceFilter(field_name="deployment__serving_class", choices=choices(ServingClass))
     model = filters.CharFilter(field_name="model_version__model_id")
-    model_version = filters.CharFilter(
-        method="of_version",
-        validators=[RegexValidator(r"^[^@]+@.+$", "must read model@version")],
-        help_text="`model@version`",
+    model_version = extend_schema_field({"type": "string", "pattern": REFERENCE, "description": "`model@version`"})(
+        filters.CharFilter(method="of_version", validators=[RegexValidator(REFERENCE, "must read model@version")])
     )
     node = filters.CharFilter(field_name="members__node_id", help_text="The cell that this node is in.")
 

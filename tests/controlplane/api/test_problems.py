@@ -112,3 +112,9 @@ def test_errors_name_field_rule_and_message() -> None:
         {"field": "way", "rule": "unknown", "message": "unknown field; allowed: why"}
     ]
     assert not Node.objects.get().cordoned
+
+
+def test_the_path_of_a_problem_is_a_valid_reference() -> None:
+    assert (
+        assert_problem(anonymous().get("/api/v1/cells/%C2%84/drain"), 404)["instance"] == "/api/v1/cells/%C2%84/drain"
+    )
