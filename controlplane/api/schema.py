@@ -104,12 +104,8 @@ def _complete(name: str, schema: JsonObject) -> None:
 
 def _refuse_empty(parameter: JsonObject) -> None:
     """As `controlplane.api.filters` does: a parameter without a value must not look like an unfiltered list."""
-    if (
-        parameter["in"] == "query"
-        and parameter["schema"].keys() == {"type"}
-        and parameter["schema"]["type"] == "string"
-    ):
-        parameter["schema"]["pattern"] = r"^[^\u0000]+$"
+    if parameter["in"] == "query" and parameter["schema"] == {"type": "string"}:
+        parameter["schema"] = {"type": "string", "pattern": r"^[^\u0000]+$"}
 
 
 def _statuses(path: str, method: str) -> list[HTTPStatus]:
