@@ -116,18 +116,22 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
     return {name: value for name, value in wanted.items() if name not in given or name == "TMPDIR"}
 
 
-def check_address(host: str, port: int) -> None:
-    """Find a taken port now: vLLM would say so only after it has imported everything.
+def hold_address(host: str, port: int) -> socket.socket:
+    """Find a taken port now, and keep a free one until vLLM listens on it, which is after its imports.
+
+    Held this way (bound, not listening, reusable) no other program's outgoing connection gets the port meanwhile.
 
     Raises:
         CannotServe: something listens there, or the address is not this machine's.
     """
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise CannotServe(EXIT_ADDRESS_IN_USE, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        held.bind((host, port))
+    except OSError as error:
+        held.close()
+        raise CannotServe(EXIT_ADDRESS_IN_USE, f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return held
 
 
 def check_artifact(folder: Path, digest: str) -> None:
@@ -188,23 +192,27 @@ def main(argv: Sequence[str]) -> int:
     """Serve; returns the exit status, see the module's text."""
     options = parse(argv)
     try:
-        check_address(options.host, options.port)
-        check_artifact(options.model_dir, options.digest)
-        runtime = fresh_runtime_folder(options.node_id)
-        cores = len(os.sched_getaffinity(0))
-        os.environ.update(node_environment(options, runtime, cores, os.environ))
-        tempfile.tempdir = None  # forget the folder that was found before TMPDIR changed
-        bind_children_to_this_process()
-        server = os.getpid()
-        try:
-            run_vllm(vllm_argv(options))
-        finally:
-            if os.getpid() == server:
-                shutil.rmtree(runtime, ignore_errors=True)
+        with hold_address(options.host, options.port):
+            check_artifact(options.model_dir, options.digest)
+            _serve(options)
     except CannotServe as error:
         print(f"node {options.node_id}: {error}", file=sys.stderr)
         return error.exit_status
     return 0
+
+
+def _serve(options: ServeOptions) -> None:
+    runtime = fresh_runtime_folder(options.node_id)
+    cores = len(os.sched_getaffinity(0))
+    os.environ.update(node_environment(options, runtime, cores, os.environ))
+    tempfile.tempdir = None  # forget the folder that was found before TMPDIR changed
+    bind_children_to_this_process()
+    server = os.getpid()
+    try:
+        run_vllm(vllm_argv(options))
+    finally:
+        if os.getpid() == server:
+            shutil.rmtree(runtime, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,8 @@ from engine_agent.engines.artifact import describe_folder, write_manifest
 from engine_agent.engines.vllm.serve import (
     CannotServe,
     ServeOptions,
-    check_address,
     fresh_runtime_folder,
+    hold_address,
     node_environment,
     parse,
     vllm_argv,
@@ -138,7 +138,18 @@ def test_a_link_in_place_of_the_runtime_folder_is_refused(runtime: Path, tmp_pat
 
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(CannotServe, match=r"cannot listen on 192\.0\.2\.1:34003"):
-        check_address("192.0.2.1", 34003)
+        hold_address("192.0.2.1", 34003)
+
+
+def test_a_held_address_is_free_for_the_server_alone(free_port: int) -> None:
+    with hold_address("127.0.0.1", free_port), socket.socket() as other, socket.socket() as server:
+        with pytest.raises(OSError, match="Address already in use"):
+            other.bind(("127.0.0.1", free_port))
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        server.bind(("127.0.0.1", free_port))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", free_port), timeout=LIMIT_S):
+            pass
 
 
 def test_a_taken_port_ends_it_with_status_5(taken_port: int, artifact: tuple[Path, str]) -> None:
