@@ -1,6 +1,7 @@
 """What the real proxy refuses, and how it holds back those who send or read at different speeds."""
 
 import asyncio
+import socket
 
 import pytest
 
@@ -27,9 +28,13 @@ async def test_a_body_that_announces_too_much_is_refused_before_it_is_sent() -> 
         assert engine.requests == []
 
 
-async def test_a_client_sees_the_refusal_although_it_goes_on_sending() -> None:
+async def test_a_client_that_sends_everything_before_it_reads_still_sees_the_refusal() -> None:
+    loop = asyncio.get_running_loop()
     async with running_engine() as engine, running_proxy(engine, "--max-body-bytes", "1000") as proxy:
-        assert (await proxy.complete(b"x" * 2 * MIB)).status == 413
+        with socket.create_connection(("127.0.0.1", proxy.port)) as plain:
+            plain.setblocking(False)
+            await loop.sock_sendall(plain, request("/v1/completions", b"x" * 16 * MIB))
+            assert (await loop.sock_recv(plain, 100)).startswith(b"HTTP/1.1 413 ")
 
 
 async def test_a_chunked_body_is_refused_once_it_is_too_long() -> None:

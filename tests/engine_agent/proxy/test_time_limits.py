@@ -1,70 +1,20 @@
 """Slow clients and silent engines, on real sockets with a clock that the test turns."""
 
 import asyncio
-import os
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
 
 import pytest
 
-from engine_agent.proxy import front
-from engine_agent.proxy.cell import Cell
+from engine_agent.proxy import downstream, front
 from engine_agent.proxy.downstream import ClientConnection
-from engine_agent.proxy.log import LineLog
-from engine_agent.proxy.settings import Limits, ProxySettings
-from tests.engine_agent.proxy.engine import EVENTS, STREAM_HEAD, Script, Turn, answer_one_token, chunk, running_engine
+from engine_agent.proxy.settings import Limits
+from tests.engine_agent.proxy.engine import EVENTS, STREAM_HEAD, Turn, chunk
 from tests.engine_agent.proxy.http_stream import read_message, request
+from tests.engine_agent.proxy.local_front import LIMITS, front_of
 from tests.engine_agent.proxy.proxy_process import until
 
 pytestmark = pytest.mark.asyncio
-
-LIMITS = Limits()
-
-
-class Front:
-    """The public port of a proxy inside the test's own loop; `at` turns the clock forward."""
-
-    def __init__(self, cell: Cell, clients: set[ClientConnection], port: int) -> None:
-        self.cell = cell
-        self.clients = clients
-        self.port = port
-
-    def at(self, seconds_from_now: float) -> None:
-        now = monotonic() + seconds_from_now
-        for client in tuple(self.clients):
-            client.check(now)
-        for each in tuple(self.cell.in_flight):
-            each.check(now)
-
-    async def send(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        writer.write(raw)
-        return reader, writer
-
-
-@asynccontextmanager
-async def front_of(script: Script = answer_one_token) -> AsyncIterator[Front]:
-    async with running_engine(script) as engine:
-        settings = ProxySettings(
-            "n-1", "c-1", 1, "127.0.0.1", 0, 0, 0, "127.0.0.1", engine.port, "tiny", 4, "ping", limits=LIMITS
-        )
-        null = os.open(os.devnull, os.O_WRONLY)
-        cell = Cell(settings, LineLog(null, requests=False))
-        cell.judge.answered(monotonic(), 1.0)
-        cell.judge.token_seen(monotonic())
-        clients: set[ClientConnection] = set()
-        make: Callable[[], ClientConnection] = partial(ClientConnection, partial(front.respond, cell), LIMITS, clients)
-        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
-        try:
-            yield Front(cell, clients, server.sockets[0].getsockname()[1])
-        finally:
-            server.close()
-            for client in tuple(clients):
-                client.abort()
-            cell.pool.close()
-            os.close(null)
 
 
 async def never(turn: Turn) -> None:
@@ -99,6 +49,24 @@ async def test_an_idle_connection_is_closed_in_time() -> None:
         proxy.at(LIMITS.idle_timeout_s - 1)
         assert len(proxy.clients) == 1
         proxy.at(LIMITS.idle_timeout_s + 1)
+        assert await reader.read() == b""
+        writer.close()
+
+
+async def test_every_request_renews_the_time_of_an_idle_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(downstream, "monotonic", lambda: now)
+    async with front_of() as proxy:
+        reader, writer = await proxy.send(request("/healthz"))
+        assert (await read_message(reader)).status == 200
+        (client,) = proxy.clients
+        now += LIMITS.idle_timeout_s - 1
+        writer.write(request("/healthz"))
+        assert (await read_message(reader)).status == 200
+        client.check(now + LIMITS.idle_timeout_s - 1)
+        writer.write(request("/healthz"))
+        assert (await read_message(reader)).status == 200
+        client.check(now + LIMITS.idle_timeout_s)
         assert await reader.read() == b""
         writer.close()
 

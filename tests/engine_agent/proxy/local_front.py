@@ -1,0 +1,62 @@
+"""The public port of a proxy inside the test's own loop: no probes run, the clock of its limits is turned by hand."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from time import monotonic
+
+from engine_agent.proxy import front
+from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.downstream import ClientConnection
+from engine_agent.proxy.log import LineLog
+from engine_agent.proxy.settings import Limits, ProxySettings
+from tests.engine_agent.proxy.engine import Engine, Script, answer_one_token, running_engine
+
+LIMITS = Limits()
+
+
+class Front:
+    """A proxy's public port, and what is behind it; `at` turns the clock forward."""
+
+    def __init__(self, engine: Engine, cell: Cell, clients: set[ClientConnection], port: int) -> None:
+        self.engine = engine
+        self.cell = cell
+        self.clients = clients
+        self.port = port
+
+    def at(self, seconds_from_now: float) -> None:
+        now = monotonic() + seconds_from_now
+        for client in tuple(self.clients):
+            client.check(now)
+        for each in tuple(self.cell.in_flight):
+            each.check(now)
+
+    async def send(self, raw: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        writer.write(raw)
+        return reader, writer
+
+
+@asynccontextmanager
+async def front_of(script: Script = answer_one_token) -> AsyncIterator[Front]:
+    async with running_engine(script) as engine:
+        settings = ProxySettings(
+            "n-1", "c-1", 1, "127.0.0.1", 0, 0, 0, "127.0.0.1", engine.port, "tiny", 4, "ping", limits=LIMITS
+        )
+        null = os.open(os.devnull, os.O_WRONLY)
+        cell = Cell(settings, LineLog(null, requests=False))
+        cell.judge.answered(monotonic(), 1.0)
+        cell.judge.token_seen(monotonic())
+        clients: set[ClientConnection] = set()
+        make: Callable[[], ClientConnection] = partial(ClientConnection, partial(front.respond, cell), LIMITS, clients)
+        server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
+        try:
+            yield Front(engine, cell, clients, server.sockets[0].getsockname()[1])
+        finally:
+            server.close()
+            for client in tuple(clients):
+                client.abort()
+            cell.pool.close()
+            os.close(null)

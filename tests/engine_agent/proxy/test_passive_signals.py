@@ -1,0 +1,50 @@
+"""What requests alone tell about the engine: no probe runs here."""
+
+import asyncio
+from time import monotonic
+
+import pytest
+
+from tests.engine_agent.proxy.engine import EVENTS, STREAM_HEAD, Turn, chunk
+from tests.engine_agent.proxy.http_stream import read_chunk, read_head, read_message, request
+from tests.engine_agent.proxy.local_front import front_of
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_request_that_cannot_connect_makes_the_engine_unhealthy_and_asks_for_a_look() -> None:
+    async with front_of() as proxy:
+        looked = asyncio.Event()
+        proxy.cell.look_now = looked.set
+        await proxy.engine.die()
+        reader, writer = await proxy.send(request("/v1/x", b"{}"))
+        answer = await read_message(reader)
+        assert (answer.status, answer.headers["x-switchyard-retry"]) == (503, "1")
+        assert answer.json()["error"]["code"] == "engine_unreachable"
+        assert not proxy.cell.judge.ok
+        assert looked.is_set()
+        writer.write(request("/v1/x", b"{}"))
+        assert (await read_message(reader)).json()["error"]["code"] == "engine_unhealthy"
+        writer.close()
+
+
+async def test_tokens_of_a_stream_prove_an_engine_that_answers_again() -> None:
+    go_on = asyncio.Event()
+
+    async def script(turn: Turn) -> None:
+        await turn.send(STREAM_HEAD + chunk(EVENTS[0]))
+        await go_on.wait()
+        await turn.send(chunk(EVENTS[1]))
+        await turn.gone.wait()
+
+    async with front_of(script) as proxy:
+        reader, writer = await proxy.send(request("/v1/x", b"{}"))
+        await read_head(reader)
+        assert await read_chunk(reader) == EVENTS[0]
+        proxy.cell.judge.failed(monotonic(), "unready")
+        proxy.cell.judge.answered(monotonic(), 1.0)
+        assert proxy.cell.status().health.ok is False
+        go_on.set()
+        assert await read_chunk(reader) == EVENTS[1]
+        assert proxy.cell.status().health.ok is True
+        writer.close()
