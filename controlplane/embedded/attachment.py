@@ -57,6 +57,7 @@ class Follower:
         self._console = console
         self._log = home.logs / OWN_LOG
         self._seen_bytes = _size(self._log)
+        self._before = home.read_state()
 
     def wait_until_ready(self, ended: Callable[[], int | None]) -> int:
         """Show its log until it has seen every cell ready; 0 then, else 1 with the reason printed."""
@@ -85,9 +86,9 @@ class Follower:
             time.sleep(_POLL_S)
 
     def _state(self) -> LauncherState | None:
-        """What the living launcher says; also what one that failed said last."""
+        """What the living launcher says; also what one that failed meanwhile said last."""
         state = self._home.read_state()
-        if state and (is_alive(state) or state.phase is LauncherPhase.FAILED):
+        if state and (is_alive(state) or (state.phase is LauncherPhase.FAILED and state != self._before)):
             return state
         return None
 

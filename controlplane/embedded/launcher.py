@@ -190,7 +190,8 @@ class Launcher:
     async def _take_down(self) -> None:
         if self._state.phase is not LauncherPhase.FAILED:
             self._publish(phase=LauncherPhase.STOPPING)
-        self._console.own("stopping")
+        if self._supervisor.runs_anything:
+            self._console.own("stopping")
         await self._supervisor.stop("beat", "worker")
         if self._fleet_may_run:
             await Management(self._environment, self._home, self._console).stop_fleet()

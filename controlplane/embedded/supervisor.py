@@ -25,6 +25,10 @@ class Supervisor:
         self._running: dict[str, Supervised] = {}
         self._sessions: dict[str, int] = {}
 
+    @property
+    def runs_anything(self) -> bool:
+        return bool(self._running)
+
     async def start(self, service: Service) -> None:
         """Start `service` and keep it running."""
         supervised = Supervised(service, self._home, self._console, on_start=self._started)

@@ -50,7 +50,7 @@ def _ask_the_launcher(home: Home, console: Console) -> None:
         if home.is_locked():
             console.own(f"it did not stop within {_LAUNCHER_STOPS_WITHIN_S:.0f} s: killed")
             launcher.kill()
-            launcher.wait(_PROCESSES_END_WITHIN_S)
+        launcher.wait(_PROCESSES_END_WITHIN_S)
     except psutil.Error as error:
         console.own(f"launcher {state.pid}: {error}")
 
