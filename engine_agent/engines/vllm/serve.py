@@ -29,6 +29,17 @@ EXIT_ADDRESS_IN_USE = 5
 SHUTDOWN_TIMEOUT_S = 2
 """On SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out. With vLLM's
 default of 0 the server may never end: its core dies before it can say so, and open streams wait for ever."""
+ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
+"""Keeps the worker in the engine's core. vLLM would start a third process for it on CPU, which takes 0.5 GB and another
+import of vLLM, outlives a killed core by seconds and leaves segments in /dev/shm."""
+CHOOSES_EXECUTOR = (
+    "--distributed-executor-backend",
+    "--tensor-parallel-size",
+    "-tp",
+    "--pipeline-parallel-size",
+    "-pp",
+)
+"""vLLM options that decide where workers run."""
 PR_SET_PDEATHSIG = 1
 """From <linux/prctl.h>."""
 
@@ -79,6 +90,8 @@ def parse(argv: Sequence[str]) -> ServeOptions:
 
 def vllm_argv(options: ServeOptions) -> list[str]:
     """Options of vLLM's server; the plan's come last and win. The access log would be the node's own health probes."""
+    named = {argument.partition("=")[0].replace("_", "-") for argument in options.vllm_args}
+    executor = () if named & set(CHOOSES_EXECUTOR) else ("--distributed-executor-backend", ONE_PROCESS_EXECUTOR)
     return [
         *("--model", str(options.model_dir)),
         *("--served-model-name", options.served_model),
@@ -86,6 +99,7 @@ def vllm_argv(options: ServeOptions) -> list[str]:
         *("--port", str(options.port)),
         "--disable-uvicorn-access-log",
         *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
+        *executor,
         *options.vllm_args,
     ]
 

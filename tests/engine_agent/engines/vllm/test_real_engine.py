@@ -76,7 +76,6 @@ def engine(artifact: Artifact, tmp_path: Path) -> Iterator[RunningEngine]:
         args=(
             *("--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager"),
             *("--kv-cache-memory-bytes", str(64 * 1024 * 1024)),
-            *("--distributed-executor-backend", "vllm.v1.executor.uniproc_executor.UniProcExecutor"),
         ),
     )
     context = EngineContext(NODE_ID, tmp_path, "127.0.0.1", free_port() - ENGINE, ROOT, engine_pythons(CACHE))

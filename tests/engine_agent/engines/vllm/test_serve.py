@@ -15,6 +15,7 @@ import pytest
 
 from engine_agent.engines.artifact import describe_folder, write_manifest
 from engine_agent.engines.vllm.serve import (
+    ONE_PROCESS_EXECUTOR,
     CannotServe,
     ServeOptions,
     fresh_runtime_folder,
@@ -100,6 +101,18 @@ def test_the_plans_options_come_last() -> None:
     argv = vllm_argv(options("--max-model-len", "2048"))
     assert argv[:4] == ["--model", "/model", "--served-model-name", "smollm2"]
     assert argv[-2:] == ["--max-model-len", "2048"]
+
+
+def test_the_worker_runs_in_the_engines_core() -> None:
+    argv = vllm_argv(options())
+    assert argv[argv.index("--distributed-executor-backend") + 1] == ONE_PROCESS_EXECUTOR
+
+
+@pytest.mark.parametrize(
+    "chosen", [("--distributed-executor-backend", "mp"), ("--tensor_parallel_size=2",), ("-tp", "2"), ("-pp", "2")]
+)
+def test_a_plan_that_places_workers_is_left_alone(chosen: tuple[str, ...]) -> None:
+    assert ONE_PROCESS_EXECUTOR not in vllm_argv(options(*chosen))
 
 
 def test_a_core_is_left_free_and_the_plan_wins() -> None:
