@@ -14,9 +14,10 @@ import sys
 
 # Linux UAPI: linux/prctl.h and linux/capability.h.
 PR_SET_PDEATHSIG = 1
-PR_SET_KEEPCAPS = 8
+PR_SET_SECUREBITS = 28
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
+SECBIT_NO_SETUID_FIXUP = 1 << 2
 CAP_DAC_OVERRIDE = 1
 CAP_DAC_READ_SEARCH = 2
 CAPABILITY_VERSION_3 = 0x20080522
@@ -68,7 +69,8 @@ def become(account: str, *, traverse: bool) -> None:
     """Drop root for `account`; with `traverse`, keep the one capability to pass folders closed to it, such as /root."""
     entry = pwd.getpwnam(account)
     if traverse:
-        _call("prctl", PR_SET_KEEPCAPS, 1, 0, 0, 0)
+        # Keeps the capabilities over the change of account, and lets access() count them: initdb asks by that.
+        _call("prctl", PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0)
     os.setgroups([])
     os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
     os.setresuid(entry.pw_uid, entry.pw_uid, entry.pw_uid)

@@ -66,6 +66,8 @@ def test_the_account_passes_a_closed_folder_only_with_leave(tmp_path: Path) -> N
     note = str(closed / "open" / "note")
     assert _guard("--account", "nobody", "--", "/bin/cat", note).returncode != 0
     assert _guard("--account", "nobody", "--traverse", "--", "/bin/cat", note).stdout == "read"
+    asks = f"import os; print(os.access({note!r}, os.R_OK))"
+    assert _guard("--account", "nobody", "--traverse", "--", sys.executable, "-c", asks).stdout == "True\n"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can change account")
