@@ -9,30 +9,22 @@ and follower in turn, while a client sends requests at a steady rate through the
 import argparse
 import asyncio
 import os
-import signal
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.load import Answer, agent_and_engine, steady_load
 
 HOME = Path(os.environ.get("SWITCHYARD_HOME", ".switchyard")).resolve()
 POLL_S = 0.02
 HEAL_LIMIT_S = 300.0
-REQUEST_LIMIT_S = 30.0
-
-
-@dataclass
-class Answer:
-    """One request as its client saw it. `cell` is the cell that answered, if an answer began."""
-
-    began: float
-    ended: float = 0.0
-    cell: str = ""
-    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,58 +35,6 @@ class Round:
     sent: int
     failed_streaming: int
     failed_otherwise: int
-
-
-async def one_request(client: httpx.AsyncClient, url: str, model: str, answers: list[Answer]) -> None:
-    answer = Answer(began=time.monotonic())
-    answers.append(answer)
-    body = {
-        "model": model,
-        "stream": True,
-        "max_tokens": 24,
-        "messages": [{"role": "user", "content": "Count to ten."}],
-    }
-    finished = False
-    try:
-        async with client.stream("POST", f"{url}/v1/chat/completions", json=body) as response:
-            answer.cell = response.headers.get("x-switchyard-cell", "")
-            if response.status_code != 200:
-                answer.error = f"status {response.status_code}: {(await response.aread())[:200]!r}"
-            async for line in response.aiter_lines() if not answer.error else _nothing():
-                if line.startswith('data: {"error"'):
-                    answer.error = line[:200]
-                finished = finished or line == "data: [DONE]"
-        if not finished and not answer.error:
-            answer.error = "the stream ended without [DONE]"
-    except httpx.HTTPError as error:
-        answer.error = f"{type(error).__name__}: {error}"
-    answer.ended = time.monotonic()
-
-
-async def _nothing() -> Any:
-    for item in ():
-        yield item
-
-
-async def steady_load(url: str, model: str, rate: float, stop: asyncio.Event, answers: list[Answer]) -> None:
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-    async with httpx.AsyncClient(timeout=REQUEST_LIMIT_S, limits=limits) as client, asyncio.TaskGroup() as group:
-        while not stop.is_set():
-            group.create_task(one_request(client, url, model, answers))
-            await asyncio.sleep(1 / rate)
-
-
-def agent_and_engine(node: str) -> list[int]:
-    """Process ids of a node's agent and engine; its cell proxy, if it has one, is spared."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            mine = process.environ().get("SWITCHYARD_NODE_ID") == node
-            if mine and "engine_agent.proxy" not in process.cmdline():
-                found.append(process.pid)
-        except psutil.Error:
-            continue
-    return found
 
 
 class Fleet:
@@ -132,13 +72,14 @@ async def one_round(fleet: Fleet, url: str, options: argparse.Namespace, rank: i
     cells = (await fleet.get("/cells/", deployment=options.model, region=options.region))["results"]
     cell = next(cell for cell in cells if cell["state"] == "ready")
     node = next((node for node in cell["nodes"] if node["rank"] == rank), cell["nodes"][0])
-    stop, answers = asyncio.Event(), []
+    stop = asyncio.Event()
+    answers: list[Answer] = []
     load = asyncio.create_task(steady_load(url, options.model, options.rate, stop, answers))
     await asyncio.sleep(3)
-    victims = agent_and_engine(node["id"])
+    victims = agent_and_engine(node["id"], home=HOME)
     killed_at = time.monotonic()
-    for pid in victims:
-        os.kill(pid, signal.SIGKILL)
+    for victim in victims:
+        victim.kill()
 
     async def unrouted() -> bool:
         return not await fleet.is_routed(cell["id"], options.region)
@@ -154,7 +95,7 @@ async def one_round(fleet: Fleet, url: str, options: argparse.Namespace, rank: i
     stop.set()
     await load
     failed = [answer for answer in answers if answer.error]
-    streaming = [a for a in failed if a.cell == cell["id"] and a.began < killed_at < a.ended]
+    streaming = [answer for answer in failed if answer.was_streaming_from(cell["id"], killed_at)]
     for answer in failed:
         print(f"  failed at {answer.began - killed_at:+.2f} s from {answer.cell or 'nobody'}: {answer.error}")
     return Round(node["role"], unrouted_s, ready_s, len(answers), len(streaming), len(failed) - len(streaming))
@@ -174,8 +115,9 @@ async def main() -> None:
     for number in range(options.rounds):
         done = await one_round(fleet, url, options, rank=number % 2)
         print(
-            f"round {number + 1}, {done.role}: unrouted after {done.unrouted_s:.2f} s, ready after {done.ready_s:.1f} s; "
-            f"{done.sent} requests, {done.failed_streaming} cut while streaming, {done.failed_otherwise} failed otherwise"
+            f"round {number + 1}, {done.role}: unrouted after {done.unrouted_s:.2f} s, ready after {done.ready_s:.1f} s;"
+            f" {done.sent} requests, {done.failed_streaming} cut while streaming, {done.failed_otherwise} failed"
+            " otherwise"
         )
         rounds.append(done)
     print(

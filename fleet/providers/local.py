@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import time
 from collections.abc import Sequence
@@ -32,8 +33,8 @@ MAX_BLOCKS = 500
 TERM_GRACE_S = 3.0
 STOP_ROUNDS = 2
 """A dying agent may have started something between the first look and its end."""
-_spawned: set[int] = set()
-"""Processes that this process booted and has not reaped."""
+SPAWN_LIMIT_S = 10.0
+_DETACH = "import os, sys; os.setsid(); os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
 LEAF_SIZE = 4
 """Machines under one lowest network node: small enough that a demo fleet has near and far ones."""
 
@@ -85,7 +86,6 @@ class LocalProvider:
         self._spawn(boot, home, {})
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
-        _reap()
         processes = _processes_by_node(self.home)
         return {node_id: _status(processes.get(node_id, [])) for node_id in node_ids}
 
@@ -135,31 +135,27 @@ class LocalProvider:
             "PYTHONPATH": str(self.checkout),
             "PYTHONUNBUFFERED": "1",
         }
-        _reap()
         try:
-            _spawned.add(_spawn_session(boot.argv, environment, home / "agent.log"))
-        except OSError as error:
+            _spawn_detached(boot.argv, environment, home / "agent.log")
+        except (OSError, subprocess.SubprocessError) as error:
             raise ProviderError(f"the agent of {boot.id} did not start: {error}") from error
 
 
-def _spawn_session(argv: list[str], environment: dict[str, str], log: Path) -> int:
-    """Start a program in a session of its own, its output appended to `log`. Returns its pid."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, str(log), flags, 0o600),
-        (os.POSIX_SPAWN_DUP2, 1, 2),
-    ]
-    return os.posix_spawn(argv[0], argv, environment, file_actions=actions, setsid=True)
+def _spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> None:
+    """Start a program in a session of its own and as nobody's child, its output appended to `log`.
 
-
-def _reap() -> None:
-    """Take the exit status of machines that this process booted and that have ended, so that no zombie stays."""
-    for pid in list(_spawned):
-        with contextlib.suppress(ChildProcessError):
-            if os.waitpid(pid, os.WNOHANG)[0] == 0:
-                continue
-        _spawned.discard(pid)
+    A machine must not hang on the worker that booted it, neither by its session nor by its place in the process tree.
+    """
+    with log.open("ab") as output:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _DETACH, *argv],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=SPAWN_LIMIT_S,
+            check=True,
+        )
 
 
 def _all_free(base: int) -> bool:

@@ -49,8 +49,9 @@ class SimAdapter:
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`; a follower has no model HTTP and answers on its administration port."""
-        offset = ENGINE if assignment.role is MemberRole.LEADER else ENGINE_ADMIN
-        return f"http://{context.host}:{context.port_base + offset}/health"
+        if assignment.role is MemberRole.LEADER:
+            return f"http://{context.host}:{context.port_base + ENGINE}/health"
+        return f"http://127.0.0.1:{context.port_base + ENGINE_ADMIN}/health"  # administration listens on loopback only
 
 
 def _leader_endpoint(assignment: Assignment, context: EngineContext) -> str:

@@ -1,0 +1,166 @@
+"""A whole fleet as `make up` starts it, in a home of its own, with what tests need to ask of it."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+START_LIMIT_S = 400
+STOP_LIMIT_S = 120
+NODE_PORTS = 22000
+REGIONS = ("us-east-1", "us-west-2")
+
+
+class RunningFleet:
+    """Starts and stops through the same commands as the Makefile's targets."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.port = free_ports(1)
+        self.ingress_port = free_ports(len(REGIONS))
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            # The test session has servers and settings of its own.
+            if name not in {"DATABASE_URL", "REDIS_URL", "DJANGO_SETTINGS_MODULE"}
+        }
+        self.environment = {
+            **inherited,
+            "SWITCHYARD_HOME": str(home),
+            "SWITCHYARD_PORT": str(self.port),
+            "SWITCHYARD_INGRESS_PORT": str(self.ingress_port),
+            "SWITCHYARD_NODE_PORTS": str(NODE_PORTS),
+            "WAIT_S": str(START_LIMIT_S - 20),
+            "ENGINE": "vllm",
+        }
+
+    # --- the Makefile's verbs -----------------------------------------------------------------------------------------
+
+    def up(self) -> str:
+        return self._run(["up", "--detach"], START_LIMIT_S)
+
+    def down(self) -> str:
+        return self._run(["down"], STOP_LIMIT_S)
+
+    def _run(self, arguments: list[str], limit_s: float) -> str:
+        command = [sys.executable, "-m", "controlplane.embedded", *arguments]
+        done = subprocess.run(
+            command, cwd=CHECKOUT, env=self.environment, capture_output=True, text=True, timeout=limit_s, check=False
+        )
+        assert done.returncode == 0, f"{' '.join(arguments)}: {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr}"
+        return done.stdout
+
+    # --- what it says of itself ---------------------------------------------------------------------------------------
+
+    def ingress(self, region: str = REGIONS[0]) -> str:
+        return f"http://127.0.0.1:{self.ingress_port + REGIONS.index(region)}"
+
+    def api(self, path: str, **query: str) -> Any:
+        """GET from the REST API with the operator's token."""
+        return self._ask("GET", path, params=query)
+
+    def patch(self, path: str, body: Any) -> Any:
+        return self._ask("PATCH", path, json=body)
+
+    def post(self, path: str) -> Any:
+        return self._ask("POST", path, json={})
+
+    def cells(self, **query: str) -> dict[str, Any]:
+        return {cell["id"]: cell for cell in self.api("cells", **query)["results"]}
+
+    def routed_cells(self, region: str) -> set[str]:
+        """Cells in the routing table in force in a region."""
+        newest = max(self.api("routing-tables", region=region)["results"], key=lambda table: table["revision"])
+        body = self.api(f"routing-tables/{newest['id']}")["body"]
+        return {cell["cell"] for pool in body["pools"] for cell in pool["cells"] if not cell["drain"]}
+
+    def engine_pids(self) -> dict[str, int]:
+        """Node -> pid of its engine, of nodes in cells."""
+        nodes = self.api("nodes")["results"]
+        return {node["id"]: node["engine"]["pid"] for node in nodes if node["cell"]}
+
+    def wait_until_whole(self, limit_s: float = 180) -> None:
+        """Until every wanted cell is ready and routed, and one node per region is spare."""
+
+        def is_whole() -> bool:
+            cells = self.cells().values()
+            spares = [node for node in self.api("nodes", state="ready")["results"] if not node["cell"]]
+            wanted = {cell["id"] for cell in cells}
+            routed = set().union(*(self.routed_cells(region) for region in REGIONS))
+            return (
+                all(cell["state"] == "ready" for cell in cells)
+                and wanted == routed
+                and {node["region"] for node in spares} == set(REGIONS)
+            )
+
+        eventually(is_whole, limit_s)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every live process that belongs to this home."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get("SWITCHYARD_HOME") == str(self.home):
+                    found.append(process)
+            except psutil.Error:
+                continue
+        return found
+
+    def service(self, name: str) -> psutil.Process:
+        """One of the launcher's children: web, worker, beat, valkey or postgres."""
+        state = json.loads((self.home / "up.json").read_text())
+        return psutil.Process(state["sessions"][name])
+
+    def _ask(self, method: str, path: str, **arguments: Any) -> Any:
+        token = (self.home / "operator-token").read_text().strip()
+        answer = httpx.request(
+            method,
+            f"http://127.0.0.1:{self.port}/api/v1/{path.strip('/')}/",
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=10,
+            **arguments,
+        )
+        if answer.is_server_error:
+            raise httpx.NetworkError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+        assert answer.is_success, answer.text
+        return answer.json()
+
+
+def eventually(condition: Callable[[], Any], limit_s: float = 30) -> Any:
+    """Poll until the condition holds, and return what it said. An API that is away for a moment counts as "not yet"."""
+    deadline = time.monotonic() + limit_s
+    said: Any = None
+    while time.monotonic() < deadline:
+        try:
+            if said := condition():
+                return said
+        except (httpx.TransportError, psutil.NoSuchProcess, OSError, KeyError) as error:
+            said = error
+        time.sleep(0.05)
+    raise AssertionError(f"not within {limit_s:.0f} s; the last answer was {said!r}")
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` neighbouring ports that nothing listens on, below the range of outgoing connections."""
+    for base in range(23000, 30000, 16):
+        if all(_is_free(base + offset) for offset in range(count)) and base not in _given:
+            _given.add(base)
+            return base
+    raise AssertionError("no free ports")
+
+
+_given: set[int] = set()
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

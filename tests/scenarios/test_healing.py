@@ -1,0 +1,102 @@
+"""What breaks heals by itself, and clients see no more of it than they must."""
+
+import asyncio
+from collections.abc import Callable
+
+import psutil
+import pytest
+
+from tests.load import Answer, agent_and_engine, steady_load
+from tests.scenarios.running_fleet import RunningFleet, eventually
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+
+REGION = "us-east-1"
+RATE = 5.0
+
+
+def under_load(fleet: RunningFleet, act: Callable[[list[Answer]], None]) -> list[Answer]:
+    """Run `act` while a client sends `RATE` requests a second to sim-70b, and return what became of them all."""
+
+    async def both() -> list[Answer]:
+        stop, answers = asyncio.Event(), list[Answer]()
+        load = asyncio.create_task(steady_load(fleet.ingress(REGION), "sim-70b", RATE, stop, answers))
+        try:
+            await asyncio.to_thread(eventually, lambda: len([a for a in answers if a.ended]) >= RATE)
+            await asyncio.to_thread(act, answers)
+            reached = len(answers)
+            await asyncio.to_thread(eventually, lambda: len(answers) >= reached + RATE)
+        finally:
+            stop.set()
+            await load
+        return answers
+
+    return asyncio.run(both())
+
+
+@pytest.mark.parametrize("rank", [0, 1], ids=["leader", "follower"])
+def test_a_killed_node_is_replaced_and_only_its_own_streams_notice(fleet: RunningFleet, rank: int) -> None:
+    cell = next(iter(fleet.cells(deployment="sim-70b", region=REGION).values()))
+    victim = cell["nodes"][rank]["id"]
+    killed_at = 0.0
+
+    def kill_and_watch(answers: list[Answer]) -> None:
+        nonlocal killed_at
+        processes = agent_and_engine(victim, home=fleet.home)
+        assert len(processes) == 2
+        killed_at = max(answer.began for answer in answers)
+        for process in processes:
+            process.kill()
+        eventually(lambda: cell["id"] not in fleet.routed_cells(REGION))
+        eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready", 60)
+
+    answers = under_load(fleet, kill_and_watch)
+    failed = [a for a in answers if a.error]
+    assert all(a.cell == cell["id"] and a.began <= killed_at for a in failed), failed
+    healed = fleet.cells()[cell["id"]]
+    assert healed["generation"] == cell["generation"] + 1
+    assert victim not in {node["id"] for node in healed["nodes"]}
+    kept = {node["id"] for node in cell["nodes"]} - {victim}
+    assert kept <= {node["id"] for node in healed["nodes"]}
+    incidents = fleet.api("incidents", cell=cell["id"], state="closed")["results"]
+    assert incidents
+
+
+def test_a_killed_agent_comes_back_and_adopts_its_engine(fleet: RunningFleet) -> None:
+    before = fleet.engine_pids()
+    cell = next(iter(fleet.cells(deployment="sim-70b", region=REGION).values()))
+    leader = cell["nodes"][0]["id"]
+
+    def kill_agent(_: list[Answer]) -> None:
+        for process in agent_and_engine(leader, home=fleet.home):
+            if process.pid != before[leader]:
+                process.kill()
+                process.wait(10)
+        eventually(lambda: any(p.pid != before[leader] for p in agent_and_engine(leader, home=fleet.home)))
+        eventually(lambda: fleet.api(f"nodes/{leader}")["connected"])
+
+    assert [a for a in under_load(fleet, kill_agent) if a.error] == []
+    assert fleet.engine_pids() == before
+    assert fleet.cells()[cell["id"]]["generation"] == cell["generation"]
+
+
+def test_without_the_control_plane_inference_goes_on_and_state_survives(fleet: RunningFleet) -> None:
+    engines, cells = fleet.engine_pids(), fleet.cells()
+
+    def kill_control_plane(answers: list[Answer]) -> None:
+        gone = [fleet.service(name) for name in ("web", "worker", "beat", "valkey")]
+        for process in gone:
+            for child in (*process.children(recursive=True), process):
+                child.kill()
+        psutil.wait_procs(gone, timeout=10)
+        reached = len(answers)
+        eventually(lambda: len(answers) >= reached + 2 * RATE)
+        fleet.up()
+        eventually(lambda: all(node["connected"] for node in fleet.api("nodes")["results"]), 60)
+
+    assert [a for a in under_load(fleet, kill_control_plane) if a.error] == []
+    assert fleet.engine_pids() == engines
+    after = fleet.cells()
+    assert {name: cell["generation"] for name, cell in after.items()} == {
+        name: cell["generation"] for name, cell in cells.items()
+    }
