@@ -38,7 +38,9 @@ def version_list(*, text: str = "", limit: int = VERSIONS_SHOWN) -> VersionList:
     """Versions by model, youngest first, in two queries."""
     versions = ModelVersion.objects.select_related("model").prefetch_related("deployments")
     if text:
-        versions = versions.filter(Q(model_id__icontains=text) | Q(version__icontains=text) | Q(engine__icontains=text))
+        versions = versions.filter(
+            Q(model__name__icontains=text) | Q(version__icontains=text) | Q(engine__icontains=text)
+        )
     found = list(versions[: limit + 1])
     return VersionList(rows=tuple(_row(each) for each in found[:limit]), more=len(found) > limit, filtered=bool(text))
 

@@ -48,7 +48,7 @@ def node_list(
     if role:
         nodes = nodes.filter(_has_role(role))
     if text:
-        nodes = nodes.filter(Q(id__icontains=text) | Q(member__cell_id__icontains=text) | Q(reason__icontains=text))
+        nodes = nodes.filter(Q(id__icontains=text) | Q(member__cell__id__icontains=text) | Q(reason__icontains=text))
     found = list(nodes[: limit + 1])
     rows = tuple(node_row(node, now) for node in found[:limit])
     return NodeList(rows=rows, more=len(found) > limit, filtered=bool(region or state or role or text))

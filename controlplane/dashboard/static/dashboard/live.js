@@ -93,7 +93,7 @@ function showAges() {
 }
 
 function showTrouble() {
-  const trouble = Number(document.querySelector("[data-trouble]")?.dataset.trouble ?? 0);
+  const trouble = Number(document.querySelector("nav[data-trouble]")?.dataset.trouble ?? 0);
   const plain = document.documentElement.dataset.title;
   document.title = trouble > 0 ? `✕ ${trouble} · ${plain}` : plain;
   const icon = document.getElementById("favicon");

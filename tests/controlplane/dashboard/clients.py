@@ -1,0 +1,17 @@
+"""A browser's requests, signed in or not, without a browser."""
+
+from django.contrib.auth.models import User
+from django.test import Client
+
+
+def signed_in() -> Client:
+    client = Client()
+    client.force_login(User.objects.get_or_create(username="operator")[0])
+    return client
+
+
+def fragment(client: Client, url: str, name: str) -> str:
+    """What htmx gets when it asks a page for one of its fragments."""
+    response = client.get(url, headers={"HX-Request": "true", "HX-Target": name})
+    assert response.status_code == 200
+    return response.text

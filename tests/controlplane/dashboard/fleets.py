@@ -1,0 +1,95 @@
+"""A fleet of any size in the database, with everything that a page can show of it."""
+
+from controlplane.kernel.events import event_record
+from fleet.models import Cell, Deployment, DeploymentRegion, Incident, InstanceType
+from models_registry.models import Model, ModelVersion
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+from traffic.models import Ingress, IngressReport, RoutingTable
+
+LOAD = {"in_flight": 7, "queued": 2, "tokens_per_s": 431.5, "ttft_p50_ms": 80.0, "ttft_p99_ms": 410.0}
+STATES = ("ready", "starting", "failed", "draining", "pending", "lost")
+
+
+def one_more_of_everything(number: int) -> Cell:
+    """A region with a two-node cell in one of the states, two spares, an ingress, and all that speaks of them."""
+    region = rows.region(f"region-{number}", position=number)
+    kind, _ = InstanceType.objects.get_or_create(name="local.cpu", defaults={"accelerator": "cpu"})
+    model = Model.objects.create(name=f"model-{number}", created_at=NOW)
+    version = ModelVersion.objects.create(
+        model=model,
+        version="1",
+        engine="sim",
+        state="released",
+        parallelism={"local.cpu": {"nodes": 2, "tensor": 4}},
+        artifact_digest="sha256:0123456789abcdef",
+        created_at=NOW,
+    )
+    deployment = Deployment.objects.create(
+        name=f"deployment-{number}", model_version=version, instance_type=kind, created_at=NOW
+    )
+    DeploymentRegion.objects.create(deployment=deployment, region=region, cells=2)
+    cell = _cell(number, deployment, version)
+    _spares(number)
+    _incidents(cell)
+    event_record(
+        kind="cell.ready",
+        message=f"Cell {cell.pk} is ready",
+        now=NOW,
+        region=cell.region_id,
+        deployment=deployment.pk,
+        cell=cell.pk,
+        node=cell.members.all()[0].node_id,
+    )
+    _traffic(number, cell)
+    return cell
+
+
+def _cell(number: int, deployment: Deployment, version: ModelVersion) -> Cell:
+    region = f"region-{number}"
+    nodes = [
+        rows.node(f"n-{number:06x}{rank:02x}", where=region, fingerprint={"engine": "sim 1"}, report={"load": LOAD})
+        for rank in range(2)
+    ]
+    return rows.cell(
+        f"deployment-{number}-{region}-1",
+        *nodes,
+        deployment=deployment,
+        region=rows.region(region),
+        model_version=version,
+        state=STATES[number % len(STATES)],
+        reason="because the test says so",
+    )
+
+
+def _spares(number: int) -> None:
+    rows.node(f"n-{number:06x}aa", where=f"region-{number}", cordoned=True)
+    rows.node(f"n-{number:06x}bb", where=f"region-{number}", state="joining", topology=[])
+
+
+def _incidents(cell: Cell) -> None:
+    where = {"region": cell.region_id, "cell": cell.pk, "node": cell.members.all()[1].node_id}
+    Incident.objects.create(
+        kind="node-lost", subject=cell.pk, summary=f"A node of {cell.pk} is lost", opened_at=NOW, **where
+    )
+    Incident.objects.create(
+        kind="cell-failed", subject=cell.pk, summary="Healed", state="closed", opened_at=NOW, closed_at=NOW, **where
+    )
+
+
+def _traffic(number: int, cell: Cell) -> None:
+    ingress = Ingress.objects.create(
+        id=f"i-{number}", region_id=cell.region_id, address="127.0.0.1", port=8080 + number, created_at=NOW
+    )
+    IngressReport.objects.create(
+        ingress=ingress, connected=True, last_seen_at=NOW, revision=1, cells={cell.pk: "up", "gone": "down"}
+    )
+    pool = {"name": cell.deployment_id, "cells": [{"cell": cell.pk, "drain": True}]}
+    for revision in (1, 2):
+        RoutingTable.objects.create(
+            region_id=cell.region_id,
+            revision=revision,
+            body={"pools": [pool]},
+            reason="a cell is ready",
+            created_at=NOW,
+        )

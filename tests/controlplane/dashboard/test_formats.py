@@ -1,0 +1,72 @@
+"""Times and numbers as people read them."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from django.template import Context, Template
+
+from controlplane.dashboard.templatetags.switchyard import (
+    NOTHING,
+    age_words,
+    count,
+    distance,
+    ms,
+    percent,
+    rate,
+    short_digest,
+)
+
+NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "words"),
+    [(-3, "0 s"), (0.9, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h"), (172_800, "2 d")],
+)
+def test_an_age_is_in_the_largest_unit_of_which_there_are_two(age_s: float, words: str) -> None:
+    assert age_words(age_s).replace("\u202f", " ") == words
+
+
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        (count(None), NOTHING),
+        (count(""), NOTHING),
+        (count(1234567), "1 234 567"),
+        (rate(0.0), "0"),
+        (rate(9.44), "9.4"),
+        (rate(1234.5), "1 234"),
+        (ms(4.04), "4.0 ms"),
+        (ms(412.6), "413 ms"),
+        (ms(12_400), "12.4 s"),
+        (percent(0.0), "0 %"),
+        (percent(0.024), "0.02 %"),
+        (percent(12.3), "12 %"),
+        (short_digest("sha256:0123456789abcdef"), "0123456789ab"),
+        (short_digest(""), NOTHING),
+        (distance(0), "same network node"),
+        (distance(2), "2 levels apart"),
+        (distance(None), "topology unknown"),
+    ],
+)
+def test_numbers_are_short_and_nothing_is_a_dash(said: str, words: str) -> None:
+    assert said.replace("\u202f", " ") == words
+
+
+def test_a_relative_time_carries_the_absolute_one() -> None:
+    template = Template("{% load switchyard %}{% ago when %}")
+    html = template.render(Context({"now": NOW, "when": NOW - timedelta(minutes=5)}))
+    assert 'title="2026-11-21 11:55:00 UTC"' in html
+    assert 'datetime="2026-11-21T11:55:00+00:00"' in html
+    assert "5\u202fmin ago" in html
+
+
+def test_a_state_is_a_glyph_and_a_word_and_never_a_colour_alone() -> None:
+    html = Template('{% load switchyard %}{% state "rolling_back" "warn" %}').render(Context())
+    assert "#glyph-warn" in html
+    assert "rolling back" in html
+
+
+def test_a_name_cannot_bring_markup() -> None:
+    html = Template("{% load switchyard %}{% state word 'ok' %}").render(Context({"word": "<b>"}))
+    assert "<b>" not in html

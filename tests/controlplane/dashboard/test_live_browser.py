@@ -1,0 +1,212 @@
+"""A person watches the fleet: a real browser, the real web process, hints over the real Valkey."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connections, transaction
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from controlplane.kernel import clock, live
+from controlplane.kernel.transitions import compare_and_set
+from fleet.models import Cell, Incident
+from tests.controlplane.dashboard.fleets import one_more_of_everything
+from tests.controlplane.dashboard.web import browser_binary, web_process
+from tests.fleet import rows
+
+BINARY = browser_binary()
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.django_db(transaction=True),
+    pytest.mark.skipif(BINARY is None, reason="no chromium on PATH (apt-get install chromium)"),
+]
+
+Theme = Literal["light", "dark"]
+CELL = "sim-70b-us-east-1-1"
+GROUND = "getComputedStyle(document.body).backgroundColor"
+SOON_MS = 8000
+"""Below the 10 s of the slow poll: whatever shows up within it came by a hint."""
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    User.objects.create_user("operator", password="let me in")
+    rows.cell(CELL, rows.node("n-f0000001"), rows.node("n-f0000002"))
+    with web_process(tmp_path / "web.log") as address:
+        yield address
+
+
+@pytest.fixture
+def chromium(url: str) -> Iterator[Browser]:
+    """Ends before the database is emptied: while it lives, Django refuses to work in this thread (see `aside`)."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=BINARY, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """A signed-in page that remembers errors and requests to other hosts."""
+
+    def __init__(self, browser: Browser, url: str, *, theme: Theme = "light", width: int = 1440) -> None:
+        self.url = url
+        self.trouble: list[str] = []
+        context = browser.new_context(color_scheme=theme, viewport={"width": width, "height": 900})
+        self.page: Page = context.new_page()
+        self.page.on("console", lambda said: self._note(said.text) if said.type in {"error", "warning"} else None)
+        self.page.on("pageerror", lambda error: self._note(str(error)))
+        self.page.on("request", lambda request: None if self._is_ours(request.url) else self._note(request.url))
+        self._log_in()
+
+    def _is_ours(self, address: str) -> bool:
+        return address.startswith((self.url, self.url.replace("http", "ws", 1)))
+
+    def _note(self, text: str) -> None:
+        self.trouble.append(text)
+
+    def _log_in(self) -> None:
+        self.page.goto(f"{self.url}/")
+        self.page.fill("#id_username", "operator")
+        self.page.fill("#id_password", "let me in")
+        self.page.click("button[type=submit]")
+        expect(self.page.locator("h1")).to_have_text("Overview")
+        expect(self.page.locator("#connection")).to_have_attribute("data-state", "live", timeout=SOON_MS)
+
+
+def aside(work: Callable[[], object]) -> None:
+    """Do `work` in another thread: Playwright's synchronous interface runs an event loop in this one."""
+
+    def work_and_disconnect() -> None:
+        try:
+            work()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(work_and_disconnect).result()
+
+
+def change(state: str, reason: str) -> None:
+    """What a service does: change, event and hint in one transaction."""
+
+    def work() -> None:
+        event = {"kind": f"cell.{state}", "message": f"{CELL} is {state}: {reason}", "cell": CELL}
+        with transaction.atomic():
+            cells = Cell.objects.filter(pk=CELL)
+            assert compare_and_set(cells, event=event, now=clock.now(), state=state, reason=reason)
+            live.push("cells", CELL)
+
+    aside(work)
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_a_cell_changes_its_state_before_my_eyes(chromium: Browser, url: str, theme: Theme) -> None:
+    watched = Watched(chromium, url, theme=theme)
+    page = watched.page
+    square = page.locator(f"#square-{CELL}")
+    expect(square).to_have_attribute("aria-label", f"{CELL} ready")
+    assert (page.evaluate(GROUND) == "rgb(255, 255, 255)") == (theme == "light")
+    change("failed", "the engine died")
+    expect(square).to_have_attribute("aria-label", f"{CELL} failed", timeout=SOON_MS)
+    expect(page.locator("#broken")).to_contain_text("the engine died", timeout=SOON_MS)
+    expect(page.locator("#events")).to_contain_text("is failed: the engine died", timeout=SOON_MS)
+    expect(page).to_have_title("✕ 1 · Overview · Switchyard", timeout=SOON_MS)
+    assert "favicon-trouble" in (page.locator("#favicon").get_attribute("href") or "")
+    change("ready", "")
+    expect(square).to_have_attribute("aria-label", f"{CELL} ready", timeout=SOON_MS)
+    expect(page).to_have_title("Overview · Switchyard", timeout=SOON_MS)
+    assert watched.trouble == []
+
+
+def test_the_theme_is_chosen_once_and_kept(chromium: Browser, url: str) -> None:
+    page = Watched(chromium, url, theme="light").page
+    assert page.evaluate(GROUND) == "rgb(255, 255, 255)"
+    page.click("#theme")
+    page.click("#theme")
+    expect(page.locator("#theme")).to_contain_text("dark")
+    page.reload()
+    assert page.evaluate(GROUND) != "rgb(255, 255, 255)"
+
+
+def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
+    aside(lambda: rows.cell("sim-70b-us-east-1-2", rows.node("n-f0000003")))
+    watched = Watched(chromium, url)
+    page = watched.page
+    page.keyboard.press("/")
+    expect(page.locator("#find")).to_be_focused()
+    page.keyboard.type("east-1-2")
+    expect(page.locator("#cells-table tbody tr")).to_have_count(1)
+    expect(page).to_have_url(f"{url}/cells/?q=east-1-2")
+    page.keyboard.press("Escape")
+    page.keyboard.press("j")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("sim-70b-us-east-1-2")
+    assert watched.trouble == []
+
+
+def test_a_phone_shows_every_page_without_scrolling_sideways(chromium: Browser, url: str) -> None:
+    aside(lambda: [one_more_of_everything(number) for number in range(3)])
+    page = Watched(chromium, url, width=390).page
+    widths = {}
+    for path in (
+        "",
+        "cells/",
+        "nodes/",
+        "deployments/",
+        "traffic/",
+        "models/",
+        "incidents/",
+        "events/",
+        f"cells/{CELL}/",
+    ):
+        page.goto(f"{url}/{path}")
+        widths[path] = page.evaluate("document.documentElement.scrollWidth")
+    assert max(widths.values()) <= 390, widths
+
+
+def test_an_outage_is_shown_with_its_age_and_ends_by_itself(chromium: Browser, url: str) -> None:
+    page = Watched(chromium, url).page
+    page.context.set_offline(True)
+    change("draining", "scaled down")
+    page.evaluate("htmx.trigger('#broken', 'refetch')")
+    banner = page.locator("#disconnected")
+    expect(banner).to_be_visible()
+    expect(banner).to_contain_text("What you see is as of")
+    page.context.set_offline(False)
+    banner.get_by_role("button").click()
+    expect(banner).to_be_hidden()
+    expect(page.locator("#moving")).to_contain_text("scaled down")
+
+
+def test_a_refused_fragment_says_so_and_can_be_asked_again(chromium: Browser, url: str) -> None:
+    page = Watched(chromium, url).page
+    page.route("**/", lambda route: route.fulfill(status=503, body="no"))
+    page.evaluate("htmx.trigger('#broken', 'refetch')")
+    failure = page.locator("#broken [data-failure]")
+    expect(failure).to_contain_text("The server answered 503.")
+    page.unroute("**/")
+    failure.get_by_role("button").click()
+    expect(failure).to_be_hidden()
+
+
+def test_an_open_incident_stays_unfolded_while_the_list_refreshes(chromium: Browser, url: str) -> None:
+    columns = {"kind": "node-lost", "subject": "n", "summary": "Node n is lost", "evidence": {"silent_s": 31}}
+    aside(lambda: Incident.objects.create(**columns, opened_at=clock.now()))
+    page = Watched(chromium, url).page
+    page.goto(f"{url}/incidents/")
+    page.locator("summary").click()
+    aside(lambda: Incident.objects.update(summary="Node n is lost for good"))
+    aside(lambda: live.push("incidents"))
+    expect(page.locator("summary")).to_have_text("Node n is lost for good", timeout=SOON_MS)
+    expect(page.locator("#incidents-list")).to_contain_text("silent_s")
+    expect(page.locator("details")).to_have_attribute("open", "")
+
+
+def test_a_session_that_ended_leads_back_to_the_login(chromium: Browser, url: str) -> None:
+    page = Watched(chromium, url).page
+    page.context.clear_cookies()
+    page.evaluate("htmx.trigger('#broken', 'refetch')")
+    expect(page).to_have_url(f"{url}/login/?next=/")

@@ -1,0 +1,94 @@
+"""The pages about one cell, node or deployment."""
+
+import re
+
+import pytest
+
+from controlplane.kernel import clock
+from fleet.models import CellMember, DeploymentRegion
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.controlplane.dashboard.fleets import LOAD, one_more_of_everything
+from tests.fleet import rows
+
+pytestmark = pytest.mark.django_db
+
+CELL = "sim-70b-us-east-1-1"
+
+
+def part(url: str, name: str) -> str:
+    return " ".join(fragment(signed_in(), url, name).split())
+
+
+def test_a_cell_shows_its_members_in_rank_order_with_their_distance() -> None:
+    leader = rows.node("n-000000ff", topology=["east", "spine-1", "rack-1"])
+    rows.cell(CELL, leader, rows.node("n-00000001", topology=["east", "spine-1", "rack-2"]))
+    text = part(f"/cells/{CELL}/", "cell")
+    assert text.index("n-000000ff") < text.index("1 level apart") < text.index("n-00000001")
+
+
+def test_a_cell_shows_its_load_and_version() -> None:
+    rows.cell(CELL, rows.node("n-00000001", report={"load": LOAD, "last_seen_at": clock.now()}))
+    text = part(f"/cells/{CELL}/", "cell")
+    for word in ("<dd>7</dd>", "<dd>432</dd>", "410 ms", "sim-70b@1"):
+        assert word in text
+
+
+def test_a_ready_cell_without_fresh_load_says_so() -> None:
+    rows.cell(CELL, rows.node("n-00000001"))
+    assert "No fresh load" in part(f"/cells/{CELL}/", "cell")
+
+
+def test_members_with_different_stacks_are_bad() -> None:
+    same, other = {"engine": "sim 1", "driver": "1"}, {"engine": "sim 1", "driver": "2"}
+    rows.cell(CELL, rows.node("n-00000001", fingerprint=same), rows.node("n-00000002", fingerprint=other))
+    text = part(f"/cells/{CELL}/", "cell-stack")
+    assert text.count("same</span>") == 1
+    assert text.count("differs</span>") == 1
+
+
+def test_a_stopped_cell_keeps_its_page() -> None:
+    rows.cell(CELL, state="stopped", reason="scaled down")
+    text = part(f"/cells/{CELL}/", "cell")
+    assert "scaled down" in text
+    assert "any more" in text
+
+
+def test_a_node_shows_its_place_and_last_report() -> None:
+    rows.cell(CELL, rows.node("n-00000001", report={"engine_pid": 4711, "telemetry": {"rss_bytes": 99}}))
+    assert re.search(r"spine \S rack", part("/nodes/n-00000001/", "node"))
+    assert CELL in part("/nodes/n-00000001/", "node")
+    assert "pid 4711" in part("/nodes/n-00000001/", "node-report")
+    assert "rss_bytes" in part("/nodes/n-00000001/", "node-report")
+
+
+def test_a_node_that_never_reported_names_its_log() -> None:
+    node = rows.node("n-00000001")
+    node.report.delete()
+    assert "nodes/n-00000001/agent.log" in part("/nodes/n-00000001/", "node-report")
+
+
+def test_a_deployment_shows_what_it_wants_and_has_by_region() -> None:
+    one_more_of_everything(0)
+    text = part("/deployments/deployment-0/", "deployment")
+    assert "degraded" in text
+    assert "1/2" in text
+
+
+def test_a_region_that_left_a_deployment_still_shows_its_cells() -> None:
+    one_more_of_everything(0)
+    DeploymentRegion.objects.all().delete()
+    assert "region-0" in part("/deployments/deployment-0/", "deployment")
+
+
+def test_events_of_one_thing_are_its_own_only() -> None:
+    one_more_of_everything(0)
+    one_more_of_everything(1)
+    text = part("/cells/deployment-0-region-0-1/", "cell-events")
+    assert "Cell deployment-0-region-0-1 is ready" in text
+    assert "deployment-1" not in text
+
+
+def test_a_follower_alone_has_no_leader_to_be_far_from() -> None:
+    cell = rows.cell(CELL, rows.node("n-00000001"), rows.node("n-00000002"))
+    CellMember.objects.filter(cell=cell, rank=0).delete()
+    assert "n-00000002" in part(f"/cells/{CELL}/", "cell")

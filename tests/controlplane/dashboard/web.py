@@ -1,0 +1,81 @@
+"""The web process as it runs in production, against the test's database and Valkey, for tests with a real browser."""
+
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import quote
+
+from django.conf import settings
+from django.db import connection
+
+ROOT = Path(__file__).parents[3]
+UP_WITHIN_S = 60.0
+BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+
+
+def browser_binary() -> str | None:
+    """Where a Chromium is, or None."""
+    return next((found for found in map(shutil.which, BROWSERS) if found), None)
+
+
+@contextmanager
+def web_process(log: Path) -> Iterator[str]:
+    """Runs uvicorn; gives its URL. What it said is in `log`."""
+    port = _free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(port)]
+    command += ["--ws", "websockets-sansio", "--log-level", "warning"]
+    environment = {
+        **os.environ,
+        "DATABASE_URL": _database_url(),
+        "REDIS_URL": settings.REDIS_URL,
+        "SWITCHYARD_PORT": str(port),
+        "SWITCHYARD_SECRET_KEY": settings.SECRET_KEY,
+    }
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            _wait_until_up(url, process, log)
+            yield url
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait(10)
+
+
+def _wait_until_up(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    deadline = time.monotonic() + UP_WITHIN_S
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise RuntimeError(f"web ended with {process.returncode}: {log.read_text()[-2000:]}")
+        try:
+            with urllib.request.urlopen(f"{url}/login/", timeout=5):  # noqa: S310 - our own process
+                return
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
+            time.sleep(0.1)
+    raise RuntimeError(f"web did not answer within {UP_WITHIN_S} s: {log.read_text()[-2000:]}")
+
+
+def _database_url() -> str:
+    """The test database's address as a URL; a host that is a folder (a Unix socket) is percent-encoded."""
+    at = connection.settings_dict
+    secret = f":{quote(at['PASSWORD'], safe='')}" if at["PASSWORD"] else ""
+    port = f":{at['PORT']}" if at["PORT"] else ""
+    return f"postgres://{quote(at['USER'], safe='')}{secret}@{quote(at['HOST'], safe='')}{port}/{at['NAME']}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
