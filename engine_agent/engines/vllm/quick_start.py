@@ -1,10 +1,9 @@
 """Starts vLLM's API server so that its parts share one import of vLLM, which is most of the time that a start takes.
 
 Measured on two cores with vLLM 0.32: 54 s with vLLM's own three processes, 20 s this way. It changes how processes
-begin, never what they compute, and leaves vLLM alone where there is a device that must not be forked.
+begin and end, never what they compute, and leaves vLLM alone where there is a device that must not be forked.
 """
 
-import multiprocessing
 from collections.abc import Callable
 from typing import Any
 
@@ -13,13 +12,16 @@ import vllm.v1.engine.utils as engine_processes
 from vllm.entrypoints.launchers.api_server.entry import main as serve_api
 from vllm.platforms import current_platform
 
+from engine_agent.engines.vllm.core_process import CoreContext, CoreProcess
 
-def start_from_one_process() -> None:
-    """Run the API server with the options in `sys.argv` until it ends."""
+
+def start_from_one_process(last_act: Callable[[], None]) -> None:
+    """Run the API server with the options in `sys.argv` until it ends; `last_act` runs if it must be made to end."""
+    CoreProcess.last_act = staticmethod(last_act)
     if current_platform.is_cpu():
         # vLLM spawns the engine's core on CPU because a worker process needs its own OpenMP environment. An executor
         # that keeps the worker in the core takes OMP_NUM_THREADS from this process, so the core can be a fork of it.
-        engine_processes.get_mp_context = lambda: multiprocessing.get_context("fork")
+        engine_processes.get_mp_context = CoreContext
         # vLLM inspects a model's class in a second interpreter so that this one does not initialise CUDA.
         model_registry._run_in_subprocess = _call
     serve_api()

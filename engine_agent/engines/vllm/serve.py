@@ -2,22 +2,21 @@
 
 Run by the engine's Python. It checks the weights and the port, sets what a node must set for any model, and then
 becomes the server: what the model needs comes as vLLM options after `--`. It survives the agent that started it; its
-own children never survive it. Until vLLM is imported it uses the standard library alone.
+own core never survives it. Until vLLM is imported it uses the standard library alone.
 
-Exit status before vLLM has the word: 2 bad command line, 3 no vLLM here, 4 bad artifact, 5 address in use.
+Exit status: 2 bad command line, 3 no vLLM here, 4 bad artifact, 5 address in use, 70 the engine's core ended by itself;
+0 is what vLLM makes of everything else.
 """
 
 import argparse
-import ctypes
 import ipaddress
 import os
 import shutil
-import signal
 import socket
 import stat
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +26,7 @@ EXIT_NO_VLLM = 3
 EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
 SHUTDOWN_TIMEOUT_S = 2
-"""On SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out. With vLLM's
-default of 0 the server may never end: its core dies before it can say so, and open streams wait for ever."""
+"""On SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
 ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Keeps the worker in the engine's core. vLLM would start a third process for it on CPU, which takes 0.5 GB and another
 import of vLLM, outlives a killed core by seconds and leaves segments in /dev/shm."""
@@ -40,8 +38,6 @@ CHOOSES_EXECUTOR = (
     "-pp",
 )
 """vLLM options that decide where workers run."""
-PR_SET_PDEATHSIG = 1
-"""From <linux/prctl.h>."""
 
 
 @dataclass(frozen=True)
@@ -174,21 +170,8 @@ def fresh_runtime_folder(node_id: str) -> Path:
     return folder
 
 
-def bind_children_to_this_process() -> None:
-    """From now on a forked child is killed when this process ends, however it ends."""
-    parent = os.getpid()
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-
-    def die_with_parent() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            os._exit(1)
-
-    os.register_at_fork(after_in_child=die_with_parent)
-
-
-def run_vllm(argv: Sequence[str]) -> None:
-    """Be vLLM's server until it ends.
+def run_vllm(argv: Sequence[str], last_act: Callable[[], None]) -> None:
+    """Be vLLM's server until it ends, or until it must: then `last_act` runs first.
 
     Raises:
         CannotServe: vLLM is not installed in this Python.
@@ -199,7 +182,7 @@ def run_vllm(argv: Sequence[str]) -> None:
         reason = f"{sys.executable} has no working vLLM ({error}); install the engine's environment"
         raise CannotServe(EXIT_NO_VLLM, reason) from error
     sys.argv = ["vllm", *argv]
-    start_from_one_process()
+    start_from_one_process(last_act)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -220,13 +203,16 @@ def _serve(options: ServeOptions) -> None:
     cores = len(os.sched_getaffinity(0))
     os.environ.update(node_environment(options, runtime, cores, os.environ))
     tempfile.tempdir = None  # forget the folder that was found before TMPDIR changed
-    bind_children_to_this_process()
     server = os.getpid()
-    try:
-        run_vllm(vllm_argv(options))
-    finally:
+
+    def remove_runtime() -> None:
         if os.getpid() == server:
             shutil.rmtree(runtime, ignore_errors=True)
+
+    try:
+        run_vllm(vllm_argv(options), remove_runtime)
+    finally:
+        remove_runtime()
 
 
 if __name__ == "__main__":

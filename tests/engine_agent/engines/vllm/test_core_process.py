@@ -1,0 +1,90 @@
+"""A server and its core end together, in whichever order."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from engine_agent.engines.vllm.core_process import EXIT_CORE_ENDED
+
+ROOT = Path(__file__).resolve().parents[4]
+LIMIT_S = 30.0
+SERVER = textwrap.dedent("""
+    import sys, time
+    from pathlib import Path
+    from engine_agent.engines.vllm.core_process import CoreContext, CoreProcess
+
+    def work(line):
+        print(line, flush=True)
+        time.sleep(600)
+
+    CoreProcess.last_act = staticmethod(lambda: Path(sys.argv[1]).touch())
+    core = CoreContext().Process(target=work, name="EngineCore", kwargs={"line": "working"})
+    core.start()
+    print(core.pid, flush=True)
+    time.sleep(600)
+""")
+Server = subprocess.Popen[str]
+
+
+@pytest.fixture
+def last_act(tmp_path: Path) -> Path:
+    return tmp_path / "last-act"
+
+
+@pytest.fixture
+def server(last_act: Path) -> Iterator[Server]:
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER, str(last_act)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
+        yield process
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def working_core(server: Server) -> int:
+    """The core's process id, once it works."""
+    assert server.stdout is not None
+    said = {server.stdout.readline().strip(), server.stdout.readline().strip()}
+    assert "working" in said
+    (pid,) = said - {"working"}
+    return int(pid)
+
+
+def is_gone_within(pid: int, limit_s: float) -> bool:
+    """Whether a process ends; one that nobody has waited for yet has ended too."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except (FileNotFoundError, ProcessLookupError):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_core_dies_with_a_killed_server(server: Server) -> None:
+    core = working_core(server)
+    server.kill()
+    assert is_gone_within(core, LIMIT_S)
+
+
+def test_a_server_ends_after_its_killed_core_and_says_why(server: Server, last_act: Path) -> None:
+    os.kill(working_core(server), signal.SIGKILL)
+    _, errors = server.communicate(timeout=LIMIT_S)
+    assert server.returncode == EXIT_CORE_ENDED
+    assert errors == "EngineCore ended 2 s ago: the server ends too\n"
+    assert last_act.exists()
