@@ -23,7 +23,7 @@ def _users(asked: Asked) -> DeploymentList:
 
 
 def _map(asked: Asked) -> tuple[MapRegion, ...]:
-    return fleet_map(deployment_list(now=asked.now).rows)
+    return fleet_map()
 
 
 def _nodes(asked: Asked) -> NodeList:

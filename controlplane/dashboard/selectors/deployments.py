@@ -1,6 +1,7 @@
 """Deployments: what they want, what they have, and whether their users are fine."""
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -11,7 +12,7 @@ from controlplane.dashboard.selectors.cells import CellRow, cell_row, cells_with
 from controlplane.dashboard.selectors.load import load_sum
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.messages import Load
-from fleet.models import Deployment
+from fleet.models import Cell, Deployment
 from fleet.planning.states import CellState
 
 
@@ -34,15 +35,15 @@ SERVICE_TONE: dict[Service, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """Cells of a deployment in one region: wanted, and those of the live ones that are ready."""
+    """What a deployment wants in one region, and the live cells it has there."""
 
     region: str
     wanted: int
-    cells: tuple[CellRow, ...]
+    cells: tuple[Cell, ...]
 
     @property
     def ready(self) -> int:
-        return sum(row.cell.state == CellState.READY for row in self.cells)
+        return sum(cell.state == CellState.READY for cell in self.cells)
 
     @property
     def to_come(self) -> range:
@@ -65,6 +66,7 @@ class DeploymentRow:
     deployment: Deployment
     shares: tuple[Share, ...]
     load: Load | None
+    silent: int
 
     @property
     def ready(self) -> int:
@@ -73,11 +75,6 @@ class DeploymentRow:
     @property
     def wanted(self) -> int:
         return sum(share.wanted for share in self.shares)
-
-    @property
-    def silent(self) -> int:
-        rows = (row for share in self.shares for row in share.cells)
-        return sum(row.cell.state == CellState.READY and row.load is None for row in rows)
 
     @property
     def service(self) -> Service:
@@ -128,20 +125,30 @@ def _deployments() -> "QuerySet[Deployment]":
 
 def _rows(deployments: "QuerySet[Deployment]", now: datetime) -> tuple[DeploymentRow, ...]:
     cells = cells_with_members().filter(deployment__in=deployments).exclude(state=CellState.STOPPED)
-    by_place: dict[tuple[str, str], list[CellRow]] = defaultdict(list)
+    rows: dict[str, list[CellRow]] = defaultdict(list)
     for cell in cells.order_by("region__position", "region_id", "created_at", "id"):
-        by_place[cell.deployment_id, cell.region_id].append(cell_row(cell, now))
-    return tuple(_row(deployment, by_place) for deployment in deployments)
+        rows[cell.deployment_id].append(cell_row(cell, now))
+    return tuple(_row(deployment, rows[deployment.name]) for deployment in deployments)
 
 
-def _row(deployment: Deployment, by_place: dict[tuple[str, str], list[CellRow]]) -> DeploymentRow:
+def _row(deployment: Deployment, rows: list[CellRow]) -> DeploymentRow:
+    return DeploymentRow(
+        deployment=deployment,
+        shares=shares_of(deployment, [row.cell for row in rows]),
+        load=load_sum(row.load for row in rows if row.load is not None),
+        silent=sum(row.cell.state == CellState.READY and row.load is None for row in rows),
+    )
+
+
+def shares_of(deployment: Deployment, cells: Iterable[Cell]) -> tuple[Share, ...]:
+    """The deployment by region, `regions__region` loaded. `cells` are its live ones, in the order of their regions."""
+    by_region: dict[str, list[Cell]] = defaultdict(list)
+    for cell in cells:
+        by_region[cell.region_id].append(cell)
     wishes = sorted(deployment.regions.all(), key=lambda wish: (wish.region.position, wish.region_id))
     wanted = {wish.region_id: wish.cells for wish in wishes}
     # A region that was taken out of the deployment still has cells until they have drained.
-    leaving = [region for name, region in by_place if name == deployment.name and region not in wanted]
-    shares = tuple(
-        Share(region=region, wanted=wanted.get(region, 0), cells=tuple(by_place.get((deployment.name, region), ())))
-        for region in (*wanted, *leaving)
+    regions = dict.fromkeys((*wanted, *by_region))
+    return tuple(
+        Share(region=region, wanted=wanted.get(region, 0), cells=tuple(by_region[region])) for region in regions
     )
-    loads = (row.load for share in shares for row in share.cells if row.load is not None)
-    return DeploymentRow(deployment=deployment, shares=shares, load=load_sum(loads))

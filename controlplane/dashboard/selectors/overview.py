@@ -1,11 +1,12 @@
 """The overview's own questions: what is broken, what is moving, and where every cell is."""
 
+from collections import defaultdict
 from dataclasses import dataclass
 
-from controlplane.dashboard.selectors.deployments import DeploymentRow, Share
+from controlplane.dashboard.selectors.deployments import Share, shares_of
 from controlplane.dashboard.selectors.incidents import BAD_CELL_STATES, Standing, standing
 from controlplane.kernel.tones import Tone
-from fleet.models import Cell, Incident, Node, Region
+from fleet.models import Cell, Deployment, Incident, Node, Region
 from fleet.planning.states import CELL_TONE, NODE_TONE, CellState, IncidentState
 
 ROWS_SHOWN = 20
@@ -55,17 +56,13 @@ def moving() -> Moving:
     return Moving(cells=tuple(cells[:ROWS_SHOWN]), nodes=tuple(nodes[:ROWS_SHOWN]))
 
 
-def fleet_map(deployments: tuple[DeploymentRow, ...]) -> tuple[MapRegion, ...]:
-    """The deployments' cells by region, regions without any cell included."""
-    return tuple(
-        MapRegion(
-            region=region,
-            lines=tuple(
-                (row.deployment.name, share)
-                for row in deployments
-                for share in row.shares
-                if share.region == region.name and (share.cells or share.wanted)
-            ),
-        )
-        for region in Region.objects.all()
-    )
+def fleet_map() -> tuple[MapRegion, ...]:
+    """Every live cell in its place, regions without any cell included, in five queries."""
+    cells: dict[str, list[Cell]] = defaultdict(list)
+    for cell in Cell.objects.exclude(state=CellState.STOPPED).order_by("created_at", "id"):
+        cells[cell.deployment_id].append(cell)
+    lines: dict[str, list[tuple[str, Share]]] = defaultdict(list)
+    for deployment in Deployment.objects.prefetch_related("regions__region"):
+        for share in shares_of(deployment, cells[deployment.name]):
+            lines[share.region].append((deployment.name, share))
+    return tuple(MapRegion(region=region, lines=tuple(lines[region.name])) for region in Region.objects.all())
