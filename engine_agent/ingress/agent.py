@@ -132,7 +132,7 @@ class Ingress:
             return
         self.running = None
         if self._restarts.note_absence(_now_s(), self._draw()):
-            log.error("HAProxy died; next start in %.1f s", self._restarts.due_at_s - _now_s())
+            log.error("HAProxy died; next start in %.1f s", max(0.0, self._restarts.due_at_s - _now_s()))
         if self._restarts.may_start(_now_s()):
             await self._start(self._layout or UNTOLD)
 

@@ -31,7 +31,9 @@ HOP_HEADER = "X-Switchyard-Hop"
 CLASS_HEADER = "X-Switchyard-Class"
 """A request may ask to be less urgent than its pool, never more."""
 CELL_HEADER = "X-Switchyard-Cell"
-"""On an answer: which server of which generation gave it."""
+"""On an answer: which cell gave it."""
+REGION_HEADER = "X-Switchyard-Region"
+"""On an answer: the region of that cell."""
 INFERENCE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 RETRY_RULE = "retry-on conn-failure empty-response 503"
 """A cell's 503 says that it did not send the request to its engine."""
@@ -186,6 +188,8 @@ def _body(layout: Layout, times: Times) -> list[str]:
     return [
         f"http-request set-var-fmt(txn.refusal) '{answers.too_large(layout.max_body_bytes).body}'",
         f"http-request use-service lua.refuse_large if {{ req.hdr_val(content-length) gt {layout.max_body_bytes} }}",
+        # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on hearing so.
+        "http-request set-header Content-Type application/json",
         f"http-request wait-for-body time {times.request_body_s}s",
         f"http-request use-service lua.refuse_large if {{ req.body_size gt {layout.max_body_bytes} }}",
         "http-request set-var(txn.model) req.body,json_query('$.model')",
@@ -226,7 +230,8 @@ def _pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings)
             answers.returned(answers.queue_full(layout.retry_after_s))
             + f" if {{ avg_queue gt {queue.waiting_per_cell} }}",
             *_priorities(pool.serving_class, settings),
-            f"http-response set-header {CELL_HEADER} %[srv_name]",
+            f"http-response set-header {CELL_HEADER} %[srv_name,regsub(-g[0-9]+$,)]",
+            f"http-response set-header {REGION_HEADER} {settings.region}",
             *_servers(pool.local, layout, settings.times),
         ],
     )

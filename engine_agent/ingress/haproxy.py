@@ -26,6 +26,7 @@ START_TIMEOUT_S = 10.0
 POLL_S = 0.02
 TERM_GRACE_S = 1.0
 KILL_GRACE_S = 2.0
+STILL_ACCEPTS = "Stopping: 0"
 LOG_FILE = "haproxy.log"
 
 
@@ -66,9 +67,9 @@ class HaproxyProcess:
 
     def is_alive(self) -> bool:
         """Whether the master lives; a dead one is forgotten."""
-        if self._child is not None:
-            self._child.poll()  # lets a dead child go
         if self.pid is not None and procfs.stat(self.pid) is None:
+            if self._child is not None:
+                self._child.wait()  # it has ended: this only lets the kernel forget it
             self._child, self.pid = None, None
         return self.pid is not None
 
@@ -125,17 +126,30 @@ class HaproxyProcess:
             raise StartFailed(f"HAProxy did not start: {_alerts(last_lines(log))}")
 
     async def reload(self, layout: Layout) -> None:
-        """Write the configuration and let a new worker take over; return when it has.
+        """Write the configuration and let a new worker take over; return when no older one takes connections any more.
 
         Raises:
             RefusedConfig: the master could not load it; the worker before goes on.
-            Unreachable: the master does not answer.
+            Unreachable: the master does not answer, or an older worker still takes connections after some time.
             OSError: the configuration could not be written.
         """
         self._write(layout, self._home)
         said = await self._master.ask("reload", timeout_s=RELOAD_TIMEOUT_S)
         if not said.startswith("Success=1"):
             raise RefusedConfig(_alerts(said.splitlines()))
+        try:
+            async with asyncio.timeout(RELOAD_TIMEOUT_S):
+                while not await self._old_workers_are_stopping():  # noqa: ASYNC110 - only asking tells
+                    await asyncio.sleep(POLL_S)
+        except TimeoutError as error:
+            raise Unreachable("an older worker of HAProxy still takes connections") from error
+
+    async def _old_workers_are_stopping(self) -> bool:
+        listing = await self._master.ask("show proc")
+        _, _, old = listing.partition("# old workers")
+        pids = [line.split()[0] for line in old.splitlines() if line[:1].isdigit()]
+        # A worker that ends meanwhile is answered for by the master, with an error.
+        return not any([STILL_ACCEPTS in await self._master.ask(f"@!{pid} show info") for pid in pids])
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connection, let what runs finish for `grace_s` seconds, then end it."""

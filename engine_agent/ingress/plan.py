@@ -2,7 +2,8 @@
 
 Servers and maps change in place, through the runtime socket; only another structure (a pool more or less, another
 limit, another version of the agent) or a server at another address is worth a reload. A server that is not wanted any
-more is drained first and removed once its last request ended. Nothing here looks at the clock or talks to HAProxy.
+more is drained first and removed once its last request ended; before a reload too, because the old worker goes on with
+what it has queued. Nothing here looks at the clock or talks to HAProxy.
 """
 
 from collections.abc import Iterable, Mapping
@@ -77,6 +78,8 @@ class RemoveServer:
     reason: str
 
 
+Key = tuple[str, str]
+"""Backend and name of a server."""
 Step = Reload | AddServer | DrainServer | ReadyServer | LimitServer | WeighServer | ReplaceMap | RemoveServer
 
 
@@ -85,13 +88,11 @@ def plan_steps(running: Running, layout: Layout, structure: str) -> tuple[Step, 
 
     New cells come before the maps that lead to them, and old ones go last.
     """
-    if running.structure != structure:
-        return (Reload(f"structure is {running.structure or 'unknown'}, should be {structure}"),)
     there = {(server.backend, server.name): server for server in running.servers}
     wanted = {(server.backend, server.name): server for server in layout.servers}
-    moved = [key for key in wanted if key in there and _has_moved(there[key], wanted[key])]
-    if moved:
-        return (Reload(f"{'/'.join(moved[0])} is at another address"),)
+    if reason := _reason_to_reload(running.structure, structure, there, wanted):
+        unwanted = {key: server for key, server in there.items() if key not in wanted or wanted[key].drain}
+        return (*_drain(unwanted.values()), Reload(reason))
     steps: list[Step] = [AddServer(server, "new in the table") for key, server in wanted.items() if key not in there]
     for key, server in wanted.items():
         if key in there:
@@ -101,6 +102,21 @@ def plan_steps(running: Running, layout: Layout, structure: str) -> tuple[Step, 
         if key not in wanted:
             steps += _retire(left)
     return tuple(steps)
+
+
+def _reason_to_reload(
+    there_is: str, should_be: str, there: Mapping[Key, RunningServer], wanted: Mapping[Key, Server]
+) -> str:
+    if there_is != should_be:
+        return f"structure is {there_is or 'unknown'}, should be {should_be}"
+    moved = [key for key in wanted if key in there and _has_moved(there[key], wanted[key])]
+    return f"{'/'.join(moved[0])} is at another address" if moved else ""
+
+
+def _drain(servers: Iterable[RunningServer]) -> Iterable[Step]:
+    for server in servers:
+        if not (server.draining or server.maintenance):
+            yield DrainServer(server.backend, server.name, "drained or not there in the table")
 
 
 def _has_moved(there: RunningServer, wanted: Server) -> bool:

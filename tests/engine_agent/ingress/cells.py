@@ -48,6 +48,7 @@ class FakeCell:
         self.agent_check_port = 0
         self._servers: list[asyncio.Server] = []
         self._writers: set[asyncio.StreamWriter] = set()
+        self._conversations: set[asyncio.Task[None]] = set()
 
     def endpoint(self, *, drain: bool = False) -> CellEndpoint:
         return CellEndpoint(
@@ -83,6 +84,9 @@ class FakeCell:
         finally:
             self.gate.set()
             self.die()
+            for conversation in self._conversations:
+                conversation.cancel()
+            await asyncio.gather(*self._conversations, return_exceptions=True)
 
     async def _agent_check(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(f"{self.agent_word}\n".encode())
@@ -90,6 +94,9 @@ class FakeCell:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.add(writer)
+        if (task := asyncio.current_task()) is not None:
+            self._conversations.add(task)
+            task.add_done_callback(self._conversations.discard)
         try:
             while True:
                 await self._answer(await _read_request(reader), writer)

@@ -76,8 +76,10 @@ class RunningIngress:
             async with httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False) as self.http:
                 yield self
         finally:
-            await self.die()
-            await self.haproxy.kill()
+            try:
+                await self.die()
+            finally:
+                await self.haproxy.kill()
 
     async def die(self) -> None:
         """End the agent's work and leave HAProxy as it is, as kill -9 does."""

@@ -43,9 +43,13 @@ def test_what_runs_as_it_should_needs_no_step() -> None:
     assert steps_to(msgspec.structs.replace(TABLE, revision=9)) == ()
 
 
-def test_another_structure_reloads_and_nothing_else() -> None:
-    steps = plan_steps(running_of(LAYOUT, "old"), lay_out(with_pool(cells=())), STRUCTURE)
-    assert steps == (Reload("structure is old, should be s"),)
+def test_another_structure_reloads_and_drains_first_what_the_old_worker_may_not_use() -> None:
+    assert plan_steps(running_of(LAYOUT, "old"), LAYOUT, STRUCTURE) == (Reload("structure is old, should be s"),)
+    for table in (with_pool(cells=()), with_cell(drain=True)):
+        assert plan_steps(running_of(LAYOUT, "old"), lay_out(table), STRUCTURE) == (
+            DrainServer(*NAME, "drained or not there in the table"),
+            Reload("structure is old, should be s"),
+        )
     nothing = Running("", 1, (), (), {})
     assert plan_steps(nothing, LAYOUT, STRUCTURE) == (Reload("structure is unknown, should be s"),)
 

@@ -83,10 +83,12 @@ def test_the_steps_arrive_at_the_table(running: Running, layout: Layout) -> None
         (server.backend, server.name) for server in layout.servers
     }
     assert running.maps == layout.maps
-    serving = {server.name: not (server.draining or server.maintenance) for server in running.servers}
-    asked_to_drain = {server.name for server in running.servers if not server.agent_says_up and server.agent_check_port}
+    after = {(server.backend, server.name): server for server in running.servers}
     for server in layout.servers:
-        assert serving[server.name] == (not server.drain) or server.name in asked_to_drain
+        there = after[server.backend, server.name]
+        serves = not (there.draining or there.maintenance)
+        drains_itself = server.agent_check_port is not None and not there.agent_says_up
+        assert serves == (not server.drain) or drains_itself
 
 
 @given(runnings(), layouts())

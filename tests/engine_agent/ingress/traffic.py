@@ -1,20 +1,24 @@
-"""Steady traffic for tests: requests at a fixed rate, whose every failure is remembered."""
+"""Steady traffic for tests: requests at a fixed rate, whose every failure is remembered. Light, because the cells live
+in the same process."""
 
 import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
 
-import httpx
-
-BODY = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+BODY = b'{"model": "demo", "messages": [{"role": "user", "content": "hi"}]}'
+REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n%s" % (
+    len(BODY),
+    BODY,
+)
 
 
 class SteadyTraffic:
     """Requests without retries of the client's own. `served` counts answers by the server that gave them."""
 
     def __init__(self, url: str, per_s: float) -> None:
-        self._url = f"{url}/v1/chat/completions"
+        self._port = urlsplit(url).port
         self._interval_s = 1.0 / per_s
         self.served: Counter[str] = Counter()
         self.failures: list[str] = []
@@ -24,14 +28,12 @@ class SteadyTraffic:
     async def flowing(self) -> AsyncIterator["SteadyTraffic"]:
         """Send until the block ends, and wait for every answer."""
         stop = asyncio.Event()
-        limits = httpx.Limits(max_connections=200)
-        async with httpx.AsyncClient(timeout=20, limits=limits, trust_env=False) as client:
-            task = asyncio.create_task(self._flow(client, stop))
-            try:
-                yield self
-            finally:
-                stop.set()
-                await task
+        task = asyncio.create_task(self._flow(stop))
+        try:
+            yield self
+        finally:
+            stop.set()
+            await task
 
     async def until_sent(self, count: int) -> None:
         """Wait until this many more requests went out."""
@@ -39,20 +41,25 @@ class SteadyTraffic:
         while self.sent < goal:  # noqa: ASYNC110 - the flow has a rhythm of its own
             await asyncio.sleep(self._interval_s)
 
-    async def _flow(self, client: httpx.AsyncClient, stop: asyncio.Event) -> None:
+    async def _flow(self, stop: asyncio.Event) -> None:
         async with asyncio.TaskGroup() as group:
             while not stop.is_set():
-                group.create_task(self._send(client))
+                group.create_task(self._send())
                 self.sent += 1
                 await asyncio.sleep(self._interval_s)
 
-    async def _send(self, client: httpx.AsyncClient) -> None:
+    async def _send(self) -> None:
         try:
-            answer = await client.post(self._url, json=BODY)
-        except httpx.HTTPError as error:
+            reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+            writer.write(REQUEST)
+            answer = (await reader.read()).decode()
+            writer.close()
+        except OSError as error:
             self.failures.append(repr(error))
             return
-        if answer.status_code == 200:
-            self.served[answer.headers["x-switchyard-cell"]] += 1
+        head, _, body = answer.partition("\r\n\r\n")
+        headers = dict(line.split(": ", 1) for line in head.splitlines()[1:])
+        if " 200 " in head and body.endswith("}"):
+            self.served[headers["x-switchyard-cell"]] += 1
         else:
-            self.failures.append(f"{answer.status_code} {answer.text}")
+            self.failures.append(answer or "no answer")

@@ -1,0 +1,58 @@
+"""One command, one answer, and a reason when there is none."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from engine_agent.ingress.command_socket import CommandRefused, CommandSocket, Unreachable
+
+
+async def answer_with(folder: Path, text: str, after: asyncio.Event | None = None) -> asyncio.Server:
+    """A socket that says `text` to every command, once `after` is set."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readline()
+        if after is not None:
+            await after.wait()
+        writer.write(text.encode())
+        writer.close()
+
+    return await asyncio.start_unix_server(serve, folder / "s")
+
+
+@pytest.mark.asyncio
+async def test_the_whole_answer_is_returned(tmp_path: Path) -> None:
+    async with await answer_with(tmp_path, "x" * 300_000):
+        assert await CommandSocket(tmp_path, "s").ask("show") == "x" * 300_000
+
+
+@pytest.mark.asyncio
+async def test_an_order_with_another_answer_was_refused(tmp_path: Path) -> None:
+    async with await answer_with(tmp_path, "No such server.\n\n"):
+        with pytest.raises(CommandRefused, match=r"del server a/b: No such server\."):
+            await CommandSocket(tmp_path, "s").order("del server a/b")
+        await CommandSocket(tmp_path, "s").order("del server a/b", success="No such server.")
+
+
+@pytest.mark.asyncio
+async def test_silence_and_absence_have_reasons(tmp_path: Path) -> None:
+    with pytest.raises(Unreachable, match="HAProxy's s: "):
+        await CommandSocket(tmp_path, "s").ask("show")
+    with pytest.raises(Unreachable, match="No such file"):
+        await CommandSocket(tmp_path / "nowhere", "s").ask("show")
+    speak = asyncio.Event()
+    async with await answer_with(tmp_path, "late", after=speak):
+        with pytest.raises(Unreachable, match=r"did not answer 'show' within 0\.05 s"):
+            await CommandSocket(tmp_path, "s").ask("show", timeout_s=0.05)
+        speak.set()
+        assert await CommandSocket(tmp_path, "s").ask("show") == "late"
+
+
+@pytest.mark.asyncio
+async def test_a_folder_deeper_than_a_socket_path_may_be_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    deep = tmp_path / ("d" * 120)
+    deep.mkdir()
+    monkeypatch.chdir(deep)
+    async with await answer_with(Path(), "deep"):
+        assert await CommandSocket(deep, "s").ask("show") == "deep"

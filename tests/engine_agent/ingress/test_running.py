@@ -1,0 +1,84 @@
+"""HAProxy's own words, as version 2.8 says them, read into values and reports."""
+
+import pytest
+
+from engine_agent.ingress.layout import LISTING_MAP, lay_out
+from engine_agent.ingress.report import telemetry, view_cells
+from engine_agent.ingress.running import CellView, Running, RunningBackend, UnreadableAnswer, read_running
+from tests.engine_agent.ingress.test_layout import TABLE
+
+INFO = "Name: HAProxy\nPid: 14196\ndescription: 1c87e1a239a763dc\nTotal: a: b\n\n"
+STATS = (
+    "# pxname,svname,qcur,scur,slim,stot,econ,eresp,wretr,hrsp_5xx,check_status,last_chk,last_agt,\n"
+    "pool.chat,c-1-g3,1,3,8,20,2,1,4,5,L7OK,,via agent : up,\n"
+    "pool.chat,BACKEND,2,3,200,25,2,1,4,6,,,,\n"
+    "spill.chat,north.standby,0,0,,0,0,0,0,0,L4CON,Connection refused,,\n"
+    "spill.chat,BACKEND,0,1,200,7,0,0,0,0,,,,\n\n"
+)
+STATES = (
+    "1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_port srv_agent_port\n"
+    "3 pool.chat 1 c-1-g3 127.0.0.1 2 {admin} 100 9000 9001\n"
+    "4 spill.chat 1 north.standby ::1 0 0 256 8080 0\n\n"
+)
+MAPS = {LISTING_MAP: '0x7f0 all {"a": "b c"}\n\n', "models.map": "\n"}
+
+
+def read(admin: int = 0) -> Running:
+    return read_running(INFO, STATS, STATES.format(admin=admin), MAPS)
+
+
+def test_a_worker_is_read_whole() -> None:
+    running = read()
+    assert (running.structure, running.worker_pid) == ("1c87e1a239a763dc", 14196)
+    assert running.maps == {LISTING_MAP: {"all": '{"a": "b c"}'}, "models.map": {}}
+    assert running.backends == (RunningBackend("pool.chat", 3, 2, 25, 6), RunningBackend("spill.chat", 1, 0, 7, 0))
+    cell, other_region = running.servers
+    assert (cell.address, cell.port, cell.agent_check_port, cell.weight) == ("127.0.0.1", 9000, 9001, 100)
+    assert (cell.max_connections, cell.in_flight, cell.queued, cell.errors_total) == (8, 3, 1, 3)
+    assert cell.agent_says_up
+    assert (other_region.max_connections, other_region.agent_check_port) == (0, 0)
+    assert (other_region.view, other_region.reason) == (CellView.DOWN, "L4CON Connection refused")
+
+
+@pytest.mark.parametrize(
+    ("admin", "draining", "maintenance", "view"),
+    [
+        (0x00, False, False, CellView.UP),
+        (0x01, False, True, CellView.DRAIN),
+        (0x04, False, False, CellView.UP),  # the file said `disabled`, and a command took that back
+        (0x05, False, True, CellView.DRAIN),
+        (0x08, True, False, CellView.DRAIN),
+    ],
+)
+def test_admin_states_are_told_apart(admin: int, draining: bool, maintenance: bool, view: CellView) -> None:
+    cell = read(admin).servers[0]
+    assert (cell.draining, cell.maintenance, cell.view) == (draining, maintenance, view)
+
+
+@pytest.mark.parametrize(
+    ("info", "states"),
+    [("", STATES.format(admin=0)), (INFO, "2\n# be_name\n"), (INFO, ""), (INFO, "1\n# be_name srv_name\npool x\n")],
+)
+def test_an_answer_of_another_format_is_refused(info: str, states: str) -> None:
+    with pytest.raises(UnreadableAnswer):
+        read_running(info, STATS, states, {})
+
+
+def test_a_report_names_every_cell_of_the_table_even_one_that_is_not_there_yet() -> None:
+    layout = lay_out(TABLE)
+    assert view_cells(read(), layout) == {"c-1": "up"}
+    assert view_cells(None, layout) == {"c-1": "unknown"}
+
+
+def test_telemetry_counts_by_pool_and_cell() -> None:
+    said = telemetry(read(), lay_out(TABLE))
+    assert said["pools"] == {
+        "chat": {
+            "in_flight": 3, "queued": 2, "requests_total": 25, "errors_total": 6,
+            "spilled_in_flight": 1, "spilled_total": 7,
+        }
+    }  # fmt: skip
+    assert said["cells"]["c-1"] == {
+        "in_flight": 3, "queued": 1, "requests_total": 20, "errors_total": 3, "retries_total": 4, "reason": "L7OK",
+    }  # fmt: skip
+    assert telemetry(None, lay_out(TABLE)) == {}
