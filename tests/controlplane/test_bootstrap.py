@@ -1,0 +1,89 @@
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from controlplane import bootstrap
+
+
+@pytest.fixture(autouse=True)
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout with requirements and nothing else."""
+    (tmp_path / "requirements.txt").write_text("uv==0.13.9\nDjango==5.2.19\n")
+    (tmp_path / "requirements-dev.txt").write_text("-r requirements.txt\npytest==9.2.0\n")
+    monkeypatch.setattr(bootstrap, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(bootstrap, "PYTHON", tmp_path / ".venv" / "bin" / "python")
+    monkeypatch.setattr(bootstrap, "LOG", tmp_path / ".cache" / "bootstrap.log")
+    return tmp_path
+
+
+@pytest.fixture
+def installed(checkout: Path) -> Path:
+    """As after `bootstrap.py --dev`."""
+    (checkout / ".venv" / "bin").mkdir(parents=True)
+    bootstrap.PYTHON.symlink_to(sys.executable)
+    for dev in (False, True):
+        bootstrap.stamp(dev=dev).write_text(bootstrap.digest(dev=dev))
+    return checkout
+
+
+def test_there_is_nothing_to_do_while_the_requirements_stay(installed: Path) -> None:
+    assert bootstrap.main(["--dev"]) == 0
+    assert bootstrap.main([]) == 0
+    assert not (installed / ".cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("changed", "current"),
+    [
+        ("requirements.txt", {False: False, True: False}),
+        ("requirements-dev.txt", {False: True, True: False}),
+    ],
+)
+def test_a_changed_list_is_installed_again(installed: Path, changed: str, current: dict[bool, bool]) -> None:
+    with (installed / changed).open("a") as file:
+        file.write("httpx==0.28.1\n")
+    assert {dev: bootstrap.is_current(dev=dev) for dev in current} == current
+
+
+def test_an_environment_whose_python_is_gone_is_made_again(installed: Path) -> None:
+    bootstrap.PYTHON.unlink()
+    bootstrap.PYTHON.symlink_to(installed / "no-such-python")
+    assert not bootstrap.is_current(dev=False)
+
+
+def test_a_package_that_cannot_be_had_is_one_sentence_with_the_log(
+    checkout: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fails(command: list[str], log: io.TextIOBase, environment: dict[str, str] | None = None) -> bool:
+        if "-r" in command:
+            log.write("ERROR: No matching distribution found for Django==5.2.19\n")
+            log.flush()
+            return False
+        return True
+
+    monkeypatch.setattr(bootstrap, "_succeeds", fails)
+    monkeypatch.setattr(bootstrap, "_uv_environment", lambda _: {})
+    monkeypatch.setattr(bootstrap, "_pip", lambda: ["pip"])
+    assert bootstrap.main([]) == 1
+    sentence = f"the whole story is in {bootstrap.LOG}.\n"
+    assert capsys.readouterr().err == (
+        f"Cannot install requirements.txt: No matching distribution found for Django==5.2.19; {sentence}"
+    )
+    assert not bootstrap.is_current(dev=False)
+
+
+def test_it_installs_the_version_of_uv_that_the_requirements_name() -> None:
+    assert bootstrap._uv_pin() == "uv==0.13.9"
+
+
+def test_an_old_python_is_told_what_is_needed(tmp_path: Path) -> None:
+    source = Path(bootstrap.__file__).read_text().replace("OLDEST = (3, 11)", "OLDEST = (3, 99)")
+    old = tmp_path / "bootstrap.py"
+    old.write_text(source)
+    ended = subprocess.run([sys.executable, str(old)], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("Switchyard needs Python 3.11 or newer and this is 3.")
