@@ -64,8 +64,9 @@ fmt: environment-dev ## Format the code and fix what can be fixed.
 	$(VENV) -m ruff check --fix .
 	$(VENV) -m ruff format .
 
-bench: environment-dev ## Measure the fleet that make up started: added latency, memory.
-	@exec $(VENV) -m tests.bench
+bench: environment-dev ## Measure what the cell proxy adds, and how the fleet of make up heals.
+	$(VENV) docs/bench/proxy_overhead.py
+	$(VENV) docs/bench/heal.py
 
 environment:
 	@$(if $(PYTHON),$(PYTHON),echo "Python 3.11 or newer is needed and there is no python3 here." >&2; false) controlplane/bootstrap.py

@@ -188,6 +188,7 @@ class Launcher:
     # --- down ---------------------------------------------------------------------------------------------------------
 
     async def _take_down(self) -> None:
+        began_s = self._console.elapsed_s
         if self._state.phase is not LauncherPhase.FAILED:
             self._publish(phase=LauncherPhase.STOPPING)
         if self._supervisor.runs_anything:
@@ -199,16 +200,15 @@ class Launcher:
         remove_socket_folder(socket_folder(self._home.path))
         # After a failure before our own fleet began, one that an earlier launcher left goes on serving.
         if self._fleet_may_run or self._stop_asked.is_set():
-            await asyncio.to_thread(self._prove_that_nothing_is_left)
+            left = await asyncio.to_thread(self._end_what_is_left)
+            proof = f"{left} processes cannot be ended" if left else "nothing is left"
+            self._console.own(f"stopped in {self._console.elapsed_s - began_s:.1f} s; {proof}")
 
-    def _prove_that_nothing_is_left(self) -> None:
-        left = processes_of(self._home.path)
-        if not left:
-            self._console.own("stopped; nothing is left")
-            return
-        self._console.own(f"still there: {describe_all(left)}")
-        survivors = end_all(lambda: processes_of(self._home.path), patience_s=_LEFTOVERS_END_WITHIN_S)
-        self._console.own("ended them; nothing is left" if not survivors else f"{survivors} cannot be ended")
+    def _end_what_is_left(self) -> int:
+        """End what should be gone by now, and count what stays."""
+        if found := processes_of(self._home.path):
+            self._console.own(f"still there: {describe_all(found)}")
+        return end_all(lambda: processes_of(self._home.path), patience_s=_LEFTOVERS_END_WITHIN_S)
 
     # --- signals and state --------------------------------------------------------------------------------------------
 
