@@ -11,6 +11,7 @@ import sys
 import uuid
 from pathlib import Path
 
+from engine_agent.engines.registry import engine_pythons
 from engine_agent.planning.node import LIMITS, ConvergeLimits
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
@@ -22,8 +23,6 @@ from engine_agent.telemetry.fingerprint import AGENT_VERSION, read_fingerprint
 from engine_agent.telemetry.host import read_inventory
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
-ENGINE_FOLDERS = {"vllm": "vllm-cpu"}
-"""Folder under <cache>/engines that holds each engine's own Python environment."""
 
 
 def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
@@ -43,8 +42,8 @@ def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
 
 async def _run_until_signalled(given: argparse.Namespace, home: Path, limits: ConvergeLimits) -> None:
     boot_id = uuid.uuid4().hex
-    engine_pythons = _engine_pythons()
-    place = NodePlace(given.node_id, home, given.host, given.port_base, REPO_ROOT, engine_pythons)
+    pythons = engine_pythons(Path(os.environ.get("SWITCHYARD_CACHE") or REPO_ROOT / ".cache"))
+    place = NodePlace(given.node_id, home, given.host, given.port_base, REPO_ROOT, pythons)
     enrolment = Enrolment(
         given.server, AgentKind.NODE, given.node_id, home, os.environ.get("SWITCHYARD_JOIN_TOKEN") or None
     )
@@ -58,7 +57,7 @@ async def _run_until_signalled(given: argparse.Namespace, home: Path, limits: Co
             agent_version=AGENT_VERSION,
             inventory=read_inventory(given.instance_type, given.host, given.port_base),
             topology=given.topology,
-            fingerprint=read_fingerprint(engine_pythons),
+            fingerprint=read_fingerprint(pythons),
         )
 
     agent = NodeAgent(place=place, enrolment=enrolment, hello=hello, limits=limits)
@@ -67,11 +66,6 @@ async def _run_until_signalled(given: argparse.Namespace, home: Path, limits: Co
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await running
-
-
-def _engine_pythons() -> dict[str, Path]:
-    cache = Path(os.environ.get("SWITCHYARD_CACHE") or REPO_ROOT / ".cache")
-    return {engine: cache / "engines" / folder / "bin" / "python" for engine, folder in ENGINE_FOLDERS.items()}
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:
