@@ -1,5 +1,6 @@
 """How states, times and numbers look on every page. Pure formatting: pages bring `now`, and nothing is looked up."""
 
+import json
 from datetime import UTC, datetime
 from typing import Any
 
@@ -116,6 +117,12 @@ def percent(value: object) -> str:
     if number is None:
         return NOTHING
     return f"{number:.0f}{THIN_SPACE}%" if number == 0 or number >= 10 else f"{number:.2f}{THIN_SPACE}%"
+
+
+@register.filter
+def plain(value: object) -> str:
+    """A value of JSON as a person would write it: text bare, all else as JSON."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
 @register.filter

@@ -12,6 +12,7 @@ from controlplane.dashboard.templatetags.switchyard import (
     distance,
     ms,
     percent,
+    plain,
     rate,
     short_digest,
 )
@@ -44,6 +45,8 @@ def test_an_age_is_in_the_largest_unit_of_which_there_are_two(age_s: float, word
         (percent(12.3), "12 %"),
         (short_digest("sha256:0123456789abcdef"), "0123456789ab"),
         (short_digest(""), NOTHING),
+        (plain("as it is"), "as it is"),
+        (plain({"ok": True, "rate": None}), '{"ok": true, "rate": null}'),
         (distance(0), "same network node"),
         (distance(2), "2 levels apart"),
         (distance(None), "topology unknown"),

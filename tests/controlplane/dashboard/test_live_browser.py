@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Literal
 
 import pytest
@@ -30,13 +29,21 @@ GROUND = "getComputedStyle(document.body).backgroundColor"
 SOON_MS = 8000
 """Below the 10 s of the slow poll: whatever shows up within it came by a hint."""
 
+RETRY_MS = 20000
+"""Above the 10 s after which a page that got no answer asks again."""
+
+
+@pytest.fixture(scope="module")
+def web(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with web_process(tmp_path_factory.mktemp("web") / "web.log") as address:
+        yield address
+
 
 @pytest.fixture
-def url(tmp_path: Path) -> Iterator[str]:
+def url(web: str, transactional_db: None) -> str:
     User.objects.create_user("operator", password="let me in")
     rows.cell(CELL, rows.node("n-f0000001"), rows.node("n-f0000002"))
-    with web_process(tmp_path / "web.log") as address:
-        yield address
+    return web
 
 
 @pytest.fixture
@@ -142,6 +149,12 @@ def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     expect(page).to_have_url(f"{url}/cells/?q=east-1-2")
     page.keyboard.press("Escape")
     page.keyboard.press("j")
+    row = page.locator("#row-sim-70b-us-east-1-2 [data-row]")
+    expect(row).to_be_focused()
+    aside(lambda: Cell.objects.update(state="draining"))
+    aside(lambda: live.push("cells"))
+    expect(page.locator("#cells-table")).to_contain_text("draining", timeout=SOON_MS)
+    expect(row).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("sim-70b-us-east-1-2")
     assert watched.trouble == []
@@ -175,9 +188,9 @@ def test_an_outage_is_shown_with_its_age_and_ends_by_itself(chromium: Browser, u
     banner = page.locator("#disconnected")
     expect(banner).to_be_visible()
     expect(banner).to_contain_text("What you see is as of")
+    expect(page.locator("#connection")).to_have_attribute("data-state", "disconnected")
     page.context.set_offline(False)
-    banner.get_by_role("button").click()
-    expect(banner).to_be_hidden()
+    expect(banner).to_be_hidden(timeout=RETRY_MS)
     expect(page.locator("#moving")).to_contain_text("scaled down")
 
 

@@ -40,6 +40,13 @@ function soon(fragment, everyMs) {
   waiting.set(fragment.id, setTimeout(refetch, Math.max(0, everyMs - sinceMs), fragment.id));
 }
 
+function now(wanted) {
+  for (const fragment of wanted) {
+    clearTimeout(waiting.get(fragment.id));
+    refetch(fragment.id);
+  }
+}
+
 function concerns(fragment, hint) {
   return fragment.dataset.topics.split(" ").some((entry) => {
     const [topic, key] = entry.split(/:(.*)/s);
@@ -52,7 +59,7 @@ function connect(waitMs) {
   let opened = false;
   socket.addEventListener("open", () => {
     opened = socketOpen = true;
-    if (waitMs > RECONNECT_FIRST_MS) fragments().forEach((fragment) => soon(fragment, AFTER_HINT_MS));
+    if (waitMs > RECONNECT_FIRST_MS) now(fragments()); // hints were lost meanwhile
     showConnection();
   });
   socket.addEventListener("message", (message) => {
@@ -78,16 +85,16 @@ function showConnection() {
 }
 
 function showAges() {
-  const now = performance.now();
+  const nowMs = performance.now();
   let oldest = 0;
   for (const fragment of fragments()) {
     const { at, asOf } = fetched.get(fragment.id);
-    oldest = Math.max(oldest, now - at);
-    tickAges(fragment, asOf + now - at);
-    const stale = now - at > STALE_AFTER_MS;
+    oldest = Math.max(oldest, nowMs - at);
+    tickAges(fragment, asOf + nowMs - at);
+    const stale = nowMs - at > STALE_AFTER_MS;
     fragment.classList.toggle("stale", stale);
     const label = fragment.querySelector("[data-as-of-words]");
-    if (label) label.textContent = stale ? `as of ${ageWords((now - at) / 1000)} ago` : "";
+    if (label) label.textContent = stale ? `as of ${ageWords((nowMs - at) / 1000)} ago` : "";
   }
   for (const words of document.querySelectorAll("[data-oldest]")) words.textContent = ageWords(oldest / 1000);
 }
@@ -110,58 +117,79 @@ function tick() {
 
 // --- fetches ---------------------------------------------------------------------------------------------------------
 
-let before = { words: new Map(), open: [] }; // of the fragment that is being replaced
+const FOCUSABLE = "a, button, summary";
+let before = { words: new Map(), open: [], focus: null }; // of the fragment that is being replaced
+
+function focusIn(fragment) {
+  const focused = document.activeElement;
+  if (!fragment.contains(focused)) return null;
+  const row = focused.closest("[id]");
+  return { row: row.id, nth: [...row.querySelectorAll(FOCUSABLE)].indexOf(focused) };
+}
+
+function refocus({ row, nth }) {
+  document.getElementById(row)?.querySelectorAll(FOCUSABLE)[nth]?.focus({ preventScroll: true });
+}
 
 document.body.addEventListener("htmx:beforeSwap", (event) => {
   const old = event.detail.target;
   before = {
     words: new Map([...old.querySelectorAll("[data-watch]")].map((element) => [element.id, element.dataset.watch])),
     open: [...old.querySelectorAll("details[open]")].map((element) => element.id),
+    focus: focusIn(old),
   };
 });
 
 document.body.addEventListener("htmx:afterRequest", (event) => {
   const fragment = document.getElementById(event.detail.target.id);
   if (!event.detail.successful || !fragment) return;
-  unreachable = false;
   note(fragment);
   for (const details of before.open) document.getElementById(details)?.setAttribute("open", "");
   for (const element of fragment.querySelectorAll("[data-watch]")) {
     const word = before.words.get(element.id);
     if (word !== undefined && word !== element.dataset.watch) element.classList.add("changed");
   }
+  if (before.focus) refocus(before.focus);
   showTrouble();
-  showConnection();
+  answered();
 });
 
-function failed(fragment, why, heard) {
-  unreachable = !heard;
+function answered() {
+  const back = unreachable;
+  unreachable = false;
   showConnection();
-  const place = document.getElementById(fragment.id)?.querySelector("[data-failure]");
-  if (!place) return;
-  place.hidden = false;
-  place.querySelector("[data-why]").textContent = why;
+  if (back) now(fragments());
+}
+
+function later(fragment) {
   clearTimeout(waiting.get(fragment.id));
   waiting.set(fragment.id, setTimeout(refetch, POLL_MS, fragment.id));
 }
 
 document.body.addEventListener("htmx:responseError", (event) => {
   const { xhr, target } = event.detail;
-  failed(target, xhr.status === 404 ? "This no longer exists." : `The server answered ${xhr.status}.`, true);
+  const place = document.getElementById(target.id).querySelector("[data-failure]");
+  place.querySelector("[data-why]").textContent =
+    xhr.status === 404 ? "This no longer exists." : `The server answered ${xhr.status}.`;
+  place.hidden = false;
+  later(target);
+  answered();
 });
 
+// No answer at all is one trouble of the whole page, not one of each fragment.
 for (const silence of ["htmx:sendError", "htmx:timeout"]) {
-  document.body.addEventListener(silence, (event) => failed(event.detail.target, "The server did not answer.", false));
+  document.body.addEventListener(silence, (event) => {
+    unreachable = true;
+    showConnection();
+    later(event.detail.target);
+  });
 }
 
 document.addEventListener("click", (event) => {
   const button = event.target.closest("[data-retry]");
   if (!button) return;
-  const wanted = button.closest("[data-topics]");
-  for (const fragment of wanted ? [wanted] : fragments()) {
-    clearTimeout(waiting.get(fragment.id));
-    refetch(fragment.id);
-  }
+  const failed = button.closest("[data-topics]");
+  now(failed ? [failed] : fragments());
 });
 
 document.addEventListener("visibilitychange", () => {
