@@ -115,7 +115,7 @@ async def main() -> None:
     for number in range(options.rounds):
         done = await one_round(fleet, url, options, rank=number % 2)
         print(
-            f"round {number + 1}, {done.role}: unrouted after {done.unrouted_s:.2f} s, ready after {done.ready_s:.1f} s;"
+            f"round {number + 1}, {done.role}: unrouted in {done.unrouted_s:.2f} s, ready in {done.ready_s:.1f} s;"
             f" {done.sent} requests, {done.failed_streaming} cut while streaming, {done.failed_otherwise} failed"
             " otherwise"
         )

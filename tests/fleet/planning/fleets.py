@@ -31,7 +31,7 @@ LISTENING = ago(600)
 
 def node(name: str, *, state: NodeState = NodeState.READY, **changes: Any) -> NodeView:
     """A connected idle node in `east` that reported just now; `report=` fields are given as a dict."""
-    report = {"connected": True, "last_seen_at": ago(0.5), "connection_changed_at": ago(600)}
+    report: dict[str, Any] = {"connected": True, "last_seen_at": ago(0.5), "connection_changed_at": ago(600)}
     report |= changes.pop("report", {})
     view = NodeView(
         id=name,

@@ -1,6 +1,7 @@
 """Who is alive: silence needs a second witness, and deafness of ours condemns nobody."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from fleet.planning.states import NodeState
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
 
-def silent(name: str, seconds: float, *, connected: bool = True, **changes: object) -> NodeView:
+def silent(name: str, seconds: float, *, connected: bool = True, **changes: Any) -> NodeView:
     report = {"connected": connected, "last_seen_at": ago(seconds), "connection_changed_at": ago(seconds)}
     return node(name, report=report, **changes)
 
