@@ -1,14 +1,20 @@
 """Hints to browsers and to the processes that hold agents' sockets: "look again at X". Never the content itself.
 
-They travel after the commit and may be lost; whoever listens also polls slowly.
+They travel after the commit and may be lost; whoever listens also polls slowly. A hint never holds up its caller for
+longer than `SEND_LIMIT_S`.
 """
 
+import asyncio
 import logging
 
 from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 from django.db import transaction
 
+from controlplane.kernel.breaker import DOORBELLS
+
+SEND_LIMIT_S = 1.0
+"""A server in reach takes a few milliseconds."""
 BROWSERS = "browsers"
 AGENT_SOCKETS = "agent-sockets"
 
@@ -35,10 +41,16 @@ def _after_commit(group: str, message: dict[str, object]) -> None:
 
 
 def _send(group: str, message: dict[str, object]) -> None:
-    layer = get_channel_layer()
-    if layer is None:
+    if DOORBELLS.is_open or get_channel_layer() is None:
         return
     try:
-        async_to_sync(layer.group_send)(group, message)
+        async_to_sync(_send_in_time)(group, message)
     except Exception as error:
-        log.warning("hint to %s lost: %s", group, error)
+        DOORBELLS.trip()
+        why = str(error) or type(error).__name__
+        log.warning("hint to %s lost, as will be others for %.0f s: %s", group, DOORBELLS.pause_s, why)
+
+
+async def _send_in_time(group: str, message: dict[str, object]) -> None:
+    async with asyncio.timeout(SEND_LIMIT_S):
+        await get_channel_layer().group_send(group, message)

@@ -1,0 +1,30 @@
+"""Spares callers the wait for a server that is away: after a failure nothing is tried for a while.
+
+It says only whether a try is due; it sends nothing, remembers nothing else, and never raises.
+"""
+
+import time
+from collections.abc import Callable
+
+
+class Breaker:
+    """Open for `pause_s` seconds after `trip`. Threads may share one: at worst one try more is made."""
+
+    def __init__(self, pause_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
+        self.pause_s = pause_s
+        self._now_s = now_s
+        self._open_until_s = float("-inf")
+
+    @property
+    def is_open(self) -> bool:
+        """Whether callers should not even try."""
+        return self._now_s() < self._open_until_s
+
+    def trip(self) -> None:
+        """A try failed just now."""
+        self._open_until_s = self._now_s() + self.pause_s
+
+
+DOORBELLS = Breaker(pause_s=2.0)
+"""Of hints and doorbells alike, because one server carries both. What would be lost in a pause, the periodic passes of
+worker, hub and browsers find by themselves."""
