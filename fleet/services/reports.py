@@ -1,16 +1,20 @@
 """Stores what agents report: one statement for all that came in since the last time.
 
-The statement compares with what was known, so that only news rings doorbells.
+The statement compares with what was known, so that only news rings doorbells. What one agent says can cost another
+nothing: a row that cannot be stored is dropped alone.
 """
 
+import json
+import logging
 from datetime import datetime
 from typing import Any
 
 import msgspec
-from django.db import connection, transaction
+from django.db import DataError, connection, transaction
 
 from controlplane.kernel import hints, live
 from controlplane.kernel.events import event_record
+from controlplane.kernel.storable import storable_json
 from controlplane.kernel.tones import Tone
 from fleet.models import Node
 
@@ -47,6 +51,8 @@ WHERE before.node_id IS NULL
       IS DISTINCT FROM (stored.connected, stored.state, stored.cell, stored.generation, stored.healthy)
 """
 
+log = logging.getLogger(__name__)
+
 
 class NodeRow(msgspec.Struct, frozen=True):
     """The latest word of one node's agent. A row with `connected` False counts only for the connection that it ends."""
@@ -71,12 +77,26 @@ class NodeRow(msgspec.Struct, frozen=True):
 
 
 def reports_store(rows: list[NodeRow]) -> list[str]:
-    """Write the rows, and return the nodes of which something a planner cares about changed."""
+    """Write the rows, and return the nodes of which something a planner cares about changed.
+
+    A row that PostgreSQL refuses (a number out of range, a name too long) is dropped, and its node is logged.
+    """
     if not rows:
         return []
+    try:
+        return _store(rows)
+    except DataError as refusal:
+        if len(rows) == 1:
+            log.warning("dropped what %s reported: %s", rows[0].node, refusal)
+            return []
+    middle = len(rows) // 2
+    return reports_store(rows[:middle]) + reports_store(rows[middle:])
+
+
+def _store(rows: list[NodeRow]) -> list[str]:
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(_STORE, {"rows": msgspec.json.encode(rows).decode()})
+            cursor.execute(_STORE, {"rows": storable_json(msgspec.json.encode(rows))})
             changed = [str(node) for (node,) in cursor.fetchall()]
         live.push("load")
         if changed:
@@ -99,6 +119,7 @@ def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str,
     if known is None:
         return
     member = getattr(known, "member", None)
+    signature, summary, evidence = json.loads(storable_json(msgspec.json.encode((signature, summary, evidence))))
     with transaction.atomic():
         event_record(
             kind=f"fault.{signature}"[:64],

@@ -6,9 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from fleet.models import NodeReport
+from controlplane.kernel.models import Event
+from fleet.models import Node, NodeReport
 from fleet.planning.states import NodeState
-from fleet.services.reports import NodeRow, reports_store
+from fleet.services.reports import NodeRow, fault_record, node_introduced, reports_store
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
@@ -61,8 +62,56 @@ def test_retired_and_unknown_nodes_are_passed_over() -> None:
     assert reports_store([row("n-gone"), row("n-unknown")]) == []
 
 
-def test_a_thousand_reports_are_one_statement(django_assert_max_num_queries: Any) -> None:
+def test_many_reports_are_one_statement(django_assert_max_num_queries: Any) -> None:
     for index in range(50):
         rows.node(f"n-{index}", connected=False)
     with django_assert_max_num_queries(3):
         assert len(reports_store([row(f"n-{index}") for index in range(50)])) == 50
+
+
+POISON = {
+    "a number beyond its column": {"generation": 2**40},
+    "a name that is too long": {"agent_version": "v" * 100},
+}
+
+
+@pytest.mark.parametrize("poison", POISON.values(), ids=POISON)
+def test_a_row_that_cannot_be_stored_is_dropped_and_named_and_the_others_are_kept(
+    poison: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    names = {f"n-{index}" for index in range(7)}
+    for name in names:
+        rows.node(name, connected=False)
+    said = [row(name, **(poison if name == "n-4" else {})) for name in sorted(names)]
+    assert set(reports_store(said)) == names - {"n-4"}
+    assert NodeReport.objects.get(connected=False).node_id == "n-4"
+    assert "n-4" in caplog.text
+
+
+def test_the_last_words_of_a_crash_are_kept_without_their_nul_bytes() -> None:
+    rows.node("n-a")
+    reports_store([row(state="failed", reason="core\x00dumped", telemetry={"log": ["\x00"]})])
+    stored = NodeReport.objects.get()
+    assert (stored.state, stored.reason, stored.telemetry) == ("failed", "core\ufffddumped", {"log": ["\ufffd"]})
+    fault_record(node="n-a", signature="x", summary="\x00", evidence={"line": "\x00"}, now=NOW)
+    assert Event.objects.get().detail == {"line": "\ufffd"}
+
+
+def test_a_fault_names_the_cell_that_the_node_is_in() -> None:
+    rows.cell("c1", rows.node("n-a"))
+    fault_record(node="n-a", signature="y" * 100, summary="broke", evidence={"gpu": 3}, now=NOW)
+    event = Event.objects.get()
+    assert (event.cell, event.deployment, event.detail, len(event.kind)) == ("c1", "sim-70b", {"gpu": 3}, 64)
+
+
+def test_a_fault_of_an_unknown_node_is_passed_over() -> None:
+    fault_record(node="n-unknown", signature="x", summary="", evidence={}, now=NOW)
+    assert not Event.objects.exists()
+
+
+def test_a_hello_says_what_the_machine_is_and_an_empty_topology_keeps_the_one_known() -> None:
+    rows.node("n-a", topology=["known"])
+    node_introduced(node="n-a", topology=(), fingerprint={"kernel": "6"})
+    assert Node.objects.values_list("topology", "fingerprint").get() == (["known"], {"kernel": "6"})
+    node_introduced(node="n-a", topology=("x", "y"), fingerprint={})
+    assert Node.objects.get().topology == ["x", "y"]
