@@ -29,8 +29,8 @@ class Model(models.Model):
 class ModelVersion(models.Model):
     """One immutable way to serve a model.
 
-    `parallelism` maps instance type -> {"nodes": n, "tensor": t, "pipeline": p}; `engine_options` holds the engine's
-    own options by name; `golden_prompts` is a list of {"prompt", "expect"}.
+    `parallelism` maps instance type -> {"nodes": n, "tp": t, …} (see `models_registry.planning.parallelism`);
+    `engine_options` holds the engine's own options by name; `golden_prompts` is a list of {"prompt", "expect"}.
     """
 
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="versions")

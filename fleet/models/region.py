@@ -2,6 +2,8 @@
 
 from django.db import models
 
+from models_registry.planning.instance_types import InstanceShape
+
 
 class InstanceType(models.Model):
     """A kind of machine. `tensor_parallel_degree` is the degree it suits by default; prices in US dollars."""
@@ -20,6 +22,19 @@ class InstanceType(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def shape(self) -> InstanceShape:
+        """The row as the pure planners take it."""
+        return InstanceShape(
+            name=self.name,
+            accelerator=self.accelerator,
+            chips=self.chips,
+            cores=self.cores,
+            memory_gib=self.memory_gib,
+            price_per_hour=self.price_per_hour,
+            watts=self.watts,
+            tensor_parallel_degree=self.tensor_parallel_degree,
+        )
 
 
 class Region(models.Model):

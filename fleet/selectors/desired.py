@@ -28,7 +28,7 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     own = {
         member.node_id: member
         for member in CellMember.objects.filter(node_id__in=nodes).select_related(
-            "cell__deployment", "cell__model_version"
+            "cell__deployment__instance_type", "cell__model_version"
         )
     }
     peers: dict[str, list[Peer]] = defaultdict(list)
@@ -55,7 +55,7 @@ def _assignment(member: CellMember, peers: tuple[Peer, ...]) -> Assignment:
         rank=member.rank,
         role=member.role,
         phase=PHASES.get(CellState(cell.state), Phase.STOP),
-        plan=render_engine_plan(cell.model_version.spec()),
+        plan=render_engine_plan(cell.model_version.spec(), cell.deployment.instance_type.shape()),
         peers=peers,
         secret=cell.secret,
         drain_deadline_s=cell.deployment.drain_deadline_s,

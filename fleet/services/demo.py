@@ -1,6 +1,6 @@
 """The demo fleet: what `make up` shows. Running it again changes nothing that an operator has changed since."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -8,41 +8,10 @@ from django.db import transaction
 
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
 from models_registry.models import Model, ModelVersion, VersionState
+from models_registry.planning.instance_types import INSTANCE_TYPES, LOCAL_CPU
 
-LOCAL = "local.cpu"
+LOCAL = LOCAL_CPU
 REGIONS = ("us-east-1", "us-west-2")
-
-# Public AWS figures: chips, memory (accelerator memory, GiB), on-demand price in us-east-1 (US dollars an hour).
-INSTANCE_TYPES: tuple[dict[str, Any], ...] = (
-    {"name": LOCAL, "accelerator": "cpu", "cores": 1, "memory_gib": 4, "tensor_parallel_degree": 1},
-    {
-        "name": "trn1.32xlarge",
-        "accelerator": "trainium",
-        "chips": 16,
-        "cores": 32,
-        "memory_gib": 512,
-        "price_per_hour": 21.50,
-        "tensor_parallel_degree": 32,
-    },
-    {
-        "name": "inf2.48xlarge",
-        "accelerator": "inferentia2",
-        "chips": 12,
-        "cores": 24,
-        "memory_gib": 384,
-        "price_per_hour": 12.98,
-        "tensor_parallel_degree": 24,
-    },
-    {
-        "name": "p5.48xlarge",
-        "accelerator": "h100",
-        "chips": 8,
-        "cores": 8,
-        "memory_gib": 640,
-        "price_per_hour": 98.32,
-        "tensor_parallel_degree": 8,
-    },
-)
 
 SIM_70B: dict[str, Any] = {
     "prefill_tokens_per_s": 8000,
@@ -79,8 +48,8 @@ class Weights:
 def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime) -> None:
     """Regions, instance types, models, versions and deployments of the demo. `weights` None: all on `sim`."""
     with transaction.atomic():
-        for columns in INSTANCE_TYPES:
-            InstanceType.objects.get_or_create(name=columns["name"], defaults=columns)
+        for name, shape in INSTANCE_TYPES.items():
+            InstanceType.objects.get_or_create(name=name, defaults=asdict(shape))
         for position, name in enumerate(REGIONS):
             url = f"http://127.0.0.1:{ingress_port + position}"
             region, _ = Region.objects.get_or_create(name=name, defaults={"position": position, "spares": {LOCAL: 1}})
@@ -106,7 +75,7 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
         }
     )
     name = "sim" if weights is None else f"135m-{weights.digest.removeprefix('sha256:')[:8]}"
-    return _version(model, name, {LOCAL: {"nodes": 1, "tensor": 1}}, now, context_length=2048, **engine)
+    return _version(model, name, {LOCAL: {"nodes": 1, "tp": 1}}, now, context_length=2048, **engine)
 
 
 def _sim_70b(now: datetime) -> ModelVersion:
@@ -117,7 +86,7 @@ def _sim_70b(now: datetime) -> ModelVersion:
     return _version(
         model,
         "1",
-        {LOCAL: {"nodes": 2, "tensor": 1}},
+        {LOCAL: {"nodes": 2, "tp": 1}},
         now,
         engine="sim",
         context_length=8192,

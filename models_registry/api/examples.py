@@ -20,7 +20,7 @@ VERSION: dict[str, Any] = {
     "context_length": 2048,
     "max_concurrency": 16,
     "ready_timeout_s": 300.0,
-    "parallelism": {"local.cpu": {"nodes": 1, "tensor": 1, "pipeline": 1}},
+    "parallelism": {"local.cpu": {"nodes": 2, "tp": 2}},
     "engine_options": {"enforce_eager": True},
     "engine_env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
     "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],

@@ -61,7 +61,7 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     ready_timeout_s = serializers.FloatField()
     parallelism = serializers.DictField(
         child=serializers.DictField(child=serializers.IntegerField()),
-        help_text="Instance type -> nodes per cell, and degrees of tensor and pipeline parallelism.",
+        help_text="Instance type -> nodes per cell, and degrees over the whole cell: `tp`, `cp`, `dp`, `pp`.",
     )
     engine_options = serializers.DictField(help_text="The engine's own options, by name.")
     engine_env = serializers.DictField(help_text="Environment variables of the engine.")

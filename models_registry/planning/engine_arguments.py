@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from engine_agent.protocol.messages import Artifact, EnginePlan
-from models_registry.planning.versions import VersionSpec
+from models_registry.planning.instance_types import InstanceShape
+from models_registry.planning.parallelism import Degrees, degrees_on, stated_degrees
+from models_registry.planning.versions import InvalidVersion, VersionSpec
 
 ENGINES = ("sim", "vllm")
-
-
-class InvalidVersion(ValueError):
-    """A version that cannot be rendered; the text names field, value and rule."""
 
 
 def nodes_per_cell(spec: VersionSpec, instance_type: str) -> int:
@@ -22,22 +20,11 @@ def nodes_per_cell(spec: VersionSpec, instance_type: str) -> int:
     Raises:
         InvalidVersion: the version says nothing about this instance type, or says nonsense.
     """
-    degrees = spec.parallelism.get(instance_type)
-    if degrees is None:
-        known = ", ".join(sorted(spec.parallelism)) or "none"
-        raise InvalidVersion(
-            f"{spec.reference}: parallelism has no entry for instance type {instance_type!r} (it has: {known})"
-        )
-    nodes = degrees.get("nodes", 1)
-    if nodes < 1:
-        raise InvalidVersion(
-            f"{spec.reference}: parallelism.{instance_type}.nodes is {nodes!r}; it must be a whole number from 1"
-        )
-    return nodes
+    return stated_degrees(spec.reference, spec.parallelism, instance_type).get("nodes", 1)
 
 
-def render_engine_plan(spec: VersionSpec) -> EnginePlan:
-    """The engine plan of a version.
+def render_engine_plan(spec: VersionSpec, machine: InstanceShape) -> EnginePlan:
+    """The engine plan of a version for cells of these machines, the same on every rank.
 
     Raises:
         InvalidVersion: unknown engine, or an option of a type that no command line can carry.
@@ -52,16 +39,20 @@ def render_engine_plan(spec: VersionSpec) -> EnginePlan:
         max_concurrency=spec.max_concurrency,
         ready_timeout_s=spec.ready_timeout_s,
         artifact=Artifact(uri=spec.artifact_uri, digest=spec.artifact_digest) if spec.artifact_uri else None,
-        args=_arguments(spec),
+        args=_arguments(spec, degrees_on(spec.reference, spec.parallelism, machine)),
         env={name: str(value) for name, value in spec.engine_env.items()},
         probe_prompt=spec.golden_prompts[0][0] if spec.golden_prompts else "ping",
     )
 
 
-def _arguments(spec: VersionSpec) -> tuple[str, ...]:
+def _arguments(spec: VersionSpec, degrees: Degrees) -> tuple[str, ...]:
     own: dict[str, Any] = {"max_num_seqs": spec.max_concurrency}
     if spec.engine == "vllm":
         own["max_model_len"] = spec.context_length
+        if degrees.tp > 1:
+            own["tensor_parallel_size"] = degrees.tp
+        if degrees.pp > 1:
+            own["pipeline_parallel_size"] = degrees.pp
     return tuple(_flags({**own, **spec.engine_options}, spec.reference))
 
 

@@ -5,9 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 
+class InvalidVersion(ValueError):
+    """A version that cannot be rendered; the text names field, value and rule."""
+
+
 @dataclass(frozen=True, slots=True)
 class VersionSpec:
-    """A model version as planners see it. `parallelism` maps instance type -> degrees (see `Parallelism`)."""
+    """A model version as planners see it. `parallelism` maps instance type -> {degree: number} (see
+    `models_registry.planning.parallelism.Degrees`)."""
 
     model: str
     version: str

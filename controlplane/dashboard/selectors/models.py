@@ -55,7 +55,7 @@ def _row(version: ModelVersion) -> VersionRow:
 
 
 def _degrees(degrees: dict[str, int]) -> str:
-    """`{"nodes": 2, "tensor": 8}` -> "2 nodes, tensor 8"."""
+    """`{"nodes": 2, "tp": 8}` -> "2 nodes, tp 8"."""
     nodes = degrees.get("nodes", 1)
     parts = [f"{nodes} node" if nodes == 1 else f"{nodes} nodes"]
     parts += [f"{name} {degree}" for name, degree in degrees.items() if name != "nodes" and degree != 1]

@@ -21,7 +21,7 @@ def one_more_of_everything(number: int) -> Cell:
         version="1",
         engine="sim",
         state="released",
-        parallelism={"local.cpu": {"nodes": 2, "tensor": 4}},
+        parallelism={"local.cpu": {"nodes": 2, "tp": 4}},
         artifact_digest="sha256:0123456789abcdef",
         created_at=NOW,
     )

@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.messages import Artifact
-from models_registry.planning.engine_arguments import InvalidVersion, nodes_per_cell, render_engine_plan
-from models_registry.planning.versions import VersionSpec
+from models_registry.planning.engine_arguments import nodes_per_cell, render_engine_plan
+from models_registry.planning.instance_types import INSTANCE_TYPES
+from models_registry.planning.versions import InvalidVersion, VersionSpec
 
 SPEC = VersionSpec(
     model="llama",
@@ -18,15 +19,17 @@ SPEC = VersionSpec(
     context_length=2048,
     max_concurrency=16,
     ready_timeout_s=120.0,
-    parallelism={"trn1.32xlarge": {"nodes": 2}},
+    parallelism={"local.cpu": {"nodes": 1}, "trn1.32xlarge": {"nodes": 2}},
     engine_options={"enforce_eager": True, "kv_cache_memory_bytes": 1024, "seed": None, "disable_log_stats": False},
     engine_env={"OMP_NUM_THREADS": "1"},
     golden_prompts=(("The capital of France is", "Paris"),),
 )
 
+LOCAL = INSTANCE_TYPES["local.cpu"]
+
 
 def test_a_vllm_version_renders_flags_in_a_stable_order() -> None:
-    plan = render_engine_plan(SPEC)
+    plan = render_engine_plan(SPEC, LOCAL)
     assert plan.args == (
         *("--enforce-eager", "--kv-cache-memory-bytes", "1024"),
         *("--max-model-len", "2048", "--max-num-seqs", "16"),
@@ -38,12 +41,17 @@ def test_a_vllm_version_renders_flags_in_a_stable_order() -> None:
 
 
 def test_options_of_the_version_win_over_what_follows_from_it() -> None:
-    plan = render_engine_plan(replace(SPEC, engine_options={"max_num_seqs": 4}))
+    plan = render_engine_plan(replace(SPEC, engine_options={"max_num_seqs": 4}), LOCAL)
     assert plan.args == ("--max-model-len", "2048", "--max-num-seqs", "4")
 
 
+def test_a_cell_of_two_machines_gets_the_degree_of_the_whole_cell() -> None:
+    spec = replace(SPEC, parallelism={"local.cpu": {"nodes": 2, "tp": 2}}, engine_options={})
+    assert render_engine_plan(spec, LOCAL).args[-2:] == ("--tensor-parallel-size", "2")
+
+
 def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
-    plan = render_engine_plan(replace(SPEC, engine="sim", artifact_uri="", engine_options={"seed": 7}))
+    plan = render_engine_plan(replace(SPEC, engine="sim", artifact_uri="", engine_options={"seed": 7}), LOCAL)
     assert plan.artifact is None
     assert plan.args == ("--max-num-seqs", "16", "--seed", "7")
 
@@ -58,12 +66,12 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
 )
 def test_a_version_that_cannot_run_says_field_value_and_rule(change: dict[str, Any], said: str) -> None:
     with pytest.raises(InvalidVersion, match=said):
-        render_engine_plan(replace(SPEC, **change))
+        render_engine_plan(replace(SPEC, **change), LOCAL)
 
 
 def test_the_size_of_a_cell_depends_on_the_instance_type() -> None:
     assert nodes_per_cell(SPEC, "trn1.32xlarge") == 2
-    with pytest.raises(InvalidVersion, match=r"no entry for instance type 'p5' \(it has: trn1.32xlarge\)"):
+    with pytest.raises(InvalidVersion, match=r"no entry for instance type 'p5' \(it has: local.cpu, trn1.32xlarge\)"):
         nodes_per_cell(SPEC, "p5")
     with pytest.raises(InvalidVersion, match="nodes is 0; it must be a whole number from 1"):
         nodes_per_cell(replace(SPEC, parallelism={"p5": {"nodes": 0}}), "p5")

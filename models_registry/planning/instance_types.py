@@ -1,0 +1,42 @@
+"""The machines that cells are made of, as planners see them, and the public figures of those we know.
+
+This is the one place that says which tensor-parallel degree a machine suits. It decides nothing about a model.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceShape:
+    """One kind of machine.
+
+    `cores` are the accelerator's units that take one rank each (NeuronCores, GPUs; the whole machine where it is a
+    CPU), 0 where nobody has said. `tensor_parallel_degree` is the degree per machine that a version gets when it names
+    none. `memory_gib` is the accelerators' memory, `price_per_hour` US dollars on demand in us-east-1.
+    """
+
+    name: str
+    accelerator: str
+    chips: int = 0
+    cores: int = 0
+    memory_gib: float = 0
+    price_per_hour: float = 0
+    watts: float = 0
+    tensor_parallel_degree: int = 1
+
+
+LOCAL_CPU = "local.cpu"
+
+_SHAPES = (
+    InstanceShape(LOCAL_CPU, "cpu", cores=1, memory_gib=4),
+    # https://aws.amazon.com/ec2/instance-types/trn1/: 16 Trainium chips of 2 NeuronCores and 32 GiB.
+    InstanceShape("trn1.32xlarge", "trainium", 16, 32, 512, 21.50, tensor_parallel_degree=32),
+    # https://aws.amazon.com/ec2/instance-types/inf2/: 12 Inferentia2 chips of 2 NeuronCores and 32 GiB.
+    InstanceShape("inf2.48xlarge", "inferentia2", 12, 24, 384, 12.98, tensor_parallel_degree=24),
+    # https://aws.amazon.com/ec2/instance-types/p5/: 8 H100 of 80 GB.
+    InstanceShape("p5.48xlarge", "h100", 8, 8, 640, 98.32, tensor_parallel_degree=8),
+)
+
+INSTANCE_TYPES: Mapping[str, InstanceShape] = MappingProxyType({shape.name: shape for shape in _SHAPES})

@@ -1,0 +1,69 @@
+"""How one replica of a model is split over the machines of a cell: reads the degrees and fills in what is unsaid.
+
+Pure data and rules. It never asks what machines there are; callers hand it the shape of the machine.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from models_registry.planning.instance_types import InstanceShape
+from models_registry.planning.versions import InvalidVersion
+
+
+@dataclass(frozen=True, slots=True)
+class Degrees:
+    """The split of one cell. Every degree counts over the whole cell, not over one of its nodes.
+
+    `nodes` machines; `tp` tensor-parallel ranks; `cp` context parallelism of prefill and `dp` data parallelism of
+    decode, both of which share out the tensor-parallel ranks; `pp` pipeline stages.
+    """
+
+    nodes: int = 1
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks in the cell, one accelerator core each."""
+        return self.tp * self.pp
+
+
+NAMES = tuple(field.name for field in fields(Degrees))
+
+
+def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]], instance_type: str) -> dict[str, int]:
+    """The degrees that a version states for this instance type, without those it leaves to the defaults.
+
+    Raises:
+        InvalidVersion: the version says nothing about this instance type, or says nonsense.
+    """
+    stated = parallelism.get(instance_type)
+    if stated is None:
+        known = ", ".join(sorted(parallelism)) or "none"
+        raise InvalidVersion(
+            f"{reference}: parallelism has no entry for instance type {instance_type!r} (it has: {known})"
+        )
+    for name, value in stated.items():
+        if name not in NAMES:
+            raise InvalidVersion(
+                f"{reference}: parallelism.{instance_type} names {name!r}; it must be one of {', '.join(NAMES)}"
+            )
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise InvalidVersion(
+                f"{reference}: parallelism.{instance_type}.{name} is {value!r}; it must be a whole number from 1"
+            )
+    return dict(stated)
+
+
+def degrees_on(reference: str, parallelism: Mapping[str, Mapping[str, Any]], machine: InstanceShape) -> Degrees:
+    """The degrees of a cell of these machines. Unsaid, `tp` is what one machine suits times the nodes, over `pp`.
+
+    Raises:
+        InvalidVersion: the version says nothing about this instance type, or says nonsense.
+    """
+    stated = stated_degrees(reference, parallelism, machine.name)
+    suited = machine.tensor_parallel_degree * stated.get("nodes", 1)
+    return Degrees(**{"tp": max(1, suited // stated.get("pp", 1)), **stated})
