@@ -64,8 +64,9 @@ fmt: environment-dev ## Format the code and fix what can be fixed.
 	$(VENV) -m ruff check --fix .
 	$(VENV) -m ruff format .
 
-bench: environment-dev ## Measure what the cell proxy adds, and how the fleet of make up heals.
+bench: environment-dev ## Measure what proxies add; how the fleet of make up answers and heals.
 	$(VENV) docs/bench/proxy_overhead.py
+	$(VENV) docs/bench/added_ttft.py
 	$(VENV) docs/bench/heal.py
 
 environment:
