@@ -14,6 +14,7 @@ from engine_agent.planning.converge import plan_convergence
 from engine_agent.planning.node import LIMITS, ConvergeLimits
 from engine_agent.planning.observe import observe
 from engine_agent.planning.steps import Wait
+from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, RoutingTable
 from engine_agent.protocol.states import EngineState
 from engine_agent.runtime.connection import AgentConnection, report_interval_s
@@ -39,12 +40,13 @@ class NodeAgent:
         place: NodePlace,
         enrolment: Enrolment,
         hello: Callable[[], Hello],
+        stack: Callable[[], Fingerprint],
         limits: ConvergeLimits = LIMITS,
     ) -> None:
         self._limits = limits
         self._wake = asyncio.Event()
         self._connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=self._on_message)
-        self._node = LocalNode(place, on_change=self._wake.set, on_fault=self._connection.send_fault)
+        self._node = LocalNode(place, stack=stack, on_change=self._wake.set, on_fault=self._connection.send_fault)
         self._no_contact_since_s: float | None = monotonic()
         self._said: Observed | None = None
 

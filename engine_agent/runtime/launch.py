@@ -1,9 +1,17 @@
-"""How to start the cell proxy of an assignment: a command line, as pure code. The engine's is its adapter's."""
+"""How to start the processes of an assignment, as pure code: the command line of the cell proxy, and what every engine
+is given besides what its adapter says. It starts nothing."""
 
 import sys
+from dataclasses import replace
 
 from engine_agent.engines.base import EngineContext, Launch
-from engine_agent.protocol.messages import Assignment
+from engine_agent.protocol.fingerprint import (
+    FINGERPRINT_VARIABLE,
+    Fingerprint,
+    fingerprint_to_variable,
+    rank_fingerprint,
+)
+from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import AGENT_CHECK, ENGINE, PROXY, PROXY_ADMIN
 
 LOOPBACK = "127.0.0.1"
@@ -27,6 +35,13 @@ def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:
         *("--probe-prompt", assignment.plan.probe_prompt),
     )
     return Launch(argv=argv, env={"PYTHONPATH": str(context.repo_root)})
+
+
+def with_fingerprint(launch: Launch, plan: EnginePlan, machine: Fingerprint) -> Launch:
+    """The launch of an engine, told what its rank runs: see `engine_agent.protocol.fingerprint`."""
+    weights = plan.artifact.digest if plan.artifact is not None else None
+    own = rank_fingerprint(machine, plan.engine, plan.args, plan.env, weights)
+    return replace(launch, env={**launch.env, FINGERPRINT_VARIABLE: fingerprint_to_variable(own)})
 
 
 def proxy_admin_url(context: EngineContext, path: str) -> str:

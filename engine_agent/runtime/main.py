@@ -19,7 +19,7 @@ from engine_agent.runtime.agent import NodeAgent
 from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.runtime.lock import AgentLock, HomeInUse
 from engine_agent.runtime.node import NodePlace
-from engine_agent.telemetry.fingerprint import AGENT_VERSION, read_fingerprint
+from engine_agent.telemetry.fingerprint import AGENT_VERSION, StackFingerprint
 from engine_agent.telemetry.host import read_inventory
 
 REPO_ROOT = Path(__file__).resolve().parents[2]
@@ -43,6 +43,7 @@ def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
 async def _run_until_signalled(given: argparse.Namespace, home: Path, limits: ConvergeLimits) -> None:
     boot_id = uuid.uuid4().hex
     pythons = engine_pythons(Path(os.environ.get("SWITCHYARD_CACHE") or REPO_ROOT / ".cache"))
+    stack = StackFingerprint(home, pythons)
     place = NodePlace(given.node_id, home, given.host, given.port_base, REPO_ROOT, pythons)
     enrolment = Enrolment(
         given.server, AgentKind.NODE, given.node_id, home, os.environ.get("SWITCHYARD_JOIN_TOKEN") or None
@@ -57,10 +58,10 @@ async def _run_until_signalled(given: argparse.Namespace, home: Path, limits: Co
             agent_version=AGENT_VERSION,
             inventory=read_inventory(given.instance_type, given.host, given.port_base),
             topology=given.topology,
-            fingerprint=read_fingerprint(pythons),
+            fingerprint=stack.read(),
         )
 
-    agent = NodeAgent(place=place, enrolment=enrolment, hello=hello, limits=limits)
+    agent = NodeAgent(place=place, enrolment=enrolment, hello=hello, stack=stack.read, limits=limits)
     running = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)

@@ -32,13 +32,14 @@ from engine_agent.planning.steps import (
     StopProxy,
     Wait,
 )
+from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.messages import Assignment, Desired, Fault, JsonObject
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import watch
 from engine_agent.runtime.evidence import ended, given_up
 from engine_agent.runtime.http import NoAnswer, request
 from engine_agent.runtime.journal import CorruptJournal, Journal
-from engine_agent.runtime.launch import proxy_admin_url, proxy_launch
+from engine_agent.runtime.launch import proxy_admin_url, proxy_launch, with_fingerprint
 from engine_agent.runtime.logs import bound, last_lines
 from engine_agent.runtime.processes import ProcessEnd, Processes
 from engine_agent.runtime.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord
@@ -67,10 +68,21 @@ class NodePlace:
 
 
 class LocalNode:
-    """The state of this node. `on_change` is called when there may be something to plan, `on_fault` with evidence."""
+    """The state of this node. `on_change` is called when there may be something to plan, `on_fault` with evidence.
 
-    def __init__(self, place: NodePlace, *, on_change: Callable[[], None], on_fault: Callable[[Fault], None]) -> None:
+    `stack` says what the machine runs; it is asked at every start of an engine.
+    """
+
+    def __init__(
+        self,
+        place: NodePlace,
+        *,
+        stack: Callable[[], Fingerprint],
+        on_change: Callable[[], None],
+        on_fault: Callable[[Fault], None],
+    ) -> None:
         self.place = place
+        self._stack = stack
         self.seen = watch.Seen()
         self._on_change = on_change
         self._on_fault = on_fault
@@ -200,7 +212,9 @@ class LocalNode:
         log.info("starting the engine: %s", step.reason)
         self.seen = watch.without_engine(self.seen)
         try:
-            launch = engine_adapter(given.plan.engine).launch(given, self.place.context())
+            launch = with_fingerprint(
+                engine_adapter(given.plan.engine).launch(given, self.place.context()), given.plan, self._stack()
+            )
             record = self._processes.start(ProcessKind.ENGINE, member, launch)
         except (EngineUnavailable, OSError) as error:
             self._give_up(member, str(error))

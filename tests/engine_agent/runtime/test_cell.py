@@ -53,7 +53,7 @@ async def test_it_serves_and_says_so_with_health_load_and_what_it_is(cell: Cell)
     assert report.telemetry["engine_rss_bytes"] > 0
     hello = cell.plane.heard[cell.leader.id][0]
     assert hello.topology == ("a", "b")  # type: ignore[union-attr]
-    assert hello.fingerprint.keys() >= {"python", "kernel", "agent", "engine_sim"}  # type: ignore[union-attr]
+    assert hello.fingerprint.keys() >= {"kernel", "agent", "sim.engine", "sim.python"}  # type: ignore[union-attr]
 
 
 @pytest.mark.asyncio

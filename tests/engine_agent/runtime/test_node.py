@@ -28,7 +28,9 @@ class Held:
         self.changes = 0
         self.home = home
         place = NodePlace("n-1", home, "127.0.0.1", 19990, home, {"vllm": home / "not-installed"})
-        self.node = LocalNode(place, on_change=self._changed, on_fault=self.faults.append)
+        self.node = LocalNode(
+            place, stack=lambda: {"kernel": "6"}, on_change=self._changed, on_fault=self.faults.append
+        )
 
     def _changed(self) -> None:
         self.changes += 1

@@ -1,0 +1,23 @@
+"""Every engine is told what its rank runs, whatever its adapter says."""
+
+from engine_agent.engines.base import Launch
+from engine_agent.protocol.fingerprint import fingerprint_from, flags_digest
+from engine_agent.protocol.messages import Artifact, EnginePlan
+from engine_agent.runtime.launch import with_fingerprint
+
+MACHINE = {"kernel": "6.8", "vllm.engine": "vllm 0.16.0", "sim.engine": "sim 1"}
+
+
+def test_an_engine_gets_the_fields_of_its_machine_engine_flags_and_weights() -> None:
+    plan = EnginePlan(
+        "vllm", "m", 8, 60.0, artifact=Artifact("file:///m", "sha256:ab"), args=("--dtype", "float32"), env={"A": "1"}
+    )
+    launch = with_fingerprint(Launch(("python",), {"A": "1"}), plan, MACHINE)
+    assert launch.argv == ("python",)
+    assert launch.env["A"] == "1"
+    assert fingerprint_from(launch.env) == {
+        "kernel": "6.8",
+        "engine": "vllm 0.16.0",
+        "flags": flags_digest(("--dtype", "float32"), {"A": "1"}),
+        "weights": "sha256:ab",
+    }
