@@ -28,6 +28,7 @@ from engine_agent.engines.sim.frames import (
     new_nonce,
     read_frame,
     read_living,
+    refusal_proof,
     welcome_proof,
 )
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
@@ -62,7 +63,7 @@ class FollowerLink:
         """Reach the leader and be taken in; `on_retry` hears why it took another attempt.
 
         Raises:
-            NoLeader: not within `rendezvous_timeout_s` seconds.
+            NoLeader: not within `rendezvous_timeout_s` seconds, or the leader refused for good.
         """
         reason = "no attempt was made"
         pause_s = _RETRY_FIRST_S
@@ -122,7 +123,7 @@ class FollowerLink:
             raise _NotYet(error.strerror or str(error)) from error
         try:
             await self._introduce(reader, writer)
-        except _NotYet:
+        except (_NotYet, NoLeader):
             writer.close()
             raise
         except (EOFError, TimeoutError, BadFrame, OSError) as error:
@@ -135,11 +136,14 @@ class FollowerLink:
         challenge = await read_frame(reader, HANDSHAKE_TIMEOUT_S)
         if not isinstance(challenge, Challenge):
             raise _NotYet("what listens there is no leader")
-        claim = Join(settings.node_id, settings.cell, settings.generation, settings.rank, new_nonce())
+        runs = dict(settings.fingerprint)
+        claim = Join(settings.node_id, settings.cell, settings.generation, settings.rank, new_nonce(), runs)
         join = structs.replace(claim, proof=join_proof(settings.secret, challenge, claim))
         writer.write(encode(join))
         answer = await read_frame(reader, HANDSHAKE_TIMEOUT_S)
         if isinstance(answer, Refusal):
+            if is_proof(answer.proof, refusal_proof(settings.secret, challenge, join, answer.reason)):
+                raise NoLeader(answer.reason)
             raise _NotYet(f"the leader refused: {answer.reason}")
         expected = welcome_proof(settings.secret, challenge, join)
         if not isinstance(answer, Welcome) or not is_proof(answer.proof, expected):

@@ -10,12 +10,14 @@ import hmac
 import secrets
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, field
 
 from engine_agent.engines.sim.faults import Effects
 from engine_agent.engines.sim.settings import HEARTBEAT_S, SILENT_BEATS
+from engine_agent.protocol.fingerprint import fingerprint_digest
 
-MAX_FRAME_BYTES = 4096
+MAX_FRAME_BYTES = 16 * 1024
+"""The longest is a join with the largest fingerprint, 11 KiB."""
 
 
 class BadFrame(ValueError):
@@ -31,13 +33,14 @@ class Challenge(Struct, frozen=True, tag="challenge"):
 
 
 class Join(Struct, frozen=True, tag="join"):
-    """The follower's answer: who it is, proved, and a nonce for the leader to prove itself."""
+    """The follower's answer: who it is and what it runs, proved, and a nonce for the leader to prove itself."""
 
     node: str
     cell: str
     generation: int
     rank: int
     nonce: str
+    fingerprint: dict[str, str] = field(default_factory=dict)
     proof: str = ""
 
 
@@ -48,9 +51,10 @@ class Welcome(Struct, frozen=True, tag="welcome"):
 
 
 class Refusal(Struct, frozen=True, tag="refusal"):
-    """The leader did not take the follower in."""
+    """The leader did not take the follower in. With its proof it is the leader's last word; without, ask again."""
 
     reason: str
+    proof: str = ""
 
 
 class Beat(Struct, frozen=True, tag="beat"):
@@ -84,13 +88,19 @@ def new_nonce() -> str:
 
 def join_proof(secret: str, challenge: Challenge, join: Join) -> str:
     """The follower's proof, over the leader's challenge and all that the follower claims but the proof itself."""
-    claims = (join.node, join.cell, str(join.generation), str(join.rank), join.nonce)
+    runs = fingerprint_digest(join.fingerprint)
+    claims = (join.node, join.cell, str(join.generation), str(join.rank), join.nonce, runs)
     return _proof(secret, "follower", challenge, *claims)
 
 
 def welcome_proof(secret: str, challenge: Challenge, join: Join) -> str:
     """The leader's proof, over its challenge and the follower's nonce."""
     return _proof(secret, "leader", challenge, join.nonce)
+
+
+def refusal_proof(secret: str, challenge: Challenge, join: Join, reason: str) -> str:
+    """The leader's proof that it refuses this join for good, over the follower's nonce and the reason."""
+    return _proof(secret, "refusal", challenge, join.nonce, reason)
 
 
 def is_proof(given: str, expected: str) -> bool:

@@ -129,6 +129,10 @@ class Leader:
         """See `CellWatcher`."""
         self._fail(reason)
 
+    def follower_unfit(self, reason: str) -> None:
+        """See `CellWatcher`; waiting cannot help, so the cell ends with the reason, and its nodes say it."""
+        self._fail(reason)
+
     def follower_leaving(self, reason: str) -> None:
         """See `CellWatcher`; a planned stop of one member is a planned stop of its cell."""
         self._ending.come(reason, failed=False)

@@ -26,10 +26,12 @@ from engine_agent.engines.sim.frames import (
     new_nonce,
     read_frame,
     read_living,
+    refusal_proof,
     welcome_proof,
 )
 from engine_agent.engines.sim.listening import bind_port
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
+from engine_agent.protocol.fingerprint import Rank, mismatch
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +44,9 @@ class CellWatcher(Protocol):
 
     def follower_lost(self, reason: str) -> None:
         """One that was connected is gone, for good: a cell lives and dies whole."""
+
+    def follower_unfit(self, reason: str) -> None:
+        """A member of this cell came and runs something else than the leader: the cell cannot form."""
 
     def follower_leaving(self, reason: str) -> None:
         """One was told to stop and waits for the cell to finish its requests."""
@@ -121,6 +126,13 @@ class LeaderLink:
         if reason or not isinstance(join, Join):
             log.warning("rendezvous: refused a caller: %s", reason)
             writer.write(encode(Refusal(reason=reason)))
+            return None
+        unfit = mismatch(
+            Rank(settings.rank, settings.node_id, settings.fingerprint), Rank(join.rank, join.node, join.fingerprint)
+        )
+        if unfit:
+            writer.write(encode(Refusal(unfit, refusal_proof(settings.secret, challenge, join, unfit))))
+            self._watcher.follower_unfit(unfit)
             return None
         follower = _Follower(join.node, join.rank, writer)
         self._followers[join.rank] = follower

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine_agent.engines.base import CELL_SECRET_VARIABLE
 from engine_agent.engines.sim.batching import ModelParameters
+from engine_agent.protocol.fingerprint import BadFingerprint, Fingerprint, fingerprint_from
 from engine_agent.protocol.states import MemberRole
 
 LOOPBACK = "127.0.0.1"
@@ -36,7 +37,8 @@ class Endpoint:
 
 @dataclass(frozen=True)
 class Settings:
-    """One engine process. Times in seconds; `leader` is where the followers meet the leader."""
+    """One engine process. Times in seconds; `leader` is where the followers meet the leader, `fingerprint` what this
+    rank runs."""
 
     node_id: str
     cell: str
@@ -50,6 +52,7 @@ class Settings:
     leader: Endpoint
     followers: int
     secret: str
+    fingerprint: Fingerprint
     load_time_s: float
     grace_s: float
     rendezvous_timeout_s: float
@@ -73,10 +76,15 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.envi
         parser.error(f"argument --rank: {options.rank} exceeds --followers {options.followers}")
     if options.followers > 0 and not secret:
         parser.error(f"environment variable {CELL_SECRET_VARIABLE} is not set; members of a cell authenticate with it")
+    try:
+        fingerprint = fingerprint_from(environment)
+    except BadFingerprint as error:
+        parser.error(f"environment variable {error}")
     return Settings(
-        **_taken_from(options, Settings, besides={"role", "secret", "model"}),
+        **_taken_from(options, Settings, besides={"role", "secret", "fingerprint", "model"}),
         role=role,
         secret=secret,
+        fingerprint=fingerprint,
         model=ModelParameters(**_taken_from(options, ModelParameters)),
     )
 

@@ -5,12 +5,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+
+from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE, fingerprint_to_variable
 
 MODEL = "sim-70b"
 READY_WITHIN_S = 20.0
@@ -108,9 +110,18 @@ class Cell:
             *(*FAST, *arguments),
         ]
 
-    def start(self, rank: int, *arguments: str, secret: str = SECRET, generation: str = "3") -> Member:
-        """Start one member."""
+    def start(
+        self,
+        rank: int,
+        *arguments: str,
+        secret: str = SECRET,
+        generation: str = "3",
+        fingerprint: Mapping[str, str] | None = None,
+    ) -> Member:
+        """Start one member; without a `fingerprint` it is told none, as when started by hand."""
         environment = {**os.environ, "SWITCHYARD_CELL_SECRET": secret}
+        if fingerprint is not None:
+            environment[FINGERPRINT_VARIABLE] = fingerprint_to_variable(fingerprint)
         log = self._home / f"rank-{rank}.log"
         with log.open("ab") as output:
             process = subprocess.Popen(

@@ -17,6 +17,7 @@ from engine_agent.engines.sim.frames import (
     read_frame,
     welcome_proof,
 )
+from engine_agent.protocol.fingerprint import FINGERPRINT_MAX_FIELDS, FINGERPRINT_MAX_NAME, FINGERPRINT_MAX_VALUE
 
 CHALLENGE = Challenge(cell="c-1", generation=3, nonce="aa")
 JOIN = Join(node="n-00000001", cell="c-1", generation=3, rank=1, nonce="bb")
@@ -35,12 +36,19 @@ def test_the_secret_proves_a_join() -> None:
         join_proof("secret", structs.replace(CHALLENGE, generation=4), JOIN),
         join_proof("secret", CHALLENGE, structs.replace(JOIN, rank=2)),
         join_proof("secret", CHALLENGE, structs.replace(JOIN, node="n-00000002")),
+        join_proof("secret", CHALLENGE, structs.replace(JOIN, fingerprint={"kernel": "6"})),
         welcome_proof("secret", CHALLENGE, JOIN),
     ],
-    ids=["secret", "nonce", "generation", "rank", "node", "leader's own proof sent back"],
+    ids=["secret", "nonce", "generation", "rank", "node", "fingerprint", "leader's own proof sent back"],
 )
 def test_a_proof_is_good_for_nothing_else(other: str) -> None:
     assert not is_proof(PROOF, other)
+
+
+def test_the_largest_fingerprint_fits_into_a_join() -> None:
+    fields = {f"{at:0{FINGERPRINT_MAX_NAME}d}": "x" * FINGERPRINT_MAX_VALUE for at in range(FINGERPRINT_MAX_FIELDS)}
+    join = structs.replace(JOIN, fingerprint=fields, proof=PROOF)
+    assert read(encode(join)) == join
 
 
 def read(line: bytes) -> object:

@@ -3,6 +3,7 @@
 import socket
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ def test_a_follower_waits_for_a_leader_that_comes_later(cell: Cell) -> None:
     ("wrong", "why"),
     [({"secret": "another"}, "does not prove that it knows the secret"), ({"generation": "2"}, "generation 2")],
 )
-def test_a_member_of_another_cell_or_generation_is_not_let_in(cell: Cell, wrong: dict[str, str], why: str) -> None:
+def test_a_member_of_another_cell_or_generation_is_not_let_in(cell: Cell, wrong: dict[str, Any], why: str) -> None:
     leader = cell.start(0)
     until(lambda: leader.health()[0] == 503, leader.said)
 

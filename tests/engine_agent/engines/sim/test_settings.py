@@ -4,6 +4,7 @@ import pytest
 
 from engine_agent.engines.base import CELL_SECRET_VARIABLE
 from engine_agent.engines.sim.settings import Endpoint, Settings, parse_settings
+from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE
 from engine_agent.protocol.states import MemberRole
 
 LEADER = (
@@ -56,3 +57,12 @@ def test_a_cell_of_several_nodes_needs_a_secret(capsys: pytest.CaptureFixture[st
         parsed(LEADER, shared="")
 
     assert CELL_SECRET_VARIABLE in capsys.readouterr().err
+
+
+def test_what_the_rank_runs_comes_from_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
+    told = {CELL_SECRET_VARIABLE: "s", FINGERPRINT_VARIABLE: '{"kernel": "6.8"}'}
+    assert parse_settings(LEADER.split(), told).fingerprint == {"kernel": "6.8"}
+    assert parsed(LEADER).fingerprint == {}
+    with pytest.raises(SystemExit):
+        parse_settings(LEADER.split(), {**told, FINGERPRINT_VARIABLE: "6.8"})
+    assert f"{FINGERPRINT_VARIABLE} must be a JSON object of strings, not float" in capsys.readouterr().err
