@@ -57,9 +57,7 @@ def cell_start(decision: StartCell, *, now: datetime) -> None:
             unrouted_at=None,
         )
         before = set(CellMember.objects.filter(cell_id=decision.cell).values_list("node_id", flat=True))
-        usable = Node.objects.select_for_update().filter(id__in=decision.nodes, state=NodeState.READY)
-        if usable.count() < len(decision.nodes):
-            raise StaleDecision(f"cell {decision.cell}: one of {', '.join(decision.nodes)} is no longer ready")
+        _lock_usable(decision, before)
         CellMember.objects.filter(cell_id=decision.cell).delete()
         CellMember.objects.bulk_create(
             CellMember(cell_id=decision.cell, node_id=node, rank=rank) for rank, node in enumerate(decision.nodes)
@@ -67,6 +65,14 @@ def cell_start(decision: StartCell, *, now: datetime) -> None:
         Node.objects.filter(id__in=decision.nodes).update(spare_since=None)
         Node.objects.filter(id__in=before - set(decision.nodes)).update(spare_since=now)
         desired_changed([*decision.nodes, *before])
+
+
+def _lock_usable(decision: StartCell, before: set[str]) -> None:
+    """Hold the nodes until the commit, in one order for all. A cordon keeps away new members and no others."""
+    nodes = Node.objects.select_for_update().filter(id__in={*decision.nodes, *before}).order_by("id")
+    usable = {node.id for node in nodes if node.state == NodeState.READY and (node.id in before or not node.cordoned)}
+    if gone := [node for node in decision.nodes if node not in usable]:
+        raise StaleDecision(f"cell {decision.cell}: {', '.join(gone)} can no longer be used")
 
 
 def cell_move(decision: MoveCell, *, now: datetime) -> None:

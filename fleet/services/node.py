@@ -10,7 +10,7 @@ from django.db import IntegrityError, transaction
 from controlplane.kernel import live
 from controlplane.kernel.events import event_record
 from controlplane.kernel.tones import Tone
-from controlplane.kernel.transitions import compare_and_set_or_stale
+from controlplane.kernel.transitions import StaleDecision, compare_and_set_or_stale
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, CellMember, InstanceType, Node, NodeReport, Region
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
@@ -88,8 +88,10 @@ def node_retire(decision: RetireNode, *, now: datetime) -> None:
         StaleDecision: the node changed, or has joined a cell meanwhile.
     """
     with transaction.atomic():
-        rows = Node.objects.filter(id=decision.node, state=decision.seen.value, member__isnull=True)
-        compare_and_set_or_stale(rows, what=f"node {decision.node}", reason=decision.reason)
+        # Locked first and looked at then: a statement that does both sees the members as they were before it waited.
+        Node.objects.select_for_update().filter(id=decision.node).first()
+        if CellMember.objects.filter(node_id=decision.node).exists():
+            raise StaleDecision(f"node {decision.node} joined a cell")
         node = _move(decision.node, decision.seen, NodeState.RETIRED, decision.reason, now)
         AgentCredential.objects.filter(subject=node.id, revoked_at__isnull=True).update(revoked_at=now)
         NodeReport.objects.filter(node=node).delete()

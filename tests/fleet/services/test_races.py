@@ -1,0 +1,93 @@
+"""Decisions that race on real PostgreSQL, each in a transaction of its own: one of them is stale, none is half done."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+
+import pytest
+from django.db import IntegrityError, connection, connections, transaction
+
+from controlplane.kernel.transitions import StaleDecision
+from fleet.models import Cell, CellMember, Node
+from fleet.planning.decisions import RetireNode, StartCell
+from fleet.planning.states import CellState, NodeState
+from fleet.services.cell import cell_start
+from fleet.services.node import node_retire
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DEADLINE_S = 20.0
+POLL_S = 0.01
+
+Step = Callable[[], None]
+START: Step = partial(cell_start, StartCell("c1", CellState.PENDING, 0, ("n-a", "n-b"), "placed"), now=NOW)
+START_ANOTHER: Step = partial(cell_start, StartCell("c2", CellState.PENDING, 0, ("n-b", "n-a"), "placed"), now=NOW)
+RETIRE: Step = partial(node_retire, RetireNode("n-a", NodeState.READY, "surplus"), now=NOW)
+
+
+def race(first: Step, second: Step) -> str:
+    """Run both so that the second begins before the first commits. Returns how the second ended."""
+    with ThreadPoolExecutor() as threads:
+        with transaction.atomic():
+            first()
+            ending = threads.submit(_with_own_connection, second)
+            _until_it_waits_for_us_or_is_done(ending)
+        return ending.result(DEADLINE_S)
+
+
+def _with_own_connection(step: Step) -> str:
+    try:
+        step()
+    except (StaleDecision, IntegrityError) as dropped:
+        return type(dropped).__name__
+    finally:
+        connections.close_all()
+    return "applied"
+
+
+def _until_it_waits_for_us_or_is_done(ending: "Future[str]") -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not ending.done():
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
+            if cursor.fetchone()[0]:
+                return
+        assert time.monotonic() < deadline, "the second step neither waits nor ends"
+        time.sleep(POLL_S)
+
+
+@pytest.fixture(autouse=True)
+def fleet() -> None:
+    rows.node("n-a"), rows.node("n-b")
+    for name in ("c1", "c2"):
+        rows.cell(name, state=CellState.PENDING, generation=0)
+
+
+def members() -> dict[str, str]:
+    return dict(CellMember.objects.values_list("node_id", "cell_id"))
+
+
+def test_a_node_that_joined_a_cell_meanwhile_is_not_retired() -> None:
+    assert race(START, RETIRE) == "StaleDecision"
+    assert members() == {"n-a": "c1", "n-b": "c1"}
+    assert Node.objects.get(id="n-a").state == NodeState.READY
+
+
+def test_a_cell_does_not_start_on_a_node_that_was_retired_meanwhile() -> None:
+    assert race(RETIRE, START) == "StaleDecision"
+    assert members() == {}
+    assert Cell.objects.get(id="c1").state == CellState.PENDING
+
+
+def test_two_cells_never_get_the_same_nodes() -> None:
+    assert race(START, START_ANOTHER) in {"StaleDecision", "IntegrityError"}
+    assert members() == {"n-a": "c1", "n-b": "c1"}
+    assert Cell.objects.get(id="c2").generation == 0
+
+
+def test_one_decision_is_applied_once() -> None:
+    assert race(START, START) == "StaleDecision"
+    assert Cell.objects.get(id="c1").generation == 1
