@@ -24,35 +24,38 @@ def _judge(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datet
         if node.state in DEAD:
             return _move(cell, CellState.LOST, f"rank {member.rank} on {node.id} is {node.state}")
     for member, node in members:
-        if _speaks_of(node, cell) and node.report.state is EngineState.FAILED:
+        if node.report.speaks_of(cell) and node.report.state is EngineState.FAILED:
             return _move(cell, CellState.FAILED, f"rank {member.rank} on {node.id}: {node.report.reason}")
-    age_s = (now - cell.state_since).total_seconds()
     if cell.state is CellState.STARTING:
+        age_s = fleet.heard_for_s(cell.state_since, now)
         return _judge_start(cell, [node for _, node in members], age_s, fleet, settings)
-    leader = members[0][1]
-    if cell.state is CellState.READY and _speaks_of(leader, cell) and leader.report.unhealthy_since:
-        unhealthy_s = (now - leader.report.unhealthy_since).total_seconds()
-        if unhealthy_s > settings.unhealthy_after_s:
-            why = leader.report.health_reason or "no reason given"
-            return _move(cell, CellState.FAILED, f"rank 0 on {leader.id} unhealthy for {unhealthy_s:.0f} s: {why}")
+    if cell.state is CellState.READY:
+        return _judge_ready(cell, members[0][1], settings)
     return None
+
+
+def _judge_ready(cell: CellView, leader: NodeView, settings: FleetSettings) -> Decision | None:
+    """Unhealthy is what reports say for long enough; how long ago the last one came is a matter of liveness."""
+    report = leader.report
+    if not report.speaks_of(cell) or report.unhealthy_since is None or report.last_seen_at is None:
+        return None
+    unhealthy_s = (report.last_seen_at - report.unhealthy_since).total_seconds()
+    if unhealthy_s <= settings.unhealthy_after_s:
+        return None
+    why = report.health_reason or "no reason given"
+    return _move(cell, CellState.FAILED, f"rank 0 on {leader.id} unhealthy for {unhealthy_s:.0f} s: {why}")
 
 
 def _judge_start(
     cell: CellView, nodes: list[NodeView], age_s: float, fleet: FleetView, settings: FleetSettings
 ) -> Decision | None:
-    if all(_speaks_of(node, cell) and node.report.state is EngineState.READY for node in nodes):
+    if all(node.report.speaks_of(cell) and node.report.state is EngineState.READY for node in nodes):
         return _move(cell, CellState.READY, f"all {len(nodes)} ranks are ready")
     timeout_s = fleet.deployments[cell.deployment].ready_timeout_s + settings.start_grace_s
     if age_s > timeout_s:
         waiting = ", ".join(node.id for node in nodes if node.report.state is not EngineState.READY)
         return _move(cell, CellState.FAILED, f"not ready within {timeout_s:.0f} s; waiting for {waiting}")
     return None
-
-
-def _speaks_of(node: NodeView, cell: CellView) -> bool:
-    """A report counts only if it speaks of this cell at this generation (I5)."""
-    return node.report.cell == cell.id and node.report.generation == cell.generation
 
 
 def _move(cell: CellView, to: CellState, reason: str) -> MoveCell:

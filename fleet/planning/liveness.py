@@ -58,11 +58,16 @@ def _judge(case: _Case) -> Decision | None:
     node = case.node
     quiet = _silence_s(node, case.fleet, case.now) > case.settings.doubt_after_s
     if not node.report.connected or quiet:
-        if node.provider is ProviderStatus.GONE:
+        if node.provider is ProviderStatus.GONE and not _may_still_boot(case):
             return case.move(NodeState.LOST, "its connection closed and its provider says the machine is gone")
         if restart := _restart_agent(case):
             return restart
     return _judge_joining(case) if node.state is NodeState.JOINING else _judge_joined(case)
+
+
+def _may_still_boot(case: _Case) -> bool:
+    age_s = (case.now - case.node.created_at).total_seconds()
+    return case.node.state is NodeState.JOINING and age_s < case.settings.launch_grace_s
 
 
 def _restart_agent(case: _Case) -> RestartAgent | None:
@@ -76,8 +81,7 @@ def _restart_agent(case: _Case) -> RestartAgent | None:
 def _judge_joining(case: _Case) -> Decision | None:
     if case.node.report.connected:
         return case.move(NodeState.READY, "its agent joined")
-    age_s = (case.now - case.node.created_at).total_seconds()
-    if age_s > case.settings.join_timeout_s:
+    if case.fleet.heard_for_s(case.node.created_at, case.now) > case.settings.join_timeout_s:
         return case.move(NodeState.LOST, f"it did not join within {case.settings.join_timeout_s:.0f} s")
     return None
 
@@ -106,7 +110,7 @@ def _second_witness(case: _Case) -> str | None:
     leader = case.fleet.nodes.get(min(cell.members, key=lambda member: member.rank).node)
     if leader is None or leader.id == case.node.id or not leader.report.connected:
         return None
-    if leader.report.generation == cell.generation and leader.report.state is EngineState.FAILED:
+    if leader.report.speaks_of(cell) and leader.report.state is EngineState.FAILED:
         return f"its leader {leader.id} says: {leader.report.reason}"
     return None
 

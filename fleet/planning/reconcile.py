@@ -68,15 +68,27 @@ def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
 
 def _finish_drain(work: _Pass, cell: CellView) -> None:
     deadline_s = work.fleet.deployments[cell.deployment].drain_deadline_s
-    drained_s = (work.now - cell.state_since).total_seconds()
-    in_flight = work.fleet.nodes[cell.members[0].node].report.in_flight if cell.members else 0
-    if cell.unrouted and in_flight == 0:
+    in_flight = _last_in_flight(work, cell)
+    if in_flight == 0:
         reason = "drained: unrouted and idle"
-    elif drained_s > deadline_s:
-        reason = f"drain deadline of {deadline_s:.0f} s passed with {in_flight} requests in flight"
+    elif work.fleet.heard_for_s(cell.state_since, work.now) > deadline_s:
+        left = "an unknown number of" if in_flight is None else in_flight
+        reason = f"drain deadline of {deadline_s:.0f} s passed with {left} requests in flight"
     else:
         return
     work.decisions.append(StopCell(cell.id, cell.state, cell.generation, reason))
+
+
+def _last_in_flight(work: _Pass, cell: CellView) -> int | None:
+    """Requests in flight, measured since nothing new arrives; None: not known yet. What was measured before says
+    nothing of a request that came in between."""
+    if not cell.members:
+        return 0
+    report = work.fleet.nodes[cell.members[0].node].report
+    if cell.unrouted_at is None or report.last_seen_at is None or not report.speaks_of(cell):
+        return None
+    age_s = (report.last_seen_at - cell.unrouted_at).total_seconds()
+    return report.in_flight if age_s >= work.settings.load_age_s else None
 
 
 def _scale(work: _Pass, live: list[CellView]) -> set[str]:

@@ -15,12 +15,16 @@ class FleetSettings:
     """Five reports missed; Nomad's heartbeat TTL is the same."""
     lost_after_s: float = 30.0
     """Silence that, with a second witness, makes a node lost. Kubernetes takes 40 s."""
+    launch_grace_s: float = 10.0
+    """How long a provider may not know yet of a machine that it was asked for: clouds list new ones seconds later."""
     join_timeout_s: float = 120.0
     """A machine that has not enrolled by then will not: GPUStack gives a worker 150 s."""
     unhealthy_after_s: float = 10.0
     """How long a ready cell may answer no probe before it is failed; the ingress has left it long before."""
     start_grace_s: float = 30.0
     """Beyond the version's own ready timeout, for an agent that never says anything."""
+    load_age_s: float = 1.5
+    """How old the load in a report may be when it comes: the agent asks every 0.2 s and waits 1 s for an answer."""
     restart_backoff_s: float = 2.0
     """First wait before a failed cell starts again; doubles with each start that did not become ready."""
     restart_backoff_max_s: float = 300.0

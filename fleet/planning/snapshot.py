@@ -33,6 +33,10 @@ class ReportView:
     health_reason: str = ""
     in_flight: int = 0
 
+    def speaks_of(self, cell: "CellView") -> bool:
+        """A report counts only if it speaks of this cell at this generation (I5)."""
+        return self.cell == cell.id and self.generation == cell.generation
+
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
@@ -66,7 +70,7 @@ class CellView:
     state_since: datetime
     members: tuple[MemberView, ...] = ()
     restarts: int = 0
-    unrouted: bool = False
+    unrouted_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +102,12 @@ class FleetView:
     cells: Mapping[str, CellView]
     deployments: Mapping[str, DeploymentView]
     listening_since: datetime | None
+
+    def heard_for_s(self, since: datetime, now: datetime) -> float:
+        """Seconds since `since` in which agents could reach us; 0 while they cannot: our gap is nobody's delay."""
+        if self.listening_since is None:
+            return 0.0
+        return (now - max(since, self.listening_since)).total_seconds()
 
     def cell_of(self, node: str) -> CellView | None:
         """The cell that a node is a member of."""

@@ -26,7 +26,8 @@ LISTENING_LEASE = "agent-ingest"
 def fleet_view(*, now: datetime, provider: dict[str, ProviderStatus] | None = None) -> FleetView:
     """The whole fleet. `provider` adds what providers said of the nodes in doubt."""
     asked = provider or {}
-    nodes = Node.objects.exclude(state=NodeState.RETIRED).select_related("report")
+    # A member is never left out: planners look up every node that a cell names.
+    nodes = Node.objects.exclude(state=NodeState.RETIRED, member__isnull=True).select_related("report")
     return FleetView(
         regions={region.name: RegionView(region.name, region.spares) for region in Region.objects.all()},
         nodes={node.id: node_view(node, asked.get(node.id, ProviderStatus.UNKNOWN)) for node in nodes},
@@ -83,7 +84,7 @@ def _cells() -> list[CellView]:
             state_since=cell.state_since,
             members=tuple(members[cell.id]),
             restarts=cell.restarts,
-            unrouted=cell.unrouted_at is not None,
+            unrouted_at=cell.unrouted_at,
         )
         for cell in Cell.objects.exclude(state=CellState.STOPPED)
     ]

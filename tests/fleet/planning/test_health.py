@@ -1,5 +1,7 @@
 """What state a cell is in, from the reports of its members."""
 
+from datetime import datetime
+
 import pytest
 
 from engine_agent.protocol.states import EngineState
@@ -65,6 +67,18 @@ def test_one_failed_probe_is_no_fault_but_ten_seconds_of_them_are(seconds: float
     found = verdict(fleet(leader, member("f"), cell("c1", "l", "f")))
     assert (found is not None) is fails
     assert found is None or "no token in 5 s" in found[1]
+
+
+def test_an_old_word_of_ill_health_does_not_grow_older_into_a_failure() -> None:
+    leader = member("l", report={"unhealthy_since": ago(302), "last_seen_at": ago(300)})
+    assert verdict(fleet(leader, member("f"), cell("c1", "l", "f"))) is None
+
+
+@pytest.mark.parametrize(("listening_since", "fails"), [(None, False), (ago(60), False), (ago(331), True)])
+def test_a_start_has_all_its_time_while_its_nodes_can_be_heard(listening_since: datetime | None, fails: bool) -> None:
+    starting = cell("c1", "l", "f", state=STARTING, state_since=ago(900))
+    waiting = node("f", report={"state": EngineState.STARTING, "cell": "c1", "generation": 3})
+    assert (verdict(fleet(member("l"), waiting, starting, listening_since=listening_since)) is not None) is fails
 
 
 def test_cells_that_do_not_run_are_left_alone() -> None:

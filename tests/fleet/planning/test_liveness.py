@@ -36,6 +36,18 @@ def test_a_node_that_never_joins_is_lost_after_its_timeout(age_s: float, expecte
     assert moves(fleet(waiting, node("b"))) == expected
 
 
+def test_the_time_to_join_passes_only_while_somebody_listens() -> None:
+    waiting = node("a", state=NodeState.JOINING, report={"connected": False})
+    assert moves(fleet(waiting, node("b"), listening_since=ago(60))) == []
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(9, []), (11, [("a", NodeState.LOST)])])
+def test_a_provider_may_not_know_of_a_new_machine_for_a_moment(age_s: float, expected: list[object]) -> None:
+    report = {"connected": False, "last_seen_at": None}
+    new = node("a", state=NodeState.JOINING, created_at=ago(age_s), provider=ProviderStatus.GONE, report=report)
+    assert moves(fleet(new, node("b"))) == expected
+
+
 def test_a_closed_connection_and_a_machine_that_is_gone_make_a_loss_at_once() -> None:
     gone = silent("a", 0.2, connected=False, provider=ProviderStatus.GONE)
     assert moves(fleet(gone, node("b"))) == [("a", NodeState.LOST)]
@@ -68,6 +80,12 @@ def test_silence_and_a_leader_that_lost_its_follower_make_a_loss() -> None:
 
 def test_a_leader_that_failed_in_an_older_generation_is_no_witness() -> None:
     leader = member("l", generation=2, report={"state": EngineState.FAILED, "reason": "lost rank 1"})
+    follower = replace(member("f", report={"connected": False, "last_seen_at": ago(31)}), state=NodeState.SUSPECT)
+    assert moves(fleet(leader, follower, cell("c1", "l", "f"))) == []
+
+
+def test_a_leader_that_failed_in_another_cell_is_no_witness() -> None:
+    leader = member("l", of="c9", report={"state": EngineState.FAILED, "reason": "out of memory"})
     follower = replace(member("f", report={"connected": False, "last_seen_at": ago(31)}), state=NodeState.SUSPECT)
     assert moves(fleet(leader, follower, cell("c1", "l", "f"))) == []
 

@@ -1,11 +1,15 @@
 """What brings the fleet to what it should be: exact decisions for small fleets."""
 
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
 import pytest
 
 from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import CreateCell, LaunchNodes, MoveCell, RetireNode, StartCell, StopCell
 from fleet.planning.reconcile import plan_reconcile
-from fleet.planning.snapshot import CellView, FleetView
+from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NodeState
 from tests.fleet.planning.fleets import KIND, NOW, SETTINGS, ago, cell, fleet, member, node
 
@@ -113,21 +117,52 @@ def test_too_many_cells_end_the_least_useful_one(extra: CellView, expected: type
 
 
 @pytest.mark.parametrize(
-    ("unrouted", "in_flight", "age_s", "stops"),
+    ("unrouted_s_ago", "in_flight", "age_s", "stops"),
     [
-        (True, 0, 1, True),
-        (True, 2, 1, False),
-        (False, 0, 1, False),
-        (False, 0, 61, True),
-        (True, 2, 61, True),
+        (5, 0, 6, True),
+        (5, 2, 6, False),
+        (None, 0, 6, False),
+        (None, 0, 61, True),
+        (5, 2, 61, True),
     ],
 )
 def test_a_draining_cell_stops_when_unrouted_and_idle_or_at_its_deadline(
-    unrouted: bool, in_flight: int, age_s: float, stops: bool
+    unrouted_s_ago: float | None, in_flight: int, age_s: float, stops: bool
 ) -> None:
-    draining = cell("c1", "a", "b", state=CellState.DRAINING, unrouted=unrouted, state_since=ago(age_s))
+    unrouted_at = None if unrouted_s_ago is None else ago(unrouted_s_ago)
+    draining = cell("c1", "a", "b", state=CellState.DRAINING, unrouted_at=unrouted_at, state_since=ago(age_s))
     view = fleet(member("a", report={"in_flight": in_flight}), member("b"), draining, wanted=0)
     assert [type(d) for d in plan(view)] == ([StopCell] if stops else [])
+
+
+def drained(leader: NodeView, **changes: Any) -> FleetView:
+    draining = cell("c1", "a", "b", state=CellState.DRAINING, state_since=ago(9), unrouted_at=ago(8))
+    return replace(fleet(leader, member("b"), draining, wanted=0), **changes)
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"last_seen_at": ago(8.5)},
+        {"last_seen_at": ago(7)},
+        {"last_seen_at": None},
+        {"cell": "c9"},
+        {"generation": 2},
+    ],
+    ids=["before it was unrouted", "measured before it was unrouted", "never", "of another cell", "of another start"],
+)
+def test_an_idle_report_counts_only_if_it_was_measured_since_nothing_new_arrives(report: dict[str, Any]) -> None:
+    assert plan(drained(member("a"))) != ()
+    assert plan(drained(member("a", report=report))) == ()
+
+
+@pytest.mark.parametrize(("listening_since", "stops"), [(None, False), (ago(30), False), (ago(61), True)])
+def test_a_drain_deadline_passes_only_while_its_node_could_be_told(
+    listening_since: datetime | None, stops: bool
+) -> None:
+    busy = cell("c1", "a", "b", state=CellState.DRAINING, state_since=ago(900))
+    view = fleet(member("a", report={"in_flight": 3}), member("b"), busy, wanted=0, listening_since=listening_since)
+    assert bool(plan(view)) is stops
 
 
 def test_a_draining_cell_is_replaced_at_once() -> None:

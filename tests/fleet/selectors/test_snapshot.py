@@ -1,0 +1,74 @@
+"""The fleet as planners take it: whole, and at the same price whatever its size."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from controlplane.kernel.leases import lease_take
+from engine_agent.protocol.states import EngineState
+from fleet.models import Node
+from fleet.planning.snapshot import ProviderStatus
+from fleet.planning.states import CellState, NodeState
+from fleet.selectors.snapshot import LISTENING_LEASE, fleet_view
+from tests.fleet import rows
+from tests.fleet.rows import KIND, NOW
+
+pytestmark = pytest.mark.django_db
+
+
+def queries() -> int:
+    with CaptureQueriesContext(connection) as captured:
+        fleet_view(now=NOW)
+    return len(captured)
+
+
+def test_a_view_of_a_hundred_cells_asks_as_often_as_one_of_ten() -> None:
+    asked = []
+    for count in (10, 90):
+        for index in range(count):
+            rows.cell(f"c{count}-{index}", rows.node(f"n-{count}-{index}-0"), rows.node(f"n-{count}-{index}-1"))
+        asked.append(queries())
+    assert asked[0] == asked[1] <= 8
+
+
+def test_cells_come_with_their_members_in_rank_order_and_stopped_ones_not_at_all() -> None:
+    rows.cell("c1", rows.node("n-z"), rows.node("n-a"), unrouted_at=NOW, restarts=2)
+    rows.cell("c2", state=CellState.STOPPED)
+    (cell,) = fleet_view(now=NOW).cells.values()
+    assert [(member.node, member.rank) for member in cell.members] == [("n-z", 0), ("n-a", 1)]
+    assert (cell.unrouted_at, cell.restarts, cell.state) == (NOW, 2, CellState.READY)
+
+
+def test_nodes_come_with_their_last_report_and_what_the_provider_said() -> None:
+    rows.cell("c1", rows.node("n-a", report={"health": {"reason": "slow"}, "load": {"in_flight": 3}}))
+    Node.objects.create(
+        id="n-new", region=rows.region(), instance_type_id=KIND, port_base=1, created_at=NOW, state_since=NOW
+    )
+    view = fleet_view(now=NOW, provider={"n-new": ProviderStatus.GONE})
+    report, silent = view.nodes["n-a"].report, view.nodes["n-new"]
+    assert (report.cell, report.generation, report.state) == ("c1", 1, EngineState.READY)
+    assert (report.health_reason, report.in_flight, report.last_seen_at) == ("slow", 3, NOW)
+    assert (silent.report.connected, silent.report.last_seen_at, silent.provider) == (False, None, ProviderStatus.GONE)
+
+
+def test_a_retired_node_is_left_out_unless_a_cell_still_names_it() -> None:
+    rows.node("n-gone", state=NodeState.RETIRED)
+    rows.cell("c1", rows.node("n-named", state=NodeState.RETIRED))
+    assert set(fleet_view(now=NOW).nodes) == {"n-named"}
+
+
+def test_a_deployment_says_how_many_cells_each_region_should_have_and_of_how_many_nodes() -> None:
+    rows.deployment(cells=2)
+    rows.deployment(cells=3, where="us-west-2")
+    deployment = fleet_view(now=NOW).deployments["sim-70b"]
+    assert deployment.cells_wanted == {"us-east-1": 2, "us-west-2": 3}
+    assert deployment.nodes_per_cell == 2
+
+
+def test_nobody_listens_until_somebody_holds_the_lease_and_when_it_has_run_out() -> None:
+    assert fleet_view(now=NOW).listening_since is None
+    lease_take(name=LISTENING_LEASE, holder="web", ttl_s=5, now=NOW)
+    assert fleet_view(now=NOW + timedelta(seconds=4)).listening_since == NOW
+    assert fleet_view(now=NOW + timedelta(seconds=5)).listening_since is None
