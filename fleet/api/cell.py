@@ -20,8 +20,9 @@ from fleet.api.actor import actor_of
 from fleet.api.filters import EndedHidden
 from fleet.api.requests import WhySerializer
 from fleet.models import Cell, CellMember
+from fleet.planning.fingerprints import StackComparison
 from fleet.planning.states import CellState, NodeState, ServingClass, choices
-from fleet.selectors.cell import cells_described
+from fleet.selectors.cell import cell_stacks, cells_described
 from fleet.selectors.load import CellLoad, cell_load
 from fleet.services.cell_actions import cell_drain, cell_restart
 
@@ -54,7 +55,44 @@ class LoadSerializer(serializers.Serializer[CellLoad]):
     )
 
 
-@extend_schema_serializer(examples=[OpenApiExample("cell", examples.CELL, response_only=True)])
+class StackGroupSerializer(serializers.Serializer[Any]):
+    """Nodes that run the same software."""
+
+    digest = serializers.CharField(help_text="Of all fields that count for the cell's engine.")
+    nodes = serializers.ListField(child=serializers.CharField(), help_text="In the order of ranks.")
+
+
+class DifferingFieldSerializer(serializers.Serializer[Any]):
+    """One field in which nodes differ, with the value of each."""
+
+    field = serializers.CharField()
+    values = serializers.DictField(
+        child=serializers.CharField(allow_null=True), help_text="Node -> value; null where the node has no such field."
+    )
+
+
+class FingerprintsSerializer(serializers.Serializer[StackComparison]):
+    """What the nodes run. A cell forms only where there is one group; nodes that have not said it yet are left out."""
+
+    groups = StackGroupSerializer(many=True, help_text="That of the leader first.")
+    differing = DifferingFieldSerializer(many=True, help_text="Fields in which the groups differ, by name.")
+
+    def to_representation(self, instance: StackComparison) -> dict[str, Any]:
+        groups = [{"digest": group.digest, "nodes": [r.node for r in group.ranks]} for group in instance.groups]
+        nodes = [rank.node for rank in instance.ranks]
+        differing = [
+            {"field": found.field, "values": dict(zip(nodes, found.values, strict=True))}
+            for found in instance.differing
+        ]
+        return {"groups": groups, "differing": differing}
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("cell", examples.CELL, response_only=True),
+        OpenApiExample("cell that cannot form", examples.CELL_THAT_CANNOT_FORM, response_only=True),
+    ]
+)
 class CellSerializer(serializers.ModelSerializer[Cell]):
     deployment = serializers.CharField(source="deployment_id")
     region = serializers.CharField(source="region_id")
@@ -64,14 +102,19 @@ class CellSerializer(serializers.ModelSerializer[Cell]):
     generation = serializers.IntegerField(help_text="Grows with every start of the engine.")
     restarts = serializers.IntegerField(help_text="Starts since it was last ready.")
     nodes = MemberSerializer(source="members", many=True, help_text="In the order of ranks.")
+    fingerprints = serializers.SerializerMethodField()
     load = serializers.SerializerMethodField()
 
     class Meta:
         model = Cell
         fields = [
             "id", "deployment", "region", "model_version", "serving_class", "state", "reason", "tone", "generation",
-            "restarts", "nodes", "load", "unrouted_at", "state_since", "created_at",
+            "restarts", "nodes", "fingerprints", "load", "unrouted_at", "state_since", "created_at",
         ]  # fmt: skip
+
+    @extend_schema_field(FingerprintsSerializer)
+    def get_fingerprints(self, cell: Cell) -> dict[str, Any]:
+        return FingerprintsSerializer(cell_stacks(cell)).data
 
     @extend_schema_field(LoadSerializer)
     def get_load(self, cell: Cell) -> dict[str, Any]:

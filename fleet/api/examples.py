@@ -28,10 +28,40 @@ CELL: dict[str, Any] = {
         {"id": "n-0a1b2c3d", "rank": 0, "role": "leader", "state": "ready"},
         {"id": "n-4e5f6a7b", "rank": 1, "role": "follower", "state": "ready"},
     ],
+    "fingerprints": {"groups": [{"digest": "5f0b1c2d3e4f", "nodes": ["n-0a1b2c3d", "n-4e5f6a7b"]}], "differing": []},
     "load": LOAD,
     "unrouted_at": None,
     "state_since": "2026-11-21T11:58:40Z",
     "created_at": "2026-11-21T11:58:12Z",
+}
+
+CELL_THAT_CANNOT_FORM: dict[str, Any] = {
+    **CELL,
+    "state": "failed",
+    "reason": (
+        "fingerprint mismatch: rank 1 (n-4e5f6a7b) differs from rank 0 (n-0a1b2c3d): "
+        "neuron_driver is 2.26.5.0 instead of 2.27.4.0"
+    ),
+    "tone": "bad",
+    "fingerprints": {
+        "groups": [
+            {"digest": "5f0b1c2d3e4f", "nodes": ["n-0a1b2c3d"]},
+            {"digest": "9a8b7c6d5e4f", "nodes": ["n-4e5f6a7b"]},
+        ],
+        "differing": [
+            {"field": "neuron_driver", "values": {"n-0a1b2c3d": "2.27.4.0", "n-4e5f6a7b": "2.26.5.0"}},
+        ],
+    },
+    "load": {
+        "in_flight": 0,
+        "queued": 0,
+        "tokens_per_s": 0.0,
+        "ttft_p50_ms": None,
+        "ttft_p99_ms": None,
+        "itl_p50_ms": None,
+        "itl_p99_ms": None,
+        "reported_at": None,
+    },
 }
 
 NODE: dict[str, Any] = {
@@ -49,7 +79,7 @@ NODE: dict[str, Any] = {
     "address": "127.0.0.1",
     "port_base": 21000,
     "topology": ["local", "us-east-1", "rack-1"],
-    "fingerprint": {"engine": "sim", "python": "3.11.7"},
+    "fingerprint": {"agent": "0.1.0", "kernel": "6.8.0", "sim.engine": "sim 0.1.0", "sim.python": "3.11.7"},
     "connected": True,
     "last_seen_at": "2026-11-21T12:00:01Z",
     "agent_version": "0.1.0",

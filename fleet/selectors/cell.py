@@ -3,6 +3,7 @@
 from django.db.models import Count, Prefetch, QuerySet
 
 from fleet.models import Cell, CellMember
+from fleet.planning.fingerprints import StackComparison, compare_stacks, member_stacks
 from fleet.planning.states import CellState
 
 
@@ -12,6 +13,12 @@ def cells_described() -> QuerySet[Cell]:
     return Cell.objects.select_related("model_version", "deployment").prefetch_related(
         Prefetch("members", queryset=members)
     )
+
+
+def cell_stacks(cell: Cell) -> StackComparison:
+    """What the members of a described cell run, side by side. No query."""
+    members = ((member.rank, member.node_id, member.node.fingerprint) for member in cell.members.all())
+    return compare_stacks(member_stacks(cell.model_version.engine, members))
 
 
 def cell_counts_by_region() -> dict[str, dict[str, int]]:

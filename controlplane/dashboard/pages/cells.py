@@ -1,7 +1,5 @@
 """The list of cells and the page of one cell."""
 
-from dataclasses import dataclass
-
 from django.http import Http404
 
 from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
@@ -9,24 +7,15 @@ from controlplane.dashboard.pages.choices import choose_deployment, choose_regio
 from controlplane.dashboard.selectors.cells import (
     CellList,
     CellRow,
-    FingerprintLine,
-    MemberRow,
+    Stack,
     cell_find,
     cell_list,
-    fingerprint_lines,
+    cell_stack,
 )
 from controlplane.dashboard.selectors.events import EventList, cell_events
 from fleet.planning.states import CellState
 
 EVENTS_OF_ONE_CELL = 30
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """The members of a cell and their fingerprints, part by part."""
-
-    members: tuple[MemberRow, ...]
-    lines: tuple[FingerprintLine, ...]
 
 
 def _list(asked: Asked) -> CellList:
@@ -52,8 +41,7 @@ def _cell(asked: Asked) -> CellRow:
 
 
 def _stack(asked: Asked) -> Stack:
-    members = _cell(asked).members
-    return Stack(members=members, lines=fingerprint_lines(members))
+    return cell_stack(_cell(asked))
 
 
 def _events(asked: Asked) -> EventList:
@@ -72,7 +60,7 @@ CELL = Page(
     title="",
     fragments=(
         Fragment("cell", "", ("cells:{key}", "nodes", "load"), "dashboard/cells/cell.html", _cell),
-        Fragment("cell-stack", "Stack", ("cells:{key}",), "dashboard/cells/stack.html", _stack),
+        Fragment("cell-stack", "Stack", ("cells:{key}", "nodes"), "dashboard/cells/stack.html", _stack),
         Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),
 )

@@ -7,9 +7,11 @@ from datetime import datetime
 from django.db.models import Prefetch, Q, QuerySet
 
 from controlplane.dashboard.selectors.load import load_of, report_of, silent_s
+from engine_agent.protocol.fingerprint import first_mismatch
 from engine_agent.protocol.messages import Load
 from engine_agent.protocol.states import MemberRole
 from fleet.models import Cell, CellMember, Node, NodeReport
+from fleet.planning.fingerprints import compare_stacks, member_stacks, stack_digest
 from fleet.planning.states import CellState
 
 CELLS_SHOWN = 500
@@ -55,6 +57,19 @@ class FingerprintLine:
     agrees: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """What the members of a cell run, part by part, the parts in which they differ first.
+
+    `digests` by rank, empty for a member that has not said what it runs; `mismatch`: why the cell cannot form.
+    """
+
+    members: tuple[MemberRow, ...]
+    digests: tuple[str, ...]
+    lines: tuple[FingerprintLine, ...]
+    mismatch: str
+
+
 def cells_with_members() -> "QuerySet[Cell]":
     """Cells with all that a row needs, in two queries."""
     members = CellMember.objects.select_related("node", "node__report").order_by("rank")
@@ -94,14 +109,26 @@ def cell_find(*, cell_id: str, now: datetime) -> CellRow | None:
     return cell_row(cell, now) if cell else None
 
 
-def fingerprint_lines(members: Sequence[MemberRow]) -> tuple[FingerprintLine, ...]:
-    """The members' stack fingerprints side by side."""
-    parts = sorted({part for member in members for part in member.node.fingerprint})
-    lines = []
-    for part in parts:
-        values = tuple(str(member.node.fingerprint.get(part, "")) for member in members)
-        lines.append(FingerprintLine(part=part, values=values, agrees=len(set(values)) == 1))
-    return tuple(lines)
+def cell_stack(row: CellRow) -> Stack:
+    """The members' stack fingerprints side by side, in the fields that count for the cell's engine."""
+    engine = row.cell.model_version.engine
+    ranks = member_stacks(engine, ((member.rank, member.node.pk, member.node.fingerprint) for member in row.members))
+    said = {rank.node: rank.fingerprint for rank in ranks}
+    differing = {found.field for found in compare_stacks(ranks).differing}
+    parts = {part for fingerprint in said.values() for part in fingerprint}
+    return Stack(
+        members=row.members,
+        digests=tuple(stack_digest(member.node.fingerprint, engine) for member in row.members),
+        lines=tuple(
+            FingerprintLine(
+                part=part,
+                values=tuple(said.get(member.node.pk, {}).get(part, "") for member in row.members),
+                agrees=part not in differing,
+            )
+            for part in sorted(parts, key=lambda part: (part not in differing, part))
+        ),
+        mismatch=first_mismatch(ranks),
+    )
 
 
 def topology_distance(one: Sequence[str], other: Sequence[str]) -> int | None:

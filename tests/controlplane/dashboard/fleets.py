@@ -48,7 +48,7 @@ def one_more_of_everything(number: int) -> Cell:
 def _cell(number: int, deployment: Deployment, version: ModelVersion) -> Cell:
     region = f"region-{number}"
     nodes = [
-        rows.node(f"n-{number:06x}{rank:02x}", where=region, fingerprint={"engine": "sim 1"}, report={"load": LOAD})
+        rows.node(f"n-{number:06x}{rank:02x}", where=region, fingerprint={"sim.engine": "sim 1"}, report={"load": LOAD})
         for rank in range(2)
     ]
     return rows.cell(

@@ -39,11 +39,27 @@ def test_a_ready_cell_without_fresh_load_says_so() -> None:
 
 
 def test_members_with_different_stacks_are_bad() -> None:
-    same, other = {"engine": "sim 1", "driver": "1"}, {"engine": "sim 1", "driver": "2"}
+    same, other = {"sim.engine": "sim 1", "driver": "1"}, {"sim.engine": "sim 1", "driver": "2"}
     rows.cell(CELL, rows.node("n-00000001", fingerprint=same), rows.node("n-00000002", fingerprint=other))
     text = part(f"/cells/{CELL}/", "cell-stack")
     assert text.count("same</span>") == 1
-    assert text.count("differs</span>") == 1
+    assert text.count("differs</span>") == 2
+    assert "rank 1 (n-00000002) differs from rank 0 (n-00000001): driver is 2 instead of 1" in text
+    assert text.index(">driver<") < text.index(">engine<")
+
+
+def test_members_with_the_same_stack_are_fine_whatever_other_engines_they_have() -> None:
+    stack = {"sim.engine": "sim 1"}
+    rows.cell(
+        CELL,
+        rows.node("n-00000001", fingerprint={**stack, "vllm.engine": "vllm 0.16.0"}),
+        rows.node("n-00000002", fingerprint=stack),
+        rows.node("n-00000003"),
+    )
+    text = part(f"/cells/{CELL}/", "cell-stack")
+    assert "differs</span>" not in text
+    assert text.count("same</span>") == 2
+    assert "not said yet" in text
 
 
 def test_a_stopped_cell_keeps_its_page() -> None:

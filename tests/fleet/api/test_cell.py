@@ -46,11 +46,30 @@ def test_a_cell_says_everything_about_itself() -> None:
             {"id": "n-00000001", "rank": 0, "role": "leader", "state": "ready"},
             {"id": "n-00000002", "rank": 1, "role": "follower", "state": "ready"},
         ],
+        "fingerprints": {"groups": [], "differing": []},
         "load": {**NO_LOAD, **LOAD, "reported_at": "2026-11-21T12:00:00Z"},
         "unrouted_at": None,
         "state_since": "2026-11-21T12:00:00Z",
         "created_at": "2026-11-21T12:00:00Z",
     }
+
+
+def test_a_cell_shows_which_nodes_run_the_same_and_in_what_the_others_differ() -> None:
+    same = {"kernel": "6.8", "sim.engine": "sim 1", "vllm.engine": "vllm 0.16.0"}
+    nodes = [
+        rows.node("n-00000001", fingerprint=same),
+        rows.node("n-00000002", fingerprint={**same, "kernel": "6.9", "driver": "2"}),
+        rows.node("n-00000003", fingerprint={**same, "vllm.engine": "vllm 0.17.0"}),
+        rows.node("n-00000004"),
+    ]
+    cell = rows.cell("sim-70b-us-east-1-1", *nodes)
+    seen = bearer().get(f"/api/v1/cells/{cell.id}").json()["fingerprints"]
+    assert [group["nodes"] for group in seen["groups"]] == [["n-00000001", "n-00000003"], ["n-00000002"]]
+    assert len({group["digest"] for group in seen["groups"]}) == 2
+    assert seen["differing"] == [
+        {"field": "driver", "values": {"n-00000001": None, "n-00000002": "2", "n-00000003": None}},
+        {"field": "kernel", "values": {"n-00000001": "6.8", "n-00000002": "6.9", "n-00000003": "6.8"}},
+    ]
 
 
 def test_a_cell_without_nodes_has_no_load() -> None:
