@@ -40,6 +40,14 @@ def returned(answer: Answer, *headers: tuple[str, str]) -> str:
     )
 
 
+def refused(answer: Answer, condition: str) -> list[str]:
+    """Rules that give this answer after reading the rest of the body; expressions in the message are evaluated."""
+    variables = [f"set-var-fmt(txn.refusal) '{answer.body}'", f"set-var(txn.refusal_status) int({answer.status})"]
+    if answer.retry_after_s:
+        variables.append(f"set-var(txn.refusal_retry_after) int({answer.retry_after_s})")
+    return [f"http-request {rule} if {condition}" for rule in (*variables, "use-service lua.refuse")]
+
+
 def substituted(answer: Answer) -> str:
     """The `http-error …` line that puts this answer in place of HAProxy's own page of that status."""
     return _with_headers(f"http-error status {answer.status} {JSON_TYPE} string '{answer.body}'", answer, ())
@@ -81,6 +89,23 @@ def no_ready_cell(retry_after_s: int) -> Answer:
 
 def queue_full(retry_after_s: int) -> Answer:
     return Answer(503, "queue_full", "too many requests wait for this model; try again shortly", None, retry_after_s)
+
+
+def head_too_large(max_head_bytes: int) -> Answer:
+    return Answer(
+        431, "request_head_too_large", f"path and headers are longer than the limit of {max_head_bytes} bytes"
+    )
+
+
+def long_bodies_unread(retry_after_s: int) -> Answer:
+    message = "the ingress cannot read requests with long bodies now; try again shortly"
+    return Answer(503, "long_bodies_unread", message, None, retry_after_s)
+
+
+def reader_own(retry_after_s: int) -> tuple[Answer, ...]:
+    """Answers in place of HAProxy's own pages where the reader of long bodies fails."""
+    lost = "the ingress lost this request with a long body; try again"
+    return (Answer(502, "long_body_lost", lost, None, retry_after_s), long_bodies_unread(retry_after_s))
 
 
 def haproxy_own(retry_after_s: int) -> tuple[Answer, ...]:

@@ -1,11 +1,11 @@
 """A layout and an ingress's settings as the text of haproxy.cfg. Pure: the same input gives the same text.
 
 File and socket names in it are relative to the ingress's home, where HAProxy runs. It never decides which of the
-servers changes; that is `plan`.
+servers changes; that is `plan`. Bodies that its buffers cannot hold go through the reader (`reader_config`), which
+sends them back with the model in a header.
 """
 
-import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from urllib.parse import quote
 
@@ -20,27 +20,48 @@ from engine_agent.ingress.layout import (
     PoolBackends,
     Server,
 )
+from engine_agent.ingress.sections import (
+    LOOK_UP_RULE,
+    MAX_HEAD_BYTES,
+    MODEL_HEADER,
+    NAMED_SOCKET,
+    READER_FOLDER,
+    READER_SOCKET,
+    UNSENT_STATUS,
+    defaults_section,
+    digest_of,
+    global_section,
+    model_rules,
+    refuse_longer_than,
+    replay_rule,
+    section,
+)
 from engine_agent.ingress.settings import IngressSettings, Times
 
-CONFIG_FILE = "haproxy.cfg"
-ADMIN_SOCKET = "admin.sock"
-MASTER_SOCKET = "master.sock"
-LUA_FILES = ("read_body.lua", "refuse_large.lua")
 HOP_HEADER = "X-Switchyard-Hop"
 """On a request that another region's ingress sent here: it must be served here or not at all."""
 CLASS_HEADER = "X-Switchyard-Class"
 """A request may ask to be less urgent than its pool, never more."""
 CELL_HEADER = "X-Switchyard-Cell"
 """On an answer: which cell gave it."""
+RETRY_HEADER = "X-Switchyard-Retry"
+"""On a cell's 503: it did not send the request to its engine."""
 REGION_HEADER = "X-Switchyard-Region"
 """On an answer: the region of that cell."""
 INFERENCE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
-RETRY_RULE = "retry-on conn-failure empty-response 503"
-"""A cell's 503 says that it did not send the request to its engine."""
+RETRIES = (
+    # A cell's 503 says that it did not send the request to its engine.
+    "retry-on conn-failure empty-response 503",
+    # Safe, because an answer that never began is asked for again.
+    "http-reuse always",
+)
 METRICS_RULE = "http-request use-service prometheus-exporter if METH_GET { path /metrics } { src 127.0.0.0/8 ::1 }"
-HEAD_ROOM_BYTES = 64 * 1024
-"""Room for a request's head beside the largest body, because both must lie in one buffer to be read and retried."""
-MAX_REWRITE_BYTES = 16 * 1024
+CHOICE = (
+    "use_backend %[var(txn.spill)] if !is_marked can_spill !can_serve",
+    "use_backend %[var(txn.spill)] if !is_marked can_spill must_spill",
+    "use_backend %[var(txn.pool)]",
+)
+"""Cells of this region by the pool's share; other regions for the rest, and when no cell here can serve."""
 
 
 def render(layout: Layout, settings: IngressSettings) -> str:
@@ -48,15 +69,14 @@ def render(layout: Layout, settings: IngressSettings) -> str:
     return _render(layout, settings, structure_of(layout, settings))
 
 
+def structure_of(layout: Layout, settings: IngressSettings) -> str:
+    """Digest of everything that only a reload can change: all of the text but its servers."""
+    return digest_of(_render(replace(layout, servers=()), settings, ""))
+
+
 def map_file(entries: Mapping[str, str]) -> str:
     """The text of a map file."""
     return "".join(f"{key} {value}\n" for key, value in entries.items())
-
-
-def structure_of(layout: Layout, settings: IngressSettings) -> str:
-    """Digest of everything that only a reload can change: all of the text but its servers."""
-    bare = _render(replace(layout, servers=()), settings, "")
-    return hashlib.sha256(bare.encode()).hexdigest()[:16]
 
 
 def server_arguments(server: Server, times: Times) -> str:
@@ -75,75 +95,50 @@ def server_arguments(server: Server, times: Times) -> str:
 
 
 def _render(layout: Layout, settings: IngressSettings, structure: str) -> str:
-    sections = [_global(layout, settings, structure), _defaults(layout, settings), _frontend(layout, settings)]
+    sections = [
+        "# Written by the ingress agent; what is changed here is lost.",
+        global_section(settings, structure, body_bytes=_held_bytes(layout, settings), threads=settings.threads),
+        defaults_section(layout, settings),
+        *_frontends(layout, settings),
+    ]
     for pool in layout.pools:
         sections.append(_pool_backend(pool, layout, settings))
         sections.append(_spill_backend(pool, layout, settings))
-    return "# Written by the ingress agent; what is changed here is lost.\n" + "\n".join(sections)
+    return "\n".join(sections)
 
 
-def _section(head: str, lines: Iterable[str]) -> str:
-    return "\n".join([head, *(f"  {line}" for line in lines), ""])
+def _held_bytes(layout: Layout, settings: IngressSettings) -> int:
+    """The longest body that this HAProxy reads itself."""
+    return min(settings.short_body_bytes, layout.max_body_bytes)
 
 
-def _global(layout: Layout, settings: IngressSettings, structure: str) -> str:
-    return _section(
-        "global",
-        [
-            f"description {structure}",
-            f"node {settings.ingress_id}",
-            f"maxconn {settings.max_connections}",
-            f"nbthread {settings.threads}",
-            f"stats socket unix@{ADMIN_SOCKET} mode 600 level admin expose-fd listeners",
-            "stats timeout 10s",
-            f"hard-stop-after {settings.times.old_worker_s}s",
-            f"tune.bufsize {layout.max_body_bytes + HEAD_ROOM_BYTES}",
-            f"tune.maxrewrite {MAX_REWRITE_BYTES}",
-            *(f"lua-load {name}" for name in LUA_FILES),
-            "log stderr format raw daemon",
-        ],
-    )
-
-
-def _defaults(layout: Layout, settings: IngressSettings) -> str:
-    times = settings.times
-    return _section(
-        "defaults",
-        [
-            "mode http",
-            "log global",
-            "option httplog",
-            "option dontlog-normal",
-            "option dontlognull",
-            "option http-no-delay",  # without it the first token waits up to 170 ms
-            "option abortonclose",
-            "option clitcpka",
-            "option srvtcpka",
-            *(f"{side}tcpka-{setting}" for side in ("cli", "srv") for setting in ("idle 15s", "intvl 5s", "cnt 3")),
-            f"timeout connect {times.connect_s}s",
-            f"timeout client {times.silence_s}s",
-            f"timeout server {times.silence_s}s",
-            f"timeout tunnel {times.silence_s}s",
-            f"timeout http-request {times.request_head_s}s",
-            f"timeout http-keep-alive {times.keep_alive_s}s",
-            f"timeout check {times.check_timeout_ms}ms",
-            f"retries {settings.retries}",
-            "option redispatch 1",
-            RETRY_RULE,
-            "http-reuse always",  # safe, because an answer that never began is asked for again
-            *(answers.substituted(answer) for answer in answers.haproxy_own(layout.retry_after_s)),
-        ],
-    )
-
-
-def _frontend(layout: Layout, settings: IngressSettings) -> str:
+def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    lines = [f"bind {host}:{settings.port}", *_health(), METRICS_RULE]
-    if layout.told:
-        lines += [*_model_listing(), *_path(), *_body(layout, settings.times), *_choice(layout)]
-    else:
-        lines += [answers.returned(answers.no_table(layout.retry_after_s))]
-    return _section("frontend ingress", lines)
+    # The rest is for what the reader sends back: were it taken by requests that wait for the reader, none would go on.
+    limit = f"maxconn {settings.max_connections - settings.max_long_requests}"
+    lines = [f"bind {host}:{settings.port}", limit, *_health(), METRICS_RULE]
+    if not layout.told:
+        return [section("frontend ingress", [*lines, answers.returned(answers.no_table(layout.retry_after_s))])]
+    lines += [*_model_listing(), *_path(), *_body(layout, settings), *_judgement(layout)]
+    named = [f"bind unix@{NAMED_SOCKET} mode 600", *_named(), *_judgement(layout)]
+    return [
+        section("frontend ingress", [*lines, "use_backend reader if is_long", *CHOICE]),
+        section("frontend named", [*named, *CHOICE]),
+        section("backend reader", _reader(layout, settings)),
+    ]
+
+
+def _reader(layout: Layout, settings: IngressSettings) -> list[str]:
+    """Where long requests go. While the reader is away they are told so at once: its agent starts it again."""
+    address = f"unix@{READER_FOLDER}/{READER_SOCKET}"
+    check = f"check inter {settings.times.check_interval_ms}ms fastinter {settings.times.check_fast_ms}ms fall 1 rise 1"
+    at_once = "observe layer4 error-limit 1 on-error mark-down"
+    return [
+        f"timeout queue {settings.times.reader_wait_s}s",
+        f"http-response set-status 503 if {{ status {UNSENT_STATUS} }}",
+        *(answers.substituted(answer) for answer in answers.reader_own(layout.retry_after_s)),
+        f"server reader {address} {check} {at_once} maxconn {settings.max_long_requests} pool-max-conn 0",
+    ]
 
 
 def _health() -> list[str]:
@@ -182,28 +177,44 @@ def _path() -> list[str]:
     ]
 
 
-def _body(layout: Layout, times: Times) -> list[str]:
-    """Wait for the whole body, which retries need too, and find the pool of the model that it names."""
-    look_up = f"http-request set-var(txn.pool) var(txn.model),map_str({MODELS_MAP})"
+def _body(layout: Layout, settings: IngressSettings) -> list[str]:
+    """Wait for the whole body, which replays need too, and find the pool of the model that it names."""
+    longest = _held_bytes(layout, settings)
     return [
-        f"http-request set-var-fmt(txn.refusal) '{answers.too_large(layout.max_body_bytes).body}'",
-        f"http-request use-service lua.refuse_large if {{ req.hdr_val(content-length) gt {layout.max_body_bytes} }}",
+        *answers.refused(answers.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
+        f"http-request del-header {MODEL_HEADER}",
+        *refuse_longer_than(layout.max_body_bytes, "req.hdr_val(content-length)"),
         # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on hearing so.
         "http-request set-header Content-Type application/json",
-        f"http-request wait-for-body time {times.request_body_s}s",
-        f"http-request use-service lua.refuse_large if {{ req.body_size gt {layout.max_body_bytes} }}",
-        "http-request set-var(txn.model) req.body,json_query('$.model')",
-        look_up,
+        f"acl is_long req.hdr_val(content-length) gt {longest}",
+        f"http-request wait-for-body time {settings.times.request_body_s}s if !is_long",
+        f"acl is_long req.body_size gt {longest}",
+        *answers.refused(answers.long_bodies_unread(layout.retry_after_s), "is_long { nbsrv(reader) eq 0 }"),
+        *model_rules("!is_long"),
+        f"{LOOK_UP_RULE} if !has_pool",
+        f"{answers.returned(answers.UNKNOWN_MODEL)} if !is_long !has_pool",
+    ]
+
+
+def _named() -> list[str]:
+    """A long request as the reader sends it back. The socket is for the reader alone, which overwrites the header.
+
+    What no cell answered is told to the reader, which has the whole request to send again; nothing here has.
+    """
+    return [
+        f"http-request set-var(txn.model) req.hdr({MODEL_HEADER}),url_dec",
+        f"http-request del-header {MODEL_HEADER}",
+        f"http-after-response set-status {UNSENT_STATUS} if {{ status 503 }} {{ res.hdr({RETRY_HEADER}) -m found }}",
+        f"http-after-response set-status {UNSENT_STATUS} if {{ status 502 }} !{{ res.hdr({CELL_HEADER}) -m found }}",
+        LOOK_UP_RULE,
         "acl has_pool var(txn.pool) -m found",
-        "http-request lua.read_body if !has_pool",
-        f"{answers.BAD_BODY_RULE} if !has_pool {{ var(txn.body_error) -m found }}",
-        f"{look_up} if !has_pool",
         f"{answers.returned(answers.UNKNOWN_MODEL)} if !has_pool",
     ]
 
 
-def _choice(layout: Layout) -> list[str]:
-    """Cells of this region by the pool's share; other regions for the rest, and when no cell here can serve."""
+def _judgement(layout: Layout) -> list[str]:
+    """Whether cells here, or another region, can serve the pool; if neither, say so."""
+    nobody = answers.returned(answers.no_ready_cell(layout.retry_after_s))
     return [
         f"acl is_marked req.hdr({HOP_HEADER}) -m found",
         "http-request set-var(txn.spill) var(txn.pool),regsub(^pool,spill)",
@@ -211,24 +222,23 @@ def _choice(layout: Layout) -> list[str]:
         "acl can_serve var(txn.pool),nbsrv gt 0",
         "acl can_spill var(txn.spill),nbsrv gt 0",
         f"acl must_spill rand({SHARE_SCALE}),sub(txn.share) lt 0",
-        answers.returned(answers.no_ready_cell(layout.retry_after_s)) + " if !can_serve is_marked",
-        answers.returned(answers.no_ready_cell(layout.retry_after_s)) + " if !can_serve !can_spill",
-        "use_backend %[var(txn.spill)] if !is_marked can_spill !can_serve",
-        "use_backend %[var(txn.spill)] if !is_marked can_spill must_spill",
-        "use_backend %[var(txn.pool)]",
+        f"{nobody} if has_pool !can_serve is_marked",
+        f"{nobody} if has_pool !can_serve !can_spill",
     ]
 
 
 def _pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) -> str:
     queue = settings.queues[pool.serving_class]
-    return _section(
+    return section(
         f"backend {pool.local}",
         [
             "balance leastconn",
+            *RETRIES,
             f"timeout queue {queue.wait_s}s",
             *_check("/healthz"),
             answers.returned(answers.queue_full(layout.retry_after_s))
             + f" if {{ avg_queue gt {queue.waiting_per_cell} }}",
+            replay_rule(settings, body_bytes=_held_bytes(layout, settings)),
             *_priorities(pool.serving_class, settings),
             f"http-response set-header {CELL_HEADER} %[srv_name,regsub(-g[0-9]+$,)]",
             f"http-response set-header {REGION_HEADER} {settings.region}",
@@ -248,7 +258,7 @@ def _priorities(pool_class: ServingClass, settings: IngressSettings) -> list[str
 
 
 def _spill_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) -> str:
-    return _section(
+    return section(
         f"backend {pool.spill}",
         [
             "balance roundrobin",

@@ -1,5 +1,5 @@
-"""The HAProxy process of one ingress: checked, started, adopted, reloaded and stopped. It runs in a session of its own
-and outlives the agent.
+"""A HAProxy process of an ingress: checked, started, adopted, reloaded and stopped. It runs in a session of its own and
+outlives the agent.
 
 It never decides what the configuration says or when to restart, and it signals only the HAProxy of its own home.
 """
@@ -11,12 +11,13 @@ import shutil
 import signal
 import subprocess
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 from engine_agent.ingress.command_socket import RELOAD_TIMEOUT_S, CommandSocket, Unreachable
-from engine_agent.ingress.config import ADMIN_SOCKET, CONFIG_FILE, LUA_FILES, MASTER_SOCKET, map_file, render
+from engine_agent.ingress.config import map_file
 from engine_agent.ingress.layout import Layout
-from engine_agent.ingress.settings import IngressSettings
+from engine_agent.ingress.sections import ADMIN_SOCKET, CONFIG_FILE, LUA_FILES, MASTER_SOCKET
 from engine_agent.runtime import procfs
 from engine_agent.runtime.logs import bound, last_lines
 
@@ -54,12 +55,12 @@ def find_binary() -> Path:
 
 
 class HaproxyProcess:
-    """At most one HAProxy, in master-worker mode, for one home."""
+    """At most one HAProxy, in master-worker mode, for one home. `render` makes a layout its configuration."""
 
-    def __init__(self, settings: IngressSettings, binary: Path) -> None:
-        self._settings = settings
-        self._home = settings.home
+    def __init__(self, home: Path, binary: Path, render: Callable[[Layout], str]) -> None:
+        self._home = home
         self._binary = binary
+        self._render = render
         self._child: subprocess.Popen[bytes] | None = None
         self.pid: int | None = None
         self.admin = CommandSocket(self._home, ADMIN_SOCKET)
@@ -84,6 +85,7 @@ class HaproxyProcess:
         Raises:
             RefusedConfig: it is not accepted, or not judged within `CHECK_TIMEOUT_S`.
         """
+        self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=self._home, prefix=".candidate-") as folder:
             self._write(layout, Path(folder))
             process = await asyncio.create_subprocess_exec(
@@ -107,6 +109,7 @@ class HaproxyProcess:
             StartFailed: it ended, or was silent for `START_TIMEOUT_S` and was killed.
             OSError: the configuration or the log could not be written.
         """
+        self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._write(layout, self._home)
         log = self._home / LOG_FILE
         if log.exists():
@@ -192,7 +195,7 @@ class HaproxyProcess:
             (folder / name).write_bytes(Path(__file__).with_name(name).read_bytes())
         for name, entries in layout.maps.items():
             (folder / name).write_text(map_file(entries), encoding="utf-8")
-        (folder / CONFIG_FILE).write_text(render(layout, self._settings), encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(self._render(layout), encoding="utf-8")
 
 
 def find_master(config: Path) -> int | None:

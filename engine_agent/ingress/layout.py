@@ -26,6 +26,9 @@ SHARE_SCALE = 1000
 """Shares of requests are kept in tenths of a per cent."""
 MAX_PORT = 65535
 
+LOCAL_PREFIX, SPILL_PREFIX = "pool.", "spill."
+"""How the names of backends begin whose servers come and go with the table."""
+
 MODELS_MAP = "models.map"
 """Model -> backend of its pool."""
 SHARES_MAP = "shares.map"
@@ -65,11 +68,11 @@ class PoolBackends:
 
     @property
     def local(self) -> str:
-        return f"pool.{self.name}"
+        return f"{LOCAL_PREFIX}{self.name}"
 
     @property
     def spill(self) -> str:
-        return f"spill.{self.name}"
+        return f"{SPILL_PREFIX}{self.name}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +150,7 @@ def _backends(pool: Pool) -> PoolBackends:
 def _cells(pool: Pool) -> Iterable[Server]:
     _check_distinct(f"cell of pool {pool.name}", (cell_server_name(c.cell, c.generation) for c in pool.cells))
     for cell in sorted(pool.cells, key=lambda cell: (cell.cell, cell.generation)):
-        yield _cell(f"pool.{pool.name}", cell)
+        yield _cell(f"{LOCAL_PREFIX}{pool.name}", cell)
 
 
 def _cell(backend: str, cell: CellEndpoint) -> Server:
@@ -175,7 +178,7 @@ def _other_regions(pool: Pool, home: str) -> Iterable[Server]:
     for target in targets:
         fraction = pool.fractions.get(target.region, 0.0)
         weight = max(1, round(MAX_WEIGHT * fraction / greatest)) if fraction > 0 else MAX_WEIGHT
-        yield _other_region(f"spill.{pool.name}", target, weight, stand_by=fraction <= 0)
+        yield _other_region(f"{SPILL_PREFIX}{pool.name}", target, weight, stand_by=fraction <= 0)
 
 
 def _other_region(backend: str, target: SpillTarget, weight: int, stand_by: bool) -> Server:

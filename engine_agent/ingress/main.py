@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine_agent.ingress.agent import Ingress
-from engine_agent.ingress.haproxy import HaproxyProcess, find_binary
+from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
@@ -45,8 +45,7 @@ def run(argv: list[str]) -> int:
             arguments.server, AgentKind.INGRESS, arguments.ingress_id, home, os.environ.get(JOIN_TOKEN_VARIABLE)
         )
         with _only_agent_of(home):
-            haproxy = HaproxyProcess(_settings(arguments, home), find_binary())
-            asyncio.run(_serve(_settings(arguments, home), haproxy, enrolment))
+            asyncio.run(_serve(_settings(arguments, home), find_binary(), enrolment))
     except (ValueError, OSError) as error:
         print(f"ingress {arguments.ingress_id}: {error}", file=sys.stderr)  # noqa: T201 - to whoever started it
         return 1
@@ -95,7 +94,7 @@ def _only_agent_of(home: Path) -> Iterator[None]:
         yield
 
 
-async def _serve(settings: IngressSettings, haproxy: HaproxyProcess, enrolment: Enrolment) -> None:
+async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment) -> None:
     def hello() -> Hello:
         ingress.forget_order()
         return Hello(
@@ -106,7 +105,7 @@ async def _serve(settings: IngressSettings, haproxy: HaproxyProcess, enrolment: 
             agent_version=AGENT_VERSION,
         )
 
-    ingress = Ingress(settings, haproxy)
+    ingress = Ingress(settings, binary)
     connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=ingress.take)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -119,4 +118,4 @@ async def _serve(settings: IngressSettings, haproxy: HaproxyProcess, enrolment: 
     for task in done:
         task.result()  # an agent that fails leaves HAProxy serving
     log.info("stopping HAProxy; its streams have %g s", STOP_GRACE_S)
-    await haproxy.stop(STOP_GRACE_S)
+    await ingress.stop(STOP_GRACE_S)

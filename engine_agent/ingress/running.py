@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+from engine_agent.ingress.layout import LOCAL_PREFIX, SPILL_PREFIX
+
 IN_MAINTENANCE = 0x01 | 0x02 | 0x20
 """`srv_admin_state` bits: maintenance by command, inherited, or for want of an address (HAProxy management guide)."""
 FORCED_DRAIN = 0x08
@@ -71,7 +73,7 @@ class RunningBackend:
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """One worker, whole. `structure` is the digest that its configuration was written with."""
+    """One worker: the servers and maps that the table is about. `structure` is the digest of its configuration."""
 
     structure: str
     worker_pid: int
@@ -93,7 +95,7 @@ def read_running(info: str, stats: str, states: str, maps: Mapping[str, str]) ->
         return Running(
             structure=facts.get("description", ""),
             worker_pid=int(facts["Pid"]),
-            servers=tuple(_read_server(state, by_server) for state in _read_states(states)),
+            servers=tuple(_read_server(state, by_server) for state in _read_states(states) if _comes_and_goes(state)),
             backends=tuple(_read_backend(row) for row in rows if row["svname"] == "BACKEND"),
             maps={name: _read_map(text) for name, text in maps.items()},
         )
@@ -107,6 +109,10 @@ def _read_states(text: str) -> Iterable[dict[str, str]]:
         raise UnreadableAnswer(f"servers state is not of format {STATE_FORMAT}: {text[:80]!r}")
     names = lines[1].removeprefix("# ").split(" ")
     return [dict(zip(names, line.split(" "), strict=False)) for line in lines[2:]]
+
+
+def _comes_and_goes(state: dict[str, str]) -> bool:
+    return state["be_name"].startswith((LOCAL_PREFIX, SPILL_PREFIX))
 
 
 def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, str]]) -> RunningServer:

@@ -35,6 +35,8 @@ class Times:
     request_head_s: int = 10
     request_body_s: int = 60
     """4 MiB at 70 kB/s, as the cell proxy has it."""
+    reader_wait_s: int = 10
+    """For a place at the reader of long bodies; as long as a real-time request waits for a cell."""
     keep_alive_s: int = 60
     """Idle connections: below the 75 s of the cell proxy, so that the ingress closes first."""
     check_interval_ms: int = 200
@@ -63,5 +65,16 @@ class IngressSettings:
     max_connections: int = 4000
     threads: int = 2
     retries: int = 3
+    short_body_bytes: int = 256 * 1024
+    """Bodies up to here are read, replayed and routed by the serving HAProxy; longer ones go through the reader first.
+    About 60,000 tokens of text."""
+    replay_bytes: int = 1024**3
+    """Memory per pool, and of the reader, for copies of requests whose answer has not begun, a buffer each; beyond that
+    many requests only those that found no connection are tried elsewhere."""
     times: Times = field(default_factory=Times)
     queues: Mapping[ServingClass, QueueLimits] = field(default_factory=lambda: QUEUES)
+
+    @property
+    def max_long_requests(self) -> int:
+        """Requests with long bodies at once. Each takes a second connection, on its way back from the reader."""
+        return max(1, self.max_connections // 4)

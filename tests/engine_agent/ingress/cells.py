@@ -145,8 +145,18 @@ async def _read_request(reader: asyncio.StreamReader) -> Request:
     head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
     method, path, _ = head[0].split(" ", 2)
     headers = {name.lower(): text.strip() for name, _, text in (line.partition(":") for line in head[1:] if line)}
-    body = await reader.readexactly(int(headers.get("content-length", 0)))
-    return Request(method, path, headers, body)
+    if "chunked" in headers.get("transfer-encoding", ""):
+        return Request(method, path, headers, await _read_chunks(reader))
+    return Request(method, path, headers, await reader.readexactly(int(headers.get("content-length", 0))))
+
+
+async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while True:
+        chunk = await reader.readexactly(int(await reader.readline(), 16) + 2)
+        if chunk == b"\r\n":
+            return body
+        body += chunk[:-2]
 
 
 def _write_head(writer: asyncio.StreamWriter, status: int, length: int, more: str = "") -> None:

@@ -10,7 +10,7 @@ import httpx
 from openai import AsyncOpenAI
 
 from engine_agent.ingress.agent import Ingress
-from engine_agent.ingress.haproxy import HaproxyProcess, find_binary
+from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.messages import IngressReport, Pool, RoutingTable, SpillTarget
 from tests.engine_agent.fake_control_plane import eventually
@@ -64,8 +64,8 @@ class RunningIngress:
     def use(self, settings: IngressSettings) -> None:
         """Be an agent with these settings, as after a restart."""
         self.settings = settings
-        self.haproxy = HaproxyProcess(settings, find_binary())
-        self.ingress = Ingress(settings, self.haproxy)
+        self.ingress = Ingress(settings, find_binary())
+        self.haproxy = self.ingress.front.process
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["RunningIngress"]:
@@ -80,6 +80,7 @@ class RunningIngress:
                 await self.die()
             finally:
                 await self.haproxy.kill()
+                await self.ingress.reader.process.kill()
 
     async def die(self) -> None:
         """End the agent's work and leave HAProxy as it is, as kill -9 does."""
@@ -120,7 +121,7 @@ class RunningIngress:
     @property
     def running_servers(self) -> list[str]:
         """Every server that HAProxy has, wanted or not."""
-        running = self.ingress.running
+        running = self.ingress.front.running
         return [server.name for server in running.servers] if running else []
 
     async def post(self, body: bytes, **headers: str) -> httpx.Response:

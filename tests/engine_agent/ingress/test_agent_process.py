@@ -11,8 +11,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engine_agent.ingress.config import CONFIG_FILE
 from engine_agent.ingress.haproxy import find_master
+from engine_agent.ingress.sections import CONFIG_FILE, READER_FOLDER
 from engine_agent.protocol.messages import Hello, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
@@ -36,6 +36,12 @@ class AgentProcess:
     def process(self) -> asyncio.subprocess.Process:
         assert self._process is not None
         return self._process
+
+    @property
+    def haproxies(self) -> list[int]:
+        """The masters that run in this home."""
+        found = (find_master(folder / CONFIG_FILE) for folder in (self.home, self.home / READER_FOLDER))
+        return [pid for pid in found if pid is not None]
 
     async def start(self) -> None:
         arguments = ["--ingress-id", "i-us-east-1", "--region", HOME, "--home", str(self.home)]
@@ -80,7 +86,7 @@ async def agent_of(plane: FakeControlPlane, tmp_path: Path) -> AsyncIterator[Age
         if agent.process.returncode is None:
             agent.process.kill()
             await agent.process.wait()
-        if pid := find_master(agent.home / CONFIG_FILE):
+        for pid in agent.haproxies:
             os.killpg(pid, signal.SIGKILL)
 
 
@@ -103,7 +109,7 @@ async def test_it_enrols_obeys_and_acknowledges_and_a_change_is_reported_at_once
         await eventually(lambda: agent.observed and agent.observed.cells[cell.name] == "down")
         assert plane.of(IngressReport)[-1].telemetry["cells"][cell.name]["reason"]
         assert await agent.end(signal.SIGTERM) == 0
-        assert find_master(agent.home / CONFIG_FILE) is None, "SIGTERM stops HAProxy too"
+        assert agent.haproxies == [], "SIGTERM stops HAProxy too"
 
 
 @pytest.mark.asyncio

@@ -122,7 +122,7 @@ async def test_a_taken_port_is_named_until_it_is_free(tmp_path: Path) -> None:
     await eventually(lambda: ingress.reports[-1].observed.reason == "")
     assert ingress.haproxy.pid
     task.cancel()
-    await ingress.haproxy.kill()
+    await ingress.ingress.stop(grace_s=0.0)
 
 
 @pytest.mark.asyncio
@@ -137,7 +137,7 @@ async def test_a_stop_lets_streams_finish_and_ends_what_takes_too_long(tmp_path:
             hangs = asyncio.create_task(read_stream(client, "endless"))
             await eventually(lambda: cell.in_flight == endless.in_flight == 1)
             await ingress.die()
-            await ingress.haproxy.stop(grace_s=1.0)
+            await ingress.ingress.stop(grace_s=1.0)
             assert await stream == "".join(f"{number} " for number in range(10))
             assert not ingress.haproxy.is_alive()
             assert len(await asyncio.gather(hangs, return_exceptions=True)) == 1

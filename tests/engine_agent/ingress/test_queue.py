@@ -26,7 +26,7 @@ async def impatient(tmp_path: Path) -> AsyncIterator[RunningIngress]:
 
 
 def queued(ingress: RunningIngress) -> int:
-    running = ingress.ingress.running
+    running = ingress.ingress.front.running
     return sum(backend.queued for backend in running.backends) if running else 0
 
 

@@ -57,7 +57,12 @@ def test_admin_states_are_told_apart(admin: int, draining: bool, maintenance: bo
 
 @pytest.mark.parametrize(
     ("info", "states"),
-    [("", STATES.format(admin=0)), (INFO, "2\n# be_name\n"), (INFO, ""), (INFO, "1\n# be_name srv_name\npool x\n")],
+    [
+        ("", STATES.format(admin=0)),
+        (INFO, "2\n# be_name\n"),
+        (INFO, ""),
+        (INFO, "1\n# be_name srv_name\npool.chat x\n"),
+    ],
 )
 def test_an_answer_of_another_format_is_refused(info: str, states: str) -> None:
     with pytest.raises(UnreadableAnswer):

@@ -1,0 +1,116 @@
+"""What both configurations of an ingress share: the sections `global` and `defaults`, and the names that they agree on.
+Pure text."""
+
+import hashlib
+from collections.abc import Iterable
+
+from engine_agent.ingress import answers
+from engine_agent.ingress.layout import MODELS_MAP, Layout
+from engine_agent.ingress.settings import IngressSettings
+
+CONFIG_FILE = "haproxy.cfg"
+ADMIN_SOCKET = "admin.sock"
+MASTER_SOCKET = "master.sock"
+NAMED_SOCKET = "named.sock"
+"""Where the reader sends requests back to."""
+READER_FOLDER = "reader"
+READER_SOCKET = "long.sock"
+"""Where requests with long bodies are sent to, in the reader's folder below the ingress's home."""
+LUA_FILES = ("read_body.lua", "refuse.lua")
+MODEL_HEADER = "X-Switchyard-Model"
+"""On a request that the reader sends back: the model, URL-encoded because it came out of a body."""
+UNSENT_STATUS = 425
+"""What the cell did not answer, as the reader is told: it may send the request again. Applications never see it."""
+HEAD_ROOM_BYTES = 64 * 1024
+"""Room for a request's head beside the longest body: both must lie in one buffer to be read and replayed."""
+MAX_REWRITE_BYTES = 16 * 1024
+MAX_HEAD_BYTES = 32 * 1024
+"""Half the room, because HAProxy keeps some of it for itself and a few bytes for each header."""
+HOT_BUFFERS = 16
+"""Free buffers that each thread keeps, because memory fresh from the system must be cleared first."""
+LOOK_UP_RULE = f"http-request set-var(txn.pool) var(txn.model),map_str({MODELS_MAP})"
+
+
+def section(head: str, lines: Iterable[str]) -> str:
+    return "\n".join([head, *(f"  {line}" for line in lines), ""])
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def global_section(settings: IngressSettings, structure: str, *, body_bytes: int, threads: int) -> str:
+    """`structure` becomes the description that a running HAProxy tells; `body_bytes` is the longest body it holds."""
+    buffer_bytes = body_bytes + HEAD_ROOM_BYTES
+    return section(
+        "global",
+        [
+            f"description {structure}",
+            f"node {settings.ingress_id}",
+            f"maxconn {settings.max_connections}",
+            f"nbthread {threads}",
+            f"stats socket unix@{ADMIN_SOCKET} mode 600 level admin expose-fd listeners",
+            "stats timeout 10s",
+            f"hard-stop-after {settings.times.old_worker_s}s",
+            f"tune.bufsize {buffer_bytes}",
+            f"tune.maxrewrite {MAX_REWRITE_BYTES}",
+            f"tune.memory.hot-size {HOT_BUFFERS * buffer_bytes}",
+            *(f"lua-load {name}" for name in LUA_FILES),
+            "log stderr format raw daemon",
+        ],
+    )
+
+
+def defaults_section(layout: Layout, settings: IngressSettings) -> str:
+    times = settings.times
+    return section(
+        "defaults",
+        [
+            "mode http",
+            "log global",
+            "option httplog",
+            "option dontlog-normal",
+            "option dontlognull",
+            "option http-no-delay",  # without it the first token waits up to 170 ms
+            "option abortonclose",
+            "option clitcpka",
+            "option srvtcpka",
+            *(f"{side}tcpka-{setting}" for side in ("cli", "srv") for setting in ("idle 15s", "intvl 5s", "cnt 3")),
+            f"timeout connect {times.connect_s}s",
+            f"timeout client {times.silence_s}s",
+            f"timeout server {times.silence_s}s",
+            f"timeout tunnel {times.silence_s}s",
+            f"timeout http-request {times.request_head_s}s",
+            f"timeout http-keep-alive {times.keep_alive_s}s",
+            f"timeout check {times.check_timeout_ms}ms",
+            f"retries {settings.retries}",
+            "option redispatch 1",
+            *(answers.substituted(answer) for answer in answers.haproxy_own(layout.retry_after_s)),
+        ],
+    )
+
+
+def model_rules(condition: str = "") -> list[str]:
+    """Rules that find the model which the body names; a body that names none is answered 400. Declares `has_pool`.
+
+    What the quick look finds counts only if it is a model of the table; otherwise the body is read by the letter.
+    """
+    quick = "http-request set-var(txn.model) req.body,json_query('$.model')"
+    return [
+        f"{quick} if {condition}" if condition else quick,
+        LOOK_UP_RULE,
+        "acl has_pool var(txn.pool) -m found",
+        f"http-request lua.read_body if {condition} !has_pool".replace("  ", " "),
+        f"{answers.BAD_BODY_RULE} if !has_pool {{ var(txn.body_error) -m found }}",
+    ]
+
+
+def replay_rule(settings: IngressSettings, *, body_bytes: int) -> str:
+    """A request that may be replayed is copied when it is sent, as a whole buffer however short it is."""
+    most = max(1, settings.replay_bytes // (body_bytes + HEAD_ROOM_BYTES))
+    return f"http-request disable-l7-retry if {{ be_conn gt {most} }}"
+
+
+def refuse_longer_than(limit_bytes: int, size: str) -> list[str]:
+    """Rules that answer 413 when the sample `size` exceeds the limit."""
+    return answers.refused(answers.too_large(limit_bytes), f"{{ {size} gt {limit_bytes} }}")

@@ -1,0 +1,230 @@
+"""Requests with bodies that the serving HAProxy cannot hold go through the reader, and nobody can tell."""
+
+import asyncio
+import json
+import os
+import signal
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from engine_agent.ingress.sections import MAX_HEAD_BYTES
+from tests.engine_agent.fake_control_plane import eventually
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+
+KIB = 1024
+LONG = 300 * KIB
+LIMIT = 4 * KIB * KIB
+
+
+def body_of(size: int, model: str = "demo", *, model_first: bool = False, stream: bool = False) -> bytes:
+    """A request of exactly this size."""
+    fields = [f'"stream": {json.dumps(stream)}, "messages": "%s"', f'"model": {json.dumps(model)}']
+    text = "{" + ", ".join(reversed(fields) if model_first else fields) + "}"
+    return text.replace("%s", "x" * (size - len(text) + 2)).encode()
+
+
+async def in_pieces(body: bytes) -> AsyncIterator[bytes]:
+    """A body whose length is not announced."""
+    for start in range(0, len(body), 50_000):
+        yield body[start : start + 50_000]
+
+
+@pytest.mark.asyncio
+async def test_a_long_body_reaches_a_cell_of_its_model_whole(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as one, FakeCell().running() as other:
+        await ingress.route(pool(one), pool(other, name="other", models=("org/other",)))
+        await ingress.sees(**{one.name: "up", other.name: "up"})
+        for size in (256 * KIB, 256 * KIB + 1, LONG, KIB * KIB, LIMIT):
+            for cell, model in ((one, "demo"), (other, "org/other")):
+                for model_first in (False, True):
+                    body = body_of(size, model, model_first=model_first)
+                    answer = await ingress.post(body)
+                    assert (answer.status_code, answer.headers["x-switchyard-cell"]) == (200, cell.name)
+                    assert cell.requests[-1].body == body
+        assert len(one.requests) == len(other.requests) == 10
+
+
+@pytest.mark.asyncio
+async def test_a_long_body_of_unknown_length_is_served_too_and_answers_stream(ingress: RunningIngress) -> None:
+    async with FakeCell(chunks=3).running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        for size in (100, LONG, LIMIT):
+            body = body_of(size, stream=True)
+            answer = await ingress.http.post("/v1/chat/completions", content=in_pieces(body))
+            assert answer.text.count('"content": ') == 3
+            assert answer.text.endswith("data: [DONE]\n\n")
+            assert cell.requests[-1].body == body
+
+
+@pytest.mark.asyncio
+async def test_what_is_wrong_with_a_long_body_is_said_as_of_a_short_one(ingress: RunningIngress) -> None:
+    good = body_of(LONG, "nobody")
+    cases = [
+        (good, 404, "model_not_found"),
+        (good[:-1], 400, "invalid_json"),
+        (good + b"x", 400, "invalid_json"),
+        (good.replace(b'"nobody"', b"5"), 400, "invalid_type"),
+        (good.replace(b'"model"', b'"mode1"'), 400, "missing_required_parameter"),
+        (body_of(LIMIT + 1), 413, "request_too_large"),
+    ]
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        for body, status, code in cases:
+            for sent in (body, in_pieces(body)):
+                answer = await ingress.http.post("/v1/chat/completions", content=sent)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), body[-80:]
+        await ingress.sees(**{cell.name: "up"})
+        escaped = body_of(LONG).replace(b'"demo"', b'"d\\u0065mo"')
+        assert (await ingress.post(escaped)).status_code == 200
+        assert len(cell.requests) == 1
+
+
+@pytest.mark.asyncio
+async def test_without_a_ready_cell_a_long_request_is_told_so(ingress: RunningIngress) -> None:
+    await ingress.route(pool(), retry_after_s=7)
+    answer = await ingress.post(body_of(LONG))
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_ready_cell")
+    assert answer.headers["retry-after"] == "7"
+
+
+@pytest.mark.asyncio
+async def test_a_head_that_would_leave_no_room_for_the_body_is_refused(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        for size in (256 * KIB, LIMIT):
+            fits = {f"x-{number}": "y" * 1000 for number in range(MAX_HEAD_BYTES // 1000 - 2)}
+            assert (await ingress.post(body_of(size), **fits)).status_code == 200
+            answer = await ingress.post(body_of(size), **fits, more="y" * 3000)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (431, "request_head_too_large")
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [100, LONG, LIMIT])
+async def test_a_request_whose_cell_gives_no_byte_is_sent_again_elsewhere(ingress: RunningIngress, size: int) -> None:
+    async with FakeCell().running() as dies, FakeCell().running() as refuses, FakeCell().running() as lives:
+        dies.gate.clear()
+        await ingress.route(pool(dies))
+        await ingress.sees(**{dies.name: "up"})
+        body = body_of(size)
+        sent = asyncio.create_task(ingress.post(body))
+        await eventually(lambda: dies.in_flight == 1)
+        await ingress.route(pool(dies, lives))
+        await ingress.sees(**{lives.name: "up"})
+        dies.die()
+        answer = await sent
+        assert (answer.status_code, answer.headers["x-switchyard-cell"]) == (200, lives.name)
+        assert lives.requests[-1].body == body
+        refuses.refuses = True
+        await ingress.route(pool(refuses, lives))
+        await ingress.sees(**{refuses.name: "up", lives.name: "up"})
+        answers = [await ingress.post(body) for _ in range(6)]
+        assert {answer.status_code for answer in answers} == {200}
+        assert refuses.requests
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [100, LONG])
+async def test_a_request_whose_only_cell_dies_ends_with_a_clear_error(ingress: RunningIngress, size: int) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        cell.gate.clear()
+        sent = asyncio.create_task(ingress.post(body_of(size)))
+        await eventually(lambda: cell.in_flight == 1)
+        cell.die()
+        answer = await sent
+        assert answer.status_code in (502, 503)
+        assert answer.json()["error"]["type"] == "server_error"
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("size", [100, LONG])
+async def test_the_internal_header_cannot_be_forged(ingress: RunningIngress, size: int) -> None:
+    async with FakeCell().running() as one, FakeCell().running() as other:
+        await ingress.route(pool(one), pool(other, name="other", models=("other",)))
+        await ingress.sees(**{one.name: "up", other.name: "up"})
+        forged = ("X-Switchyard-Model", "other")
+        for headers in ([forged], [forged, forged], [forged, ("Connection", "x-switchyard-model")]):
+            answer = await ingress.http.post("/v1/chat/completions", content=body_of(size), headers=headers)
+            assert answer.headers["x-switchyard-cell"] == one.name
+            assert "x-switchyard-model" not in one.requests[-1].headers
+        unknown = await ingress.post(body_of(size, "nobody"), **{"X-Switchyard-Model": "demo"})
+        assert unknown.status_code == 404
+        assert not other.requests
+        socket = ingress.settings.home / "named.sock"
+        assert socket.stat().st_mode & 0o077 == 0, "only this user reaches it"
+
+
+def reader_pid(ingress: RunningIngress) -> int:
+    pid = ingress.ingress.reader.process.pid
+    assert pid is not None
+    return pid
+
+
+async def until_long_bodies_are_read(ingress: RunningIngress) -> None:
+    """Wait for it; meanwhile they are refused in words, and short ones are served."""
+    async with asyncio.timeout(10):
+        while (answer := await ingress.post(body_of(LONG))).status_code != 200:
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "long_bodies_unread")
+            assert (await ingress.post(body_of(100))).status_code == 200
+
+
+@pytest.mark.asyncio
+async def test_a_killed_reader_is_back_soon_and_short_requests_never_notice(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        killed = reader_pid(ingress)
+        os.killpg(killed, signal.SIGKILL)
+        await until_long_bodies_are_read(ingress)
+        assert reader_pid(ingress) != killed
+
+
+@pytest.mark.asyncio
+async def test_while_there_is_no_reader_long_requests_are_told_to_try_again(tmp_path: Path) -> None:
+    ingress = RunningIngress(tmp_path / "home")
+    async with FakeCell().running() as cell, ingress.running():
+        await ingress.route(pool(cell), retry_after_s=7)
+        await ingress.sees(**{cell.name: "up"})
+        cell.gate.clear()
+        lost = asyncio.create_task(ingress.post(body_of(LONG)))
+        await eventually(lambda: cell.in_flight == 1)
+        await ingress.die()
+        os.killpg(reader_pid(ingress), signal.SIGKILL)
+        assert (await lost).json()["error"]["code"] == "long_body_lost"
+        cell.gate.set()
+        for size in (LONG, LIMIT):
+            answer = await ingress.post(body_of(size))
+            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "long_bodies_unread")
+            assert answer.headers["retry-after"] == "7"
+        assert (await ingress.post(body_of(100))).status_code == 200
+        later = RunningIngress(tmp_path / "home")
+        later.use(ingress.settings)
+        async with later.running():
+            await eventually(lambda: later.ingress.reader.process.pid)
+            assert later.haproxy.pid == ingress.haproxy.pid
+            await until_long_bodies_are_read(ingress)
+
+
+@pytest.mark.asyncio
+async def test_long_requests_that_wait_leave_room_for_short_ones(tmp_path: Path) -> None:
+    ingress = RunningIngress(tmp_path / "home")
+    times = replace(ingress.settings.times, reader_wait_s=1)
+    ingress.use(replace(ingress.settings, max_connections=12, times=times))
+    async with FakeCell().running() as cell, ingress.running():
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        cell.gate.clear()
+        served = [asyncio.create_task(ingress.post(body_of(LONG))) for _ in range(3)]
+        await eventually(lambda: cell.in_flight == 3)
+        answer = await ingress.post(body_of(LONG))
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "long_bodies_unread")
+        cell.gate.set()
+        assert (await ingress.post(body_of(100))).status_code == 200
+        assert {answer.status_code for answer in await asyncio.gather(*served)} == {200}
