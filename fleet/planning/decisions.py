@@ -34,12 +34,13 @@ class RetireNode:
 
 @dataclass(frozen=True, slots=True)
 class LaunchNodes:
-    """Ask the provider for machines."""
+    """Ask the provider for machines; below the network nodes `near` if it can choose."""
 
     region: str
     instance_type: str
     count: int
     reason: str
+    near: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,4 +84,16 @@ class StopCell:
     reason: str
 
 
-Decision = MoveNode | RestartAgent | RetireNode | LaunchNodes | CreateCell | StartCell | MoveCell | StopCell
+@dataclass(frozen=True, slots=True)
+class ExplainCell:
+    """Say anew why a cell is as it is, such as what it waits for. Changes nothing else."""
+
+    cell: str
+    seen: CellState
+    generation: int
+    reason: str
+
+
+Decision = (
+    MoveNode | RestartAgent | RetireNode | LaunchNodes | CreateCell | StartCell | MoveCell | StopCell | ExplainCell
+)

@@ -40,6 +40,9 @@ class ReportView:
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
+    """One machine. `topology`: its network nodes, widest first; empty: unknown. `fingerprint`: digest of what the
+    machine's software is; empty: not said yet."""
+
     id: str
     region: str
     instance_type: str
@@ -51,6 +54,7 @@ class NodeView:
     topology: tuple[str, ...] = ()
     spare_since: datetime | None = None
     provider: ProviderStatus = ProviderStatus.UNKNOWN
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +75,13 @@ class CellView:
     members: tuple[MemberView, ...] = ()
     restarts: int = 0
     unrouted_at: datetime | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentView:
-    """`cells_wanted` maps region -> number of cells."""
+    """`cells_wanted` maps region -> number of cells. `within`: how many network nodes, counted from the widest, all
+    nodes of a cell must share; 0: any."""
 
     name: str
     instance_type: str
@@ -83,6 +89,7 @@ class DeploymentView:
     cells_wanted: Mapping[str, int]
     ready_timeout_s: float = 300.0
     drain_deadline_s: float = 60.0
+    within: int = 0
 
 
 @dataclass(frozen=True, slots=True)

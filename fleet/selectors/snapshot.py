@@ -4,6 +4,7 @@ from collections import defaultdict
 from datetime import datetime
 
 from controlplane.kernel.leases import lease_held_since
+from engine_agent.protocol.fingerprint import fingerprint_digest
 from engine_agent.protocol.states import EngineState
 from fleet.models import Cell, CellMember, Deployment, DeploymentRegion, Node, NodeReport, Region
 from fleet.planning.snapshot import (
@@ -51,6 +52,7 @@ def node_view(node: Node, provider: ProviderStatus) -> NodeView:
         topology=tuple(node.topology),
         spare_since=node.spare_since,
         provider=provider,
+        fingerprint=fingerprint_digest(node.fingerprint) if node.fingerprint else "",
     )
 
 
@@ -85,6 +87,7 @@ def _cells() -> list[CellView]:
             members=tuple(members[cell.id]),
             restarts=cell.restarts,
             unrouted_at=cell.unrouted_at,
+            reason=cell.reason,
         )
         for cell in Cell.objects.exclude(state=CellState.STOPPED)
     ]

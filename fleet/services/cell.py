@@ -11,7 +11,7 @@ from controlplane.kernel import hints, live
 from controlplane.kernel.events import event_record
 from controlplane.kernel.transitions import StaleDecision, compare_and_set_or_stale
 from fleet.models import Cell, CellMember, Deployment, Node
-from fleet.planning.decisions import CreateCell, MoveCell, StartCell, StopCell
+from fleet.planning.decisions import CreateCell, ExplainCell, MoveCell, StartCell, StopCell
 from fleet.planning.states import CELL_ALLOWED, CELL_TONE, CellState, NodeState
 from fleet.services.desired import desired_changed
 from fleet.services.incident import incident_open, incidents_close
@@ -113,6 +113,18 @@ def cell_stop(decision: StopCell, *, now: datetime) -> None:
         Node.objects.filter(id__in=nodes).update(spare_since=now)
         desired_changed(nodes)
         incidents_close(cell=cell.id, resolution=decision.reason, now=now)
+
+
+def cell_explain(decision: ExplainCell, *, now: datetime) -> None:
+    """Write why a cell is as it is, and since when we say so into the timeline. Its state and its age stay.
+
+    Raises:
+        StaleDecision: the cell is no longer what the decision saw.
+    """
+    with transaction.atomic():
+        rows = Cell.objects.filter(id=decision.cell, state=decision.seen.value, generation=decision.generation)
+        compare_and_set_or_stale(rows, what=f"cell {decision.cell}", reason=decision.reason)
+        _cell_event(Cell.objects.get(id=decision.cell), decision.seen, decision.reason, now)
 
 
 def cell_mark_unrouted(*, cell_id: str, generation: int, now: datetime) -> bool:

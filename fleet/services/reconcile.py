@@ -20,6 +20,7 @@ from fleet.models import Node
 from fleet.planning.decisions import (
     CreateCell,
     Decision,
+    ExplainCell,
     LaunchNodes,
     MoveCell,
     MoveNode,
@@ -159,6 +160,11 @@ def _(decision: StartCell, now: datetime) -> None:
 @apply.register
 def _(decision: MoveCell, now: datetime) -> None:
     cells.cell_move(decision, now=now)
+
+
+@apply.register
+def _(decision: ExplainCell, now: datetime) -> None:
+    cells.cell_explain(decision, now=now)
 
 
 @apply.register

@@ -7,6 +7,7 @@ from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import (
     CreateCell,
     Decision,
+    ExplainCell,
     LaunchNodes,
     MoveCell,
     MoveNode,
@@ -111,6 +112,12 @@ class World:
         self._move(decision.cell, decision.to)
         if decision.to is CellState.READY:
             self._set(replace(self.fleet.cells[decision.cell], restarts=0))
+
+    @apply.register
+    def _(self, decision: ExplainCell) -> None:
+        view = self.fleet.cells[decision.cell]
+        assert view.reason != decision.reason
+        self._set(replace(view, reason=decision.reason))
 
     @apply.register
     def _(self, decision: StopCell) -> None:

@@ -1,17 +1,20 @@
 """Decisions about cells as compare-and-set on real PostgreSQL."""
 
+from datetime import timedelta
+
 import pytest
 
 from controlplane.kernel.models import Event
 from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Cell, CellMember, Incident, Node
-from fleet.planning.decisions import CreateCell, MoveCell, StartCell, StopCell
+from fleet.planning.decisions import CreateCell, ExplainCell, MoveCell, StartCell, StopCell
 from fleet.planning.states import CellState, IncidentState, NodeState
-from fleet.services.cell import cell_create, cell_mark_unrouted, cell_move, cell_start, cell_stop
+from fleet.services.cell import cell_create, cell_explain, cell_mark_unrouted, cell_move, cell_start, cell_stop
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
+HOUR = timedelta(hours=1)
 
 
 def members(cell: str) -> list[str]:
@@ -25,6 +28,21 @@ def test_cells_get_numbers_that_are_never_used_twice() -> None:
     Cell.objects.filter(id="sim-70b-us-east-1-2").delete()
     cell_create(CreateCell("sim-70b", "us-east-1", "wanted"), now=NOW)
     assert set(Cell.objects.values_list("id", flat=True)) == {"sim-70b-us-east-1-1", "sim-70b-us-east-1-3"}
+
+
+def test_what_a_cell_waits_for_is_said_on_it_and_in_the_timeline_and_changes_nothing_else() -> None:
+    before = rows.cell("c1", state=CellState.PENDING, generation=0)
+    cell_explain(ExplainCell("c1", CellState.PENDING, 0, "needs 2 local.cpu; 1 is spare"), now=NOW + HOUR)
+    cell = Cell.objects.get(id="c1")
+    assert (cell.state, cell.generation, cell.state_since) == ("pending", 0, before.state_since)
+    assert cell.reason == "needs 2 local.cpu; 1 is spare"
+    assert Event.objects.get(kind="cell.pending").message == "c1 is pending: needs 2 local.cpu; 1 is spare"
+
+
+def test_an_explanation_of_what_a_cell_no_longer_is_is_dropped() -> None:
+    rows.cell("c1", state=CellState.STARTING, generation=1)
+    with pytest.raises(StaleDecision):
+        cell_explain(ExplainCell("c1", CellState.PENDING, 0, "needs 2 local.cpu"), now=NOW)
 
 
 def test_a_start_is_a_new_generation_with_a_new_secret_on_the_decided_nodes() -> None:
