@@ -83,7 +83,7 @@ class LocalProvider:
             boot = msgspec.json.decode((home / BOOT_FILE).read_bytes(), type=Boot)
         except (OSError, msgspec.DecodeError) as error:
             raise ProviderError(f"cannot start the agent of {node_id} again: {error}") from error
-        self._spawn(boot, home, {})
+        self._spawn(Boot(id=boot.id, argv=self._moved(boot.argv)), home, {})
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         processes = _processes_by_node(self.home)
@@ -124,6 +124,11 @@ class LocalProvider:
             own = ["node", "--node-id", spec.id, "--port-base", str(spec.port), "--instance-type", spec.instance_type]
             own += ["--topology", ",".join(spec.topology)]
         return [sys.executable, "-m", "engine_agent", *own, *common]
+
+    def _moved(self, argv: list[str]) -> list[str]:
+        """The same command for today's server: its port may have been changed since the machine was launched."""
+        server = argv.index("--server") + 1
+        return [*argv[:server], self.server_url, *argv[server + 1 :]]
 
     def _spawn(self, boot: Boot, home: Path, secrets: dict[str, str]) -> None:
         kept = {name: os.environ[name] for name in ("PATH", "LANG", "HOME", "SWITCHYARD_CACHE") if name in os.environ}

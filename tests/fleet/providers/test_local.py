@@ -73,6 +73,20 @@ def test_a_killed_machine_is_gone_and_its_agent_can_be_started_again(provider: L
     assert provider.describe(["n-00000001"])["n-00000001"] is ProviderStatus.RUNNING
 
 
+def test_an_agent_that_is_started_again_looks_for_todays_server(provider: LocalProvider) -> None:
+    launch(provider)
+    (agent,) = agents("n-00000001")
+    agent.kill()
+    eventually(lambda: agents("n-00000001") == [])
+    moved = LocalProvider(
+        home=provider.home, checkout=CHECKOUT, server_url="http://127.0.0.1:10", first_port=FIRST_PORT
+    )
+    moved.restart_agent("n-00000001")
+    (again,) = agents("n-00000001")
+    given = again.cmdline()
+    assert given[given.index("--server") + 1] == moved.server_url
+
+
 @pytest.mark.parametrize(
     ("module", "expected"),
     [("engine_agent.engines.sim", ProviderStatus.AGENT_DEAD), ("engine_agent.proxy", ProviderStatus.GONE)],
