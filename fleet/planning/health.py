@@ -2,8 +2,10 @@
 
 from datetime import datetime
 
+from engine_agent.protocol.fingerprint import first_mismatch
 from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import Decision, MoveCell
+from fleet.planning.fingerprints import member_stacks
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NodeState
@@ -27,11 +29,21 @@ def _judge(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datet
         if node.report.speaks_of(cell) and node.report.state is EngineState.FAILED:
             return _move(cell, CellState.FAILED, f"rank {member.rank} on {node.id}: {node.report.reason}")
     if cell.state is CellState.STARTING:
+        mismatch = _mismatch(cell, fleet)
+        if mismatch:
+            return _move(cell, CellState.FAILED, mismatch)
         age_s = fleet.heard_for_s(cell.state_since, now)
         return _judge_start(cell, [node for _, node in members], age_s, fleet, settings)
     if cell.state is CellState.READY:
         return _judge_ready(cell, members[0][1], settings)
     return None
+
+
+def _mismatch(cell: CellView, fleet: FleetView) -> str:
+    """Why the members' software forms no cell (I2); the engines compare again, with flags and weights."""
+    engine = fleet.deployments[cell.deployment].engine
+    said = ((member.rank, member.node, fleet.nodes[member.node].software) for member in cell.members)
+    return first_mismatch(member_stacks(engine, said))
 
 
 def _judge_ready(cell: CellView, leader: NodeView, settings: FleetSettings) -> Decision | None:

@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 
+from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.states import EngineState
+from fleet.planning.fingerprints import stack_digest
 from fleet.planning.states import CellState, NodeState
 
 
@@ -41,7 +43,7 @@ class ReportView:
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One machine. `topology`: its network nodes, widest first; empty: unknown. `fingerprint`: digest of what the
-    machine's software is; empty: not said yet."""
+    machine's software is; empty: not said yet. `software`: its fields, those of engines as `<engine>.<field>`."""
 
     id: str
     region: str
@@ -55,6 +57,12 @@ class NodeView:
     spare_since: datetime | None = None
     provider: ProviderStatus = ProviderStatus.UNKNOWN
     fingerprint: str = ""
+    software: Fingerprint = field(default_factory=dict)
+
+    def stack(self, engine: str) -> str:
+        """Digest of what counts for cells of this engine: nodes of one cell must have the same (I2), whatever else is
+        installed beside it. Empty: not said yet."""
+        return stack_digest(self.software, engine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +97,7 @@ class DeploymentView:
     cells_wanted: Mapping[str, int]
     ready_timeout_s: float = 300.0
     drain_deadline_s: float = 60.0
+    engine: str = ""
     within: int = 0
 
 

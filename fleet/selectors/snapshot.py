@@ -53,6 +53,7 @@ def node_view(node: Node, provider: ProviderStatus) -> NodeView:
         spare_since=node.spare_since,
         provider=provider,
         fingerprint=fingerprint_digest(node.fingerprint) if node.fingerprint else "",
+        software=node.fingerprint,
     )
 
 
@@ -105,6 +106,7 @@ def _deployments() -> list[DeploymentView]:
             cells_wanted=wanted[deployment.name],
             ready_timeout_s=deployment.model_version.ready_timeout_s,
             drain_deadline_s=deployment.drain_deadline_s,
+            engine=deployment.model_version.engine,
         )
         for deployment in Deployment.objects.select_related("model_version")
     ]

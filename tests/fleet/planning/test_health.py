@@ -81,6 +81,27 @@ def test_a_start_has_all_its_time_while_its_nodes_can_be_heard(listening_since: 
     assert (verdict(fleet(member("l"), waiting, starting, listening_since=listening_since)) is not None) is fails
 
 
+def test_a_cell_whose_nodes_run_different_software_does_not_become_ready_and_says_in_what() -> None:
+    same = {"neuron_driver": "2.27", "vllm.engine": "vllm 0.16.0"}
+    leader = member("l", software=same)
+    follower = member("f", software={**same, "neuron_driver": "2.26"})
+    view = fleet(leader, follower, cell("c1", "l", "f", state=STARTING))
+    said = "fingerprint mismatch: rank 1 (f) differs from rank 0 (l): neuron_driver is 2.26 instead of 2.27"
+    assert verdict(view) == (CellState.FAILED, said)
+
+
+def test_another_engine_on_a_node_and_a_node_that_has_said_nothing_are_no_mismatch() -> None:
+    nodes = member("l", software={"kernel": "6", "other.engine": "1"}), member("f", software={"kernel": "6"})
+    assert verdict(fleet(*nodes, cell("c1", "l", "f", state=STARTING))) == (CellState.READY, "all 2 ranks are ready")
+    nodes = member("l", software={"kernel": "6"}), member("f")
+    assert verdict(fleet(*nodes, cell("c1", "l", "f", state=STARTING))) == (CellState.READY, "all 2 ranks are ready")
+
+
+def test_a_cell_that_serves_is_not_ended_for_software_that_changed_under_it() -> None:
+    nodes = member("l", software={"kernel": "6"}), member("f", software={"kernel": "7"})
+    assert verdict(fleet(*nodes, cell("c1", "l", "f"))) is None
+
+
 def test_cells_that_do_not_run_are_left_alone() -> None:
     view = fleet(member("l", state=NodeState.LOST), cell("c1", "l", state=CellState.FAILED))
     assert verdict(view) is None
