@@ -106,3 +106,20 @@ async def test_a_region_dies_at_once_and_a_client_that_retries_sees_no_failure(
         await until_spill_is(True, ingress)
         near.die()
         assert await ask(client) == "far"
+
+
+@pytest.mark.asyncio
+async def test_a_long_request_spills_once_like_a_short_one(ingress: RunningIngress, away: RunningIngress) -> None:
+    async with FakeCell("far").running() as far:
+        await away.route(pool(far))
+        await ingress.route(pool(spill=[away]))
+        await until_spill_is(True, ingress)
+        for size in (100, 300 * 1024, 4 * 1024 * 1024):
+            body = BODY.replace(b"hi", b"x" * (size - len(BODY) + 2))
+            answer = await ingress.post(body)
+            assert (answer.status_code, answer.headers["x-switchyard-cell"]) == (200, "far")
+            assert far.requests[-1].body == body
+            assert far.requests[-1].headers["x-switchyard-hop"] == HOME
+            for mark in (AWAY, ""):
+                marked = await ingress.post(body, **{"X-Switchyard-Hop": mark})
+                assert (marked.status_code, marked.json()["error"]["code"]) == (503, "no_ready_cell")
