@@ -1,5 +1,8 @@
 """Leases in PostgreSQL: these guarantee progress, never a queue. One statement each, so racing callers agree."""
 
+import os
+import socket
+import threading
 from datetime import datetime, timedelta
 
 from django.db import connection
@@ -19,6 +22,11 @@ ON CONFLICT (name) DO UPDATE SET
 WHERE held.holder = EXCLUDED.holder OR held.expires_at <= %(now)s
 RETURNING token
 """
+
+
+def this_holder() -> str:
+    """The calling thread, as a holder that no other thread of any host is."""
+    return f"{socket.gethostname()}:{os.getpid()}:{threading.get_ident()}"
 
 
 def lease_take(*, name: str, holder: str, ttl_s: float, now: datetime) -> int | None:

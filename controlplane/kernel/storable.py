@@ -3,6 +3,11 @@ that a crash cut short is full of them. Changes nothing else."""
 
 import re
 
+from django.db import DataError, IntegrityError
+
+UNSTORABLE = (DataError, IntegrityError, ValueError, OverflowError, RecursionError)
+"""What comes of storing a thing that no column takes: a number out of range, a text too long, a nesting too deep."""
+
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 

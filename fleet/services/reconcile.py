@@ -5,8 +5,6 @@ goes on from there.
 """
 
 import logging
-import os
-import socket
 from collections.abc import Callable
 from datetime import datetime
 from functools import singledispatch
@@ -14,7 +12,7 @@ from functools import singledispatch
 from django.db import IntegrityError
 
 from controlplane.kernel import clock
-from controlplane.kernel.leases import lease_release, lease_take
+from controlplane.kernel.leases import lease_release, lease_take, this_holder
 from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Node
 from fleet.planning.decisions import (
@@ -54,7 +52,7 @@ log = logging.getLogger(__name__)
 def reconcile(*, settings: FleetSettings | None = None) -> int:
     """Run a pass unless somebody else does. Returns the number of decisions applied."""
     chosen = settings or FleetSettings()
-    holder = f"{socket.gethostname()}:{os.getpid()}"
+    holder = this_holder()
     if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
         return 0
     try:

@@ -10,11 +10,11 @@ from datetime import datetime
 from typing import Any
 
 import msgspec
-from django.db import DataError, connection, transaction
+from django.db import connection, transaction
 
 from controlplane.kernel import hints, live
 from controlplane.kernel.events import event_record
-from controlplane.kernel.storable import storable_json
+from controlplane.kernel.storable import UNSTORABLE, storable_json
 from controlplane.kernel.tones import Tone
 from fleet.models import Node
 
@@ -85,7 +85,7 @@ def reports_store(rows: list[NodeRow]) -> list[str]:
         return []
     try:
         return _store(rows)
-    except DataError as refusal:
+    except UNSTORABLE as refusal:
         if len(rows) == 1:
             log.warning("dropped what %s reported: %s", rows[0].node, refusal)
             return []
@@ -107,9 +107,10 @@ def _store(rows: list[NodeRow]) -> list[str]:
 
 def node_introduced(*, node: str, topology: tuple[str, ...], fingerprint: dict[str, str]) -> None:
     """What a hello says of the machine itself."""
-    changes: dict[str, Any] = {"fingerprint": fingerprint}
-    if topology:
-        changes["topology"] = list(topology)
+    said = msgspec.json.encode({"fingerprint": fingerprint, "topology": topology})
+    changes: dict[str, Any] = json.loads(storable_json(said))
+    if not topology:
+        del changes["topology"]
     Node.objects.filter(id=node).update(**changes)
 
 

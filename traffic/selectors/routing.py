@@ -8,6 +8,7 @@ from engine_agent.protocol.ports import AGENT_CHECK, PROXY
 from fleet.models import CellMember, Deployment
 from fleet.planning.states import CellState
 from traffic.models import Ingress, IngressReport, RoutingTable
+from traffic.planning.drain import FollowingIngress, TableInForce
 from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment
 
 
@@ -66,10 +67,18 @@ def table_message(table: RoutingTable) -> TableMessage:
     )
 
 
-def acknowledged_revisions() -> dict[str, int]:
-    """Region -> the lowest revision in force at its connected ingresses. A region without any is left out."""
-    lowest: dict[str, int] = {}
-    for report in IngressReport.objects.filter(connected=True).select_related("ingress"):
-        region = report.ingress.region_id
-        lowest[region] = min(report.revision, lowest.get(region, report.revision))
-    return lowest
+def tables_in_force() -> dict[str, TableInForce]:
+    """Region -> its newest table, as far as drains care."""
+    return {
+        region: TableInForce(
+            revision=table.revision,
+            routed=frozenset(cell.cell for pool in table_message(table).pools for cell in pool.cells if not cell.drain),
+        )
+        for region, table in latest_tables().items()
+    }
+
+
+def following_ingresses() -> list[FollowingIngress]:
+    """Every ingress with the revision that it last acknowledged."""
+    reports = IngressReport.objects.values_list("ingress__region_id", "revision", "last_seen_at")
+    return [FollowingIngress(*columns) for columns in reports]

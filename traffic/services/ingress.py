@@ -7,6 +7,7 @@ from django.db import transaction
 
 from controlplane.kernel import live
 from controlplane.kernel.events import event_record
+from controlplane.kernel.leases import lease_release, lease_take, this_holder
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import AgentKind
 from fleet.models import Region
@@ -15,11 +16,12 @@ from fleet.providers import provider_named
 from fleet.providers.base import LaunchSpec, ProviderError
 from fleet.services.enrolment import join_token_issue
 from traffic.models import Ingress, IngressReport
+from traffic.planning.drain import SILENT_AFTER_S
 from traffic.planning.ingress import plan_ingress
 
 JOIN_TOKEN_TTL = timedelta(minutes=15)
-SILENT_AFTER = timedelta(seconds=10)
-"""Ingress agents report every 2 s; five missed reports raise doubt, as for nodes."""
+START_LIMIT_S = 30.0
+"""Booting a machine is bounded by its provider, at 10 s here; after this another worker may try."""
 
 log = logging.getLogger(__name__)
 
@@ -41,26 +43,42 @@ def ingresses_ensure(*, now: datetime) -> list[str]:
         report: IngressReport | None = getattr(ingress, "report", None)
         if report is not None and _is_connected(report, now):
             continue
-        try:
-            if _ensure(ingress, report, now):
-                started.append(ingress.id)
-        except ProviderError as error:
-            log.error("ingress %s: %s", ingress.id, error)
+        if _ensure_alone(ingress, now):
+            started.append(ingress.id)
     return started
 
 
 def _is_connected(report: IngressReport, now: datetime) -> bool:
     """A web process that was killed leaves `connected` behind; only fresh reports prove the connection."""
-    return report.connected and report.last_seen_at is not None and now - report.last_seen_at < SILENT_AFTER
+    if not report.connected or report.last_seen_at is None:
+        return False
+    return (now - report.last_seen_at).total_seconds() < SILENT_AFTER_S
 
 
-def _ensure(ingress: Ingress, report: IngressReport | None, now: datetime) -> bool:
+def _ensure_alone(ingress: Ingress, now: datetime) -> bool:
+    """One worker at a time: booting takes longer than the next pass is away."""
+    lease, holder = f"ingress:{ingress.id}", this_holder()
+    if lease_take(name=lease, holder=holder, ttl_s=START_LIMIT_S, now=now) is None:
+        return False
+    try:
+        return _ensure(ingress, now)
+    except ProviderError as error:
+        log.error("ingress %s: %s", ingress.id, error)
+        return False
+    finally:
+        lease_release(name=lease, holder=holder, now=now)
+
+
+def _ensure(ingress: Ingress, now: datetime) -> bool:
+    report = IngressReport.objects.filter(ingress=ingress).first()
     provider = provider_named(ingress.region.provider)
     status = provider.describe([ingress.id])[ingress.id]
     changed_at = report.connection_changed_at if report else None
     action = plan_ingress(status, known=report is not None, disconnected_at=changed_at, now=now)
     if action is None:
         return False
+    # Written down first: a start that fails, or that a crash cuts short, is tried again after its pause like any other.
+    IngressReport.objects.update_or_create(ingress=ingress, defaults={"connected": False, "connection_changed_at": now})
     if action.start_whole:
         _launch(ingress, now)
     else:
@@ -73,9 +91,6 @@ def _ensure(ingress: Ingress, report: IngressReport | None, now: datetime) -> bo
             now=now,
             region=ingress.region_id,
             detail={"whole": action.start_whole, "status": ProviderStatus(status).value},
-        )
-        IngressReport.objects.update_or_create(
-            ingress=ingress, defaults={"connected": False, "connection_changed_at": now}
         )
         live.push("traffic", ingress.region_id)
     return True

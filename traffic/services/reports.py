@@ -1,5 +1,6 @@
 """Stores what ingress agents report. Ingresses are few, so the ORM is fast enough here."""
 
+import logging
 from datetime import datetime
 from typing import Any
 
@@ -7,7 +8,10 @@ import msgspec
 from django.db import transaction
 
 from controlplane.kernel import hints, live
+from controlplane.kernel.storable import UNSTORABLE, storable_json
 from traffic.models import Ingress, IngressReport
+
+log = logging.getLogger(__name__)
 
 
 class IngressRow(msgspec.Struct, frozen=True):
@@ -26,19 +30,32 @@ class IngressRow(msgspec.Struct, frozen=True):
 
 
 def ingress_reports_store(rows: list[IngressRow]) -> None:
-    """Write the rows. A row that ends a connection counts only for that connection."""
+    """Write the rows. A row that ends a connection counts only for that connection.
+
+    A row that PostgreSQL refuses is dropped, and its ingress is logged: it costs the others nothing.
+    """
     for row in rows:
-        with transaction.atomic():
-            if not row.connected:
-                IngressReport.objects.filter(ingress_id=row.ingress, connection=row.connection).update(
-                    connected=False, connection_changed_at=row.changed_at
-                )
-            elif Ingress.objects.filter(id=row.ingress).exists():
-                before = IngressReport.objects.filter(ingress_id=row.ingress).values("revision", "cells").first()
-                IngressReport.objects.update_or_create(ingress_id=row.ingress, defaults=_columns(row))
-                if before != {"revision": row.revision, "cells": row.cells}:
-                    live.push("traffic")
-                    hints.ring("traffic.publish")
+        try:
+            with transaction.atomic():
+                _store(msgspec.json.decode(storable_json(msgspec.json.encode(row)), type=IngressRow))
+        except UNSTORABLE as refusal:
+            log.warning("dropped what %s reported: %s", row.ingress, refusal)
+
+
+def _store(row: IngressRow) -> None:
+    reports = IngressReport.objects.filter(ingress_id=row.ingress)
+    if not row.connected:
+        ended = reports.filter(connection=row.connection, connected=True)
+        changed = ended.update(connected=False, connection_changed_at=row.changed_at) > 0
+    elif Ingress.objects.filter(id=row.ingress).exists():
+        before = reports.values("connected", "revision", "cells").first()
+        IngressReport.objects.update_or_create(ingress_id=row.ingress, defaults=_columns(row))
+        changed = before != {"connected": True, "revision": row.revision, "cells": row.cells}
+    else:
+        return
+    if changed:
+        live.push("traffic")
+        hints.ring("traffic.publish")
 
 
 def _columns(row: IngressRow) -> dict[str, Any]:

@@ -7,20 +7,24 @@ from django.db import IntegrityError, transaction
 
 from controlplane.kernel import live
 from controlplane.kernel.events import event_record
+from controlplane.kernel.leases import lease_held_since
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.messages import Pool
 from fleet.models import Cell, Region
 from fleet.planning.states import CellState
+from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.cell import cell_mark_unrouted
 from traffic.models import RoutingTable
 from traffic.planning.changes import describe_change
+from traffic.planning.drain import plan_unrouted
 from traffic.planning.routing import plan_pools
 from traffic.selectors.routing import (
-    acknowledged_revisions,
+    following_ingresses,
     ingress_addresses,
     latest_tables,
     routable_cells,
     served_deployments,
+    tables_in_force,
 )
 
 TABLES_KEPT = 200
@@ -29,8 +33,9 @@ TABLES_KEPT = 200
 
 def tables_publish(*, now: datetime) -> list[str]:
     """Publish a table for each region whose pools changed. Returns those regions."""
-    deployments, cells, gates = served_deployments(), routable_cells(), ingress_addresses()
+    # Read first: whoever publishes after this takes our revision, so what we plan is never older than what it replaces.
     current = latest_tables()
+    deployments, cells, gates = served_deployments(), routable_cells(), ingress_addresses()
     published = []
     for region in Region.objects.values_list("name", flat=True):
         pools = plan_pools(region, deployments, cells, gates)
@@ -70,21 +75,18 @@ def _publish(region: str, pools: tuple[Pool, ...], current: RoutingTable | None,
 
 
 def drained_cells_mark(*, now: datetime) -> list[str]:
-    """Tell the fleet which draining cells get nothing new: every connected ingress runs a table that says so.
-
-    Cells of any region can be reached through any ingress, so all regions must have acknowledged.
-    """
-    acknowledged = acknowledged_revisions()
-    tables = latest_tables()
-    behind = [region for region, revision in acknowledged.items() if revision < tables[region].revision]
-    if behind:
+    """Tell the fleet which draining cells get nothing new. Returns those cells."""
+    # Read before the tables: a cell that begins to drain later is not judged by a table that is older than that.
+    draining = dict(
+        Cell.objects.filter(state=CellState.DRAINING.value, unrouted_at__isnull=True).values_list("id", "generation")
+    )
+    if not draining:
         return []
-    routed = {
-        endpoint.cell
-        for table in tables.values()
-        for pool in msgspec.convert(table.body["pools"], tuple[Pool, ...])
-        for endpoint in pool.cells
-        if not endpoint.drain
-    }
-    draining = Cell.objects.filter(state=CellState.DRAINING.value, unrouted_at__isnull=True).exclude(id__in=routed)
-    return [cell.id for cell in draining if cell_mark_unrouted(cell_id=cell.id, generation=cell.generation, now=now)]
+    unrouted = plan_unrouted(
+        draining,
+        tables_in_force(),
+        following_ingresses(),
+        listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
+        now=now,
+    )
+    return [cell for cell in unrouted if cell_mark_unrouted(cell_id=cell, generation=draining[cell], now=now)]

@@ -69,9 +69,17 @@ def test_many_reports_are_one_statement(django_assert_max_num_queries: Any) -> N
         assert len(reports_store([row(f"n-{index}") for index in range(50)])) == 50
 
 
+def nested(depth: int) -> dict[str, Any]:
+    inner: dict[str, Any] = {}
+    for _ in range(depth):
+        inner = {"x": inner}
+    return inner
+
+
 POISON = {
     "a number beyond its column": {"generation": 2**40},
     "a name that is too long": {"agent_version": "v" * 100},
+    "a nesting that nobody can encode": {"telemetry": nested(5000)},
 }
 
 
@@ -115,3 +123,9 @@ def test_a_hello_says_what_the_machine_is_and_an_empty_topology_keeps_the_one_kn
     assert Node.objects.values_list("topology", "fingerprint").get() == (["known"], {"kernel": "6"})
     node_introduced(node="n-a", topology=("x", "y"), fingerprint={})
     assert Node.objects.get().topology == ["x", "y"]
+
+
+def test_a_hello_with_nul_bytes_is_kept_without_them() -> None:
+    rows.node("n-a")
+    node_introduced(node="n-a", topology=("rack\x00",), fingerprint={"board": "x\x00"})
+    assert Node.objects.values_list("topology", "fingerprint").get() == (["rack\ufffd"], {"board": "x\ufffd"})

@@ -1,23 +1,39 @@
 """Publication of tables, and the drain that needs no cycle between fleet and traffic."""
 
-import pytest
+from datetime import datetime, timedelta
+from typing import Any
 
+import pytest
+from django.db import connection
+from django.test.utils import CaptureQueriesContext
+
+from controlplane.kernel.leases import lease_take
 from engine_agent.protocol.codec import decode_down, encode
 from fleet.models import Cell
 from fleet.planning.states import CellState
+from fleet.selectors.snapshot import LISTENING_LEASE
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import IngressReport, RoutingTable
-from traffic.selectors.routing import latest_tables, table_message
+from traffic.selectors.routing import latest_tables, routable_cells, table_message
+from traffic.services import routing
 from traffic.services.ingress import ingress_create
-from traffic.services.routing import drained_cells_mark, tables_publish
+from traffic.services.routing import TABLES_KEPT, drained_cells_mark, tables_publish
 
 pytestmark = pytest.mark.django_db
 
 
-def ingress(region: str, port: int, *, revision: int, connected: bool = True) -> None:
+def ingress(region: str, port: int, *, revision: int, last_seen_at: datetime | None = NOW) -> None:
     row = ingress_create(region=rows.region(region), address="127.0.0.1", port=port, now=NOW)
-    IngressReport.objects.update_or_create(ingress=row, defaults={"connected": connected, "revision": revision})
+    report = {"connected": True, "revision": revision, "last_seen_at": last_seen_at}
+    IngressReport.objects.update_or_create(ingress=row, defaults=report)
+
+
+@pytest.fixture
+def listening() -> None:
+    """Somebody has listened to agents for a while, and does."""
+    for moment in (NOW - timedelta(minutes=1), NOW):
+        lease_take(name=LISTENING_LEASE, holder="web", ttl_s=90, now=moment)
 
 
 def test_a_table_is_published_once_per_change() -> None:
@@ -42,7 +58,8 @@ def test_a_stored_table_survives_the_wire() -> None:
     assert (pool.cells[0].port, pool.cells[0].agent_check_port) == (node.port_base, node.port_base + 1)
 
 
-def test_a_cell_is_unrouted_only_when_every_connected_ingress_has_acknowledged() -> None:
+@pytest.mark.usefixtures("listening")
+def test_a_cell_is_unrouted_only_when_every_ingress_has_acknowledged() -> None:
     ingress("us-east-1", 8080, revision=1)
     ingress("us-west-2", 8081, revision=1)
     rows.cell("c1", rows.node("n-a"))
@@ -57,9 +74,10 @@ def test_a_cell_is_unrouted_only_when_every_connected_ingress_has_acknowledged()
     assert Cell.objects.get(id="c1").unrouted_at == NOW
 
 
-def test_an_ingress_that_is_away_holds_up_no_drain() -> None:
+@pytest.mark.usefixtures("listening")
+def test_an_ingress_that_is_dead_holds_up_no_drain() -> None:
     ingress("us-east-1", 8080, revision=2)
-    ingress("us-west-2", 8081, revision=0, connected=False)
+    ingress("us-west-2", 8081, revision=0, last_seen_at=NOW - timedelta(seconds=30))
     rows.cell("c1", rows.node("n-a"))
     tables_publish(now=NOW)
     Cell.objects.filter(id="c1").update(state=CellState.DRAINING)
@@ -67,9 +85,60 @@ def test_an_ingress_that_is_away_holds_up_no_drain() -> None:
     assert drained_cells_mark(now=NOW) == ["c1"]
 
 
+@pytest.mark.usefixtures("listening")
 def test_a_cell_that_a_table_still_routes_is_not_unrouted() -> None:
     ingress("us-east-1", 8080, revision=1)
     rows.cell("c1", rows.node("n-a"))
     tables_publish(now=NOW)
     Cell.objects.filter(id="c1").update(state=CellState.DRAINING)
     assert drained_cells_mark(now=NOW) == []
+
+
+def test_nothing_is_marked_while_nobody_listens_to_ingresses() -> None:
+    ingress("us-east-1", 8080, revision=1)
+    rows.cell("c1", rows.node("n-a"), state=CellState.DRAINING)
+    tables_publish(now=NOW)
+    assert drained_cells_mark(now=NOW) == []
+
+
+def test_a_table_planned_from_an_older_look_never_replaces_a_newer_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another worker publishes between our look at the cells and our publication."""
+    ingress("us-east-1", 8080, revision=0)
+    rows.cell("c1", rows.node("n-a"))
+
+    def overtaken() -> Any:
+        cells = routable_cells()
+        monkeypatch.setattr(routing, "routable_cells", routable_cells)
+        Cell.objects.filter(id="c1").update(state=CellState.FAILED)
+        assert tables_publish(now=NOW) == ["us-east-1"]
+        return cells
+
+    monkeypatch.setattr(routing, "routable_cells", overtaken)
+    assert tables_publish(now=NOW) == []
+    assert latest_tables()["us-east-1"].body["pools"][0]["cells"] == []
+
+
+def test_only_the_newest_revisions_are_kept() -> None:
+    region = rows.region()
+    old = [
+        RoutingTable(region=region, revision=n, body={"pools": []}, reason="", created_at=NOW) for n in range(1, 202)
+    ]
+    RoutingTable.objects.bulk_create(old)
+    rows.cell("c1", rows.node("n-a"))
+    tables_publish(now=NOW)
+    kept = RoutingTable.objects.order_by("revision").values_list("revision", flat=True)
+    assert (kept[0], len(kept)) == (202 - TABLES_KEPT + 1, TABLES_KEPT)
+
+
+@pytest.mark.usefixtures("listening")
+def test_a_pass_over_a_hundred_cells_asks_as_often_as_one_over_ten() -> None:
+    ingress("us-east-1", 8080, revision=0)
+    asked = []
+    for count in (10, 90):
+        for index in range(count):
+            rows.cell(f"c{count}-{index}", rows.node(f"n-{count}-{index}"))
+        tables_publish(now=NOW)
+        with CaptureQueriesContext(connection) as captured:
+            assert tables_publish(now=NOW) == []
+        asked.append(len(captured))
+    assert asked[0] == asked[1] <= 6

@@ -1,0 +1,114 @@
+"""Ingresses are recorded once, started when they are not there, and never twice at the same time."""
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+import pytest
+
+from controlplane.kernel.leases import lease_held_since, lease_take
+from controlplane.kernel.models import Event
+from fleet.models import JoinToken
+from fleet.planning.snapshot import ProviderStatus
+from fleet.providers.base import LaunchSpec, ProviderError
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+from traffic.models import Ingress, IngressReport
+from traffic.planning.ingress import START_AGAIN_AFTER_S
+from traffic.services import ingress as ingresses
+from traffic.services.ingress import ingress_create, ingresses_ensure
+
+pytestmark = pytest.mark.django_db
+
+
+class Cloud:
+    """A border that a test cannot cross: it boots nothing, notes what it was asked, and says what it is told to."""
+
+    def __init__(self) -> None:
+        self.status = ProviderStatus.GONE
+        self.broken = False
+        self.launched: list[LaunchSpec] = []
+        self.restarted: list[str] = []
+
+    def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
+        return dict.fromkeys(node_ids, self.status)
+
+    def launch(self, spec: LaunchSpec) -> None:
+        if self.broken:
+            raise ProviderError("no capacity")
+        self.launched.append(spec)
+
+    def restart_agent(self, node_id: str) -> None:
+        self.restarted.append(node_id)
+
+
+@pytest.fixture
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    made = Cloud()
+    monkeypatch.setattr(ingresses, "provider_named", lambda _: made)
+    ingress_create(region=rows.region(), address="127.0.0.1", port=8080, now=NOW)
+    return made
+
+
+def later(seconds: float) -> datetime:
+    return NOW + timedelta(seconds=seconds)
+
+
+def report(**columns: object) -> None:
+    defaults = {"connected": True, "last_seen_at": NOW, "connection_changed_at": NOW, **columns}
+    IngressReport.objects.update_or_create(ingress_id="i-us-east-1", defaults=defaults)
+
+
+def test_a_region_has_one_ingress_and_recording_it_again_moves_it() -> None:
+    for port in (8080, 9090):
+        ingress_create(region=rows.region(), address="127.0.0.1", port=port, now=later(port))
+    ingress = Ingress.objects.get()
+    assert (ingress.id, ingress.port, ingress.created_at) == ("i-us-east-1", 9090, later(8080))
+
+
+def test_an_ingress_nobody_has_heard_of_is_booted_once(cloud: Cloud) -> None:
+    assert ingresses_ensure(now=NOW) == ["i-us-east-1"]
+    assert ingresses_ensure(now=later(1)) == []
+    (spec,) = cloud.launched
+    assert (spec.id, spec.port, spec.region) == ("i-us-east-1", 8080, "us-east-1")
+    assert Event.objects.get(kind="ingress.started").detail == {"whole": True, "status": "gone"}
+
+
+def test_a_connected_ingress_is_not_even_looked_at(cloud: Cloud) -> None:
+    report()
+    assert ingresses_ensure(now=later(9)) == []
+
+
+def test_a_connection_that_says_nothing_any_more_proves_nothing(cloud: Cloud) -> None:
+    report()
+    assert ingresses_ensure(now=later(11)) == ["i-us-east-1"]
+
+
+def test_a_dead_agent_is_started_again_without_its_haproxy(cloud: Cloud) -> None:
+    report(connected=False)
+    cloud.status = ProviderStatus.AGENT_DEAD
+    assert ingresses_ensure(now=later(2)) == ["i-us-east-1"]
+    assert (cloud.restarted, cloud.launched) == (["i-us-east-1"], [])
+
+
+def test_a_start_that_fails_is_tried_again_after_its_pause_and_not_in_a_storm(cloud: Cloud) -> None:
+    cloud.broken = True
+    for second in range(4):
+        assert ingresses_ensure(now=later(second)) == []
+    assert JoinToken.objects.count() == 1
+    cloud.broken = False
+    assert ingresses_ensure(now=later(START_AGAIN_AFTER_S)) == ["i-us-east-1"]
+
+
+def test_while_one_worker_boots_it_another_leaves_it_alone(cloud: Cloud) -> None:
+    lease_take(name="ingress:i-us-east-1", holder="another worker", ttl_s=30, now=NOW)
+    assert ingresses_ensure(now=later(29)) == []
+    assert ingresses_ensure(now=later(31)) == ["i-us-east-1"]
+    assert lease_held_since(name="ingress:i-us-east-1", now=later(31)) is None
+
+
+def test_one_region_without_a_provider_does_not_keep_the_others_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    for position, (name, provider) in enumerate((("a-first", "mars"), ("b-second", "mars"))):
+        region = rows.region(name, provider=provider)
+        ingress_create(region=region, address="127.0.0.1", port=8080 + position, now=NOW)
+    assert ingresses_ensure(now=NOW) == []
+    assert caplog.text.count("unknown provider 'mars'") == 2
