@@ -14,7 +14,7 @@ from engine_agent.planning.converge import plan_convergence
 from engine_agent.planning.node import LIMITS, ConvergeLimits
 from engine_agent.planning.observe import observe
 from engine_agent.planning.steps import Wait
-from engine_agent.protocol.fingerprint import Fingerprint
+from engine_agent.protocol.fingerprint import Fingerprint, differing_fields
 from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, RoutingTable
 from engine_agent.protocol.states import EngineState
 from engine_agent.runtime.connection import AgentConnection, report_interval_s
@@ -29,6 +29,8 @@ CONVERGE_AT_LEAST_EVERY_S = 1.0
 """Limits that are reached by time alone (a silent proxy, a late start) are noticed this late at most."""
 PAUSE_AFTER_ERROR_S = 1.0
 BOUND_LOGS_EVERY_S = 60.0
+READ_STACK_EVERY_S = 30.0
+"""How late the control plane hears of software that was installed under a running agent."""
 
 
 class NodeAgent:
@@ -45,7 +47,10 @@ class NodeAgent:
     ) -> None:
         self._limits = limits
         self._wake = asyncio.Event()
-        self._connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=self._on_message)
+        self._hello = hello
+        self._stack = stack
+        self._introduced: Fingerprint = {}
+        self._connection = AgentConnection(enrolment=enrolment, hello=self._introduction, on_message=self._on_message)
         self._node = LocalNode(place, stack=stack, on_change=self._wake.set, on_fault=self._connection.send_fault)
         self._no_contact_since_s: float | None = monotonic()
         self._said: Observed | None = None
@@ -64,6 +69,7 @@ class NodeAgent:
                 loops.create_task(self._for_ever("watch", self._watch_once))
                 loops.create_task(self._for_ever("report", self._report_once))
                 loops.create_task(self._for_ever("logs", self._bound_logs_once))
+                loops.create_task(self._for_ever("stack", self._read_stack_once))
         finally:
             self._node.close()
 
@@ -112,6 +118,19 @@ class NodeAgent:
     async def _bound_logs_once(self) -> None:
         await asyncio.sleep(BOUND_LOGS_EVERY_S)
         self._node.bound_logs()
+
+    async def _read_stack_once(self) -> None:
+        await asyncio.sleep(READ_STACK_EVERY_S)
+        stack = self._stack()
+        if self._introduced and stack != self._introduced:
+            changed = ", ".join(found.field for found in differing_fields((self._introduced, stack)))
+            log.info("the stack changed: %s", changed)
+            self._connection.introduce_again()
+
+    def _introduction(self) -> Hello:
+        hello = self._hello()
+        self._introduced = hello.fingerprint
+        return hello
 
     def _on_message(self, message: Desired | RoutingTable) -> None:
         if isinstance(message, Desired):

@@ -107,6 +107,7 @@ class AgentConnection:
         self._faults: deque[Fault] = deque(maxlen=MAX_WAITING_FAULTS)
         self._waiting = asyncio.Event()
         self._must_enrol = False
+        self._again = asyncio.Event()
         self.status = ConnectionStatus(connected=False, reason="not connected yet")
 
     def send(self, report: Report | IngressReport) -> None:
@@ -118,6 +119,10 @@ class AgentConnection:
         """Send evidence of a fault; up to `MAX_WAITING_FAULTS` wait for a connection, the oldest give way."""
         self._faults.append(fault)
         self._waiting.set()
+
+    def introduce_again(self) -> None:
+        """Say hello anew, on a new connection, because what it says has changed."""
+        self._again.set()
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
@@ -187,21 +192,23 @@ class AgentConnection:
         )
 
     async def _serve(self, socket: ClientConnection) -> str:
+        self._again.clear()
         await self._put(socket, self._hello())
         self.status = ConnectionStatus(connected=True, reason="")
         log.info("connected to %s as %s", self._server, self._agent_id)
         sender = asyncio.create_task(self._send_reports(socket))
         listener = asyncio.create_task(self._listen(socket))
+        again = asyncio.create_task(self._again.wait())
         try:
-            await asyncio.wait({sender, listener}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sender, listener, again}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            sender.cancel()
-            listener.cancel()
+            for task in (sender, listener, again):
+                task.cancel()
             ends = await asyncio.gather(sender, listener, return_exceptions=True)
         for end in reversed(ends):  # what the listener saw explains the end best
             if isinstance(end, Exception):
                 raise end
-        return "the connection closed"
+        return "this agent introduces itself anew" if self._again.is_set() else "the connection closed"
 
     async def _send_reports(self, socket: ClientConnection) -> None:
         seq = 0

@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import uuid
+from functools import partial
 from pathlib import Path
 
 from engine_agent.engines.registry import engine_pythons
@@ -42,7 +43,8 @@ def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
 
 async def _run_until_signalled(given: argparse.Namespace, home: Path, limits: ConvergeLimits) -> None:
     boot_id = uuid.uuid4().hex
-    pythons = engine_pythons(Path(os.environ.get("SWITCHYARD_CACHE") or REPO_ROOT / ".cache"))
+    cache = Path(os.environ.get("SWITCHYARD_CACHE") or REPO_ROOT / ".cache")
+    pythons = partial(engine_pythons, cache)  # asked each time: an engine may be installed under a running agent
     stack = StackFingerprint(home, pythons)
     place = NodePlace(given.node_id, home, given.host, given.port_base, REPO_ROOT, pythons)
     enrolment = Enrolment(

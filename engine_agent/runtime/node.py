@@ -59,11 +59,11 @@ class NodePlace:
     host: str
     port_base: int
     repo_root: Path
-    engine_pythons: Mapping[str, Path]
+    engine_pythons: Callable[[], Mapping[str, Path]]
 
     def context(self) -> EngineContext:
         """The place as engine adapters know it, with the engines that are installed now."""
-        installed = {engine: python for engine, python in self.engine_pythons.items() if python.exists()}
+        installed = {engine: python for engine, python in self.engine_pythons().items() if python.exists()}
         return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, installed)
 
 

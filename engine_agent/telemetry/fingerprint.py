@@ -9,7 +9,7 @@ strings are added or win over what was read, and whose nulls take a field out, s
 import json
 import logging
 import platform
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from engine_agent.protocol.fingerprint import FINGERPRINT_MAX_VALUE, BadFingerprint, checked_fingerprint
@@ -29,8 +29,8 @@ Overrides = Mapping[str, str | None]
 class StackFingerprint:
     """What this machine runs, on request."""
 
-    def __init__(self, home: Path, engine_pythons: Mapping[str, Path], root: Path = Path("/")) -> None:
-        """Look at the operator's file once.
+    def __init__(self, home: Path, engine_pythons: Callable[[], Mapping[str, Path]], root: Path = Path("/")) -> None:
+        """Look at the operator's file once; `engine_pythons` is asked for the installed engines at each reading.
 
         Raises:
             BadFingerprint: the file does not hold what it should.
@@ -53,7 +53,7 @@ class StackFingerprint:
             if str(error) != self._said:
                 log.error("%s; going on with what it last said", error)
             self._said = str(error)
-        found: dict[str, str | None] = {**read_fingerprint(self._pythons, self._root), **self._overrides}
+        found: dict[str, str | None] = {**read_fingerprint(self._pythons(), self._root), **self._overrides}
         return {field: value for field, value in found.items() if value is not None}
 
 

@@ -168,3 +168,11 @@ def test_reports_come_every_two_seconds_give_or_take_a_tenth() -> None:
 def test_a_server_that_is_no_web_address_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="http://HOST:PORT"):
         Enrolment("localhost:8000", AgentKind.NODE, "n", tmp_path)
+
+
+@pytest.mark.asyncio
+async def test_says_hello_anew_when_what_it_says_has_changed(plane: FakeControlPlane, tmp_path: Path) -> None:
+    async with plane.running(), Agent(plane, tmp_path).running() as agent:
+        await eventually(lambda: plane.received == [HELLO])
+        agent.connection.introduce_again()
+        await eventually(lambda: plane.received == [HELLO, HELLO])

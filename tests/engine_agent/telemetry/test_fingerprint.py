@@ -35,7 +35,7 @@ def test_an_engine_has_its_fields_under_its_name_and_one_that_is_not_installed_h
 
 
 def test_an_operator_adds_fields_and_takes_some_out(tmp_path: Path) -> None:
-    stack = StackFingerprint(tmp_path, {}, tmp_path)
+    stack = StackFingerprint(tmp_path, dict, tmp_path)
     assert "kernel" in stack.read()
     (tmp_path / OPERATOR_FILE).write_text('{"image": "ami-0abc", "kernel": null, "agent": "mine"}')
     seen = stack.read()
@@ -55,14 +55,14 @@ def test_an_operator_adds_fields_and_takes_some_out(tmp_path: Path) -> None:
 def test_a_bad_file_keeps_an_agent_from_starting_and_is_named(tmp_path: Path, content: str, said: str) -> None:
     (tmp_path / OPERATOR_FILE).write_text(content)
     with pytest.raises(BadFingerprint, match=f"{OPERATOR_FILE}.*{said}"):
-        StackFingerprint(tmp_path, {}, tmp_path)
+        StackFingerprint(tmp_path, dict, tmp_path)
 
 
 def test_a_file_that_goes_bad_later_is_logged_once_and_changes_nothing(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / OPERATOR_FILE).write_text('{"image": "ami-0abc"}')
-    stack = StackFingerprint(tmp_path, {}, tmp_path)
+    stack = StackFingerprint(tmp_path, dict, tmp_path)
     (tmp_path / OPERATOR_FILE).write_text('{"image"')
     with caplog.at_level(logging.ERROR):
         assert stack.read()["image"] == stack.read()["image"] == "ami-0abc"
