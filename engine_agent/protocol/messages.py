@@ -26,7 +26,8 @@ class EnginePlan(Struct, frozen=True):
     """How to run the engine of a cell. Rendered from a model version by pure code; the same on every rank.
 
     `args` and `env` are the engine's own; the agent's adapter adds what only the node knows (ports, rank, paths).
-    `max_concurrency` is the number of requests that the cell runs at once; the ingress queues the rest.
+    `max_concurrency` is the number of requests that the cell runs at once; the ingress queues the rest. `draft` holds
+    the weights of a second, smaller model that guesses tokens for the first; `args` name it as if it lay at its URI.
     """
 
     engine: str
@@ -34,6 +35,7 @@ class EnginePlan(Struct, frozen=True):
     max_concurrency: int
     ready_timeout_s: float
     artifact: Artifact | None = None
+    draft: Artifact | None = None
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     probe_prompt: str = "ping"

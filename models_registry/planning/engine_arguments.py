@@ -3,15 +3,45 @@
 What only a node knows (ports, rank, paths) is added by the agent's engine adapter.
 """
 
+import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from engine_agent.protocol.messages import Artifact, EnginePlan
+from models_registry.planning.degree_rules import check_degrees
+from models_registry.planning.fields import one_of
 from models_registry.planning.instance_types import InstanceShape
+from models_registry.planning.neuron_configuration import neuron_configuration, prefix_caching
 from models_registry.planning.parallelism import Degrees, degrees_on, stated_degrees
+from models_registry.planning.quantization import NeuronQuantization, Quantization, VllmQuantization, read_quantization
+from models_registry.planning.speculation import Draft, Medusa, Ngram, Speculation, read_speculation
 from models_registry.planning.versions import InvalidVersion, VersionSpec
 
-ENGINES = ("sim", "vllm")
+ENGINES = ("neuron", "sim", "vllm")
+WITH_WEIGHTS = ("neuron", "vllm")
+STATED_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size", "nnodes"), "parallelism"),
+    **dict.fromkeys(("decode_context_parallel_size", "prefill_context_parallel_size"), "parallelism"),
+    "speculative_config": "speculation",
+    "quantization": "quantization",
+    "additional_config": "engine_options.neuron_config",
+}
+"""Options of vLLM that a version states in fields of its own, and in which."""
+NEURON_OWN_OPTIONS = ("neuron_config", "enable_prefix_caching", "block_size")
+MEDUSA_NOTE = (
+    "Medusa: NxDI compiles and decodes it, but the plugin 0.5.0 documents only EAGLE through vLLM; try this version on "
+    "one cell first"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """What a version is on one instance type; `notes` are sentences about what is allowed but worth knowing."""
+
+    degrees: Degrees
+    plan: EnginePlan
+    notes: tuple[str, ...]
 
 
 def nodes_per_cell(spec: VersionSpec, instance_type: str) -> int:
@@ -27,33 +57,103 @@ def render_engine_plan(spec: VersionSpec, machine: InstanceShape) -> EnginePlan:
     """The engine plan of a version for cells of these machines, the same on every rank.
 
     Raises:
-        InvalidVersion: unknown engine, or an option of a type that no command line can carry.
+        InvalidVersion: see `render_version`.
+    """
+    return render_version(spec, machine).plan
+
+
+def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
+    """Check a version for cells of these machines and render it.
+
+    Raises:
+        InvalidVersion: unknown engine, degrees or speculation or quantization that the engine cannot run, or an
+            option of a type that no command line can carry. The text names field, value and rule.
     """
     if spec.engine not in ENGINES:
-        raise InvalidVersion(f"{spec.reference}: engine is {spec.engine!r}; it must be one of {', '.join(ENGINES)}")
-    if spec.engine == "vllm" and not spec.artifact_uri:
-        raise InvalidVersion(f"{spec.reference}: engine vllm needs artifact_uri, the place of the weights")
-    return EnginePlan(
+        raise InvalidVersion(f"{spec.reference}: engine is {spec.engine!r}; {one_of(ENGINES, spec.engine)}")
+    if spec.engine in WITH_WEIGHTS and not spec.artifact_uri:
+        raise InvalidVersion(f"{spec.reference}: engine {spec.engine} needs artifact_uri, the place of the weights")
+    degrees = degrees_on(spec.reference, spec.parallelism, machine)
+    notes = check_degrees(spec, degrees, machine)
+    speculation = read_speculation(spec.reference, spec.engine, spec.speculation)
+    quantization = read_quantization(spec.reference, spec.engine, spec.quantization)
+    plan = EnginePlan(
         engine=spec.engine,
         served_model=spec.model,
         max_concurrency=spec.max_concurrency,
         ready_timeout_s=spec.ready_timeout_s,
         artifact=Artifact(uri=spec.artifact_uri, digest=spec.artifact_digest) if spec.artifact_uri else None,
-        args=_arguments(spec, degrees_on(spec.reference, spec.parallelism, machine)),
+        draft=speculation.artifact if isinstance(speculation, Draft) else None,
+        args=tuple(_flags(_options(spec, degrees, speculation, quantization), spec.reference)),
         env={name: str(value) for name, value in spec.engine_env.items()},
         probe_prompt=spec.golden_prompts[0][0] if spec.golden_prompts else "ping",
     )
+    return Rendering(degrees, plan, (*notes, MEDUSA_NOTE) if isinstance(speculation, Medusa) else notes)
 
 
-def _arguments(spec: VersionSpec, degrees: Degrees) -> tuple[str, ...]:
-    own: dict[str, Any] = {"max_num_seqs": spec.max_concurrency}
+def _options(
+    spec: VersionSpec, degrees: Degrees, speculation: Speculation | None, quantization: Quantization | None
+) -> dict[str, Any]:
+    if spec.engine == "sim":
+        return {"max_num_seqs": spec.max_concurrency, **spec.engine_options}
+    for name, field in STATED_ELSEWHERE.items():
+        if name in spec.engine_options:
+            raise InvalidVersion(
+                f"{spec.reference}: engine_options.{name} is {spec.engine_options[name]!r}; state it in {field}"
+            )
+    own: dict[str, Any] = {"max_num_seqs": spec.max_concurrency, "max_model_len": spec.context_length}
+    if speculation is not None and not isinstance(speculation, Medusa):
+        own["speculative_config"] = _json(_speculative_config(spec, speculation))
     if spec.engine == "vllm":
-        own["max_model_len"] = spec.context_length
-        if degrees.tp > 1:
-            own["tensor_parallel_size"] = degrees.tp
-        if degrees.pp > 1:
-            own["pipeline_parallel_size"] = degrees.pp
-    return tuple(_flags({**own, **spec.engine_options}, spec.reference))
+        return {**own, **_vllm_options(degrees, quantization), **spec.engine_options}
+    nxdi = quantization if isinstance(quantization, NeuronQuantization) else None
+    own |= _neuron_options(spec, degrees)
+    own["additional_config"] = _json({"override_neuron_config": neuron_configuration(spec, degrees, speculation, nxdi)})
+    return own | {name: value for name, value in spec.engine_options.items() if name not in NEURON_OWN_OPTIONS}
+
+
+def _vllm_options(degrees: Degrees, quantization: Quantization | None) -> dict[str, Any]:
+    return {
+        **({"tensor_parallel_size": degrees.tp} if degrees.tp > 1 else {}),
+        **({"pipeline_parallel_size": degrees.pp} if degrees.pp > 1 else {}),
+        **({"quantization": quantization.method} if isinstance(quantization, VllmQuantization) else {}),
+    }
+
+
+def _neuron_options(spec: VersionSpec, degrees: Degrees) -> dict[str, Any]:
+    """Flags of the Neuron plugin.
+
+    vLLM's block count must be the compiled one, which without prefix caching is one block a sequence. On several
+    nodes vLLM itself stays at degree 1: the plugin's worker is one per node, and its platform would replace the
+    executor if vLLM's own world were larger.
+    """
+    flags: dict[str, Any] = {"tensor_parallel_size": degrees.tp} if degrees.nodes == 1 and degrees.tp > 1 else {}
+    cached = prefix_caching(spec)
+    if cached is None:
+        return {**flags, "no_enable_prefix_caching": True, "num_gpu_blocks_override": spec.max_concurrency}
+    block, blocks = cached
+    return {**flags, "enable_prefix_caching": True, "block_size": block, "num_gpu_blocks_override": blocks}
+
+
+def _speculative_config(spec: VersionSpec, speculation: Ngram | Draft) -> dict[str, Any]:
+    """`--speculative-config`. A draft lies where its URI says; the agent replaces one that it had to fetch."""
+    if isinstance(speculation, Ngram):
+        return {
+            "method": "ngram",
+            "num_speculative_tokens": speculation.tokens,
+            "prompt_lookup_min": speculation.lookup_min,
+            "prompt_lookup_max": speculation.lookup_max,
+        }
+    return {
+        "method": speculation.method.value,
+        "model": speculation.artifact.uri.removeprefix("file://"),
+        "num_speculative_tokens": speculation.tokens,
+        "max_model_len": spec.context_length,
+    }
+
+
+def _json(value: Mapping[str, Any]) -> str:
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 
 def _flags(options: Mapping[str, Any], reference: str) -> list[str]:

@@ -1,12 +1,13 @@
 """How one replica of a model is split over the machines of a cell: reads the degrees and fills in what is unsaid.
 
-Pure data and rules. It never asks what machines there are; callers hand it the shape of the machine.
+Pure. Whether an engine can run such a split is for `models_registry.planning.degree_rules`.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from models_registry.planning.fields import Fields, one_of
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.versions import InvalidVersion
 
@@ -16,7 +17,7 @@ class Degrees:
     """The split of one cell. Every degree counts over the whole cell, not over one of its nodes.
 
     `nodes` machines; `tp` tensor-parallel ranks; `cp` context parallelism of prefill and `dp` data parallelism of
-    decode, both of which share out the tensor-parallel ranks; `pp` pipeline stages.
+    decode, both of which share out the tensor-parallel ranks among themselves; `pp` pipeline stages.
     """
 
     nodes: int = 1
@@ -30,6 +31,11 @@ class Degrees:
         """Number of ranks in the cell, one accelerator core each."""
         return self.tp * self.pp
 
+    @property
+    def ranks_per_node(self) -> int:
+        """Number of ranks on every node, where the degrees allow a cell at all."""
+        return self.world_size // self.nodes
+
 
 NAMES = tuple(field.name for field in fields(Degrees))
 
@@ -42,20 +48,15 @@ def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]],
     """
     stated = parallelism.get(instance_type)
     if stated is None:
-        known = ", ".join(sorted(parallelism)) or "none"
         raise InvalidVersion(
-            f"{reference}: parallelism has no entry for instance type {instance_type!r} (it has: {known})"
+            f"{reference}: parallelism has no entry for instance type {instance_type!r} "
+            f"(it has: {', '.join(sorted(parallelism)) or 'none'})"
         )
-    for name, value in stated.items():
+    read = Fields(f"{reference}: parallelism.{instance_type}", stated)
+    for name in stated:
         if name not in NAMES:
-            raise InvalidVersion(
-                f"{reference}: parallelism.{instance_type} names {name!r}; it must be one of {', '.join(NAMES)}"
-            )
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise InvalidVersion(
-                f"{reference}: parallelism.{instance_type}.{name} is {value!r}; it must be a whole number from 1"
-            )
-    return dict(stated)
+            raise InvalidVersion(f"{reference}: parallelism.{instance_type} names {name!r}; {one_of(NAMES, name)}")
+    return {name: read.whole(name) for name in stated}
 
 
 def degrees_on(reference: str, parallelism: Mapping[str, Mapping[str, Any]], machine: InstanceShape) -> Degrees:

@@ -10,6 +10,18 @@ class InvalidVersion(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
+class HeadCounts:
+    """What the model has of things that degrees must divide; None where nobody has said, and then nothing is checked.
+
+    `attention` query heads, `kv` key-value heads, `layers` decoder layers.
+    """
+
+    attention: int | None = None
+    kv: int | None = None
+    layers: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class VersionSpec:
     """A model version as planners see it. `parallelism` maps instance type -> {degree: number} (see
     `models_registry.planning.parallelism.Degrees`)."""
@@ -26,6 +38,9 @@ class VersionSpec:
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     engine_env: Mapping[str, str] = field(default_factory=dict)
     golden_prompts: tuple[tuple[str, str], ...] = ()
+    heads: HeadCounts = HeadCounts()
+    speculation: Mapping[str, Any] = field(default_factory=dict)
+    quantization: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def reference(self) -> str:

@@ -59,7 +59,7 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of sim, vllm"),
+        ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of neuron, sim, vllm"),
         ({"artifact_uri": ""}, r"llama@3: engine vllm needs artifact_uri"),
         ({"engine_options": {"stop": ["a"]}}, r"engine_options\.stop is list; it must be text, a number or true/false"),
     ],

@@ -1,0 +1,148 @@
+"""Builds and checks Medusa trees: which combinations of the heads' guesses a decode step verifies at once.
+
+A tree is a list of paths. The path [0, 2] says: the first head's best guess, then the second head's third best.
+Head `i` guesses the token at distance `i + 1` from the step's own token; the root, that own token, is not listed. Pure.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from math import isfinite
+from typing import Any
+
+Path = tuple[int, ...]
+Accuracies = tuple[tuple[float, ...], ...]
+"""By head, then by rank: the share of calibration tokens at which this head's guess of this rank was the right one."""
+
+PROBABILITY_SLACK = 1e-9
+"""How far the shares of one head may exceed 1 in sum, for the rounding of whoever measured them."""
+
+
+class BadTree(ValueError):
+    """Not a tree that a decoder can use; the text names what is wrong and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class MedusaTree:
+    """The tree as `medusa_tree` takes it, and the tokens that a step is expected to add beyond its own."""
+
+    paths: tuple[Path, ...]
+    expected_accepted: float
+
+    def as_json(self) -> list[list[int]]:
+        """`[[0], [0, 0], …]`, every path after its prefix."""
+        return [list(path) for path in self.paths]
+
+
+def build_tree(accuracies: Accuracies, *, size: int, depth: int) -> MedusaTree:
+    """The tree of at most `size` paths, none longer than `depth`, with the longest expected accepted length.
+
+    Let p(path) be the probability that every guess on a path is right. Guesses of one head at one place exclude each
+    other, so at most one path of each length is right. The accepted length is the length of the longest right path;
+    since a tree contains all prefixes of its paths, that is the number of its paths that are right, and its
+    expectation is the sum of p over the tree. With heads independent of each other, p(path) is the product of the
+    accuracies along it.
+
+    The greedy choice, always the most probable path whose prefix is in the tree, maximises that sum. Proof: an
+    accuracy is at most 1, so p(path) <= p(prefix): no path is worth more than a prefix of it. Suppose that a path q
+    was left out although p(q) > p(r) for an r that was taken. At the moment r was taken, let q' be the first prefix
+    of q (or q itself) outside the tree. The prefix of q' was inside, so q' could have been taken, and
+    p(q') >= p(q) > p(r), against the greedy choice. So the `size` paths that were taken are the most probable of
+    *all* paths, and no `size` paths, whether closed under prefixes or not, have a larger sum.
+
+    Equal probabilities go to the shorter path, then to the lower guesses, so one input has one tree. Paths of
+    probability 0 are left out: they cost time in every step and are never accepted.
+
+    Args:
+        accuracies: of each head, best guess first.
+        size: paths to verify in one step; the decoder verifies one token more, its own.
+        depth: longest path, at most the number of heads.
+
+    Raises:
+        BadTree: the accuracies are no probabilities, or size or depth cannot be had.
+    """
+    _check_accuracies(accuracies)
+    if size < 1:
+        raise BadTree(f"size is {size}; it must be a whole number from 1")
+    if not 1 <= depth <= len(accuracies):
+        raise BadTree(f"depth is {depth}; it must be from 1 to the number of heads, {len(accuracies)}")
+    frontier: list[tuple[float, int, Path]] = [
+        (-share, 1, (rank,)) for rank, share in enumerate(accuracies[0]) if share > 0
+    ]
+    heapify(frontier)
+    paths: list[Path] = []
+    expected = 0.0
+    while frontier and len(paths) < size:
+        cost, length, path = heappop(frontier)
+        paths.append(path)
+        expected -= cost
+        if length < depth:
+            for rank, share in enumerate(accuracies[length]):
+                if share > 0 and cost * share < 0:
+                    heappush(frontier, (cost * share, length + 1, (*path, rank)))
+    return MedusaTree(tuple(paths), expected)
+
+
+def check_tree(tree: Any, *, heads: int, top_k: int | None = None) -> tuple[Path, ...]:
+    """The paths of a tree that came from outside, every path after its prefix.
+
+    Args:
+        tree: what should be a list of lists of whole numbers from 0.
+        heads: number of Medusa heads, the longest path there can be.
+        top_k: how many guesses each head has; None does not limit them.
+
+    Raises:
+        BadTree: it is no such list, a path occurs twice, is too long, guesses too far or lacks its prefix.
+    """
+    if not isinstance(tree, list | tuple) or not tree:
+        raise BadTree(f"the tree is {str(tree)[:40]!r}; it must be a list of paths such as [[0], [0, 0], [1]]")
+    paths = [_path(entry) for entry in tree]
+    known = set(paths)
+    if len(known) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise BadTree(f"path {list(twice)} occurs twice; every path must occur once")
+    for path in paths:
+        if len(path) > heads:
+            raise BadTree(f"path {list(path)} has {len(path)} guesses, but there are {heads} heads")
+        if top_k is not None and max(path) >= top_k:
+            raise BadTree(f"path {list(path)} takes guess {max(path)}, but guesses go from 0 to {top_k - 1}")
+        if len(path) > 1 and path[:-1] not in known:
+            raise BadTree(f"path {list(path)} lacks its prefix {list(path[:-1])}; add the prefix or drop the path")
+    return tuple(sorted(paths, key=lambda path: (len(path), path)))
+
+
+def expected_accepted(paths: Iterable[Path], accuracies: Accuracies) -> float:
+    """Tokens that a step is expected to add beyond its own, for a checked tree: the sum of its paths' probabilities."""
+    return sum((_probability(path, accuracies) for path in paths), start=0.0)
+
+
+def _probability(path: Path, accuracies: Accuracies) -> float:
+    product = 1.0
+    for head, rank in enumerate(path):
+        product *= accuracies[head][rank] if rank < len(accuracies[head]) else 0.0
+    return product
+
+
+def _path(entry: Any) -> Path:
+    whole = isinstance(entry, list | tuple) and all(
+        isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 for rank in entry
+    )
+    if not whole or not entry:
+        raise BadTree(f"path {entry!r} must be a list of whole numbers from 0, with at least one")
+    return tuple(entry)
+
+
+def _check_accuracies(accuracies: Sequence[Sequence[float]]) -> None:
+    if not accuracies:
+        raise BadTree("there are no accuracies; give one list of shares for each head")
+    for head, shares in enumerate(accuracies):
+        if not shares:
+            raise BadTree(f"head {head} has no accuracies; give the share of each of its guesses, best first")
+        for rank, share in enumerate(shares):
+            if not isfinite(share) or not 0 <= share <= 1:
+                raise BadTree(f"accuracy of head {head}, guess {rank} is {share}; it must be from 0 to 1")
+        if sum(shares) > 1 + PROBABILITY_SLACK:
+            raise BadTree(
+                f"accuracies of head {head} sum to {sum(shares):.4f}; at most one guess of a head is right, so at most "
+                f"1. Give the share of each rank alone, not the share of the top k together"
+            )

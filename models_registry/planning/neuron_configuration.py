@@ -1,0 +1,216 @@
+"""Renders a model version into the configuration of NxDI, `override_neuron_config` of the vLLM Neuron plugin.
+
+Pure, and the same on every rank of a cell: what differs between ranks (`start_rank_id`) is added by the agent. Keys
+and rules are those of the plugin 0.5.0 with the NxDI of Neuron SDK 2.29.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from models_registry.planning.fields import Fields, one_of
+from models_registry.planning.neuron_keys import NEURON_CONFIG_KEYS
+from models_registry.planning.parallelism import Degrees
+from models_registry.planning.quantization import NeuronQuantization
+from models_registry.planning.speculation import Draft, Medusa, Method, Speculation
+from models_registry.planning.versions import InvalidVersion, VersionSpec
+
+JsonObject = dict[str, Any]
+
+BUCKETS = ("context_encoding_buckets", "token_generation_buckets", "prefix_buckets")
+SAMPLING_KEYS = (
+    *("deterministic", "do_sample", "dynamic", "global_topk", "on_device_sampling_config"),
+    *("sampling_dp_degree", "temperature", "top_k", "top_k_kernel_enabled", "top_p"),
+)
+SAMPLING_DEFAULT: Mapping[str, Any] = {"dynamic": True, "deterministic": False}
+"""Every request's own temperature, top-k and top-p, as the plugin has it by default."""
+PREFIX_BLOCK_TOKENS = 32
+"""The block size that the plugin's guide recommends with prefix caching (32 or 16)."""
+
+DECIDED_ELSEWHERE: Mapping[str, str] = {
+    **dict.fromkeys(("tp_degree", "cp_degree", "attention_dp_degree", "pp_degree", "world_size"), "parallelism"),
+    **dict.fromkeys(("local_ranks_size", "start_rank_id"), "parallelism"),
+    **dict.fromkeys(("batch_size", "max_batch_size", "tkg_batch_size", "is_continuous_batching"), "max_concurrency"),
+    **dict.fromkeys(("seq_len", "max_context_length", "max_length"), "context_length"),
+    **dict.fromkeys(("quantized", "quantized_checkpoints_path", "quantization_dtype"), "quantization"),
+    **dict.fromkeys(("quantization_type", "modules_to_not_convert"), "quantization"),
+    **dict.fromkeys(("is_medusa", "medusa_speculation_length", "num_medusa_heads", "medusa_tree"), "speculation"),
+    **dict.fromkeys(("speculation_length", "enable_fused_speculation", "enable_eagle_speculation"), "speculation"),
+    "is_eagle3": "speculation",
+    **dict.fromkeys(("is_prefix_caching", "is_block_kv_layout"), "engine_options.enable_prefix_caching"),
+    **dict.fromkeys(("pa_num_blocks", "pa_block_size"), "engine_options.enable_prefix_caching and block_size"),
+}
+"""Keys that a version states in fields of its own, and in which."""
+
+
+def prefix_caching(spec: VersionSpec) -> tuple[int, int] | None:
+    """Block size in tokens and number of blocks where the version asks for prefix caching, else None.
+
+    Raises:
+        InvalidVersion: the option is no truth value, or the block size no whole number.
+    """
+    options = Fields(f"{spec.reference}: engine_options", spec.engine_options)
+    if not options.flag("enable_prefix_caching"):
+        return None
+    block = options.whole("block_size", default=PREFIX_BLOCK_TOKENS)
+    return block, -(-spec.context_length // block) * spec.max_concurrency
+
+
+def neuron_configuration(
+    spec: VersionSpec, degrees: Degrees, speculation: Speculation | None, quantization: NeuronQuantization | None
+) -> JsonObject:
+    """`override_neuron_config` of a version on checked degrees.
+
+    Raises:
+        InvalidVersion: what the version adds in `engine_options.neuron_config` is unknown, decided elsewhere, of a
+            wrong form, or does not go together with the rest.
+    """
+    added = _added(spec)
+    rendered: JsonObject = {
+        **_parallel(degrees),
+        **_batching(spec),
+        "enable_bucketing": True,
+        "on_device_sampling_config": dict(SAMPLING_DEFAULT),
+        **_prefix(spec),
+        **_quantized(quantization),
+        **_speculative(speculation),
+        **added,
+    }
+    _check_together(spec, degrees, speculation, rendered)
+    return rendered
+
+
+def _parallel(degrees: Degrees) -> JsonObject:
+    several = {"world_size": degrees.world_size, "local_ranks_size": degrees.ranks_per_node}
+    return {
+        "tp_degree": degrees.tp,
+        **({"cp_degree": degrees.cp} if degrees.cp > 1 else {}),
+        **({"attention_dp_degree": degrees.dp} if degrees.dp > 1 else {}),
+        **({"pp_degree": degrees.pp} if degrees.pp > 1 else {}),
+        **(several if degrees.nodes > 1 else {}),
+    }
+
+
+def _batching(spec: VersionSpec) -> JsonObject:
+    return {
+        "batch_size": spec.max_concurrency,
+        "ctx_batch_size": 1,
+        "tkg_batch_size": spec.max_concurrency,
+        "is_continuous_batching": spec.max_concurrency > 1,
+        "max_context_length": spec.context_length,
+        "seq_len": spec.context_length,
+    }
+
+
+def _prefix(spec: VersionSpec) -> JsonObject:
+    cached = prefix_caching(spec)
+    if cached is None:
+        return {}
+    block, blocks = cached
+    return {"is_prefix_caching": True, "is_block_kv_layout": True, "pa_block_size": block, "pa_num_blocks": blocks}
+
+
+def _quantized(quantization: NeuronQuantization | None) -> JsonObject:
+    if quantization is None:
+        return {}
+    unconverted = {"modules_to_not_convert": list(quantization.unconverted)} if quantization.unconverted else {}
+    return {
+        "quantized": True,
+        "quantized_checkpoints_path": quantization.checkpoints_path,
+        "quantization_dtype": quantization.dtype,
+        "quantization_type": quantization.scheme,
+        **unconverted,
+    }
+
+
+def _speculative(speculation: Speculation | None) -> JsonObject:
+    if isinstance(speculation, Medusa):
+        return {
+            "is_medusa": True,
+            "medusa_speculation_length": speculation.length,
+            "num_medusa_heads": speculation.heads,
+            "medusa_tree": [list(path) for path in speculation.tree],
+        }
+    if isinstance(speculation, Draft):
+        return {
+            "enable_eagle_speculation": True,
+            "enable_fused_speculation": True,
+            "speculation_length": speculation.tokens,
+            **({"is_eagle3": True} if speculation.method is Method.EAGLE3 else {}),
+        }
+    return {}
+
+
+def _added(spec: VersionSpec) -> JsonObject:
+    where = f"{spec.reference}: engine_options.neuron_config"
+    stated = spec.engine_options.get("neuron_config", {})
+    fields = Fields(where, stated)
+    for name in stated:
+        if name in DECIDED_ELSEWHERE:
+            raise fields.wrong(name, f"it follows from {DECIDED_ELSEWHERE[name]}; state it there")
+        if name not in NEURON_CONFIG_KEYS:
+            raise InvalidVersion(f"{where} names {name!r}; {_known(name)}")
+    for name in BUCKETS:
+        _check_buckets(fields, name, spec.context_length)
+    sampling = Fields(f"{where}.on_device_sampling_config", stated.get("on_device_sampling_config", {}))
+    for name in SAMPLING_KEYS:
+        sampling.given(name)
+    sampling.finish()
+    return dict(stated)
+
+
+def _known(name: str) -> str:
+    near = one_of(sorted(NEURON_CONFIG_KEYS), name).rpartition("(")[2].rstrip("?)")
+    hint = f", {near}?" if near.startswith("did you mean") else ""
+    return f"NxDI would ignore it: its NeuronConfig has no such key{hint}"
+
+
+def _check_buckets(fields: Fields, name: str, longest: int) -> None:
+    buckets = fields.given(name)
+    if buckets is None:
+        return
+    whole = isinstance(buckets, list) and all(isinstance(size, int) and 0 < size <= longest for size in buckets)
+    if not whole or not buckets or buckets != sorted(set(buckets)):
+        raise fields.wrong(name, f"it must be a rising list of whole numbers from 1 to context_length, {longest}")
+
+
+def _check_together(
+    spec: VersionSpec, degrees: Degrees, speculation: Speculation | None, rendered: Mapping[str, Any]
+) -> None:
+    """The rules of NeuronConfig between keys; each would otherwise be an exception on every node."""
+    where = f"{spec.reference}: engine_options.neuron_config"
+    medusa = isinstance(speculation, Medusa)
+    if medusa and spec.max_concurrency != 1:
+        raise InvalidVersion(
+            f"{spec.reference}: max_concurrency is {spec.max_concurrency}; Medusa runs one sequence at a time, so "
+            f"with speculation.method medusa it must be 1"
+        )
+    experts = rendered.get("moe_tp_degree", 1) * rendered.get("moe_ep_degree", 1)
+    rules = (
+        (
+            medusa and rendered.get("async_mode"),
+            "async_mode is True; with speculation.method medusa it must be false",
+        ),
+        (
+            rendered.get("mlp_cp_degree", 1) > 1 and not rendered.get("sequence_parallel_enabled"),
+            f"mlp_cp_degree is {rendered.get('mlp_cp_degree')}; over 1 it needs sequence_parallel_enabled",
+        ),
+        (
+            rendered.get("strided_context_parallel_kernel_enabled") and degrees.cp == 1,
+            "strided_context_parallel_kernel_enabled is True; it needs parallelism cp over 1",
+        ),
+        (
+            "chunked_prefill_config" in rendered,
+            "chunked_prefill_config is stated; the plugin does not support chunked prefill, leave it out",
+        ),
+        (
+            "token_generation_batches" in rendered and (speculation is not None or "is_prefix_caching" in rendered),
+            "token_generation_batches is stated; it goes neither with speculation nor with prefix caching",
+        ),
+        (
+            experts > 1 and experts != degrees.tp,
+            f"moe_tp_degree x moe_ep_degree is {experts}; it must be tp = {degrees.tp}",
+        ),
+    )
+    for broken, rule in rules:
+        if broken:
+            raise InvalidVersion(f"{where}.{rule}")
