@@ -54,5 +54,5 @@ def _decode(decoder: "msgspec.json.Decoder[M]", frame: bytes | str) -> M:
         raise BadMessage(f"frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
     try:
         return decoder.decode(frame)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(str(error)) from error

@@ -6,7 +6,10 @@ Raw, because a report through a Channels consumer costs three times as much and 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
+
+from django.db import DatabaseError
 
 from engine_agent.protocol.codec import BadMessage, decode_up, encode
 from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello, Refused
@@ -15,7 +18,7 @@ from fleet.consumers.rate import Allowance
 from fleet.services.enrolment import AgentIdentity, agent_identify
 
 HELLO_TIMEOUT_S = 10.0
-SEND_TIMEOUT_S = 10.0
+REFUSAL_LIMIT_S = 1.0
 FRAMES_PER_S = 20.0
 FRAMES_BURST = 100.0
 CLOSE_REFUSED = 4403
@@ -40,26 +43,31 @@ class AgentSocket:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         self.hub.start()
         await receive()  # websocket.connect
-        identity = await self._identify(scope)
+        try:
+            identity = await self._identify(scope)
+        except DatabaseError as error:
+            log.warning("cannot tell who knocks: %s", error)
+            await _answer_unavailable(send)  # not a refusal: the credential may be a good one
+            return
         if identity is None:
             await send({"type": "websocket.close", "code": CLOSE_REFUSED})  # before accept: answers 403
             return
         await send({"type": "websocket.accept"})
         try:
-            hello = await self._hello(receive, identity)
-        except _Gone:
-            return
-        except BadMessage as refusal:
-            await _refuse(send, str(refusal))
-            return
-        connection = AgentConnection(identity, hello, send=_sender(send), close=_closer(send))
-        try:
-            await self.hub.join(connection)
-            await self._serve(receive, connection)
+            await self._converse(receive, send, identity)
         except _Gone:
             pass
         except BadMessage as refusal:
             await _refuse(send, str(refusal))
+        except DatabaseError as error:
+            await _refuse(send, f"the database does not answer: {error}")
+
+    async def _converse(self, receive: Receive, send: Send, identity: AgentIdentity) -> None:
+        hello = await self._hello(receive, identity)
+        connection = AgentConnection(identity, hello, send=partial(_send, send), close=partial(_close, send))
+        try:
+            await self.hub.join(connection)
+            await self._serve(receive, connection)
         finally:
             self.hub.leave(connection)
 
@@ -89,6 +97,8 @@ class AgentSocket:
         allowance = Allowance(per_s=FRAMES_PER_S, burst=FRAMES_BURST, now=clock())
         while True:
             frame = await _frame(receive)
+            if connection.is_cut:
+                raise _Gone
             if not allowance.take(clock()):
                 raise BadMessage(f"more than {FRAMES_PER_S:.0f} messages a second")
             message = decode_up(frame)
@@ -107,26 +117,22 @@ async def _frame(receive: Receive) -> bytes | str:
 
 async def _refuse(send: Send, reason: str) -> None:
     log.warning("refused an agent: %s", reason)
-    await _sender(send)(Refused(reason=reason))
-    await _closer(send)(reason)
+    try:
+        async with asyncio.timeout(REFUSAL_LIMIT_S):
+            await _send(send, Refused(reason=reason))
+            await _close(send, reason)
+    except Exception as error:
+        log.debug("could not tell it so: %s", error)
 
 
-def _sender(send: Send) -> Callable[[DownMessage], Awaitable[None]]:
-    async def send_message(message: DownMessage) -> None:
-        try:
-            async with asyncio.timeout(SEND_TIMEOUT_S):
-                await send({"type": "websocket.send", "text": encode(message).decode()})
-        except Exception as error:
-            log.info("could not send to an agent: %s", error)
-
-    return send_message
+async def _send(send: Send, message: DownMessage) -> None:
+    await send({"type": "websocket.send", "text": encode(message).decode()})
 
 
-def _closer(send: Send) -> Callable[[str], Awaitable[None]]:
-    async def close(reason: str) -> None:
-        try:
-            await send({"type": "websocket.close", "code": CLOSE_REFUSED, "reason": reason[:100]})
-        except Exception as error:
-            log.debug("close: %s", error)
+async def _close(send: Send, reason: str) -> None:
+    await send({"type": "websocket.close", "code": CLOSE_REFUSED, "reason": reason[:100]})
 
-    return close
+
+async def _answer_unavailable(send: Send) -> None:
+    await send({"type": "websocket.http.response.start", "status": 503, "headers": [(b"retry-after", b"1")]})
+    await send({"type": "websocket.http.response.body", "body": b"the database does not answer"})

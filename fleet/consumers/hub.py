@@ -7,9 +7,10 @@ looked up when a doorbell rings, and anyway every second. One thread talks to Po
 import asyncio
 import logging
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
 from channels.layers import get_channel_layer
@@ -18,6 +19,7 @@ from django.db import close_old_connections, connections
 from controlplane.kernel import clock
 from controlplane.kernel.leases import lease_take
 from controlplane.kernel.live import AGENT_SOCKETS
+from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
 from fleet.selectors.snapshot import LISTENING_LEASE
@@ -27,6 +29,9 @@ FLUSH_EVERY_S = 1.0
 URGENT_PAUSE_S = 0.05
 """Collects what changes together (the ranks of one cell) into one write."""
 REVOKED_EVERY_S = 5.0
+SEND_LIMIT_S = 10.0
+"""An agent that takes no message for so long is not there, whatever its socket says."""
+CLOSE_LIMIT_S = 1.0
 LISTENING_TTL_S = 5.0
 
 T = TypeVar("T")
@@ -35,14 +40,20 @@ log = logging.getLogger(__name__)
 
 @dataclass(eq=False)
 class AgentConnection:
-    """One open socket. `told` is what it was last sent, in whatever form its desk compares."""
+    """One open socket. `told` is what it was last sent, in whatever form its desk compares.
+
+    `telling` is the sending under way, if any. After `is_cut` nothing counts any more that the agent says.
+    """
 
     identity: AgentIdentity
     hello: Hello
     send: Callable[[DownMessage], Awaitable[None]]
     close: Callable[[str], Awaitable[None]]
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
+    since: datetime = field(default_factory=clock.now)
     told: int = -1
+    telling: "asyncio.Task[None] | None" = None
+    is_cut: bool = False
 
 
 class Desk(Protocol):
@@ -61,8 +72,8 @@ class Desk(Protocol):
     def flush(self) -> None:
         """Write what was noted."""
 
-    def to_tell(self, told: dict[str, int]) -> dict[str, tuple[int, DownMessage]]:
-        """For agents (id -> version last told): the newer version and its message, where there is one."""
+    def to_tell(self, connections: Sequence[AgentConnection]) -> dict[str, tuple[int, DownMessage]]:
+        """Agent id -> the newer version and its message, for each that was last told another one."""
 
 
 class AgentHub:
@@ -106,24 +117,36 @@ class AgentHub:
 
     async def join(self, connection: AgentConnection) -> None:
         """Take in an agent; an older connection of the same agent gives way."""
+        await self.in_database(self.desks[connection.identity.kind].introduced, connection)
         older = self.connections.get(connection.identity.id)
         self.connections[connection.identity.id] = connection
         if older is not None:
-            await older.close("a newer connection of this agent took its place")
-        desk = self.desks[connection.identity.kind]
-        await self.in_database(desk.introduced, connection)
+            await self._cut(older, "a newer connection of this agent took its place")
         self._urgent.set()
         self._bell.set()
 
     def heard(self, connection: AgentConnection, message: UpMessage) -> None:
-        if self.desks[connection.identity.kind].heard(connection, message):
+        if not connection.is_cut and self.desks[connection.identity.kind].heard(connection, message):
             self._urgent.set()
 
     def leave(self, connection: AgentConnection) -> None:
+        """Its socket has ended, or counts as ended. A second call does nothing."""
         if self.connections.get(connection.identity.id) is connection:
             del self.connections[connection.identity.id]
+        if connection.telling is not None:
+            connection.telling.cancel()
         self.desks[connection.identity.kind].left(connection)
         self._urgent.set()
+
+    async def _cut(self, connection: AgentConnection, reason: str) -> None:
+        """End a connection from our side. An agent that does not even take the goodbye is not waited for."""
+        connection.is_cut = True
+        self.leave(connection)
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await connection.close(reason)
+        except Exception as error:
+            log.debug("closing %s: %s", connection.identity.id, error)
 
     # --- loops ------------------------------------------------------------------------------------------------------
 
@@ -153,8 +176,10 @@ class AgentHub:
         except TimeoutError:
             pass
         self._urgent.clear()
-        for desk in self.desks.values():
-            await self.in_database(desk.flush)
+        flushes = (self.in_database(desk.flush) for desk in self.desks.values())
+        failed = [error for error in await asyncio.gather(*flushes, return_exceptions=True) if error is not None]
+        if failed:  # after all had their turn: what one desk cannot write keeps no other from writing
+            raise failed[0]
 
     async def _tell_loop(self) -> None:
         try:
@@ -164,16 +189,29 @@ class AgentHub:
             pass
         self._bell.clear()
         for kind, desk in self.desks.items():
-            told = {key: c.told for key, c in self.connections.items() if c.identity.kind is kind}
-            if told:
-                for key, (version, message) in (await self.in_database(desk.to_tell, told)).items():
-                    await self._tell(key, version, message)
+            listening = [c for c in self.connections.values() if c.identity.kind is kind and c.telling is None]
+            if listening:
+                news = await self.in_database(desk.to_tell, listening)
+                for connection in listening:
+                    if connection.identity.id in news:
+                        telling = self._tell(connection, *news[connection.identity.id])
+                        connection.telling = asyncio.create_task(telling)
 
-    async def _tell(self, key: str, version: int, message: DownMessage) -> None:
-        connection = self.connections.get(key)
-        if connection is not None:
-            await connection.send(message)
-            connection.told = version
+    async def _tell(self, connection: AgentConnection, version: int, message: DownMessage) -> None:
+        """Runs as a task of its own, so that an agent that takes nothing keeps no other waiting."""
+        try:
+            async with asyncio.timeout(SEND_LIMIT_S):
+                await connection.send(message)
+        except BadMessage as error:
+            log.error("%s cannot be told its version %d: %s", connection.identity.id, version, error)
+        except Exception as error:
+            log.warning("%s takes no messages: %s: %s", connection.identity.id, type(error).__name__, error)
+            connection.telling = None
+            await self._cut(connection, "it takes no messages")
+            return
+        connection.told = version
+        connection.telling = None
+        self._bell.set()  # for what changed meanwhile
 
     async def _doorbell(self) -> None:
         """Wait for doorbells from other processes. While the bell is broken, the slow look-up does the work."""
@@ -189,4 +227,4 @@ class AgentHub:
         prefixes = {connection.identity.prefix: connection for connection in self.connections.values()}
         if prefixes:
             for prefix in await self.in_database(credentials_revoked, list(prefixes)):
-                await prefixes[prefix].close("its credential was revoked")
+                await self._cut(prefixes[prefix], "its credential was revoked")

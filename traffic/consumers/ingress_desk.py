@@ -1,12 +1,13 @@
 """Keeps what ingress agents report and tells them their region's routing table."""
 
-from datetime import datetime
+from collections.abc import Sequence
 
 import msgspec
 
 from controlplane.kernel import clock
 from engine_agent.protocol.messages import DownMessage, IngressReport, UpMessage
 from fleet.consumers.hub import AgentConnection
+from fleet.consumers.latest import LatestRows
 from traffic.selectors.routing import latest_revisions, latest_tables, table_message
 from traffic.services.reports import IngressRow, ingress_reports_store
 
@@ -15,55 +16,59 @@ class IngressDesk:
     """The desk for agents of kind `ingress`."""
 
     def __init__(self) -> None:
-        self._rows: dict[str, IngressRow] = {}
-        self._known: dict[str, IngressRow] = {}
-        self._since: dict[str, datetime] = {}
-        self._region: dict[str, str] = {}
+        self._reports: LatestRows[IngressRow] = LatestRows()
 
     def introduced(self, connection: AgentConnection) -> None:
-        self._since[connection.key] = clock.now()
-        self._region[connection.identity.id] = connection.identity.region
+        """Its hello says nothing that is kept."""
 
     def heard(self, connection: AgentConnection, message: UpMessage) -> bool:
         if not isinstance(message, IngressReport):
             return False
-        ingress, seen = connection.identity.id, message.observed
-        before = self._known.get(ingress)
-        row = IngressRow(
-            ingress=ingress,
-            connection=connection.key,
-            connected=True,
-            changed_at=self._since[connection.key],
-            seen_at=clock.now(),
-            revision=seen.revision,
-            haproxy_pid=seen.haproxy_pid,
-            reason=seen.reason,
-            cells=seen.cells,
-            telemetry=message.telemetry,
-        )
-        self._known[ingress] = self._rows[ingress] = row
-        return before is None or (before.revision, before.cells) != (row.revision, row.cells)
+        row = _row(connection, message)
+        before = self._reports.note(connection.identity.id, row)
+        return before is None or _gist(before) != _gist(row)
 
     def left(self, connection: AgentConnection) -> None:
-        self._since.pop(connection.key, None)
-        known = self._known.get(connection.identity.id)
-        if known is not None and known.connection == connection.key:
-            del self._known[known.ingress]
-            self._rows[known.ingress] = msgspec.structs.replace(known, connected=False, changed_at=clock.now())
+        self._reports.end(connection.identity.id, connection.key, _disconnected)
 
     def flush(self) -> None:
-        rows, self._rows = self._rows, {}
-        try:
-            ingress_reports_store(list(rows.values()))
-        except Exception:
-            self._rows = rows | self._rows  # newer ones win; the next flush tries again
-            raise
+        self._reports.write(ingress_reports_store)
 
-    def to_tell(self, told: dict[str, int]) -> dict[str, tuple[int, DownMessage]]:
+    def to_tell(self, connections: Sequence[AgentConnection]) -> dict[str, tuple[int, DownMessage]]:
         newest = latest_revisions()
-        regions = {ingress: self._region[ingress] for ingress in told}
-        stale = {i: region for i, region in regions.items() if region in newest and newest[region] != told[i]}
-        if not stale:
+        regions = {
+            connection.identity.id: connection.identity.region
+            for connection in connections
+            if newest.get(connection.identity.region, connection.told) != connection.told
+        }
+        if not regions:
             return {}
         tables = latest_tables()
-        return {i: (tables[region].revision, table_message(tables[region])) for i, region in stale.items()}
+        return {
+            ingress: (tables[region].revision, table_message(tables[region])) for ingress, region in regions.items()
+        }
+
+
+def _gist(row: IngressRow) -> tuple[object, ...]:
+    """What somebody may want to act upon at once."""
+    return row.connection, row.revision, row.cells
+
+
+def _disconnected(row: IngressRow) -> IngressRow:
+    return msgspec.structs.replace(row, connected=False, changed_at=clock.now())
+
+
+def _row(connection: AgentConnection, report: IngressReport) -> IngressRow:
+    seen = report.observed
+    return IngressRow(
+        ingress=connection.identity.id,
+        connection=connection.key,
+        connected=True,
+        changed_at=connection.since,
+        seen_at=clock.now(),
+        revision=seen.revision,
+        haproxy_pid=seen.haproxy_pid,
+        reason=seen.reason,
+        cells=seen.cells,
+        telemetry=report.telemetry,
+    )

@@ -1,36 +1,39 @@
 """The agents' end of the control plane, over real PostgreSQL and Valkey: who gets in, what is kept, what is told."""
 
-import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
-from datetime import timedelta
-from typing import Any
+from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
 from asgiref.sync import sync_to_async
-from asgiref.testing import ApplicationCommunicator
-from django.db import connections
+from django.db import DatabaseError, connections
 
 from controlplane.kernel import clock
 from controlplane.kernel.leases import lease_held_since
-from engine_agent.protocol.codec import decode_down, encode
-from engine_agent.protocol.messages import Desired, Fault, Health, Hello, Load, Observed, Refused, Report
+from engine_agent.protocol.codec import encode
+from engine_agent.protocol.messages import Desired, Fault, Health, Load, Observed, Refused, Report
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub
 from fleet.consumers.node_desk import NodeDesk
-from fleet.models import AgentCredential, Node, NodeReport
+from fleet.models import AgentCredential, Node
 from fleet.planning.decisions import StartCell
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.cell import cell_start
-from fleet.services.enrolment import agent_enrol, join_token_issue
 from tests.fleet import rows
+from tests.fleet.consumers.lines import (
+    DEADLINE_S,
+    Line,
+    communicator,
+    connected,
+    credential,
+    eventually,
+    hello,
+    report_of,
+)
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 
-DEADLINE_S = 10.0
 READY = Report(
     seq=1,
     observed=Observed(state=EngineState.READY, cell="c1", generation=1, rank=0, engine_pid=4711),
@@ -45,77 +48,6 @@ async def socket() -> AsyncIterator[AgentSocket]:
     yield AgentSocket(hub)
     await hub.stop()
     await sync_to_async(connections.close_all)()
-
-
-@sync_to_async
-def credential(node: str) -> str:
-    rows.node(node, connected=False)
-    token = join_token_issue(
-        kind=AgentKind.NODE, subject=node, region="us-east-1", expires_at=clock.now() + timedelta(minutes=1)
-    )
-    return agent_enrol(token=token, kind="node", subject=node, now=clock.now())
-
-
-def hello(node: str = "n-a", protocol: int = 1) -> Hello:
-    return Hello(
-        protocol=protocol,
-        kind=AgentKind.NODE,
-        id=node,
-        boot_id="b",
-        agent_version="1",
-        topology=("x", "y"),
-        fingerprint={"kernel": "6"},
-    )
-
-
-class Line(ApplicationCommunicator):
-    """An agent's end of a WebSocket to the application under test."""
-
-    def __init__(self, app: AgentSocket, authorization: str) -> None:
-        headers = [(b"authorization", authorization.encode())]
-        super().__init__(app, {"type": "websocket", "path": "/agents/ws", "headers": headers})
-
-    async def connect(self) -> Any:
-        await self.send_input({"type": "websocket.connect"})
-        return await self.receive_output(timeout=DEADLINE_S)
-
-    async def say(self, frame: bytes) -> None:
-        await self.send_input({"type": "websocket.receive", "text": frame.decode()})
-
-    async def told(self) -> Any:
-        event = await self.receive_output(timeout=DEADLINE_S)
-        assert event["type"] == "websocket.send", event
-        return decode_down(event["text"])
-
-    async def disconnect(self) -> None:
-        await self.send_input({"type": "websocket.disconnect", "code": 1000})
-        await self.wait(timeout=DEADLINE_S)
-
-
-def communicator(app: AgentSocket, secret: str) -> Line:
-    return Line(app, f"Bearer {secret}")
-
-
-@asynccontextmanager
-async def connected(app: AgentSocket, node: str = "n-a") -> AsyncIterator[Line]:
-    line = communicator(app, await credential(node))
-    assert await line.connect() == {"type": "websocket.accept"}
-    await line.say(encode(hello(node)))
-    yield line
-    await line.disconnect()
-
-
-async def eventually(condition: Callable[[], Any]) -> Any:
-    """Poll the database until the condition holds."""
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            if found := await sync_to_async(condition)():
-                return found
-            await asyncio.sleep(0.02)
-
-
-def report_of(node: str, **columns: Any) -> Callable[[], Any]:
-    return lambda: NodeReport.objects.filter(node_id=node, **columns).first()
 
 
 @pytest.mark.parametrize("header", ["Bearer nonsense", "Bearer sw_00000000_11", "Basic abc", ""])
@@ -173,6 +105,7 @@ async def test_a_fault_is_written_into_the_timeline_with_its_evidence(socket: Ag
         (encode(hello(protocol=9)), "protocol 9 is not spoken here; 1 is"),
         (encode(hello("n-b")), "the credential is for node n-a, not node n-b"),
         (b"{", "truncated"),
+        (b'{"type": "report", "telemetry": {"x": ' + b"[" * 5000, "recursion"),
     ],
 )
 async def test_a_wrong_beginning_is_refused_with_the_reason(socket: AgentSocket, frame: bytes, said: str) -> None:
@@ -214,6 +147,45 @@ async def test_a_revoked_credential_cuts_the_open_socket(socket: AgentSocket, mo
         await sync_to_async(AgentCredential.objects.update)(revoked_at=clock.now())
         closing = await line.receive_output(timeout=DEADLINE_S)
         assert (closing["type"], closing["reason"]) == ("websocket.close", "its credential was revoked")
+
+
+async def test_nothing_counts_that_an_agent_says_after_it_was_cut(socket: AgentSocket) -> None:
+    secret = await credential("n-a")
+    older, newer = communicator(socket, secret), communicator(socket, secret)
+    for line in (older, newer):
+        await line.connect()
+        await line.say(encode(hello()))
+        await line.told()
+    await older.say(encode(READY))
+    await older.wait(timeout=DEADLINE_S)
+    await newer.say(encode(Report(seq=1, observed=Observed(state=EngineState.IDLE))))
+    assert (await eventually(report_of("n-a", connected=True))).state == "idle"
+    await newer.disconnect()
+
+
+def away(*_: object, **__: object) -> None:
+    raise DatabaseError("the server closed the connection")
+
+
+async def test_while_the_database_is_away_a_credential_is_not_refused(
+    socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = await credential("n-a")
+    monkeypatch.setattr("fleet.consumers.agent_socket.agent_identify", away)
+    assert (await communicator(socket, secret).connect())["status"] == 503
+
+
+async def test_an_agent_that_cannot_be_introduced_is_asked_to_come_again(
+    socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = communicator(socket, await credential("n-a"))
+    await line.connect()
+    monkeypatch.setattr("fleet.consumers.node_desk.node_introduced", away)
+    await line.say(encode(hello()))
+    refusal = await line.told()
+    assert isinstance(refusal, Refused)
+    assert refusal.retry
+    assert socket.hub.connections == {}
 
 
 async def test_while_somebody_listens_the_fleet_knows_it(socket: AgentSocket) -> None:

@@ -1,0 +1,150 @@
+"""The hub between agents and PostgreSQL: one that is stuck or broken costs no other agent anything."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from asgiref.sync import sync_to_async
+from django.db import OperationalError, connections
+
+from controlplane.kernel.models import Event
+from engine_agent.protocol.codec import BadMessage
+from engine_agent.protocol.messages import DownMessage, Fault, Observed, Report
+from engine_agent.protocol.states import AgentKind, EngineState
+from fleet.consumers import node_desk
+from fleet.consumers.hub import AgentConnection, AgentHub
+from fleet.consumers.node_desk import NodeDesk
+from fleet.models import NodeReport
+from fleet.services.enrolment import AgentIdentity
+from fleet.services.reports import fault_record, reports_store
+from tests.fleet import rows
+from tests.fleet.consumers.lines import DEADLINE_S, eventually, hello, report_of
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+
+READY = Report(seq=1, observed=Observed(state=EngineState.READY, cell="c1", generation=1, rank=0))
+
+
+class Agent:
+    """The far end of a connection: it takes messages, takes none at all, or breaks at each."""
+
+    def __init__(self, node: str, *, stuck: bool = False, breaks: Exception | None = None) -> None:
+        self.got: asyncio.Queue[DownMessage] = asyncio.Queue()
+        self.closed: list[str] = []
+        self._stuck, self._breaks = stuck, breaks
+        identity = AgentIdentity(AgentKind.NODE, node, "us-east-1", node)
+        self.connection = AgentConnection(identity, hello(node), send=self._take, close=self._close)
+
+    async def _take(self, message: DownMessage) -> None:
+        if self._stuck:
+            await asyncio.Event().wait()
+        if self._breaks:
+            raise self._breaks
+        await self.got.put(message)
+
+    async def _close(self, reason: str) -> None:
+        self.closed.append(reason)
+        if self._stuck:
+            await asyncio.Event().wait()
+
+    async def told(self) -> DownMessage:
+        async with asyncio.timeout(DEADLINE_S):
+            return await self.got.get()
+
+
+@pytest_asyncio.fixture
+async def hub() -> AsyncIterator[AgentHub]:
+    made = AgentHub({AgentKind.NODE: NodeDesk()})
+    made.start()
+    yield made
+    await made.stop()
+    await sync_to_async(connections.close_all)()
+
+
+async def joined(hub: AgentHub, agent: Agent) -> Agent:
+    await sync_to_async(_record)(agent.connection.identity.id)
+    await hub.join(agent.connection)
+    return agent
+
+
+def _record(node: str) -> None:
+    if not NodeReport.objects.filter(node_id=node).exists():
+        rows.node(node, connected=False)
+
+
+async def test_an_agent_that_takes_nothing_keeps_no_other_waiting(hub: AgentHub) -> None:
+    await joined(hub, Agent("n-stuck", stuck=True))
+    other = await joined(hub, Agent("n-well"))
+    assert isinstance(await other.told(), DownMessage)
+
+
+async def test_an_agent_that_takes_nothing_is_cut_in_the_end(hub: AgentHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fleet.consumers.hub.SEND_LIMIT_S", 0.05)
+    agent = await joined(hub, Agent("n-stuck", stuck=True))
+    await eventually(lambda: agent.closed)
+    assert agent.closed == ["it takes no messages"]
+    assert hub.connections == {}
+
+
+async def test_what_did_not_arrive_does_not_count_as_told(hub: AgentHub) -> None:
+    agent = await joined(hub, Agent("n-a", breaks=OSError("reset")))
+    await eventually(lambda: agent.closed)
+    assert agent.connection.told == -1
+
+
+async def test_a_message_that_can_never_be_sent_is_not_tried_for_ever(
+    hub: AgentHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent = await joined(hub, Agent("n-a", breaks=BadMessage("frame too long")))
+    await eventually(lambda: agent.connection.told == 1)
+    assert not agent.closed
+    assert "n-a cannot be told its version 1: frame too long" in caplog.text
+
+
+async def test_an_older_connection_that_does_not_even_close_lets_the_newer_in(
+    hub: AgentHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.consumers.hub.CLOSE_LIMIT_S", 0.05)
+    older = await joined(hub, Agent("n-a", stuck=True))
+    newer = await joined(hub, Agent("n-a"))
+    await newer.told()
+    assert older.connection.is_cut
+    hub.heard(older.connection, READY)
+    hub.heard(newer.connection, Report(seq=1, observed=Observed(state=EngineState.STARTING)))
+    assert (await eventually(report_of("n-a", connected=True))).state == "starting"
+
+
+async def test_reports_survive_a_database_that_is_away(hub: AgentHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    agent = await joined(hub, Agent("n-a"))
+    failures = iter([OperationalError("away")])
+
+    def flaky(said: list[Any]) -> object:
+        for failure in failures:
+            raise failure
+        return reports_store(said)
+
+    monkeypatch.setattr(node_desk, "reports_store", flaky)
+    hub.heard(agent.connection, READY)
+    assert (await eventually(report_of("n-a", connected=True))).state == "ready"
+
+
+async def test_evidence_survives_a_database_that_is_away_and_poison_goes_alone(
+    hub: AgentHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = await joined(hub, Agent("n-a"))
+    failures = iter([OperationalError("away")])
+
+    def flaky(**fault: Any) -> None:
+        if fault["signature"] == "poison":
+            raise ValueError("no column takes this")
+        for failure in failures:
+            raise failure
+        fault_record(**fault)
+
+    monkeypatch.setattr(node_desk, "fault_record", flaky)
+    for signature in ("poison", "one", "two"):
+        hub.heard(agent.connection, Fault(signature=signature, summary=""))
+    kinds = Event.objects.order_by("id").values_list("kind", flat=True)
+    assert await eventually(lambda: list(kinds.all()) == ["fault.one", "fault.two"])
