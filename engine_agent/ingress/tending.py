@@ -70,7 +70,7 @@ class TendedHaproxy:
     async def _keep_alive(self, layout: Layout) -> None:
         silent_s = _now_s() - self._answered_at_s
         if self.process.is_alive() and silent_s > self._times.silent_after_s:
-            self._note(f"{self._name} answered nothing for {silent_s:.0f} s: killed")
+            self._note(f"answered nothing for {silent_s:.0f} s: killed")
             await self.process.kill()
         if self.process.is_alive():
             return
@@ -108,9 +108,10 @@ class TendedHaproxy:
             log.debug("%s is still in use", step.name)  # an idle connection: the next pass tries again
 
     def _note(self, trouble: str) -> None:
-        if trouble != self.trouble:
-            log.error("%s: %s", self._name, trouble)
-        self.trouble = trouble
+        named = f"{self._name}: {trouble}"
+        if named != self.trouble:
+            log.error("%s", named)
+        self.trouble = named
 
 
 def _now_s() -> float:

@@ -120,6 +120,7 @@ async def test_killed_agent_and_killed_haproxy_cost_nothing_that_can_be_kept(
         await eventually(lambda: plane.connections == 1, 20)
         await plane.push(RoutingTable(7, HOME, (pool(cell),)))
         before = await agent.reports(7, cell)
+        kept = agent.haproxies
         async with SteadyTraffic(agent.url, per_s=50).flowing() as traffic:
             await agent.end(signal.SIGKILL)
             await traffic.until_sent(10)
@@ -127,10 +128,13 @@ async def test_killed_agent_and_killed_haproxy_cost_nothing_that_can_be_kept(
             adopted = await agent.reports(7, cell)
         assert traffic.failures == []
         assert adopted.haproxy_pid == before.haproxy_pid
+        assert len(kept) == 2, "one that serves and one that reads long bodies"
+        assert agent.haproxies == kept
         assert before.haproxy_pid is not None
         os.kill(before.haproxy_pid, signal.SIGKILL)
         healed = await agent.reports(7, cell)
         assert healed.haproxy_pid not in (None, before.haproxy_pid)
+        assert agent.haproxies[1] == kept[1], "the other one goes on"
 
 
 @pytest.mark.asyncio
