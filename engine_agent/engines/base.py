@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Protocol
 
 from engine_agent.protocol.messages import Assignment
+from engine_agent.protocol.ports import rendezvous_port
+from engine_agent.protocol.states import MemberRole
 
 NODE_ID_VARIABLE = "SWITCHYARD_NODE_ID"
 CELL_SECRET_VARIABLE = "SWITCHYARD_CELL_SECRET"  # noqa: S105  (the name of a variable)
@@ -69,3 +71,17 @@ def follower_count(assignment: Assignment) -> int:
     """Number of ranks in the cell besides the leader."""
     ranks = {peer.rank for peer in assignment.peers} | {assignment.rank}
     return len(ranks - {0})
+
+
+def leader_endpoint(assignment: Assignment, context: EngineContext) -> str:
+    """`host:port` where the followers of this generation meet their leader.
+
+    Raises:
+        EngineUnavailable: the assignment names no leader.
+    """
+    if assignment.role is MemberRole.LEADER:
+        return f"{context.host}:{rendezvous_port(context.port_base, assignment.generation)}"
+    for peer in assignment.peers:
+        if peer.rank == 0:
+            return f"{peer.address}:{rendezvous_port(peer.port_base, assignment.generation)}"
+    raise EngineUnavailable(f"cell {assignment.cell} names no peer of rank 0, so rank {assignment.rank} has no leader")

@@ -7,12 +7,12 @@ from engine_agent.engines.base import (
     CELL_SECRET_VARIABLE,
     NODE_ID_VARIABLE,
     EngineContext,
-    EngineUnavailable,
     Launch,
     follower_count,
+    leader_endpoint,
 )
 from engine_agent.protocol.messages import Assignment
-from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, rendezvous_port
+from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN
 from engine_agent.protocol.states import MemberRole
 
 
@@ -35,7 +35,7 @@ class SimAdapter:
             *("--port", str(context.port_base + ENGINE)),
             *("--admin-port", str(context.port_base + ENGINE_ADMIN)),
             *("--served-model", assignment.plan.served_model),
-            *("--leader", _leader_endpoint(assignment, context)),
+            *("--leader", leader_endpoint(assignment, context)),
             *("--followers", str(follower_count(assignment))),
             *assignment.plan.args,
         )
@@ -52,12 +52,3 @@ class SimAdapter:
         if assignment.role is MemberRole.LEADER:
             return f"http://{context.host}:{context.port_base + ENGINE}/health"
         return f"http://127.0.0.1:{context.port_base + ENGINE_ADMIN}/health"  # administration listens on loopback only
-
-
-def _leader_endpoint(assignment: Assignment, context: EngineContext) -> str:
-    if assignment.role is MemberRole.LEADER:
-        return f"{context.host}:{rendezvous_port(context.port_base, assignment.generation)}"
-    for peer in assignment.peers:
-        if peer.rank == 0:
-            return f"{peer.address}:{rendezvous_port(peer.port_base, assignment.generation)}"
-    raise EngineUnavailable(f"cell {assignment.cell} names no peer of rank 0, so rank {assignment.rank} has no leader")

@@ -10,9 +10,12 @@ from engine_agent.engines.base import (
     EngineUnavailable,
     Launch,
     follower_count,
+    leader_endpoint,
 )
+from engine_agent.engines.vllm.cell.follower_health import LOOPBACK
 from engine_agent.protocol.messages import Artifact, Assignment
-from engine_agent.protocol.ports import ENGINE
+from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN
+from engine_agent.protocol.states import MemberRole
 
 
 class VllmAdapter:
@@ -27,8 +30,6 @@ class VllmAdapter:
             raise EngineUnavailable(
                 "vLLM is not installed on this node; run python -m engine_agent.engines.vllm.environment install"
             )
-        if follower_count(assignment) > 0:
-            raise EngineUnavailable("vllm cells of several nodes need the leader/follower executor")
         artifact = assignment.plan.artifact
         if artifact is None:
             raise EngineUnavailable(f"the plan of {assignment.plan.served_model} names no artifact to load")
@@ -41,6 +42,10 @@ class VllmAdapter:
             *("--role", assignment.role.value),
             *("--host", context.host),
             *("--port", str(context.port_base + ENGINE)),
+            *("--admin-port", str(context.port_base + ENGINE_ADMIN)),
+            *("--leader", leader_endpoint(assignment, context)),
+            *("--followers", str(follower_count(assignment))),
+            *("--join-timeout-s", f"{assignment.plan.ready_timeout_s:g}"),
             *("--served-model", assignment.plan.served_model),
             *("--model-dir", str(_local_folder(artifact))),
             *("--digest", artifact.digest),
@@ -56,8 +61,10 @@ class VllmAdapter:
         return Launch(argv=argv, env=env)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """See `EngineAdapter.health_url`."""
-        return f"http://{context.host}:{context.port_base + ENGINE}/health"
+        """See `EngineAdapter.health_url`; a follower has no API and answers on its administration port."""
+        if assignment.role is MemberRole.LEADER:
+            return f"http://{context.host}:{context.port_base + ENGINE}/health"
+        return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/health"
 
 
 def _local_folder(artifact: Artifact) -> Path:

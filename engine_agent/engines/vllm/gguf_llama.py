@@ -1,10 +1,12 @@
 """Turns a Llama model in GGUF into the Hugging Face folder that vLLM loads: weights, configuration, tokenizer.
 
-Only what the GGUF file says goes in, so the same file gives the same bytes. It runs in the engine's Python, which has
+Only what the GGUF file says goes in, and heads of zeros where the ranks of a cell could not share out its own evenly;
+so the same file gives the same bytes. It runs in the engine's Python, which has
 numpy, gguf, safetensors and tokenizers; it decides nothing about where folders lie or whether they are kept.
 """
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +36,29 @@ TOP_TENSORS = {
 }
 
 
-def convert(gguf_path: Path, folder: Path) -> None:
+@dataclass(frozen=True)
+class Heads:
+    """Attention heads that the model has, and that its weights are written with: the others hold zeros.
+
+    A head of zeros has zero values, and its columns of the output projection are zeros too, so it adds nothing.
+    """
+
+    query: int
+    key_value: int
+    written_query: int
+    written_key_value: int
+
+
+def padded_heads(query: int, key_value: int, ranks: int) -> Heads:
+    """The fewest heads that `ranks` can share out evenly, each key-value head with as many query heads as before."""
+    written_key_value = -(-key_value // ranks) * ranks
+    return Heads(query, key_value, written_key_value * (query // key_value), written_key_value)
+
+
+def convert(gguf_path: Path, folder: Path, ranks: int = 1) -> None:
     """Write config.json, generation_config.json, the tokenizer's files and model.safetensors (bfloat16) to `folder`.
+
+    The heads are padded so that `ranks` tensor-parallel ranks can share them.
 
     Raises:
         BadArtifact: the file is not a Llama model with a byte-level BPE tokenizer of the SmolLM kind.
@@ -46,14 +69,14 @@ def convert(gguf_path: Path, folder: Path) -> None:
         if metadata.get(key) != known:
             raise BadArtifact(f"{gguf_path} has {key} = {metadata.get(key)!r}; only {known!r} can be converted")
     tensors = {tensor.name: tensor for tensor in reader.tensors}
-    _write_json(folder / "config.json", _model_config(metadata, tied="output.weight" not in tensors))
+    heads = padded_heads(metadata["llama.attention.head_count"], metadata["llama.attention.head_count_kv"], ranks)
+    _write_json(folder / "config.json", _model_config(metadata, heads, tied="output.weight" not in tensors))
     _write_json(folder / "generation_config.json", _token_ids(metadata))
     _write_tokenizer(metadata, folder)
-    _write_weights({_tensor_name(name): _weight(tensor, metadata) for name, tensor in tensors.items()}, folder)
+    _write_weights({_tensor_name(name): _weight(tensor, heads) for name, tensor in tensors.items()}, folder)
 
 
-def _model_config(metadata: dict[str, Any], *, tied: bool) -> dict[str, Any]:
-    heads = metadata["llama.attention.head_count"]
+def _model_config(metadata: dict[str, Any], heads: Heads, *, tied: bool) -> dict[str, Any]:
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -62,9 +85,9 @@ def _model_config(metadata: dict[str, Any], *, tied: bool) -> dict[str, Any]:
         "hidden_size": metadata["llama.embedding_length"],
         "intermediate_size": metadata["llama.feed_forward_length"],
         "num_hidden_layers": metadata["llama.block_count"],
-        "num_attention_heads": heads,
-        "num_key_value_heads": metadata["llama.attention.head_count_kv"],
-        "head_dim": metadata["llama.embedding_length"] // heads,
+        "num_attention_heads": heads.written_query,
+        "num_key_value_heads": heads.written_key_value,
+        "head_dim": metadata["llama.embedding_length"] // heads.query,
         "max_position_embeddings": metadata["llama.context_length"],
         # float32 in GGUF; six digits give back the number that the model was trained with.
         "rms_norm_eps": float(f"{metadata['llama.attention.layer_norm_rms_epsilon']:.6g}"),
@@ -116,13 +139,18 @@ def _tensor_name(gguf_name: str) -> str:
     raise BadArtifact(f"unknown tensor {gguf_name}")
 
 
-def _weight(tensor: Any, metadata: dict[str, Any]) -> Any:
+def _weight(tensor: Any, heads: Heads) -> Any:
     values = dequantize(tensor.data, tensor.tensor_type)
+    more_query, more_key_value = heads.written_query / heads.query, heads.written_key_value / heads.key_value
     match tensor.name.split("."):
         case ["blk", _, "attn_q", _]:
-            values = _rotary_halves(values, metadata["llama.attention.head_count"])
+            values = _padded(_rotary_halves(values, heads.query), 0, more_query)
         case ["blk", _, "attn_k", _]:
-            values = _rotary_halves(values, metadata["llama.attention.head_count_kv"])
+            values = _padded(_rotary_halves(values, heads.key_value), 0, more_key_value)
+        case ["blk", _, "attn_v", _]:
+            values = _padded(values, 0, more_key_value)
+        case ["blk", _, "attn_output", _]:
+            values = _padded(values, 1, more_query)
     return numpy.ascontiguousarray(quantize(values, GGMLQuantizationType.BF16)).view(numpy.uint16)
 
 
@@ -143,6 +171,13 @@ def _rotary_halves(rows: Any, heads: int) -> Any:
     """Undo llama.cpp's row order, which interleaves each head's rotary pairs, to halves as Hugging Face has them."""
     pairs = rows.reshape(heads, rows.shape[0] // heads // 2, 2, rows.shape[1])
     return pairs.swapaxes(1, 2).reshape(rows.shape)
+
+
+def _padded(values: Any, axis: int, times: float) -> Any:
+    """Zeros behind the values, so that `axis` becomes `times` as long."""
+    zeros = [(0, 0), (0, 0)]
+    zeros[axis] = (0, round(values.shape[axis] * (times - 1)))
+    return numpy.pad(values, zeros)
 
 
 def _write_json(path: Path, content: dict[str, Any]) -> None:

@@ -4,6 +4,7 @@ Measured on two cores with vLLM 0.32: 54 s with vLLM's own three processes, 20 s
 begin and end, never what they compute, and leaves vLLM alone where there is a device that must not be forked.
 """
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,8 @@ def start_from_one_process(last_act: Callable[[], None]) -> None:
         engine_processes.get_mp_context = CoreContext
         # vLLM inspects a model's class in a second interpreter so that this one does not initialise CUDA.
         model_registry._run_in_subprocess = _call
+        # Else the port closes at once, and nobody can read why; the core's own process object ends the server.
+        os.environ.setdefault("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
     serve_api()
 
 

@@ -1,26 +1,34 @@
-"""Starts vLLM's OpenAI server for one node: `python -m engine_agent.engines.vllm.serve --node-id … [-- vLLM options]`.
+"""Starts vLLM on one node of a cell: `python -m engine_agent.engines.vllm.serve --node-id … [-- vLLM options]`.
 
 Run by the engine's Python. It checks the weights and the port, sets what a node must set for any model, and then
-becomes the server: what the model needs comes as vLLM options after `--`. It survives the agent that started it; its
-own core never survives it. Until vLLM is imported it uses the standard library alone.
+becomes vLLM's OpenAI server or, with `--role follower`, a worker that does as the leader's calls: what the model needs
+comes as vLLM options after `--`. It survives the agent that started it; its own core never survives it. Until vLLM is
+imported it loads nothing heavy.
 
-Exit status: 2 bad command line, 3 no vLLM here, 4 bad artifact, 5 address in use, 70 the engine's core ended by itself;
-0 is what vLLM makes of everything else.
+Exit status: 2 bad command line, 3 no vLLM here, 4 bad artifact, 5 address in use, 70 the engine's core or the cell
+ended by itself; 0 is what vLLM makes of everything else.
 """
 
-import argparse
-import ipaddress
 import os
 import shutil
 import socket
 import stat
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from engine_agent.engines.artifact import BadArtifact, verify_folder
+from engine_agent.engines.vllm.cell.ending import EXIT_CELL_ENDED, Ending
+from engine_agent.engines.vllm.cell.follower_health import FollowerHealth
+from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, left_reason, secret_from
+from engine_agent.engines.vllm.network import interface_of
+from engine_agent.engines.vllm.options import ServeOptions, parse
+from engine_agent.protocol.states import MemberRole
+
+EXIT_BAD_COMMAND_LINE = 2
 
 EXIT_NO_VLLM = 3
 EXIT_BAD_ARTIFACT = 4
@@ -30,6 +38,8 @@ SHUTDOWN_TIMEOUT_S = 2
 ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Keeps the worker in the engine's core. vLLM would start a third process for it on CPU, which takes 0.5 GB and another
 import of vLLM, outlives a killed core by seconds and leaves segments in /dev/shm."""
+CELL_EXECUTOR = "engine_agent.engines.vllm.cell.executor.LeaderFollowerExecutor"
+CELL_HEALTH = "engine_agent.engines.vllm.cell.leader_health.LeaderHealth"
 CHOOSES_EXECUTOR = (
     "--distributed-executor-backend",
     "--tensor-parallel-size",
@@ -40,19 +50,6 @@ CHOOSES_EXECUTOR = (
 """vLLM options that decide where workers run."""
 
 
-@dataclass(frozen=True)
-class ServeOptions:
-    """The launcher's own options; `vllm_args` is what followed `--`."""
-
-    node_id: str
-    host: str
-    port: int
-    served_model: str
-    model_dir: Path
-    digest: str
-    vllm_args: tuple[str, ...]
-
-
 class CannotServe(Exception):
     """A reason not to start, with the exit status that says which kind it is."""
 
@@ -61,33 +58,8 @@ class CannotServe(Exception):
         self.exit_status = exit_status
 
 
-def parse(argv: Sequence[str]) -> ServeOptions:
-    """Read the command line; exits with status 2 on a bad one."""
-    own, vllm_args = list(argv), []
-    if "--" in own:
-        split = own.index("--")
-        own, vllm_args = own[:split], own[split + 1 :]
-    parser = argparse.ArgumentParser(prog="engine_agent.engines.vllm.serve", allow_abbrev=False)
-    parser.add_argument("--node-id", required=True)
-    parser.add_argument("--cell", required=True, help="for whoever reads the process list")
-    parser.add_argument("--generation", required=True, type=int, help="for whoever reads the process list")
-    parser.add_argument("--rank", required=True, type=int, choices=[0])
-    parser.add_argument("--role", required=True, choices=["leader"])
-    parser.add_argument("--host", required=True)
-    parser.add_argument("--port", required=True, type=int)
-    parser.add_argument("--served-model", required=True)
-    parser.add_argument("--model-dir", required=True, type=Path)
-    parser.add_argument("--digest", required=True, help="sha256:… of the artifact's manifest")
-    read = parser.parse_args(own)
-    return ServeOptions(
-        read.node_id, read.host, read.port, read.served_model, read.model_dir, read.digest, tuple(vllm_args)
-    )
-
-
 def vllm_argv(options: ServeOptions) -> list[str]:
     """Options of vLLM's server; the plan's come last and win. The access log would be the node's own health probes."""
-    named = {argument.partition("=")[0].replace("_", "-") for argument in options.vllm_args}
-    executor = () if named & set(CHOOSES_EXECUTOR) else ("--distributed-executor-backend", ONE_PROCESS_EXECUTOR)
     return [
         *("--model", str(options.model_dir)),
         *("--served-model-name", options.served_model),
@@ -95,9 +67,16 @@ def vllm_argv(options: ServeOptions) -> list[str]:
         *("--port", str(options.port)),
         "--disable-uvicorn-access-log",
         *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
-        *executor,
+        *_executor(options),
         *options.vllm_args,
     ]
+
+
+def _executor(options: ServeOptions) -> tuple[str, ...]:
+    if options.followers > 0:
+        return ("--distributed-executor-backend", CELL_EXECUTOR, "--middleware", CELL_HEALTH)
+    named = {argument.partition("=")[0].replace("_", "-") for argument in options.vllm_args}
+    return () if named & set(CHOOSES_EXECUTOR) else ("--distributed-executor-backend", ONE_PROCESS_EXECUTOR)
 
 
 def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Mapping[str, str]) -> dict[str, str]:
@@ -121,8 +100,15 @@ def node_environment(options: ServeOptions, runtime: Path, cores: int, given: Ma
         "OMP_NUM_THREADS": str(max(1, cores - 1)),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     }
-    if ipaddress.ip_address(options.host).is_loopback:
-        wanted["GLOO_SOCKET_IFNAME"] = "lo"
+    if "--enforce-eager" in options.vllm_args:
+        # vLLM compiles some functions all the same, at the first request and anew in every start: 20 s on two cores.
+        wanted["TORCH_COMPILE_DISABLE"] = "1"
+    interface = interface_of(options.host)
+    if interface is not None:
+        # Collectives between nodes, and gloo's within one, stay on the interface that the node's address is on.
+        wanted |= {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+    if options.followers > 0:
+        wanted[MEMBER_VARIABLE] = options.member(runtime).to_variable()
     return {name: value for name, value in wanted.items() if name not in given or name == "TMPDIR"}
 
 
@@ -179,40 +165,89 @@ def run_vllm(argv: Sequence[str], last_act: Callable[[], None]) -> None:
     try:
         from engine_agent.engines.vllm.quick_start import start_from_one_process
     except ImportError as error:
-        reason = f"{sys.executable} has no working vLLM ({error}); install the engine's environment"
-        raise CannotServe(EXIT_NO_VLLM, reason) from error
+        raise _no_vllm(error) from error
     sys.argv = ["vllm", *argv]
     start_from_one_process(last_act)
 
 
+def _no_vllm(error: ImportError) -> CannotServe:
+    reason = f"{sys.executable} has no working vLLM ({error}); install the engine's environment"
+    return CannotServe(EXIT_NO_VLLM, reason)
+
+
 def main(argv: Sequence[str]) -> int:
-    """Serve; returns the exit status, see the module's text."""
+    """Serve, or follow; returns the exit status, see the module's text."""
     options = parse(argv)
     try:
+        if options.followers > 0:
+            _check_secret()
+        if options.role is MemberRole.FOLLOWER:
+            return _follow(options)
         with hold_address(options.host, options.port):
             check_artifact(options.model_dir, options.digest)
-            _serve(options)
+            return _serve(options)
     except CannotServe as error:
         print(f"node {options.node_id}: {error}", file=sys.stderr)
         return error.exit_status
-    return 0
 
 
-def _serve(options: ServeOptions) -> None:
+def _check_secret() -> None:
+    try:
+        secret_from(os.environ)
+    except CellEnded as error:
+        raise CannotServe(EXIT_BAD_COMMAND_LINE, str(error)) from error
+
+
+def _serve(options: ServeOptions) -> int:
+    runtime = _prepare(options)
+    ended_file = options.member(runtime).ended_file
+    server = os.getpid()
+
+    def tidy_up() -> None:
+        """Say why, if the cell is over, as the last line of the log; leave no file."""
+        if os.getpid() == server and runtime.exists():
+            reason = left_reason(ended_file)
+            shutil.rmtree(runtime, ignore_errors=True)
+            if reason:
+                print(f"node {options.node_id}: {reason}", file=sys.stderr, flush=True)
+
+    try:
+        run_vllm(vllm_argv(options), tidy_up)
+    except Exception:
+        if not left_reason(ended_file):
+            raise
+        traceback.print_exc()
+    finally:
+        failed = left_reason(ended_file) != ""
+        tidy_up()
+    return EXIT_CELL_ENDED if failed else 0
+
+
+def _follow(options: ServeOptions) -> NoReturn:
+    """Be a follower until the cell ends, and the process with it."""
+    ending = Ending()
+    ending.come_by_signals()
+    try:
+        health = FollowerHealth(options.admin_port)
+    except OSError as error:
+        reason = f"cannot listen on the administration port {options.admin_port}: {error.strerror}"
+        raise CannotServe(EXIT_ADDRESS_IN_USE, reason) from error
+    check_artifact(options.model_dir, options.digest)
+    runtime = _prepare(options)
+    try:
+        from engine_agent.engines.vllm.cell.follower import follow
+    except ImportError as error:
+        raise _no_vllm(error) from error
+    ending.last_acts.append(lambda _: shutil.rmtree(runtime, ignore_errors=True))
+    follow(options.member(runtime), options.model_dir, health.say, ending)
+
+
+def _prepare(options: ServeOptions) -> Path:
     runtime = fresh_runtime_folder(options.node_id)
     cores = len(os.sched_getaffinity(0))
     os.environ.update(node_environment(options, runtime, cores, os.environ))
     tempfile.tempdir = None  # forget the folder that was found before TMPDIR changed
-    server = os.getpid()
-
-    def remove_runtime() -> None:
-        if os.getpid() == server:
-            shutil.rmtree(runtime, ignore_errors=True)
-
-    try:
-        run_vllm(vllm_argv(options), remove_runtime)
-    finally:
-        remove_runtime()
+    return runtime
 
 
 if __name__ == "__main__":

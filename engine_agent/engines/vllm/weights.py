@@ -12,6 +12,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from engine_agent.engines.artifact import (
@@ -36,8 +37,10 @@ Convert = Callable[[Path, Path], None]
 Say = Callable[[str], None]
 
 
-def build(cache: Path, gguf_path: Path, convert: Convert, say: Say) -> tuple[Path, Manifest]:
+def build(cache: Path, gguf_path: Path, convert: Convert, say: Say, ranks: int = 1) -> tuple[Path, Manifest]:
     """The converted model's folder and manifest; converts `gguf_path` unless the cache holds its conversion whole.
+
+    `ranks` is what `convert` pads the model's heads for: conversions for other ranks are other artifacts.
 
     Raises:
         BadArtifact: the file cannot be converted.
@@ -45,6 +48,8 @@ def build(cache: Path, gguf_path: Path, convert: Convert, say: Say) -> tuple[Pat
     artifacts = cache / "artifacts"
     artifacts.mkdir(parents=True, exist_ok=True)
     source = {"file": gguf_path.name, "sha256": file_sha256(gguf_path), "converter": CONVERTER_REVISION}
+    if ranks > 1:
+        source["ranks"] = str(ranks)
     with exclusively(artifacts / f".{NAME}.lock", lambda: say(f"waiting for another process that converts {NAME} …")):
         for folder in sorted(artifacts.glob(f"{NAME}-*")):
             manifest = _whole(folder, source, say)
@@ -101,10 +106,10 @@ def shipped_gguf() -> Path:
     raise BadArtifact(f"{sys.executable} has no {GGUF_PACKAGE}/{GGUF_FILE}: install the engine's requirements.txt")
 
 
-def _convert(gguf_path: Path, folder: Path) -> None:
+def _convert_for(ranks: int) -> Convert:
     from engine_agent.engines.vllm.gguf_llama import convert
 
-    convert(gguf_path, folder)
+    return partial(convert, ranks=ranks)
 
 
 def _say_on_stdout(line: str) -> None:
@@ -116,9 +121,15 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="engine_agent.engines.vllm.weights", description=__doc__)
     build_parser = parser.add_subparsers(required=True).add_parser("build", help="convert the weights, or verify them")
     build_parser.add_argument("--cache", type=Path, required=True, help="folder that holds artifacts/")
+    build_parser.add_argument(
+        "--ranks", type=int, default=1, help="tensor-parallel ranks that must be able to share its heads (1)"
+    )
     options = parser.parse_args(argv)
+    if options.ranks < 1:
+        build_parser.error(f"argument --ranks: expected a whole number from 1, got {options.ranks}")
     try:
-        folder, manifest = build(options.cache.resolve(), shipped_gguf(), _convert, _say_on_stdout)
+        gguf_path, convert = shipped_gguf(), _convert_for(options.ranks)
+        folder, manifest = build(options.cache.resolve(), gguf_path, convert, _say_on_stdout, options.ranks)
     except (BadArtifact, OSError) as error:
         print(f"cannot build {NAME}: {error}", file=sys.stderr)
         return 1

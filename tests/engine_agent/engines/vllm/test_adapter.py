@@ -3,12 +3,14 @@
 from dataclasses import dataclass
 
 import pytest
+from msgspec import structs
 
 from engine_agent.engines.base import EngineUnavailable
 from engine_agent.engines.vllm.adapter import VllmAdapter
-from engine_agent.engines.vllm.serve import parse
+from engine_agent.engines.vllm.options import parse
 from engine_agent.protocol.messages import Artifact, EnginePlan
-from engine_agent.protocol.ports import ENGINE
+from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, rendezvous_port
+from engine_agent.protocol.states import MemberRole
 from tests.engine_agent.engines.contexts import PORT_BASE, context, peer
 from tests.engine_agent.orders import assignment
 
@@ -32,6 +34,9 @@ def plan(artifact: Artifact | None) -> EnginePlan:
         args=("--max-model-len", "2048"),
         env={"OMP_NUM_THREADS": "1"},
     )
+
+
+FOLLOWER = assignment(plan=plan(ARTIFACT), generation=2, rank=1, peers=(peer(0), peer(1)))
 
 
 def test_the_launcher_understands_what_the_adapter_says() -> None:
@@ -73,10 +78,26 @@ def test_a_node_without_vllm_says_how_to_install_it() -> None:
         VllmAdapter().launch(assignment(plan=plan(ARTIFACT)), context())
 
 
-def test_a_cell_of_several_nodes_is_refused() -> None:
-    with pytest.raises(EngineUnavailable, match="several nodes"):
-        VllmAdapter().launch(assignment(plan=plan(ARTIFACT), peers=(peer(0), peer(1))), NODE)
+def test_a_leader_is_told_of_its_followers_and_where_they_meet_it() -> None:
+    leader = assignment(plan=plan(ARTIFACT), generation=2, peers=(peer(0), peer(1)))
+    options = parse(VllmAdapter().launch(leader, NODE).argv[3:])
+    assert (options.role, options.rank, options.followers) == (MemberRole.LEADER, 0, 1)
+    assert (options.leader_address, options.leader_port) == ("127.0.0.1", rendezvous_port(PORT_BASE, 2))
+    assert options.join_timeout_s == 60.0
+
+
+def test_a_follower_is_told_where_its_leader_is() -> None:
+    options = parse(VllmAdapter().launch(FOLLOWER, NODE).argv[3:])
+    assert (options.role, options.rank, options.followers) == (MemberRole.FOLLOWER, 1, 1)
+    assert (options.leader_address, options.leader_port) == ("10.0.0.1", rendezvous_port(PORT_BASE, 2))
+    assert options.admin_port == PORT_BASE + ENGINE_ADMIN
+
+
+def test_a_follower_without_a_leader_cannot_start() -> None:
+    with pytest.raises(EngineUnavailable, match="names no peer of rank 0"):
+        VllmAdapter().launch(structs.replace(FOLLOWER, peers=(peer(1),)), NODE)
 
 
 def test_health_is_asked_of_the_engine_itself() -> None:
     assert VllmAdapter().health_url(assignment(), NODE) == f"http://127.0.0.1:{PORT_BASE + ENGINE}/health"
+    assert VllmAdapter().health_url(FOLLOWER, NODE) == f"http://127.0.0.1:{PORT_BASE + ENGINE_ADMIN}/health"

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from engine_agent.engines.artifact import describe_folder, write_manifest
+from engine_agent.engines.vllm.cell.member import member_from
+from engine_agent.engines.vllm.options import ServeOptions, parse
 from engine_agent.engines.vllm.serve import (
+    CELL_EXECUTOR,
     ONE_PROCESS_EXECUTOR,
     CannotServe,
-    ServeOptions,
     fresh_runtime_folder,
     hold_address,
     node_environment,
-    parse,
     vllm_argv,
 )
 
@@ -75,8 +76,10 @@ def runtime() -> Iterator[Path]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def options(*vllm_args: str, host: str = "127.0.0.1") -> ServeOptions:
-    return ServeOptions(NODE_ID, host, 34003, "smollm2", Path("/model"), "sha256:00", vllm_args)
+def options(*vllm_args: str, host: str = "127.0.0.1", followers: int = 0) -> ServeOptions:
+    return ServeOptions(
+        NODE_ID, host, 34003, "smollm2", Path("/model"), "sha256:00", vllm_args, "c-1", 1, followers=followers
+    )
 
 
 def test_what_follows_the_dashes_is_vllms() -> None:
@@ -85,9 +88,17 @@ def test_what_follows_the_dashes_is_vllms() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [("--rank", "1"), ("--role", "follower"), ("--generation", "x"), ("--max-model", "1")]
+    "wrong",
+    [
+        ("--rank", "1"),
+        ("--role", "follower"),
+        ("--generation", "x"),
+        ("--max-model", "1"),
+        ("--followers", "1"),
+        ("--followers", "1", "--leader", "25000"),
+    ],
 )
-def test_what_it_cannot_do_is_a_bad_command_line(wrong: tuple[str, str]) -> None:
+def test_what_it_cannot_do_is_a_bad_command_line(wrong: tuple[str, ...]) -> None:
     with pytest.raises(SystemExit) as ended:
         parse([*command_line(34003, Path("/model"), "sha256:00"), *wrong])
     assert ended.value.code == 2
@@ -111,6 +122,21 @@ def test_a_plan_that_places_workers_is_left_alone(chosen: tuple[str, ...]) -> No
     assert ONE_PROCESS_EXECUTOR not in vllm_argv(options(*chosen))
 
 
+def test_a_cell_of_several_nodes_gets_its_executor_whatever_its_degrees() -> None:
+    argv = vllm_argv(options("--tensor-parallel-size", "2", followers=1))
+    assert argv[argv.index("--distributed-executor-backend") + 1] == CELL_EXECUTOR
+
+
+def test_a_member_knows_its_place_from_its_environment() -> None:
+    wanted = node_environment(options(followers=1), Path("/run"), 2, {})
+    assert member_from(wanted) == options(followers=1).member(Path("/run"))
+
+
+def test_eager_means_that_nothing_is_compiled() -> None:
+    assert node_environment(options("--enforce-eager"), Path("/run"), 2, {})["TORCH_COMPILE_DISABLE"] == "1"
+    assert "TORCH_COMPILE_DISABLE" not in node_environment(options(), Path("/run"), 2, {})
+
+
 def test_a_core_is_left_free_and_the_plan_wins() -> None:
     wanted = node_environment(options(), Path("/run"), 8, {"VLLM_CPU_OMP_THREADS_BIND": "0-3", "TMPDIR": "/tmp"})
     assert wanted["OMP_NUM_THREADS"] == "7"
@@ -119,9 +145,9 @@ def test_a_core_is_left_free_and_the_plan_wins() -> None:
     assert node_environment(options(), Path("/run"), 1, {})["OMP_NUM_THREADS"] == "1"
 
 
-def test_gloo_is_tied_to_loopback_only_where_the_node_is() -> None:
+def test_collectives_are_tied_to_the_interface_of_the_nodes_address() -> None:
     assert node_environment(options(), Path("/run"), 2, {})["GLOO_SOCKET_IFNAME"] == "lo"
-    assert "GLOO_SOCKET_IFNAME" not in node_environment(options(host="10.0.0.1"), Path("/run"), 2, {})
+    assert "GLOO_SOCKET_IFNAME" not in node_environment(options(host="192.0.2.1"), Path("/run"), 2, {})
 
 
 def test_processes_carry_the_nodes_id_in_their_titles() -> None:
@@ -173,6 +199,12 @@ def test_a_corrupt_artifact_ends_it_with_status_4(free_port: int, artifact: tupl
     assert ended.returncode == 4
     assert "weights is corrupt" in ended.stderr
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_member_without_a_secret_ends_with_status_2(free_port: int, artifact: tuple[Path, str]) -> None:
+    ended = launched([*command_line(free_port, *artifact), "--followers", "1", "--leader", "127.0.0.1:34012"])
+    assert ended.returncode == 2
+    assert "SWITCHYARD_CELL_SECRET is not set" in ended.stderr
 
 
 def test_a_python_without_vllm_ends_it_with_status_3(free_port: int, artifact: tuple[Path, str]) -> None:

@@ -1,0 +1,136 @@
+"""The cell's process groups: a rendezvous store of its own, the group that carries calls, and a way for the workers'
+own groups to meet in the same store.
+
+The store and gloo authenticate nobody, so the store's port is told to members alone, its keys begin with a token that
+only they can derive, everything listens on the node's own address, and calls carry codes (`frames`). The workers' own
+collectives carry what the platform makes of them, and trust the network between the nodes.
+"""
+
+import os
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch.distributed.rendezvous import register_rendezvous_handler
+
+from engine_agent.engines.vllm.cell.frames import BrokenStream, FrameReader, FrameWriter
+
+SCHEME = "switchyard"
+MEETING_TIMEOUT = timedelta(minutes=5)
+"""For members to find each other in the store, after all of them have joined."""
+IDLE_TIMEOUT = timedelta(days=3650)
+"""A follower waits in a broadcast for as long as nobody asks anything; heartbeats notice a leader that is gone."""
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Linux has it; nothing is created there under a guessable name)
+
+
+def host_store(address: str) -> TCPStore:
+    """A store that listens on this address alone, on a port of the system's choice."""
+    listener = socket.create_server((address, 0))
+    port = listener.getsockname()[1]
+    return TCPStore(
+        address,
+        port,
+        is_master=True,
+        timeout=MEETING_TIMEOUT,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+    )
+
+
+def join_store(address: str, port: int) -> TCPStore:
+    """The leader's store."""
+    return TCPStore(address, port, is_master=False, timeout=MEETING_TIMEOUT, wait_for_workers=False)
+
+
+def workers_meet_in(store: Store, token: str) -> str:
+    """Make torch's default group meet in `store`; returns the `init_method` that says so, and ends in `:<identity>`.
+
+    vLLM's CPU workers name their shared memory after what follows the last colon. Ranks that have the same /dev/shm
+    must get the same name, and others different ones: those then talk through gloo.
+    """
+    place = f"{Path('/proc/sys/kernel/random/boot_id').read_text()[:8]}-{os.stat(SHARED_MEMORY).st_dev}"
+
+    def meet(url: str, timeout: timedelta = MEETING_TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:
+        asked = dict(part.split("=") for part in url.partition("?")[2].split("&"))
+        yield PrefixStore(f"{token}/workers", store), int(asked["rank"]), int(asked["world_size"])
+
+    register_rendezvous_handler(SCHEME, meet)
+    return f"{SCHEME}://workers:{shared_memory_name(token)}-{place}"
+
+
+def shared_memory_name(token: str) -> str:
+    """What the names of this generation's shared memory begin with."""
+    return f"{SCHEME}-{token[:16]}"
+
+
+def remove_shared_memory(token: str) -> None:
+    """Take the names of this generation's shared memory away; who has it mapped keeps it, and it ends with them."""
+    for segment in SHARED_MEMORY.glob(f"*{shared_memory_name(token)}*"):
+        segment.unlink(missing_ok=True)
+
+
+class CallGroup:
+    """The process group that carries calls from the leader, apart from torch's default one."""
+
+    def __init__(self, store: Store, token: str, address: str, rank: int, size: int) -> None:
+        options = ProcessGroupGloo._Options()
+        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
+        options._timeout = IDLE_TIMEOUT
+        options._threads = 1
+        self._group = ProcessGroupGloo(PrefixStore(f"{token}/calls", store), rank, size, options)
+        self._from_leader = BroadcastOptions()
+        self._from_leader.rootRank = 0
+        self._from_leader.rootTensor = 0
+
+    def broadcast(self, frame: bytearray) -> None:
+        """Send `frame` if this is the leader, else receive into it.
+
+        Raises:
+            RuntimeError: a member is gone.
+        """
+        self._group.broadcast([torch.frombuffer(frame, dtype=torch.uint8)], self._from_leader).wait()
+
+
+class CallSender:
+    """The leader's end."""
+
+    def __init__(self, group: CallGroup, key: bytes) -> None:
+        self._group = group
+        self._writer = FrameWriter(key)
+        self.sent_bytes = 0
+
+    def send(self, call: bytes) -> int:
+        """Send a call to every follower; returns its number."""
+        second = self._writer.write(call)
+        self._group.broadcast(self._writer.first)
+        if second:
+            self._group.broadcast(bytearray(second))
+        self.sent_bytes += len(call)
+        return self._writer.number
+
+
+class CallReceiver:
+    """A follower's end."""
+
+    def __init__(self, group: CallGroup, key: bytes) -> None:
+        self._group = group
+        self._reader = FrameReader(key)
+
+    def receive(self) -> tuple[int, bytes]:
+        """Wait for the next call; its number and what it says, which may be unpickled.
+
+        Raises:
+            BrokenStream: what came is not the leader's next call, or nothing can come any more.
+        """
+        try:
+            self._group.broadcast(self._reader.first)
+            second = bytearray(self._reader.second_frame_bytes())
+            if second:
+                self._group.broadcast(second)
+        except RuntimeError as error:
+            raise BrokenStream(f"the leader's calls ended: {error}") from error
+        return self._reader.number, self._reader.call(bytes(second))

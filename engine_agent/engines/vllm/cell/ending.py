@@ -1,0 +1,48 @@
+"""How a member's process ends because its cell does: at once and whatever its threads are doing, with its reason said.
+
+A thread may be in a collective that waits for a dead member for ever, so nothing is asked to return.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from threading import Lock, Thread
+from typing import NoReturn
+
+EXIT_CELL_ENDED = 70
+"""EX_SOFTWARE of <sysexits.h>."""
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Ending:
+    """Ends this process once. `last_acts` run first, in their order, and must not wait for anybody."""
+
+    def __init__(self) -> None:
+        self.last_acts: list[Callable[[str], None]] = []
+        self.before_stop: Callable[[], None] = lambda: None
+        self._once = Lock()
+
+    def come_by_signals(self) -> None:
+        """End on SIGTERM and SIGINT, after `before_stop`. To be called before any other thread starts.
+
+        A thread waits for them, because the main one spends its life inside broadcasts and would never take them.
+        """
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+        Thread(target=self._await_signal, name="stop-signals", daemon=True).start()
+
+    def _await_signal(self) -> None:
+        signal.sigwait(STOP_SIGNALS)
+        self.before_stop()
+        self.end("told to stop", False)
+
+    def end(self, reason: str, failed: bool = True) -> NoReturn:
+        """End now; a second caller waits for the first to have ended both."""
+        with self._once:
+            try:
+                sys.stderr.write(f"the cell is over: {reason}\n")
+                for act in self.last_acts:
+                    act(reason)
+            finally:
+                sys.stderr.flush()
+                os._exit(EXIT_CELL_ENDED if failed else 0)

@@ -1,0 +1,196 @@
+"""The executor of a cell's leader: vLLM runs its scheduler and its own worker as on one node, and every call of the
+worker is broadcast to the followers first, so that all ranks do the same in the same order.
+
+Given to vLLM by name with `--distributed-executor-backend`. One step is one broadcast. It never retries and never goes
+on with fewer members: whatever goes wrong ends the cell with its reason.
+"""
+
+import os
+import pickle
+import secrets
+from concurrent.futures import Future
+from time import sleep
+from typing import Any
+
+import cloudpickle
+from vllm.v1.executor.uniproc_executor import AsyncOutputFuture, UniProcExecutor
+from vllm.v1.outputs import AsyncModelRunnerOutput
+from vllm.v1.serial_utils import run_method
+
+from engine_agent.engines.vllm.cell.collectives import (
+    CallGroup,
+    CallSender,
+    host_store,
+    remove_shared_memory,
+    workers_meet_in,
+)
+from engine_agent.engines.vllm.cell.ending import Ending
+from engine_agent.engines.vllm.cell.leader_link import LeaderLink
+from engine_agent.engines.vllm.cell.member import CellEnded, leave_reason, left_reason, member_from, secret_from
+from engine_agent.engines.vllm.cell.work import (
+    Call,
+    Setup,
+    Step,
+    call_key,
+    cell_token,
+    place_worker,
+    software,
+    take_step,
+)
+from engine_agent.protocol.fingerprint import fingerprint_from
+
+BLAME_AFTER_S = 0.5
+"""What a rank suffers in a collective when another one dies comes before the news of that death; measured: < 0.05 s."""
+
+
+class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engine's libraries have no types here
+    """Rank 0's worker, and the line to all others."""
+
+    def _init_executor(self) -> None:
+        self._held: Any = None
+        self._link: LeaderLink | None = None
+        self._member = member_from(os.environ)
+        self._ending = Ending()
+        self._ending.last_acts.append(lambda reason: leave_reason(self._member, reason))
+        try:
+            super()._init_executor()
+        except CellEnded as error:
+            self._ending.end(str(error))
+        except Exception as error:
+            self._blame(error, "building its engine")
+            raise
+
+    def _distributed_args(self) -> tuple[str, int, int]:
+        """Gather the followers, publish the configuration, open the group; then the worker may be built."""
+        member, secret = self._member, secret_from(os.environ)
+        link = LeaderLink(member, secret, fingerprint_from(os.environ) | software(), self._ending.end)
+        self._ending.last_acts.append(lambda reason: link.close(reason, failed=True))
+        rank = place_worker(self.vllm_config, member)
+        link.gather()
+        store, nonce = host_store(member.address), secrets.token_hex(16)
+        link.publish(cloudpickle.dumps(Setup(self.vllm_config, store.port, nonce)))
+        token = cell_token(secret, member, nonce)
+        self._ending.last_acts.append(lambda _: remove_shared_memory(token))
+        group = CallGroup(store, token, member.address, member.rank, member.size)
+        self._calls = CallSender(group, call_key(secret, member, nonce))
+        self._link, self._token = link, token
+        return workers_meet_in(store, token), rank, 0
+
+    def compile_or_warm_up_model(self) -> None:
+        """The last thing that vLLM does before it serves."""
+        super().compile_or_warm_up_model()
+        self.collective_rpc("execute_dummy_batch")  # a first step may compile, and steps are timed from now on
+        remove_shared_memory(self._token)
+        self._joined().start_watching()
+
+    # --- one step, one broadcast --------------------------------------------------------------------------------------
+
+    def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
+        """Hold a step that will be sampled: `sample_tokens` always follows, and then both are one call."""
+        if scheduler_output.total_num_scheduled_tokens == 0 or self.model_config.runner_type != "generate":
+            return self._take_step(Step(scheduler_output, None), non_block)
+        self._held = scheduler_output
+        return _done(None) if non_block else None
+
+    def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
+        """Run and sample what `execute_model` was given."""
+        held, self._held = self._held, None
+        return self._take_step(Step(held, grammar_output), non_block)
+
+    def take_draft_token_ids(self) -> Any:
+        """Every rank drafted the same tokens in its step, so nobody else need be asked."""
+        return self.driver_worker.take_draft_token_ids()
+
+    def _take_step(self, step: Step, non_block: bool) -> Any:
+        link = self._joined()
+        number = self._send(pickle.dumps(step, pickle.HIGHEST_PROTOCOL))
+        link.step_called(number)
+        try:
+            output = take_step(self.driver_worker, step)
+        except Exception as error:
+            self._blame(error, f"step {number}")
+            raise
+        if not isinstance(output, AsyncModelRunnerOutput):
+            link.step_finished(number)
+            return _done(output) if non_block else output
+        finishing = _FinishingFuture(output, lambda: link.step_finished(number))
+        return finishing if non_block else finishing.result()
+
+    # --- any other call -----------------------------------------------------------------------------------------------
+
+    def collective_rpc(
+        self,
+        method: Any,
+        timeout: float | None = None,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+        non_block: bool = False,
+        single_value: bool = False,
+    ) -> Any:
+        """Call a method of every rank's worker; what each returned, in the order of ranks."""
+        sent = method if isinstance(method, str) else cloudpickle.dumps(method)
+        number = self._send(cloudpickle.dumps(Call(sent, args, kwargs or {})))
+        try:
+            own: Any = run_method(self.driver_worker, method, args, kwargs or {})
+        finally:
+            replies = self._joined().replies(number, timeout)
+        theirs = [pickle.loads(reply) for reply in replies]  # noqa: S301  (from members that have proved themselves)
+        for reply in theirs:
+            if isinstance(reply, Exception):
+                raise reply
+        returned = own if single_value else [own, *theirs]
+        return _done(returned) if non_block else returned
+
+    def init_kv_output_aggregator(self, connector: Any) -> None:
+        """Refuse: what the followers' connectors have to say would be lost."""
+        self._ending.end("a cell of several nodes cannot use a KV connector: remove --kv-transfer-config")
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def check_health(self) -> None:
+        """Nothing to do: a cell that is not well has ended, and this process with it."""
+
+    def shutdown(self) -> None:
+        """End the cell, on purpose or because this rank cannot go on."""
+        if self._link is not None:
+            reason = left_reason(self._member.ended_file)
+            self._link.close(reason or "the leader was told to stop", failed=bool(reason))
+        super().shutdown()
+
+    def _send(self, call: bytes) -> int:
+        try:
+            return self._calls.send(call)
+        except RuntimeError as error:
+            self._blame(error, "calling its followers")
+            raise
+
+    def _blame(self, error: Exception, doing: str) -> None:
+        """Name this rank as the cause, unless another one's death turns out to be."""
+        if self._link is not None:
+            sleep(BLAME_AFTER_S)
+        leave_reason(self._member, f"{self._member} failed in {doing}: {type(error).__name__}: {error}")
+
+    def _joined(self) -> LeaderLink:
+        if self._link is None:
+            raise CellEnded("the cell has not formed")
+        return self._link
+
+
+class _FinishingFuture(AsyncOutputFuture):  # type: ignore[misc]  # the engine's libraries have no types here
+    """A step's output that a device still computes; the step is finished once it is there."""
+
+    def __init__(self, output: AsyncModelRunnerOutput, finished: Any) -> None:
+        super().__init__(output, single_value=True)
+        self._finished = finished
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Wait for the output."""
+        output = super().result(timeout)
+        self._finished()
+        return output
+
+
+def _done(result: Any) -> "Future[Any]":
+    future: Future[Any] = Future()
+    future.set_result(result)
+    return future

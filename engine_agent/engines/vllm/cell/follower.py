@@ -1,0 +1,104 @@
+"""The life of a follower: join the leader, build the same worker from the leader's configuration, and do as called.
+
+It has no scheduler, no API and no will of its own; it ends with its leader. Its health is told by `follower_health`.
+"""
+
+import os
+import pickle
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from time import sleep
+from typing import Any, NoReturn
+
+import cloudpickle
+from vllm.v1.serial_utils import run_method
+from vllm.v1.worker.worker_base import WorkerWrapperBase
+
+from engine_agent.engines.vllm.cell.collectives import CallGroup, CallReceiver, join_store, workers_meet_in
+from engine_agent.engines.vllm.cell.ending import Ending
+from engine_agent.engines.vllm.cell.follower_link import FollowerLink
+from engine_agent.engines.vllm.cell.frames import BrokenStream
+from engine_agent.engines.vllm.cell.member import CellEnded, Member, secret_from
+from engine_agent.engines.vllm.cell.work import (
+    Call,
+    Setup,
+    Step,
+    build_follower,
+    call_key,
+    cell_token,
+    software,
+    take_step,
+)
+from engine_agent.protocol.fingerprint import fingerprint_from
+
+LEAVING_GRACE_S = 5.0
+"""How long a follower that was told to stop goes on working for a leader that finishes its streams."""
+LEADERS_WORD_S = 0.5
+"""A leader that ends breaks off its calls and says why on its connection, in any order."""
+Say = Callable[[str], None]
+
+
+def follow(member: Member, model_dir: Path, say: Say, ending: Ending) -> NoReturn:
+    """Follow until the cell ends. `say` hears why this member is not ready; an empty text says that it is."""
+    secret = secret_from(os.environ)
+    link = FollowerLink(member, secret, fingerprint_from(os.environ) | software(), ending.end)
+    link.on_ready = lambda: say("")
+    ending.before_stop = lambda: _leave(link)
+    try:
+        say(f"looking for the leader at {member.leader_address}:{member.leader_port}")
+        setup: Setup = pickle.loads(link.connect(say))  # noqa: S301  (from the leader, which has proved itself)
+        link.start()
+        say("building the engine")
+        worker, calls = _build(setup, member, secret, model_dir)
+        say("waiting for the leader to be ready")
+        _work(worker, calls, link)
+    except CellEnded as error:
+        ending.end(str(error))
+    except BrokenStream as error:
+        sleep(LEADERS_WORD_S)
+        link.fail(str(error))
+        ending.end(str(error))
+    except Exception as error:
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
+        link.fail(reason)
+        ending.end(f"{member} failed: {reason}")
+
+
+def _leave(link: FollowerLink) -> None:
+    """Go on working while the leader, which was told to stop at the same time, finishes its streams."""
+    link.announce_leaving()
+    if link.ready:
+        sleep(LEAVING_GRACE_S)
+
+
+def _build(setup: Setup, member: Member, secret: bytes, model_dir: Path) -> tuple[WorkerWrapperBase, CallReceiver]:
+    token = cell_token(secret, member, setup.nonce)
+    store = join_store(member.leader_address, setup.store_port)
+    group = CallGroup(store, token, member.address, member.rank, member.size)
+    setup.vllm_config.model_config.model = str(model_dir)  # the same weights may lie elsewhere on this node
+    worker = build_follower(setup.vllm_config, member, workers_meet_in(store, token))
+    return worker, CallReceiver(group, call_key(secret, member, setup.nonce))
+
+
+def _work(worker: WorkerWrapperBase, calls: CallReceiver, link: FollowerLink) -> NoReturn:
+    while True:
+        number, said = calls.receive()
+        call: Step | Call = pickle.loads(said)  # noqa: S301  (the receiver has checked that the leader sent it)
+        if isinstance(call, Step):
+            take_step(worker, call)
+        else:
+            link.reply(number, _answer(worker, call))
+        link.done = number
+
+
+def _answer(worker: WorkerWrapperBase, call: Call) -> bytes:
+    """What the method returned, or the exception that it raised: all ranks have made the call, so the cell goes on."""
+    try:
+        returned: Any = run_method(worker, call.method, call.args, call.kwargs)
+    except Exception as error:
+        traceback.print_exc()
+        returned = RuntimeError(f"{type(error).__name__}: {error}")
+    written: bytes = cloudpickle.dumps(returned)
+    return written

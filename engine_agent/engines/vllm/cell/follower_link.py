@@ -1,0 +1,141 @@
+"""A follower's side of the cell: finds the leader, proves itself, keeps beating, and says when the leader is gone.
+
+It retries until `join_timeout_s` because members start in any order. Once connected it never reconnects: a cell that
+lost a member is over. Whatever ends the follower is said once, through `end`.
+"""
+
+import contextlib
+import random
+import socket
+from collections.abc import Callable
+from threading import Thread
+from time import monotonic, sleep
+
+from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind
+from engine_agent.engines.vllm.cell.handshake import HANDSHAKE_TIMEOUT_S, Fingerprint, NotYet, Refused, introduce
+from engine_agent.engines.vllm.cell.judge import Judge
+from engine_agent.engines.vllm.cell.leader_link import BEAT_S, PROGRESS
+from engine_agent.engines.vllm.cell.member import CellEnded, Member
+
+_RETRY_FIRST_S = 0.1
+_RETRY_LONGEST_S = 1.0
+
+End = Callable[[str, bool], None]
+"""Why, and whether that is a failure."""
+
+
+class FollowerLink:
+    """One connection to the leader. `done` is the number of the last call that was finished here."""
+
+    def __init__(self, follower: Member, secret: bytes, fingerprint: Fingerprint, end: End) -> None:
+        self._follower, self._secret, self._fingerprint, self._end = follower, secret, fingerprint, end
+        self._channel: Channel | None = None
+        self._judge: Judge | None = None
+        self.on_ready: Callable[[], None] = lambda: None
+        self.done = 0
+
+    @property
+    def ready(self) -> bool:
+        """Whether the leader said that the engine is up."""
+        return self._judge is not None
+
+    def connect(self, on_retry: Callable[[str], None]) -> bytes:
+        """Join the cell; returns what the leader publishes to its followers. `on_retry` hears why it takes longer.
+
+        Raises:
+            CellEnded: there was no leader in time, or it does not want this member, or it went again.
+        """
+        where = f"{self._follower.leader_address}:{self._follower.leader_port}"
+        ends_at = monotonic() + self._follower.join_timeout_s
+        pause_s = _RETRY_FIRST_S
+        while True:
+            try:
+                self._channel = self._attempt()
+                break
+            except Refused as error:
+                raise CellEnded(f"the leader refused: {error}") from error
+            except NotYet as error:
+                reason = f"no leader at {where}: {error}"
+            if monotonic() >= ends_at:
+                raise CellEnded(f"{reason}, for {self._follower.join_timeout_s:g} s")
+            on_retry(reason)
+            sleep(pause_s * random.uniform(0.8, 1.2))
+            pause_s = min(pause_s * 2, _RETRY_LONGEST_S)
+        return self._setup()
+
+    def start(self) -> None:
+        """Beat, and listen to the leader, from now on."""
+        for work in (self._listen, self._beat):
+            Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
+
+    def reply(self, number: int, returned: bytes) -> None:
+        """Send what a call returned."""
+        self._send(Kind.REPLY, PROGRESS.pack(number) + returned)
+
+    def fail(self, reason: str) -> None:
+        """Tell the leader what ends this follower."""
+        self._send(Kind.FAILED, reason.encode())
+
+    def announce_leaving(self) -> None:
+        """Tell the leader that this follower was told to stop, and will once the leader is done."""
+        self._send(Kind.LEAVING)
+
+    def _attempt(self) -> Channel:
+        where = (self._follower.leader_address, self._follower.leader_port)
+        try:
+            connection = socket.create_connection(where, HANDSHAKE_TIMEOUT_S, (self._follower.address, 0))
+        except OSError as error:
+            raise NotYet(error.strerror or str(error)) from error
+        try:
+            joined = introduce(connection, self._follower, self._secret, self._fingerprint)
+        except BaseException:
+            connection.close()
+            raise
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return Channel(connection, joined.key, leads=False)
+
+    def _setup(self) -> bytes:
+        try:
+            message = self._connected().receive()
+        except ChannelClosed as error:
+            raise CellEnded(f"the leader is gone: {error}") from error
+        if message.kind is Kind.FAREWELL:
+            raise CellEnded(_farewell(message.payload))
+        return message.payload
+
+    def _listen(self) -> None:
+        channel = self._connected()
+        try:
+            while (message := channel.receive()).kind is not Kind.FAREWELL:
+                if message.kind is Kind.READY:
+                    self._judge = Judge(self._follower.hang_s, {0: "the leader"}, monotonic())
+                    self.on_ready()
+                elif self._judge is not None:
+                    self._judge.heard(0, 0, monotonic())
+        except ChannelClosed as error:
+            self._end(f"the leader is gone: {error}", True)
+            return
+        self._end(_farewell(message.payload), bool(message.payload[0]))
+
+    def _beat(self) -> None:
+        reason = ""
+        while not reason:
+            self._send(Kind.BEAT, PROGRESS.pack(self.done))
+            sleep(BEAT_S)
+            reason = self._judge.verdict(monotonic()) if self._judge is not None else ""
+        self._end(reason, True)
+
+    def _send(self, kind: Kind, payload: bytes = b"") -> None:
+        if self._channel is not None:
+            with contextlib.suppress(ChannelClosed):  # whoever listens says so
+                self._channel.send(kind, payload)
+
+    def _connected(self) -> Channel:
+        if self._channel is None:
+            raise CellEnded("not connected to a leader")
+        return self._channel
+
+
+def _farewell(payload: bytes) -> str:
+    return f"the leader ended the cell: {payload[1:].decode(errors='replace')}"

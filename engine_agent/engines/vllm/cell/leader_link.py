@@ -1,0 +1,231 @@
+"""The leader's side of the cell: lets followers in who prove themselves, and notices at once when one is gone or hangs.
+
+Whatever ends the cell is said once, through `end`; deciding what that does to the process is the caller's. A caller
+that does not prove itself changes nothing but a line in the log.
+"""
+
+import contextlib
+import socket
+import struct
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, Queue
+from threading import Condition, Event, Thread
+from time import monotonic
+
+from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind, Message
+from engine_agent.engines.vllm.cell.handshake import Fingerprint, Joined, NotYet, Refused, admit
+from engine_agent.engines.vllm.cell.judge import Judge
+from engine_agent.engines.vllm.cell.member import CellEnded, Member
+
+BEAT_S = 0.25
+"""Between two heartbeats, and between two looks at those of others."""
+MAX_CALLERS = 64
+"""Connections that may be in their handshake at once."""
+PROGRESS = struct.Struct("!Q")
+"""In a follower's beat and in front of its reply: the number of a call."""
+
+End = Callable[[str], None]
+
+
+@dataclass
+class _Follower:
+    joined: Joined
+    channel: Channel
+    replies: "Queue[Message]" = field(default_factory=Queue)
+    leaving: bool = False
+
+
+class LeaderLink:
+    """The connections to all followers."""
+
+    def __init__(self, leader: Member, secret: bytes, fingerprint: Fingerprint, end: End) -> None:
+        """Listen where the followers meet, on the node's own address alone.
+
+        Raises:
+            CellEnded: the port cannot be had.
+        """
+        self._leader, self._secret, self._fingerprint, self._end = leader, secret, fingerprint, end
+        self._followers: dict[int, _Follower] = {}
+        self._changed = Condition()
+        self._refused = ""
+        self._stranger = ""
+        self._callers = 0
+        self._closing = Event()
+        self._own_done = 0
+        self._judge: Judge | None = None
+        where = (leader.leader_address, leader.leader_port)
+        try:
+            self._listener = socket.create_server(where, backlog=MAX_CALLERS)
+        except OSError as error:
+            raise CellEnded(f"cannot listen for followers on {where[0]}:{where[1]}: {error.strerror}") from error
+
+    def gather(self) -> None:
+        """Wait until every follower has joined.
+
+        Raises:
+            CellEnded: one did not come in time, or runs other software than the leader.
+        """
+        self._thread(self._accept, "rendezvous")
+        with self._changed:
+            complete = self._changed.wait_for(
+                lambda: self._refused or len(self._followers) == self._leader.followers, self._leader.join_timeout_s
+            )
+            if self._refused:
+                raise CellEnded(self._refused)
+            if not complete:
+                raise CellEnded(self._who_is_missing())
+
+    def publish(self, setup: bytes) -> None:
+        """Send every follower what it needs to build its part of the engine."""
+        self._tell_all(Kind.SETUP, setup)
+
+    def start_watching(self) -> None:
+        """Say that the engine is up; from now on members must beat and steps must end."""
+        names = {0: str(self._leader)} | {rank: str(each.joined) for rank, each in self._followers.items()}
+        self._judge = Judge(self._leader.hang_s, names, monotonic())
+        self._tell_all(Kind.READY)
+        self._thread(self._pulse, "cell-pulse")
+
+    def step_called(self, number: int) -> None:
+        """All members were called to take a step."""
+        if self._judge is not None:
+            self._judge.step_called(number, monotonic())
+
+    def step_finished(self, number: int) -> None:
+        """The leader itself has taken a step."""
+        self._own_done = number
+
+    def replies(self, number: int, timeout_s: float | None) -> list[bytes]:
+        """What each follower returned from a call, in the order of ranks.
+
+        Raises:
+            TimeoutError: one did not reply in time.
+        """
+        ends_at = None if timeout_s is None else monotonic() + timeout_s
+        return [self._reply(self._followers[rank], number, ends_at) for rank in sorted(self._followers)]
+
+    def close(self, reason: str, *, failed: bool) -> None:
+        """Tell every follower that the cell ends, and hang up."""
+        self._closing.set()
+        self._listener.close()
+        self._tell_all(Kind.FAREWELL, bytes([failed]) + reason.encode())
+        for follower in self._followers.values():
+            follower.channel.close()
+
+    # --- joining ----------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._closing.is_set():
+            try:
+                connection, (address, *_) = self._listener.accept()
+            except OSError:
+                return
+            if self._callers >= MAX_CALLERS:
+                connection.close()
+                continue
+            self._callers += 1
+            self._thread(partial(self._serve, connection, address), "follower")
+
+    def _serve(self, connection: socket.socket, address: str) -> None:
+        try:
+            joined = admit(connection, self._leader, self._secret, self._fingerprint, self._why_taken)
+            follower = self._join(connection, joined)
+        except NotYet as error:
+            self._stranger = f"{address} was refused: {error}"
+            sys.stderr.write(f"rendezvous: {self._stranger}\n")
+            connection.close()
+            return
+        except Refused as error:
+            connection.close()
+            with self._changed:
+                self._refused = str(error)
+                self._changed.notify_all()
+            return
+        finally:
+            self._callers -= 1
+        self._attend(follower)
+
+    def _join(self, connection: socket.socket, joined: Joined) -> _Follower:
+        connection.settimeout(None)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        follower = _Follower(joined, Channel(connection, joined.key, leads=True))
+        with self._changed:
+            reason = self._why_taken(joined.rank)
+            if reason:
+                raise NotYet(reason)
+            self._followers[joined.rank] = follower
+            self._changed.notify_all()
+        sys.stderr.write(f"rendezvous: {joined} joined\n")
+        return follower
+
+    def _why_taken(self, rank: int) -> str:
+        taken = self._followers.get(rank)
+        return "" if taken is None else f"too late: {taken.joined} is in the cell already"
+
+    def _who_is_missing(self) -> str:
+        missing = sorted(set(range(1, self._leader.size)) - set(self._followers))
+        ranks = ", ".join(map(str, missing))
+        after = f"; {self._stranger}" if self._stranger else ""
+        return f"no follower of rank {ranks} joined within {self._leader.join_timeout_s:g} s{after}"
+
+    # --- from then on -----------------------------------------------------------------------------------------------
+
+    def _attend(self, follower: _Follower) -> None:
+        try:
+            while True:
+                self._take(follower, follower.channel.receive())
+        except ChannelClosed as error:
+            how = "was told to stop" if follower.leaving else f"is gone: {error}"
+            self._lost(f"{follower.joined} {how}")
+
+    def _take(self, follower: _Follower, message: Message) -> None:
+        match message.kind:
+            case Kind.BEAT:
+                if self._judge is not None:
+                    self._judge.heard(follower.joined.rank, PROGRESS.unpack(message.payload)[0], monotonic())
+            case Kind.REPLY:
+                follower.replies.put(message)
+            case Kind.LEAVING:
+                follower.leaving = True
+            case Kind.FAILED:
+                self._lost(f"{follower.joined} failed: {message.payload.decode(errors='replace')}")
+            case _:
+                self._lost(f"{follower.joined} sent a {message.kind.name} message, which is the leader's to send")
+
+    def _lost(self, reason: str) -> None:
+        if not self._closing.is_set():
+            self._end(reason)
+
+    def _pulse(self) -> None:
+        while not self._closing.wait(BEAT_S):
+            self._tell_all(Kind.BEAT)
+            if self._judge is None:
+                continue
+            self._judge.heard(0, self._own_done, monotonic())
+            reason = self._judge.verdict(monotonic())
+            if reason:
+                self._lost(reason)
+                return
+
+    def _reply(self, follower: _Follower, number: int, ends_at: float | None) -> bytes:
+        while True:
+            timeout_s = None if ends_at is None else max(0.0, ends_at - monotonic())
+            try:
+                payload = follower.replies.get(timeout=timeout_s).payload
+            except Empty:
+                raise TimeoutError(f"{follower.joined} did not reply to call {number} in time") from None
+            if PROGRESS.unpack_from(payload)[0] == number:
+                return payload[PROGRESS.size :]
+            # else it comes late, to a call whose caller has given up
+
+    def _tell_all(self, kind: Kind, payload: bytes = b"") -> None:
+        for follower in list(self._followers.values()):
+            with contextlib.suppress(ChannelClosed):  # whoever reads from it says so
+                follower.channel.send(kind, payload)
+
+    @staticmethod
+    def _thread(work: Callable[[], None], name: str) -> None:
+        Thread(target=work, name=name, daemon=True).start()

@@ -1,0 +1,110 @@
+"""The launcher's command line, for a leader and for a follower. It reads; it opens no file and no socket."""
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from engine_agent.engines.vllm.cell.member import Member
+from engine_agent.protocol.states import MemberRole
+
+HANG_VARIABLE = "SWITCHYARD_CELL_HANG_S"
+"""In a plan's environment: how long a member may be silent, or a step take, before its cell counts as hung."""
+HANG_S = 20.0
+"""Unless the plan says else. The longest honest step here, 2,048 tokens of prompt on one core, takes 4 s."""
+JOIN_TIMEOUT_S = 120.0
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """The launcher's own options; `vllm_args` is what followed `--`. `leader_*` is where followers meet the leader."""
+
+    node_id: str
+    host: str
+    port: int
+    served_model: str
+    model_dir: Path
+    digest: str
+    vllm_args: tuple[str, ...]
+    cell: str = ""
+    generation: int = 0
+    rank: int = 0
+    followers: int = 0
+    admin_port: int = 0
+    leader_address: str = ""
+    leader_port: int = 0
+    join_timeout_s: float = JOIN_TIMEOUT_S
+    hang_s: float = HANG_S
+
+    @property
+    def role(self) -> MemberRole:
+        """Rank 0 leads."""
+        return MemberRole.LEADER if self.rank == 0 else MemberRole.FOLLOWER
+
+    def member(self, runtime: Path) -> Member:
+        """This process's place in a cell of several nodes; `runtime` is its own folder."""
+        return Member(
+            cell=self.cell,
+            generation=self.generation,
+            rank=self.rank,
+            followers=self.followers,
+            node_id=self.node_id,
+            address=self.host,
+            leader_address=self.leader_address,
+            leader_port=self.leader_port,
+            runtime=str(runtime),
+            hang_s=self.hang_s,
+            join_timeout_s=self.join_timeout_s,
+        )
+
+
+def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> ServeOptions:
+    """Read the command line; exits with status 2 on a bad one."""
+    own, vllm_args = list(argv), []
+    if "--" in own:
+        split = own.index("--")
+        own, vllm_args = own[:split], own[split + 1 :]
+    parser = _parser()
+    read = parser.parse_args(own)
+    if (read.role == MemberRole.LEADER) != (read.rank == 0):
+        parser.error(f"argument --rank: {read.rank} cannot be the {read.role}'s; the leader, and only it, is rank 0")
+    if read.rank > read.followers:
+        parser.error(f"argument --rank: {read.rank} exceeds --followers {read.followers}")
+    if read.followers > 0 and read.leader is None:
+        parser.error("argument --leader: HOST:PORT is needed in a cell of several nodes")
+    try:
+        hang_s = float(environment.get(HANG_VARIABLE) or HANG_S)
+    except ValueError:
+        parser.error(f"environment variable {HANG_VARIABLE}: {environment[HANG_VARIABLE]!r} is no number of seconds")
+    leader_address, leader_port = read.leader or ("", 0)
+    fields = {name: value for name, value in vars(read).items() if name not in ("role", "leader")}
+    return ServeOptions(
+        **fields, vllm_args=tuple(vllm_args), leader_address=leader_address, leader_port=leader_port, hang_s=hang_s
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="engine_agent.engines.vllm.serve", allow_abbrev=False)
+    parser.add_argument("--node-id", required=True)
+    parser.add_argument("--cell", required=True)
+    parser.add_argument("--generation", required=True, type=int)
+    parser.add_argument("--rank", required=True, type=int)
+    parser.add_argument("--role", required=True, choices=[role.value for role in MemberRole])
+    parser.add_argument("--followers", type=int, default=0, help="ranks in the cell besides the leader")
+    parser.add_argument("--leader", type=_endpoint, metavar="HOST:PORT", help="where followers meet the leader")
+    parser.add_argument("--join-timeout-s", type=float, default=JOIN_TIMEOUT_S)
+    parser.add_argument("--host", required=True, help="this node's address")
+    parser.add_argument("--port", required=True, type=int, help="of the leader's API")
+    parser.add_argument("--admin-port", type=int, default=0, help="of a follower's GET /health, on loopback")
+    parser.add_argument("--served-model", required=True)
+    parser.add_argument("--model-dir", required=True, type=Path)
+    parser.add_argument("--digest", required=True, help="sha256:… of the artifact's manifest")
+    return parser
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
+    return host.strip("[]"), int(port)
