@@ -2,7 +2,7 @@
 
 from django.db import models
 
-from models_registry.planning.versions import VersionSpec
+from models_registry.planning.versions import HeadCounts, VersionSpec
 
 
 class VersionState(models.TextChoices):
@@ -31,6 +31,8 @@ class ModelVersion(models.Model):
 
     `parallelism` maps instance type -> {"nodes": n, "tp": t, …} (see `models_registry.planning.parallelism`);
     `engine_options` holds the engine's own options by name; `golden_prompts` is a list of {"prompt", "expect"}.
+    `attention_heads`, `kv_heads` and `layers` are the model's own and let degrees be checked; null is unknown.
+    `speculation` and `quantization` are read by the modules of these names in `models_registry.planning`.
     """
 
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="versions")
@@ -46,6 +48,11 @@ class ModelVersion(models.Model):
     engine_options = models.JSONField(default=dict, blank=True)
     engine_env = models.JSONField(default=dict, blank=True)
     golden_prompts = models.JSONField(default=list, blank=True)
+    attention_heads = models.PositiveIntegerField(null=True, blank=True)
+    kv_heads = models.PositiveIntegerField(null=True, blank=True)
+    layers = models.PositiveIntegerField(null=True, blank=True)
+    speculation = models.JSONField(default=dict, blank=True)
+    quantization = models.JSONField(default=dict, blank=True)
     created_at = models.DateTimeField()
 
     class Meta:
@@ -75,4 +82,7 @@ class ModelVersion(models.Model):
             engine_options=self.engine_options,
             engine_env=self.engine_env,
             golden_prompts=tuple((item["prompt"], item["expect"]) for item in self.golden_prompts),
+            heads=HeadCounts(attention=self.attention_heads, kv=self.kv_heads, layers=self.layers),
+            speculation=self.speculation,
+            quantization=self.quantization,
         )

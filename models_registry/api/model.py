@@ -12,6 +12,7 @@ from rest_framework.viewsets import ReadOnlyModelViewSet
 from models_registry.api import examples
 from models_registry.models import Model, ModelVersion, VersionState
 from models_registry.selectors.model import models_described, version_by_reference
+from models_registry.selectors.rendering import renderings
 
 
 @extend_schema_serializer(examples=[OpenApiExample("model", examples.MODEL, response_only=True)])
@@ -54,6 +55,24 @@ class GoldenPromptSerializer(serializers.Serializer[Any]):
     expect = serializers.CharField()
 
 
+class DegreesSerializer(serializers.Serializer[Any]):
+    nodes = serializers.IntegerField()
+    tp = serializers.IntegerField(help_text="Tensor-parallel ranks of the whole cell.")
+    cp = serializers.IntegerField(help_text="Context parallelism of prefill, a share of `tp`.")
+    dp = serializers.IntegerField(help_text="Data parallelism of decode, a share of `tp`.")
+    pp = serializers.IntegerField(help_text="Pipeline stages.")
+
+
+class RenderingSerializer(serializers.Serializer[Any]):
+    instance_type = serializers.CharField()
+    problem = serializers.CharField(help_text="Why it cannot be served there: field, value and rule. Empty if it can.")
+    degrees = DegreesSerializer(allow_null=True, help_text="Stated ones, and the defaults of the instance type.")
+    arguments = serializers.ListField(
+        child=serializers.CharField(), help_text="The engine's arguments, as on every rank."
+    )
+    notes = serializers.ListField(child=serializers.CharField(), help_text="Allowed, but worth knowing.")
+
+
 @extend_schema_serializer(examples=[OpenApiExample("model version", examples.VERSION, response_only=True)])
 class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     id = serializers.CharField(source="reference", help_text="`model@version`")
@@ -66,14 +85,23 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     engine_options = serializers.DictField(help_text="The engine's own options, by name.")
     engine_env = serializers.DictField(help_text="Environment variables of the engine.")
     golden_prompts = GoldenPromptSerializer(many=True)
+    speculation = serializers.DictField(
+        help_text="`method` (`ngram`, `draft_model`, `medusa`, `eagle`, `eagle3`) and its settings; empty: none."
+    )
+    quantization = serializers.DictField(help_text="How weights are quantized, in the engine's terms; empty: not.")
+    renderings = serializers.SerializerMethodField(help_text="What a cell of it is on each instance type.")
 
     class Meta:
         model = ModelVersion
         fields = [
             "id", "model", "version", "state", "engine", "artifact_uri", "artifact_digest", "context_length",
-            "max_concurrency", "ready_timeout_s", "parallelism", "engine_options", "engine_env", "golden_prompts",
-            "created_at",
+            "max_concurrency", "ready_timeout_s", "attention_heads", "kv_heads", "layers", "parallelism", "speculation",
+            "quantization", "engine_options", "engine_env", "golden_prompts", "renderings", "created_at",
         ]  # fmt: skip
+
+    @extend_schema_field(RenderingSerializer(many=True))
+    def get_renderings(self, version: ModelVersion) -> list[dict[str, Any]]:
+        return list(RenderingSerializer(renderings(version), many=True).data)
 
 
 class ModelVersionFilter(filters.FilterSet):

@@ -52,12 +52,42 @@ def test_a_version_says_how_it_is_served() -> None:
         "context_length": 2048,
         "max_concurrency": 16,
         "ready_timeout_s": 300.0,
+        "attention_heads": None,
+        "kv_heads": None,
+        "layers": None,
         "parallelism": {"local.cpu": {"nodes": 1, "tp": 1}},
+        "speculation": {},
+        "quantization": {},
         "engine_options": {"enforce_eager": True, "seed": 7},
         "engine_env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
         "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],
+        "renderings": [
+            {
+                "instance_type": "local.cpu",
+                "problem": "smollm2@1: engine vllm needs artifact_uri, the place of the weights",
+                "degrees": None,
+                "arguments": [],
+                "notes": [],
+            }
+        ],
         "created_at": "2026-11-21T12:00:00Z",
     }
+
+
+def test_a_version_shows_what_it_is_on_every_instance_type() -> None:
+    ModelVersion.objects.filter(model_id="smollm2", version="1").update(
+        artifact_uri="file:///weights",
+        attention_heads=9,
+        kv_heads=3,
+        speculation={"method": "ngram", "tokens": 3},
+        parallelism={"local.cpu": {"nodes": 3}, "p5.48xlarge": {}, "own.gpu": {}},
+    )
+    shown = bearer().get("/api/v1/model-versions/smollm2@1").json()["renderings"]
+    local, own, p5 = shown
+    assert local["degrees"] == {"nodes": 3, "tp": 3, "cp": 1, "dp": 1, "pp": 1}
+    assert local["arguments"][-4::2] == ["--speculative-config", "--tensor-parallel-size"]
+    assert own["notes"] == ["Checked when it is deployed: not in the table of types."]
+    assert p5["problem"].endswith("tp is 8; it must divide 9 attention heads: 1, 3 would do")
 
 
 @pytest.mark.parametrize(
