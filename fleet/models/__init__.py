@@ -3,9 +3,11 @@
 from fleet.models.cell import Cell, CellMember
 from fleet.models.credential import AgentCredential, JoinToken
 from fleet.models.deployment import Deployment, DeploymentRegion
+from fleet.models.disruption import Disruption
 from fleet.models.incident import Incident
 from fleet.models.node import Node, NodeReport
 from fleet.models.region import InstanceType, Region
+from fleet.models.rollout import Rollout
 
 __all__ = [
     "AgentCredential",
@@ -13,10 +15,12 @@ __all__ = [
     "CellMember",
     "Deployment",
     "DeploymentRegion",
+    "Disruption",
     "Incident",
     "InstanceType",
     "JoinToken",
     "Node",
     "NodeReport",
     "Region",
+    "Rollout",
 ]

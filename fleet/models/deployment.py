@@ -3,18 +3,23 @@
 from django.db import models
 
 from fleet.models.region import InstanceType, Region
+from fleet.planning.policy import UpdatePolicy, parse_policy
 from fleet.planning.states import ServingClass, choices
 from models_registry.models import ModelVersion
 
 
 class Deployment(models.Model):
-    """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice."""
+    """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice.
+
+    `update_policy` states what differs from the defaults of `fleet.planning.policy.UpdatePolicy`.
+    """
 
     name = models.SlugField(max_length=96, primary_key=True)
     model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="deployments")
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="deployments")
     serving_class = models.CharField(max_length=16, choices=choices(ServingClass), default=ServingClass.REALTIME.value)
     drain_deadline_s = models.FloatField(default=60.0)
+    update_policy = models.JSONField(default=dict, blank=True)
     next_ordinal = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
 
@@ -23,6 +28,10 @@ class Deployment(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def policy(self) -> UpdatePolicy:
+        """How its cells may be updated, the defaults filled in."""
+        return parse_policy(self.update_policy)
 
 
 class DeploymentRegion(models.Model):

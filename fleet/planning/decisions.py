@@ -1,8 +1,11 @@
 """What planners can decide. Each decision says why, and carries what it saw, so that a stale one can be refused."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.planning.states import CellState, NodeState
+from fleet.planning.counters import CellCounters
+from fleet.planning.snapshot import FailedStart, Verdict
+from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +48,37 @@ class LaunchNodes:
 
 @dataclass(frozen=True, slots=True)
 class CreateCell:
-    """Record that a deployment has one more cell; it gets nodes by `StartCell`."""
+    """Record that a deployment has one more cell; it gets nodes by `StartCell`. `version`: the one that it is meant
+    for; empty: the deployment's own."""
 
     deployment: str
     region: str
     reason: str
+    version: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StartCell:
-    """Begin a new generation with these nodes, in rank order. Members before that are not named leave."""
+    """Begin a new generation with these nodes, in rank order. Members before that are not named leave. `version`:
+    the one that it runs from now on; empty: the one it has."""
 
     cell: str
     seen: CellState
     generation: int
     nodes: tuple[str, ...]
     reason: str
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainCell:
+    """Take a ready cell down on purpose. Charged to the disruption ledger, which counts again when this is applied."""
+
+    cell: str
+    generation: int
+    cause: DisruptionCause
+    reason: str
+    rollout: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +112,32 @@ class ExplainCell:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class ChangeRollout:
+    """What a rollout is from now on. `failed`: failures of updated cells to remember beside those known. `counters`:
+    what its cells had counted when its bake began. `verdict`: what its gate found."""
+
+    rollout: int
+    seen: RolloutState
+    revision: int
+    to: RolloutState
+    stage: int
+    reason: str
+    failed: tuple[FailedStart, ...] = ()
+    counters: Mapping[str, CellCounters] | None = None
+    verdict: Verdict | None = None
+
+
 Decision = (
-    MoveNode | RestartAgent | RetireNode | LaunchNodes | CreateCell | StartCell | MoveCell | StopCell | ExplainCell
+    MoveNode
+    | RestartAgent
+    | RetireNode
+    | LaunchNodes
+    | CreateCell
+    | StartCell
+    | DrainCell
+    | MoveCell
+    | StopCell
+    | ExplainCell
+    | ChangeRollout
 )

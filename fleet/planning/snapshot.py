@@ -7,8 +7,10 @@ from enum import StrEnum
 
 from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.states import EngineState
+from fleet.planning.counters import CellCounters
 from fleet.planning.fingerprints import stack_digest
-from fleet.planning.states import CellState, NodeState
+from fleet.planning.policy import UpdatePolicy
+from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
 
 
 class ProviderStatus(StrEnum):
@@ -73,6 +75,10 @@ class MemberView:
 
 @dataclass(frozen=True, slots=True)
 class CellView:
+    """`version`: the one of its current generation, or that it is meant for before its first. `disruption`: why it was
+    taken down on purpose, until it is ready again or stopped. `counters`: what its leader last reported of this
+    generation; None: nothing yet."""
+
     id: str
     deployment: str
     region: str
@@ -84,12 +90,24 @@ class CellView:
     restarts: int = 0
     unrouted_at: datetime | None = None
     reason: str = ""
+    version: str = ""
+    disruption: DisruptionCause | None = None
+    counters: CellCounters | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class VersionView:
+    """What planners need to know of a model version on the deployment's machines."""
+
+    nodes_per_cell: int
+    ready_timeout_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentView:
     """`cells_wanted` maps region -> number of cells. `within`: how many network nodes, counted from the widest, all
-    nodes of a cell must share; 0: any."""
+    nodes of a cell must share; 0: any. `version` is the one that it should serve and that new cells take; size and
+    times of the `others` that some cell runs, or a rollout leads to, may differ from its own."""
 
     name: str
     instance_type: str
@@ -99,6 +117,59 @@ class DeploymentView:
     drain_deadline_s: float = 60.0
     engine: str = ""
     within: int = 0
+    version: str = ""
+    others: Mapping[str, VersionView] = field(default_factory=dict)
+    policy: UpdatePolicy = field(default_factory=UpdatePolicy)
+
+    def of(self, version: str) -> VersionView:
+        """A version's size and times, of the deployment's own where nobody said otherwise."""
+        return self.others.get(version) or VersionView(self.nodes_per_cell, self.ready_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class FailedStart:
+    """A generation of an updated cell that failed, and not because a node was lost."""
+
+    cell: str
+    generation: int
+    reason: str
+
+
+class Finding(StrEnum):
+    """What a gate can say."""
+
+    PASSED = "passed"
+    WORSE = "worse"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What a gate found, and the numbers that it compared, by name, for people to check."""
+
+    finding: Finding
+    reason: str
+    numbers: Mapping[str, float | None] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutView:
+    """An active rollout. `stage` counts the stages of `fleet.planning.waves`; `state_since` is when this state of this
+    stage began; `revision` grows with every change. `counters`: what cells had counted when the bake began."""
+
+    id: int
+    deployment: str
+    from_version: str
+    to_version: str
+    state: RolloutState
+    stage: int
+    region_order: tuple[str, ...]
+    policy: UpdatePolicy
+    revision: int
+    state_since: datetime
+    reason: str = ""
+    failed: tuple[FailedStart, ...] = ()
+    counters: Mapping[str, CellCounters] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,13 +182,15 @@ class RegionView:
 
 @dataclass(frozen=True, slots=True)
 class FleetView:
-    """Everything a pass looks at. `listening_since`: since when agents can reach us without a gap; None: not now."""
+    """Everything a pass looks at. `listening_since`: since when agents can reach us without a gap; None: not now.
+    `rollouts`: the active one of each deployment that has one."""
 
     regions: Mapping[str, RegionView]
     nodes: Mapping[str, NodeView]
     cells: Mapping[str, CellView]
     deployments: Mapping[str, DeploymentView]
     listening_since: datetime | None
+    rollouts: Mapping[str, RolloutView] = field(default_factory=dict)
 
     def heard_for_s(self, since: datetime, now: datetime) -> float:
         """Seconds since `since` in which agents could reach us; 0 while they cannot: our gap is nobody's delay."""

@@ -29,6 +29,25 @@ class IncidentState(StrEnum):
     CLOSED = "closed"
 
 
+class RolloutState(StrEnum):
+    RUNNING = "running"
+    PAUSED = "paused"
+    BAKING = "baking"
+    ROLLING_BACK = "rolling_back"
+    SUCCEEDED = "succeeded"
+    ROLLED_BACK = "rolled_back"
+    FAILED = "failed"
+
+
+class DisruptionCause(StrEnum):
+    """Why an available cell was taken down on purpose."""
+
+    ROLLOUT = "rollout"
+    SCALE = "scale"
+    REPAIR = "repair"
+    OPERATOR = "operator"
+
+
 class ServingClass(StrEnum):
     REALTIME = "realtime"
     NEAR_REALTIME = "near_realtime"
@@ -41,7 +60,7 @@ CELL_ALLOWED: dict[CellState, frozenset[CellState]] = {
         {CellState.STARTING, CellState.READY, CellState.FAILED, CellState.LOST, CellState.DRAINING}
     ),
     CellState.READY: frozenset({CellState.STARTING, CellState.DRAINING, CellState.FAILED, CellState.LOST}),
-    CellState.DRAINING: frozenset({CellState.STOPPED, CellState.FAILED, CellState.LOST}),
+    CellState.DRAINING: frozenset({CellState.STARTING, CellState.STOPPED, CellState.FAILED, CellState.LOST}),
     CellState.FAILED: frozenset({CellState.STARTING, CellState.STOPPED}),
     CellState.LOST: frozenset({CellState.STARTING, CellState.STOPPED}),
     CellState.STOPPED: frozenset(),
@@ -54,6 +73,46 @@ NODE_ALLOWED: dict[NodeState, frozenset[NodeState]] = {
     NodeState.FAULTY: frozenset({NodeState.RETIRED, NodeState.LOST, NodeState.READY}),
     NodeState.LOST: frozenset({NodeState.RETIRED}),
     NodeState.RETIRED: frozenset(),
+}
+
+ROLLOUT_ACTIVE = frozenset({RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.BAKING, RolloutState.ROLLING_BACK})
+"""At most one rollout of a deployment is in one of these."""
+
+# Rolling back is reachable from every active state (I7).
+ROLLOUT_ALLOWED: dict[RolloutState, frozenset[RolloutState]] = {
+    RolloutState.RUNNING: frozenset(
+        {
+            RolloutState.RUNNING,
+            RolloutState.PAUSED,
+            RolloutState.BAKING,
+            RolloutState.ROLLING_BACK,
+            RolloutState.SUCCEEDED,
+            RolloutState.FAILED,
+        }
+    ),
+    RolloutState.PAUSED: frozenset(
+        {
+            RolloutState.PAUSED,
+            RolloutState.RUNNING,
+            RolloutState.ROLLING_BACK,
+            RolloutState.SUCCEEDED,
+            RolloutState.FAILED,
+        }
+    ),
+    RolloutState.BAKING: frozenset(
+        {
+            RolloutState.BAKING,
+            RolloutState.RUNNING,
+            RolloutState.PAUSED,
+            RolloutState.ROLLING_BACK,
+            RolloutState.SUCCEEDED,
+            RolloutState.FAILED,
+        }
+    ),
+    RolloutState.ROLLING_BACK: frozenset({RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK, RolloutState.FAILED}),
+    RolloutState.SUCCEEDED: frozenset(),
+    RolloutState.ROLLED_BACK: frozenset(),
+    RolloutState.FAILED: frozenset(),
 }
 
 CELL_TONE: dict[CellState, Tone] = {
@@ -73,6 +132,16 @@ NODE_TONE: dict[NodeState, Tone] = {
     NodeState.FAULTY: Tone.BAD,
     NodeState.LOST: Tone.BAD,
     NodeState.RETIRED: Tone.IDLE,
+}
+
+ROLLOUT_TONE: dict[RolloutState, Tone] = {
+    RolloutState.RUNNING: Tone.MOVING,
+    RolloutState.PAUSED: Tone.WARN,
+    RolloutState.BAKING: Tone.BAKE,
+    RolloutState.ROLLING_BACK: Tone.WARN,
+    RolloutState.SUCCEEDED: Tone.OK,
+    RolloutState.ROLLED_BACK: Tone.IDLE,
+    RolloutState.FAILED: Tone.BAD,
 }
 
 INCIDENT_TONE: dict[IncidentState, Tone] = {IncidentState.OPEN: Tone.BAD, IncidentState.CLOSED: Tone.IDLE}

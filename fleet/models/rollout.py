@@ -1,0 +1,56 @@
+"""Rollouts: a deployment's way from one model version to another."""
+
+from django.db import models
+
+from controlplane.kernel.tones import Tone
+from fleet.models.deployment import Deployment
+from fleet.planning.states import ROLLOUT_ACTIVE, ROLLOUT_TONE, RolloutState, choices
+from models_registry.models import ModelVersion
+
+
+class Rollout(models.Model):
+    """At most one of a deployment is active. `revision` grows with every change and is what changes compare and set.
+
+    `policy` is the copy that this rollout follows, `region_order` the regions in the order of their turn, `failed` the
+    failed starts of updated cells, `counters` what cells had counted when the present bake began, `verdict` what the
+    last gate found, with its numbers.
+    """
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.PROTECT, related_name="rollouts")
+    from_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="rollouts_away")
+    to_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="rollouts")
+    state = models.CharField(max_length=16, choices=choices(RolloutState), default=RolloutState.RUNNING.value)
+    reason = models.TextField()
+    why = models.TextField(blank=True)
+    stage = models.PositiveIntegerField(default=0)
+    region_order = models.JSONField()
+    policy = models.JSONField()
+    failed = models.JSONField(default=list, blank=True)
+    counters = models.JSONField(default=dict, blank=True)
+    verdict = models.JSONField(null=True)
+    actor = models.CharField(max_length=64)
+    revision = models.PositiveIntegerField(default=1)
+    created_at = models.DateTimeField()
+    state_since = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["deployment"],
+                condition=models.Q(state__in=sorted(state.value for state in ROLLOUT_ACTIVE)),
+                name="rollout_active_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"rollout {self.pk} of {self.deployment_id}"
+
+    @property
+    def tone(self) -> Tone:
+        return ROLLOUT_TONE[RolloutState(self.state)]
+
+    @property
+    def is_active(self) -> bool:
+        return RolloutState(self.state) in ROLLOUT_ACTIVE
