@@ -21,7 +21,7 @@ class InstanceRendering:
 
 
 def renderings(version: ModelVersion) -> list[InstanceRendering]:
-    """By instance type. Only types whose figures are public are rendered: others are checked where they are deployed."""
+    """By instance type. Types without public figures are not rendered; they are checked where they are deployed."""
     spec = version.spec()
     rendered = []
     for name in sorted(spec.parallelism):
