@@ -2,7 +2,7 @@
 
 `ready` needs a healthy engine and, on the leader, a proxy that answers. What the agent repairs by itself (a proxy) and
 what may pass (bad health of an engine that lives) is `starting` with its reason: how long that may last is for the
-control plane to judge. What ended and needs a new generation is `failed`.
+control plane to judge. What ended, or answers what its version must not, needs a new generation and is `failed`.
 """
 
 from engine_agent.planning.node import LIMITS, ConvergeLimits, NodeSnapshot, failure_of, membership_of
@@ -86,4 +86,4 @@ def _by_health(health: Health | None) -> Told:
         return EngineState.STARTING, "no answer yet"
     if health.ok:
         return EngineState.READY, ""
-    return EngineState.STARTING, health.reason
+    return EngineState.FAILED if health.wrong else EngineState.STARTING, health.reason

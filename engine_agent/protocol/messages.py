@@ -22,6 +22,13 @@ class Artifact(Struct, frozen=True, forbid_unknown_fields=False):
     digest: str
 
 
+class GoldenPrompt(Struct, frozen=True):
+    """A prompt whose greedy answer must contain `expect`: the proof that a cell serves what its version says."""
+
+    prompt: str
+    expect: str
+
+
 class EnginePlan(Struct, frozen=True):
     """How to run the engine of a cell. Rendered from a model version by pure code; the same on every rank.
 
@@ -38,7 +45,7 @@ class EnginePlan(Struct, frozen=True):
     draft: Artifact | None = None
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
-    probe_prompt: str = "ping"
+    golden: tuple[GoldenPrompt, ...] = ()
 
 
 class Peer(Struct, frozen=True):
@@ -80,7 +87,11 @@ class Inventory(Struct, frozen=True):
 
 
 class Load(Struct, frozen=True):
-    """Load of one cell as its proxy measured it. Percentiles and rates cover the last 30 s; None: no samples."""
+    """Load of one cell as its proxy measured it. Percentiles and rates cover the last 30 s; None: no samples.
+
+    `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of
+    `engine_agent.protocol.latency_buckets` to the number of samples in it, without the empty ones.
+    """
 
     in_flight: int = 0
     queued: int = 0
@@ -91,15 +102,21 @@ class Load(Struct, frozen=True):
     itl_p99_ms: float | None = None
     requests_total: int = 0
     errors_total: int = 0
+    ttft_counts: dict[int, int] = field(default_factory=dict)
+    itl_counts: dict[int, int] = field(default_factory=dict)
 
 
 class Health(Struct, frozen=True):
-    """Why a node's engine counts as healthy or not. `checked_s_ago` is the age of the youngest probe."""
+    """Why a node's engine counts as healthy or not. `checked_s_ago` is the age of the youngest probe.
+
+    `wrong`: it answers, but not as its version must, and asking again will not change that.
+    """
 
     ok: bool
     reason: str = ""
     probe_ms: float | None = None
     checked_s_ago: float | None = None
+    wrong: bool = False
 
 
 class Observed(Struct, frozen=True):

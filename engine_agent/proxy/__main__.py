@@ -4,8 +4,10 @@ import argparse
 import sys
 from urllib.parse import urlsplit
 
+import msgspec
 import uvloop
 
+from engine_agent.protocol.messages import GoldenPrompt
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.server import CannotListen, ProxyServer
 from engine_agent.proxy.settings import Limits, ProxySettings
@@ -26,7 +28,7 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     parser.add_argument("--engine", type=_engine, required=True, metavar="http://HOST:PORT")
     parser.add_argument("--model", required=True, help="served model name, for the token probe")
     parser.add_argument("--max-concurrency", type=_positive, required=True)
-    parser.add_argument("--probe-prompt", default="ping")
+    parser.add_argument("--golden", type=_golden, default=(), help='JSON: [{"prompt": "…", "expect": "…"}, …]')
     parser.add_argument("--max-body-bytes", type=_positive, default=Limits().max_body_bytes)
     parser.add_argument("--grace-s", type=float, default=5.0, help="for requests in flight after SIGTERM")
     parser.add_argument("--no-access-log", dest="access_log", action="store_false")
@@ -46,6 +48,15 @@ def _positive(text: str) -> int:
     if text.isdecimal() and int(text) > 0:
         return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is no positive whole number")
+
+
+def _golden(text: str) -> tuple[GoldenPrompt, ...]:
+    try:
+        return msgspec.json.decode(text, type=tuple[GoldenPrompt, ...])
+    except msgspec.DecodeError as error:
+        raise argparse.ArgumentTypeError(
+            f'no list of golden prompts ({error}); give [{{"prompt": "…", "expect": "…"}}]'
+        ) from None
 
 
 def _engine(text: str) -> tuple[str, int]:

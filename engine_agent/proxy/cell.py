@@ -46,7 +46,7 @@ class Cell:
         self.settings = settings
         self.log = log
         self.phase = Phase.SERVE
-        self.judge = HealthJudge(settings.probes, settings.max_concurrency)
+        self.judge = HealthJudge(settings.probes, settings.max_concurrency, has_golden=bool(settings.golden))
         self.meter = Meter(monotonic())
         self.in_flight: set[InFlight] = set()
         self.idle = asyncio.Event()

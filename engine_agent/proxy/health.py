@@ -1,7 +1,8 @@
 """Judges the engine's health from probes, from what requests see, and from tokens that pass. Pure: every method takes
 `now` (seconds of any monotonic clock). It starts no probe; it says when one is due.
 
-Healthy means alive (the engine's own /health answers) and proven (a real token came out since the last hard failure).
+Healthy means alive (the engine's own /health answers) and proven: its golden prompts were answered as its version
+must, once, and a real token came out since the last hard failure.
 """
 
 from engine_agent.protocol.messages import Health
@@ -13,13 +14,17 @@ LONG_AGO = float("-inf")
 class HealthJudge:
     """The verdict on one engine. `ok` and `reason` are plain attributes, because every request reads them."""
 
-    def __init__(self, times: ProbeTimes, max_concurrency: int) -> None:
+    def __init__(self, times: ProbeTimes, max_concurrency: int, *, has_golden: bool = False) -> None:
         self.times = times
         self.max_concurrency = max_concurrency
         self.ok = False
         self.reason = "the engine was not probed yet"
         self._dead_because = self.reason
-        self._unproven_because = "no token came out of the engine yet"
+        self._golden_owed = has_golden
+        self._wrong_in_a_row = 0
+        self._unproven_because = (
+            "its golden prompts were not answered yet" if has_golden else "no token came out of the engine yet"
+        )
         self._slow_in_a_row = 0
         self._probe_ms: float | None = None
         self._looked_at: float | None = None
@@ -56,17 +61,29 @@ class HealthJudge:
     def token_seen(self, now: float) -> None:
         """A real token came out of the engine, for a probe or for a client. Called for every piece of a stream."""
         self._token_seen_at = now
-        if self._unproven_because and not self._dead_because:
+        if self._unproven_because and not self._dead_because and not self._golden_owed:
             self._unproven_because = ""
             self._settle(now)
+
+    def golden_passed(self, now: float) -> None:
+        """Every golden prompt was answered as it must be."""
+        self._golden_owed = False
+        self._wrong_in_a_row = 0
+        self.token_seen(now)
+
+    def golden_wrong(self, now: float, reason: str) -> None:
+        """A golden prompt was answered, and not as it must be."""
+        self._wrong_in_a_row += 1
+        self._unproven_because = reason
+        self._settle(now)
 
     def token_asked(self, now: float) -> None:
         """A real-token probe starts."""
         self._token_asked_at = now
 
     def token_failed(self, now: float, reason: str) -> None:
-        """The real-token probe got no token."""
-        self._unproven_because = f"token probe: {reason}"
+        """A question of the probe got no token."""
+        self._unproven_because = reason
         self._settle(now)
 
     def token_probe_due(self, now: float, in_flight: int) -> bool:
@@ -75,12 +92,18 @@ class HealthJudge:
         At once while unproven (then every `token_retry_s`); later only where none was seen for `token_interval_s` and
         the engine has a free slot, because behind a full batch a probe would wait, and tell nothing.
         """
-        if self._dead_because:
+        if self._dead_because or self._golden_owed:
             return False
         if self._unproven_because:
             return now - self._token_asked_at >= self.times.token_retry_s
         last = max(self._token_seen_at, self._token_asked_at)
         return in_flight < self.max_concurrency and now - last >= self.times.token_interval_s
+
+    def golden_due(self, now: float) -> bool:
+        """True when the engine should be asked its golden prompts: once alive, until it has passed or is condemned."""
+        if self._dead_because or not self._golden_owed or self._is_wrong():
+            return False
+        return now - self._token_asked_at >= self.times.token_retry_s
 
     def bad_for_s(self, now: float) -> float:
         """Seconds since the engine stopped being healthy; 0 while it is."""
@@ -89,7 +112,12 @@ class HealthJudge:
     def health(self, now: float) -> Health:
         """The verdict as the protocol carries it."""
         age_s = None if self._looked_at is None else round(now - self._looked_at, 3)
-        return Health(ok=self.ok, reason=self.reason, probe_ms=self._probe_ms, checked_s_ago=age_s)
+        return Health(
+            ok=self.ok, reason=self.reason, probe_ms=self._probe_ms, checked_s_ago=age_s, wrong=self._is_wrong()
+        )
+
+    def _is_wrong(self) -> bool:
+        return self._wrong_in_a_row >= self.times.golden_strikes
 
     def _settle(self, now: float) -> None:
         self.reason = self._dead_because or self._unproven_because

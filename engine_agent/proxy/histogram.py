@@ -1,31 +1,12 @@
 """A histogram of durations that answers for the last seconds and for all time. Pure: `now` is an argument.
 
-Buckets grow by 2^(1/8) from 0.1 ms, so a percentile is right to about 4.5 % whatever the load, and neither recording
-nor asking ever sorts samples: both run on the loop that carries the tokens.
+Neither recording nor asking ever sorts samples: both run on the loop that carries the tokens.
 """
 
 import math
 from collections import deque
 
-FIRST_EDGE_S = 1e-4
-BUCKETS_PER_DOUBLING = 8
-DOUBLINGS = 23
-"""Up to 839 s, beyond the longest silence of a request."""
-BUCKETS = BUCKETS_PER_DOUBLING * DOUBLINGS + 2
-"""One below the first edge, one above the last."""
-
-
-def bucket_of(value_s: float) -> int:
-    """Index of the bucket whose upper edge is the first one >= `value_s`."""
-    if value_s <= FIRST_EDGE_S:
-        return 0
-    index = math.ceil(math.log2(value_s / FIRST_EDGE_S) * BUCKETS_PER_DOUBLING - 1e-9)
-    return min(index, BUCKETS - 1)
-
-
-def upper_edge_s(index: int) -> float:
-    """Upper edge of a bucket in seconds."""
-    return FIRST_EDGE_S * math.exp2(index / BUCKETS_PER_DOUBLING)
+from engine_agent.protocol.latency_buckets import BUCKETS, BUCKETS_PER_DOUBLING, bucket_of, middle_s, upper_edge_s
 
 
 class SlidingHistogram:
@@ -65,8 +46,12 @@ class SlidingHistogram:
         for index, count in enumerate(self._window):
             seen += count
             if seen >= wanted:
-                return _middle_s(index)
+                return middle_s(index)
         raise AssertionError("the window's buckets do not sum to its count")
+
+    def counts(self) -> dict[int, int]:
+        """Samples of all time by bucket, without the empty buckets."""
+        return {index: count for index, count in enumerate(self._all) if count}
 
     def cumulative(self) -> list[tuple[float, int]]:
         """(upper edge in seconds, samples of all time at or below it), one per doubling, for Prometheus."""
@@ -83,8 +68,3 @@ class SlidingHistogram:
             for index, count in self._seconds.popleft()[1].items():
                 self._window[index] -= count
                 self._window_count -= count
-
-
-def _middle_s(index: int) -> float:
-    """Geometric middle of a bucket: the value with the smallest relative error."""
-    return upper_edge_s(index) * math.exp2(-0.5 / BUCKETS_PER_DOUBLING)

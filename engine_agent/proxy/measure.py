@@ -88,6 +88,8 @@ class Meter:
             itl_p99_ms=_ms(self.itl.quantile(now, 0.99)),
             requests_total=self.requests_total,
             errors_total=self.errors_total,
+            ttft_counts=self.ttft.counts(),
+            itl_counts=self.itl.counts(),
         )
 
 

@@ -10,6 +10,9 @@ from engine_agent.proxy.call import EngineAnswer, call
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.upstream import EnginePool
 
+GOLDEN_TOKENS = 32
+"""Longest answer to a golden prompt: what is expected must come early."""
+NO_ANSWER = "no answer in time"
 _MAX_REASON_CHARS = 200
 
 
@@ -17,6 +20,16 @@ class _Reason(msgspec.Struct):
     """What an unhealthy engine may say in the body of its /health."""
 
     reason: str
+
+
+class _Choice(msgspec.Struct):
+    text: str = ""
+
+
+class _Completion(msgspec.Struct):
+    """What matters of an answer of /v1/completions."""
+
+    choices: tuple[_Choice, ...]
 
 
 class Prober:
@@ -36,8 +49,8 @@ class Prober:
             idle_s=settings.limits.engine_idle_s,
             on_lost=self._wake.set,
         )
-        question = {"model": settings.model, "prompt": settings.probe_prompt, "max_tokens": 1, "temperature": 0}
-        self._token_question = msgspec.json.encode(question)
+        prompt = settings.golden[0].prompt if settings.golden else "ping"
+        self._token_question = _question(settings.model, prompt, max_tokens=1)
         cell.look_now = self._wake.set
         cell.confirm_health = self.look
 
@@ -82,29 +95,64 @@ class Prober:
         if self._cell.judge.token_probe_due(now, len(self._cell.in_flight)):
             self._cell.judge.token_asked(now)
             self._token_task = asyncio.get_running_loop().create_task(self._ask_for_token())
+        elif self._cell.judge.golden_due(now):
+            self._cell.judge.token_asked(now)
+            self._token_task = asyncio.get_running_loop().create_task(self._ask_golden_prompts())
 
     async def _ask_for_token(self) -> None:
-        judge, timeout_s = self._cell.judge, self._times.token_timeout_s
-        try:
-            answer = await call(self._pool, b"POST", b"/v1/completions", self._token_question, timeout_s)
-        except TimeoutError:
-            if len(self._cell.in_flight) < self._cell.settings.max_concurrency:
-                judge.token_failed(time.monotonic(), f"no token within {timeout_s:g} s")
-        except OSError as error:
-            judge.token_failed(time.monotonic(), str(error))
-        else:
-            now = time.monotonic()
-            if answer.status == 200:
-                judge.token_seen(now)
-            else:
-                judge.token_failed(now, f"the engine answers {answer.status}{_said(answer)}")
+        judge = self._cell.judge
+        said = await self._complete(self._token_question)
+        if isinstance(said, EngineAnswer):
+            judge.token_seen(time.monotonic())
+        elif said != NO_ANSWER or len(self._cell.in_flight) < self._cell.settings.max_concurrency:
+            judge.token_failed(time.monotonic(), f"token probe: {said}")
         self._log_change()
+
+    async def _ask_golden_prompts(self) -> None:
+        """Ask them in turn; the first that is not answered as it must be ends it."""
+        judge, settings = self._cell.judge, self._cell.settings
+        for golden in settings.golden:
+            said = await self._complete(_question(settings.model, golden.prompt, max_tokens=GOLDEN_TOKENS))
+            if not isinstance(said, EngineAnswer):
+                judge.token_failed(time.monotonic(), f"golden prompt {golden.prompt!r}: {said}")
+                break
+            text = _text(said)
+            if golden.expect not in text:
+                said = f"{text[:_MAX_REASON_CHARS]!r} without {golden.expect!r}"
+                judge.golden_wrong(time.monotonic(), f"golden prompt {golden.prompt!r} is answered {said}")
+                break
+        else:
+            judge.golden_passed(time.monotonic())
+        self._log_change()
+
+    async def _complete(self, question: bytes) -> EngineAnswer | str:
+        """The engine's answer, or why there is none."""
+        try:
+            answer = await call(self._pool, b"POST", b"/v1/completions", question, self._times.token_timeout_s)
+        except TimeoutError:
+            return NO_ANSWER
+        except OSError as error:
+            return str(error)
+        return answer if answer.status == 200 else f"the engine answers {answer.status}{_said(answer)}"
 
     def _log_change(self) -> None:
         judge = self._cell.judge
         if judge.ok is not self._was_ok:
             self._was_ok = judge.ok
             self._cell.log.event(event="health", cell=self._cell.settings.cell, ok=judge.ok, reason=judge.reason)
+
+
+def _question(model: str, prompt: str, max_tokens: int) -> bytes:
+    return msgspec.json.encode({"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0})
+
+
+def _text(answer: EngineAnswer) -> str:
+    """The text of a completion; empty where there is none."""
+    try:
+        choices = msgspec.json.decode(answer.body, type=_Completion).choices
+    except msgspec.DecodeError:
+        return ""
+    return choices[0].text if choices else ""
 
 
 def _said(answer: EngineAnswer) -> str:

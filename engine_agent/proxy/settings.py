@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from engine_agent.protocol.messages import GoldenPrompt
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -50,6 +52,9 @@ class ProbeTimes:
     """An engine that made no token for this long, and has a free slot, is asked for one."""
     token_retry_s: float = 1.0
     token_timeout_s: float = 10.0
+    golden_strikes: int = 2
+    """So many wrong answers in a row to golden prompts condemn this start of the engine. Greedy answers repeat, so
+    the second only rules out that the first was disturbed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +72,7 @@ class ProxySettings:
     engine_port: int
     model: str
     max_concurrency: int
-    probe_prompt: str
+    golden: tuple[GoldenPrompt, ...] = ()
     access_log: bool = True
     grace_s: float = 5.0
     admin_host: str = "127.0.0.1"

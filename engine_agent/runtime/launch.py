@@ -4,6 +4,8 @@ is given besides what its adapter says. It starts nothing."""
 import sys
 from dataclasses import replace
 
+import msgspec
+
 from engine_agent.engines.base import EngineContext, Launch
 from engine_agent.protocol.fingerprint import (
     FINGERPRINT_VARIABLE,
@@ -32,7 +34,7 @@ def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:
         *("--engine", f"http://{context.host}:{base + ENGINE}"),
         *("--model", assignment.plan.served_model),
         *("--max-concurrency", str(assignment.plan.max_concurrency)),
-        *("--probe-prompt", assignment.plan.probe_prompt),
+        *("--golden", msgspec.json.encode(assignment.plan.golden).decode()),
     )
     return Launch(argv=argv, env={"PYTHONPATH": str(context.repo_root)})
 

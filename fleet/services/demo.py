@@ -13,6 +13,10 @@ from models_registry.planning.instance_types import INSTANCE_TYPES, LOCAL_CPU
 LOCAL = LOCAL_CPU
 REGIONS = ("us-east-1", "us-west-2")
 
+# What the weights and the simulator each answer in the same words whenever they are asked.
+GOLDEN_VLLM = [{"prompt": "The capital of France is", "expect": "Paris"}]
+GOLDEN_SIM = [{"prompt": "What is the capital of France?", "expect": "Paris"}]
+
 SIM_70B: dict[str, Any] = {
     "prefill_tokens_per_s": 8000,
     "decode_step_ms": 14,
@@ -105,7 +109,7 @@ def _version(
         defaults={
             "state": VersionState.RELEASED,
             "parallelism": parallelism,
-            "golden_prompts": [{"prompt": "The capital of France is", "expect": "Paris"}],
+            "golden_prompts": GOLDEN_SIM if columns["engine"] == "sim" else GOLDEN_VLLM,
             "created_at": now,
             **columns,
         },

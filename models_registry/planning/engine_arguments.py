@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine_agent.protocol.messages import Artifact, EnginePlan
+from engine_agent.protocol.messages import Artifact, EnginePlan, GoldenPrompt
 from models_registry.planning.degree_rules import check_degrees
 from models_registry.planning.fields import one_of
 from models_registry.planning.instance_types import InstanceShape
@@ -86,7 +86,7 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         draft=speculation.artifact if isinstance(speculation, Draft) else None,
         args=tuple(_flags(_options(spec, degrees, speculation, quantization), spec.reference)),
         env={name: str(value) for name, value in spec.engine_env.items()},
-        probe_prompt=spec.golden_prompts[0][0] if spec.golden_prompts else "ping",
+        golden=tuple(GoldenPrompt(prompt, expect) for prompt, expect in spec.golden_prompts),
     )
     return Rendering(degrees, plan, (*notes, MEDUSA_NOTE) if isinstance(speculation, Medusa) else notes)
 

@@ -43,7 +43,7 @@ class Front:
 async def front_of(script: Script = answer_one_token) -> AsyncIterator[Front]:
     async with running_engine(script) as engine:
         settings = ProxySettings(
-            "n-1", "c-1", 1, "127.0.0.1", 0, 0, 0, "127.0.0.1", engine.port, "tiny", 4, "ping", limits=LIMITS
+            "n-1", "c-1", 1, "127.0.0.1", 0, 0, 0, "127.0.0.1", engine.port, "tiny", 4, limits=LIMITS
         )
         null = os.open(os.devnull, os.O_WRONLY)
         cell = Cell(settings, LineLog(null, requests=False))

@@ -71,7 +71,7 @@ def test_a_failed_token_probe_makes_a_live_engine_unhealthy_until_a_token_comes(
     judge = healthy()
     judge.token_failed(1.0, "no token within 10 s")
     judge.answered(1.2, 1.0)
-    assert (judge.ok, judge.reason) == (False, "token probe: no token within 10 s")
+    assert (judge.ok, judge.reason) == (False, "no token within 10 s")
     judge.token_seen(1.4)
     assert judge.ok
 
@@ -109,3 +109,53 @@ def test_health_carries_the_age_of_the_last_probe() -> None:
     health = judge.health(0.25)
     assert (health.ok, health.reason, health.probe_ms, health.checked_s_ago) == (True, "", 1.0, 0.25)
     assert fresh().health(1.0).checked_s_ago is None
+
+
+def with_golden() -> HealthJudge:
+    judge = HealthJudge(TIMES, max_concurrency=2, has_golden=True)
+    judge.answered(0.0, 1.0)
+    return judge
+
+
+def test_an_engine_with_golden_prompts_is_healthy_once_it_answered_them() -> None:
+    judge = with_golden()
+    assert judge.golden_due(0.0)
+    assert not judge.token_probe_due(0.0, in_flight=0)
+    judge.token_seen(0.1)
+    assert (judge.ok, judge.reason) == (False, "its golden prompts were not answered yet")
+    judge.golden_passed(0.2)
+    assert judge.ok
+    assert not judge.golden_due(60.0)
+
+
+def test_a_wrong_answer_is_asked_for_once_more_and_then_condemns_the_start() -> None:
+    judge = with_golden()
+    judge.token_asked(0.0)
+    judge.golden_wrong(0.1, "it said London")
+    assert not judge.health(0.1).wrong
+    assert not judge.golden_due(0.1)
+    assert judge.golden_due(1.0)
+    judge.golden_wrong(1.1, "it said London")
+    assert (judge.health(1.1).wrong, judge.reason) == (True, "it said London")
+    assert not judge.golden_due(60.0)
+
+
+def test_a_wrong_answer_after_which_it_answers_well_is_forgotten() -> None:
+    judge = with_golden()
+    judge.golden_wrong(0.1, "it said London")
+    judge.golden_passed(1.1)
+    assert judge.ok
+    assert not judge.health(1.1).wrong
+
+
+def test_golden_prompts_wait_for_an_engine_that_is_down_and_are_not_asked_twice() -> None:
+    judge = with_golden()
+    judge.failed(0.1, "refused")
+    assert not judge.golden_due(10.0)
+    judge.answered(11.0, 1.0)
+    assert judge.golden_due(11.0)
+    judge.golden_passed(11.1)
+    judge.failed(12.0, "refused")
+    judge.answered(13.0, 1.0)
+    assert not judge.golden_due(13.0)
+    assert judge.token_probe_due(13.0, in_flight=0)

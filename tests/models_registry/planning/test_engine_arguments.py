@@ -37,7 +37,7 @@ def test_a_vllm_version_renders_flags_in_a_stable_order() -> None:
     assert plan.artifact == Artifact("file:///weights", "sha256:ab")
     assert (plan.served_model, plan.max_concurrency, plan.ready_timeout_s) == ("llama", 16, 120.0)
     assert plan.env == {"OMP_NUM_THREADS": "1"}
-    assert plan.probe_prompt == "The capital of France is"
+    assert [golden.prompt for golden in plan.golden] == ["The capital of France is"]
 
 
 def test_options_of_the_version_win_over_what_follows_from_it() -> None:
