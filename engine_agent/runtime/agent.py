@@ -10,6 +10,8 @@ import random
 from collections.abc import Awaitable, Callable
 from time import monotonic
 
+from msgspec import structs
+
 from engine_agent.planning.converge import plan_convergence
 from engine_agent.planning.node import LIMITS, ConvergeLimits
 from engine_agent.planning.observe import observe
@@ -21,6 +23,8 @@ from engine_agent.runtime.connection import AgentConnection, report_interval_s
 from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.runtime.node import LocalNode, NodePlace
 from engine_agent.runtime.watch import POLL_INTERVAL_S
+from engine_agent.telemetry.accelerators import Accelerators, OnFault
+from engine_agent.telemetry.detection import accelerators_here
 from engine_agent.telemetry.host import read_usage
 
 log = logging.getLogger(__name__)
@@ -43,6 +47,7 @@ class NodeAgent:
         enrolment: Enrolment,
         hello: Callable[[], Hello],
         stack: Callable[[], Fingerprint],
+        accelerators: Callable[[OnFault], Accelerators] = accelerators_here,
         limits: ConvergeLimits = LIMITS,
     ) -> None:
         self._limits = limits
@@ -52,6 +57,7 @@ class NodeAgent:
         self._introduced: Fingerprint = {}
         self._connection = AgentConnection(enrolment=enrolment, hello=self._introduction, on_message=self._on_message)
         self._node = LocalNode(place, stack=stack, on_change=self._wake.set, on_fault=self._connection.send_fault)
+        self._accelerators = accelerators(self._connection.send_fault)
         self._no_contact_since_s: float | None = monotonic()
         self._said: Observed | None = None
 
@@ -64,7 +70,7 @@ class NodeAgent:
             await self._node.look()
             self._converge()
             async with asyncio.TaskGroup() as loops:
-                loops.create_task(self._for_ever("connection", self._connection.run))
+                loops.create_task(self._connect(loops))
                 loops.create_task(self._for_ever("converge", self._converge_once))
                 loops.create_task(self._for_ever("watch", self._watch_once))
                 loops.create_task(self._for_ever("report", self._report_once))
@@ -72,6 +78,15 @@ class NodeAgent:
                 loops.create_task(self._for_ever("stack", self._read_stack_once))
         finally:
             self._node.close()
+
+    async def _connect(self, loops: asyncio.TaskGroup) -> None:
+        """Look for accelerators, whose inventory belongs into the first word to the control plane; then connect."""
+        try:
+            await self._accelerators.prepare()
+        except Exception:
+            log.exception("error while looking for accelerators")
+        loops.create_task(self._for_ever("accelerators", self._accelerators.run))
+        await self._for_ever("connection", self._connection.run)
 
     async def _for_ever(self, name: str, once: Callable[[], Awaitable[None]]) -> None:
         while True:
@@ -130,7 +145,10 @@ class NodeAgent:
     def _introduction(self) -> Hello:
         hello = self._hello()
         self._introduced = hello.fingerprint
-        return hello
+        if hello.inventory is None:
+            return hello
+        inventory = structs.replace(hello.inventory, accelerators=self._accelerators.inventory())
+        return structs.replace(hello, inventory=inventory)
 
     def _on_message(self, message: Desired | RoutingTable) -> None:
         if isinstance(message, Desired):
@@ -154,7 +172,7 @@ class NodeAgent:
             log.info("%s %s", observed.state, observed.reason)
         self._said = observed
         seen = self._node.seen
-        telemetry = {**read_usage(observed.engine_pid), **self._node.telemetry}
+        telemetry = {**read_usage(observed.engine_pid), **self._accelerators.telemetry(), **self._node.telemetry}
         health = _health(observed, seen.health)
         self._connection.send(Report(seq=0, observed=observed, health=health, load=seen.load, telemetry=telemetry))
 

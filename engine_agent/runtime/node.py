@@ -43,6 +43,7 @@ from engine_agent.runtime.launch import proxy_admin_url, proxy_launch, with_fing
 from engine_agent.runtime.logs import bound, last_lines
 from engine_agent.runtime.processes import ProcessEnd, Processes
 from engine_agent.runtime.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord
+from engine_agent.telemetry.neuron_errors import runtime_faults
 
 log = logging.getLogger(__name__)
 
@@ -257,7 +258,8 @@ class LocalNode:
             self._save(proxy=None)
             self.seen = watch.without_proxy(self.seen)
         if not end.was_ordered:
-            self._on_fault(ended(end, reason, lines))
+            for fault in (ended(end, reason, lines), *runtime_faults(lines)):
+                self._on_fault(fault)
         self._on_change()
 
     def _give_up(self, member: Membership, reason: str) -> None:

@@ -1,0 +1,53 @@
+"""Signatures of hardware faults, each named once for the agents that see them and the planners that judge them. It
+decides nothing: what follows from a fault is for planners, and all that is said here is what the signature means.
+
+Sources: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/neuron-runtime/nrt-troubleshoot.html (hardware errors),
+https://docs.nvidia.com/deploy/xid-errors/ and https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/.
+"""
+
+from enum import StrEnum
+
+
+class FaultSignature(StrEnum):
+    """What an agent saw of its accelerators; the value is `Fault.signature`."""
+
+    NEURON_SRAM_UNCORRECTABLE = "neuron_sram_uncorrectable"
+    NEURON_CORE_UNCORRECTABLE = "neuron_core_uncorrectable"
+    NEURON_HBM_UNCORRECTABLE = "neuron_hbm_uncorrectable"
+    NEURON_HBM_REPAIRABLE = "neuron_hbm_repairable"
+    NEURON_DMA_ERROR = "neuron_dma_error"
+    NEURON_COLLECTIVES_HANG = "neuron_collectives_hang"
+    NEURON_NETWORK_PROXY = "neuron_network_proxy"
+    NEURON_HARDWARE_ERROR = "neuron_hardware_error"
+    NVIDIA_XID_FATAL = "nvidia_xid_fatal"
+    NVIDIA_XID = "nvidia_xid"
+    NVIDIA_GPU_LOST = "nvidia_gpu_lost"
+    NVIDIA_ECC_UNCORRECTABLE = "nvidia_ecc_uncorrectable"
+    NVIDIA_ROW_REMAP_FAILED = "nvidia_row_remap_failed"
+    NVIDIA_ROW_REMAP_PENDING = "nvidia_row_remap_pending"
+    ACCELERATOR_MISSING = "accelerator_missing"
+
+
+HARD_SIGNATURES = frozenset(
+    {
+        FaultSignature.NEURON_SRAM_UNCORRECTABLE,
+        FaultSignature.NEURON_CORE_UNCORRECTABLE,
+        FaultSignature.NEURON_HBM_UNCORRECTABLE,
+        FaultSignature.NEURON_DMA_ERROR,
+        FaultSignature.NEURON_COLLECTIVES_HANG,
+        FaultSignature.NVIDIA_XID_FATAL,
+        FaultSignature.NVIDIA_GPU_LOST,
+        FaultSignature.NVIDIA_ECC_UNCORRECTABLE,
+        FaultSignature.NVIDIA_ROW_REMAP_FAILED,
+        FaultSignature.ACCELERATOR_MISSING,
+    }
+)
+"""The hardware cannot be trusted and a restart does not help (design.md, faults). The others pass, or need a reload."""
+
+UNATTRIBUTED_SIGNATURES = frozenset({FaultSignature.NEURON_COLLECTIVES_HANG, FaultSignature.NEURON_NETWORK_PROXY})
+"""Every rank of a cell sees these when one of them is broken: they say which cell is, and not which node."""
+
+
+def is_hard(signature: str) -> bool:
+    """Whether a fault of this signature is one of hardware that must be replaced."""
+    return signature in HARD_SIGNATURES
