@@ -75,9 +75,7 @@ def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> 
     fields = Fields(f"{reference}: speculation", stated)
     methods = METHODS_OF_ENGINE[engine]
     if not methods:
-        raise InvalidVersion(
-            f"{reference}: speculation is {dict(stated)!r}; engine {engine} has none, so it must be {{}}"
-        )
+        raise InvalidVersion(f"{reference}: speculation is {dict(stated)!r}; engine {engine} has none, leave it empty")
     given = stated.get("method")
     if given not in methods:
         raise fields.wrong("method", f"on engine {engine} it must be one of {', '.join(methods)}")
@@ -88,7 +86,7 @@ def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> 
     elif method is Method.MEDUSA:
         read = _medusa(fields)
     else:
-        read = Draft(method, fields.whole("tokens"), _draft_artifact(fields))
+        read = Draft(method, fields.whole("tokens"), _draft_artifact(fields, engine))
     fields.finish()
     return read
 
@@ -110,10 +108,12 @@ def _medusa(fields: Fields) -> Medusa:
         raise fields.wrong_because("tree", str(error)) from None
 
 
-def _draft_artifact(fields: Fields) -> Artifact:
+def _draft_artifact(fields: Fields, engine: str) -> Artifact:
     uri, digest = fields.text("draft_uri"), fields.text("draft_digest")
     if not uri.startswith(("file:///", "s3://")):
         raise fields.wrong("draft_uri", "it must be file:///absolute/path or s3://bucket/prefix")
+    if engine == "vllm" and not uri.startswith("file:///"):
+        raise fields.wrong("draft_uri", "engine vllm loads file:///absolute/path alone")
     if not digest.startswith("sha256:"):
         raise fields.wrong("draft_digest", "it must be sha256:<hex>, the digest of the draft's manifest")
     return Artifact(uri, digest)

@@ -1,0 +1,44 @@
+"""Examples of the Neuron documentation, each with the version that should render to it. See the files in `golden`.
+
+`documented` holds what the page at `source` says; `rendered` is everything that we make of the version.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from models_registry.planning.engine_arguments import render_version
+from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
+from models_registry.planning.versions import HeadCounts, VersionSpec
+
+GOLDEN = Path(__file__).parent / "golden"
+EXAMPLES = sorted(path.stem for path in GOLDEN.glob("*.json"))
+JSON_FLAGS = ("--additional-config", "--speculative-config")
+
+
+class Example:
+    """One golden file."""
+
+    def __init__(self, content: Mapping[str, Any]) -> None:
+        self.documented: Mapping[str, Any] = content["documented"]
+        self.rendered: Any = content.get("rendered")
+        machine = content["machine"]
+        self.machine = INSTANCE_TYPES[machine] if isinstance(machine, str) else InstanceShape(**machine)
+        version = dict(content["version"])
+        self.spec = VersionSpec(**{**version, "heads": HeadCounts(**version["heads"])})
+
+
+def example(name: str) -> Example:
+    return Example(json.loads((GOLDEN / f"{name}.json").read_text()))
+
+
+def rendered(given: Example) -> dict[str, Any]:
+    """Our arguments by flag, JSON ones decoded; a flag without a value is true."""
+    args = render_version(given.spec, given.machine).plan.args
+    found: dict[str, Any] = {}
+    for position, arg in enumerate(args):
+        if arg.startswith("--"):
+            value = args[position + 1] if position + 1 < len(args) else "--"
+            found[arg] = True if value.startswith("--") else json.loads(value) if arg in JSON_FLAGS else value
+    return found

@@ -1,0 +1,72 @@
+"""Speculation: what each engine is told, and what it is not offered."""
+
+import json
+from typing import Any
+
+import pytest
+
+from engine_agent.protocol.messages import Artifact
+from models_registry.planning.engine_arguments import MEDUSA_NOTE, render_version
+from models_registry.planning.instance_types import InstanceShape
+from models_registry.planning.versions import InvalidVersion
+from tests.models_registry.planning.specs import LOCAL, P5, TRN1, spec
+
+DRAFT = {"tokens": 5, "draft_uri": "file:///models/draft", "draft_digest": "sha256:cd"}
+
+
+def config(machine: InstanceShape, engine: str, speculation: dict[str, Any]) -> tuple[Any, Artifact | None]:
+    plan = render_version(spec(engine, machine, speculation=speculation), machine).plan
+    return json.loads(plan.args[plan.args.index("--speculative-config") + 1]), plan.draft
+
+
+def test_n_grams_need_no_second_model() -> None:
+    assert config(LOCAL, "vllm", {"method": "ngram", "tokens": 3, "lookup_max": 5}) == (
+        {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 5},
+        None,
+    )
+
+
+def test_a_draft_model_is_named_where_it_lies_and_goes_along_as_an_artifact() -> None:
+    assert config(P5, "vllm", {"method": "draft_model", **DRAFT}) == (
+        {"method": "draft_model", "model": "/models/draft", "num_speculative_tokens": 5, "max_model_len": 2048},
+        Artifact("file:///models/draft", "sha256:cd"),
+    )
+
+
+def test_eagle_3_is_said_to_nxdi_too() -> None:
+    plan = render_version(spec("neuron", TRN1, speculation={"method": "eagle3", **DRAFT}), TRN1).plan
+    override = json.loads(plan.args[plan.args.index("--additional-config") + 1])["override_neuron_config"]
+    keys = ("enable_eagle_speculation", "enable_fused_speculation", "is_eagle3", "speculation_length")
+    assert [override[key] for key in keys] == [True, True, True, 5]
+
+
+def test_medusa_carries_a_note_about_the_plugin() -> None:
+    medusa = {"method": "medusa", "heads": 2, "tree": [[0], [0, 0]]}
+    found = render_version(spec("neuron", TRN1, speculation=medusa, max_concurrency=1), TRN1)
+    assert found.notes[-1] == MEDUSA_NOTE
+    assert "--speculative-config" not in found.plan.args
+
+
+@pytest.mark.parametrize(
+    ("engine", "speculation", "said"),
+    [
+        ("vllm", {"method": "medusa"}, r"method is 'medusa'; on engine vllm it must be one of ngram, draft_model"),
+        ("neuron", {"method": "ngram"}, r"method is 'ngram'; on engine neuron it must be one of medusa, eagle, eagle3"),
+        ("sim", {"method": "ngram"}, r"speculation is {'method': 'ngram'}; engine sim has none, leave it empty"),
+        ("vllm", {"tokens": 3}, r"method is None; on engine vllm it must be one of"),
+        ("vllm", {"method": "ngram"}, r"speculation.tokens is None; it must be a whole number from 1"),
+        ("vllm", {"method": "ngram", "tokens": 3, "lookup_min": 6}, r"lookup_min is 6; .* at most lookup_max, 4"),
+        ("vllm", {"method": "ngram", "tokens": 3, "lookup": 6}, r"names 'lookup'; .* \(did you mean lookup_m"),
+        ("vllm", {"method": "draft_model", **DRAFT, "draft_uri": "draft"}, r"draft_uri is 'draft'; it must be file:///"),
+        ("vllm", {"method": "draft_model", **DRAFT, "draft_uri": "s3://b/d"}, r"'s3://b/d'; engine vllm loads file:///"),
+        ("vllm", {"method": "draft_model", **DRAFT, "draft_digest": "x"}, r"draft_digest is 'x'; it must be sha256:"),
+        ("neuron", {"method": "medusa", "heads": 1, "tree": [[0], [1, 0]]}, r"speculation.tree: path \[1, 0\] has 2"),
+        ("neuron", {"method": "medusa", "heads": 2, "tree": [[1, 0]]}, r"speculation.tree: .* lacks its prefix \[1\]"),
+        ("neuron", {"method": "medusa", "heads": 1, "tree": [[10]]}, r"takes guess 10, but guesses go from 0 to 9"),
+        ("neuron", {"method": "medusa", "heads": 1, "tree": [[0]]}, r"max_concurrency is 16; Medusa runs one sequence"),
+    ],
+)  # fmt: skip
+def test_speculation_that_cannot_be_is_refused(engine: str, speculation: dict[str, Any], said: str) -> None:
+    machine = TRN1 if engine == "neuron" else LOCAL
+    with pytest.raises(InvalidVersion, match=said):
+        render_version(spec(engine, machine, speculation=speculation), machine)
