@@ -28,9 +28,13 @@ class FleetSettings:
     restart_backoff_s: float = 2.0
     """First wait before a failed cell starts again; doubles with each start that did not become ready."""
     restart_backoff_max_s: float = 300.0
+    explanations_per_pass: int = 20
+    """Cells that are told anew what they wait for; each is a row in the timeline, and the first ones matter most."""
     surplus_after_s: float = 300.0
     """How long a spare beyond the wanted number stays before it is given back."""
     failed_launch_kept_s: float = 30.0
     """Wait between two launches in place of a machine that never joined."""
+    misfits_kept: int = 4
+    """Idle spares that fit no waiting cell beyond which no nearer ones are bought in hope: providers may not listen."""
     launches_per_pass: int = 8
     """Bound on the machines that one pass asks a provider for, so that a wrong number cannot buy a thousand."""

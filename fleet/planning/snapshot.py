@@ -174,10 +174,11 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True)
 class RegionView:
-    """`spares` maps instance type -> idle nodes to keep warm."""
+    """`spares` maps instance type -> idle nodes to keep warm; `repair_only`: how many of these new cells must leave."""
 
     name: str
     spares: Mapping[str, int] = field(default_factory=dict)
+    repair_only: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.decisions import CreateCell, LaunchNodes, MoveCell, RetireNode, StartCell, StopCell
+from fleet.planning.decisions import CreateCell, ExplainCell, LaunchNodes, MoveCell, RetireNode, StartCell, StopCell
 from fleet.planning.reconcile import plan_reconcile
 from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NodeState
 from tests.fleet.planning.fleets import KIND, NOW, SETTINGS, ago, cell, fleet, member, node
+
+PLACED = "placed on a, b, under network node rack-1: the first cell of llama under spine, leaving 0 spares beside it"
+JOINED = "s replaces what was lost, under the same network node as a: no spare is nearer"
 
 
 def plan(view: FleetView) -> tuple[object, ...]:
@@ -33,23 +36,44 @@ def test_missing_cells_are_created_one_by_one() -> None:
 
 def test_a_pending_cell_starts_on_spares() -> None:
     view = fleet(node("a"), node("b"), cell("c1", state=CellState.PENDING, generation=0))
-    assert plan(view) == (StartCell("c1", CellState.PENDING, 0, ("a", "b"), "placed on a, b"),)
+    assert plan(view) == (StartCell("c1", CellState.PENDING, 0, ("a", "b"), PLACED),)
 
 
 def test_a_pending_cell_without_enough_spares_gets_nodes_launched() -> None:
     view = fleet(node("a"), cell("c1", state=CellState.PENDING, generation=0))
     reason = "2 needed in cells and 0 warm, 1 spare and 0 on their way"
-    assert plan(view) == (LaunchNodes("east", KIND, 1, reason),)
+    assert plan(view) == (
+        ExplainCell("c1", CellState.PENDING, 0, "needs 2 local.cpu; 1 is spare"),
+        LaunchNodes("east", KIND, 1, reason, near=("spine", "rack-1")),
+    )
+
+
+def test_what_a_cell_waits_for_is_said_once_and_again_when_it_changes() -> None:
+    waiting = cell("c1", state=CellState.PENDING, generation=0, reason="needs 2 local.cpu; 1 is spare")
+    assert only(fleet(node("a"), waiting), ExplainCell) == []
+    assert only(fleet(waiting), ExplainCell) != []
+
+
+def test_a_broken_cell_that_waits_goes_on_saying_why_it_broke() -> None:
+    broken = cell("c1", "a", "b", state=CellState.LOST, reason="rank 1 on b is lost; waits: something else")
+    (said,) = only(fleet(member("a"), member("b", state=NodeState.LOST), broken), ExplainCell)
+    assert said.reason == "rank 1 on b is lost; waits: needs 1 local.cpu; 0 are spare"  # type: ignore[attr-defined]
+
+
+def test_one_pass_tells_a_bounded_number_of_cells_what_they_wait_for() -> None:
+    cells = [cell(f"c{i}", state=CellState.PENDING, generation=0) for i in range(50)]
+    assert len(only(fleet(*cells, wanted=50), ExplainCell)) == SETTINGS.explanations_per_pass
 
 
 def test_nodes_on_their_way_are_not_launched_twice() -> None:
     view = fleet(node("a"), node("b", state=NodeState.JOINING), cell("c1", state=CellState.PENDING, generation=0))
-    assert plan(view) == ()
+    assert [type(d) for d in plan(view)] == [ExplainCell]
 
 
 def test_a_node_that_still_stops_its_old_engine_counts_as_coming() -> None:
     stopping = node("b", report={"state": EngineState.READY, "cell": "old", "generation": 9})
-    assert plan(fleet(node("a"), stopping, cell("c1", state=CellState.PENDING, generation=0))) == ()
+    view = fleet(node("a"), stopping, cell("c1", state=CellState.PENDING, generation=0))
+    assert [type(d) for d in plan(view)] == [ExplainCell]
 
 
 def test_spares_that_wait_for_a_first_cell_are_not_given_to_a_second() -> None:
@@ -59,13 +83,13 @@ def test_spares_that_wait_for_a_first_cell_are_not_given_to_a_second() -> None:
         cell("c2", state=CellState.PENDING, generation=0, created_at=ago(1)),
         wanted=2,
     )
-    assert [type(d) for d in plan(view)] == [LaunchNodes]
-    assert only(view, LaunchNodes)[0].count == 3  # type: ignore[attr-defined]
+    assert only(view, StartCell) == []
+    assert sum(launch.count for launch in only(view, LaunchNodes)) == 3  # type: ignore[attr-defined]
 
 
 def test_only_the_dead_node_of_a_lost_cell_is_swapped() -> None:
     view = fleet(member("a"), member("b", state=NodeState.LOST), node("s"), cell("c1", "a", "b", state=CellState.LOST))
-    assert only(view, StartCell) == [StartCell("c1", CellState.LOST, 3, ("a", "s"), "s replaces what was lost")]
+    assert only(view, StartCell) == [StartCell("c1", CellState.LOST, 3, ("a", "s"), JOINED)]
 
 
 def test_a_dead_leader_is_replaced_and_its_follower_leads() -> None:
@@ -75,7 +99,8 @@ def test_a_dead_leader_is_replaced_and_its_follower_leads() -> None:
 
 def test_a_lost_cell_without_a_spare_asks_for_a_node_and_waits() -> None:
     view = fleet(member("a"), member("b", state=NodeState.LOST), cell("c1", "a", "b", state=CellState.LOST))
-    assert [type(d) for d in plan(view)] == [LaunchNodes]
+    assert [type(d) for d in plan(view)] == [ExplainCell, LaunchNodes]
+    assert only(view, LaunchNodes)[0].near == ("spine", "rack-1")  # type: ignore[attr-defined]
 
 
 def test_repair_takes_the_warm_spare_and_a_new_one_is_launched() -> None:
@@ -170,9 +195,10 @@ def test_a_draining_cell_is_replaced_at_once() -> None:
     assert [type(d) for d in plan(fleet(member("a"), member("b"), draining))] == [CreateCell]
 
 
-def test_lost_nodes_outside_cells_are_retired() -> None:
-    view = fleet(node("gone", state=NodeState.LOST), wanted=0)
-    assert plan(view) == (RetireNode("gone", NodeState.LOST, "it is lost and in no cell"),)
+@pytest.mark.parametrize("state", [NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED])
+def test_dead_nodes_outside_cells_are_retired_and_retired_ones_that_may_run_are_ended(state: NodeState) -> None:
+    view = fleet(node("gone", state=state), wanted=0)
+    assert plan(view) == (RetireNode("gone", state, f"it is {state} and in no cell"),)
 
 
 def test_a_node_that_never_joined_holds_back_the_next_launch_for_a_while() -> None:
