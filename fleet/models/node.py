@@ -11,7 +11,7 @@ class Node(models.Model):
     """One machine that runs an agent. A node in no cell is a spare.
 
     `desired_version` grows whenever what the node must do changes; `topology` is its ordered list of network nodes,
-    widest first.
+    widest first. `terminated_at`: its provider has confirmed that the machine of a retired node is gone.
     """
 
     id = models.CharField(max_length=32, primary_key=True)
@@ -26,6 +26,7 @@ class Node(models.Model):
     fingerprint = models.JSONField(default=dict, blank=True)
     desired_version = models.BigIntegerField(default=1)
     spare_since = models.DateTimeField(null=True)
+    terminated_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField()
     state_since = models.DateTimeField()
 

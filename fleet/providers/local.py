@@ -72,9 +72,12 @@ class LocalProvider:
 
     def launch(self, spec: LaunchSpec) -> None:
         home = self._folder(spec.id)
-        home.mkdir(parents=True, exist_ok=True, mode=0o700)
         boot = Boot(id=spec.id, argv=self._argv(spec, home))
-        (home / BOOT_FILE).write_bytes(msgspec.json.encode(boot))
+        try:
+            home.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (home / BOOT_FILE).write_bytes(msgspec.json.encode(boot))
+        except OSError as error:
+            raise ProviderError(f"cannot make the folder of {spec.id}: {error}") from error
         self._spawn(boot, home, {"SWITCHYARD_JOIN_TOKEN": spec.join_token})
 
     def restart_agent(self, node_id: str) -> None:

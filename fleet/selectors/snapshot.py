@@ -3,6 +3,8 @@
 from collections import defaultdict
 from datetime import datetime
 
+from django.db.models import Q
+
 from controlplane.kernel.leases import lease_held_since
 from engine_agent.protocol.fingerprint import fingerprint_digest
 from engine_agent.protocol.states import EngineState
@@ -27,8 +29,9 @@ LISTENING_LEASE = "agent-ingest"
 def fleet_view(*, now: datetime, provider: dict[str, ProviderStatus] | None = None) -> FleetView:
     """The whole fleet. `provider` adds what providers said of the nodes in doubt."""
     asked = provider or {}
-    # A member is never left out: planners look up every node that a cell names.
-    nodes = Node.objects.exclude(state=NodeState.RETIRED, member__isnull=True).select_related("report")
+    # A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
+    done = Q(state=NodeState.RETIRED, member__isnull=True, terminated_at__isnull=False)
+    nodes = Node.objects.exclude(done).select_related("report")
     return FleetView(
         regions={region.name: RegionView(region.name, region.spares) for region in Region.objects.all()},
         nodes={node.id: node_view(node, asked.get(node.id, ProviderStatus.UNKNOWN)) for node in nodes},

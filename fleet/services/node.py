@@ -84,9 +84,20 @@ def node_launch(*, region: Region, instance_type: InstanceType, reason: str, now
 def node_retire(decision: RetireNode, *, now: datetime) -> None:
     """Give a machine back. Its credential dies with it, and its incidents close.
 
+    Deciding it again for a node that is retired ends the machine that a crash or its provider left running.
+
     Raises:
         StaleDecision: the node changed, or has joined a cell meanwhile.
+        ProviderError: the machine may still run.
     """
+    if decision.seen is not NodeState.RETIRED:
+        _retire(decision, now)
+    node = Node.objects.select_related("region").get(id=decision.node)
+    provider_named(node.region.provider).terminate(node.id)
+    Node.objects.filter(id=node.id).update(terminated_at=now)
+
+
+def _retire(decision: RetireNode, now: datetime) -> None:
     with transaction.atomic():
         # Locked first and looked at then: a statement that does both sees the members as they were before it waited.
         Node.objects.select_for_update().filter(id=decision.node).first()
@@ -96,7 +107,6 @@ def node_retire(decision: RetireNode, *, now: datetime) -> None:
         AgentCredential.objects.filter(subject=node.id, revoked_at__isnull=True).update(revoked_at=now)
         NodeReport.objects.filter(node=node).delete()
         incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
-    provider_named(node.region.provider).terminate(node.id)
 
 
 def agent_restart(decision: RestartAgent, *, now: datetime) -> None:

@@ -53,10 +53,11 @@ def test_nodes_come_with_their_last_report_and_what_the_provider_said() -> None:
     assert (silent.report.connected, silent.report.last_seen_at, silent.provider) == (False, None, ProviderStatus.GONE)
 
 
-def test_a_retired_node_is_left_out_unless_a_cell_still_names_it() -> None:
-    rows.node("n-gone", state=NodeState.RETIRED)
-    rows.cell("c1", rows.node("n-named", state=NodeState.RETIRED))
-    assert set(fleet_view(now=NOW).nodes) == {"n-named"}
+def test_a_retired_node_is_left_out_unless_a_cell_still_names_it_or_its_machine_may_run() -> None:
+    rows.node("n-gone", state=NodeState.RETIRED, terminated_at=NOW)
+    rows.node("n-runs", state=NodeState.RETIRED)
+    rows.cell("c1", rows.node("n-named", state=NodeState.RETIRED, terminated_at=NOW))
+    assert set(fleet_view(now=NOW).nodes) == {"n-named", "n-runs"}
 
 
 def test_a_deployment_says_how_many_cells_each_region_should_have_and_of_how_many_nodes() -> None:

@@ -1,6 +1,5 @@
 """Ingresses are recorded once, started when they are not there, and never twice at the same time."""
 
-from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 import pytest
@@ -9,8 +8,8 @@ from controlplane.kernel.leases import lease_held_since, lease_take
 from controlplane.kernel.models import Event
 from fleet.models import JoinToken
 from fleet.planning.snapshot import ProviderStatus
-from fleet.providers.base import LaunchSpec, ProviderError
 from tests.fleet import rows
+from tests.fleet.cloud import Cloud
 from tests.fleet.rows import NOW
 from traffic.models import Ingress, IngressReport
 from traffic.planning.ingress import START_AGAIN_AFTER_S
@@ -18,27 +17,6 @@ from traffic.services import ingress as ingresses
 from traffic.services.ingress import ingress_create, ingresses_ensure
 
 pytestmark = pytest.mark.django_db
-
-
-class Cloud:
-    """A border that a test cannot cross: it boots nothing, notes what it was asked, and says what it is told to."""
-
-    def __init__(self) -> None:
-        self.status = ProviderStatus.GONE
-        self.broken = False
-        self.launched: list[LaunchSpec] = []
-        self.restarted: list[str] = []
-
-    def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
-        return dict.fromkeys(node_ids, self.status)
-
-    def launch(self, spec: LaunchSpec) -> None:
-        if self.broken:
-            raise ProviderError("no capacity")
-        self.launched.append(spec)
-
-    def restart_agent(self, node_id: str) -> None:
-        self.restarted.append(node_id)
 
 
 @pytest.fixture

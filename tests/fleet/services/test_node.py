@@ -1,0 +1,148 @@
+"""Decisions about nodes on real PostgreSQL: what is recorded, what the provider is asked, what a crash leaves."""
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.kernel.models import Event
+from controlplane.kernel.transitions import StaleDecision
+from engine_agent.protocol.states import AgentKind
+from fleet.models import AgentCredential, Incident, JoinToken, Node, NodeReport
+from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
+from fleet.planning.states import NodeState
+from fleet.providers.base import ProviderError
+from fleet.selectors.snapshot import fleet_view
+from fleet.services import node as nodes
+from fleet.services.enrolment import agent_enrol, agent_identify, join_token_issue
+from fleet.services.node import JOIN_TOKEN_TTL, agent_restart, node_move, node_retire, nodes_launch
+from tests.fleet import rows
+from tests.fleet.cloud import Cloud
+from tests.fleet.rows import KIND, NOW
+
+pytestmark = pytest.mark.django_db
+
+LATER = NOW + timedelta(minutes=1)
+RETIRE = RetireNode("n-a", NodeState.LOST, "it is lost and in no cell")
+
+
+@pytest.fixture(autouse=True)
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    made = Cloud()
+    monkeypatch.setattr(nodes, "provider_named", lambda _: made)
+    return made
+
+
+def launch(count: int = 1) -> None:
+    rows.deployment()
+    nodes_launch(LaunchNodes("us-east-1", KIND, count, "needed"), now=NOW)
+
+
+def test_a_node_that_joined_is_a_spare_from_then_on() -> None:
+    node = rows.node("n-a", state=NodeState.JOINING, spare_since=None)
+    node_move(MoveNode("n-a", NodeState.JOINING, NodeState.READY, "its agent joined"), now=LATER)
+    node.refresh_from_db()
+    assert (node.state, node.spare_since, node.state_since, node.desired_version) == ("ready", LATER, LATER, 2)
+    assert Event.objects.get().kind == "node.ready"
+
+
+def test_a_loss_is_an_incident_that_names_the_cell() -> None:
+    rows.cell("c1", rows.node("n-a"))
+    node_move(MoveNode("n-a", NodeState.READY, NodeState.LOST, "gone"), now=LATER)
+    incident = Incident.objects.get()
+    assert (incident.kind, incident.cell, incident.deployment) == ("node-lost", "c1", "sim-70b")
+    assert incident.evidence == {"reason": "gone"}
+
+
+def test_a_decision_that_saw_another_state_changes_nothing() -> None:
+    rows.node("n-a", state=NodeState.SUSPECT)
+    with pytest.raises(StaleDecision, match="n-a"):
+        node_move(MoveNode("n-a", NodeState.READY, NodeState.LOST, "gone"), now=NOW)
+    assert not Event.objects.exists()
+    assert not Incident.objects.exists()
+
+
+def test_a_change_of_state_that_is_not_allowed_is_refused() -> None:
+    rows.node("n-a", state=NodeState.LOST)
+    with pytest.raises(ValueError, match="cannot go from lost to ready"):
+        node_move(MoveNode("n-a", NodeState.LOST, NodeState.READY, "back"), now=NOW)
+
+
+def test_launched_nodes_have_ports_places_and_tokens_of_their_own(cloud: Cloud) -> None:
+    launch(5)
+    assert len({spec.port for spec in cloud.launched}) == len({spec.id for spec in cloud.launched}) == 5
+    assert [spec.topology[1] for spec in cloud.launched] == ["rack-0"] * 4 + ["rack-1"]
+    assert set(Node.objects.values_list("state", "reason")) == {("joining", "needed")}
+    spec = cloud.launched[0]
+    agent_enrol(token=spec.join_token, kind=AgentKind.NODE, subject=spec.id, now=NOW)
+    assert set(JoinToken.objects.values_list("expires_at", flat=True)) == {NOW + JOIN_TOKEN_TTL}
+
+
+def test_ports_that_somebody_took_first_are_given_up_for_others(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows.node("n-a", port_base=40020)
+    answers = iter([40020, 40020, 40040])
+    monkeypatch.setattr(cloud, "free_ports", lambda _: next(answers))
+    launch()
+    assert cloud.launched[0].port == 40040
+
+
+def test_without_any_free_ports_the_launch_says_so(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows.node("n-a", port_base=40020)
+    monkeypatch.setattr(cloud, "free_ports", lambda _: 40020)
+    with pytest.raises(ProviderError, match="no ports for a new node in us-east-1 after 5 attempts"):
+        launch()
+
+
+def test_a_launch_that_fails_is_a_lost_node_with_the_reason(cloud: Cloud) -> None:
+    cloud.broken = True
+    launch()
+    assert Node.objects.values_list("state", "reason").get() == ("lost", "its launch failed: no capacity")
+
+
+def test_a_retired_node_loses_its_credential_its_report_and_its_machine(cloud: Cloud) -> None:
+    rows.node("n-a", state=NodeState.LOST)
+    token = join_token_issue(kind=AgentKind.NODE, subject="n-a", region="us-east-1", expires_at=LATER)
+    credential = agent_enrol(token=token, kind="node", subject="n-a", now=NOW)
+    Incident.objects.create(kind="node-lost", subject="n-a", node="n-a", summary="s", opened_at=NOW)
+    node_retire(RETIRE, now=LATER)
+    assert Node.objects.values_list("state", "terminated_at").get() == ("retired", LATER)
+    assert cloud.terminated == ["n-a"]
+    assert agent_identify(credential) is None
+    assert AgentCredential.objects.get().revoked_at == LATER
+    assert not NodeReport.objects.exists()
+    assert Incident.objects.get().resolution == "replaced and retired"
+
+
+def test_a_member_of_a_cell_is_not_retired(cloud: Cloud) -> None:
+    rows.cell("c1", rows.node("n-a", state=NodeState.LOST))
+    with pytest.raises(StaleDecision, match="n-a joined a cell"):
+        node_retire(RETIRE, now=NOW)
+    assert cloud.terminated == []
+
+
+def test_a_machine_that_outlived_its_retirement_is_ended_by_a_later_pass(cloud: Cloud) -> None:
+    rows.node("n-a", state=NodeState.LOST)
+    cloud.broken = True
+    with pytest.raises(ProviderError):
+        node_retire(RETIRE, now=NOW)
+    left = fleet_view(now=NOW).nodes["n-a"]
+    assert left.state is NodeState.RETIRED
+    cloud.broken = False
+    node_retire(RetireNode("n-a", left.state, "its machine may still run"), now=LATER)
+    assert cloud.terminated == ["n-a"]
+    assert fleet_view(now=LATER).nodes == {}
+    assert Event.objects.filter(kind="node.retired").count() == 1
+
+
+def test_a_dead_agent_is_started_again_and_the_timeline_says_so(cloud: Cloud) -> None:
+    rows.node("n-a")
+    agent_restart(RestartAgent("n-a", "its agent process is dead, the machine runs"), now=NOW)
+    assert cloud.restarted == ["n-a"]
+    assert Event.objects.get().kind == "node.agent_restarted"
+
+
+def test_an_agent_that_cannot_be_started_leaves_no_event_that_says_it_was(cloud: Cloud) -> None:
+    rows.node("n-a")
+    cloud.broken = True
+    with pytest.raises(ProviderError):
+        agent_restart(RestartAgent("n-a", "dead"), now=NOW)
+    assert not Event.objects.exists()
