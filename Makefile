@@ -38,7 +38,7 @@ status: ## Show what runs.
 
 engine: environment ## Install vLLM and build the demo's weights, as make up does.
 	@$(VENV) -m engine_agent.engines.vllm.environment install --cache $(SWITCHYARD_CACHE)
-	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE)
+	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE) --ranks 2
 
 test: environment-dev ## Run the whole test suite, fast layers first.
 	@exec $(VENV) -m pytest $(TESTS)

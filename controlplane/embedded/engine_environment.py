@@ -16,6 +16,8 @@ from controlplane.embedded.spawning import Program
 _INSTALL_WITHIN_S = 3600.0
 """An hour: 2.4 GB over a slow line."""
 _BUILD_WITHIN_S = 900.0
+_FOR_TWO_RANKS = ("--ranks", "2")
+"""The demo serves smollm2 from cells of two nodes, and its 9 heads do not divide by 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +50,7 @@ async def install_engine(cache: Path, inherited: Mapping[str, str], home: Home, 
             install = _program(Path(sys.executable), f"{module}.environment", "install", cache, inherited)
             await require_errand("engine", install, home, console, deadline_s=_INSTALL_WITHIN_S)
         with console.step("weights of smollm2"):
-            build = _program(engine_python(cache), f"{module}.weights", "build", cache, inherited)
+            build = _program(engine_python(cache), f"{module}.weights", "build", cache, inherited, _FOR_TWO_RANKS)
             described = await require_errand("weights", build, home, console, deadline_s=_BUILD_WITHIN_S)
         return _read_weights(described)
     except CannotStart as error:
@@ -57,9 +59,11 @@ async def install_engine(cache: Path, inherited: Mapping[str, str], home: Home, 
         ) from error
 
 
-def _program(python: Path, module: str, command: str, cache: Path, inherited: Mapping[str, str]) -> Program:
+def _program(
+    python: Path, module: str, command: str, cache: Path, inherited: Mapping[str, str], more: tuple[str, ...] = ()
+) -> Program:
     return Program(
-        arguments=(str(python), "-m", module, command, "--cache", str(cache)),
+        arguments=(str(python), "-m", module, command, "--cache", str(cache), *more),
         environment={**inherited, "PYTHONPATH": str(CHECKOUT), "PYTHONUNBUFFERED": "1"},
         folder=CHECKOUT,
     )

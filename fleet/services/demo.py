@@ -79,7 +79,7 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
         }
     )
     name = "sim" if weights is None else f"135m-{weights.digest.removeprefix('sha256:')[:8]}"
-    return _version(model, name, {LOCAL: {"nodes": 1, "tp": 1}}, now, context_length=2048, **engine)
+    return _version(model, name, {LOCAL: {"nodes": 2, "tp": 2}}, now, context_length=2048, **engine)
 
 
 def _sim_70b(now: datetime) -> ModelVersion:

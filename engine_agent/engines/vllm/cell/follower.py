@@ -43,7 +43,7 @@ def follow(member: Member, model_dir: Path, say: Say, ending: Ending) -> NoRetur
     """Follow until the cell ends. `say` hears why this member is not ready; an empty text says that it is."""
     secret = secret_from(os.environ)
     link = FollowerLink(member, secret, fingerprint_from(os.environ) | software(), ending.end)
-    link.on_ready = lambda: say("")
+    link.on_ready = lambda: _be_ready(member, say)
     ending.before_stop = lambda: _leave(link)
     try:
         say(f"looking for the leader at {member.leader_address}:{member.leader_port}")
@@ -64,6 +64,11 @@ def follow(member: Member, model_dir: Path, say: Say, ending: Ending) -> NoRetur
         reason = f"{type(error).__name__}: {error}"
         link.fail(reason)
         ending.end(f"{member} failed: {reason}")
+
+
+def _be_ready(member: Member, say: Say) -> None:
+    say("")
+    print(f"ready: {member} follows the leader at {member.leader_address}:{member.leader_port}", flush=True)
 
 
 def _leave(link: FollowerLink) -> None:
