@@ -156,3 +156,13 @@ async def is_refused(cell: Cell, client: httpx.AsyncClient) -> None:
     async with asyncio.timeout(10):
         while (await complete(cell, client)).status_code != 503:
             pass
+
+
+@pytest.mark.asyncio
+async def test_a_hardware_error_in_the_log_of_an_engine_that_died_is_a_fault_of_its_own(cell: Cell) -> None:
+    with (cell.leader.home / "engine.log").open("a") as log:
+        log.write("RuntimeError: nrt_execute failed: NRT_EXEC_HW_ERR_HBM_UE (1201)\n")
+    cell.leader.kill_engine()
+    await cell.leader.says("failed", 1)
+    await eventually(lambda: "neuron_hbm_uncorrectable" in [fault.signature for fault in cell.leader.faults])
+    assert "engine_ended" in [fault.signature for fault in cell.leader.faults]

@@ -1,0 +1,77 @@
+"""An agent on a machine with accelerators: its first word lists them, its reports show their use, its faults arrive."""
+
+import asyncio
+import contextlib
+import socket
+from pathlib import Path
+
+import pytest
+
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Fault, Hello, Report
+from engine_agent.protocol.signatures import FaultSignature
+from engine_agent.protocol.states import AgentKind
+from engine_agent.runtime.agent import NodeAgent
+from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.node import NodePlace
+from engine_agent.telemetry.accelerators import Accelerators, Device, OnFault, hardware_fault
+from engine_agent.telemetry.host import read_inventory
+from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
+
+NODE = "n-0000acce"
+PORT_BASE = 24980
+
+
+class Reader:
+    """One device that breaks as soon as it is read."""
+
+    kind = "nvidia"
+    trouble = ""
+
+    def __init__(self, on_fault: OnFault) -> None:
+        self.devices: tuple[Device, ...] = ()
+        self._on_fault = on_fault
+
+    async def prepare(self) -> None:
+        self.devices = (Device(0, "nvidia", "H100", memory_total_bytes=80 * 2**30),)
+
+    async def run(self) -> None:
+        self._on_fault(hardware_fault(FaultSignature.NVIDIA_XID_FATAL, "XID 79 on nvidia 0", {"xid": 79, "device": 0}))
+
+
+def agent(plane: FakeControlPlane, home: Path) -> NodeAgent:
+    return NodeAgent(
+        place=NodePlace(NODE, home, "127.0.0.1", PORT_BASE, home, dict),
+        enrolment=Enrolment(plane.url, AgentKind.NODE, NODE, home, "join-1"),
+        hello=lambda: Hello(
+            protocol=PROTOCOL_VERSION,
+            kind=AgentKind.NODE,
+            id=NODE,
+            boot_id="b",
+            agent_version="0",
+            inventory=read_inventory("p5.48xlarge", "127.0.0.1", PORT_BASE),
+        ),
+        stack=dict,
+        accelerators=lambda on_fault: Accelerators([Reader(on_fault)]),
+    )
+
+
+@pytest.mark.asyncio
+async def test_inventory_telemetry_and_faults_reach_the_control_plane(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        plane = FakeControlPlane(probe.getsockname()[1])
+    async with plane.running():
+        running = asyncio.create_task(agent(plane, tmp_path).run())
+        try:
+            await eventually(lambda: {type(said) for said in plane.received} >= {Hello, Report, Fault})
+        finally:
+            running.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await running
+    hello = plane.received[0]
+    assert isinstance(hello, Hello)
+    assert hello.inventory is not None
+    assert hello.inventory.accelerators == ("nvidia 0: H100, 80 GiB",)
+    report = next(said for said in plane.received if isinstance(said, Report))
+    assert report.telemetry["accelerators"][0]["memory_total_bytes"] == 80 * 2**30
+    fault = next(said for said in plane.received if isinstance(said, Fault))
+    assert (fault.signature, fault.evidence) == ("nvidia_xid_fatal", {"xid": 79, "device": 0, "hard": True})
