@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,7 +35,7 @@ EXIT_NO_VLLM = 3
 EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
 SHUTDOWN_TIMEOUT_S = 2
-"""On SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
+"""On SIGTERM, since vLLM 0.18. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
 ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Keeps the worker in the engine's core. vLLM would start a third process for it on CPU, which takes 0.5 GB and another
 import of vLLM, outlives a killed core by seconds and leaves segments in /dev/shm."""
@@ -58,15 +59,29 @@ class CannotServe(Exception):
         self.exit_status = exit_status
 
 
-def vllm_argv(options: ServeOptions) -> list[str]:
-    """Options of vLLM's server; the plan's come last and win. The access log would be the node's own health probes."""
+@dataclass(frozen=True)
+class Server:
+    """One build of vLLM's server: options that not every version has, and how it is run to its end.
+
+    `run` is called with the options of vLLM and with what to do last, if the server must be made to end.
+    """
+
+    argv: tuple[str, ...]
+    run: Callable[[Sequence[str], Callable[[], None]], None]
+
+
+def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
+    """Options of vLLM's server: the node's, the server's `own`, the plan's, which win.
+
+    The access log would be the node's own health probes.
+    """
     return [
         *("--model", str(options.model_dir)),
         *("--served-model-name", options.served_model),
         *("--host", options.host),
         *("--port", str(options.port)),
         "--disable-uvicorn-access-log",
-        *("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)),
+        *own,
         *_executor(options),
         *options.vllm_args,
     ]
@@ -170,12 +185,15 @@ def run_vllm(argv: Sequence[str], last_act: Callable[[], None]) -> None:
     start_from_one_process(last_act)
 
 
+OWN_SERVER = Server(("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)), run_vllm)
+
+
 def _no_vllm(error: ImportError) -> CannotServe:
     reason = f"{sys.executable} has no working vLLM ({error}); install the engine's environment"
     return CannotServe(EXIT_NO_VLLM, reason)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str], server: Server | None = None) -> int:
     """Serve, or follow; returns the exit status, see the module's text."""
     options = parse(argv)
     try:
@@ -185,7 +203,7 @@ def main(argv: Sequence[str]) -> int:
             return _follow(options)
         with hold_address(options.host, options.port):
             check_artifact(options.model_dir, options.digest)
-            return _serve(options)
+            return _serve(options, server or OWN_SERVER)
     except CannotServe as error:
         print(f"node {options.node_id}: {error}", file=sys.stderr)
         return error.exit_status
@@ -198,21 +216,21 @@ def _check_secret() -> None:
         raise CannotServe(EXIT_BAD_COMMAND_LINE, str(error)) from error
 
 
-def _serve(options: ServeOptions) -> int:
+def _serve(options: ServeOptions, server: Server) -> int:
     runtime = _prepare(options)
     ended_file = options.member(runtime).ended_file
-    server = os.getpid()
+    server_pid = os.getpid()
 
     def tidy_up() -> None:
         """Say why, if the cell is over, as the last line of the log; leave no file."""
-        if os.getpid() == server and runtime.exists():
+        if os.getpid() == server_pid and runtime.exists():
             reason = left_reason(ended_file)
             shutil.rmtree(runtime, ignore_errors=True)
             if reason:
                 print(f"node {options.node_id}: {reason}", file=sys.stderr, flush=True)
 
     try:
-        run_vllm(vllm_argv(options), tidy_up)
+        server.run(vllm_argv(options, server.argv), tidy_up)
     except Exception:
         if not left_reason(ended_file):
             raise
