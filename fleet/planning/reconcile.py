@@ -1,26 +1,26 @@
-"""Decides what brings the fleet from what it is to what it should be: cells, their nodes, and the supply of nodes.
+"""Decides what brings the fleet from what it is to what it should be: how many cells, and on which nodes.
 
 One plan for scaling and repair. Works on one snapshot; a pass is repeated until it decides nothing more.
 """
 
-from collections import Counter
 from dataclasses import dataclass, field
 from datetime import datetime
 
 from fleet.planning.decisions import (
     CreateCell,
     Decision,
-    LaunchNodes,
+    ExplainCell,
     MoveCell,
-    RetireNode,
     StartCell,
     StopCell,
 )
 from fleet.planning.health import DEAD
-from fleet.planning.placement import available_spares, choose_joining, choose_together
+from fleet.planning.placement import Order, Placed, Placement
+from fleet.planning.placement_words import waiting
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, DeploymentView, FleetView, NodeView
 from fleet.planning.states import CellState, NodeState
+from fleet.planning.supply import needs, plan_supply
 
 LEAVING = frozenset({CellState.DRAINING, CellState.STOPPED})
 BROKEN = frozenset({CellState.FAILED, CellState.LOST})
@@ -28,27 +28,17 @@ BROKEN = frozenset({CellState.FAILED, CellState.LOST})
 # When a region has too many cells, the least useful goes first.
 SURPLUS_ORDER = (CellState.PENDING, CellState.LOST, CellState.FAILED, CellState.STARTING, CellState.READY)
 
-PoolKey = tuple[str, str]
-
 
 @dataclass
 class _Pass:
-    """Working memory of one plan: what is decided, which spares are still free, and how many nodes cells need."""
+    """Working memory of one plan: what is decided, which cells need nodes, and how many heard what they wait for."""
 
     fleet: FleetView
     settings: FleetSettings
     now: datetime
     decisions: list[Decision] = field(default_factory=list)
-    free: dict[PoolKey, list[NodeView]] = field(default_factory=dict)
-    needed: Counter[PoolKey] = field(default_factory=Counter)
-
-    def spares(self, pool: PoolKey) -> list[NodeView]:
-        if pool not in self.free:
-            self.free[pool] = available_spares(self.fleet, *pool)
-        return self.free[pool]
-
-    def take(self, pool: PoolKey, nodes: tuple[NodeView, ...]) -> None:
-        self.free[pool] = [node for node in self.spares(pool) if node not in nodes]
+    orders: list[Order] = field(default_factory=list)
+    explained: int = 0
 
 
 def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
@@ -62,7 +52,7 @@ def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
     for cell in live:
         if cell.id not in surplus:
             _bring_up(work, cell)
-    _supply(work)
+    _place(work)
     return tuple(work.decisions)
 
 
@@ -116,23 +106,15 @@ def _end(cell: CellView, reason: str) -> Decision:
 
 
 def _bring_up(work: _Pass, cell: CellView) -> None:
+    """Start a broken cell again, on the same nodes where they live; ask for the ones that are missing."""
+    if cell.state is not CellState.PENDING and cell.state not in BROKEN:
+        return
     spec = work.fleet.deployments[cell.deployment]
-    pool = (cell.region, spec.instance_type)
-    if cell.state is CellState.PENDING:
-        chosen = choose_together(work.spares(pool), spec.nodes_per_cell)
-        _start(work, cell, pool, (), chosen, spec.nodes_per_cell)
-    elif cell.state in BROKEN:
-        _repair(work, cell, spec, pool)
-
-
-def _repair(work: _Pass, cell: CellView, spec: DeploymentView, pool: PoolKey) -> None:
-    """Start a broken cell again, on the same nodes where they live; only dead ones are swapped."""
     members = [work.fleet.nodes[member.node] for member in cell.members]
     staying = tuple(node for node in members if node.state not in DEAD)
     short = spec.nodes_per_cell - len(staying)
     if short > 0:
-        chosen = choose_joining(work.spares(pool), staying, short)
-        _start(work, cell, pool, staying, chosen, short)
+        work.orders.append(_order(cell, spec, staying, short))
         return
     wait_s = _backoff_s(cell.restarts, work.settings)
     if all(node.state is NodeState.READY for node in staying) and _age_s(cell, work.now) >= wait_s:
@@ -141,83 +123,36 @@ def _repair(work: _Pass, cell: CellView, spec: DeploymentView, pool: PoolKey) ->
         work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, reason))
 
 
-def _start(
-    work: _Pass,
-    cell: CellView,
-    pool: PoolKey,
-    staying: tuple[NodeView, ...],
-    chosen: tuple[NodeView, ...] | None,
-    short: int,
-) -> None:
-    work.needed[pool] += short
-    if chosen is None:
-        # What is free must not go to a later cell while this one waits for the rest.
-        work.take(pool, tuple(work.spares(pool)[:short]))
-        return
-    work.take(pool, chosen)
-    nodes = tuple(node.id for node in (*staying, *chosen))
-    names = ", ".join(node.id for node in chosen)
-    reason = f"{names} replaces what was lost" if cell.state in BROKEN else f"placed on {names}"
-    work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, reason))
-
-
-def _supply(work: _Pass) -> None:
-    """Retire lost nodes that no cell holds, launch what is missing, give back what nobody needs.
-
-    A retired node is looked at only while its machine may still run; retiring it again ends that.
-    """
-    members = {member.node for cell in work.fleet.cells.values() for member in cell.members}
-    for node in work.fleet.nodes.values():
-        if node.state in DEAD and node.id not in members and not _kept(node, work):
-            work.decisions.append(RetireNode(node.id, node.state, f"it is {node.state} and in no cell"))
-    pools = {(region.name, kind) for region in work.fleet.regions.values() for kind in region.spares}
-    for pool in sorted(pools | set(work.needed)):
-        _supply_pool(work, pool)
-
-
-def _supply_pool(work: _Pass, pool: PoolKey) -> None:
-    region, instance_type = pool
-    warm = work.fleet.regions[region].spares.get(instance_type, 0)
-    spares, coming, needed = len(available_spares(work.fleet, *pool)), _coming(work, pool), work.needed[pool]
-    lacking = needed + warm - spares - coming
-    if lacking > 0:
-        count = min(lacking, work.settings.launches_per_pass)
-        reason = f"{needed} needed in cells and {warm} warm, {spares} spare and {coming} on their way"
-        work.decisions.append(LaunchNodes(region, instance_type, count, reason))
-    elif lacking < 0:
-        _give_back(work, work.spares(pool), -lacking)
-
-
-def _kept(node: NodeView, work: _Pass) -> bool:
-    """A node that never joined is kept for a while and counts as coming, so that a launch that fails is not a storm."""
-    never_joined = node.report.last_seen_at is None
-    return never_joined and (work.now - node.state_since).total_seconds() < work.settings.failed_launch_kept_s
-
-
-def _coming(work: _Pass, pool: PoolKey) -> int:
-    """Nodes that will be spares soon: joining ones, and ones that still stop an engine they were released from."""
-    free = {node.id for node in available_spares(work.fleet, *pool)}
-    members = {member.node for cell in work.fleet.cells.values() for member in cell.members}
-    return sum(
-        1
-        for node in work.fleet.nodes.values()
-        if (node.region, node.instance_type) == pool
-        and node.id not in members
-        and node.id not in free
-        and not node.cordoned
-        and (node.state in {NodeState.JOINING, NodeState.READY} or (node.state is NodeState.LOST and _kept(node, work)))
+def _order(cell: CellView, spec: DeploymentView, staying: tuple[NodeView, ...], count: int) -> Order:
+    return Order(
+        cell=cell.id,
+        deployment=cell.deployment,
+        region=cell.region,
+        instance_type=spec.instance_type,
+        count=count,
+        staying=staying,
+        within=spec.within,
+        engine=spec.engine,
+        is_repair=cell.state in BROKEN,
     )
 
 
-def _give_back(work: _Pass, spares: list[NodeView], count: int) -> None:
-    old = [node for node in spares if _spare_for_s(node, work.now) > work.settings.surplus_after_s]
-    for node in old[:count]:
-        reason = f"surplus spare for {_spare_for_s(node, work.now):.0f} s"
-        work.decisions.append(RetireNode(node.id, node.state, reason))
-
-
-def _spare_for_s(node: NodeView, now: datetime) -> float:
-    return 0.0 if node.spare_since is None else (now - node.spare_since).total_seconds()
+def _place(work: _Pass) -> None:
+    """Start the cells that get their nodes, and say of the others what they wait for. Then see to the supply."""
+    placement = Placement(work.fleet)
+    answers = placement.place(work.orders)
+    for order in work.orders:
+        cell, answer = work.fleet.cells[order.cell], answers[order.cell]
+        if isinstance(answer, Placed):
+            nodes = tuple(node.id for node in answer.nodes)
+            work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, answer.reason))
+            continue
+        reason = waiting(cell.reason, answer.reason, is_broken=order.is_repair)
+        if reason != cell.reason and work.explained < work.settings.explanations_per_pass:
+            work.explained += 1
+            work.decisions.append(ExplainCell(cell.id, cell.state, cell.generation, reason))
+    wanted = needs(work.orders, answers)
+    work.decisions += plan_supply(work.fleet, work.settings, work.now, placement.spares, wanted)
 
 
 def _backoff_s(restarts: int, settings: FleetSettings) -> float:
