@@ -80,6 +80,11 @@ class FollowerLink:
         """Tell the leader that this follower was told to stop, and will once the leader is done."""
         self._send(Kind.LEAVING)
 
+    def close(self) -> None:
+        """Hang up, if connected."""
+        if self._channel is not None:
+            self._channel.close()
+
     def _attempt(self) -> Channel:
         where = (self._follower.leader_address, self._follower.leader_port)
         try:

@@ -110,6 +110,8 @@ class LeaderLink:
     def close(self, reason: str, *, failed: bool) -> None:
         """Tell every follower that the cell ends, and hang up."""
         self._closing.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
         self._tell_all(Kind.FAREWELL, bytes([failed]) + reason.encode())
         for follower in self._followers.values():

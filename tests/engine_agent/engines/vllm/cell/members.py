@@ -1,0 +1,40 @@
+"""Members of a cell for tests, and sockets between them."""
+
+import socket
+from dataclasses import replace
+from pathlib import Path
+
+from engine_agent.engines.vllm.cell.member import Member
+
+SECRET = b"the secret of c-1, generation 3"
+LIMIT_S = 10.0
+"""For what takes milliseconds unless it never comes."""
+
+
+def leader(port: int = 0, *, followers: int = 1, hang_s: float = 60.0, join_timeout_s: float = LIMIT_S) -> Member:
+    """Rank 0, on loopback."""
+    return Member(
+        cell="c-1",
+        generation=3,
+        rank=0,
+        followers=followers,
+        node_id="n-00000000",
+        address="127.0.0.1",
+        leader_address="127.0.0.1",
+        leader_port=port,
+        runtime=str(Path("/nowhere")),
+        hang_s=hang_s,
+        join_timeout_s=join_timeout_s,
+    )
+
+
+def follower(of: Member, rank: int = 1) -> Member:
+    """A follower of that leader."""
+    return replace(of, rank=rank, node_id=f"n-0000000{rank}")
+
+
+def free_port() -> int:
+    """A port that nothing listens on."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port: int = server.getsockname()[1]
+    return port

@@ -1,0 +1,191 @@
+"""Leader and followers over real connections: they meet, hear each other, and name what ends the cell."""
+
+import socket
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from queue import Queue
+from threading import Thread
+
+import pytest
+
+from engine_agent.engines.vllm.cell.follower_link import FollowerLink
+from engine_agent.engines.vllm.cell.leader_link import LeaderLink
+from engine_agent.engines.vllm.cell.member import CellEnded, Member
+from tests.engine_agent.engines.vllm.cell.members import LIMIT_S, SECRET, follower, free_port, leader
+
+SOFTWARE = {"vllm": "0.32.0"}
+
+
+class Cell:
+    """Both sides of a cell in this process. What ends a side lands in its queue instead of ending a process."""
+
+    def __init__(self, member: Member) -> None:
+        self.member = member
+        self.leaders_end: Queue[str] = Queue()
+        self.followers_end: Queue[tuple[str, bool]] = Queue()
+        self.setups: Queue[bytes | CellEnded] = Queue()
+        self.followers: dict[int, FollowerLink] = {}
+        self.leader = LeaderLink(member, SECRET, SOFTWARE, self.leaders_end.put)
+
+    def call(
+        self, rank: int = 1, secret: bytes = SECRET, software: dict[str, str] = SOFTWARE, **changes: float
+    ) -> None:
+        """A follower comes."""
+        member = replace(follower(self.member, rank), **changes)  # type: ignore[arg-type]
+        link = FollowerLink(member, secret, software, lambda reason, failed: self.followers_end.put((reason, failed)))
+        self.followers[rank] = link
+        Thread(target=self._connect, args=(link,), daemon=True).start()
+
+    def form(self) -> None:
+        """All followers come, and everybody starts to watch."""
+        for rank in range(1, self.member.size):
+            self.call(rank)
+        self.leader.gather()
+        self.leader.publish(b"setup")
+        for _ in self.followers:
+            assert self.setups.get(timeout=LIMIT_S) == b"setup"
+        for link in self.followers.values():
+            link.start()
+        self.leader.start_watching()
+
+    def _connect(self, link: FollowerLink) -> None:
+        try:
+            self.setups.put(link.connect(lambda _: None))
+        except CellEnded as error:
+            self.setups.put(error)
+
+
+Cells = Callable[..., Cell]
+
+
+@pytest.fixture
+def cells() -> Iterator[Cells]:
+    made: list[Cell] = []
+
+    def make(**limits: float) -> Cell:
+        made.append(Cell(replace(leader(free_port()), **limits)))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for cell in made:
+        cell.leader.close("the test is over", failed=False)
+        for link in cell.followers.values():
+            link.close()
+
+
+def test_a_reply_reaches_its_call_and_a_late_one_none(cells: Cells) -> None:
+    cell = cells()
+    cell.form()
+    cell.followers[1].reply(6, b"late")
+    cell.followers[1].reply(7, b"seven")
+    assert cell.leader.replies(7, LIMIT_S) == [b"seven"]
+
+
+def test_replies_come_in_the_order_of_ranks(cells: Cells) -> None:
+    cell = cells(followers=2)
+    cell.form()
+    cell.followers[2].reply(1, b"two")
+    cell.followers[1].reply(1, b"one")
+    assert cell.leader.replies(1, LIMIT_S) == [b"one", b"two"]
+
+
+def test_a_reply_that_does_not_come_is_a_timeout(cells: Cells) -> None:
+    cell = cells()
+    cell.form()
+    with pytest.raises(TimeoutError, match=r"rank 1 \(n-00000001\) did not reply to call 1"):
+        cell.leader.replies(1, 0.01)
+
+
+def test_a_failed_follower_says_why(cells: Cells) -> None:
+    cell = cells()
+    cell.form()
+    cell.followers[1].fail("ValueError: no")
+    assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 1 (n-00000001) failed: ValueError: no"
+
+
+def test_a_follower_that_is_told_to_stop_says_so(cells: Cells) -> None:
+    cell = cells()
+    cell.form()
+    cell.followers[1].announce_leaving()
+    cell.followers[1].close()
+    assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 1 (n-00000001) was told to stop"
+
+
+def test_a_follower_that_is_gone_is_named(cells: Cells) -> None:
+    cell = cells()
+    cell.form()
+    cell.followers[1].close()
+    assert cell.leaders_end.get(timeout=LIMIT_S).startswith("rank 1 (n-00000001) is gone: its connection ")
+
+
+def test_followers_hear_why_the_leader_ends(cells: Cells) -> None:
+    cell = cells()
+    cell.form()
+    cell.leader.close("told to", failed=False)
+    assert cell.followers_end.get(timeout=LIMIT_S) == ("the leader ended the cell: told to", False)
+
+
+def test_a_step_that_is_never_finished_ends_the_cell(cells: Cells) -> None:
+    cell = cells(hang_s=0.5)
+    cell.form()
+    cell.leader.step_called(1)
+    cell.leader.step_finished(1)
+    assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 1 (n-00000001) did not finish step 1 within 0.5 s"
+
+
+def test_steps_that_are_finished_do_not(cells: Cells) -> None:
+    cell = cells(hang_s=0.75)
+    cell.form()
+    cell.leader.step_called(1)
+    cell.leader.step_finished(1)
+    cell.followers[1].done = 1
+    cell.call(1)  # refused, which takes a few round trips
+    assert isinstance(cell.setups.get(timeout=LIMIT_S), CellEnded)
+    assert cell.leaders_end.empty()
+
+
+def test_who_comes_late_ends_and_the_cell_does_not(cells: Cells) -> None:
+    cell = cells()
+    cell.form()
+    cell.call(1)
+    late = cell.setups.get(timeout=LIMIT_S)
+    assert str(late) == "the leader refused: too late: rank 1 (n-00000001) is in the cell already"
+    assert cell.leaders_end.empty()
+
+
+def test_other_software_ends_both_with_the_same_words(cells: Cells) -> None:
+    cell = cells()
+    cell.call(software={"vllm": "0.31.0"})
+    with pytest.raises(CellEnded, match=r"fingerprint mismatch: rank 1 .* vllm is 0.31.0 instead of 0.32.0") as ended:
+        cell.leader.gather()
+    assert str(cell.setups.get(timeout=LIMIT_S)) == f"the leader refused: {ended.value}"
+
+
+def test_a_follower_that_never_comes_is_named_with_who_came_instead(cells: Cells) -> None:
+    cell = cells(join_timeout_s=0.5)
+    cell.call(secret=b"wrong", join_timeout_s=0.3)
+    with pytest.raises(CellEnded, match=r"no follower of rank 1 joined within 0.5 s; 127.0.0.1 was refused: .*secret"):
+        cell.leader.gather()
+    assert "does not prove that it knows the secret of cell c-1, for 0.3 s" in str(cell.setups.get(timeout=LIMIT_S))
+
+
+def test_a_leader_that_is_not_there_is_named() -> None:
+    nowhere = leader(free_port(), join_timeout_s=0.1)
+    link = FollowerLink(follower(nowhere), SECRET, SOFTWARE, lambda *_: None)
+    with pytest.raises(CellEnded, match=r"no leader at 127\.0\.0\.1:\d+: Connection refused, for 0.1 s"):
+        link.connect(lambda _: None)
+
+
+def test_strangers_who_say_nothing_keep_nobody_out(cells: Cells) -> None:
+    cell = cells()
+    where = (cell.member.leader_address, cell.member.leader_port)
+    with socket.create_connection(where), socket.create_connection(where):
+        cell.form()
+
+
+def test_a_taken_port_is_named() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(CellEnded, match=r"cannot listen for followers on 127\.0\.0\.1:"),
+    ):
+        LeaderLink(leader(taken.getsockname()[1]), SECRET, SOFTWARE, lambda _: None)
