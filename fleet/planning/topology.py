@@ -4,10 +4,14 @@ A topology is a machine's ordered list of network nodes, widest first, as EC2's 
 machines share a prefix of it: the longer, the fewer hops lie between them.
 """
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from itertools import combinations
 
 Path = tuple[str, ...]
+
+POSITIONS_TRIED = 256
+"""Places beyond the machines that there are, among which one near another is looked for."""
 
 
 def shared_prefix(one: Sequence[str], other: Sequence[str]) -> int:
@@ -50,3 +54,24 @@ def common_prefix(topologies: Sequence[Sequence[str]]) -> Path:
 def failure_domain(topology: Sequence[str]) -> str:
     """What fails together: all below one widest network node, which lies in one availability zone. Empty: unknown."""
     return topology[0] if topology else ""
+
+
+def free_position(place_at: Callable[[int], Path], taken: Iterable[Path], near: Path) -> int:
+    """The number of the place where a new machine should stand: the first free one of those nearest to `near`.
+
+    Places are numbered from 0, and `place_at` says below which network nodes each is; several may be below the same.
+    `taken` has the topologies of the machines that there are.
+    """
+    left = Counter(taken)
+    best, longest = 0, -1
+    for position in range(left.total() + POSITIONS_TRIED):
+        place = place_at(position)
+        if left[place]:
+            left[place] -= 1
+            continue
+        shared = shared_prefix(place, near)
+        if shared > longest:
+            best, longest = position, shared
+        if shared == len(near):
+            break
+    return best

@@ -39,7 +39,8 @@ class NodeProvider(Protocol):
         """
 
     def topology(self, region: str, position: int) -> tuple[str, ...]:
-        """Network nodes above the machine with this number in its region, widest first."""
+        """Network nodes above the place with this number in a region, widest first; places are filled from 0. Empty
+        where the provider alone decides: agents then say where they are."""
 
     def launch(self, spec: LaunchSpec) -> None:
         """Boot a machine.

@@ -35,8 +35,8 @@ STOP_ROUNDS = 2
 """A dying agent may have started something between the first look and its end."""
 SPAWN_LIMIT_S = 10.0
 _DETACH = "import os, sys; os.setsid(); os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
-LEAF_SIZE = 4
-"""Machines under one lowest network node: small enough that a demo fleet has near and far ones."""
+RACK_SIZE, RACKS_PER_ROW, HALLS = 4, 2, 2
+"""Machines under one lowest network node, and so upwards: small enough that a demo fleet has near and far ones."""
 
 
 class Boot(msgspec.Struct, frozen=True):
@@ -67,8 +67,10 @@ class LocalProvider:
         )
 
     def topology(self, region: str, position: int) -> tuple[str, ...]:
-        leaf = position // LEAF_SIZE
-        return (f"{region}-nn0", f"{region}-nn0-{leaf // 2}", f"{region}-nn0-{leaf // 2}-{leaf % 2}")
+        """Racks of `RACK_SIZE` in turn below two widest network nodes, two racks a row, as halls fill up."""
+        rack, hall = divmod(position // RACK_SIZE, HALLS)
+        widest = f"{region}-nn{hall}"
+        return (widest, f"{widest}-{rack // RACKS_PER_ROW}", f"{widest}-{rack // RACKS_PER_ROW}-{rack % RACKS_PER_ROW}")
 
     def launch(self, spec: LaunchSpec) -> None:
         home = self._folder(spec.id)

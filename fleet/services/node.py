@@ -15,8 +15,9 @@ from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, CellMember, InstanceType, Node, NodeReport, Region
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
 from fleet.planning.states import NODE_ALLOWED, NODE_TONE, NodeState
+from fleet.planning.topology import Path, free_position
 from fleet.providers import provider_named
-from fleet.providers.base import LaunchSpec, ProviderError
+from fleet.providers.base import LaunchSpec, NodeProvider, ProviderError
 from fleet.services.desired import desired_changed
 from fleet.services.enrolment import join_token_issue
 from fleet.services.incident import incident_open, incidents_close
@@ -55,12 +56,12 @@ def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
     region = Region.objects.get(name=decision.region)
     instance_type = InstanceType.objects.get(name=decision.instance_type)
     for _ in range(decision.count):
-        node_launch(region=region, instance_type=instance_type, reason=decision.reason, now=now)
+        node_launch(region=region, instance_type=instance_type, reason=decision.reason, now=now, near=decision.near)
 
 
-def node_launch(*, region: Region, instance_type: InstanceType, reason: str, now: datetime) -> Node:
+def node_launch(*, region: Region, instance_type: InstanceType, reason: str, now: datetime, near: Path = ()) -> Node:
     provider = provider_named(region.provider)
-    node = _node_record(region, instance_type, reason, now)
+    node = _node_record(region, instance_type, reason, now, near)
     token = join_token_issue(kind=AgentKind.NODE, subject=node.id, region=region.name, expires_at=now + JOIN_TOKEN_TTL)
     spec = LaunchSpec(
         id=node.id,
@@ -124,11 +125,10 @@ def agent_restart(decision: RestartAgent, *, now: datetime) -> None:
         )
 
 
-def _node_record(region: Region, instance_type: InstanceType, reason: str, now: datetime) -> Node:
+def _node_record(region: Region, instance_type: InstanceType, reason: str, now: datetime, near: Path) -> Node:
     provider = provider_named(region.provider)
-    for attempt in range(5):
+    for _ in range(5):
         taken = list(Node.objects.exclude(state=NodeState.RETIRED).values_list("port_base", flat=True))
-        position = Node.objects.filter(region=region).count() + attempt
         node = Node(
             id=f"n-{secrets.token_hex(4)}",
             region=region,
@@ -136,7 +136,7 @@ def _node_record(region: Region, instance_type: InstanceType, reason: str, now: 
             state=NodeState.JOINING.value,
             reason=reason,
             port_base=provider.free_ports(taken),
-            topology=list(provider.topology(region.name, position)),
+            topology=list(_place(provider, region, near)),
             created_at=now,
             state_since=now,
         )
@@ -148,6 +148,15 @@ def _node_record(region: Region, instance_type: InstanceType, reason: str, now: 
             continue  # somebody took the ports first; look again
         return node
     raise ProviderError(f"no ports for a new node in {region.name} after 5 attempts")
+
+
+def _place(provider: NodeProvider, region: Region, near: Path) -> Path:
+    """Where a new machine will stand in the network, as far as its provider lets us choose."""
+    there = Node.objects.filter(region=region).exclude(state=NodeState.RETIRED).values_list("topology", flat=True)
+    position = free_position(
+        lambda number: provider.topology(region.name, number), (tuple(topology) for topology in there), near
+    )
+    return provider.topology(region.name, position)
 
 
 def _move(node_id: str, seen: NodeState, to: NodeState, reason: str, now: datetime, **changes: Any) -> Node:

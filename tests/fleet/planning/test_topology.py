@@ -8,6 +8,7 @@ from fleet.planning.topology import (
     depth_of,
     distance,
     failure_domain,
+    free_position,
     shared_prefix,
     total_distance,
 )
@@ -46,3 +47,26 @@ def test_a_pool_is_as_deep_as_its_longest_topology_and_never_flat() -> None:
 def test_what_nodes_share_and_what_fails_with_them() -> None:
     assert common_prefix([("a", "b", "c"), ("a", "b", "d"), ("a", "b", "c")]) == ("a", "b")
     assert (failure_domain(("a", "b")), failure_domain(())) == ("a", "")
+
+
+def rack(position: int) -> Path:
+    """Two machines a rack, two racks a hall."""
+    return f"h{position // 4}", f"r{position // 2}"
+
+
+@pytest.mark.parametrize(
+    ("taken", "near", "expected"),
+    [
+        ([], (), 0),
+        ([rack(0), rack(1)], (), 2),
+        ([rack(1), rack(3)], (), 1),
+        ([rack(0), rack(2)], rack(2), 3),
+        ([rack(0), rack(2), rack(3)], rack(2), 1),
+        ([rack(0), rack(1), rack(2), rack(3)], rack(2), 4),
+        ([("elsewhere",)], rack(9), 8),
+    ],
+)
+def test_a_new_machine_stands_at_the_first_free_place_of_the_nearest(
+    taken: list[Path], near: Path, expected: int
+) -> None:
+    assert free_position(rack, taken, near) == expected

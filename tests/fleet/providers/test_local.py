@@ -12,6 +12,7 @@ import pytest
 from engine_agent.protocol.ports import PORTS_PER_NODE
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.snapshot import ProviderStatus
+from fleet.planning.topology import shared_prefix
 from fleet.providers.base import LaunchSpec, ProviderError
 from fleet.providers.local import LocalProvider
 
@@ -129,7 +130,6 @@ def test_port_blocks_that_are_taken_are_passed_over(provider: LocalProvider) -> 
 
 
 def test_neighbours_share_a_network_node(provider: LocalProvider) -> None:
-    near, also_near, far = (provider.topology("us-east-1", position) for position in (0, 3, 4))
-    assert near == also_near
-    assert near[:2] == far[:2]
-    assert near != far
+    first, same_rack, other_hall, same_row = (provider.topology("us-east-1", position) for position in (0, 3, 4, 8))
+    assert first == same_rack
+    assert [shared_prefix(first, other) for other in (other_hall, same_row)] == [0, 2]

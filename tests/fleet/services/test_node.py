@@ -45,6 +45,15 @@ def test_a_node_that_joined_is_a_spare_from_then_on() -> None:
     assert Event.objects.get().kind == "node.ready"
 
 
+def test_a_machine_is_launched_near_those_that_it_shall_join_and_in_no_place_that_is_taken(cloud: Cloud) -> None:
+    rows.deployment()
+    for name, rack in (("n-a", 0), ("n-b", 2), ("n-c", 2)):
+        rows.node(name, topology=["us-east-1", f"rack-{rack}"])
+    rows.node("n-gone", state=NodeState.RETIRED, topology=["us-east-1", "rack-2"])
+    nodes_launch(LaunchNodes("us-east-1", KIND, 3, "needed", near=("us-east-1", "rack-2")), now=NOW)
+    assert [spec.topology[-1] for spec in cloud.launched] == ["rack-2", "rack-2", "rack-0"]
+
+
 def test_a_loss_is_an_incident_that_names_the_cell() -> None:
     rows.cell("c1", rows.node("n-a"))
     node_move(MoveNode("n-a", NodeState.READY, NodeState.LOST, "gone"), now=LATER)
