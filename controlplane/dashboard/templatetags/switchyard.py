@@ -120,6 +120,23 @@ def percent(value: object) -> str:
 
 
 @register.filter
+def gib(value: object) -> str:
+    """Bytes as GiB: one decimal below 10, whole above."""
+    number = _number(value)
+    if number is None:
+        return NOTHING
+    return f"{number / 2**30:.{0 if number == 0 or number >= 10 * 2**30 else 1}f}{THIN_SPACE}GiB"
+
+
+@register.filter
+def counters(value: object) -> str:
+    """Those of some named counters that are not 0: `sram_ecc_uncorrected 4`; `none` where all are."""
+    if not isinstance(value, dict) or not value:
+        return NOTHING
+    return ", ".join(f"{name} {count(number)}" for name, number in value.items() if number) or "none"
+
+
+@register.filter
 def plain(value: object) -> str:
     """A value of JSON as a person would write it: text bare, all else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

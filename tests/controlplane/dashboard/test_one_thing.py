@@ -77,6 +77,16 @@ def test_a_node_shows_its_place_and_last_report() -> None:
     assert "rss_bytes" in part("/nodes/n-00000001/", "node-report")
 
 
+def test_a_node_shows_its_accelerators_and_their_errors() -> None:
+    device = {"index": 3, "kind": "neuron", "name": "trainium2", "cores": 4, "utilisation_percent": 42.0}
+    device |= {"memory_used_bytes": 2**30, "memory_total_bytes": 96 * 2**30, "errors": {"sram_ecc_uncorrected": 4}}
+    rows.node("n-00000001", report={"telemetry": {"accelerators": [device], "agent_rss_bytes": 7}})
+    text = part("/nodes/n-00000001/", "node-report")
+    for word in ("neuron 3", "trainium2, 4 cores", "sram_ecc_uncorrected 4", "96"):
+        assert word in text
+    assert "Accelerators" not in part(f"/nodes/{rows.node('n-00000002').pk}/", "node-report")
+
+
 def test_a_node_that_never_reported_names_its_log() -> None:
     node = rows.node("n-00000001")
     node.report.delete()
