@@ -6,15 +6,9 @@ from collections.abc import Iterable
 from engine_agent.protocol.messages import Assignment, Desired, Peer
 from engine_agent.protocol.states import Phase
 from fleet.models import CellMember, Node
+from fleet.planning.phases import PHASES
 from fleet.planning.states import CellState
 from models_registry.planning.engine_arguments import render_engine_plan
-
-PHASES: dict[CellState, Phase] = {
-    CellState.STARTING: Phase.SERVE,
-    CellState.READY: Phase.SERVE,
-    CellState.DRAINING: Phase.DRAIN,
-}
-"""A cell in any other state runs no engine: it starts again as a whole, with a new generation."""
 
 
 def desired_versions(node_ids: Iterable[str]) -> dict[str, int]:

@@ -5,7 +5,6 @@ goes on from there.
 """
 
 import logging
-from collections.abc import Callable
 from datetime import datetime
 from functools import singledispatch
 
@@ -27,9 +26,8 @@ from fleet.planning.decisions import (
     StartCell,
     StopCell,
 )
-from fleet.planning.health import plan_health
-from fleet.planning.liveness import nodes_in_doubt, plan_liveness
-from fleet.planning.reconcile import plan_reconcile
+from fleet.planning.liveness import nodes_in_doubt
+from fleet.planning.planners import MAX_ROUNDS, PLANNERS
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, ProviderStatus
 from fleet.providers import provider_named
@@ -41,10 +39,6 @@ from fleet.services import node as nodes
 LEASE = "reconciler"
 LEASE_TTL_S = 15.0
 """A worker killed in the middle of a pass holds up the next for this long at most (I8)."""
-MAX_ROUNDS = 6
-
-Planner = Callable[[FleetView, FleetSettings, datetime], tuple[Decision, ...]]
-PLANNERS: tuple[Planner, ...] = (plan_liveness, plan_health, plan_reconcile)
 
 log = logging.getLogger(__name__)
 

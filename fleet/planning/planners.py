@@ -1,0 +1,20 @@
+"""Which planners make up a round, and in which order: the first whose decisions change something ends it.
+
+The live reconciler and the simulator run these and no others.
+"""
+
+from collections.abc import Callable
+from datetime import datetime
+
+from fleet.planning.decisions import Decision
+from fleet.planning.health import plan_health
+from fleet.planning.liveness import plan_liveness
+from fleet.planning.reconcile import plan_reconcile
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import FleetView
+
+Planner = Callable[[FleetView, FleetSettings, datetime], tuple[Decision, ...]]
+
+PLANNERS: tuple[Planner, ...] = (plan_liveness, plan_health, plan_reconcile)
+MAX_ROUNDS = 6
+"""Rounds of one pass; what is left is for the next."""
