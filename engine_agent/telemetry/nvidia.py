@@ -168,6 +168,11 @@ class _Session:
                     return
                 except NvmlFailed as failed:
                     reason = str(failed)
+                except Exception as error:
+                    if self._loop.is_closed():
+                        return
+                    log.exception("error in the nvml thread")  # an answer that no version of the library gave so far
+                    reason = f"{type(error).__name__}: {error}"
                 self._post(reader._heard, reason)
                 failures = 1 + times.restarts.counted(failures, monotonic() - began_s)
                 if reader._stop.wait(times.restarts.pause_s(failures)):

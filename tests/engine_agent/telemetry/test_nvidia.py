@@ -127,6 +127,16 @@ async def test_a_driver_that_refuses_is_asked_again_a_few_times_and_then_given_u
 
 
 @pytest.mark.asyncio
+async def test_an_answer_of_another_form_is_trouble_and_ends_nothing() -> None:
+    machine = Machine(Library())
+    machine.library.rows = (0, 0)  # type: ignore[assignment]
+    async with machine.read() as reader:
+        await eventually(lambda: reader.trouble.startswith("ValueError: "))
+        machine.library.rows = (0, 0, 0, 0)
+        await eventually(lambda: bool(reader.devices) and not reader.trouble)
+
+
+@pytest.mark.asyncio
 async def test_events_that_cannot_be_waited_for_any_more_start_a_new_session() -> None:
     machine = Machine(Library())
     async with machine.read():
