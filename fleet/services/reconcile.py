@@ -58,19 +58,25 @@ def reconcile(*, settings: FleetSettings | None = None) -> int:
 def _rounds(settings: FleetSettings, holder: str) -> int:
     applied = 0
     for _ in range(MAX_ROUNDS):
-        done = _round(settings)
+        done = _round(settings, holder)
         applied += done
-        if not done or lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
+        if not done:
             break
     return applied
 
 
-def _round(settings: FleetSettings) -> int:
+def _round(settings: FleetSettings, holder: str) -> int:
     """The first planner whose decisions change something ends the round: the next one needs to see what it changed."""
     now = clock.now()
     view = _view(settings, now)
     for planner in PLANNERS:
-        done = sum(_apply_one(decision) for decision in planner(view, settings, now))
+        done = 0
+        for decision in planner(view, settings, now):
+            # Providers take their time: who has lost the lease meanwhile leaves the rest to the new holder.
+            if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
+                log.warning("another reconciler took over")
+                return done
+            done += _apply_one(decision)
         if done:
             return done
     return 0

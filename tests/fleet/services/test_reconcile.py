@@ -1,0 +1,207 @@
+"""Passes of the reconciler over real PostgreSQL and a provider that boots nothing."""
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from threading import Barrier
+
+import pytest
+from django.db import connections
+
+from controlplane.kernel import clock
+from controlplane.kernel.leases import lease_held_since, lease_take
+from controlplane.kernel.models import Event
+from engine_agent.protocol.states import EngineState
+from fleet.models import Cell, CellMember, Node, NodeReport
+from fleet.planning.decisions import Decision, MoveNode
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import FleetView, ProviderStatus
+from fleet.planning.states import CellState, NodeState
+from fleet.selectors.snapshot import LISTENING_LEASE
+from fleet.services import reconcile as reconciler
+from fleet.services.reconcile import LEASE, reconcile
+from tests.fleet import rows
+from tests.fleet.cloud import Cloud
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+DEADLINE_S = 30.0
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+@pytest.fixture(autouse=True)
+def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(clock, "now", made)
+    lease_take(name=LISTENING_LEASE, holder="web", ttl_s=3600, now=NOW - timedelta(minutes=10))
+    return made
+
+
+@pytest.fixture(autouse=True)
+def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
+    made = Cloud()
+    for module in ("reconcile", "node"):
+        monkeypatch.setattr(f"fleet.services.{module}.provider_named", lambda _: made)
+    return made
+
+
+def spares(count: int) -> None:
+    for index in range(count):
+        rows.node(f"n-{index}")
+
+
+def agents_obey() -> None:
+    """Every agent reports the engine that it was told to run as ready."""
+    for member in CellMember.objects.select_related("cell"):
+        report = {"cell": member.cell_id, "generation": member.cell.generation, "state": EngineState.READY.value}
+        NodeReport.objects.filter(node=member.node).update(**report)
+
+
+def cells() -> dict[str, str]:
+    return dict(Cell.objects.values_list("id", "state"))
+
+
+def test_a_pass_goes_on_until_there_is_nothing_left_to_decide() -> None:
+    rows.deployment(cells=2)
+    spares(4)
+    assert reconcile() == 4, "two cells created and started"
+    assert set(cells().values()) == {"starting"}
+    assert reconcile() == 0
+    agents_obey()
+    assert reconcile() == 2
+    assert set(cells().values()) == {"ready"}
+
+
+def test_a_region_without_machines_gets_them_launched(cloud: Cloud) -> None:
+    rows.deployment(cells=1)
+    reconcile()
+    assert len(cloud.launched) == 2
+    assert reconcile() == 0, "they are on their way"
+    assert set(Node.objects.values_list("state", flat=True)) == {"joining"}
+
+
+def test_a_machine_that_is_gone_is_replaced_in_its_cell_and_ended(cloud: Cloud) -> None:
+    spares(3)
+    rows.cell("c1", Node.objects.get(id="n-0"), Node.objects.get(id="n-1"))
+    NodeReport.objects.filter(node="n-1").update(connected=False)
+    cloud.says = {"n-1": ProviderStatus.GONE}
+    reconcile()
+    assert list(CellMember.objects.order_by("rank").values_list("node_id", flat=True)) == ["n-0", "n-2"]
+    assert Cell.objects.values_list("state", "generation").get() == ("starting", 2)
+    assert Node.objects.get(id="n-1").state == NodeState.RETIRED
+    assert cloud.terminated == ["n-1"]
+
+
+def test_a_provider_that_does_not_answer_condemns_nobody(cloud: Cloud, caplog: pytest.LogCaptureFixture) -> None:
+    rows.deployment(cells=0)
+    spares(2)
+    NodeReport.objects.filter(node="n-1").update(connected=False)
+    cloud.silent = True
+    assert reconcile() == 0
+    assert "did not answer: no answer" in caplog.text
+
+
+def test_a_decision_that_its_provider_refuses_stops_no_other(cloud: Cloud) -> None:
+    rows.deployment(cells=1)
+    rows.node("n-lost", state=NodeState.LOST, terminated_at=None)
+    cloud.broken = True
+    reconcile()
+    assert set(cells().values()) == {"pending"}
+    assert Node.objects.get(id="n-lost").state == NodeState.RETIRED
+    cloud.broken = False
+    reconcile()
+    assert "n-lost" in cloud.terminated
+
+
+def test_while_another_holds_the_lease_nothing_is_done_and_soon_after_its_death_it_is(time: Clock) -> None:
+    rows.deployment(cells=1)
+    spares(2)
+    lease_take(name=LEASE, holder="a worker that dies", ttl_s=15, now=NOW)
+    assert reconcile() == 0
+    time.now += timedelta(seconds=15)
+    assert reconcile() > 0
+
+
+def test_the_lease_is_given_back_even_by_a_pass_that_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(reconciler, "PLANNERS", (broken,))
+    with pytest.raises(RuntimeError):
+        reconcile()
+    assert lease_held_since(name=LEASE, now=NOW) is None
+
+
+def test_who_lost_the_lease_in_the_middle_leaves_the_rest_to_the_new_holder(
+    time: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("n-0", "n-1"):
+        rows.node(name, state=NodeState.JOINING)
+
+    def slow_plan(view: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
+        time.now += timedelta(seconds=20)
+        lease_take(name=LEASE, holder="another", ttl_s=60, now=time.now)
+        return tuple(MoveNode(name, NodeState.JOINING, NodeState.READY, "joined") for name in view.nodes)
+
+    monkeypatch.setattr(reconciler, "PLANNERS", (slow_plan,))
+    assert reconcile() == 0
+    assert not Event.objects.exists()
+    assert lease_held_since(name=LEASE, now=time.now) is not None, "the other's lease is not released"
+
+
+def race(pass_: Callable[[], int], *, passes: int = 4) -> None:
+    """Two threads, each with a connection of its own, begin every pass at the same time."""
+    together = Barrier(2, timeout=DEADLINE_S)
+
+    def one_of_two() -> None:
+        try:
+            for _ in range(passes):
+                together.wait()
+                pass_()
+        finally:
+            connections.close_all()
+
+    with ThreadPoolExecutor(2) as threads:
+        for running in [threads.submit(one_of_two) for _ in range(2)]:
+            running.result(DEADLINE_S)
+
+
+def decided(kind: str) -> int:
+    return Event.objects.filter(kind=kind).count()
+
+
+def test_two_reconcilers_do_the_work_of_one() -> None:
+    rows.deployment(cells=4)
+    spares(8)
+    race(reconcile)
+    assert set(cells().values()) == {"starting"}
+    assert decided("cell.pending") == decided("cell.starting") == 4
+    assert CellMember.objects.count() == 8
+
+
+def test_without_a_lease_two_reconcilers_still_take_every_decision_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease spares work; what keeps the fleet whole is compare-and-set in the transaction of each step."""
+    monkeypatch.setattr(reconciler, "lease_take", lambda **_: 1)
+    rows.deployment(cells=6)
+    for index in range(6):
+        rows.cell(f"c{index}", state=CellState.PENDING, generation=0)
+    spares(12)
+    race(reconcile)
+    agents_obey()
+    race(reconcile)
+    assert set(Cell.objects.values_list("state", "generation")) == {("ready", 1)}
+    assert decided("cell.starting") == decided("cell.ready") == 6
+    assert set(CellMember.objects.values_list("cell_id", "rank")) == {
+        (f"c{i}", rank) for i in range(6) for rank in (0, 1)
+    }
+    assert CellMember.objects.values("node_id").distinct().count() == 12
