@@ -2,20 +2,31 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
 from fleet.planning.counters import CellCounters
+from fleet.planning.fault_decisions import (
+    CloseIncident,
+    CloseReplacement,
+    CordonNode,
+    NoteIncident,
+    OpenIncident,
+    ReplaceNode,
+    WishReplacement,
+)
 from fleet.planning.snapshot import FailedStart, Verdict
 from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
 
 
 @dataclass(frozen=True, slots=True)
 class MoveNode:
-    """Change a node's state."""
+    """Change a node's state. `said_at`: when its agent had last spoken; if it spoke since, it is not lost."""
 
     node: str
     seen: NodeState
     to: NodeState
     reason: str
+    said_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,4 +151,11 @@ Decision = (
     | StopCell
     | ExplainCell
     | ChangeRollout
+    | CordonNode
+    | ReplaceNode
+    | WishReplacement
+    | CloseReplacement
+    | OpenIncident
+    | NoteIncident
+    | CloseIncident
 )

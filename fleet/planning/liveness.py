@@ -9,6 +9,8 @@ from datetime import datetime
 
 from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import Decision, MoveNode, RestartAgent
+from fleet.planning.fault_rules import Rule, RuleMode
+from fleet.planning.guards import Guards
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus
 from fleet.planning.states import NodeState
@@ -29,9 +31,28 @@ def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
 def plan_liveness(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
     """Changes of node states. Empty while nobody listens to agents or all of them are silent."""
     watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
+    guards = Guards(fleet, settings, now)
     if _we_are_deaf(watched, fleet, settings, now):
-        return tuple(restart for node in watched if (restart := _restart_agent(_Case(node, fleet, settings, now))))
-    return tuple(decision for node in watched if (decision := _judge(_Case(node, fleet, settings, now))) is not None)
+        cases = (_Case(node, fleet, settings, now, guards) for node in watched)
+        return tuple(restart for case in cases if (restart := _restart_agent(case)))
+    judged = (_judge(_Case(node, fleet, settings, now, guards)) for node in watched)
+    return tuple(decision for decision in judged if decision is not None)
+
+
+def are_all_silent(fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+    """Whether agents could reach us and none does: then it is we who are deaf."""
+    watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
+    return fleet.listening_since is not None and _we_are_deaf(watched, fleet, settings, now)
+
+
+def held_back(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[tuple[NodeView, str, str], ...]:
+    """Silent nodes that a witness condemns and that stay as they are: node, verdict, and why it is not carried out."""
+    guards = Guards(fleet, settings, now)
+    cases = [
+        _Case(node, fleet, settings, now, guards) for node in fleet.nodes.values() if node.state is NodeState.SUSPECT
+    ]
+    verdicts = ((case, _condemnation(case)) for case in cases)
+    return tuple((case.node, said, why) for case, said in verdicts if said and (why := _why_not(case)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +61,10 @@ class _Case:
     fleet: FleetView
     settings: FleetSettings
     now: datetime
+    guards: Guards
 
     def move(self, to: NodeState, reason: str) -> MoveNode:
-        return MoveNode(self.node.id, self.node.state, to, reason)
+        return MoveNode(self.node.id, self.node.state, to, reason, self.node.report.last_seen_at)
 
 
 def _we_are_deaf(watched: list[NodeView], fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
@@ -92,23 +114,45 @@ def _judge_joined(case: _Case) -> Decision | None:
         if case.node.state is NodeState.SUSPECT and case.node.report.connected:
             return case.move(NodeState.READY, "its reports came back")
         return None
-    witness = _second_witness(case)
-    if silence_s > case.settings.lost_after_s and witness:
-        return case.move(NodeState.LOST, f"silent for {silence_s:.0f} s, and {witness}")
+    verdict = _condemnation(case)
+    if verdict and not _why_not(case):
+        case.guards.take(case.node)
+        return case.move(NodeState.LOST, verdict)
     if case.node.state is NodeState.READY:
         return case.move(NodeState.SUSPECT, f"silent for {silence_s:.0f} s")
     return None
 
 
+def _condemnation(case: _Case) -> str:
+    """Why a silent node counts as dead; empty while nobody but its silence says so."""
+    silence_s = _silence_s(case.node, case.fleet, case.now)
+    witness = _second_witness(case) if silence_s > case.settings.lost_after_s else None
+    return f"silent for {silence_s:.0f} s, and {witness}" if witness else ""
+
+
+def _why_not(case: _Case) -> str:
+    """Why a condemned node is left as it is. A machine that its provider says is gone is a fact and no verdict."""
+    if case.node.provider is ProviderStatus.GONE:
+        return ""
+    mode = case.fleet.faults.mode(Rule.SILENCE)
+    return case.guards.refusal(case.node) if mode is RuleMode.ON else f"the rule for silent nodes is {mode}"
+
+
 def _second_witness(case: _Case) -> str | None:
-    """Who else says that this node is dead: its provider, or the leader of its cell."""
+    """Who else says that this node is dead: its provider, the leader of its cell, or an ingress that sends requests to
+    the cell. An ingress sees the leader only, so of a follower it says something once the leader is silent, too."""
     if case.node.provider is ProviderStatus.GONE:
         return "its provider says the machine is gone"
     cell = case.fleet.cell_of(case.node.id)
     if cell is None or not cell.members:
         return None
     leader = case.fleet.nodes.get(min(cell.members, key=lambda member: member.rank).node)
-    if leader is None or leader.id == case.node.id or not leader.report.connected:
+    if leader is None:
+        return None
+    ingress = case.fleet.faults.down.get(cell.id)
+    if ingress and _silence_s(leader, case.fleet, case.now) > case.settings.lost_after_s:
+        return f"ingress {ingress} cannot reach its cell {cell.id}"
+    if leader.id == case.node.id or not leader.report.connected:
         return None
     if leader.report.speaks_of(cell) and leader.report.state is EngineState.FAILED:
         return f"its leader {leader.id} says: {leader.report.reason}"

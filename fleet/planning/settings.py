@@ -1,6 +1,8 @@
 """Times and limits of the reconciler, each with its source."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from fleet.planning.fault_settings import FaultSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +40,4 @@ class FleetSettings:
     """Idle spares that fit no waiting cell beyond which no nearer ones are bought in hope: providers may not listen."""
     launches_per_pass: int = 8
     """Bound on the machines that one pass asks a provider for, so that a wrong number cannot buy a thousand."""
+    faults: FaultSettings = field(default_factory=FaultSettings)

@@ -8,6 +8,7 @@ from enum import StrEnum
 from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.states import EngineState
 from fleet.planning.counters import CellCounters
+from fleet.planning.fault_views import FaultsView
 from fleet.planning.fingerprints import stack_digest
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
@@ -192,6 +193,7 @@ class FleetView:
     deployments: Mapping[str, DeploymentView]
     listening_since: datetime | None
     rollouts: Mapping[str, RolloutView] = field(default_factory=dict)
+    faults: FaultsView = field(default_factory=FaultsView)
 
     def heard_for_s(self, since: datetime, now: datetime) -> float:
         """Seconds since `since` in which agents could reach us; 0 while they cannot: our gap is nobody's delay."""

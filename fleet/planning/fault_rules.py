@@ -1,0 +1,42 @@
+"""The rules by which faults are judged, and whether each is in force. Declared once; decides nothing."""
+
+from enum import StrEnum
+
+
+class Rule(StrEnum):
+    """What may lead to a replacement without a person. `operator`: a person asked for it, and no setting stops that."""
+
+    HARD_SIGNATURE = "hard_signature"
+    SILENCE = "silence"
+    SLOW = "slow"
+    REPEATED_REPAIRS = "repeated_repairs"
+    OPERATOR = "operator"
+
+
+class RuleMode(StrEnum):
+    """Shadow: say what the rule would have done, and touch nothing. A new rule begins so."""
+
+    OFF = "off"
+    SHADOW = "shadow"
+    ON = "on"
+
+
+SETTABLE_RULES = tuple(rule for rule in Rule if rule is not Rule.OPERATOR)
+
+
+class IncidentKind(StrEnum):
+    """Incidents that the planner of faults opens and closes."""
+
+    HARDWARE = "hardware-fault"
+    UNATTRIBUTED = "collectives-fault"
+    SOFT = "hardware-warning"
+    SLOW = "node-slow"
+    REPEATED_REPAIRS = "repeated-repairs"
+    COMMON_CAUSE = "common-cause"
+    FROZEN = "repairs-frozen"
+    DEAF = "all-agents-silent"
+    WITNESSED = "silent-node"
+
+
+NEEDS_PERSON = frozenset({IncidentKind.REPEATED_REPAIRS})
+"""While such an incident is open its node stays as it is, out of every cell: a person must look at the machine."""
