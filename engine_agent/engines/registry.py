@@ -4,11 +4,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from engine_agent.engines.base import EngineAdapter, EngineUnavailable
+from engine_agent.engines.neuron.adapter import NeuronAdapter
+from engine_agent.engines.neuron.adapter import installed_python as installed_neuron
 from engine_agent.engines.sim.adapter import SimAdapter
 from engine_agent.engines.vllm.adapter import VllmAdapter
-from engine_agent.engines.vllm.environment import installed_python
+from engine_agent.engines.vllm.environment import installed_python as installed_vllm
 
-ADAPTERS: Mapping[str, EngineAdapter] = {adapter.name: adapter for adapter in (SimAdapter(), VllmAdapter())}
+ADAPTERS: Mapping[str, EngineAdapter] = {
+    adapter.name: adapter for adapter in (NeuronAdapter(), SimAdapter(), VllmAdapter())
+}
 
 
 def engine_adapter(engine: str) -> EngineAdapter:
@@ -25,5 +29,5 @@ def engine_adapter(engine: str) -> EngineAdapter:
 
 def engine_pythons(cache: Path) -> dict[str, Path]:
     """The interpreters of the engine environments that are installed in a cache, by engine."""
-    vllm = installed_python(cache)
-    return {} if vllm is None else {VllmAdapter.name: vllm}
+    found = {VllmAdapter.name: installed_vllm(cache), NeuronAdapter.name: installed_neuron(cache)}
+    return {engine: python for engine, python in found.items() if python is not None}

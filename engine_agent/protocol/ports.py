@@ -16,6 +16,10 @@ ENGINE = 3
 """Engine: OpenAI HTTP, `/health`, `/metrics` (leader only)."""
 ENGINE_ADMIN = 4
 """Engine: administration and fault injection on loopback (`sim` only)."""
+ROOT_COMMUNICATOR = 5
+"""Where the devices of a cell's nodes find each other (leader only, `neuron` only)."""
+COLLECTIVES_MASTER = 6
+"""Where the processes that drive those devices find each other (leader only, `neuron` only)."""
 RENDEZVOUS = 8
 """First of `RENDEZVOUS_SLOTS` ports for leader/follower rendezvous, used in turn by generation."""
 RENDEZVOUS_SLOTS = 12

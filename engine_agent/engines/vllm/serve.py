@@ -35,7 +35,7 @@ EXIT_NO_VLLM = 3
 EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
 SHUTDOWN_TIMEOUT_S = 2
-"""On SIGTERM, since vLLM 0.18. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
+"""On SIGTERM. The agent stops an engine when it is idle or out of time, so this only lets last tokens out."""
 ONE_PROCESS_EXECUTOR = "vllm.v1.executor.uniproc_executor.UniProcExecutor"
 """Keeps the worker in the engine's core. vLLM would start a third process for it on CPU, which takes 0.5 GB and another
 import of vLLM, outlives a killed core by seconds and leaves segments in /dev/shm."""
@@ -185,6 +185,7 @@ def run_vllm(argv: Sequence[str], last_act: Callable[[], None]) -> None:
     start_from_one_process(last_act)
 
 
+# The option came with vLLM 0.18: https://github.com/vllm-project/vllm/pull/34730.
 OWN_SERVER = Server(("--shutdown-timeout", str(SHUTDOWN_TIMEOUT_S)), run_vllm)
 
 

@@ -1,0 +1,87 @@
+"""vLLM on Neuron as the agent sees it: a command line that fetches weights and becomes vLLM. It starts nothing."""
+
+import sys
+from pathlib import Path
+
+from engine_agent.engines.base import (
+    CELL_SECRET_VARIABLE,
+    NODE_ID_VARIABLE,
+    EngineContext,
+    EngineUnavailable,
+    Launch,
+    follower_count,
+    leader_endpoint,
+)
+from engine_agent.engines.neuron.rank import local_folder, rank_args, rank_environment
+from engine_agent.engines.vllm.cell.follower_health import LOOPBACK
+from engine_agent.protocol.messages import Assignment
+from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN
+from engine_agent.protocol.states import MemberRole
+
+ENVIRONMENT = "engines/neuron"
+"""The engine's environment in the cache: a virtual environment of the Neuron SDK, or a link to the image's own."""
+
+
+class NeuronAdapter:
+    """Runs `python -m engine_agent.engines.neuron.launch` in the agent's Python, which becomes the engine's."""
+
+    name = "neuron"
+
+    def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
+        """See `EngineAdapter.launch`; the plan's `args` are vLLM's own options, `--additional-config` NxDI's."""
+        python = context.engine_pythons.get(self.name)
+        if python is None:
+            raise EngineUnavailable(
+                f"Neuron's vLLM is not installed on this node; make a virtual environment of it, or a link to one, at "
+                f"{ENVIRONMENT} in the cache"
+            )
+        plan = assignment.plan
+        if plan.artifact is None:
+            raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
+        artifacts = context.home / "artifacts"
+        fetch = ["--fetch", plan.artifact.uri, plan.artifact.digest]
+        if plan.draft is not None:
+            fetch += ["--fetch", plan.draft.uri, plan.draft.digest]
+        argv = (
+            *(sys.executable, "-m", "engine_agent.engines.neuron.launch"),
+            *("--python", str(python)),
+            *("--artifacts", str(artifacts)),
+            *fetch,
+            "--",
+            *("--node-id", context.node_id),
+            *("--cell", assignment.cell),
+            *("--generation", str(assignment.generation)),
+            *("--rank", str(assignment.rank)),
+            *("--role", assignment.role.value),
+            *("--host", context.host),
+            *("--port", str(context.port_base + ENGINE)),
+            *("--admin-port", str(context.port_base + ENGINE_ADMIN)),
+            *("--leader", leader_endpoint(assignment, context)),
+            *("--followers", str(follower_count(assignment))),
+            *("--join-timeout-s", f"{plan.ready_timeout_s:g}"),
+            *("--served-model", plan.served_model),
+            *("--model-dir", str(local_folder(plan.artifact, artifacts))),
+            *("--digest", plan.artifact.digest),
+            "--",
+            *rank_args(assignment, artifacts),
+        )
+        env = {
+            **rank_environment(assignment, context),
+            **plan.env,
+            "PYTHONPATH": str(context.repo_root),
+            NODE_ID_VARIABLE: context.node_id,
+            CELL_SECRET_VARIABLE: assignment.secret,
+        }
+        return Launch(argv=argv, env=env)
+
+    def health_url(self, assignment: Assignment, context: EngineContext) -> str:
+        """See `EngineAdapter.health_url`; a follower has no API and answers on its administration port."""
+        if assignment.role is MemberRole.LEADER:
+            return f"http://{context.host}:{context.port_base + ENGINE}/health"
+        return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/health"
+
+
+def installed_python(cache: Path) -> Path | None:
+    """The interpreter of Neuron's environment in a cache, or None while there is none."""
+    python = cache / ENVIRONMENT / "bin" / "python"
+    return python if python.exists() else None
