@@ -16,12 +16,7 @@ from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.controlplane.dashboard.web import browser_binary, web_process
 from tests.fleet import rows
 
-BINARY = browser_binary()
-pytestmark = [
-    pytest.mark.browser,
-    pytest.mark.django_db(transaction=True),
-    pytest.mark.skipif(BINARY is None, reason="no chromium on PATH (apt-get install chromium)"),
-]
+pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 Theme = Literal["light", "dark"]
 CELL = "sim-70b-us-east-1-1"
@@ -46,11 +41,19 @@ def url(web: str, transactional_db: None) -> str:
     return web
 
 
+@pytest.fixture(scope="module")
+def binary() -> str:
+    found = browser_binary()
+    if found is None:
+        pytest.fail("there is no chromium on PATH, and these tests need one: apt-get install chromium", pytrace=False)
+    return found
+
+
 @pytest.fixture
-def chromium(url: str) -> Iterator[Browser]:
+def chromium(binary: str, url: str) -> Iterator[Browser]:
     """Ends before the database is emptied: while it lives, Django refuses to work in this thread (see `aside`)."""
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=BINARY, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
         yield browser
         browser.close()
 
