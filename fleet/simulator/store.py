@@ -1,0 +1,301 @@
+"""PostgreSQL and the services over it, in memory: rows as planners see them, and every decision as one compare-and-set.
+
+The reference that the services are compared with. It decides nothing, and applies nothing that is stale. `on_write` is
+called after each transaction; `before_write` before each, and may raise to kill the process that writes.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import singledispatchmethod
+
+from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer
+from engine_agent.protocol.states import MemberRole, Phase
+from fleet.planning.decisions import (
+    CreateCell,
+    Decision,
+    ExplainCell,
+    LaunchNodes,
+    MoveCell,
+    MoveNode,
+    RestartAgent,
+    RetireNode,
+    StartCell,
+    StopCell,
+)
+from fleet.planning.phases import PHASES
+from fleet.planning.snapshot import CellView, FleetView, MemberView, NodeView, ProviderStatus, ReportView
+from fleet.planning.states import CELL_ALLOWED, NODE_ALLOWED, CellState, NodeState
+from fleet.simulator.provider import NoProvider, Provider
+
+UNSAID = ReportView(connected=False, last_seen_at=None)
+
+
+class Stale(Exception):
+    """What the decision saw is no longer so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One transaction that was committed: why, and the cell before and after if it changed one."""
+
+    cause: Decision | str
+    at: datetime
+    before: CellView | None = None
+    after: CellView | None = None
+
+
+class Store:
+    """The rows. `fleet` is what a pass would load now; it changes with them unless it is copied."""
+
+    def __init__(self, fleet: FleetView) -> None:
+        self.nodes: dict[str, NodeView] = dict(fleet.nodes)
+        self.cells: dict[str, CellView] = dict(fleet.cells)
+        self.deployments = dict(fleet.deployments)
+        self.regions = dict(fleet.regions)
+        self.rollouts = dict(fleet.rollouts)
+        self.listening_since = fleet.listening_since
+        self.member_of = {member.node: cell.id for cell in self.cells.values() for member in cell.members}
+        self.versions: Counter[str] = Counter(dict.fromkeys(self.nodes, 1))
+        self.ordinal = len(self.cells)
+        self.launched = len(self.nodes)
+        self.writes = 0
+        self.before_write: Callable[[], None] = lambda: None
+        self.on_write: Callable[[Write], None] = lambda _: None
+        self.on_order: Callable[[Iterable[str]], None] = lambda _: None
+        self.provider: Provider = NoProvider()
+
+    # --- what is read ------------------------------------------------------------------------------------------------
+
+    def fleet(self, provider: dict[str, ProviderStatus] | None = None) -> FleetView:
+        """The rows as one snapshot, that stays as it is. `provider` adds what providers said of the nodes in doubt."""
+        nodes = dict(self.nodes)
+        for node, said in (provider or {}).items():
+            nodes[node] = replace(nodes[node], provider=said)
+        return FleetView(
+            regions=dict(self.regions),
+            nodes=nodes,
+            cells={name: cell for name, cell in self.cells.items() if cell.state is not CellState.STOPPED},
+            deployments=dict(self.deployments),
+            listening_since=self.listening_since,
+            rollouts=dict(self.rollouts),
+        )
+
+    def desired(self, node: str) -> Desired:
+        """All that a node must do."""
+        cell_id = self.member_of.get(node)
+        assignment = self._assignment(self.cells[cell_id], node) if cell_id is not None else None
+        return Desired(node=node, version=self.versions[node], assignment=assignment)
+
+    def _assignment(self, cell: CellView, node: str) -> Assignment:
+        rank = next(member.rank for member in cell.members if member.node == node)
+        spec = self.deployments[cell.deployment]
+        timeout_s = spec.of(cell.version).ready_timeout_s
+        return Assignment(
+            cell=cell.id,
+            generation=cell.generation,
+            rank=rank,
+            role=MemberRole.LEADER if rank == 0 else MemberRole.FOLLOWER,
+            phase=PHASES.get(cell.state, Phase.STOP),
+            plan=EnginePlan(spec.engine, cell.version, max_concurrency=8, ready_timeout_s=timeout_s),
+            peers=tuple(Peer(node=member.node, rank=member.rank, address="", port_base=0) for member in cell.members),
+            secret=f"{cell.id}/{cell.generation}",
+            drain_deadline_s=spec.drain_deadline_s,
+        )
+
+    # --- what agents and ingresses say -------------------------------------------------------------------------------
+
+    def report(self, node: str, report: ReportView) -> bool:
+        """Keep the last word of a node. Returns whether a planner may care."""
+        known = self.nodes.get(node)
+        if known is None or known.state is NodeState.RETIRED:
+            return False
+        self.nodes[node] = replace(known, report=report)
+        return _gist(known.report) != _gist(report)
+
+    def mark_unrouted(self, cell_id: str, generation: int, now: datetime) -> bool:
+        """Every ingress has acknowledged a table that sends this cell nothing new."""
+        cell = self.cells[cell_id]
+        if (cell.generation, cell.state, cell.unrouted_at) != (generation, CellState.DRAINING, None):
+            return False
+        self._write_cell("unrouted", replace(cell, unrouted_at=now), now)
+        return True
+
+    # --- what decisions do -------------------------------------------------------------------------------------------
+
+    @singledispatchmethod
+    def apply(self, decision: Decision, now: datetime) -> None:
+        """Carry out one decision, as `fleet.services.reconcile.apply` does.
+
+        Raises:
+            Stale: what the decision saw is no longer so.
+        """
+        raise TypeError(f"no way to apply {decision!r}")
+
+    @apply.register
+    def _(self, decision: MoveNode, now: datetime) -> None:
+        self._move_node(decision, decision.to, now)
+
+    @apply.register
+    def _(self, decision: RestartAgent, now: datetime) -> None:
+        self.provider.restart_agent(decision.node)
+        self._commit(Write(decision, now))
+
+    @apply.register
+    def _(self, decision: RetireNode, now: datetime) -> None:
+        if decision.seen is not NodeState.RETIRED:
+            if decision.node in self.member_of:
+                raise Stale(f"node {decision.node} joined a cell")
+            self._move_node(decision, NodeState.RETIRED, now)
+        self.before_write()
+        self.provider.terminate(decision.node)
+        self.nodes.pop(decision.node, None)
+        self._commit(Write(decision, now))
+
+    @apply.register
+    def _(self, decision: LaunchNodes, now: datetime) -> None:
+        for _ in range(decision.count):
+            self.before_write()
+            self.launched += 1
+            node = f"n-{self.launched:06d}"
+            topology = self.provider.topology(decision.region, decision.near)
+            self.nodes[node] = NodeView(
+                id=node,
+                region=decision.region,
+                instance_type=decision.instance_type,
+                state=NodeState.JOINING,
+                created_at=now,
+                state_since=now,
+                report=UNSAID,
+                topology=topology,
+            )
+            self.versions[node] = 1
+            self._commit(Write(decision, now))
+            self.before_write()
+            self.provider.launch(node, decision.region, topology)
+
+    @apply.register
+    def _(self, decision: CreateCell, now: datetime) -> None:
+        self.before_write()
+        self.ordinal += 1
+        cell = CellView(
+            id=f"{decision.deployment}-{decision.region}-{self.ordinal}",
+            deployment=decision.deployment,
+            region=decision.region,
+            state=CellState.PENDING,
+            generation=0,
+            created_at=now,
+            state_since=now,
+            reason=decision.reason,
+            version=decision.version or self.deployments[decision.deployment].version,
+        )
+        self._set_cell(decision, None, cell, now)
+
+    @apply.register
+    def _(self, decision: StartCell, now: datetime) -> None:
+        cell = self._seen(decision)
+        before = {member.node for member in cell.members}
+        for name in decision.nodes:
+            node = self.nodes.get(name)
+            usable = node is not None and node.state is NodeState.READY and (name in before or not node.cordoned)
+            if not usable or self.member_of.get(name, cell.id) != cell.id:
+                raise Stale(f"cell {cell.id}: {name} can no longer be used")
+        started = self._moved(cell, CellState.STARTING, decision.reason, now)
+        started = replace(
+            started,
+            generation=cell.generation + 1,
+            members=tuple(MemberView(node, rank) for rank, node in enumerate(decision.nodes)),
+            restarts=cell.restarts + 1,
+            unrouted_at=None,
+            version=decision.version or cell.version,
+            counters=None,
+        )
+        self.before_write()
+        self._put_members(cell, decision.nodes, now)
+        self._set_cell(decision, cell, started, now, {*before, *decision.nodes})
+
+    @apply.register
+    def _(self, decision: MoveCell, now: datetime) -> None:
+        cell = self._seen(decision)
+        moved = self._moved(cell, decision.to, decision.reason, now)
+        if decision.to is CellState.READY:
+            moved = replace(moved, restarts=0, disruption=None)
+        self._write_cell(decision, moved, now)
+
+    @apply.register
+    def _(self, decision: ExplainCell, now: datetime) -> None:
+        self._write_cell(decision, replace(self._seen(decision), reason=decision.reason), now, ordered=False)
+
+    @apply.register
+    def _(self, decision: StopCell, now: datetime) -> None:
+        cell = self._seen(decision)
+        moved = replace(self._moved(cell, CellState.STOPPED, decision.reason, now), members=(), disruption=None)
+        self.before_write()
+        self._put_members(cell, (), now)
+        self._set_cell(decision, cell, moved, now, {member.node for member in cell.members})
+        del self.cells[cell.id]
+
+    # --- one transaction ---------------------------------------------------------------------------------------------
+
+    def _seen(self, decision: StartCell | MoveCell | ExplainCell | StopCell) -> CellView:
+        cell = self.cells.get(decision.cell)
+        if cell is None or (cell.state, cell.generation) != (decision.seen, decision.generation):
+            raise Stale(f"cell {decision.cell}")
+        return cell
+
+    def _moved(self, cell: CellView, to: CellState, reason: str, now: datetime) -> CellView:
+        if to not in CELL_ALLOWED[cell.state]:
+            raise ValueError(f"a cell cannot go from {cell.state} to {to}")
+        return replace(cell, state=to, reason=reason, state_since=now)
+
+    def _write_cell(self, cause: Decision | str, cell: CellView, now: datetime, *, ordered: bool = True) -> None:
+        self.before_write()
+        nodes = {member.node for member in cell.members} if ordered else ()
+        self._set_cell(cause, self.cells[cell.id], cell, now, nodes)
+
+    def _set_cell(
+        self, cause: Decision | str, before: CellView | None, cell: CellView, now: datetime, nodes: Iterable[str] = ()
+    ) -> None:
+        self.cells[cell.id] = cell
+        self._order_anew(nodes)
+        self._commit(Write(cause, now, before, cell))
+
+    def _put_members(self, cell: CellView, nodes: tuple[str, ...], now: datetime) -> None:
+        for member in cell.members:
+            del self.member_of[member.node]
+        for name in nodes:
+            self.member_of[name] = cell.id
+            self.nodes[name] = replace(self.nodes[name], spare_since=None)
+        for member in cell.members:
+            if member.node not in self.member_of:
+                self.nodes[member.node] = replace(self.nodes[member.node], spare_since=now)
+
+    def _move_node(self, decision: MoveNode | RetireNode, to: NodeState, now: datetime) -> None:
+        node = self.nodes.get(decision.node)
+        if node is None or node.state is not decision.seen:
+            raise Stale(f"node {decision.node}")
+        if to not in NODE_ALLOWED[node.state]:
+            raise ValueError(f"a node cannot go from {node.state} to {to}")
+        self.before_write()
+        moved = replace(node, state=to, state_since=now)
+        if decision.seen is NodeState.JOINING:
+            moved = replace(moved, spare_since=now)
+        if to is NodeState.RETIRED:
+            moved = replace(moved, report=UNSAID)
+        self.nodes[node.id] = moved
+        self._order_anew([node.id])
+        self._commit(Write(decision, now))
+
+    def _order_anew(self, nodes: Iterable[str]) -> None:
+        for node in nodes:
+            self.versions[node] += 1
+        self.on_order(nodes)
+
+    def _commit(self, write: Write) -> None:
+        self.writes += 1
+        self.on_write(write)
+
+
+def _gist(report: ReportView) -> tuple[object, ...]:
+    return report.connected, report.state, report.cell, report.generation, report.unhealthy_since is None
