@@ -52,7 +52,7 @@ def read_environment_stack(python: Path) -> dict[str, str]:
     """Versions in the environment that `python` (`<environment>/bin/python`) belongs to; empty if it is not there."""
     environment = python.parent.parent
     installed: dict[str, str] = {}
-    for entry in environment.glob("lib/python*/site-packages/*.dist-info"):
+    for entry in environment.glob("lib*/python*/site-packages/*.dist-info"):
         match = _DISTRIBUTION.match(entry.name)
         if match is not None:
             installed[match["name"].lower().replace(".", "_")] = match["version"]

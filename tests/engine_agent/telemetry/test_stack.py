@@ -50,7 +50,8 @@ def test_an_nvidia_machine_names_driver_and_the_plugin_that_carries_its_version_
 
 def test_an_environment_names_python_engine_plugin_torch_and_collectives(tmp_path: Path) -> None:
     put(tmp_path / "pyvenv.cfg", "home = /usr/bin\nversion_info = 3.12.4\n")
-    for name in ("vllm-0.16.0", "vllm_neuron-0.5.0", "torch-2.9.1", "nvidia_nccl_cu12-2.27.5", "msgspec-0.22.0"):
+    (tmp_path / "lib64/python3.12/site-packages/torch-2.9.1.dist-info").mkdir(parents=True)
+    for name in ("vllm-0.16.0", "vllm_neuron-0.5.0", "nvidia_nccl_cu12-2.27.5", "msgspec-0.22.0"):
         (tmp_path / f"lib/python3.12/site-packages/{name}.dist-info").mkdir(parents=True)
     assert read_environment_stack(tmp_path / "bin/python") == {
         "python": "3.12.4",
