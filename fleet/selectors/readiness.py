@@ -40,5 +40,6 @@ def fleet_readiness() -> Readiness:
     ]
     nodes = Node.objects.filter(state=NodeState.READY).count()
     total = sum(row.cells for row in wanted)
-    summary = f"{sum(ready.values())} of {total} cells ready, {nodes} nodes joined"
+    there = sum(min(ready[row.deployment_id, row.region_id], row.cells) for row in wanted)
+    summary = f"{there} of {total} cells ready, {nodes} nodes joined"
     return Readiness(summary=summary, waiting_for=tuple(short + held_up) if short else ())

@@ -1,5 +1,6 @@
 """The demo fleet: what `make up` shows. Running it again changes nothing that an operator has changed since."""
 
+import re
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -39,6 +40,9 @@ SMOLLM2_SIM: dict[str, Any] = {
     "load_time_s": 2,
     "seed": 11,
 }
+
+SEEDED = re.compile(r"sim|135m-[0-9a-f]{8}")
+"""Names of the versions of smollm2 that stand for each other, as the machine and the weights allow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +130,6 @@ def _deploy(name: str, version: ModelVersion, cells: dict[str, int], now: dateti
         DeploymentRegion.objects.bulk_create(
             DeploymentRegion(deployment=deployment, region_id=region, cells=count) for region, count in cells.items()
         )
-    elif deployment.model_version_id != version.pk:
-        # `make up ENGINE=…` switched the engine: new cells take the new version, see the restart in the event list.
+    elif deployment.model_version_id != version.pk and SEEDED.fullmatch(deployment.model_version.version):
+        # `make up ENGINE=…` switched the engine: new cells take the new version. What operators chose stays.
         Deployment.objects.filter(name=name).update(model_version=version)

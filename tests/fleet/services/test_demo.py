@@ -1,0 +1,81 @@
+"""The demo fleet: recorded once, and what operators changed since is theirs."""
+
+import pytest
+
+from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
+from fleet.services.demo import LOCAL, Weights, demo_seed
+from models_registry.models import ModelVersion
+from models_registry.planning.engine_arguments import nodes_per_cell, render_engine_plan
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+WEIGHTS = Weights(uri="file:///weights", digest="sha256:0123456789abcdef")
+
+
+def seed(weights: Weights | None = WEIGHTS, *, port: int = 8080) -> None:
+    demo_seed(weights=weights, ingress_port=port, now=NOW)
+
+
+def version_of(deployment: str) -> ModelVersion:
+    return Deployment.objects.get(name=deployment).model_version
+
+
+def test_two_regions_with_a_warm_spare_each_and_an_address_for_applications() -> None:
+    seed()
+    assert list(Region.objects.values_list("name", "ingress_url", "spares")) == [
+        ("us-east-1", "http://127.0.0.1:8080", {LOCAL: 1}),
+        ("us-west-2", "http://127.0.0.1:8081", {LOCAL: 1}),
+    ]
+
+
+def test_what_is_wanted_where() -> None:
+    seed()
+    assert set(DeploymentRegion.objects.values_list("deployment_id", "region_id", "cells")) == {
+        ("smollm2", "us-east-1", 1),
+        ("sim-70b", "us-east-1", 2),
+        ("sim-70b", "us-west-2", 2),
+    }
+    assert nodes_per_cell(version_of("sim-70b").spec(), LOCAL) == 2
+
+
+@pytest.mark.parametrize(("weights", "engine"), [(WEIGHTS, "vllm"), (None, "sim")])
+def test_every_version_of_it_can_be_run(weights: Weights | None, engine: str) -> None:
+    seed(weights)
+    machine = InstanceType.objects.get(name=LOCAL).shape()
+    plans = {name: render_engine_plan(version_of(name).spec(), machine) for name in ("smollm2", "sim-70b")}
+    assert {name: plan.engine for name, plan in plans.items()} == {"smollm2": engine, "sim-70b": "sim"}
+    artifact = plans["smollm2"].artifact
+    assert (artifact.digest if artifact else None) == (weights.digest if weights else None)
+
+
+def test_seeding_again_keeps_what_an_operator_changed() -> None:
+    seed()
+    DeploymentRegion.objects.filter(deployment="smollm2").update(cells=5)
+    Region.objects.update(spares={})
+    seed()
+    assert DeploymentRegion.objects.get(deployment="smollm2").cells == 5
+    assert set(Region.objects.values_list("spares__local.cpu", flat=True)) == {None}
+
+
+def test_another_port_moves_the_addresses() -> None:
+    seed()
+    seed(port=9000)
+    assert Region.objects.get(name="us-west-2").ingress_url == "http://127.0.0.1:9001"
+
+
+def test_another_engine_takes_the_place_of_the_one_before() -> None:
+    seed()
+    assert version_of("smollm2").version == "135m-01234567"
+    seed(None)
+    assert version_of("smollm2").version == "sim"
+
+
+def test_a_version_that_an_operator_rolled_out_stays() -> None:
+    seed()
+    chosen = version_of("smollm2")
+    chosen.pk, chosen.version = None, "2"
+    chosen.save()
+    Deployment.objects.filter(name="smollm2").update(model_version=chosen)
+    seed()
+    assert version_of("smollm2").version == "2"
