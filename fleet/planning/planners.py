@@ -10,11 +10,12 @@ from fleet.planning.decisions import Decision
 from fleet.planning.health import plan_health
 from fleet.planning.liveness import plan_liveness
 from fleet.planning.reconcile import plan_reconcile
+from fleet.planning.rollout import plan_rollout
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView
 
 Planner = Callable[[FleetView, FleetSettings, datetime], tuple[Decision, ...]]
 
-PLANNERS: tuple[Planner, ...] = (plan_liveness, plan_health, plan_reconcile)
+PLANNERS: tuple[Planner, ...] = (plan_liveness, plan_health, plan_rollout, plan_reconcile)
 MAX_ROUNDS = 6
 """Rounds of one pass; what is left is for the next."""

@@ -1,32 +1,25 @@
 """Decides what brings the fleet from what it is to what it should be: how many cells, and on which nodes.
 
-One plan for scaling and repair. Works on one snapshot; a pass is repeated until it decides nothing more.
+One plan for scaling, rollouts and repair, over one disruption ledger. Works on one snapshot; a pass is repeated until
+it decides nothing more.
 """
 
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from fleet.planning.decisions import (
-    CreateCell,
-    Decision,
-    ExplainCell,
-    MoveCell,
-    StartCell,
-    StopCell,
-)
+from fleet.planning.decisions import Decision, ExplainCell, StartCell, StopCell
+from fleet.planning.drains import drain_ended
 from fleet.planning.health import DEAD
+from fleet.planning.ledger import Ledger
 from fleet.planning.placement import Order, Placed, Placement
 from fleet.planning.placement_words import waiting
+from fleet.planning.scaling import plan_scale
 from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import CellView, DeploymentView, FleetView, NodeView
+from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NodeState
 from fleet.planning.supply import needs, plan_supply
-
-LEAVING = frozenset({CellState.DRAINING, CellState.STOPPED})
-BROKEN = frozenset({CellState.FAILED, CellState.LOST})
-
-# When a region has too many cells, the least useful goes first.
-SURPLUS_ORDER = (CellState.PENDING, CellState.LOST, CellState.FAILED, CellState.STARTING, CellState.READY)
+from fleet.planning.updates import plan_updates
+from fleet.planning.versions import BROKEN, VersionPlan
 
 
 @dataclass
@@ -38,92 +31,69 @@ class _Pass:
     now: datetime
     decisions: list[Decision] = field(default_factory=list)
     orders: list[Order] = field(default_factory=list)
+    ordered: dict[str, str] = field(default_factory=dict)
+    """Cell -> the version that it will start with."""
     explained: int = 0
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.fleet, self.settings.ledger, self.now)
+        self.versions = VersionPlan(self.fleet)
 
 
 def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
     """Steps towards the desired state. Repairs come before new cells, so that they get the nearest spares."""
     work = _Pass(fleet, settings, now)
-    live = [cell for cell in fleet.cells.values() if cell.state is not CellState.STOPPED]
-    for cell in live:
+    scaled, leaving = plan_scale(fleet, work.versions, work.ledger)
+    work.decisions += scaled
+    work.decisions += plan_updates(fleet, work.versions, work.ledger, leaving)
+    for cell in fleet.cells.values():
         if cell.state is CellState.DRAINING:
-            _finish_drain(work, cell)
-    surplus = _scale(work, live)
-    for cell in live:
-        if cell.id not in surplus:
+            _finish_drain(work, cell, cell.returns and cell.id not in leaving)
+        elif cell.id not in leaving:
             _bring_up(work, cell)
     _place(work)
     return tuple(work.decisions)
 
 
-def _finish_drain(work: _Pass, cell: CellView) -> None:
-    deadline_s = work.fleet.deployments[cell.deployment].drain_deadline_s
-    in_flight = _last_in_flight(work, cell)
-    if in_flight == 0:
-        reason = "drained: unrouted and idle"
-    elif work.fleet.heard_for_s(cell.state_since, work.now) > deadline_s:
-        left = "an unknown number of" if in_flight is None else in_flight
-        reason = f"drain deadline of {deadline_s:.0f} s passed with {left} requests in flight"
-    else:
-        return
-    work.decisions.append(StopCell(cell.id, cell.state, cell.generation, reason))
-
-
-def _last_in_flight(work: _Pass, cell: CellView) -> int | None:
-    """Requests in flight, measured since nothing new arrives; None: not known yet. What was measured before says
-    nothing of a request that came in between."""
-    if not cell.members:
-        return 0
-    report = work.fleet.nodes[cell.members[0].node].report
-    if cell.unrouted_at is None or report.last_seen_at is None or not report.speaks_of(cell):
-        return None
-    age_s = (report.last_seen_at - cell.unrouted_at).total_seconds()
-    return report.in_flight if age_s >= work.settings.load_age_s else None
-
-
-def _scale(work: _Pass, live: list[CellView]) -> set[str]:
-    """Create what is missing, end what is too much. Returns the cells that are on their way out."""
-    leaving: set[str] = set()
-    places = {(cell.deployment, cell.region) for cell in live}
-    places |= {(name, region) for name, spec in work.fleet.deployments.items() for region in spec.cells_wanted}
-    for deployment, region in sorted(places):
-        wanted = work.fleet.deployments[deployment].cells_wanted.get(region, 0)
-        cells = [c for c in live if c.deployment == deployment and c.region == region and c.state not in LEAVING]
-        for _ in range(wanted - len(cells)):
-            work.decisions.append(CreateCell(deployment, region, f"{wanted} cells wanted, {len(cells)} there"))
-        if len(cells) > wanted:
-            cells.sort(key=lambda cell: (SURPLUS_ORDER.index(cell.state), -cell.created_at.timestamp(), cell.id))
-            for cell in cells[: len(cells) - wanted]:
-                leaving.add(cell.id)
-                work.decisions.append(_end(cell, f"{wanted} cells wanted, {len(cells)} there"))
-    return leaving
-
-
-def _end(cell: CellView, reason: str) -> Decision:
-    if cell.state in {CellState.READY, CellState.STARTING}:
-        return MoveCell(cell.id, cell.state, cell.generation, CellState.DRAINING, reason)
-    return StopCell(cell.id, cell.state, cell.generation, reason)
+def _finish_drain(work: _Pass, cell: CellView, returns: bool) -> None:
+    reason = drain_ended(cell, work.fleet, work.settings, work.now)
+    if reason and returns:
+        _start_again(work, cell, reason)
+    elif reason:
+        work.decisions.append(StopCell(cell.id, cell.state, cell.generation, reason))
 
 
 def _bring_up(work: _Pass, cell: CellView) -> None:
-    """Start a broken cell again, on the same nodes where they live; ask for the ones that are missing."""
-    if cell.state is not CellState.PENDING and cell.state not in BROKEN:
-        return
-    spec = work.fleet.deployments[cell.deployment]
+    """Start what should run and does not. A broken cell waits longer after each failure of the same version."""
+    if cell.state is CellState.PENDING:
+        _start_again(work, cell, "")
+    elif work.versions.is_misled(cell):
+        _start_again(work, cell, "stopped halfway")
+    elif cell.state in BROKEN:
+        wait_s = _backoff_s(cell.restarts, work.settings)
+        _start_again(work, cell, f"restart {cell.restarts + 1}, {wait_s:.0f} s after it broke", wait_s)
+
+
+def _start_again(work: _Pass, cell: CellView, reason: str, wait_s: float = 0.0) -> None:
+    """Start a cell on the same nodes where they live; ask for the ones that are missing."""
+    version = work.versions.of(cell)
+    size = work.fleet.deployments[cell.deployment].of(version).nodes_per_cell
     members = [work.fleet.nodes[member.node] for member in cell.members]
-    staying = tuple(node for node in members if node.state not in DEAD)
-    short = spec.nodes_per_cell - len(staying)
+    staying = tuple(node for node in members if node.state not in DEAD)[:size]
+    short = size - len(staying)
     if short > 0:
-        work.orders.append(_order(cell, spec, staying, short))
+        work.ordered[cell.id] = version
+        work.orders.append(_order(work, cell, version, staying, short))
         return
-    wait_s = _backoff_s(cell.restarts, work.settings)
+    if version != cell.version:
+        reason, wait_s = f"{reason}; {cell.version} -> {version}", 0.0
     if all(node.state is NodeState.READY for node in staying) and _age_s(cell, work.now) >= wait_s:
-        reason = f"restart {cell.restarts + 1}, {wait_s:.0f} s after it broke"
         nodes = tuple(node.id for node in staying)
-        work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, reason))
+        work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, reason, version))
 
 
-def _order(cell: CellView, spec: DeploymentView, staying: tuple[NodeView, ...], count: int) -> Order:
+def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, ...], count: int) -> Order:
+    spec = work.fleet.deployments[cell.deployment]
     return Order(
         cell=cell.id,
         deployment=cell.deployment,
@@ -132,7 +102,7 @@ def _order(cell: CellView, spec: DeploymentView, staying: tuple[NodeView, ...], 
         count=count,
         staying=staying,
         within=spec.within,
-        engine=spec.engine,
+        engine=spec.of(version).engine,
         is_repair=cell.state in BROKEN,
     )
 
@@ -145,7 +115,8 @@ def _place(work: _Pass) -> None:
         cell, answer = work.fleet.cells[order.cell], answers[order.cell]
         if isinstance(answer, Placed):
             nodes = tuple(node.id for node in answer.nodes)
-            work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, answer.reason))
+            version = work.ordered[cell.id]
+            work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, answer.reason, version))
             continue
         reason = waiting(cell.reason, answer.reason, is_broken=order.is_repair)
         if reason != cell.reason and work.explained < work.settings.explanations_per_pass:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from fleet.planning.fault_settings import FaultSettings
+from fleet.planning.ledger import LedgerLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +42,6 @@ class FleetSettings:
     launches_per_pass: int = 8
     """Bound on the machines that one pass asks a provider for, so that a wrong number cannot buy a thousand."""
     faults: FaultSettings = field(default_factory=FaultSettings)
+    fresh_for_s: float = 10.0
+    """How old a report may be to count as evidence for a gate (I6): five reports."""
+    ledger: LedgerLimits = field(default_factory=LedgerLimits)

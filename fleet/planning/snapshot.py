@@ -13,6 +13,8 @@ from fleet.planning.fingerprints import stack_digest
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
 
+RETURNING = frozenset({DisruptionCause.ROLLOUT, DisruptionCause.REPAIR})
+
 
 class ProviderStatus(StrEnum):
     """What the provider says of a machine. `agent_dead`: the machine runs, its agent does not."""
@@ -95,6 +97,16 @@ class CellView:
     disruption: DisruptionCause | None = None
     counters: CellCounters | None = None
 
+    @property
+    def returns(self) -> bool:
+        """Whether it drains in order to start again, rather than to end."""
+        return self.state is CellState.DRAINING and self.disruption in RETURNING
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it ends; something else makes up for it if it is still wanted."""
+        return self.state is CellState.STOPPED or (self.state is CellState.DRAINING and not self.returns)
+
 
 @dataclass(frozen=True, slots=True)
 class VersionView:
@@ -102,13 +114,14 @@ class VersionView:
 
     nodes_per_cell: int
     ready_timeout_s: float = 300.0
+    engine: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentView:
     """`cells_wanted` maps region -> number of cells. `within`: how many network nodes, counted from the widest, all
-    nodes of a cell must share; 0: any. `version` is the one that it should serve and that new cells take; size and
-    times of the `others` that some cell runs, or a rollout leads to, may differ from its own."""
+    nodes of a cell must share; 0: any. `version` is the one that it should serve and that new cells take; size,
+    times and engine of the `others` that some cell runs, or a rollout leads to, may differ from its own."""
 
     name: str
     instance_type: str
@@ -124,7 +137,7 @@ class DeploymentView:
 
     def of(self, version: str) -> VersionView:
         """A version's size and times, of the deployment's own where nobody said otherwise."""
-        return self.others.get(version) or VersionView(self.nodes_per_cell, self.ready_timeout_s)
+        return self.others.get(version) or VersionView(self.nodes_per_cell, self.ready_timeout_s, self.engine)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Loads the fleet as planners take it, in a constant number of queries."""
 
 from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import replace
 from datetime import datetime
 
 from django.db.models import Q
@@ -8,7 +10,7 @@ from django.db.models import Q
 from controlplane.kernel.leases import lease_held_since
 from engine_agent.protocol.fingerprint import fingerprint_digest
 from engine_agent.protocol.states import EngineState
-from fleet.models import Cell, CellMember, Deployment, DeploymentRegion, Node, NodeReport, Region
+from fleet.models import Cell, CellMember, Deployment, DeploymentRegion, Disruption, Node, NodeReport, Region, Rollout
 from fleet.planning.snapshot import (
     CellView,
     DeploymentView,
@@ -18,8 +20,11 @@ from fleet.planning.snapshot import (
     ProviderStatus,
     RegionView,
     ReportView,
+    VersionView,
 )
-from fleet.planning.states import CellState, NodeState
+from fleet.planning.states import CellState, DisruptionCause, NodeState
+from fleet.selectors.rollout import active_rollouts, counters_reported, rollout_view
+from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import nodes_per_cell
 
 LISTENING_LEASE = "agent-ingest"
@@ -31,13 +36,16 @@ def fleet_view(*, now: datetime, provider: dict[str, ProviderStatus] | None = No
     asked = provider or {}
     # A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
     done = Q(state=NodeState.RETIRED, member__isnull=True, terminated_at__isnull=False)
-    nodes = Node.objects.exclude(done).select_related("report")
+    nodes = {node.id: node for node in Node.objects.exclude(done).select_related("report")}
+    cells = list(Cell.objects.exclude(state=CellState.STOPPED).select_related("model_version"))
+    rollouts = active_rollouts()
     return FleetView(
         regions={region.name: RegionView(region.name, region.spares) for region in Region.objects.all()},
-        nodes={node.id: node_view(node, asked.get(node.id, ProviderStatus.UNKNOWN)) for node in nodes},
-        cells={cell.id: cell for cell in _cells()},
-        deployments={view.name: view for view in _deployments()},
+        nodes={node.id: node_view(node, asked.get(node.id, ProviderStatus.UNKNOWN)) for node in nodes.values()},
+        cells={cell.id: cell for cell in _cells(cells, nodes, {rollout.deployment_id for rollout in rollouts})},
+        deployments={view.name: view for view in _deployments(cells, rollouts)},
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
+        rollouts={rollout.deployment_id: rollout_view(rollout) for rollout in rollouts},
     )
 
 
@@ -75,12 +83,14 @@ def report_view(report: NodeReport) -> ReportView:
     )
 
 
-def _cells() -> list[CellView]:
+def _cells(cells: list[Cell], nodes: dict[str, Node], counted: set[str]) -> Iterator[CellView]:
+    """`counted`: the deployments of which somebody will look at what their cells have counted."""
     members: dict[str, list[MemberView]] = defaultdict(list)
     for member in CellMember.objects.order_by("rank"):
         members[member.cell_id].append(MemberView(member.node_id, member.rank))
-    return [
-        CellView(
+    disruptions = dict(Disruption.objects.filter(closed_at__isnull=True).values_list("cell_id", "cause"))
+    for cell in cells:
+        view = CellView(
             id=cell.id,
             deployment=cell.deployment_id,
             region=cell.region_id,
@@ -92,24 +102,51 @@ def _cells() -> list[CellView]:
             restarts=cell.restarts,
             unrouted_at=cell.unrouted_at,
             reason=cell.reason,
+            version=cell.model_version.reference,
+            disruption=DisruptionCause(disruptions[cell.id]) if cell.id in disruptions else None,
         )
-        for cell in Cell.objects.exclude(state=CellState.STOPPED)
-    ]
+        yield _with_counters(view, nodes) if cell.deployment_id in counted else view
 
 
-def _deployments() -> list[DeploymentView]:
+def _with_counters(cell: CellView, nodes: dict[str, Node]) -> CellView:
+    leader = nodes[cell.members[0].node] if cell.members else None
+    counters = counters_reported(getattr(leader, "report", None))
+    if counters is None or leader is None or (leader.report.cell, counters.generation) != (cell.id, cell.generation):
+        return cell
+    return replace(cell, counters=counters)
+
+
+def _deployments(cells: list[Cell], rollouts: list[Rollout]) -> Iterator[DeploymentView]:
     wanted: dict[str, dict[str, int]] = defaultdict(dict)
-    for row in DeploymentRegion.objects.all():
-        wanted[row.deployment_id][row.region_id] = row.cells
-    return [
-        DeploymentView(
-            name=deployment.name,
-            instance_type=deployment.instance_type_id,
-            nodes_per_cell=nodes_per_cell(deployment.model_version.spec(), deployment.instance_type_id),
-            cells_wanted=wanted[deployment.name],
-            ready_timeout_s=deployment.model_version.ready_timeout_s,
-            drain_deadline_s=deployment.drain_deadline_s,
-            engine=deployment.model_version.engine,
+    for place in DeploymentRegion.objects.all():
+        wanted[place.deployment_id][place.region_id] = place.cells
+    versions: dict[str, dict[str, ModelVersion]] = defaultdict(dict)
+    for name, version in (
+        *((cell.deployment_id, cell.model_version) for cell in cells),
+        *((rollout.deployment_id, rollout.from_version) for rollout in rollouts),
+        *((rollout.deployment_id, rollout.to_version) for rollout in rollouts),
+    ):
+        versions[name][version.reference] = version
+    for row in Deployment.objects.select_related("model_version"):
+        own = version_view(row.model_version, row.instance_type_id)
+        yield DeploymentView(
+            name=row.name,
+            instance_type=row.instance_type_id,
+            nodes_per_cell=own.nodes_per_cell,
+            cells_wanted=wanted[row.name],
+            ready_timeout_s=own.ready_timeout_s,
+            drain_deadline_s=row.drain_deadline_s,
+            engine=own.engine,
+            version=row.model_version.reference,
+            others={name: version_view(other, row.instance_type_id) for name, other in versions[row.name].items()},
+            policy=row.policy(),
         )
-        for deployment in Deployment.objects.select_related("model_version")
-    ]
+
+
+def version_view(version: ModelVersion, instance_type: str) -> VersionView:
+    """A version as it runs on these machines.
+
+    Raises:
+        InvalidVersion: it says nothing about this instance type, or says nonsense.
+    """
+    return VersionView(nodes_per_cell(version.spec(), instance_type), version.ready_timeout_s, version.engine)

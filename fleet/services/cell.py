@@ -11,10 +11,14 @@ from controlplane.kernel import hints, live
 from controlplane.kernel.events import event_record
 from controlplane.kernel.transitions import StaleDecision, compare_and_set_or_stale
 from fleet.models import Cell, CellMember, Deployment, Node
-from fleet.planning.decisions import CreateCell, ExplainCell, MoveCell, StartCell, StopCell
+from fleet.planning.decisions import CreateCell, DrainCell, ExplainCell, MoveCell, StartCell, StopCell
+from fleet.planning.ledger import LedgerLimits
 from fleet.planning.states import CELL_ALLOWED, CELL_TONE, CellState, NodeState
 from fleet.services.desired import desired_changed
 from fleet.services.incident import incident_open, incidents_close
+from fleet.services.ledger import disruption_charge, disruption_close
+from models_registry.models import ModelVersion
+from models_registry.selectors.model import version_by_reference
 
 ROUTING_TASK = "traffic.publish"
 
@@ -30,7 +34,7 @@ def cell_create(decision: CreateCell, *, now: datetime) -> None:
             id=cell_id,
             deployment=deployment,
             region_id=decision.region,
-            model_version_id=deployment.model_version_id,
+            model_version_id=_version_id(decision.version) or deployment.model_version_id,
             state=CellState.PENDING.value,
             reason=decision.reason,
             created_at=now,
@@ -46,6 +50,7 @@ def cell_start(decision: StartCell, *, now: datetime) -> None:
         StaleDecision: the cell or a node is no longer what the decision saw.
         IntegrityError: one of the nodes has joined another cell meanwhile.
     """
+    changes: dict[str, Any] = {"model_version_id": version} if (version := _version_id(decision.version)) else {}
     with transaction.atomic():
         _move(
             decision,
@@ -55,6 +60,7 @@ def cell_start(decision: StartCell, *, now: datetime) -> None:
             secret=secrets.token_hex(32),
             restarts=F("restarts") + 1,
             unrouted_at=None,
+            **changes,
         )
         before = set(CellMember.objects.filter(cell_id=decision.cell).values_list("node_id", flat=True))
         _lock_usable(decision, before)
@@ -75,6 +81,40 @@ def _lock_usable(decision: StartCell, before: set[str]) -> None:
         raise StaleDecision(f"cell {decision.cell}: {', '.join(gone)} can no longer be used")
 
 
+def _version_id(reference: str) -> int | None:
+    """Row of the version that a decision names; None where it names none.
+
+    Raises:
+        StaleDecision: there is none of this name any more.
+    """
+    if not reference:
+        return None
+    version = version_by_reference(ModelVersion.objects.all(), reference)
+    if version is None:
+        raise StaleDecision(f"there is no model version {reference}")
+    return version.pk
+
+
+def cell_drain_charged(decision: DrainCell, *, now: datetime, limits: LedgerLimits | None = None) -> None:
+    """Take a ready cell down for a reason of the fleet's own, charged to the disruption ledger.
+
+    Raises:
+        StaleDecision: the cell is no longer what the decision saw, or the ledger has no budget left.
+    """
+    with transaction.atomic():
+        seen = Cell.objects.get(id=decision.cell)
+        disruption_charge(
+            cell=seen,
+            cause=decision.cause,
+            reason=decision.reason,
+            rollout=decision.rollout,
+            now=now,
+            limits=limits or LedgerLimits(),
+        )
+        cell = _move(decision, CellState.DRAINING, now)
+        desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
+
+
 def cell_move(decision: MoveCell, *, now: datetime) -> None:
     """Change a cell's state within its generation, with what follows: routing, desired state, incidents.
 
@@ -86,6 +126,7 @@ def cell_move(decision: MoveCell, *, now: datetime) -> None:
         cell = _move(decision, decision.to, now, **changes)
         desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
         if decision.to is CellState.READY:
+            disruption_close(cell_id=cell.id, now=now)
             incidents_close(cell=cell.id, resolution=f"ready again at generation {cell.generation}", now=now)
         elif decision.to in {CellState.FAILED, CellState.LOST}:
             incident_open(
@@ -139,10 +180,11 @@ def cell_mark_unrouted(*, cell_id: str, generation: int, now: datetime) -> bool:
     return True
 
 
-def _move(decision: StartCell | MoveCell | StopCell, to: CellState, now: datetime, **changes: Any) -> Cell:
-    if to not in CELL_ALLOWED[decision.seen]:
-        raise ValueError(f"a cell cannot go from {decision.seen} to {to}")
-    rows = Cell.objects.filter(id=decision.cell, state=decision.seen.value, generation=decision.generation)
+def _move(decision: StartCell | DrainCell | MoveCell | StopCell, to: CellState, now: datetime, **changes: Any) -> Cell:
+    seen = CellState.READY if isinstance(decision, DrainCell) else decision.seen
+    if to not in CELL_ALLOWED[seen]:
+        raise ValueError(f"a cell cannot go from {seen} to {to}")
+    rows = Cell.objects.filter(id=decision.cell, state=seen.value, generation=decision.generation)
     compare_and_set_or_stale(
         rows, what=f"cell {decision.cell}", state=to.value, reason=decision.reason, state_since=now, **changes
     )

@@ -12,9 +12,10 @@ from controlplane.kernel import hints, live
 from controlplane.kernel.refusals import Conflict
 from controlplane.kernel.transitions import compare_and_set
 from fleet.models import Cell, CellMember
-from fleet.planning.states import CELL_TONE, CellState
+from fleet.planning.states import CELL_TONE, CellState, DisruptionCause
 from fleet.services.cell import ROUTING_TASK
 from fleet.services.desired import desired_changed
+from fleet.services.ledger import disruption_open
 
 DRAINABLE = frozenset({CellState.READY})
 RESTARTABLE = frozenset({CellState.READY, CellState.FAILED})
@@ -63,6 +64,8 @@ def _act(
         event = _event(cell, action, to, reason, actor)
         if not compare_and_set(rows, event=event, now=now, state=to.value, reason=reason, **changes):
             raise Conflict(f"cell {cell.id} changed while {action} was decided; look at it and ask again")
+        if seen is CellState.READY:
+            disruption_open(cell=cell, cause=DisruptionCause.OPERATOR, reason=reason, now=now)
         desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))
         live.push("cells", cell.id)
         hints.ring("fleet.reconcile")

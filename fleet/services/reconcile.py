@@ -15,8 +15,10 @@ from controlplane.kernel.leases import lease_release, lease_take, this_holder
 from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Node
 from fleet.planning.decisions import (
+    ChangeRollout,
     CreateCell,
     Decision,
+    DrainCell,
     ExplainCell,
     LaunchNodes,
     MoveCell,
@@ -35,6 +37,7 @@ from fleet.providers.base import ProviderError
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import cell as cells
 from fleet.services import node as nodes
+from fleet.services import rollout as rollouts
 
 LEASE = "reconciler"
 LEASE_TTL_S = 15.0
@@ -156,6 +159,11 @@ def _(decision: StartCell, now: datetime) -> None:
 
 
 @apply.register
+def _(decision: DrainCell, now: datetime) -> None:
+    cells.cell_drain_charged(decision, now=now)
+
+
+@apply.register
 def _(decision: MoveCell, now: datetime) -> None:
     cells.cell_move(decision, now=now)
 
@@ -168,3 +176,8 @@ def _(decision: ExplainCell, now: datetime) -> None:
 @apply.register
 def _(decision: StopCell, now: datetime) -> None:
     cells.cell_stop(decision, now=now)
+
+
+@apply.register
+def _(decision: ChangeRollout, now: datetime) -> None:
+    rollouts.rollout_change(decision, now=now)

@@ -7,7 +7,16 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.decisions import CreateCell, ExplainCell, LaunchNodes, MoveCell, RetireNode, StartCell, StopCell
+from fleet.planning.decisions import (
+    CreateCell,
+    DrainCell,
+    ExplainCell,
+    LaunchNodes,
+    MoveCell,
+    RetireNode,
+    StartCell,
+    StopCell,
+)
 from fleet.planning.reconcile import plan_reconcile
 from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NodeState
@@ -128,7 +137,7 @@ def test_a_failed_cell_does_not_restart_on_a_suspect_node() -> None:
 @pytest.mark.parametrize(
     ("extra", "expected"),
     [
-        (cell("c2", "x", "y", created_at=ago(1)), MoveCell),
+        (cell("c2", "x", "y", created_at=ago(1)), DrainCell),
         (cell("c2", "x", "y", state=CellState.STARTING), MoveCell),
         (cell("c2", "x", "y", state=CellState.FAILED), StopCell),
         (cell("c2", state=CellState.PENDING, generation=0), StopCell),

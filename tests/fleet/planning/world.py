@@ -7,6 +7,7 @@ from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import (
     CreateCell,
     Decision,
+    DrainCell,
     ExplainCell,
     LaunchNodes,
     MoveCell,
@@ -108,10 +109,15 @@ class World:
         self._set(replace(view, generation=view.generation + 1, restarts=view.restarts + 1, members=members))
 
     @apply.register
+    def _(self, decision: DrainCell) -> None:
+        self._move(decision.cell, CellState.DRAINING)
+        self._set(replace(self.fleet.cells[decision.cell], disruption=decision.cause, unrouted_at=self.now))
+
+    @apply.register
     def _(self, decision: MoveCell) -> None:
         self._move(decision.cell, decision.to)
         if decision.to is CellState.READY:
-            self._set(replace(self.fleet.cells[decision.cell], restarts=0))
+            self._set(replace(self.fleet.cells[decision.cell], restarts=0, disruption=None))
 
     @apply.register
     def _(self, decision: ExplainCell) -> None:

@@ -1,0 +1,128 @@
+"""The disruption ledger: whether one more cell may be taken down on purpose, by the same rule for every cause.
+
+Pure. Planners ask it of a snapshot; services ask the same function again of the rows that they hold locked. A cell is
+available once it has been ready for `min_healthy_s` of its deployment's policy.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+from datetime import datetime
+
+from fleet.planning.snapshot import CellView, FleetView
+from fleet.planning.states import CellState, DisruptionCause
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLimits:
+    """How many cells of all deployments together may be down on purpose: a share of those wanted, or the floor.
+
+    A tenth is what LWS and ECS users commonly allow one service; the floors let two small deployments move at once.
+    """
+
+    region_share: float = 0.10
+    region_floor: int = 2
+    fleet_share: float = 0.10
+    fleet_floor: int = 4
+
+    def region(self, wanted: int) -> int:
+        return max(self.region_floor, int(self.region_share * wanted))
+
+    def fleet(self, wanted: int) -> int:
+        return max(self.fleet_floor, int(self.fleet_share * wanted))
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What one more disruption starts from, in cells. `open`: down on purpose.
+
+    The first three count the deployment, `…_here` its cells in the cell's region, `region_…` and `fleet_…` all
+    deployments and no disruptions for scaling. `is_available`: the cell itself is one of the available.
+    """
+
+    wanted: int
+    available: int
+    open: int
+    wanted_here: int
+    available_here: int
+    region_wanted: int
+    region_open: int
+    fleet_wanted: int
+    fleet_open: int
+    is_available: bool
+
+
+def refusal(standing: Standing, cause: DisruptionCause, max_unavailable: int, limits: LedgerLimits) -> str | None:
+    """Why this cell may not be taken down now; None: it may (I1, I10)."""
+    left = standing.available - standing.is_available
+    left_here = standing.available_here - standing.is_available
+    if standing.wanted > 0 and left < 1:
+        return "no other cell of the deployment is available"
+    short, short_here = standing.wanted - left, standing.wanted_here - left_here
+    if min(standing.open + 1, short) > max_unavailable:
+        return f"{standing.open} cells of the deployment are down on purpose, at most {max_unavailable} may be"
+    if short_here > (0 if cause is DisruptionCause.SCALE else max_unavailable):
+        return f"{standing.available_here} of {standing.wanted_here} cells in the region are available"
+    if short_here > 0 and standing.region_open >= limits.region(standing.region_wanted):
+        return f"{standing.region_open} cells of the region are down on purpose, which is its budget"
+    if short_here > 0 and standing.fleet_open >= limits.fleet(standing.fleet_wanted):
+        return f"{standing.fleet_open} cells of the fleet are down on purpose, which is its budget"
+    return None
+
+
+class Ledger:
+    """The ledger of one pass: what the snapshot says, and what this pass has charged on top."""
+
+    def __init__(self, fleet: FleetView, limits: LedgerLimits, now: datetime) -> None:
+        self._fleet = fleet
+        self._limits = limits
+        self._available: set[str] = {cell.id for cell in fleet.cells.values() if self._counts(cell, now)}
+        self._ready_here: Counter[tuple[str, str]] = Counter()
+        self._ready: Counter[str] = Counter()
+        self._open: Counter[str] = Counter()
+        self._region_open: Counter[str] = Counter()
+        for cell in fleet.cells.values():
+            self._add_available(cell, int(cell.id in self._available))
+            if cell.disruption is not None:
+                self._add_open(cell, cell.disruption)
+        self._region_wanted: Counter[str] = Counter()
+        for deployment in fleet.deployments.values():
+            self._region_wanted.update(deployment.cells_wanted)
+
+    def refusal(self, cell: CellView, cause: DisruptionCause) -> str | None:
+        """Why a ready cell may not be taken down now."""
+        deployment = self._fleet.deployments[cell.deployment]
+        standing = Standing(
+            wanted=sum(deployment.cells_wanted.values()),
+            available=self._ready[cell.deployment],
+            open=self._open[cell.deployment],
+            wanted_here=deployment.cells_wanted.get(cell.region, 0),
+            available_here=self._ready_here[cell.deployment, cell.region],
+            region_wanted=self._region_wanted[cell.region],
+            region_open=self._region_open[cell.region],
+            fleet_wanted=self._region_wanted.total(),
+            fleet_open=self._region_open.total(),
+            is_available=cell.id in self._available,
+        )
+        return refusal(standing, cause, deployment.policy.max_unavailable, self._limits)
+
+    def charge(self, cell: CellView, cause: DisruptionCause) -> None:
+        """This cell is taken down by this pass."""
+        self._add_available(cell, -int(cell.id in self._available))
+        self._available.discard(cell.id)
+        self._add_open(cell, cause)
+
+    def is_available(self, cell: CellView) -> bool:
+        return cell.id in self._available
+
+    def _counts(self, cell: CellView, now: datetime) -> bool:
+        settle_s = self._fleet.deployments[cell.deployment].policy.min_healthy_s
+        return cell.state is CellState.READY and (now - cell.state_since).total_seconds() >= settle_s
+
+    def _add_available(self, cell: CellView, number: int) -> None:
+        self._ready_here[cell.deployment, cell.region] += number
+        self._ready[cell.deployment] += number
+
+    def _add_open(self, cell: CellView, cause: DisruptionCause) -> None:
+        self._open[cell.deployment] += 1
+        if cause is not DisruptionCause.SCALE:
+            self._region_open[cell.region] += 1

@@ -1,0 +1,58 @@
+"""Rollouts as planners take them and as readers see them."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from django.db.models import QuerySet
+
+from engine_agent.protocol.messages import Load
+from fleet.models import NodeReport, Rollout
+from fleet.planning.counters import CellCounters
+from fleet.planning.policy import parse_policy
+from fleet.planning.snapshot import FailedStart, RolloutView
+from fleet.planning.states import ROLLOUT_ACTIVE, RolloutState
+
+ACTIVE = sorted(state.value for state in ROLLOUT_ACTIVE)
+
+
+def rollouts_described() -> QuerySet[Rollout]:
+    """Rollouts, newest first, with their versions and deployment: one query."""
+    return Rollout.objects.select_related("from_version", "to_version", "deployment")
+
+
+def active_rollouts() -> list[Rollout]:
+    """Those that planners look at: one query."""
+    return list(rollouts_described().filter(state__in=ACTIVE))
+
+
+def rollout_view(rollout: Rollout) -> RolloutView:
+    """The row as the pure planners take it."""
+    return RolloutView(
+        id=rollout.pk,
+        deployment=rollout.deployment_id,
+        from_version=rollout.from_version.reference,
+        to_version=rollout.to_version.reference,
+        state=RolloutState(rollout.state),
+        stage=rollout.stage,
+        region_order=tuple(rollout.region_order),
+        policy=parse_policy(rollout.policy),
+        revision=rollout.revision,
+        state_since=rollout.state_since,
+        reason=rollout.reason,
+        failed=msgspec.convert(rollout.failed, tuple[FailedStart, ...]),
+        counters=counters_stored(rollout.counters),
+    )
+
+
+def counters_stored(stored: Mapping[str, Any]) -> dict[str, CellCounters]:
+    """Cell -> what it had counted; JSON has made text of the numbers of buckets."""
+    return msgspec.convert(stored, dict[str, CellCounters], strict=False)
+
+
+def counters_reported(report: NodeReport | None) -> CellCounters | None:
+    """What a leader's last report says that its cell has counted in this generation."""
+    if report is None or report.load is None:
+        return None
+    load = msgspec.convert(report.load, Load)
+    return CellCounters(report.generation, load.requests_total, load.errors_total, load.ttft_counts, load.itl_counts)

@@ -1,0 +1,95 @@
+"""Charges disruptions, in the transaction of the step that takes a cell down, and closes them when it is over (I10).
+
+Whoever charges by the rules holds the ledger's lock until the commit and counts again: what the planner saw may be
+gone, and two reconcilers that race cannot spend the same budget.
+"""
+
+from collections import Counter
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection
+from django.db.models import Count, QuerySet, Sum
+
+from controlplane.kernel.transitions import StaleDecision
+from fleet.models import Cell, Deployment, DeploymentRegion, Disruption
+from fleet.planning.ledger import LedgerLimits, Standing, refusal
+from fleet.planning.states import CellState, DisruptionCause
+
+LOCK = 0x53_57_4C_47
+"""Key of PostgreSQL's advisory lock: "SWLG", the ledger of the whole fleet."""
+
+
+def disruption_charge(
+    *, cell: Cell, cause: DisruptionCause, reason: str, rollout: int | None, now: datetime, limits: LedgerLimits
+) -> None:
+    """Open an entry for a ready cell that is about to go down, if the budget still allows it.
+
+    Raises:
+        StaleDecision: it does not any more.
+    """
+    _lock(cell.deployment_id)
+    policy = Deployment.objects.get(name=cell.deployment_id).policy()
+    standing = _standing(cell, policy.min_healthy_s, now)
+    if refused := refusal(standing, cause, policy.max_unavailable, limits):
+        raise StaleDecision(f"cell {cell.id} stays: {refused}")
+    disruption_open(cell=cell, cause=cause, reason=reason, rollout=rollout, now=now)
+
+
+def disruption_open(
+    *, cell: Cell, cause: DisruptionCause, reason: str, now: datetime, rollout: int | None = None
+) -> None:
+    """Open an entry without asking: what a person has decided still counts for whatever asks next."""
+    Disruption.objects.get_or_create(
+        cell=cell,
+        closed_at=None,
+        defaults={
+            "deployment_id": cell.deployment_id,
+            "region_id": cell.region_id,
+            "cause": cause.value,
+            "reason": reason,
+            "rollout_id": rollout,
+            "opened_at": now,
+        },
+    )
+
+
+def disruption_close(*, cell_id: str, now: datetime) -> None:
+    """The cell is ready again, or gone for good."""
+    Disruption.objects.filter(cell_id=cell_id, closed_at__isnull=True).update(closed_at=now)
+
+
+def _lock(deployment: str) -> None:
+    """Until the commit nobody else charges, and nobody scales this deployment."""
+    Deployment.objects.select_for_update().get(name=deployment)
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+
+
+def _standing(cell: Cell, min_healthy_s: float, now: datetime) -> Standing:
+    proven = now - timedelta(seconds=min_healthy_s)
+    available = _by_region(
+        Cell.objects.filter(deployment_id=cell.deployment_id, state=CellState.READY.value, state_since__lte=proven)
+    )
+    wanted = dict(DeploymentRegion.objects.filter(deployment_id=cell.deployment_id).values_list("region_id", "cells"))
+    there = DeploymentRegion.objects.order_by().values_list("region_id").annotate(cells=Sum("cells"))
+    wanted_of_all = {region: int(cells) for region, cells in there}
+    entries = Disruption.objects.filter(closed_at__isnull=True)
+    budgeted = _by_region(entries.exclude(cause=DisruptionCause.SCALE.value))
+    return Standing(
+        wanted=sum(wanted.values()),
+        available=available.total(),
+        open=entries.filter(deployment_id=cell.deployment_id).count(),
+        wanted_here=wanted.get(cell.region_id, 0),
+        available_here=available[cell.region_id],
+        region_wanted=wanted_of_all.get(cell.region_id, 0),
+        region_open=budgeted[cell.region_id],
+        fleet_wanted=sum(wanted_of_all.values()),
+        fleet_open=budgeted.total(),
+        is_available=cell.state == CellState.READY and cell.state_since <= proven,
+    )
+
+
+def _by_region(rows: "QuerySet[Any]") -> Counter[str]:
+    counted = rows.order_by().values_list("region_id").annotate(count=Count("id"))
+    return Counter(dict(counted))

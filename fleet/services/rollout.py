@@ -1,0 +1,87 @@
+"""Applies what is decided of a rollout, as compare-and-set on (id, state, revision) with its event.
+
+The way to the end is the planner's; what a person asks for is in `fleet.services.rollout_actions`.
+"""
+
+from datetime import datetime
+from typing import Any
+
+import msgspec
+from django.db import transaction
+
+from controlplane.kernel import hints, live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.transitions import StaleDecision
+from fleet.models import Deployment, Rollout
+from fleet.planning.decisions import ChangeRollout
+from fleet.planning.states import ROLLOUT_ACTIVE, ROLLOUT_ALLOWED, ROLLOUT_TONE, RolloutState
+
+
+def rollout_change(decision: ChangeRollout, *, now: datetime) -> None:
+    """Change a rollout as decided. Reaching its end makes the new version the deployment's own.
+
+    Raises:
+        StaleDecision: the rollout is no longer what the decision saw.
+    """
+    if decision.to not in ROLLOUT_ALLOWED[decision.seen]:
+        raise ValueError(f"a rollout cannot go from {decision.seen} to {decision.to}")
+    with transaction.atomic():
+        rollout = rollout_locked(decision.rollout)
+        if (rollout.state, rollout.revision) != (decision.seen, decision.revision):
+            raise StaleDecision(f"rollout {rollout.pk}")
+        moved = (rollout.state, rollout.stage) != (decision.to, decision.stage)
+        rollout.stage = decision.stage
+        rollout.failed += msgspec.to_builtins(decision.failed)
+        if decision.counters is not None:
+            rollout.counters = msgspec.to_builtins(dict(decision.counters), str_keys=True)
+        if decision.verdict is not None:
+            rollout.verdict = msgspec.to_builtins(decision.verdict)
+        rollout_save(rollout, to=decision.to, reason=decision.reason, now=now, moved=moved)
+        if moved or decision.failed:
+            rollout_event(rollout, actor="switchyard", now=now, detail=_detail(decision))
+
+
+def rollout_locked(rollout_id: int) -> Rollout:
+    """A rollout, held until the commit together with its deployment: always in this order."""
+    deployment = Rollout.objects.values_list("deployment_id", flat=True).get(pk=rollout_id)
+    Deployment.objects.select_for_update().get(name=deployment)
+    return Rollout.objects.select_for_update().get(pk=rollout_id)
+
+
+def rollout_save(rollout: Rollout, *, to: RolloutState, reason: str, now: datetime, moved: bool = True) -> None:
+    """Store a locked rollout in its next state. `moved`: a state or a stage begins."""
+    rollout.state, rollout.reason = to.value, reason
+    rollout.revision += 1
+    if moved:
+        rollout.state_since = now
+    if to not in ROLLOUT_ACTIVE:
+        rollout.ended_at = now
+    if to is RolloutState.SUCCEEDED:
+        Deployment.objects.filter(name=rollout.deployment_id).update(model_version=rollout.to_version_id)
+        live.push("deployments", rollout.deployment_id)
+    rollout.save()
+    live.push("rollouts", str(rollout.pk))
+    hints.ring("fleet.reconcile")
+
+
+def rollout_event(rollout: Rollout, *, actor: str, now: datetime, detail: dict[str, Any] | None = None) -> None:
+    """One line of the timeline, in the transaction of the change."""
+    state = RolloutState(rollout.state)
+    event_record(
+        kind=f"rollout.{state}",
+        message=f"rollout {rollout.pk} of {rollout.deployment_id} is {state}: {rollout.reason}",
+        tone=ROLLOUT_TONE[state],
+        now=now,
+        actor=actor,
+        deployment=rollout.deployment_id,
+        detail={"rollout": rollout.pk, "stage": rollout.stage, **(detail or {})},
+    )
+
+
+def _detail(decision: ChangeRollout) -> dict[str, Any]:
+    found: dict[str, Any] = {"was": decision.seen}
+    if decision.failed:
+        found["failed"] = msgspec.to_builtins(decision.failed)
+    if decision.verdict is not None:
+        found["verdict"] = msgspec.to_builtins(decision.verdict)
+    return found
