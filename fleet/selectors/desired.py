@@ -1,5 +1,6 @@
 """What each node must do, said whole: built from the cells it is a member of, whenever somebody asks."""
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable
 
@@ -9,6 +10,9 @@ from fleet.models import CellMember, Node
 from fleet.planning.phases import PHASES
 from fleet.planning.states import CellState
 from models_registry.planning.engine_arguments import render_engine_plan
+from models_registry.planning.versions import InvalidVersion
+
+log = logging.getLogger(__name__)
 
 
 def desired_versions(node_ids: Iterable[str]) -> dict[str, int]:
@@ -17,7 +21,7 @@ def desired_versions(node_ids: Iterable[str]) -> dict[str, int]:
 
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
-    """The desired state of these nodes, in three queries."""
+    """The desired state of these nodes, in three queries; without those whose version cannot be rendered."""
     nodes = {node.id: node for node in Node.objects.filter(id__in=list(node_ids))}
     own = {
         member.node_id: member
@@ -31,14 +35,17 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
         peers[member.cell_id].append(
             Peer(node=member.node_id, rank=member.rank, address=member.node.address, port_base=member.node.port_base)
         )
-    return {
-        node.id: Desired(
-            node=node.id,
-            version=node.desired_version,
-            assignment=_assignment(own[node.id], tuple(peers[own[node.id].cell_id])) if node.id in own else None,
-        )
-        for node in nodes.values()
-    }
+    found = {}
+    for node in nodes.values():
+        place = own.get(node.id)
+        try:
+            assignment = _assignment(place, tuple(peers[place.cell_id])) if place is not None else None
+        except InvalidVersion as error:
+            # It goes on with what it was told last; the others hear of their changes all the same.
+            log.error("node %s cannot be told what to run: %s", node.id, error)
+        else:
+            found[node.id] = Desired(node=node.id, version=node.desired_version, assignment=assignment)
+    return found
 
 
 def _assignment(member: CellMember, peers: tuple[Peer, ...]) -> Assignment:

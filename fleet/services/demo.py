@@ -10,6 +10,7 @@ from django.db import transaction
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
 from models_registry.models import Model, ModelVersion, VersionState
 from models_registry.planning.instance_types import INSTANCE_TYPES, LOCAL_CPU
+from models_registry.services.version import version_register
 
 LOCAL = LOCAL_CPU
 REGIONS = ("us-east-1", "us-west-2")
@@ -107,18 +108,19 @@ def _sim_70b(now: datetime) -> ModelVersion:
 def _version(
     model: Model, name: str, parallelism: dict[str, dict[str, int]], now: datetime, **columns: Any
 ) -> ModelVersion:
-    version, _ = ModelVersion.objects.get_or_create(
+    found = ModelVersion.objects.filter(model=model, version=name).first()
+    if found is not None:
+        return found
+    return version_register(
         model=model,
         version=name,
-        defaults={
-            "state": VersionState.RELEASED,
-            "parallelism": parallelism,
-            "golden_prompts": GOLDEN_SIM if columns["engine"] == "sim" else GOLDEN_VLLM,
-            "created_at": now,
-            **columns,
-        },
+        machines=INSTANCE_TYPES,
+        now=now,
+        state=VersionState.RELEASED,
+        parallelism=parallelism,
+        golden_prompts=GOLDEN_SIM if columns["engine"] == "sim" else GOLDEN_VLLM,
+        **columns,
     )
-    return version
 
 
 def _deploy(name: str, version: ModelVersion, cells: dict[str, int], now: datetime) -> None:

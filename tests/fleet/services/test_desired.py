@@ -8,6 +8,7 @@ from engine_agent.protocol.states import MemberRole, Phase
 from fleet.planning.states import CellState
 from fleet.selectors.desired import desired_for, desired_versions
 from fleet.services.desired import desired_changed
+from models_registry.models import ModelVersion
 from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db
@@ -60,3 +61,11 @@ def test_the_desired_state_of_many_nodes_takes_three_queries(django_assert_num_q
         rows.cell(f"c{index}", rows.node(f"n-{index}a"), rows.node(f"n-{index}b"))
     with django_assert_num_queries(3):
         assert len(desired_for([f"n-{i}{x}" for i in range(5) for x in "ab"])) == 10
+
+
+def test_a_version_that_cannot_be_rendered_keeps_no_other_node_waiting(caplog: pytest.LogCaptureFixture) -> None:
+    broken, spare = rows.node("n-00000001"), rows.node("n-00000002")
+    rows.cell("c1", broken)
+    ModelVersion.objects.update(engine="abacus")
+    assert set(desired_for([broken.id, spare.id])) == {spare.id}
+    assert "n-00000001 cannot be told what to run: sim-70b@1: engine is 'abacus'" in caplog.text
