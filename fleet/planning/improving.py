@@ -6,18 +6,19 @@ so that a large fleet is never held up by the search for a last hop.
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, combinations, permutations
 
 from fleet.planning.groups import Group, SpareTree, height_between
-from fleet.planning.packing import Draft, Load, fill, grow, pack
+from fleet.planning.packing import Choice, Draft, Load, Parts, fill, grow, pack
 
-EXCHANGES_WEIGHED = 30_000
-"""Bound on the work: about 0.3 s on one core of 2024. Small fleets need some dozens."""
+EXCHANGES_WEIGHED = 12_000
+"""Bound on the work: about 0.3 s on one core of 2024."""
 OWNERS_ASKED = 24
 """Drafts below one network node that are asked for an exchange, so that wide groups do not make it quadratic."""
-
-
 LEAVES_TRIED = 32
 """So many lowest groups are all tried as places of a draft that is placed again."""
+DRAFTS_TRIED_BY_TWO = 6
+"""Among so many drafts, one is placed again also together with two others."""
 
 
 class _Search:
@@ -122,41 +123,57 @@ def _exchange(search: _Search, draft: Draft) -> list[Draft]:
 
 
 def _replant(search: _Search, tree: SpareTree, draft: Draft) -> list[Draft]:
-    """Take this draft and a neighbour up and place them again, each first in turn; keep what is shorter.
+    """Take this draft up, with up to two neighbours in a small fleet, else one, and place all again.
 
     Helps where exchanges cannot: between cells of different sizes, and where a whole cell is better off elsewhere.
     """
-    for other in _neighbours(search, tree, draft):
-        was = [(one, one.parts, one.distance) for one in (draft, other)]
-        anchors = _anchors(tree, draft, other)
-        for order in ((other, draft), (draft, other)):
-            for one in order:
-                search.lift(one)
-            if _grow_all(search, order, anchors) and draft.distance + other.distance < was[0][2] + was[1][2]:
-                return [draft, other]
-        for one in (draft, other):
+    neighbours = _neighbours(search, tree, draft)
+    at_once = 2 if len(search.placed) <= DRAFTS_TRIED_BY_TWO else 1
+    for others in chain.from_iterable(combinations(neighbours, number) for number in range(at_once + 1)):
+        lifted = (draft, *others)
+        was = [(one, one.parts, one.distance) for one in lifted]
+        anchors = _anchors(tree, lifted)
+        for one in lifted:
             search.lift(one)
-        for one, parts, total in was:
-            search.set_down(one, parts, total)
+        for order in permutations(lifted):
+            if _grow_all(search, order, anchors, sum(distance for _, _, distance in was)):
+                return list(lifted)
+        for one, parts, distance in was:
+            search.set_down(one, parts, distance)
     return []
 
 
-def _grow_all(search: _Search, order: tuple[Draft, ...], anchors: list[Group]) -> bool:
-    for draft in order:
-        search.left -= len(anchors)
-        choices = [choice for leaf in anchors if (choice := grow(leaf, draft.count, draft.ceiling))]
-        if not choices:
+def _grow_all(search: _Search, order: Sequence[Draft], anchors: Sequence[Group], below: int) -> bool:
+    """Place drafts so that their distance together is `below` this, trying every place for all but the last."""
+    draft, rest = order[0], order[1:]
+    choices = _choices(search, draft, anchors)
+    for choice in choices if rest else choices[:1]:
+        if choice.distance >= below:
             return False
-        best = min(choices, key=lambda choice: (choice.distance, choice.leftover))
-        search.set_down(draft, Counter(dict(best.parts)), best.distance)
-    return True
+        search.set_down(draft, Counter(dict(choice.parts)), choice.distance)
+        if not rest or _grow_all(search, rest, anchors, below - choice.distance):
+            return True
+        search.lift(draft)
+    return False
 
 
-def _anchors(tree: SpareTree, draft: Draft, other: Draft) -> list[Group]:
-    """Lowest groups to grow the two around: all of them in a small fleet, else their own."""
+def _choices(search: _Search, draft: Draft, anchors: Sequence[Group]) -> list[Choice]:
+    """Places for a draft around these groups, the nearest first."""
+    found: dict[Parts, Choice] = {}
+    for leaf in anchors:
+        for skip in range(min(1, draft.ceiling), draft.ceiling + 1):
+            search.left -= 1
+            choice = grow(leaf, draft.count, draft.ceiling, skip)
+            if choice:
+                found.setdefault(choice.parts, choice)
+    return sorted(found.values(), key=lambda choice: (choice.distance, choice.leftover))
+
+
+def _anchors(tree: SpareTree, drafts: Iterable[Draft]) -> list[Group]:
+    """Lowest groups to grow drafts around: all of them in a small fleet, else their own."""
     if len(tree.leaves) <= LEAVES_TRIED:
         return tree.leaves
-    return list(dict.fromkeys((*draft.parts, *other.parts)))
+    return list(dict.fromkeys(leaf for draft in drafts for leaf in draft.parts))
 
 
 def _neighbours(search: _Search, tree: SpareTree, draft: Draft) -> list[Draft]:

@@ -37,7 +37,7 @@ class Draft:
 
 
 @dataclass(frozen=True, slots=True)
-class _Choice:
+class Choice:
     """Nodes grown around one lowest group. `leftover` spares stay behind in the groups that this breaks."""
 
     parts: Parts
@@ -52,58 +52,73 @@ def pack(tree: SpareTree, drafts: Sequence[Draft], load: Load, *, large_first: b
     by how many cells of the deployment their failure domain has, then by how many spares stay behind in the groups
     that are broken.
     """
-    batches: dict[tuple[int, int, str], list[Draft]] = defaultdict(list)
+    batches: dict[tuple[int, int], list[Draft]] = defaultdict(list)
     for draft in drafts:
-        batches[draft.ceiling, -draft.count if large_first else draft.count, draft.deployment].append(draft)
+        batches[draft.ceiling, -draft.count if large_first else draft.count].append(draft)
     load = load.copy()
     for _, batch in sorted(batches.items()):
         _pack_alike(tree, batch, load)
 
 
 def _pack_alike(tree: SpareTree, batch: list[Draft], load: Load) -> None:
-    """Cells of one deployment and size, the nearest place first.
+    """Cells of one size, each at the nearest place that is left."""
+    places = _Places(tree, batch[0].count, batch[0].ceiling)
+    for draft in batch:
+        found = places.best(draft.deployment, load)
+        if found is None:
+            return
+        choice, domain = found
+        draft.distance = choice.distance
+        for leaf, count in choice.parts:
+            draft.parts[leaf] += count
+            leaf.take(count)
+        load[draft.deployment, domain] += 1
 
-    What a place costs only grows while others are taken, so a heap with stale entries finds the cheapest: an entry is
-    computed anew when it comes up, and counts if it is still the smallest.
+
+class _Places:
+    """Places for cells of one size, cheapest first in each failure domain.
+
+    What a place costs only grows while others are taken, so heaps with stale entries find the cheapest: an entry is
+    computed anew when it comes up, and counts if it is still what it was.
     """
-    count, ceiling, deployment = batch[0].count, batch[0].ceiling, batch[0].deployment
-    waiting = iter(batch)
-    draft = next(waiting, None)
-    heap: list[tuple[tuple[int, int, int], int]] = []
-    for index, leaf in enumerate(tree.leaves):
-        choice = grow(leaf, count, ceiling)
-        if choice:
-            heap.append((_rank(choice, leaf, deployment, load), index))
-    heapify(heap)
-    while heap and draft is not None:
-        rank, index = heap[0]
-        leaf = tree.leaves[index]
-        choice = grow(leaf, count, ceiling)
-        if choice is None:
-            heappop(heap)
-            continue
-        now = _rank(choice, leaf, deployment, load)
-        if now != rank:
-            heapreplace(heap, (now, index))
-            continue
-        _settle(draft, choice)
-        load[deployment, leaf.domain] += 1
-        draft = next(waiting, None)
+
+    def __init__(self, tree: SpareTree, count: int, ceiling: int) -> None:
+        self.tree, self.count, self.ceiling = tree, count, ceiling
+        self.heaps: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
+        for index, leaf in enumerate(tree.leaves):
+            choice = grow(leaf, count, ceiling)
+            if choice:
+                self.heaps[leaf.domain].append((choice.distance, choice.leftover, index))
+        for heap in self.heaps.values():
+            heapify(heap)
+
+    def best(self, deployment: str, load: Load) -> tuple[Choice, str] | None:
+        """The cheapest place for a cell of this deployment now, and its failure domain."""
+        while self.heaps:
+            domain = min(self.heaps, key=lambda name: self._rank(name, deployment, load))
+            heap = self.heaps[domain]
+            distance, leftover, index = heap[0]
+            choice = grow(self.tree.leaves[index], self.count, self.ceiling)
+            if choice is None:
+                heappop(heap)
+                if not heap:
+                    del self.heaps[domain]
+            elif (choice.distance, choice.leftover) == (distance, leftover):
+                return choice, domain
+            else:
+                heapreplace(heap, (choice.distance, choice.leftover, index))
+        return None
+
+    def _rank(self, domain: str, deployment: str, load: Load) -> tuple[int, int, int, str]:
+        distance, leftover, _ = self.heaps[domain][0]
+        return distance, load[deployment, domain], leftover, domain
 
 
-def _rank(choice: _Choice, leaf: Group, deployment: str, load: Load) -> tuple[int, int, int]:
-    return choice.distance, load[deployment, leaf.domain], choice.leftover
+def grow(leaf: Group, count: int, ceiling: int, skip: int = 0) -> Choice | None:
+    """`count` spares around a lowest group: its own, then the nearest others, passing by those nearer than `skip`.
 
-
-def _settle(draft: Draft, choice: _Choice) -> None:
-    draft.distance = choice.distance
-    for leaf, count in choice.parts:
-        draft.parts[leaf] += count
-        leaf.take(count)
-
-
-def grow(leaf: Group, count: int, ceiling: int) -> _Choice | None:
-    """`count` spares around a lowest group: its own, then the nearest others. None if too few are near enough."""
+    None if too few are near enough. Passing by near single spares pays where a whole group lies a little farther.
+    """
     got = min(leaf.free, count)
     if not got:
         return None
@@ -114,13 +129,13 @@ def grow(leaf: Group, count: int, ceiling: int) -> _Choice | None:
         if group is None or group.height > ceiling:
             return None
         more = min(group.free - child.free, count - got)
-        if more:
+        if more and group.height >= skip:
             others, inner = fill(group, more, child)
             total += inner + got * more * group.height
             parts += others
             got += more
         child, group = group, group.parent
-    return _Choice(parts, total, sum(part.free - taken for part, taken in parts))
+    return Choice(parts, total, sum(part.free - taken for part, taken in parts))
 
 
 def fill(group: Group, count: int, without: Group | None = None) -> tuple[Parts, int]:
