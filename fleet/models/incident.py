@@ -7,7 +7,11 @@ from fleet.planning.states import INCIDENT_TONE, IncidentState, choices
 
 
 class Incident(models.Model):
-    """A fault that somebody or something must heal. At most one is open per (kind, subject)."""
+    """A fault that somebody or something must heal. At most one is open per (kind, subject).
+
+    `shadow`: its rule only says what it would have done. `cohort` names what is alike in the machines that it was
+    compared with. `seen_at`: when the fault was last there. `muted_until`: a person dismissed it until then.
+    """
 
     kind = models.CharField(max_length=64)
     subject = models.CharField(max_length=160)
@@ -19,11 +23,17 @@ class Incident(models.Model):
     cell = models.CharField(max_length=160, blank=True)
     node = models.CharField(max_length=64, blank=True)
     evidence = models.JSONField(default=dict, blank=True)
+    cohort = models.CharField(max_length=200, blank=True)
+    shadow = models.BooleanField(default=False)
+    closed_by = models.CharField(max_length=64, blank=True)
+    seen_at = models.DateTimeField(null=True)
+    muted_until = models.DateTimeField(null=True)
     opened_at = models.DateTimeField()
     closed_at = models.DateTimeField(null=True)
 
     class Meta:
         ordering = ["-id"]
+        indexes = [models.Index(fields=["muted_until"], name="incident_muted")]
         constraints = [
             models.UniqueConstraint(
                 fields=["kind", "subject"],
@@ -37,4 +47,4 @@ class Incident(models.Model):
 
     @property
     def tone(self) -> Tone:
-        return INCIDENT_TONE[IncidentState(self.state)]
+        return Tone.IDLE if self.shadow else INCIDENT_TONE[IncidentState(self.state)]

@@ -69,6 +69,7 @@ class NodeReport(models.Model):
     unhealthy_since = models.DateTimeField(null=True)
     load = models.JSONField(null=True)
     telemetry = models.JSONField(default=dict)
+    steps = models.JSONField(null=True)
 
     def __str__(self) -> str:
         return f"{self.node_id}: {self.state}"
