@@ -22,7 +22,7 @@ def enrol(request: HttpRequest) -> JsonResponse:
     try:
         body = json.loads(request.body) if len(request.body) <= MAX_BODY_BYTES else None
         kind, subject = body["kind"], body["id"]  # type: ignore[index]
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, RecursionError):
         return JsonResponse({"error": 'the body must be {"kind": "node" or "ingress", "id": "…"}'}, status=400)
     try:
         credential = agent_enrol(token=token.strip(), kind=str(kind), subject=str(subject), now=clock.now())

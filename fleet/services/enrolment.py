@@ -5,7 +5,7 @@ from datetime import datetime
 
 from django.db import transaction
 
-from controlplane.kernel.secrets import secret_digest, secret_issue, secret_matches, secret_prefix
+from controlplane.kernel.secrets import secret_issue, secret_matches, secret_prefix
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, JoinToken
 
@@ -72,7 +72,7 @@ def agent_enrol(*, token: str, kind: str, subject: str, now: datetime) -> str:
 def agent_identify(credential: str) -> AgentIdentity | None:
     """Who shows this credential, or None if nobody may."""
     row = AgentCredential.objects.filter(prefix=secret_prefix(credential) or "", revoked_at__isnull=True).first()
-    if row is None or row.digest != secret_digest(credential):
+    if row is None or not secret_matches(credential, row.digest):
         return None
     return AgentIdentity(kind=AgentKind(row.kind), id=row.subject, region=row.region, prefix=row.prefix)
 

@@ -1,0 +1,62 @@
+"""The commands of `make up` and `make down` about the fleet: record it, stop its machines, boot them again."""
+
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.core.management import CommandError, call_command
+
+from fleet.models import Deployment, Region
+from fleet.providers import local_provider
+from fleet.providers.local import LocalProvider
+from traffic.models import Ingress
+
+pytestmark = pytest.mark.django_db
+
+
+def run(command: str, *arguments: str) -> str:
+    out = StringIO()
+    call_command(command, *arguments, stdout=out)
+    return out.getvalue().strip()
+
+
+@pytest.fixture
+def home(tmp_path: Path, settings: Any) -> Path:
+    settings.SWITCHYARD_HOME = tmp_path / "home"
+    return tmp_path / "home"
+
+
+def test_the_demo_is_recorded_with_an_ingress_for_each_region_from_one_port_upwards(settings: Any) -> None:
+    settings.SWITCHYARD_INGRESS_PORT = 26080
+    assert run("seed_demo", "--engine", "sim") == "demo fleet recorded"
+    assert set(Ingress.objects.values_list("id", "port")) == {("i-us-east-1", 26080), ("i-us-west-2", 26081)}
+    assert set(Deployment.objects.values_list("name", flat=True)) == {"smollm2", "sim-70b"}
+
+
+def test_a_region_of_another_provider_gets_no_ingress_on_this_machine() -> None:
+    Region.objects.create(name="eu-central-1", provider="aws", position=2)
+    run("seed_demo", "--engine", "sim")
+    assert not Ingress.objects.filter(region="eu-central-1").exists()
+
+
+def test_real_weights_must_be_named() -> None:
+    with pytest.raises(CommandError, match="--engine vllm needs --artifact-uri and --artifact-digest"):
+        run("seed_demo", "--artifact-uri", "file:///weights")
+    assert not Deployment.objects.exists()
+
+
+def test_with_a_password_the_operator_can_get_in(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SWITCHYARD_OPERATOR_PASSWORD", "a long password")
+    run("seed_demo", "--engine", "sim")
+    assert (home / "operator-token").read_text().startswith("sw_")
+
+
+def test_stopping_and_booting_an_empty_fleet_says_that_there_was_nothing_to_do(home: Path) -> None:
+    assert run("fleet_stop") == f"stopped 0 processes of {home}"
+    assert run("fleet_resume") == "no stopped machine to boot"
+
+
+def test_the_local_provider_is_made_for_this_home(home: Path) -> None:
+    assert isinstance(local_provider(), LocalProvider)
+    assert local_provider().home == home

@@ -1,0 +1,110 @@
+"""Ingress agents' end of the control plane, over real PostgreSQL and Valkey."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import pytest_asyncio
+from asgiref.sync import sync_to_async
+from django.db import connections
+
+from controlplane.kernel import clock
+from engine_agent.protocol.codec import encode
+from engine_agent.protocol.messages import Hello, IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.states import AgentKind
+from fleet.consumers.agent_socket import AgentSocket
+from fleet.consumers.hub import AgentHub
+from fleet.models import Cell
+from fleet.services.enrolment import agent_enrol, join_token_issue
+from tests.fleet import rows
+from tests.fleet.consumers.lines import Line, communicator, eventually
+from traffic import models
+from traffic.consumers.ingress_desk import IngressDesk
+from traffic.services.ingress import ingress_create
+from traffic.services.routing import tables_publish
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+
+
+@pytest_asyncio.fixture
+async def socket() -> AsyncIterator[AgentSocket]:
+    hub = AgentHub({AgentKind.INGRESS: IngressDesk()})
+    yield AgentSocket(hub)
+    await hub.stop()
+    await sync_to_async(connections.close_all)()
+
+
+@sync_to_async
+def credential(region: str) -> str:
+    ingress_create(region=rows.region(region), address="127.0.0.1", port=8080, now=clock.now())
+    soon = clock.now() + timedelta(minutes=1)
+    token = join_token_issue(kind=AgentKind.INGRESS, subject=f"i-{region}", region=region, expires_at=soon)
+    return agent_enrol(token=token, kind="ingress", subject=f"i-{region}", now=clock.now())
+
+
+@asynccontextmanager
+async def connected(app: AgentSocket, region: str = "us-east-1") -> AsyncIterator[Line]:
+    line = communicator(app, await credential(region))
+    assert await line.connect() == {"type": "websocket.accept"}
+    await line.say(encode(Hello(protocol=1, kind=AgentKind.INGRESS, id=f"i-{region}", boot_id="b", agent_version="1")))
+    yield line
+    await line.disconnect()
+
+
+def report(**observed: Any) -> bytes:
+    return encode(IngressReport(seq=1, observed=IngressObserved(**observed)))
+
+
+def stored(**columns: Any) -> Any:
+    return lambda: models.IngressReport.objects.filter(ingress="i-us-east-1", **columns).first()
+
+
+@sync_to_async
+def publish() -> None:
+    tables_publish(now=clock.now())
+
+
+async def test_an_ingress_is_told_its_regions_table_on_connecting_and_every_newer_one(socket: AgentSocket) -> None:
+    await sync_to_async(lambda: rows.cell("c1", rows.node("n-a")))()
+    await publish()
+    async with connected(socket) as line:
+        table = await line.told()
+        assert isinstance(table, RoutingTable)
+        assert (table.region, table.revision, [cell.cell for cell in table.pools[0].cells]) == ("us-east-1", 1, ["c1"])
+        await sync_to_async(Cell.objects.update)(state="failed")
+        await publish()
+        table = await line.told()
+        assert (table.revision, table.pools[0].cells) == (2, ())
+
+
+async def test_an_ingress_of_a_region_without_a_table_waits_for_the_first(socket: AgentSocket) -> None:
+    async with connected(socket) as line:
+        await sync_to_async(rows.deployment)()
+        await publish()
+        assert (await line.told()).revision == 1
+
+
+async def test_each_is_told_of_its_own_region(socket: AgentSocket) -> None:
+    await sync_to_async(rows.deployment)()
+    async with connected(socket, "us-east-1") as east, connected(socket, "us-west-2") as west:
+        await publish()
+        assert ((await east.told()).region, (await west.told()).region) == ("us-east-1", "us-west-2")
+
+
+async def test_what_it_reports_is_kept_as_its_acknowledgement(socket: AgentSocket) -> None:
+    async with connected(socket) as line:
+        await line.say(report(revision=3, haproxy_pid=7, cells={"c1": "up"}))
+        kept = await eventually(stored(revision=3, connected=True))
+        assert (kept.haproxy_pid, kept.cells) == (7, {"c1": "up"})
+        await line.say(report(revision=3, haproxy_pid=7, cells={"c1": "down"}))
+        await eventually(stored(cells={"c1": "down"}))
+    assert (await eventually(stored(connected=False))).revision == 3
+
+
+async def test_what_only_a_node_may_say_is_passed_over(socket: AgentSocket) -> None:
+    async with connected(socket) as line:
+        await line.say(b'{"type": "fault", "signature": "x", "summary": "", "evidence": {}}')
+        await line.say(report(revision=4))
+        assert await eventually(stored(revision=4))
