@@ -6,9 +6,6 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Protocol
 
-import msgspec
-
-from engine_agent.protocol.messages import Health, Load
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy import admission
 from engine_agent.proxy.health import HealthJudge
@@ -16,16 +13,8 @@ from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.measure import Meter
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.settings import ProxySettings
+from engine_agent.proxy.status import ProxyStatus
 from engine_agent.proxy.upstream import EnginePool
-
-
-class Status(msgspec.Struct, frozen=True):
-    """What `GET /status` of the admin port says."""
-
-    health: Health
-    load: Load
-    phase: Phase
-    in_flight: int
 
 
 class InFlight(Protocol):
@@ -79,11 +68,11 @@ class Cell:
         """Why no new request would be taken, whatever the load."""
         return admission.refuse_new_work(phase=self.phase, healthy=self.judge.ok, reason=self.judge.reason)
 
-    def status(self) -> Status:
+    def status(self) -> ProxyStatus:
         now = monotonic()
         in_flight = len(self.in_flight)
         load = self.meter.load(now, in_flight=in_flight, max_concurrency=self.settings.max_concurrency)
-        return Status(health=self.judge.health(now), load=load, phase=self.phase, in_flight=in_flight)
+        return ProxyStatus(health=self.judge.health(now), load=load, phase=self.phase, in_flight=in_flight)
 
     def enter_phase(self, phase: Phase) -> None:
         """Serve or drain as told; the change is logged."""

@@ -11,6 +11,7 @@ import msgspec
 
 from engine_agent.protocol.messages import Health, Load
 from engine_agent.protocol.states import Phase
+from engine_agent.proxy.status import ProxyStatus
 from engine_agent.runtime.http import NoAnswer, request
 
 POLL_INTERVAL_S = 0.2
@@ -18,15 +19,6 @@ POLL_INTERVAL_S = 0.2
 ANSWER_TIMEOUT_S = 1.0
 SLOW_ANSWERS_TOLERATED = 1
 """One slow answer may be a pause of the garbage collector; the proxy judges an engine by the same rule."""
-
-
-class ProxyStatus(msgspec.Struct, frozen=True):
-    """`GET /status` of the cell proxy."""
-
-    health: Health
-    load: Load
-    phase: Phase
-    in_flight: int = 0
 
 
 class _HealthAnswer(msgspec.Struct, frozen=True):

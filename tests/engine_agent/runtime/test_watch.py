@@ -4,8 +4,8 @@ import pytest
 
 from engine_agent.protocol.messages import Health, Load
 from engine_agent.protocol.states import Phase
+from engine_agent.proxy.status import ProxyStatus
 from engine_agent.runtime.watch import (
-    ProxyStatus,
     Seen,
     Silence,
     after_engine,

@@ -1,0 +1,15 @@
+"""What `GET /status` of the proxy's administration port says: the proxy writes it, the agent of its node reads it."""
+
+import msgspec
+
+from engine_agent.protocol.messages import Health, Load
+from engine_agent.protocol.states import Phase
+
+
+class ProxyStatus(msgspec.Struct, frozen=True):
+    """How a cell is, as its proxy sees it. `in_flight`: requests that were admitted and have not ended."""
+
+    health: Health
+    load: Load
+    phase: Phase
+    in_flight: int = 0
