@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up down status engine test check check-code check-format check-types check-imports check-templates
-.PHONY: fmt bench environment environment-dev
+.PHONY: fmt bench simulate environment environment-dev
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
@@ -68,6 +68,9 @@ bench: environment-dev ## Measure what proxies add; how the fleet of make up ans
 	$(VENV) docs/bench/proxy_overhead.py
 	$(VENV) docs/bench/added_ttft.py
 	$(VENV) docs/bench/heal.py
+
+simulate: environment ## Run a scenario on virtual time: make simulate S=rollout_under_faults SEEDS=200 (without S: list).
+	@exec $(VENV) -m fleet.simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(V),-v),--help)
 
 environment:
 	@$(if $(PYTHON),$(PYTHON),echo "Python 3.11 or newer is needed and there is no python3 here." >&2; false) controlplane/bootstrap.py

@@ -37,6 +37,7 @@ class Engine:
     blind: bool = False
     ready_since_s: float | None = None
     lost_peer: str = ""
+    unwell_since_s: float | None = None
 
     @property
     def is_leader(self) -> bool:
@@ -112,6 +113,17 @@ class Engines:
         leader = group.get(0)
         return leader is not None and leader.ready_since_s is not None and not leader.hung and not leader.lost_peer
 
+    def unwell_for_s(self, cell: str, generation: int) -> float:
+        """Since when a leader that still runs would answer nothing; 0 if it would, or is gone and said so."""
+        leader = self.groups.get((cell, generation), {}).get(0)
+        if leader is None or leader.unwell_since_s is None:
+            return 0.0
+        return self.site.queue.now_s - leader.unwell_since_s
+
+    def hang(self, engine: Engine) -> None:
+        """From now on it lives and answers nothing."""
+        engine.hung, engine.unwell_since_s = True, self.site.queue.now_s
+
     def _loaded(self, engine: Engine) -> None:
         if engine.ended:
             return
@@ -134,6 +146,7 @@ class Engines:
     def _peer_lost(self, engine: Engine, gone: Engine) -> None:
         if engine.ended:
             return
+        engine.unwell_since_s = self.site.queue.now_s
         engine.lost_peer = f"rank {gone.membership.rank} is gone"
         if engine.blind and engine.is_leader:
             return

@@ -176,10 +176,10 @@ class Hub:
             return
         order = self._store.desired(node)
         line.told = order.version
-        machine = self.machines[node]
+        machine = self.machines.get(node)
 
         def deliver() -> None:
-            if machine.has_line:
+            if machine is not None and machine.has_line:
                 machine.receive(order)
 
         if not self.site.network.carry(deliver):

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.decisions import MoveCell, StopCell
-from fleet.planning.states import CellState
+from fleet.planning.decisions import ChangeRollout, MoveCell, StopCell
+from fleet.planning.snapshot import Finding
+from fleet.planning.states import ROLLOUT_ALLOWED, CellState, RolloutState
 from fleet.simulator.store import Write
 
 if TYPE_CHECKING:
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 RESUMES_WITHIN_S = 16.0
 """The lease of a dead reconciler (15 s), and the second until the next pass."""
+KNOWN_WITHIN_S = 15.0
+"""A cell that answers nothing shows in its next reports; evidence is 10 s old at most, lost messages included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,47 @@ def resumed_in_time(world: "World") -> Iterator[str]:
         yield f"the first pass after a kill came {world.queue.now_s - killed_s:.0f} s later"
 
 
+def promoted_on_evidence(world: "World", write: Write) -> Iterator[str]:
+    before, after = write.rollout_before, write.rollout_after
+    if before is None or after is None or not isinstance(write.cause, ChangeRollout):
+        return
+    is_further = after.stage > before.stage or after.state is RolloutState.SUCCEEDED
+    if not is_further or after.state in {RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK}:
+        return
+    verdict = write.cause.verdict
+    if before.state is RolloutState.BAKING and (verdict is None or verdict.finding is not Finding.PASSED):
+        yield f"rollout {after.id} went on from its bake without a verdict that says so"
+    spec = world.store.deployments[after.deployment]
+    for cell in world.store.cells.values():
+        updated = cell.deployment == spec.name and cell.version == after.to_version
+        unwell_s = world.engines.unwell_for_s(cell.id, cell.generation)
+        if updated and cell.state is CellState.READY and unwell_s > KNOWN_WITHIN_S:
+            yield f"rollout {after.id} went on while {cell.id}, updated, has answered nothing for {unwell_s:.0f} s"
+
+
+def way_back_open(world: "World") -> Iterator[str]:
+    for rollout in world.store.rollouts.values():
+        if RolloutState.ROLLING_BACK not in ROLLOUT_ALLOWED[rollout.state]:
+            yield f"rollout {rollout.id} is {rollout.state} and cannot go back"
+        spec = world.store.deployments[rollout.deployment]
+        if rollout.from_version != spec.version and rollout.from_version not in spec.others:
+            yield f"rollout {rollout.id} has lost {rollout.from_version}, where it came from"
+
+
+def charged_with_the_step(world: "World", write: Write) -> Iterator[str]:
+    before, after = write.before, write.after
+    if before is None or after is None or before.state is not CellState.READY:
+        return
+    if after.state is CellState.DRAINING and after.disruption is None:
+        yield f"{after.id} was taken down and nothing was charged for it"
+
+
+def charges_end(world: "World") -> Iterator[str]:
+    for cell in world.store.cells.values():
+        if cell.disruption is not None and cell.state in {CellState.READY, CellState.STOPPED, CellState.PENDING}:
+            yield f"{cell.id} is {cell.state} and still charged for {cell.disruption}"
+
+
 INVARIANTS: tuple[Invariant, ...] = (
     Invariant("I1", "available >= wanted - max_unavailable, never lower because of us", on_write=availability_kept),
     Invariant("I2", "a cell never serves mixed versions", on_world=cells_not_mixed),
@@ -128,7 +172,11 @@ INVARIANTS: tuple[Invariant, ...] = (
     Invariant("I5", "a repeated order starts nothing twice, and never two engines", on_world=started_once),
     Invariant("I5", "generations only grow, and bind the members", on_write=generations_grow),
     Invariant("I6", "ready needs fresh evidence of every rank of this generation", on_write=ready_on_evidence),
+    Invariant("I6", "a rollout goes on only after its bake has passed", on_write=promoted_on_evidence),
+    Invariant("I7", "from every active state a rollout can go back", on_world=way_back_open),
     Invariant("I8", "work goes on within 15 s of any crash", on_world=resumed_in_time),
     Invariant("I9", "a node that is cut off ends nothing that is well"),
+    Invariant("I10", "who takes a cell down is charged in the same write", on_write=charged_with_the_step),
+    Invariant("I10", "a charge ends when the cell is back or gone", on_world=charges_end),
 )
 """I9 is watched where an agent ends an engine (`fleet.simulator.machine`)."""

@@ -13,8 +13,10 @@ from functools import singledispatchmethod
 from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer
 from engine_agent.protocol.states import MemberRole, Phase
 from fleet.planning.decisions import (
+    ChangeRollout,
     CreateCell,
     Decision,
+    DrainCell,
     ExplainCell,
     LaunchNodes,
     MoveCell,
@@ -24,9 +26,21 @@ from fleet.planning.decisions import (
     StartCell,
     StopCell,
 )
+from fleet.planning.fault_decisions import CordonNode, ReplaceNode, WishReplacement
+from fleet.planning.ledger import LedgerLimits, refusal
 from fleet.planning.phases import PHASES
-from fleet.planning.snapshot import CellView, FleetView, MemberView, NodeView, ProviderStatus, ReportView
-from fleet.planning.states import CELL_ALLOWED, NODE_ALLOWED, CellState, NodeState
+from fleet.planning.snapshot import CellView, FleetView, MemberView, NodeView, ProviderStatus, ReportView, RolloutView
+from fleet.planning.states import (
+    CELL_ALLOWED,
+    NODE_ALLOWED,
+    ROLLOUT_ACTIVE,
+    ROLLOUT_ALLOWED,
+    CellState,
+    NodeState,
+    RolloutState,
+)
+from fleet.simulator.accounts import standing_of
+from fleet.simulator.fault_rows import FaultDecision, faults_after
 from fleet.simulator.provider import NoProvider, Provider
 
 UNSAID = ReportView(connected=False, last_seen_at=None)
@@ -38,12 +52,14 @@ class Stale(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One transaction that was committed: why, and the cell before and after if it changed one."""
+    """One transaction that was committed: why, and the cell or the rollout before and after if it changed one."""
 
     cause: Decision | str
     at: datetime
     before: CellView | None = None
     after: CellView | None = None
+    rollout_before: RolloutView | None = None
+    rollout_after: RolloutView | None = None
 
 
 class Store:
@@ -55,11 +71,14 @@ class Store:
         self.deployments = dict(fleet.deployments)
         self.regions = dict(fleet.regions)
         self.rollouts = dict(fleet.rollouts)
+        self.faults = fleet.faults
         self.listening_since = fleet.listening_since
         self.member_of = {member.node: cell.id for cell in self.cells.values() for member in cell.members}
         self.versions: Counter[str] = Counter(dict.fromkeys(self.nodes, 1))
         self.ordinal = len(self.cells)
         self.launched = len(self.nodes)
+        self.rollouts_begun = max((rollout.id for rollout in self.rollouts.values()), default=0)
+        self.limits = LedgerLimits()
         self.writes = 0
         self.before_write: Callable[[], None] = lambda: None
         self.on_write: Callable[[Write], None] = lambda _: None
@@ -80,6 +99,7 @@ class Store:
             deployments=dict(self.deployments),
             listening_since=self.listening_since,
             rollouts=dict(self.rollouts),
+            faults=self.faults,
         )
 
     def desired(self, node: str) -> Desired:
@@ -136,6 +156,23 @@ class Store:
     @apply.register
     def _(self, decision: MoveNode, now: datetime) -> None:
         self._move_node(decision, decision.to, now)
+
+    @apply.register
+    def _(self, decision: CordonNode, now: datetime) -> None:
+        self.before_write()
+        self.nodes[decision.node] = replace(self.nodes[decision.node], cordoned=True)
+        self._commit(Write(decision, now))
+
+    @apply.register
+    def _(self, decision: FaultDecision, now: datetime) -> None:
+        node = None
+        if isinstance(decision, ReplaceNode | WishReplacement):
+            node = self.nodes[decision.node]
+        if isinstance(decision, ReplaceNode):
+            self._move_node(decision, NodeState.FAULTY, now)
+        self.before_write()
+        self.faults = faults_after(self.faults, decision, node, now)
+        self._commit(Write(decision, now))
 
     @apply.register
     def _(self, decision: RestartAgent, now: datetime) -> None:
@@ -224,6 +261,44 @@ class Store:
         self._write_cell(decision, moved, now)
 
     @apply.register
+    def _(self, decision: DrainCell, now: datetime) -> None:
+        cell = self._seen(decision)
+        spec = self.deployments[cell.deployment]
+        standing = standing_of(self.cells.values(), self.deployments, cell, now)
+        if refused := refusal(standing, decision.cause, spec.policy.max_unavailable, self.limits):
+            raise Stale(f"cell {cell.id} stays: {refused}")
+        moved = self._moved(cell, CellState.DRAINING, decision.reason, now)
+        self._write_cell(decision, replace(moved, disruption=cell.disruption or decision.cause), now)
+
+    @apply.register
+    def _(self, decision: ChangeRollout, now: datetime) -> None:
+        known = next((rollout for rollout in self.rollouts.values() if rollout.id == decision.rollout), None)
+        if known is None or (known.state, known.revision) != (decision.seen, decision.revision):
+            raise Stale(f"rollout {decision.rollout}")
+        if decision.to not in ROLLOUT_ALLOWED[known.state]:
+            raise ValueError(f"a rollout cannot go from {known.state} to {decision.to}")
+        self.before_write()
+        moved = (known.state, known.stage) != (decision.to, decision.stage)
+        changed = replace(
+            known,
+            state=decision.to,
+            stage=decision.stage,
+            reason=decision.reason,
+            revision=known.revision + 1,
+            state_since=now if moved else known.state_since,
+            failed=known.failed + decision.failed,
+            counters=known.counters if decision.counters is None else decision.counters,
+        )
+        if decision.to in ROLLOUT_ACTIVE:
+            self.rollouts[known.deployment] = changed
+        else:
+            del self.rollouts[known.deployment]
+        if decision.to is RolloutState.SUCCEEDED:
+            spec = self.deployments[known.deployment]
+            self.deployments[spec.name] = replace(spec, version=known.to_version)
+        self._commit(Write(decision, now, rollout_before=known, rollout_after=changed))
+
+    @apply.register
     def _(self, decision: ExplainCell, now: datetime) -> None:
         self._write_cell(decision, replace(self._seen(decision), reason=decision.reason), now, ordered=False)
 
@@ -238,9 +313,10 @@ class Store:
 
     # --- one transaction ---------------------------------------------------------------------------------------------
 
-    def _seen(self, decision: StartCell | MoveCell | ExplainCell | StopCell) -> CellView:
+    def _seen(self, decision: StartCell | DrainCell | MoveCell | ExplainCell | StopCell) -> CellView:
         cell = self.cells.get(decision.cell)
-        if cell is None or (cell.state, cell.generation) != (decision.seen, decision.generation):
+        seen = CellState.READY if isinstance(decision, DrainCell) else decision.seen
+        if cell is None or (cell.state, cell.generation) != (seen, decision.generation):
             raise Stale(f"cell {decision.cell}")
         return cell
 
@@ -271,14 +347,16 @@ class Store:
             if member.node not in self.member_of:
                 self.nodes[member.node] = replace(self.nodes[member.node], spare_since=now)
 
-    def _move_node(self, decision: MoveNode | RetireNode, to: NodeState, now: datetime) -> None:
+    def _move_node(self, decision: MoveNode | RetireNode | ReplaceNode, to: NodeState, now: datetime) -> None:
         node = self.nodes.get(decision.node)
         if node is None or node.state is not decision.seen:
             raise Stale(f"node {decision.node}")
+        if isinstance(decision, MoveNode) and to is NodeState.LOST and node.report.last_seen_at != decision.said_at:
+            raise Stale(f"node {decision.node} has spoken since")
         if to not in NODE_ALLOWED[node.state]:
             raise ValueError(f"a node cannot go from {node.state} to {to}")
         self.before_write()
-        moved = replace(node, state=to, state_since=now)
+        moved = replace(node, state=to, state_since=now, cordoned=node.cordoned or to is NodeState.FAULTY)
         if decision.seen is NodeState.JOINING:
             moved = replace(moved, spare_since=now)
         if to is NodeState.RETIRED:

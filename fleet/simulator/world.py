@@ -109,6 +109,8 @@ class World:
         machine.no_contact_since_s = None
         self.hub.joined(machine.node, connection)
         self.hub.lines[machine.node].told = self.store.versions[machine.node]
+        if not self.site.steady:
+            self.queue.after(self.random.random() * 2.0, machine.report_again)
 
     def _begin(self, cell: CellView) -> None:
         if cell.state is CellState.READY:
@@ -130,9 +132,6 @@ class World:
                 process = RunningProcess(Membership(cell.id, cell.generation, 0), self.site.next_serial(), 0.0)
                 machine.proxy = Proxy(process, Phase.SERVE)
             self.store.nodes[member.node] = self._reported(member.node, cell)
-        for member in cell.members:
-            if member.node in self.machines.all and serving:
-                self.queue.after(self.random.random() * 2.0, self.machines.all[member.node].report_again)
 
     def _reported(self, node: str, cell: CellView) -> NodeView:
         view = self.store.nodes[node]
@@ -144,6 +143,11 @@ class World:
     def run_until(self, end_s: float) -> None:
         """Let time pass until that second of the run."""
         self.queue.run_until(end_s)
+
+    def region_of(self, node: str) -> str:
+        """Where a node is; empty if there is none of this name."""
+        view = self.store.nodes.get(node)
+        return view.region if view is not None else ""
 
     def is_settled(self) -> bool:
         """Whether every cell serves, every node is well, and no rollout is on its way."""
@@ -177,6 +181,9 @@ class World:
         before, after = write.before, write.after
         if isinstance(write.cause, MoveNode):
             self.site.note(f"node.{write.cause.to}", write.cause.node, write.cause.reason)
+        rollout = write.rollout_after
+        if rollout is not None:
+            self.site.note(f"rollout.{rollout.state}", rollout.deployment, rollout.reason)
         if after is not None and (before is None or before.state is not after.state):
             self._moved(before, after)
         for invariant in self.invariants:

@@ -1,0 +1,94 @@
+"""What a scenario is, and one run of it: a world, what happens to it, and what must be so in the end."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from pkgutil import iter_modules
+
+from fleet.planning.settings import FleetSettings
+from fleet.simulator import scenarios
+from fleet.simulator.behaviour import VersionBehaviour
+from fleet.simulator.control import Mishaps, Pace
+from fleet.simulator.network import QUIET, NetworkQuality
+from fleet.simulator.shape import FleetShape, fleet_of
+from fleet.simulator.world import World
+
+STEPS = 100
+"""In so many parts a run is divided, to show how far it is."""
+
+
+class UnknownScenario(ValueError):
+    """No scenario has this name; the text names those that there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`play` schedules what happens, with the world's own chance. `expect` yields what is not as it must be at the end,
+    one sentence each. `until_s` is simulated time."""
+
+    about: str
+    shape: FleetShape
+    play: Callable[[World], None]
+    until_s: float
+    expect: Callable[[World], Iterable[str]]
+    behaviours: Mapping[str, VersionBehaviour] = field(default_factory=dict)
+    settings: FleetSettings = field(default_factory=FleetSettings)
+    quality: NetworkQuality = QUIET
+    mishaps: Mishaps = field(default_factory=Mishaps)
+    pace: Pace = field(default_factory=Pace)
+    steady: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run that is over. `failures`: violated invariants and disappointed expectations."""
+
+    seed: int
+    world: World
+    failures: tuple[str, ...]
+
+
+def scenario_names() -> tuple[str, ...]:
+    """All scenarios, by name."""
+    return tuple(sorted(module.name for module in iter_modules(scenarios.__path__)))
+
+
+def scenario_named(name: str) -> Scenario:
+    """Load a scenario.
+
+    Raises:
+        UnknownScenario: there is none of this name.
+    """
+    if name not in scenario_names():
+        raise UnknownScenario(f"there is no scenario {name!r}; there are: {', '.join(scenario_names())}")
+    found: Scenario = import_module(f"{scenarios.__name__}.{name}").SCENARIO
+    return found
+
+
+def world_of(scenario: Scenario, seed: int) -> World:
+    """The world as it begins, with everything scheduled that will happen to it."""
+    world = World(
+        fleet_of(scenario.shape),
+        seed=seed,
+        settings=scenario.settings,
+        behaviours=scenario.behaviours,
+        quality=scenario.quality,
+        steady=scenario.steady,
+    )
+    world.control.mishaps = scenario.mishaps
+    world.control.pace = scenario.pace
+    scenario.play(world)
+    return world
+
+
+def run(scenario: Scenario, seed: int, progress: Callable[[float], None] = lambda _: None) -> Outcome:
+    """Run one seed to its end. `progress` is told the part that is done, 0 to 1."""
+    world = world_of(scenario, seed)
+    for step in range(1, STEPS + 1):
+        world.run_until(scenario.until_s * step / STEPS)
+        progress(step / STEPS)
+    world.check()
+    broken = tuple(
+        f"{entry.subject} at {entry.at_s:.1f} s: {entry.text}" for entry in dict.fromkeys(world.journal.violations)
+    )
+    return Outcome(seed, world, (*broken, *scenario.expect(world)))
