@@ -13,7 +13,7 @@ from time import sleep
 from typing import Any
 
 import cloudpickle
-from vllm.v1.executor.uniproc_executor import AsyncOutputFuture, UniProcExecutor
+from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.serial_utils import run_method
 
@@ -176,15 +176,23 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         return self._link
 
 
-class _FinishingFuture(AsyncOutputFuture):  # type: ignore[misc]  # the engine's libraries have no types here
-    """A step's output that a device still computes; the step is finished once it is there."""
+class _FinishingFuture(Future[Any]):
+    """A step's output that a device still computes; whoever asks for it waits, and then the step is finished.
+
+    As vLLM's own AsyncOutputFuture is, which versions before May 2026 do not have.
+    """
 
     def __init__(self, output: AsyncModelRunnerOutput, finished: Any) -> None:
-        super().__init__(output, single_value=True)
-        self._finished = finished
+        super().__init__()
+        self._output, self._finished = output, finished
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait for the output."""
+        """Wait for the output; vLLM sets no limit here."""
+        if not self.done():
+            try:
+                self.set_result(self._output.get_output())
+            except Exception as error:
+                self.set_exception(error)
         output = super().result(timeout)
         self._finished()
         return output
