@@ -182,3 +182,9 @@ def resume_paused(world: World, every_s: float) -> None:
         world.queue.after(every_s, look)
 
     world.queue.after(every_s, look)
+
+
+def touched_cells(world: World) -> set[str]:
+    """Cells that were taken down or broke at any time."""
+    kinds = {"cell.draining", "cell.failed", "cell.lost"}
+    return {entry.subject for entry in world.journal.entries if entry.kind in kinds}

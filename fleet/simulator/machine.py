@@ -255,7 +255,8 @@ class Machine:
         engine = self.engine
         if engine is None:
             return
-        kept = self.desired is not None and self.desired.phase is not Phase.STOP
+        desired = self.desired
+        kept = desired is not None and desired.phase is not Phase.STOP and membership_of(desired) == engine.membership
         if self.no_contact_since_s is not None and kept and self.was_ready and self._probe(engine).ok:
             self._site.journal.violation(self._site.queue.now_s, "I9", f"{self.node} ends an engine while cut off")
         self.engine_stopping = True

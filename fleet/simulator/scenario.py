@@ -13,8 +13,10 @@ from fleet.simulator.network import QUIET, NetworkQuality
 from fleet.simulator.shape import FleetShape, fleet_of
 from fleet.simulator.world import World
 
-STEPS = 100
-"""In so many parts a run is divided, to show how far it is."""
+STEPS = 200
+"""In so many parts a run is divided, to show how far it is and to see whether it is over."""
+CALM_STEPS = 6
+"""In so many of them nothing must have been on its way."""
 
 
 class UnknownScenario(ValueError):
@@ -24,7 +26,7 @@ class UnknownScenario(ValueError):
 @dataclass(frozen=True, slots=True)
 class Scenario:
     """`play` schedules what happens, with the world's own chance. `expect` yields what is not as it must be at the end,
-    one sentence each. `until_s` is simulated time."""
+    one sentence each. A run ends at `until_s`, or after `busy_s` as soon as nothing has been on its way for a while."""
 
     about: str
     shape: FleetShape
@@ -37,6 +39,7 @@ class Scenario:
     mishaps: Mishaps = field(default_factory=Mishaps)
     pace: Pace = field(default_factory=Pace)
     steady: bool = False
+    busy_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +87,13 @@ def world_of(scenario: Scenario, seed: int) -> World:
 def run(scenario: Scenario, seed: int, progress: Callable[[float], None] = lambda _: None) -> Outcome:
     """Run one seed to its end. `progress` is told the part that is done, 0 to 1."""
     world = world_of(scenario, seed)
+    calm = 0
     for step in range(1, STEPS + 1):
         world.run_until(scenario.until_s * step / STEPS)
         progress(step / STEPS)
+        calm = calm + 1 if world.is_settled() else 0
+        if scenario.busy_s is not None and world.queue.now_s >= scenario.busy_s and calm >= CALM_STEPS:
+            break
     world.check()
     broken = tuple(
         f"{entry.subject} at {entry.at_s:.1f} s: {entry.text}" for entry in dict.fromkeys(world.journal.violations)

@@ -19,6 +19,7 @@ SCENARIO = Scenario(
     shape=FleetShape((DeploymentShape("llama", {"east": 4, "west": 2}), DeploymentShape("tiny", {"east": 3}, size=1))),
     play=play,
     until_s=1800.0,
+    busy_s=800.0,
     expect=all_well,
     quality=UNRULY,
     mishaps=Mishaps(killed=0.02, stalled=0.02),

@@ -36,6 +36,7 @@ SCENARIO = Scenario(
     shape=FleetShape((DeploymentShape("llama", {"east": 4, "west": 2}, policy=POLICY),)),
     play=play,
     until_s=3600.0,
+    busy_s=700.0,
     expect=expect,
     quality=UNRULY,
     mishaps=Mishaps(killed=0.01, stalled=0.01),
