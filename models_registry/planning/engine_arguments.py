@@ -12,7 +12,7 @@ from engine_agent.protocol.messages import Artifact, EnginePlan, GoldenPrompt
 from models_registry.planning.degree_rules import check_degrees
 from models_registry.planning.fields import one_of
 from models_registry.planning.instance_types import InstanceShape
-from models_registry.planning.neuron_configuration import neuron_configuration, prefix_caching
+from models_registry.planning.neuron_configuration import additional_config, neuron_configuration, prefix_caching
 from models_registry.planning.parallelism import Degrees, degrees_on, stated_degrees
 from models_registry.planning.quantization import NeuronQuantization, Quantization, VllmQuantization, read_quantization
 from models_registry.planning.speculation import Draft, Medusa, Ngram, Speculation, read_speculation
@@ -108,7 +108,8 @@ def _options(
         return {**own, **_vllm_options(degrees, quantization), **spec.engine_options}
     nxdi = quantization if isinstance(quantization, NeuronQuantization) else None
     own |= _neuron_options(spec, degrees)
-    own["additional_config"] = _json({"override_neuron_config": neuron_configuration(spec, degrees, speculation, nxdi)})
+    override = neuron_configuration(spec, degrees, speculation, nxdi)
+    own["additional_config"] = _json(additional_config(spec, override))
     return own | {name: value for name, value in spec.engine_options.items() if name not in NEURON_OWN_OPTIONS}
 
 

@@ -55,6 +55,26 @@ def prefix_caching(spec: VersionSpec) -> tuple[int, int] | None:
     return block, -(-spec.context_length // block) * spec.max_concurrency
 
 
+def longest_prompt(spec: VersionSpec) -> int:
+    """Tokens of the longest prompt that the compiled model takes: its largest bucket, where buckets are stated.
+
+    Call it on a version whose NxDI settings have been checked.
+    """
+    buckets: list[int] = spec.engine_options.get("neuron_config", {}).get("context_encoding_buckets") or []
+    return max(buckets, default=spec.context_length)
+
+
+def additional_config(spec: VersionSpec, override: JsonObject) -> JsonObject:
+    """`--additional-config` around a rendered configuration.
+
+    Where prompts may be shorter than the context alone, the plugin must know: it then answers 400 to a longer one,
+    which would end the engine otherwise.
+    """
+    longest = longest_prompt(spec)
+    limit = {"max_prompt_length": longest} if longest < spec.context_length else {}
+    return {"override_neuron_config": override, **limit}
+
+
 def neuron_configuration(
     spec: VersionSpec, degrees: Degrees, speculation: Speculation | None, quantization: NeuronQuantization | None
 ) -> JsonObject:
@@ -96,7 +116,7 @@ def _batching(spec: VersionSpec) -> JsonObject:
         "ctx_batch_size": 1,
         "tkg_batch_size": spec.max_concurrency,
         "is_continuous_batching": spec.max_concurrency > 1,
-        "max_context_length": spec.context_length,
+        "max_context_length": longest_prompt(spec),
         "seq_len": spec.context_length,
     }
 

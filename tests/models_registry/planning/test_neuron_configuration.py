@@ -29,6 +29,14 @@ def test_without_quantization_nothing_is_said_of_it() -> None:
     assert not [key for key in override() if "quant" in key]
 
 
+def test_a_prompt_beyond_the_largest_bucket_is_refused_by_the_server_and_ends_no_engine() -> None:
+    buckets = {"context_encoding_buckets": [512, 1024], "token_generation_buckets": [1536, 2048]}
+    args = render_version(spec("neuron", TRN1, engine_options={"neuron_config": buckets}), TRN1).plan.args
+    config = json.loads(args[args.index("--additional-config") + 1])
+    assert config["max_prompt_length"] == config["override_neuron_config"]["max_context_length"] == 1024
+    assert config["override_neuron_config"]["seq_len"] == 2048
+
+
 def test_options_of_vllm_itself_still_go_through() -> None:
     args = render_version(spec("neuron", TRN1, engine_options={"seed": 7}), TRN1).plan.args
     assert args[args.index("--seed") + 1] == "7"
