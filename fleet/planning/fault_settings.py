@@ -24,6 +24,8 @@ class FaultSettings:
     repairs_window_s: float = 7 * 86400.0
     close_after_s: float = 60.0
     """How long a fault must be gone before its incident closes, so that one that comes and goes stays one incident."""
+    muted_s: float = 3600.0
+    """How long a dismissed incident stays quiet while there is no new evidence; a person may look again by then."""
     note_every_s: float = 15.0
     """How often an open incident is told that its fault is still there; well below `close_after_s`."""
     witness_age_s: float = 10.0

@@ -70,7 +70,7 @@ class StepWindow:
 @dataclass(frozen=True, slots=True)
 class FaultsView:
     """`repairs` counts a node's in `FaultSettings.repairs_window_s`; `down` maps a cell to an ingress that cannot reach
-    it; `windows` holds a node's last ones, oldest first."""
+    it; `windows` holds a node's last ones, oldest first; `muted`: (kind, subject) that a person dismissed lately."""
 
     signals: tuple[SignalView, ...] = ()
     incidents: tuple[IncidentView, ...] = ()
@@ -79,6 +79,7 @@ class FaultsView:
     modes: Mapping[Rule, RuleMode] = field(default_factory=dict)
     down: Mapping[str, str] = field(default_factory=dict)
     windows: Mapping[str, tuple[StepWindow, ...]] = field(default_factory=dict)
+    muted: frozenset[tuple[str, str]] = frozenset()
 
     def mode(self, rule: Rule) -> RuleMode:
         """In force unless it was set otherwise."""

@@ -25,6 +25,7 @@ from fleet.planning.fault_decisions import (
 from fleet.planning.fault_rules import NEEDS_PERSON, IncidentKind, Rule, RuleMode
 from fleet.planning.fault_views import IncidentView, ReplacementView
 from fleet.planning.guards import CONDEMNED, Guards
+from fleet.planning.ledger import Ledger
 from fleet.planning.liveness import are_all_silent, held_back
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView, NodeView
@@ -35,6 +36,7 @@ HALTED_WITH_S = 10.0
 """A rollout that moved on in the moment when its halt was decided is halted as well; one resumed later is not."""
 MOVING = frozenset({RolloutState.RUNNING, RolloutState.BAKING})
 KINDS = frozenset(IncidentKind)
+SIGNALLED = frozenset({IncidentKind.HARDWARE, IncidentKind.SOFT, IncidentKind.UNATTRIBUTED})
 
 
 @dataclass
@@ -95,10 +97,15 @@ def _say(
     if known is not None and known.shadow and not where.get("shadow"):
         work.decisions.append(CloseIncident(known.id, known.seen_at, "its rule is in force now"))
         known = None
-    if known is None:
+    if known is None and not _is_muted(work, kind, subject):
         work.decisions.append(OpenIncident(kind, subject, summary, evidence, **where))
-    elif (work.now - known.seen_at).total_seconds() >= work.settings.faults.note_every_s:
+    elif known is not None and (work.now - known.seen_at).total_seconds() >= work.settings.faults.note_every_s:
         work.decisions.append(NoteIncident(known.id, summary, evidence))
+
+
+def _is_muted(work: _Pass, kind: IncidentKind, subject: str) -> bool:
+    """Dismissed lately. Signatures are settled when they are dismissed: one that is seen again is new evidence."""
+    return (kind, subject) in work.fleet.faults.muted and kind not in SIGNALLED
 
 
 def _say_held_back(work: _Pass, node: NodeView, verdict: str, why_not: str) -> None:
@@ -153,7 +160,7 @@ def _close(work: _Pass) -> None:
 def _answer(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) -> None:
     """Say what is suspected, and do what its rule, the common causes and the guards leave to do."""
     mode = work.fleet.faults.mode(suspicion.rule) if suspicion.rule else RuleMode.ON
-    if mode is RuleMode.OFF:
+    if mode is RuleMode.OFF or _is_muted(work, suspicion.kind, suspicion.subject):
         return
     node = suspicion.node
     is_shadow = mode is RuleMode.SHADOW
@@ -217,6 +224,8 @@ def _go_on(work: _Pass, replacement: ReplacementView) -> None:
     if node is None or node.state not in {NodeState.READY, NodeState.SUSPECT}:
         work.decisions.append(CloseReplacement(replacement.id, "the node is out of use already"))
     elif cell is not None and cell.state is CellState.READY:
+        if Ledger(work.fleet, work.settings.ledger, work.now).refusal(cell, DisruptionCause.REPAIR):
+            return
         reason = f"{node.id} is to be replaced: {replacement.reason}"
         work.decisions.append(DrainCell(cell.id, cell.generation, DisruptionCause.REPAIR, reason))
     elif cell is None or _serves_no_more(work, cell):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import datetime
 
 from fleet.planning.decisions import Decision
+from fleet.planning.faults import plan_faults
 from fleet.planning.health import plan_health
 from fleet.planning.liveness import plan_liveness
 from fleet.planning.reconcile import plan_reconcile
@@ -16,6 +17,6 @@ from fleet.planning.snapshot import FleetView
 
 Planner = Callable[[FleetView, FleetSettings, datetime], tuple[Decision, ...]]
 
-PLANNERS: tuple[Planner, ...] = (plan_liveness, plan_health, plan_rollout, plan_reconcile)
+PLANNERS: tuple[Planner, ...] = (plan_liveness, plan_faults, plan_health, plan_rollout, plan_reconcile)
 MAX_ROUNDS = 6
 """Rounds of one pass; what is left is for the next."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from fleet.planning.decisions import Decision, LaunchNodes, RetireNode
+from fleet.planning.fault_rules import NEEDS_PERSON
 from fleet.planning.placement import Answer, Order, Placed
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView
@@ -50,7 +51,7 @@ def plan_supply(
     decisions: list[Decision] = [
         RetireNode(node.id, node.state, f"it is {node.state} and in no cell")
         for node in outside
-        if node.state in ENDED and not _is_kept(node, settings, now)
+        if node.state in ENDED and not _is_kept(node, settings, now) and not _is_a_persons(node, fleet)
     ]
     coming: dict[PoolKey, list[NodeView]] = defaultdict(list)
     for node in outside:
@@ -109,6 +110,11 @@ def _is_coming(node: NodeView, settings: FleetSettings, now: datetime) -> bool:
     if node.cordoned or is_idle(node):
         return False
     return node.state in {NodeState.JOINING, NodeState.READY} or _is_kept(node, settings, now)
+
+
+def _is_a_persons(node: NodeView, fleet: FleetView) -> bool:
+    """A faulty node stays as it is while an incident asks a person to look at it."""
+    return node.state is NodeState.FAULTY and fleet.faults.is_held(node.id, NEEDS_PERSON)
 
 
 def _is_kept(node: NodeView, settings: FleetSettings, now: datetime) -> bool:

@@ -23,6 +23,7 @@ from fleet.planning.snapshot import (
     VersionView,
 )
 from fleet.planning.states import CellState, DisruptionCause, NodeState
+from fleet.selectors.faults import faults_view
 from fleet.selectors.rollout import active_rollouts, counters_reported, rollout_view
 from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import nodes_per_cell
@@ -46,6 +47,7 @@ def fleet_view(*, now: datetime, provider: dict[str, ProviderStatus] | None = No
         deployments={view.name: view for view in _deployments(cells, rollouts)},
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
         rollouts={rollout.deployment_id: rollout_view(rollout) for rollout in rollouts},
+        faults=faults_view(now=now),
     )
 
 

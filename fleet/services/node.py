@@ -14,6 +14,7 @@ from controlplane.kernel.transitions import StaleDecision, compare_and_set_or_st
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, CellMember, InstanceType, Node, NodeReport, Region
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
+from fleet.planning.fault_rules import Rule
 from fleet.planning.states import NODE_ALLOWED, NODE_TONE, NodeState
 from fleet.planning.topology import Path, free_position
 from fleet.providers import provider_named
@@ -21,6 +22,9 @@ from fleet.providers.base import LaunchSpec, NodeProvider, ProviderError
 from fleet.services.desired import desired_changed
 from fleet.services.enrolment import join_token_issue
 from fleet.services.incident import incident_open, incidents_close
+from fleet.services.repair import repair_record
+from fleet.services.replacement import replacement_begin
+from fleet.services.signal import signals_settle
 
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 
@@ -31,10 +35,12 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
     """Change a node's state, with its event and, for a loss, its incident.
 
     Raises:
-        StaleDecision: the node is no longer in the state that the decision saw.
+        StaleDecision: the node is no longer in the state that the decision saw, or was lost and has spoken since.
     """
     changes: dict[str, Any] = {"spare_since": now} if decision.seen is NodeState.JOINING else {}
     with transaction.atomic():
+        if decision.to is NodeState.LOST:
+            _lock_unless_it_spoke(decision)
         node = _move(decision.node, decision.seen, decision.to, decision.reason, now, **changes)
         if decision.to is NodeState.LOST:
             member = CellMember.objects.filter(node=node).select_related("cell").first()
@@ -49,6 +55,15 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
                 cell=member.cell_id if member else "",
                 deployment=member.cell.deployment_id if member else "",
             )
+            if member:
+                replacement_begin(node=node.id, cell=member.cell_id, rule=Rule.SILENCE, reason=decision.reason, now=now)
+
+
+def _lock_unless_it_spoke(decision: MoveNode) -> None:
+    """A report that came in after the snapshot refutes the loss; none is written until this commits."""
+    report = NodeReport.objects.select_for_update().filter(node_id=decision.node).first()
+    if report is not None and report.last_seen_at != decision.said_at:
+        raise StaleDecision(f"node {decision.node} has spoken since")
 
 
 def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
@@ -108,6 +123,7 @@ def _retire(decision: RetireNode, now: datetime) -> None:
         AgentCredential.objects.filter(subject=node.id, revoked_at__isnull=True).update(revoked_at=now)
         NodeReport.objects.filter(node=node).delete()
         incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
+        signals_settle(node_id=node.id, now=now)
 
 
 def agent_restart(decision: RestartAgent, *, now: datetime) -> None:
@@ -115,6 +131,7 @@ def agent_restart(decision: RestartAgent, *, now: datetime) -> None:
     node = Node.objects.select_related("region").get(id=decision.node)
     provider_named(node.region.provider).restart_agent(node.id)
     with transaction.atomic():
+        repair_record(node=node.id, what="agent_restart", reason=decision.reason, now=now)
         event_record(
             kind="node.agent_restarted",
             message=f"{node.id}: {decision.reason}; started it again",

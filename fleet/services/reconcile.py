@@ -28,6 +28,15 @@ from fleet.planning.decisions import (
     StartCell,
     StopCell,
 )
+from fleet.planning.fault_decisions import (
+    CloseIncident,
+    CloseReplacement,
+    CordonNode,
+    NoteIncident,
+    OpenIncident,
+    ReplaceNode,
+    WishReplacement,
+)
 from fleet.planning.liveness import nodes_in_doubt
 from fleet.planning.planners import MAX_ROUNDS, PLANNERS
 from fleet.planning.settings import FleetSettings
@@ -36,7 +45,9 @@ from fleet.providers import provider_named
 from fleet.providers.base import ProviderError
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import cell as cells
+from fleet.services import incident as incidents
 from fleet.services import node as nodes
+from fleet.services import replacement as replacements
 from fleet.services import rollout as rollouts
 
 LEASE = "reconciler"
@@ -181,3 +192,38 @@ def _(decision: StopCell, now: datetime) -> None:
 @apply.register
 def _(decision: ChangeRollout, now: datetime) -> None:
     rollouts.rollout_change(decision, now=now)
+
+
+@apply.register
+def _(decision: CordonNode, now: datetime) -> None:
+    replacements.node_cordon_faulty(decision, now=now)
+
+
+@apply.register
+def _(decision: ReplaceNode, now: datetime) -> None:
+    replacements.node_replace(decision, now=now)
+
+
+@apply.register
+def _(decision: WishReplacement, now: datetime) -> None:
+    replacements.replacement_wish(decision, now=now)
+
+
+@apply.register
+def _(decision: CloseReplacement, now: datetime) -> None:
+    replacements.replacement_close(decision, now=now)
+
+
+@apply.register
+def _(decision: OpenIncident, now: datetime) -> None:
+    incidents.incident_open_decided(decision, now=now)
+
+
+@apply.register
+def _(decision: NoteIncident, now: datetime) -> None:
+    incidents.incident_note(decision, now=now)
+
+
+@apply.register
+def _(decision: CloseIncident, now: datetime) -> None:
+    incidents.incident_close(decision, now=now)

@@ -17,6 +17,7 @@ from controlplane.kernel.events import event_record
 from controlplane.kernel.storable import UNSTORABLE, storable_json
 from controlplane.kernel.tones import Tone
 from fleet.models import Node
+from fleet.services.signal import signal_record
 
 _STORE = """
 WITH said AS (
@@ -115,7 +116,7 @@ def node_introduced(*, node: str, topology: tuple[str, ...], fingerprint: dict[s
 
 
 def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str, Any], now: datetime) -> None:
-    """Write evidence of a fault into the timeline; what follows from it is the planners' business."""
+    """Write evidence of a fault into the timeline, and keep it if it is the hardware's. Planners do the rest."""
     known = Node.objects.filter(id=node).select_related("member__cell").first()
     if known is None:
         return
@@ -133,3 +134,5 @@ def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str,
             deployment=member.cell.deployment_id if member else "",
             detail=evidence,
         )
+        cell = member.cell_id if member else ""
+        signal_record(node=known, cell=cell, signature=signature, summary=summary, evidence=evidence, now=now)

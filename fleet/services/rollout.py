@@ -15,6 +15,8 @@ from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Deployment, Rollout
 from fleet.planning.decisions import ChangeRollout
 from fleet.planning.states import ROLLOUT_ACTIVE, ROLLOUT_ALLOWED, ROLLOUT_TONE, RolloutState
+from fleet.planning.webhook import WebhookEvent
+from fleet.services.webhook_outbox import webhooks_tell
 
 
 def rollout_change(decision: ChangeRollout, *, now: datetime) -> None:
@@ -76,6 +78,23 @@ def rollout_event(rollout: Rollout, *, actor: str, now: datetime, detail: dict[s
         deployment=rollout.deployment_id,
         detail={"rollout": rollout.pk, "stage": rollout.stage, **(detail or {})},
     )
+    webhooks_tell(event=WebhookEvent.ROLLOUT_CHANGED, body=rollout_body(rollout, actor), now=now)
+
+
+def rollout_body(rollout: Rollout, actor: str) -> dict[str, Any]:
+    """What webhooks are told of a rollout."""
+    return {
+        "id": rollout.pk,
+        "deployment": rollout.deployment_id,
+        "from_version": rollout.from_version.reference,
+        "to_version": rollout.to_version.reference,
+        "state": str(rollout.state),
+        "reason": rollout.reason,
+        "stage": rollout.stage,
+        "verdict": rollout.verdict,
+        "actor": actor,
+        "state_since": rollout.state_since.isoformat(),
+    }
 
 
 def _detail(decision: ChangeRollout) -> dict[str, Any]:

@@ -22,8 +22,9 @@ from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member,
 
 
 def pair(**changes: Any) -> FleetView:
-    """A ready cell of two nodes and a spare."""
-    return fleet(member("l"), member("f"), node("s"), cell("c1", "l", "f", **changes))
+    """A ready cell of two nodes, another one, and a spare."""
+    other = (member("o", of="c2"), member("p", of="c2"), cell("c2", "o", "p"))
+    return fleet(member("l"), member("f"), node("s"), cell("c1", "l", "f", **changes), *other, wanted=2)
 
 
 def plan(view: FleetView) -> tuple[Any, ...]:
@@ -126,6 +127,11 @@ def wished(view: FleetView) -> FleetView:
 def test_a_wished_replacement_drains_a_serving_cell_first() -> None:
     (drained,) = plan(wished(pair()))
     assert (type(drained), drained.cell, drained.cause) == (DrainCell, "c1", "repair")
+
+
+def test_the_last_cell_of_a_deployment_is_never_drained_for_it() -> None:
+    view = fleet(member("l"), member("f"), node("s"), cell("c1", "l", "f"))
+    assert plan(wished(view)) == ()
 
 
 def test_it_takes_the_node_when_the_cell_is_unrouted_and_idle() -> None:

@@ -1,0 +1,128 @@
+"""Loads what is known of faults as planners take it, in a constant number of queries."""
+
+from collections import Counter
+from collections.abc import Iterable
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import F, Max, OuterRef, Q, Subquery
+from django.db.models.functions import Coalesce
+
+from fleet.models import (
+    Cell,
+    CellSighting,
+    FaultRule,
+    Incident,
+    Repair,
+    Replacement,
+    Signal,
+    StepRecord,
+)
+from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
+from fleet.planning.fault_settings import FaultSettings
+from fleet.planning.fault_views import FaultsView, IncidentView, ReplacementView, SignalView, StepWindow
+from fleet.planning.states import IncidentState
+
+
+def faults_view(*, now: datetime, settings: FaultSettings | None = None) -> FaultsView:
+    """Everything about faults that a pass looks at."""
+    chosen = settings or FaultSettings()
+    return FaultsView(
+        signals=tuple(_signals(now - timedelta(seconds=chosen.common_cause_window_s))),
+        incidents=tuple(_incidents()),
+        replacements=tuple(_replacements()),
+        repairs=_repairs(now - timedelta(seconds=chosen.repairs_window_s)),
+        modes=rule_modes(),
+        down=_down(now - timedelta(seconds=chosen.witness_age_s)),
+        windows={record.node_id: step_windows(record) for record in StepRecord.objects.all()},
+        muted=frozenset(Incident.objects.filter(muted_until__gt=now).values_list("kind", "subject")),
+    )
+
+
+def rule_modes() -> dict[Rule, RuleMode]:
+    """The rules whose mode was set."""
+    return {Rule(row.rule): RuleMode(row.mode) for row in FaultRule.objects.all()}
+
+
+def step_windows(record: StepRecord) -> tuple[StepWindow, ...]:
+    """What a rank computed in its last windows, oldest first."""
+    return tuple(
+        StepWindow(
+            window["index"], record.cell, record.generation, _buckets(window["steps"]), _buckets(window["compute_ms"])
+        )
+        for window in record.windows
+    )
+
+
+def _buckets(stored: dict[str, Any]) -> dict[int, Any]:
+    return {int(bucket): number for bucket, number in stored.items()}
+
+
+def _signals(since: datetime) -> Iterable[SignalView]:
+    for row in Signal.objects.filter(Q(settled_at__isnull=True) | Q(last_at__gte=since)).order_by("id"):
+        yield SignalView(
+            node=row.node_id,
+            signature=row.signature,
+            summary=row.summary,
+            instance_type=row.instance_type,
+            first_at=row.first_at,
+            last_at=row.last_at,
+            count=row.count,
+            cell=row.cell,
+            settled=row.settled_at is not None,
+        )
+
+
+def _incidents() -> Iterable[IncidentView]:
+    for row in Incident.objects.filter(state=IncidentState.OPEN.value).order_by("id"):
+        yield IncidentView(
+            id=row.pk,
+            kind=row.kind,
+            subject=row.subject,
+            opened_at=row.opened_at,
+            seen_at=row.seen_at or row.opened_at,
+            summary=row.summary,
+            node=row.node,
+            cell=row.cell,
+            shadow=row.shadow,
+        )
+
+
+def _replacements() -> Iterable[ReplacementView]:
+    for row in Replacement.objects.filter(closed_at__isnull=True).select_related("node").order_by("id"):
+        yield ReplacementView(
+            id=row.pk,
+            node=row.node_id,
+            rule=Rule(row.rule),
+            region=row.node.region_id,
+            instance_type=row.node.instance_type_id,
+            cell=row.cell,
+            begun=row.begun_at is not None,
+            reason=row.reason,
+        )
+
+
+def _repairs(since: datetime) -> dict[str, int]:
+    """Node -> its repairs since then, and since a person last looked at it for that reason."""
+    looked_at = (
+        Incident.objects.filter(
+            kind=IncidentKind.REPEATED_REPAIRS, node=OuterRef("node_id"), state=IncidentState.CLOSED.value
+        )
+        .order_by()
+        .values("node")
+        .annotate(last=Max("closed_at"))
+        .values("last")
+    )
+    counted = Repair.objects.filter(at__gte=since).annotate(looked_at=Coalesce(Subquery(looked_at), since))
+    return Counter(counted.filter(at__gte=F("looked_at")).order_by().values_list("node_id", flat=True))
+
+
+def _down(since: datetime) -> dict[str, str]:
+    """Cell -> who cannot reach its present generation, according to fresh words only."""
+    said: dict[tuple[str, int], str] = {}
+    for row in CellSighting.objects.filter(seen_at__gte=since).order_by("witness"):
+        said |= dict.fromkeys(row.down.items(), row.witness)
+    if not said:
+        return {}
+    known = Cell.objects.filter(id__in={cell for cell, _ in said}).values_list("id", "generation")
+    return {cell: said[cell, generation] for cell, generation in known if (cell, generation) in said}

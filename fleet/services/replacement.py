@@ -1,0 +1,133 @@
+"""Applies decisions about faulty nodes, each as one compare-and-set with its event. Launches and ends no machine: the
+reconciler sees a faulty node, gives its cell another and then has the machine ended."""
+
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from controlplane.kernel import hints, live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.tones import Tone
+from controlplane.kernel.transitions import StaleDecision, compare_and_set_or_stale
+from fleet.models import CellMember, Incident, Node, Replacement
+from fleet.planning.fault_decisions import CloseReplacement, CordonNode, ReplaceNode, WishReplacement
+from fleet.planning.fault_rules import Rule
+from fleet.planning.states import NODE_ALLOWED, NODE_TONE, IncidentState, NodeState
+from fleet.services.desired import desired_changed
+from fleet.services.repair import repair_record
+
+SWITCHYARD = "switchyard"
+
+
+def node_cordon_faulty(decision: CordonNode, *, now: datetime) -> None:
+    """Keep a suspected node out of new placements.
+
+    Raises:
+        StaleDecision: it is cordoned or retired already.
+    """
+    with transaction.atomic():
+        rows = Node.objects.filter(id=decision.node, cordoned=False).exclude(state=NodeState.RETIRED)
+        compare_and_set_or_stale(rows, what=f"node {decision.node}", cordoned=True)
+        node = Node.objects.get(id=decision.node)
+        _event(node, "node.cordoned", f"{node.id} cordoned: {decision.reason}", Tone.WARN, now)
+
+
+def node_replace(decision: ReplaceNode, *, now: datetime) -> None:
+    """Take a node out of use: it is faulty and cordoned from now on, its cell is lost and gets another one.
+
+    Raises:
+        StaleDecision: the node has left the state that was seen since then, even if it came back to it, or is in
+            another cell.
+    """
+    if NodeState.FAULTY not in NODE_ALLOWED[decision.seen]:
+        raise ValueError(f"a node cannot go from {decision.seen} to faulty")
+    with transaction.atomic():
+        rows = Node.objects.filter(id=decision.node, state=decision.seen.value, state_since=decision.since)
+        compare_and_set_or_stale(
+            rows,
+            what=f"node {decision.node}",
+            state=NodeState.FAULTY.value,
+            cordoned=True,
+            reason=decision.reason,
+            state_since=now,
+        )
+        if _cell_of(decision.node) != decision.cell:
+            raise StaleDecision(f"node {decision.node} is in another cell meanwhile")
+        node = Node.objects.get(id=decision.node)
+        _event(node, f"node.{NodeState.FAULTY}", f"{node.id} is faulty: {decision.reason}", None, now)
+        desired_changed([node.id])
+        replacement_begin(node=node.id, cell=decision.cell, rule=decision.rule, reason=decision.reason, now=now)
+        repair_record(node=node.id, what="replacement", reason=decision.reason, now=now)
+        hints.ring("fleet.reconcile")
+
+
+def replacement_begin(*, node: str, cell: str, rule: Rule, reason: str, now: datetime) -> None:
+    """Call in the transaction that takes a node out of use. One that was wished for begins now."""
+    if Replacement.objects.filter(node_id=node, closed_at__isnull=True).update(begun_at=now, cell=cell):
+        return
+    _open(node, cell, rule, reason, now, SWITCHYARD, begun_at=now)
+
+
+def replacement_wish(decision: WishReplacement, *, now: datetime) -> None:
+    """From now on the node's cell is drained for its replacement.
+
+    Raises:
+        StaleDecision: the node is in another cell, or being replaced already.
+    """
+    with transaction.atomic():
+        node = Node.objects.select_for_update().get(id=decision.node)
+        if _cell_of(node.id) != decision.cell or is_replaced(node.id):
+            raise StaleDecision(f"node {node.id} is replaced already, or in another cell")
+        _open(node.id, decision.cell, decision.rule, decision.reason, now, SWITCHYARD)
+        _event(node, "node.replacement", f"{node.id} is to be replaced: {decision.reason}", Tone.MOVING, now)
+
+
+def replacement_close(decision: CloseReplacement, *, now: datetime) -> None:
+    """The work is done.
+
+    Raises:
+        StaleDecision: it was closed already.
+    """
+    with transaction.atomic():
+        rows = Replacement.objects.filter(pk=decision.replacement, closed_at__isnull=True)
+        compare_and_set_or_stale(
+            rows, what=f"replacement {decision.replacement}", closed_at=now, resolution=decision.reason
+        )
+        row = Replacement.objects.select_related("node").get(pk=decision.replacement)
+        _event(row.node, "node.replaced", f"Replacement of {row.node_id}: {decision.reason}", Tone.OK, now)
+
+
+def is_replaced(node: str) -> bool:
+    """Whether a replacement of this node is open."""
+    return Replacement.objects.filter(node_id=node, closed_at__isnull=True).exists()
+
+
+def _open(node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: str, **columns: Any) -> Replacement:
+    incident = Incident.objects.filter(node=node, state=IncidentState.OPEN.value, shadow=False).first()
+    return Replacement.objects.create(
+        node_id=node, cell=cell, rule=rule, reason=reason, actor=actor, incident=incident, opened_at=now, **columns
+    )
+
+
+def replacement_ask(*, node: Node, cell: str, actor: str, reason: str, now: datetime) -> Replacement:
+    """Note an operator's wish, inside his transaction."""
+    return _open(node.id, cell, Rule.OPERATOR, reason, now, actor)
+
+
+def _cell_of(node: str) -> str:
+    return CellMember.objects.filter(node_id=node).values_list("cell_id", flat=True).first() or ""
+
+
+def _event(node: Node, kind: str, message: str, tone: Tone | None, now: datetime) -> None:
+    cell = _cell_of(node.id)
+    event_record(
+        kind=kind,
+        message=message,
+        tone=tone or NODE_TONE[NodeState(node.state)],
+        now=now,
+        region=node.region_id,
+        node=node.id,
+        cell=cell,
+    )
+    live.push("nodes", node.id)

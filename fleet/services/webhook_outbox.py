@@ -1,0 +1,24 @@
+"""Writes what webhooks are to be told, in the transaction of the change itself, so that nothing is told that did not
+happen and nothing that happened is forgotten. It sends nothing."""
+
+from datetime import datetime
+from typing import Any
+
+from controlplane.kernel import hints
+from fleet.models import Webhook, WebhookDelivery
+from fleet.planning.webhook import wants
+
+SEND_TASK = "fleet.send_webhooks"
+
+
+def webhooks_tell(*, event: str, body: dict[str, Any], now: datetime) -> None:
+    """Tell every enabled webhook that asked for this event."""
+    asked = [hook for hook in Webhook.objects.filter(enabled=True) if wants(hook.events, event)]
+    for hook in asked:
+        delivery_create(webhook=hook, event=event, body=body, now=now)
+
+
+def delivery_create(*, webhook: Webhook, event: str, body: dict[str, Any], now: datetime) -> WebhookDelivery:
+    """Put one message for one webhook into the outbox."""
+    hints.ring(SEND_TASK)
+    return WebhookDelivery.objects.create(webhook=webhook, event=event, body=body, created_at=now, due_at=now)

@@ -1,0 +1,104 @@
+"""Decisions about faulty nodes on real rows: whole or not at all, and never on a node that came back."""
+
+from datetime import timedelta
+
+import pytest
+
+from controlplane.kernel.models import Event
+from controlplane.kernel.transitions import StaleDecision
+from fleet.models import Node, NodeReport, Repair, Replacement
+from fleet.planning.decisions import MoveNode
+from fleet.planning.fault_decisions import CloseReplacement, CordonNode, ReplaceNode, WishReplacement
+from fleet.planning.fault_rules import Rule
+from fleet.planning.states import NodeState
+from fleet.services.node import node_move
+from fleet.services.replacement import node_cordon_faulty, node_replace, replacement_close, replacement_wish
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+LATER = NOW + timedelta(seconds=30)
+REPLACE = ReplaceNode("n-f", NodeState.READY, NOW, "c1", Rule.HARD_SIGNATURE, "it broke")
+
+
+@pytest.fixture(autouse=True)
+def fleet() -> None:
+    rows.cell("c1", rows.node("n-l"), rows.node("n-f"))
+    rows.node("n-s")
+
+
+def node(name: str = "n-f") -> Node:
+    return Node.objects.get(id=name)
+
+
+def test_a_replaced_node_is_faulty_and_cordoned_and_its_replacement_and_repair_are_on_record() -> None:
+    node_replace(REPLACE, now=LATER)
+    assert (node().state, node().cordoned, node().reason) == ("faulty", True, "it broke")
+    work = Replacement.objects.get()
+    assert (work.node_id, work.cell, work.rule, work.begun_at, work.closed_at) == (
+        "n-f",
+        "c1",
+        "hard_signature",
+        LATER,
+        None,
+    )
+    assert Repair.objects.get().what == "replacement"
+    assert Event.objects.get().kind == "node.faulty"
+
+
+def test_a_node_that_left_its_state_and_came_back_is_left_alone() -> None:
+    Node.objects.filter(id="n-f").update(state_since=NOW + timedelta(seconds=5))
+    with pytest.raises(StaleDecision):
+        node_replace(REPLACE, now=LATER)
+    assert node().state == NodeState.READY
+    assert not Replacement.objects.exists()
+
+
+def test_a_node_that_is_in_another_cell_meanwhile_is_left_alone() -> None:
+    with pytest.raises(StaleDecision, match="another cell"):
+        node_replace(ReplaceNode("n-f", NodeState.READY, NOW, "c9", Rule.SLOW, "slow"), now=LATER)
+    assert node().state == NodeState.READY
+
+
+def test_a_node_that_spoke_after_the_snapshot_is_not_lost() -> None:
+    Node.objects.filter(id="n-f").update(state=NodeState.SUSPECT)
+    NodeReport.objects.filter(node_id="n-f").update(last_seen_at=LATER)
+    with pytest.raises(StaleDecision, match="has spoken since"):
+        node_move(MoveNode("n-f", NodeState.SUSPECT, NodeState.LOST, "silent", said_at=NOW), now=LATER)
+    assert node().state == NodeState.SUSPECT
+
+
+def test_a_lost_member_is_being_replaced() -> None:
+    Node.objects.filter(id="n-f").update(state=NodeState.SUSPECT)
+    node_move(MoveNode("n-f", NodeState.SUSPECT, NodeState.LOST, "silent", said_at=NOW), now=LATER)
+    assert Replacement.objects.get().rule == Rule.SILENCE
+
+
+def test_a_wish_begins_when_the_node_goes_out_of_use() -> None:
+    replacement_wish(WishReplacement("n-f", "c1", Rule.SLOW, "slow"), now=NOW)
+    assert Replacement.objects.get().begun_at is None
+    node_replace(REPLACE, now=LATER)
+    assert Replacement.objects.get().begun_at == LATER
+
+
+def test_a_node_is_wished_away_once() -> None:
+    replacement_wish(WishReplacement("n-f", "c1", Rule.SLOW, "slow"), now=NOW)
+    with pytest.raises(StaleDecision):
+        replacement_wish(WishReplacement("n-f", "c1", Rule.SLOW, "slow"), now=LATER)
+
+
+def test_a_replacement_closes_once() -> None:
+    node_replace(REPLACE, now=NOW)
+    done = CloseReplacement(Replacement.objects.get().pk, "c1 is ready without it")
+    replacement_close(done, now=LATER)
+    assert Replacement.objects.get().closed_at == LATER
+    with pytest.raises(StaleDecision):
+        replacement_close(done, now=LATER)
+
+
+def test_cordoning_a_cordoned_node_is_stale() -> None:
+    node_cordon_faulty(CordonNode("n-s", "it broke"), now=NOW)
+    assert node("n-s").cordoned
+    with pytest.raises(StaleDecision):
+        node_cordon_faulty(CordonNode("n-s", "it broke"), now=NOW)
