@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
 import msgspec
 
@@ -23,13 +24,18 @@ class CellLoad:
     reported_at: datetime | None = None
 
 
+def load_stored(stored: dict[str, Any]) -> Load:
+    """A reported load as it comes out of a JSON column, which has made text of the numbers of buckets."""
+    return msgspec.convert(stored, Load, str_keys=True)
+
+
 def cell_load(cell: Cell) -> CellLoad:
     """What the leader's report says of this generation. Asks the database nothing after `cells_described`."""
     leader = next((member for member in cell.members.all() if member.rank == 0), None)
     report: NodeReport | None = getattr(leader.node, "report", None) if leader else None
     if report is None or report.load is None or (report.cell, report.generation) != (cell.id, cell.generation):
         return CellLoad()
-    load = msgspec.convert(report.load, Load)
+    load = load_stored(report.load)
     return CellLoad(
         in_flight=load.in_flight,
         queued=load.queued,

@@ -6,12 +6,12 @@ from typing import Any
 import msgspec
 from django.db.models import QuerySet
 
-from engine_agent.protocol.messages import Load
 from fleet.models import NodeReport, Rollout
 from fleet.planning.counters import CellCounters
 from fleet.planning.policy import parse_policy
 from fleet.planning.snapshot import FailedStart, RolloutView
 from fleet.planning.states import ROLLOUT_ACTIVE, RolloutState
+from fleet.selectors.load import load_stored
 
 ACTIVE = sorted(state.value for state in ROLLOUT_ACTIVE)
 
@@ -54,5 +54,5 @@ def counters_reported(report: NodeReport | None) -> CellCounters | None:
     """What a leader's last report says that its cell has counted in this generation."""
     if report is None or report.load is None:
         return None
-    load = msgspec.convert(report.load, Load)
+    load = load_stored(report.load)
     return CellCounters(report.generation, load.requests_total, load.errors_total, load.ttft_counts, load.itl_counts)

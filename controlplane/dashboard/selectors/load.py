@@ -4,10 +4,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from statistics import median
 
-import msgspec
-
 from engine_agent.protocol.messages import Load
 from fleet.models import Cell, Node, NodeReport
+from fleet.selectors.load import load_stored
 
 FRESH_FOR_S = 15.0
 """Agents report every 2 s; a report older than this says nothing about now (docs/architecture.md, traffic)."""
@@ -32,7 +31,7 @@ def load_of(cell: Cell, leader: NodeReport | None, now: datetime) -> Load | None
         return None
     if (leader.cell, leader.generation) != (cell.id, cell.generation):
         return None
-    return msgspec.convert(leader.load, Load)
+    return load_stored(leader.load)
 
 
 def load_sum(loads: Iterable[Load]) -> Load | None:

@@ -7,7 +7,8 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import Ingress, IngressReport, RoutingTable
 
-LOAD = {"in_flight": 7, "queued": 2, "tokens_per_s": 431.5, "ttft_p50_ms": 80.0, "ttft_p99_ms": 410.0}
+COUNTS = {"ttft_counts": {"12": 3}, "itl_counts": {"7": 40}}
+LOAD = {"in_flight": 7, "queued": 2, "tokens_per_s": 431.5, "ttft_p50_ms": 80.0, "ttft_p99_ms": 410.0, **COUNTS}
 STATES = ("ready", "starting", "failed", "draining", "pending", "lost")
 
 
