@@ -22,16 +22,23 @@ Counts = serializers.DictField(child=serializers.IntegerField())
 @extend_schema_serializer(examples=[OpenApiExample("region", examples.REGION, response_only=True)])
 class RegionSerializer(serializers.ModelSerializer[Region]):
     # The context holds the counts of all regions, under `nodes` and `cells`: region -> state -> number.
-    spares = serializers.DictField(
-        child=serializers.IntegerField(), help_text="Instance type -> how many idle nodes to keep warm."
-    )
+    spares = serializers.SerializerMethodField(help_text="Instance type -> how many idle nodes to keep warm.")
+    repair_only = serializers.SerializerMethodField(help_text="How many of them new cells must leave to repairs.")
     ingress_url = serializers.CharField(help_text="Where applications of this region send requests.")
     nodes = serializers.SerializerMethodField(help_text="State -> number of nodes, without retired ones.")
     cells = serializers.SerializerMethodField(help_text="State -> number of cells, without stopped ones.")
 
     class Meta:
         model = Region
-        fields = ["name", "provider", "ingress_url", "spares", "nodes", "cells"]
+        fields = ["name", "provider", "ingress_url", "spares", "repair_only", "nodes", "cells"]
+
+    @extend_schema_field(Counts)
+    def get_spares(self, region: Region) -> dict[str, int]:
+        return {kind: spares.warm for kind, spares in region.warm_spares().items()}
+
+    @extend_schema_field(Counts)
+    def get_repair_only(self, region: Region) -> dict[str, int]:
+        return {kind: spares.repair_only for kind, spares in region.warm_spares().items()}
 
     @extend_schema_field(Counts)
     def get_nodes(self, region: Region) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from django.db import models
 
+from fleet.planning.warm import WarmSpares, parse_warm_spares
 from models_registry.planning.instance_types import InstanceShape
 
 
@@ -38,7 +39,7 @@ class InstanceType(models.Model):
 
 
 class Region(models.Model):
-    """A failure and latency domain. `spares` maps instance type -> how many idle nodes to keep warm.
+    """A failure and latency domain. `spares` maps instance type -> how many idle nodes to keep warm; see `WarmSpares`.
 
     `ingress_url` is where applications send requests. `position` orders regions and picks the local ports.
     """
@@ -54,3 +55,7 @@ class Region(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    def warm_spares(self) -> dict[str, WarmSpares]:
+        """Instance type -> the idle nodes to keep, and which of them are for repair alone."""
+        return parse_warm_spares(self.spares)

@@ -101,7 +101,7 @@ def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, .
         instance_type=spec.instance_type,
         count=count,
         staying=staying,
-        within=spec.within,
+        within=spec.of(version).within,
         engine=spec.of(version).engine,
         is_repair=cell.state in BROKEN,
     )

@@ -110,18 +110,20 @@ class CellView:
 
 @dataclass(frozen=True, slots=True)
 class VersionView:
-    """What planners need to know of a model version on the deployment's machines."""
+    """What planners need to know of a model version on the deployment's machines. `within`: how many network nodes,
+    counted from the widest, all nodes of a cell must share; 0: any."""
 
     nodes_per_cell: int
     ready_timeout_s: float = 300.0
     engine: str = ""
+    within: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class DeploymentView:
-    """`cells_wanted` maps region -> number of cells. `within`: how many network nodes, counted from the widest, all
-    nodes of a cell must share; 0: any. `version` is the one that it should serve and that new cells take; size,
-    times and engine of the `others` that some cell runs, or a rollout leads to, may differ from its own."""
+    """`cells_wanted` maps region -> number of cells. `version` is the one that it should serve and that new cells take;
+    size, times, engine and tightness of the `others` that some cell runs, or a rollout leads to, may differ from its
+    own."""
 
     name: str
     instance_type: str
@@ -137,7 +139,8 @@ class DeploymentView:
 
     def of(self, version: str) -> VersionView:
         """A version's size and times, of the deployment's own where nobody said otherwise."""
-        return self.others.get(version) or VersionView(self.nodes_per_cell, self.ready_timeout_s, self.engine)
+        own = VersionView(self.nodes_per_cell, self.ready_timeout_s, self.engine, self.within)
+        return self.others.get(version) or own
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from fleet.planning.states import CellState, DisruptionCause, NodeState
 from fleet.selectors.faults import faults_view
 from fleet.selectors.rollout import active_rollouts, counters_reported, rollout_view
 from models_registry.models import ModelVersion
-from models_registry.planning.engine_arguments import nodes_per_cell
+from models_registry.planning.engine_arguments import network_nodes_shared, nodes_per_cell
 
 LISTENING_LEASE = "agent-ingest"
 """Held by the process that agents talk to; while nobody holds it, silence means nothing."""
@@ -41,13 +41,22 @@ def fleet_view(*, now: datetime, provider: dict[str, ProviderStatus] | None = No
     cells = list(Cell.objects.exclude(state=CellState.STOPPED).select_related("model_version"))
     rollouts = active_rollouts()
     return FleetView(
-        regions={region.name: RegionView(region.name, region.spares) for region in Region.objects.all()},
+        regions={region.name: _region(region) for region in Region.objects.all()},
         nodes={node.id: node_view(node, asked.get(node.id, ProviderStatus.UNKNOWN)) for node in nodes.values()},
         cells={cell.id: cell for cell in _cells(cells, nodes, {rollout.deployment_id for rollout in rollouts})},
         deployments={view.name: view for view in _deployments(cells, rollouts)},
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
         rollouts={rollout.deployment_id: rollout_view(rollout) for rollout in rollouts},
         faults=faults_view(now=now),
+    )
+
+
+def _region(region: Region) -> RegionView:
+    stated = region.warm_spares()
+    return RegionView(
+        name=region.name,
+        spares={kind: spares.warm for kind, spares in stated.items()},
+        repair_only={kind: spares.repair_only for kind, spares in stated.items()},
     )
 
 
@@ -139,6 +148,7 @@ def _deployments(cells: list[Cell], rollouts: list[Rollout]) -> Iterator[Deploym
             ready_timeout_s=own.ready_timeout_s,
             drain_deadline_s=row.drain_deadline_s,
             engine=own.engine,
+            within=own.within,
             version=row.model_version.reference,
             others={name: version_view(other, row.instance_type_id) for name, other in versions[row.name].items()},
             policy=row.policy(),
@@ -151,4 +161,6 @@ def version_view(version: ModelVersion, instance_type: str) -> VersionView:
     Raises:
         InvalidVersion: it says nothing about this instance type, or says nonsense.
     """
-    return VersionView(nodes_per_cell(version.spec(), instance_type), version.ready_timeout_s, version.engine)
+    spec = version.spec()
+    within = network_nodes_shared(spec, instance_type)
+    return VersionView(nodes_per_cell(spec, instance_type), version.ready_timeout_s, version.engine, within)

@@ -13,7 +13,7 @@ from models_registry.planning.degree_rules import check_degrees
 from models_registry.planning.fields import one_of
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.neuron_configuration import additional_config, neuron_configuration, prefix_caching
-from models_registry.planning.parallelism import Degrees, degrees_on, stated_degrees
+from models_registry.planning.parallelism import Degrees, degrees_on, stated_degrees, stated_within
 from models_registry.planning.quantization import NeuronQuantization, Quantization, VllmQuantization, read_quantization
 from models_registry.planning.speculation import Draft, Medusa, Ngram, Speculation, read_speculation
 from models_registry.planning.versions import InvalidVersion, VersionSpec
@@ -51,6 +51,15 @@ def nodes_per_cell(spec: VersionSpec, instance_type: str) -> int:
         InvalidVersion: the version says nothing about this instance type, or says nonsense.
     """
     return stated_degrees(spec.reference, spec.parallelism, instance_type).get("nodes", 1)
+
+
+def network_nodes_shared(spec: VersionSpec, instance_type: str) -> int:
+    """How many network nodes, counted from the widest, all nodes of a cell must share; 0: any.
+
+    Raises:
+        InvalidVersion: what the version says of it is nonsense.
+    """
+    return stated_within(spec.reference, spec.parallelism, instance_type)
 
 
 def render_engine_plan(spec: VersionSpec, machine: InstanceShape) -> EnginePlan:

@@ -38,6 +38,10 @@ class Degrees:
 
 
 NAMES = tuple(field.name for field in fields(Degrees))
+WITHIN = "within"
+"""Stated beside the degrees, as it follows from them: how many network nodes, counted from the widest, the machines of
+a cell must share (EC2 names three or four). Unsaid: any."""
+WITHIN_MAX = 8
 
 
 def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]], instance_type: str) -> dict[str, int]:
@@ -53,10 +57,25 @@ def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]],
             f"(it has: {', '.join(sorted(parallelism)) or 'none'})"
         )
     read = Fields(f"{reference}: parallelism.{instance_type}", stated)
+    known = (*NAMES, WITHIN)
     for name in stated:
-        if name not in NAMES:
-            raise InvalidVersion(f"{reference}: parallelism.{instance_type} names {name!r}; {one_of(NAMES, name)}")
-    return {name: read.whole(name) for name in stated}
+        if name not in known:
+            raise InvalidVersion(f"{reference}: parallelism.{instance_type} names {name!r}; {one_of(known, name)}")
+    stated_within(reference, parallelism, instance_type)
+    return {name: read.whole(name) for name in stated if name != WITHIN}
+
+
+def stated_within(reference: str, parallelism: Mapping[str, Mapping[str, Any]], instance_type: str) -> int:
+    """How many network nodes the machines of a cell must share, 0 where the version does not say.
+
+    Raises:
+        InvalidVersion: it is no whole number from 1 to `WITHIN_MAX`.
+    """
+    read = Fields(f"{reference}: parallelism.{instance_type}", parallelism.get(instance_type, {}))
+    levels = read.whole(WITHIN, least=1, default=0)
+    if levels > WITHIN_MAX:
+        raise read.wrong(WITHIN, f"it must be from 1 to {WITHIN_MAX}, or left out where nodes may be anywhere")
+    return levels
 
 
 def degrees_on(reference: str, parallelism: Mapping[str, Mapping[str, Any]], machine: InstanceShape) -> Degrees:

@@ -9,7 +9,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_a_region_says_everything_about_itself() -> None:
-    rows.region("us-east-1", ingress_url="http://127.0.0.1:8080", spares={"local.cpu": 1})
+    rows.region("us-east-1", ingress_url="http://127.0.0.1:8080", spares={"local.cpu": {"warm": 2, "repair_only": 1}})
     rows.node("n-00000001")
     rows.node("n-00000002", state="lost")
     rows.node("n-00000003", state="retired")
@@ -19,7 +19,8 @@ def test_a_region_says_everything_about_itself() -> None:
         "name": "us-east-1",
         "provider": "local",
         "ingress_url": "http://127.0.0.1:8080",
-        "spares": {"local.cpu": 1},
+        "spares": {"local.cpu": 2},
+        "repair_only": {"local.cpu": 1},
         "nodes": {"joining": 0, "ready": 1, "suspect": 0, "faulty": 0, "lost": 1},
         "cells": {"pending": 0, "starting": 1, "ready": 0, "draining": 0, "failed": 0, "lost": 0},
     }

@@ -8,7 +8,7 @@ from django.test.utils import CaptureQueriesContext
 
 from controlplane.kernel.leases import lease_take
 from engine_agent.protocol.states import EngineState
-from fleet.models import Node
+from fleet.models import Node, Region
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState, NodeState
 from fleet.selectors.snapshot import LISTENING_LEASE, fleet_view
@@ -66,6 +66,16 @@ def test_a_deployment_says_how_many_cells_each_region_should_have_and_of_how_man
     deployment = fleet_view(now=NOW).deployments["sim-70b"]
     assert deployment.cells_wanted == {"us-east-1": 2, "us-west-2": 3}
     assert deployment.nodes_per_cell == 2
+
+
+def test_a_version_says_how_near_its_nodes_must_be_and_a_region_what_it_keeps_for_repair() -> None:
+    rows.version(parallelism={KIND: {"nodes": 2, "within": 3}})
+    rows.deployment()
+    Region.objects.filter(name="us-east-1").update(spares={KIND: {"warm": 2, "repair_only": 1}})
+    view = fleet_view(now=NOW)
+    deployment, region = view.deployments["sim-70b"], view.regions["us-east-1"]
+    assert (deployment.within, deployment.of(deployment.version).within) == (3, 3)
+    assert (region.spares, region.repair_only) == ({KIND: 2}, {KIND: 1})
 
 
 def test_nobody_listens_until_somebody_holds_the_lease_and_when_it_has_run_out() -> None:

@@ -53,10 +53,12 @@ def test_the_default_counts_over_the_whole_cell_and_leaves_room_for_stages() -> 
         ("neuron", TRN1, {"dp": 8}, {"max_concurrency": 12}, r"dp is 8; it must divide max_concurrency = 12"),
         ("neuron", TRN1, {"cp": 4, "dp": 8}, {}, r"dp is 8; where both are over 1 it must divide cp = 4"),
         ("neuron", TRN1, {}, {"heads": SMOLLM2}, r"tp is 32; the model has 9 attention heads; more ranks would idle"),
-        ("neuron", TRN1, {"tpp": 2}, {}, r"names 'tpp'; it must be one of nodes, tp, cp, dp, pp \(did you mean tp\?\)"),
+        ("neuron", TRN1, {"tpp": 2}, {}, r"names .tpp.; it must be one of nodes, tp, cp, dp, pp, within \(did"),
         ("neuron", TRN1, {"tp": True}, {}, r"tp is True; it must be a whole number from 1"),
         ("neuron", TRN1, {"tp": "32"}, {}, r"tp is '32'; it must be a whole number from 1"),
         ("neuron", TRN1, {"pp": 0}, {}, r"pp is 0; it must be a whole number from 1"),
+        ("neuron", TRN1, {"within": "any"}, {}, r"within is 'any'; it must be a whole number from 1"),
+        ("neuron", TRN1, {"within": 9}, {}, r"within is 9; it must be from 1 to 8, or left out where nodes may be an"),
     ],
 )  # fmt: skip
 def test_a_split_that_cannot_run_is_refused_with_field_value_and_rule(
