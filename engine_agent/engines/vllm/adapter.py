@@ -49,6 +49,7 @@ class VllmAdapter:
             *("--served-model", assignment.plan.served_model),
             *("--model-dir", str(_local_folder(artifact))),
             *("--digest", artifact.digest),
+            *_draft(assignment.plan.draft),
             "--",
             *assignment.plan.args,
         )
@@ -65,6 +66,10 @@ class VllmAdapter:
         if assignment.role is MemberRole.LEADER:
             return f"http://{context.host}:{context.port_base + ENGINE}/health"
         return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/health"
+
+
+def _draft(draft: Artifact | None) -> tuple[str, ...]:
+    return () if draft is None else ("--draft", str(_local_folder(draft)), draft.digest)
 
 
 def _local_folder(artifact: Artifact) -> Path:

@@ -18,7 +18,10 @@ JOIN_TIMEOUT_S = 120.0
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """The launcher's own options; `vllm_args` is what followed `--`. `leader_*` is where followers meet the leader."""
+    """The launcher's own options; `vllm_args` is what followed `--`. `leader_*` is where followers meet the leader.
+
+    `draft` is folder and digest of a second model that `vllm_args` name, to be checked like the first.
+    """
 
     node_id: str
     host: str
@@ -27,6 +30,7 @@ class ServeOptions:
     model_dir: Path
     digest: str
     vllm_args: tuple[str, ...]
+    draft: tuple[str, str] | None = None
     cell: str = ""
     generation: int = 0
     rank: int = 0
@@ -78,9 +82,14 @@ def parse(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> S
     except ValueError:
         parser.error(f"environment variable {HANG_VARIABLE}: {environment[HANG_VARIABLE]!r} is no number of seconds")
     leader_address, leader_port = read.leader or ("", 0)
-    fields = {name: value for name, value in vars(read).items() if name not in ("role", "leader")}
+    fields = {name: value for name, value in vars(read).items() if name not in ("role", "leader", "draft")}
     return ServeOptions(
-        **fields, vllm_args=tuple(vllm_args), leader_address=leader_address, leader_port=leader_port, hang_s=hang_s
+        **fields,
+        vllm_args=tuple(vllm_args),
+        draft=tuple(read.draft) if read.draft else None,
+        leader_address=leader_address,
+        leader_port=leader_port,
+        hang_s=hang_s,
     )
 
 
@@ -100,6 +109,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--served-model", required=True)
     parser.add_argument("--model-dir", required=True, type=Path)
     parser.add_argument("--digest", required=True, help="sha256:… of the artifact's manifest")
+    parser.add_argument("--draft", nargs=2, metavar=("DIR", "DIGEST"), help="a draft model that vLLM's options name")
     return parser
 
 

@@ -157,6 +157,18 @@ def check_artifact(folder: Path, digest: str) -> None:
         raise CannotServe(EXIT_BAD_ARTIFACT, f"will not load {folder}: {error}") from error
 
 
+def check_artifacts(options: ServeOptions) -> None:
+    """Read every weight file of the model, and of its draft if it has one.
+
+    Raises:
+        CannotServe: a folder is not the artifact that the plan names.
+    """
+    check_artifact(options.model_dir, options.digest)
+    if options.draft is not None:
+        folder, digest = options.draft
+        check_artifact(Path(folder), digest)
+
+
 def fresh_runtime_folder(node_id: str) -> Path:
     """An empty folder for this node's engine, without what an engine that was killed may have left in it.
 
@@ -203,7 +215,7 @@ def main(argv: Sequence[str], server: Server | None = None) -> int:
         if options.role is MemberRole.FOLLOWER:
             return _follow(options)
         with hold_address(options.host, options.port):
-            check_artifact(options.model_dir, options.digest)
+            check_artifacts(options)
             return _serve(options, server or OWN_SERVER)
     except CannotServe as error:
         print(f"node {options.node_id}: {error}", file=sys.stderr)
@@ -251,7 +263,7 @@ def _follow(options: ServeOptions) -> NoReturn:
     except OSError as error:
         reason = f"cannot listen on the administration port {options.admin_port}: {error.strerror}"
         raise CannotServe(EXIT_ADDRESS_IN_USE, reason) from error
-    check_artifact(options.model_dir, options.digest)
+    check_artifacts(options)
     runtime = _prepare(options)
     try:
         from engine_agent.engines.vllm.cell.follower import follow

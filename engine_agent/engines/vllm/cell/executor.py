@@ -74,7 +74,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         group = CallGroup(store, token, member.address, member.rank, member.size)
         self._calls = CallSender(group, call_key(secret, member, nonce))
         self._link, self._token = link, token
-        return workers_meet_in(store, token), rank, 0
+        return workers_meet_in(store, token, member.rank, member.size), rank, 0
 
     def compile_or_warm_up_model(self) -> None:
         """The last thing that vLLM does before it serves."""

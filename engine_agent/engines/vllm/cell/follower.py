@@ -83,7 +83,7 @@ def _build(setup: Setup, member: Member, secret: bytes, model_dir: Path) -> tupl
     store = join_store(member.leader_address, setup.store_port)
     group = CallGroup(store, token, member.address, member.rank, member.size)
     setup.vllm_config.model_config.model = str(model_dir)  # the same weights may lie elsewhere on this node
-    worker = build_follower(setup.vllm_config, member, workers_meet_in(store, token))
+    worker = build_follower(setup.vllm_config, member, workers_meet_in(store, token, member.rank, member.size))
     return worker, CallReceiver(group, call_key(secret, member, setup.nonce))
 
 
