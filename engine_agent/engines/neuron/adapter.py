@@ -39,9 +39,11 @@ class NeuronAdapter:
         if plan.artifact is None:
             raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
         artifacts = context.home / "artifacts"
-        fetch = ["--fetch", plan.artifact.uri, plan.artifact.digest]
+        fetch: tuple[str, ...] = ("--fetch", plan.artifact.uri, plan.artifact.digest)
+        draft: tuple[str, ...] = ()
         if plan.draft is not None:
-            fetch += ["--fetch", plan.draft.uri, plan.draft.digest]
+            fetch = (*fetch, "--fetch", plan.draft.uri, plan.draft.digest)
+            draft = ("--draft", str(local_folder(plan.draft, artifacts)), plan.draft.digest)
         argv = (
             *(sys.executable, "-m", "engine_agent.engines.neuron.launch"),
             *("--python", str(python)),
@@ -62,6 +64,7 @@ class NeuronAdapter:
             *("--served-model", plan.served_model),
             *("--model-dir", str(local_folder(plan.artifact, artifacts))),
             *("--digest", plan.artifact.digest),
+            *draft,
             "--",
             *rank_args(assignment, artifacts),
         )

@@ -13,9 +13,6 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from engine_agent.engines.artifact import BadArtifact, verify_folder
-from engine_agent.engines.base import EngineUnavailable
-from engine_agent.engines.neuron.rank import local_folder
 from engine_agent.engines.s3_artifact import CannotFetch, fetch_artifact
 from engine_agent.protocol.messages import Artifact
 
@@ -37,9 +34,7 @@ def main(argv: Sequence[str], become: Become = os.execv) -> int:
         for artifact in artifacts:
             if artifact.uri.startswith("s3://"):
                 fetch_artifact(artifact, read.artifacts, _say)
-        for draft in artifacts[1:]:
-            verify_folder(local_folder(draft, read.artifacts), draft.digest)
-    except (CannotFetch, BadArtifact, EngineUnavailable) as error:
+    except CannotFetch as error:
         _say(str(error))
         return EXIT_BAD_ARTIFACT
     compiled = os.environ.get("NEURON_COMPILED_ARTIFACTS", "")

@@ -30,7 +30,6 @@ class ServeOptions:
     model_dir: Path
     digest: str
     vllm_args: tuple[str, ...]
-    draft: tuple[str, str] | None = None
     cell: str = ""
     generation: int = 0
     rank: int = 0
@@ -40,6 +39,7 @@ class ServeOptions:
     leader_port: int = 0
     join_timeout_s: float = JOIN_TIMEOUT_S
     hang_s: float = HANG_S
+    draft: tuple[str, str] | None = None
 
     @property
     def role(self) -> MemberRole:

@@ -101,3 +101,9 @@ def test_a_follower_without_a_leader_cannot_start() -> None:
 def test_health_is_asked_of_the_engine_itself() -> None:
     assert VllmAdapter().health_url(assignment(), NODE) == f"http://127.0.0.1:{PORT_BASE + ENGINE}/health"
     assert VllmAdapter().health_url(FOLLOWER, NODE) == f"http://127.0.0.1:{PORT_BASE + ENGINE_ADMIN}/health"
+
+
+def test_a_draft_model_is_checked_like_the_model() -> None:
+    given = structs.replace(plan(ARTIFACT), draft=Artifact("file:///cache/draft-7", "sha256:7"))
+    options = parse(VllmAdapter().launch(assignment(plan=given), NODE).argv[3:])
+    assert options.draft == ("/cache/draft-7", "sha256:7")

@@ -201,6 +201,12 @@ def test_a_corrupt_artifact_ends_it_with_status_4(free_port: int, artifact: tupl
     assert ended.stderr.count("\n") == 1
 
 
+def test_a_corrupt_draft_ends_it_with_status_4_too(free_port: int, artifact: tuple[Path, str]) -> None:
+    ended = launched([*command_line(free_port, *artifact), "--draft", str(artifact[0]), "sha256:other"])
+    assert ended.returncode == 4
+    assert "but sha256:other was asked for" in ended.stderr
+
+
 def test_a_member_without_a_secret_ends_with_status_2(free_port: int, artifact: tuple[Path, str]) -> None:
     ended = launched([*command_line(free_port, *artifact), "--followers", "1", "--leader", "127.0.0.1:34012"])
     assert ended.returncode == 2
