@@ -173,6 +173,8 @@ SPECTACULAR_SETTINGS = {
         "CellState": "controlplane.api.enums.CELL_STATES",
         "NodeState": "controlplane.api.enums.NODE_STATES",
         "NodeRole": "controlplane.api.enums.NODE_ROLES",
+        "RolloutState": "controlplane.api.enums.ROLLOUT_STATES",
+        "GateFinding": "controlplane.api.enums.GATE_FINDINGS",
         "IncidentState": "controlplane.api.enums.INCIDENT_STATES",
         "ServingClass": "controlplane.api.enums.SERVING_CLASSES",
         "EngineState": "controlplane.api.enums.ENGINE_STATES",

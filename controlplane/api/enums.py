@@ -3,12 +3,15 @@
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import EngineState, MemberRole
 from fleet.api.node import ROLES
-from fleet.planning.states import CellState, IncidentState, NodeState, ServingClass, choices
+from fleet.planning.snapshot import Finding
+from fleet.planning.states import CellState, IncidentState, NodeState, RolloutState, ServingClass, choices
 from models_registry.models import VersionState
 
 CELL_STATES = choices(CellState)
 NODE_STATES = choices(NodeState)
 NODE_ROLES = ROLES
+ROLLOUT_STATES = choices(RolloutState)
+GATE_FINDINGS = choices(Finding)
 INCIDENT_STATES = choices(IncidentState)
 SERVING_CLASSES = choices(ServingClass)
 ENGINE_STATES = choices(EngineState)

@@ -5,6 +5,7 @@ from fleet.api.deployment import DeploymentViewSet
 from fleet.api.incident import IncidentViewSet
 from fleet.api.node import NodeViewSet
 from fleet.api.region import InstanceTypeViewSet, RegionViewSet
+from fleet.api.rollout import RolloutViewSet
 
 ROUTES = (
     ("regions", RegionViewSet, "region"),
@@ -12,5 +13,6 @@ ROUTES = (
     ("nodes", NodeViewSet, "node"),
     ("cells", CellViewSet, "cell"),
     ("deployments", DeploymentViewSet, "deployment"),
+    ("rollouts", RolloutViewSet, "rollout"),
     ("incidents", IncidentViewSet, "incident"),
 )

@@ -127,6 +127,13 @@ def _with_counters(cell: CellView, nodes: dict[str, Node]) -> CellView:
     return replace(cell, counters=counters)
 
 
+def deployment_view(name: str) -> DeploymentView:
+    """One deployment as planners take it, with no other version than its own."""
+    row = Deployment.objects.select_related("model_version").get(name=name)
+    wanted = dict(DeploymentRegion.objects.filter(deployment=row).values_list("region_id", "cells"))
+    return _deployment(row, wanted, {})
+
+
 def _deployments(cells: list[Cell], rollouts: list[Rollout]) -> Iterator[DeploymentView]:
     wanted: dict[str, dict[str, int]] = defaultdict(dict)
     for place in DeploymentRegion.objects.all():
@@ -139,20 +146,24 @@ def _deployments(cells: list[Cell], rollouts: list[Rollout]) -> Iterator[Deploym
     ):
         versions[name][version.reference] = version
     for row in Deployment.objects.select_related("model_version"):
-        own = version_view(row.model_version, row.instance_type_id)
-        yield DeploymentView(
-            name=row.name,
-            instance_type=row.instance_type_id,
-            nodes_per_cell=own.nodes_per_cell,
-            cells_wanted=wanted[row.name],
-            ready_timeout_s=own.ready_timeout_s,
-            drain_deadline_s=row.drain_deadline_s,
-            engine=own.engine,
-            within=own.within,
-            version=row.model_version.reference,
-            others={name: version_view(other, row.instance_type_id) for name, other in versions[row.name].items()},
-            policy=row.policy(),
-        )
+        yield _deployment(row, wanted[row.name], versions[row.name])
+
+
+def _deployment(row: Deployment, wanted: dict[str, int], versions: dict[str, ModelVersion]) -> DeploymentView:
+    own = version_view(row.model_version, row.instance_type_id)
+    return DeploymentView(
+        name=row.name,
+        instance_type=row.instance_type_id,
+        nodes_per_cell=own.nodes_per_cell,
+        cells_wanted=wanted,
+        ready_timeout_s=own.ready_timeout_s,
+        drain_deadline_s=row.drain_deadline_s,
+        engine=own.engine,
+        within=own.within,
+        version=row.model_version.reference,
+        others={name: version_view(other, row.instance_type_id) for name, other in versions.items()},
+        policy=row.policy(),
+    )
 
 
 def version_view(version: ModelVersion, instance_type: str) -> VersionView:

@@ -27,6 +27,18 @@ SIM_70B: dict[str, Any] = {
     "load_time_s": 3,
     "seed": 7,
 }
+# What operators can roll out: a better version, and drafts that no gate should let pass.
+SIM_70B_FASTER: dict[str, Any] = {**SIM_70B, "decode_step_ms": 12.5}
+SIM_70B_BAD: dict[str, dict[str, Any]] = {
+    "bad-crash": {**SIM_70B, "fault": '{"kind":"crash"}'},
+    "bad-slow": {**SIM_70B, "decode_step_ms": 21, "decode_step_per_seq_ms": 0.6},
+    "bad-answer": {**SIM_70B, "fault": '{"kind":"wrong_answer"}'},
+}
+DEMO_POLICY: dict[str, Any] = {"min_healthy_s": 5, "canary_bake_s": 10, "bake_s": 10}
+"""Minutes shrink to seconds, so that a rollout can be watched."""
+SURGE_POLICY: dict[str, Any] = {**DEMO_POLICY, "strategy": "surge", "surge": 1}
+"""For a deployment of one cell, which may not go down for its rollout."""
+
 SMOLLM2_VLLM: dict[str, Any] = {
     "enforce_eager": True,
     "kv_cache_memory_bytes": 134217728,
@@ -64,8 +76,8 @@ def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime) -> N
             region, _ = Region.objects.get_or_create(name=name, defaults={"position": position, "spares": {LOCAL: 1}})
             if region.ingress_url != url:
                 Region.objects.filter(name=name).update(ingress_url=url)
-        _deploy("smollm2", _smollm2(weights, now), {REGIONS[0]: 1}, now)
-        _deploy("sim-70b", _sim_70b(now), dict.fromkeys(REGIONS, 2), now)
+        _deploy("smollm2", _smollm2(weights, now), {REGIONS[0]: 1}, SURGE_POLICY, now)
+        _deploy("sim-70b", _sim_70b(now), dict.fromkeys(REGIONS, 2), DEMO_POLICY, now)
 
 
 def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
@@ -92,17 +104,26 @@ def _sim_70b(now: datetime) -> ModelVersion:
         name="sim-70b",
         defaults={"description": "A simulated 70-billion-parameter model on two nodes", "created_at": now},
     )
-    return _version(
-        model,
-        "1",
-        {LOCAL: {"nodes": 2, "tp": 1}},
-        now,
-        engine="sim",
-        context_length=8192,
-        max_concurrency=32,
-        ready_timeout_s=90,
-        engine_options=SIM_70B,
-    )
+
+    def version(name: str, options: dict[str, Any], state: VersionState = VersionState.RELEASED) -> ModelVersion:
+        return _version(
+            model,
+            name,
+            {LOCAL: {"nodes": 2, "tp": 1}},
+            now,
+            state=state,
+            engine="sim",
+            context_length=8192,
+            max_concurrency=32,
+            ready_timeout_s=90,
+            engine_options=options,
+        )
+
+    first = version("1", SIM_70B)
+    version("2", SIM_70B_FASTER)
+    for name, options in SIM_70B_BAD.items():
+        version(name, options, VersionState.DRAFT)
+    return first
 
 
 def _version(
@@ -116,17 +137,21 @@ def _version(
         version=name,
         machines=INSTANCE_TYPES,
         now=now,
-        state=VersionState.RELEASED,
         parallelism=parallelism,
         golden_prompts=GOLDEN_SIM if columns["engine"] == "sim" else GOLDEN_VLLM,
-        **columns,
+        **{"state": VersionState.RELEASED, **columns},
     )
 
 
-def _deploy(name: str, version: ModelVersion, cells: dict[str, int], now: datetime) -> None:
+def _deploy(name: str, version: ModelVersion, cells: dict[str, int], policy: dict[str, Any], now: datetime) -> None:
     deployment, created = Deployment.objects.get_or_create(
         name=name,
-        defaults={"model_version": version, "instance_type_id": LOCAL, "created_at": now},
+        defaults={
+            "model_version": version,
+            "instance_type_id": LOCAL,
+            "update_policy": policy,
+            "created_at": now,
+        },
     )
     if created:
         DeploymentRegion.objects.bulk_create(

@@ -5,11 +5,13 @@ It wires the parts together and turns what they see into the cell's health and t
 
 import asyncio
 import logging
+import os
+import signal
 
 from engine_agent.engines.sim.admin import AdminServer
 from engine_agent.engines.sim.ending import End, Ending
 from engine_agent.engines.sim.engine import Engine
-from engine_agent.engines.sim.faults import Faults, combine_effects
+from engine_agent.engines.sim.faults import Crash, Faults, combine_effects
 from engine_agent.engines.sim.leader_link import LeaderLink
 from engine_agent.engines.sim.listening import HttpListeners
 from engine_agent.engines.sim.meters import Meters
@@ -45,6 +47,8 @@ class Leader:
             }
         )
         self._faults.subscribe(self.effects_changed)
+        if settings.fault is not None:
+            self._faults.put(settings.fault)
 
     def health(self) -> str:
         """Why the cell is unhealthy; empty when it is healthy."""
@@ -79,6 +83,8 @@ class Leader:
 
     async def _start(self) -> None:
         await asyncio.sleep(self._settings.load_time_s)
+        if isinstance(self._settings.fault, Crash):
+            os.kill(os.getpid(), signal.SIGKILL)
         self._loaded = True
         self._open_when_whole()
         await asyncio.sleep(max(0.0, self._settings.rendezvous_timeout_s - self._settings.load_time_s))

@@ -8,6 +8,7 @@ from typing import Any
 
 from engine_agent.engines.base import CELL_SECRET_VARIABLE
 from engine_agent.engines.sim.batching import ModelParameters
+from engine_agent.engines.sim.faults import BadFault, Fault, parse_fault
 from engine_agent.protocol.fingerprint import BadFingerprint, Fingerprint, fingerprint_from
 from engine_agent.protocol.states import MemberRole
 
@@ -38,7 +39,7 @@ class Endpoint:
 @dataclass(frozen=True)
 class Settings:
     """One engine process. Times in seconds; `leader` is where the followers meet the leader, `fingerprint` what this
-    rank runs."""
+    rank runs, `fault` one that the leader has from its start, as a bad version has it."""
 
     node_id: str
     cell: str
@@ -57,6 +58,7 @@ class Settings:
     grace_s: float
     rendezvous_timeout_s: float
     max_model_len: int
+    fault: Fault | None
     model: ModelParameters
 
 
@@ -114,6 +116,7 @@ def _parser() -> argparse.ArgumentParser:
     serving.add_argument("--served-model", required=True)
     serving.add_argument("--max-model-len", type=_positive_count, default=8192, help="prompt and answer, in tokens")
     serving.add_argument("--grace-s", type=_not_negative, default=5.0, help="for requests in flight after SIGTERM")
+    serving.add_argument("--fault", type=_fault, help="JSON as for POST /fault; in the leader from its start")
     _add_model_options(parser)
     return parser
 
@@ -174,3 +177,10 @@ def _endpoint(text: str) -> Endpoint:
     if not host:
         raise argparse.ArgumentTypeError(f"expected HOST:PORT, got {text!r}")
     return Endpoint(host.strip("[]"), _port(port))
+
+
+def _fault(text: str) -> Fault:
+    try:
+        return parse_fault(text.encode())
+    except BadFault as error:
+        raise argparse.ArgumentTypeError(str(error)) from error

@@ -3,6 +3,7 @@
 import pytest
 
 from engine_agent.engines.base import CELL_SECRET_VARIABLE
+from engine_agent.engines.sim.faults import Slow
 from engine_agent.engines.sim.settings import Endpoint, Settings, parse_settings
 from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE
 from engine_agent.protocol.states import MemberRole
@@ -26,6 +27,12 @@ def test_the_agents_command_line_is_understood() -> None:
     assert (settings.secret, settings.grace_s, settings.rendezvous_timeout_s) == ("s", 5, 120)
 
 
+def test_a_bad_version_has_its_fault_from_the_start() -> None:
+    line = [*LEADER.split(), "--fault", '{"kind": "slow", "factor": 1.5}']
+    assert parse_settings(line, {CELL_SECRET_VARIABLE: "s"}).fault == Slow(1.5)
+    assert parsed(LEADER).fault is None
+
+
 def test_a_cell_of_one_node_needs_no_secret() -> None:
     assert parsed(LEADER.replace("--followers 1", "--followers 0"), shared="").followers == 0
 
@@ -36,6 +43,7 @@ def test_a_cell_of_one_node_needs_no_secret() -> None:
         (LEADER.replace("--rank 0", "--rank 1"), "--rank: 1 cannot be the leader's"),
         (LEADER.replace("--role leader", "--role follower"), "--rank: 0 cannot be the follower's"),
         (LEADER.replace("--rank 0 --role leader", "--rank 2 --role follower"), "--rank: 2 exceeds --followers 1"),
+        (f'{LEADER} --fault {{"kind":"tired"}}', "--fault: Invalid value 'tired'"),
         (LEADER.replace("127.0.0.1:1008", "1008"), "--leader: expected HOST:PORT, got '1008'"),
         (LEADER.replace("--port 1003", "--port 70000"), "--port: expected a port, 1 to 65535, got '70000'"),
         (f"{LEADER} --decode-step-ms fast", "--decode-step-ms: expected a number above 0, got 'fast'"),
