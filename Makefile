@@ -64,9 +64,10 @@ fmt: environment-dev ## Format the code and fix what can be fixed.
 	$(VENV) -m ruff check --fix .
 	$(VENV) -m ruff format .
 
-bench: environment-dev ## Measure what proxies add; how the fleet of make up answers and heals.
+bench: environment-dev ## Measure proxies and placement, and how the fleet of make up answers and heals.
 	$(VENV) docs/bench/proxy_overhead.py
 	$(VENV) docs/bench/added_ttft.py
+	$(VENV) docs/bench/placement.py
 	$(VENV) docs/bench/heal.py
 
 simulate: environment ## Run a scenario on virtual time: make simulate S=rollout_under_faults SEEDS=200 (without S: list).

@@ -13,6 +13,7 @@ from engine_agent.protocol.states import MemberRole
 from fleet.models import Cell, CellMember, Node, NodeReport
 from fleet.planning.fingerprints import compare_stacks, member_stacks, stack_digest
 from fleet.planning.states import CellState
+from fleet.planning.topology import depth_of, distance
 
 CELLS_SHOWN = 500
 """Rows on one page: more than anybody reads, few enough to render in well under a second."""
@@ -133,14 +134,7 @@ def cell_stack(row: CellRow) -> Stack:
 
 def topology_distance(one: Sequence[str], other: Sequence[str]) -> int | None:
     """Levels from the first that differs downwards, 0 below the same leaf; None if either topology is unknown."""
-    if not one or not other:
-        return None
-    shared = 0
-    for mine, theirs in zip(one, other, strict=False):
-        if mine != theirs:
-            break
-        shared += 1
-    return max(len(one), len(other)) - shared
+    return distance(one, other, depth_of((one, other))) if one and other else None
 
 
 def _member(member: CellMember, leader: Node | None, now: datetime) -> MemberRow:
