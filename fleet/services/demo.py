@@ -93,6 +93,10 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
             "engine_options": SMOLLM2_VLLM,
             "artifact_uri": weights.uri,
             "artifact_digest": weights.digest,
+            # Of the weights as they are built for two ranks: padded from 9 and 3, which two ranks cannot share.
+            "attention_heads": 12,
+            "kv_heads": 4,
+            "layers": 30,
         }
     )
     name = "sim" if weights is None else f"135m-{weights.digest.removeprefix('sha256:')[:8]}"
