@@ -51,6 +51,9 @@ class Guards:
     @cached_property
     def freezes(self) -> tuple[Freeze, ...]:
         """Every pool and zone in which nothing is replaced, in a stable order."""
+        counted = (node for node in self._fleet.nodes.values() if node.state in COUNTED)
+        if sum(self._is_unhealthy(node) for node in counted) <= self._settings.frozen_above_nodes:
+            return ()
         scopes: dict[tuple[str, str], list[NodeView]] = defaultdict(list)
         for node in self._fleet.nodes.values():
             if node.state in COUNTED:

@@ -35,8 +35,8 @@ def plan_liveness(fleet: FleetView, settings: FleetSettings, now: datetime) -> t
     if _we_are_deaf(watched, fleet, settings, now):
         cases = (_Case(node, fleet, settings, now, guards) for node in watched)
         return tuple(restart for case in cases if (restart := _restart_agent(case)))
-    judged = (_judge(_Case(node, fleet, settings, now, guards)) for node in watched)
-    return tuple(decision for decision in judged if decision is not None)
+    cases = (_Case(node, fleet, settings, now, guards) for node in watched if not _is_well(node, fleet, settings, now))
+    return tuple(decision for case in cases if (decision := _judge(case)) is not None)
 
 
 def are_all_silent(fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
@@ -55,6 +55,12 @@ def held_back(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple
     return tuple((case.node, said, why) for case, said in verdicts if said and (why := _why_not(case)))
 
 
+def _is_well(node: NodeView, fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+    """Heard of just now, and nothing to take back: nearly all nodes, in nearly every pass."""
+    heard = node.state is NodeState.READY and node.report.connected
+    return heard and _silence_s(node, fleet, now) <= settings.doubt_after_s
+
+
 @dataclass(frozen=True, slots=True)
 class _Case:
     node: NodeView
@@ -71,9 +77,9 @@ def _we_are_deaf(watched: list[NodeView], fleet: FleetView, settings: FleetSetti
     if fleet.listening_since is None:
         return True
     joined = [node for node in watched if node.state is not NodeState.JOINING]
-    silent = [node for node in joined if _silence_s(node, fleet, now) > settings.doubt_after_s]
-    alive_somewhere = any(node.provider is not ProviderStatus.GONE for node in silent)
-    return len(joined) > 1 and len(silent) == len(joined) and alive_somewhere
+    if any(_silence_s(node, fleet, now) <= settings.doubt_after_s for node in joined):
+        return False
+    return len(joined) > 1 and any(node.provider is not ProviderStatus.GONE for node in joined)
 
 
 def _judge(case: _Case) -> Decision | None:
@@ -161,7 +167,9 @@ def _second_witness(case: _Case) -> str | None:
 
 def _silence_s(node: NodeView, fleet: FleetView, now: datetime) -> float:
     """Seconds without a report while somebody listened: a gap of ours is not the node's silence."""
-    heard = max(moment for moment in (node.report.last_seen_at, node.created_at) if moment is not None)
-    if fleet.listening_since is not None:
-        heard = max(heard, fleet.listening_since)
+    heard, said_at, since = node.created_at, node.report.last_seen_at, fleet.listening_since
+    if said_at is not None and said_at > heard:
+        heard = said_at
+    if since is not None and since > heard:
+        heard = since
     return (now - heard).total_seconds()
