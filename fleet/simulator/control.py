@@ -19,7 +19,6 @@ from fleet.simulator.store import Stale, Store
 
 LEASE_TTL_S = 15.0
 """As in `fleet.services.reconcile`."""
-DOORBELL_S = 0.05
 
 
 class Killed(Exception):
@@ -38,11 +37,12 @@ class Mishaps:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between passes: `every_s` while anything is on its way, `quiet_s` otherwise. Live it is 1 s always; a
-    pass in quiet decides nothing that one a minute later would not."""
+    """Seconds between passes: `every_s` while anything is on its way, `quiet_s` otherwise, `doorbell_s` after news. Live
+    the first two are 1 s; a pass in quiet decides nothing that one a minute later would not."""
 
     every_s: float = 1.0
     quiet_s: float = 1.0
+    doorbell_s: float = 0.05
 
 
 class ControlPlane:
@@ -73,7 +73,7 @@ class ControlPlane:
 
     def ring(self) -> None:
         """Something changed: do not wait for the next pass."""
-        self._schedule(DOORBELL_S)
+        self._schedule(self.pace.doorbell_s)
 
     def _schedule(self, delay_s: float) -> None:
         due_s = self._site.queue.now_s + delay_s

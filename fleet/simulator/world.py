@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from random import Random
 
 from engine_agent.planning.node import Membership, RunningProcess
-from engine_agent.protocol.states import EngineState, Phase
+from engine_agent.protocol.states import Phase
 from fleet.planning.decisions import MoveNode
+from fleet.planning.evidence import CELLS_COMPARED
 from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import CellView, FleetView, NodeView
+from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, NodeState
 from fleet.simulator.behaviour import VersionBehaviour, counted
 from fleet.simulator.clock import EPOCH, EventQueue
@@ -109,7 +110,10 @@ class World:
         machine.no_contact_since_s = None
         self.hub.joined(machine.node, connection)
         self.hub.lines[machine.node].told = self.store.versions[machine.node]
-        if not self.site.steady:
+        if self.site.steady:
+            node = self.store.nodes[machine.node]
+            self.store.nodes[machine.node] = replace(node, report=SteadyReport(node.report, self.hub))
+        else:
             self.queue.after(self.random.random() * 2.0, machine.report_again)
 
     def _begin(self, cell: CellView) -> None:
@@ -131,12 +135,6 @@ class World:
             if member.rank == 0:
                 process = RunningProcess(Membership(cell.id, cell.generation, 0), self.site.next_serial(), 0.0)
                 machine.proxy = Proxy(process, Phase.SERVE)
-            self.store.nodes[member.node] = self._reported(member.node, cell)
-
-    def _reported(self, node: str, cell: CellView) -> NodeView:
-        view = self.store.nodes[node]
-        report = replace(view.report, state=EngineState.READY, cell=cell.id, generation=cell.generation)
-        return replace(view, report=SteadyReport(report, self.hub) if self.site.steady else report)
 
     # --- as it goes on -----------------------------------------------------------------------------------------------
 
@@ -166,12 +164,16 @@ class World:
     def _with_counters(self, view: FleetView) -> FleetView:
         """What leaders count matters while a rollout compares."""
         self.hub.heard_at = self.queue.now
-        rolling = {rollout.deployment for rollout in view.rollouts.values()}
+        rolling = {rollout.deployment: rollout.counters for rollout in view.rollouts.values()}
         if not rolling:
             return view
-        cells = dict(view.cells)
+        cells, taken = dict(view.cells), Counter[tuple[str, str, str]]()
         for cell in view.cells.values():
-            if cell.deployment in rolling and cell.state is CellState.READY:
+            if cell.deployment not in rolling or cell.state is not CellState.READY:
+                continue
+            alike = (cell.deployment, cell.region, cell.version)
+            taken[alike] += 1
+            if taken[alike] <= CELLS_COMPARED or cell.id in rolling[cell.deployment]:
                 served_s = (self.queue.now - cell.state_since).total_seconds()
                 counters = counted(self.site.behaviour(cell.version), cell.generation, served_s)
                 cells[cell.id] = replace(cell, counters=counters)

@@ -50,5 +50,5 @@ SCENARIO = Scenario(
     expect=expect,
     behaviours={version: VersionBehaviour(load_s=120.0) for version in ("v1", "v2")},
     steady=True,
-    pace=Pace(every_s=5.0, quiet_s=60.0),
+    pace=Pace(every_s=15.0, quiet_s=60.0, doorbell_s=2.0),
 )

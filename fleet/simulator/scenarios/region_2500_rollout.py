@@ -60,5 +60,5 @@ SCENARIO = Scenario(
     expect=expect,
     behaviours={version: VersionBehaviour(load_s=LOAD_S, load_spread=0.1) for version in ("v1", "v2")},
     steady=True,
-    pace=Pace(every_s=1.0, quiet_s=60.0),
+    pace=Pace(every_s=15.0, quiet_s=60.0, doorbell_s=2.0),
 )
