@@ -30,6 +30,8 @@ SWITCHYARD_NODE_PORTS = int(os.environ.get("SWITCHYARD_NODE_PORTS", "21000"))
 """First port that the `local` provider hands to nodes; each owns a block from there upwards."""
 SWITCHYARD_URL = os.environ.get("SWITCHYARD_URL", f"http://127.0.0.1:{SWITCHYARD_PORT}")
 """Where agents reach the web process."""
+WEBHOOK_NETWORKS = _words("SWITCHYARD_WEBHOOK_NETWORKS", "")
+"""Networks that webhooks may be in though they are not public, such as `10.0.0.0/8`; http is allowed there."""
 
 # --- Django -----------------------------------------------------------------------------------------------------------
 

@@ -2,9 +2,21 @@
 
 from celery import shared_task
 
+from controlplane.kernel import clock
 from fleet.services.reconcile import reconcile
+from fleet.services.webhook_delivery import deliveries_send, deliveries_trim
 
 
 @shared_task(name="fleet.reconcile")
 def reconcile_fleet() -> None:
     reconcile()
+
+
+@shared_task(name="fleet.send_webhooks")
+def send_webhooks() -> None:
+    deliveries_send(now=clock.now())
+
+
+@shared_task(name="fleet.trim_deliveries")
+def trim_deliveries() -> None:
+    deliveries_trim(now=clock.now())

@@ -137,6 +137,24 @@ INCIDENT: dict[str, Any] = {
     "cell": "sim-70b-us-east-1-1",
     "node": "n-4e5f6a7b",
     "evidence": {"reason": "its machine is gone"},
+    "cohort": "",
+    "shadow": False,
+    "seen_at": "2026-11-21T12:01:00Z",
     "opened_at": "2026-11-21T12:01:00Z",
     "closed_at": None,
+    "closed_by": "",
+    "replacements": [
+        {
+            "id": 3,
+            "node": "n-4e5f6a7b",
+            "cell": "sim-70b-us-east-1-1",
+            "rule": "silence",
+            "reason": "its machine is gone",
+            "actor": "switchyard",
+            "opened_at": "2026-11-21T12:01:00Z",
+            "begun_at": "2026-11-21T12:01:00Z",
+            "closed_at": None,
+            "resolution": "",
+        }
+    ],
 }

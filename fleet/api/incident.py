@@ -1,27 +1,49 @@
-"""Incidents over HTTP: open faults with their evidence, and how the closed ones ended. Read only."""
+"""Incidents over HTTP: open faults with their evidence, how the closed ones ended; dismiss one. Services decide."""
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
 from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
 from rest_framework.viewsets import ReadOnlyModelViewSet
 
+from controlplane.kernel import clock
 from controlplane.kernel.tones import Tone
 from fleet.api import examples
-from fleet.models import Incident
+from fleet.api.actor import actor_of
+from fleet.api.requests import WhySerializer
+from fleet.models import Incident, Replacement
 from fleet.planning.states import IncidentState, choices
+from fleet.services.incident import incident_dismiss
+
+
+class ReplacementSerializer(serializers.ModelSerializer[Replacement]):
+    node = serializers.CharField(source="node_id")
+
+    class Meta:
+        model = Replacement
+        fields = [
+            "id", "node", "cell", "rule", "reason", "actor", "opened_at", "begun_at", "closed_at", "resolution",
+        ]  # fmt: skip
 
 
 @extend_schema_serializer(examples=[OpenApiExample("incident", examples.INCIDENT, response_only=True)])
 class IncidentSerializer(serializers.ModelSerializer[Incident]):
     tone = serializers.ChoiceField(choices=choices(Tone))
     evidence = serializers.DictField(help_text="What was seen; its keys depend on the kind.")
+    cohort = serializers.CharField(help_text="What is alike in the machines that it was compared with.")
+    shadow = serializers.BooleanField(help_text="Its rule only says what it would have done.")
+    seen_at = serializers.DateTimeField(allow_null=True, help_text="When the fault was last there.")
+    closed_by = serializers.CharField(help_text="Empty while it is open.")
+    replacements = ReplacementSerializer(many=True, help_text="The work that heals it.")
 
     class Meta:
         model = Incident
         fields = [
             "id", "kind", "subject", "state", "tone", "summary", "resolution", "region", "deployment", "cell", "node",
-            "evidence", "opened_at", "closed_at",
+            "evidence", "cohort", "shadow", "seen_at", "opened_at", "closed_at", "closed_by", "replacements",
         ]  # fmt: skip
 
 
@@ -51,4 +73,16 @@ class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     page_order = "-id"
 
     def get_queryset(self) -> QuerySet[Incident]:
-        return Incident.objects.all()
+        return Incident.objects.prefetch_related("replacements")
+
+    @extend_schema(operation_id="incidents_dismiss", request=WhySerializer, responses={200: IncidentSerializer})
+    @action(detail=True, methods=["post"])
+    def dismiss(self, request: Request, id: str) -> Response:
+        """Say that there is nothing to heal. The incident closes and its evidence is settled; while the same goes on
+        without new evidence, it stays quiet for an hour, and nothing is replaced for it. 409 if it is closed."""
+        incident = self.get_object()
+        asked = WhySerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        why = asked.validated_data["why"]
+        incident_dismiss(incident_id=incident.pk, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(self.get_serializer(self.get_object()).data)

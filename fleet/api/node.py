@@ -22,6 +22,7 @@ from fleet.models import CellMember, Node, NodeReport
 from fleet.planning.states import NodeState, choices
 from fleet.selectors.node import nodes_described
 from fleet.services.cordon import node_cordon, node_uncordon
+from fleet.services.node_actions import node_drain, node_replace_ask
 
 SPARE = "spare"
 """The role of a node that is in no cell."""
@@ -124,8 +125,23 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
     @extend_schema(operation_id="nodes_uncordon", request=WhySerializer, responses={200: NodeSerializer})
     @action(detail=True, methods=["post"])
     def uncordon(self, request: Request, id: str) -> Response:
-        """Let a node be chosen for cells again. Repeating it changes nothing; 409 if retired."""
+        """Let a node be chosen for cells again. You vouch for it: a faulty one in no cell is ready again, its incidents
+        close, and a replacement that has not begun is called off. Repeating it changes nothing; 409 if retired."""
         return self._act(node_uncordon, request)
+
+    @extend_schema(operation_id="nodes_drain", request=WhySerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def drain(self, request: Request, id: str) -> Response:
+        """Cordon a node and drain the cell that it is in; another cell on other nodes makes up for it, and the machine
+        stays. 409 if it is retired or its cell is not ready."""
+        return self._act(node_drain, request)
+
+    @extend_schema(operation_id="nodes_replace", request=WhySerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def replace(self, request: Request, id: str) -> Response:
+        """Swap a node for another: its cell is drained as the disruption ledger allows, starts again with another node,
+        and the machine is ended. 409 if the node is not in use or is being replaced already."""
+        return self._act(node_replace_ask, request)
 
     def _act(self, service: Any, request: Request) -> Response:
         node = self.get_object()

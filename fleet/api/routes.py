@@ -2,10 +2,12 @@
 
 from fleet.api.cell import CellViewSet
 from fleet.api.deployment import DeploymentViewSet
+from fleet.api.fault_rule import FaultRuleViewSet
 from fleet.api.incident import IncidentViewSet
 from fleet.api.node import NodeViewSet
 from fleet.api.region import InstanceTypeViewSet, RegionViewSet
 from fleet.api.rollout import RolloutViewSet
+from fleet.api.webhook import WebhookDeliveryViewSet, WebhookViewSet
 
 ROUTES = (
     ("regions", RegionViewSet, "region"),
@@ -15,4 +17,7 @@ ROUTES = (
     ("deployments", DeploymentViewSet, "deployment"),
     ("rollouts", RolloutViewSet, "rollout"),
     ("incidents", IncidentViewSet, "incident"),
+    ("fault-rules", FaultRuleViewSet, "fault-rule"),
+    ("webhooks", WebhookViewSet, "webhook"),
+    ("webhook-deliveries", WebhookDeliveryViewSet, "webhook-delivery"),
 )

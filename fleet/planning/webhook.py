@@ -14,6 +14,8 @@ from controlplane.kernel.tones import Tone
 
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
+NAT64 = IPv6Network("64:ff9b::/96")
+"""IPv4 addresses as a translator reaches them, RFC 6052."""
 
 
 class DeliveryState(StrEnum):
@@ -147,6 +149,8 @@ def signature(secret: str, timestamp: int, body: bytes) -> str:
 def _plain(address: Address) -> Address:
     """An IPv4 address that is dressed as an IPv6 one is judged as what it is."""
     if isinstance(address, IPv6Address):
+        if address in NAT64:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
         inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
         return inner or address
     return address

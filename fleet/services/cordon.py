@@ -8,8 +8,11 @@ from controlplane.kernel import hints, live
 from controlplane.kernel.events import event_record
 from controlplane.kernel.refusals import Conflict
 from controlplane.kernel.tones import Tone
-from fleet.models import Node
+from fleet.models import CellMember, Node, Replacement
+from fleet.planning.fault_rules import IncidentKind
 from fleet.planning.states import NodeState
+from fleet.services.incident import incidents_close
+from fleet.services.signal import signals_settle
 
 
 def node_cordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:
@@ -24,10 +27,29 @@ def node_cordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bo
 def node_uncordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:
     """Let a node be chosen again. Returns False if it was not cordoned.
 
+    Whoever does that vouches for the machine: a faulty one that is in no cell is ready again, what its agent saw of its
+    hardware is settled, its incidents close, and a replacement that has not begun is called off.
+
     Raises:
-        Conflict: the node is retired.
+        Conflict: the node is retired, or faulty and still in a cell.
     """
-    return _set_cordoned(node_id, False, actor, why, now)
+    with transaction.atomic():
+        changed = _set_cordoned(node_id, False, actor, why, now)
+        if changed:
+            _vouch(Node.objects.get(id=node_id), actor, why, now)
+    return changed
+
+
+def _vouch(node: Node, actor: str, why: str, now: datetime) -> None:
+    said = f"uncordoned by {actor}" + (f": {why}" if why else "")
+    if node.state == NodeState.FAULTY:
+        if CellMember.objects.filter(node=node).exists():
+            raise Conflict(f"node {node.id} is faulty and still in a cell; wait until its replacement took its place")
+        node.state, node.reason, node.state_since, node.spare_since = NodeState.READY.value, said, now, now
+        node.save(update_fields=["state", "reason", "state_since", "spare_since"])
+    signals_settle(node_id=node.id, now=now)
+    incidents_close(node=node.id, kind__in=list(IncidentKind), resolution=said, now=now)
+    Replacement.objects.filter(node=node, closed_at__isnull=True).update(closed_at=now, resolution=said)
 
 
 @transaction.atomic

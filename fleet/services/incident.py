@@ -105,7 +105,7 @@ def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = 
         hints.ring("fleet.reconcile")
 
 
-def incidents_close(*, resolution: str, now: datetime, **which: str) -> int:
+def incidents_close(*, resolution: str, now: datetime, **which: Any) -> int:
     """Close every open incident that `which` selects (by cell, node, kind, …). Returns how many."""
     with transaction.atomic():
         found = list(Incident.objects.select_for_update().filter(state=IncidentState.OPEN.value, **which))

@@ -7,7 +7,8 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from controlplane.kernel.models import Event
-from fleet.models import Deployment, DeploymentRegion, Incident, InstanceType
+from fleet.models import Deployment, DeploymentRegion, FaultRule, Incident, InstanceType, Webhook, WebhookDelivery
+from fleet.planning.fault_rules import SETTABLE_RULES
 from models_registry.models import Model, ModelVersion
 from tests.controlplane.api.client import DescribedClient, bearer, document
 from tests.fleet import rows
@@ -33,6 +34,10 @@ def one_more_of_everything(number: int) -> None:
     nodes = [rows.node(f"n-{number:06x}{rank:02x}", where=region.name) for rank in range(3)]
     rows.cell(f"cell-{number}", *nodes[:2], deployment=deployment, region=region, model_version=versions[0])
     Incident.objects.create(kind="k", subject=f"cell-{number}", summary="s", opened_at=NOW)
+    rule = SETTABLE_RULES[number % len(SETTABLE_RULES)]
+    FaultRule.objects.get_or_create(rule=rule, defaults={"mode": "on", "actor": "a", "changed_at": NOW})
+    hook = Webhook.objects.create(name=f"hook-{number}", url="https://x", created_at=NOW)
+    WebhookDelivery.objects.create(webhook=hook, event="test", body={}, created_at=NOW, due_at=NOW)
     Event.objects.create(at=NOW, kind="k", message="m")
     ingress = Ingress.objects.create(id=f"i-{number}", region=region, address="a", port=1, created_at=NOW)
     IngressReport.objects.create(ingress=ingress)

@@ -37,8 +37,13 @@ def test_an_incident_says_everything_about_itself() -> None:
         "cell": "",
         "node": "n-00000001",
         "evidence": {"reason": "gone"},
+        "cohort": "",
+        "shadow": False,
+        "seen_at": None,
         "opened_at": "2026-11-21T12:00:00Z",
         "closed_at": None,
+        "closed_by": "",
+        "replacements": [],
     }
 
 
@@ -61,3 +66,13 @@ def test_incidents_are_found_by_when_they_opened() -> None:
     for minute, subject in enumerate("abc"):
         incident(subject, opened_at=NOW + timedelta(minutes=minute))
     assert subjects(since="2026-11-21T12:01:00Z", until="2026-11-21T12:02:00Z") == ["b"]
+
+
+def test_an_operator_dismisses_an_open_incident_and_says_why() -> None:
+    row = incident("n-00000001")
+    answer = bearer().post(f"/api/v1/incidents/{row.id}/dismiss", {"why": "a test"}, format="json")
+    assert answer.status_code == 200
+    assert answer.json()["state"] == "closed"
+    assert answer.json()["resolution"] == f"dismissed by {answer.json()['closed_by']}: a test"
+    again = bearer().post(f"/api/v1/incidents/{row.id}/dismiss", {}, format="json")
+    assert again.status_code == 409

@@ -1,5 +1,6 @@
 """Which node is slow: by its own computing time, against a cohort, and never its cell mates."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ FAULTS = SETTINGS.faults
 STEADY = (20.0, 20.2, 19.9, 20.1, 20.0)
 
 
-def cells(count: int, slow: dict[str, tuple[float, ...]], **changes: Any) -> FleetView:
+def cells(count: int, slow: Mapping[str, tuple[float, ...]], **changes: Any) -> FleetView:
     """Cells of a leader and a follower each, all steady but the ranks in `slow`."""
     parts: list[Any] = [node(f"s{number}") for number in range(4)]
     known = {}

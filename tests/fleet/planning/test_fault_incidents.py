@@ -48,7 +48,7 @@ def test_a_node_that_a_person_must_look_at_keeps_its_incident() -> None:
 
 
 def test_all_agents_silent_is_one_incident_and_nothing_else() -> None:
-    deaf = {"report": {"last_seen_at": ago(100)}}
+    deaf: dict[str, Any] = {"report": {"last_seen_at": ago(100)}}
     view = fleet(node("a", **deaf), node("b", **deaf), node("c", **deaf))
     (opened,) = plan(with_faults(view, signal("a")))
     assert isinstance(opened, OpenIncident)

@@ -72,7 +72,7 @@ def silent_zone(silent: int, size: int) -> FleetView:
     """A zone of which a part is silent, each with its ingress as a second witness, in a fleet of two zones."""
     parts: list[Any] = []
     for number in range(size):
-        state = {"state": NodeState.SUSPECT} if number < silent else {}
+        state: dict[str, Any] = {"state": NodeState.SUSPECT} if number < silent else {}
         report = SILENT if number < silent else {}
         parts.append(member(f"a{number}", of=f"c{number}", topology=("zone-a",), report=report, **state))
         parts.append(cell(f"c{number}", f"a{number}"))

@@ -1,75 +1,47 @@
-"""Incidents on real rows: one of a fault, noted, closed with its reason, dismissed by a person."""
-
-from datetime import timedelta
-from typing import Any
+"""Incidents: at most one open for a thing, and every change of one is in the timeline."""
 
 import pytest
 
 from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict
-from controlplane.kernel.tones import Tone
-from controlplane.kernel.transitions import StaleDecision
-from fleet.models import Incident, Signal
-from fleet.planning.fault_decisions import CloseIncident, NoteIncident, OpenIncident
-from fleet.planning.fault_rules import IncidentKind
-from fleet.selectors.faults import faults_view
-from fleet.services.incident import incident_close, incident_dismiss, incident_note, incident_open_decided
-from fleet.services.signal import signal_record
-from tests.fleet import rows
+from fleet.models import Incident
+from fleet.services.incident import incident_open, incidents_close
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
 
-LATER = NOW + timedelta(seconds=30)
+
+def opened(subject: str = "c1", **where: str) -> Incident:
+    return incident_open(kind="cell-failed", subject=subject, summary="broke", evidence={"pid": 7}, now=NOW, **where)
 
 
-def opened(**changes: Any) -> Incident:
-    decision = {
-        "kind": IncidentKind.SLOW,
-        "subject": "n-a",
-        "summary": "slow",
-        "evidence": {"score": 0.5},
-        "node": "n-a",
-    }
-    incident_open_decided(OpenIncident(**{**decision, **changes}), now=NOW)
-    return Incident.objects.get()
+def test_an_incident_is_opened_with_its_evidence_and_told() -> None:
+    incident = opened(cell="c1", region="us-east-1")
+    assert (incident.evidence, incident.cell, incident.opened_at) == ({"pid": 7}, "c1", NOW)
+    event = Event.objects.get()
+    assert (event.kind, event.tone, event.cell, event.region) == ("incident.opened", "bad", "c1", "us-east-1")
 
 
-def test_opening_twice_makes_one_incident_and_one_event() -> None:
+def test_an_open_one_is_not_opened_again() -> None:
     assert opened() == opened()
-    assert Event.objects.get().kind == "incident.opened"
+    assert Event.objects.count() == 1
 
 
-def test_a_shadow_incident_feels_idle() -> None:
-    assert opened(shadow=True).tone is Tone.IDLE
-    assert Event.objects.get().tone == Tone.IDLE
+def test_another_one_follows_a_closed_one() -> None:
+    first = opened(cell="c1")
+    incidents_close(resolution="ready again", now=NOW, cell="c1")
+    assert opened(cell="c1") != first
+    assert Incident.objects.filter(state="open").count() == 1
 
 
-def test_a_note_keeps_what_is_known_now() -> None:
-    row = opened()
-    incident_note(NoteIncident(row.pk, "slower", {"score": 0.4}), now=LATER)
-    row.refresh_from_db()
-    assert (row.summary, row.evidence, row.seen_at) == ("slower", {"score": 0.4}, LATER)
+def test_closing_closes_all_that_is_asked_for_and_nothing_else() -> None:
+    opened("c1", cell="c1"), opened("c2", cell="c1"), opened("c3", cell="c3")
+    assert incidents_close(resolution="healed", now=NOW, cell="c1") == 2
+    assert Incident.objects.get(state="open").subject == "c3"
+    closed = Incident.objects.filter(state="closed")
+    assert set(closed.values_list("resolution", "closed_at")) == {("healed", NOW)}
+    assert Event.objects.filter(kind="incident.closed", tone="ok").count() == 2
 
 
-def test_an_incident_whose_fault_came_back_meanwhile_stays_open() -> None:
-    row = opened()
-    incident_note(NoteIncident(row.pk, "slow", {}), now=LATER)
-    with pytest.raises(StaleDecision):
-        incident_close(CloseIncident(row.pk, NOW, "gone"), now=LATER)
-    incident_close(CloseIncident(row.pk, LATER, "gone"), now=LATER)
-    row.refresh_from_db()
-    assert (row.state, row.resolution, row.closed_by) == ("closed", "gone", "switchyard")
-
-
-def test_dismissing_says_who_and_why_settles_the_evidence_and_keeps_it_quiet() -> None:
-    signal_record(node=rows.node("n-a"), cell="", signature="nvidia_xid", summary="s", evidence={}, now=NOW)
-    row = opened()
-    incident_dismiss(incident_id=row.pk, actor="ann", why="a test", now=LATER)
-    row.refresh_from_db()
-    assert (row.state, row.resolution, row.closed_by) == ("closed", "dismissed by ann: a test", "ann")
-    assert Signal.objects.get().settled_at == LATER
-    assert faults_view(now=LATER).muted == {(IncidentKind.SLOW, "n-a")}
-    assert faults_view(now=LATER + timedelta(hours=1)).muted == frozenset()
-    with pytest.raises(Conflict, match="only an open one"):
-        incident_dismiss(incident_id=row.pk, actor="ann", now=LATER)
+def test_closing_what_is_not_open_says_nothing() -> None:
+    assert incidents_close(resolution="healed", now=NOW, cell="c1") == 0
+    assert not Event.objects.exists()

@@ -1,0 +1,173 @@
+"""Webhooks over HTTP: add, change, remove, test them, and see what they were told. Decides nothing; services do."""
+
+from typing import Any
+
+from django.conf import settings
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import GenericViewSet, ReadOnlyModelViewSet
+
+from controlplane.kernel import clock
+from controlplane.kernel.tones import Tone
+from fleet.api.actor import actor_of
+from fleet.api.requests import StrictSerializer
+from fleet.models import Webhook, WebhookDelivery
+from fleet.planning.states import choices
+from fleet.planning.webhook import DeliveryState, RefusedUrl, WebhookEvent, parse_url
+from fleet.services.webhook import webhook_change, webhook_create, webhook_delete, webhook_test
+
+EVENTS = [(event.value, event.value) for event in WebhookEvent if event is not WebhookEvent.TEST]
+HOOK = {
+    "name": "pager",
+    "url": "https://pager.example.com/hooks/switchyard",
+    "events": ["incident.opened", "incident.closed"],
+    "enabled": True,
+    "created_at": "2026-11-21T12:00:00Z",
+}
+DELIVERY = {
+    "id": 12,
+    "webhook": "pager",
+    "event": "incident.opened",
+    "state": "delivered",
+    "tone": "ok",
+    "attempts": 1,
+    "status": 204,
+    "reason": "",
+    "body": {"id": 7, "kind": "node-slow", "summary": "Node n-4e5f6a7b: slower than its cohort"},
+    "created_at": "2026-11-21T12:00:00Z",
+    "due_at": "2026-11-21T12:01:00Z",
+    "ended_at": "2026-11-21T12:00:01Z",
+}
+
+
+@extend_schema_serializer(examples=[OpenApiExample("webhook", HOOK, response_only=True)])
+class WebhookSerializer(serializers.ModelSerializer[Webhook]):
+    events = serializers.ListField(child=serializers.ChoiceField(choices=EVENTS), help_text="Empty: all of them.")
+
+    class Meta:
+        model = Webhook
+        fields = ["name", "url", "events", "enabled", "created_at"]
+
+
+@extend_schema_serializer(examples=[OpenApiExample("new webhook", {**HOOK, "secret": 64 * "5"}, response_only=True)])
+class NewWebhookSerializer(WebhookSerializer):
+    class Meta(WebhookSerializer.Meta):
+        fields = [*WebhookSerializer.Meta.fields, "secret"]
+
+
+class ChangeWebhookSerializer(StrictSerializer):
+    url = serializers.CharField(max_length=500, required=False, help_text="https, unless its network is allowed.")
+    events = serializers.ListField(
+        child=serializers.ChoiceField(choices=EVENTS), required=False, help_text="Empty: all of them."
+    )
+    secret = serializers.CharField(
+        min_length=16, max_length=128, required=False, help_text="Signs the messages; random if it is left out."
+    )
+    enabled = serializers.BooleanField(required=False)
+
+    def validate_url(self, url: str) -> str:
+        try:
+            target = parse_url(url)
+        except RefusedUrl as refusal:
+            raise serializers.ValidationError(str(refusal)) from refusal
+        if target.scheme != "https" and not settings.WEBHOOK_NETWORKS:
+            raise serializers.ValidationError("must be https; http needs SWITCHYARD_WEBHOOK_NETWORKS")
+        return url
+
+
+class CreateWebhookSerializer(ChangeWebhookSerializer):
+    name = serializers.SlugField(max_length=64)
+    url = serializers.CharField(max_length=500, help_text="https, unless its network is allowed.")
+
+
+@extend_schema_serializer(examples=[OpenApiExample("delivery", DELIVERY, response_only=True)])
+class WebhookDeliverySerializer(serializers.ModelSerializer[WebhookDelivery]):
+    webhook = serializers.CharField(source="webhook.name")
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    body = serializers.DictField(help_text="What the event says; its keys depend on the event.")
+    status = serializers.IntegerField(allow_null=True, help_text="HTTP status of the last answer.")
+
+    class Meta:
+        model = WebhookDelivery
+        fields = [
+            "id", "webhook", "event", "state", "tone", "attempts", "status", "reason", "body", "created_at", "due_at",
+            "ended_at",
+        ]  # fmt: skip
+
+
+class WebhookDeliveryFilter(filters.FilterSet):
+    webhook = filters.CharFilter(field_name="webhook__name")
+    state = filters.MultipleChoiceFilter(choices=choices(DeliveryState), distinct=False, help_text="May be repeated.")
+    event = filters.CharFilter()
+
+    class Meta:
+        model = WebhookDelivery
+        fields: list[str] = []
+
+
+class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
+    """What webhooks were told, newest first, and how that went."""
+
+    serializer_class = WebhookDeliverySerializer
+    filterset_class = WebhookDeliveryFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]+"
+    page_order = "-id"
+
+    def get_queryset(self) -> QuerySet[WebhookDelivery]:
+        return WebhookDelivery.objects.select_related("webhook")
+
+
+class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]):
+    """Addresses that are told of incidents and rollouts. Messages are signed: `X-Switchyard-Signature` is
+    `sha256=` and the HMAC-SHA256 of `<X-Switchyard-Timestamp>.<body>` with the secret."""
+
+    serializer_class = WebhookSerializer
+    lookup_field = "name"
+    lookup_value_regex = r"[-\w]+"
+    page_order = "name"
+
+    def get_queryset(self) -> QuerySet[Webhook]:
+        return Webhook.objects.all()
+
+    @extend_schema(
+        operation_id="webhooks_create", request=CreateWebhookSerializer, responses={200: NewWebhookSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Add a webhook. This answer is the only one that shows its secret. 409 if the name is taken."""
+        asked = _valid(CreateWebhookSerializer(data=request.data))
+        hook = webhook_create(actor=actor_of(request), now=clock.now(), **asked)
+        return Response(NewWebhookSerializer(hook).data)
+
+    @extend_schema(operation_id="webhooks_change", request=ChangeWebhookSerializer, responses={200: WebhookSerializer})
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Change what is given."""
+        hook = self.get_object()
+        asked = _valid(ChangeWebhookSerializer(data=request.data))
+        changed = webhook_change(name=hook.name, actor=actor_of(request), now=clock.now(), **asked)
+        return Response(WebhookSerializer(changed).data)
+
+    @extend_schema(operation_id="webhooks_delete", responses={200: WebhookSerializer})
+    def destroy(self, request: Request, name: str) -> Response:
+        """Remove a webhook, with what it was not told yet. Answers what it was."""
+        hook = self.get_object()
+        webhook_delete(name=hook.name, actor=actor_of(request), now=clock.now())
+        return Response(WebhookSerializer(hook).data)
+
+    @extend_schema(operation_id="webhooks_test", request=None, responses={200: WebhookDeliverySerializer})
+    @action(detail=True, methods=["post"])
+    def test(self, request: Request, name: str) -> Response:
+        """Send a test message; its delivery says how that went. 409 if the webhook is disabled."""
+        delivery = webhook_test(name=self.get_object().name, actor=actor_of(request), now=clock.now())
+        return Response(WebhookDeliverySerializer(delivery).data)
+
+
+def _valid(asked: serializers.Serializer[Any]) -> dict[str, Any]:
+    asked.is_valid(raise_exception=True)
+    return dict(asked.validated_data)

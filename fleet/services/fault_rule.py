@@ -1,0 +1,31 @@
+"""Sets whether a rule about faults is in force, only says what it would do, or is off."""
+
+from datetime import datetime
+
+from django.db import transaction
+
+from controlplane.kernel import hints, live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.tones import Tone
+from fleet.models import FaultRule
+from fleet.planning.fault_rules import Rule, RuleMode
+
+
+def fault_rule_set(*, rule: Rule, mode: RuleMode, actor: str, now: datetime, why: str = "") -> None:
+    """Set a rule's mode. Setting what is set already changes nothing."""
+    with transaction.atomic():
+        known = FaultRule.objects.select_for_update().filter(rule=rule).first()
+        before = RuleMode(known.mode) if known else RuleMode.ON
+        if before is mode:
+            return
+        FaultRule.objects.update_or_create(rule=rule, defaults={"mode": mode, "actor": actor, "changed_at": now})
+        event_record(
+            kind="fault_rule.changed",
+            message=f"rule {rule}: {before} -> {mode} by {actor}" + (f": {why}" if why else ""),
+            tone=Tone.OK if mode is RuleMode.ON else Tone.WARN,
+            now=now,
+            actor=actor,
+            detail={"rule": rule, "mode": mode, "was": before},
+        )
+        live.push("incidents")
+        hints.ring("fleet.reconcile")

@@ -1,0 +1,103 @@
+"""Sends one message to one webhook: resolves its name, refuses what is not public, connects to the very address it
+checked, follows no redirect, and gives up after a bounded time and a bounded answer. It stores nothing."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.planning.webhook import RefusedUrl, Target, WebhookSettings, choose_address, parse_url
+
+STATUS_LINE_PARTS = 2
+REASON_LETTERS = 200
+"""Of an answer's body that a reason quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an attempt ended. `status` None: there was no answer; `reason` says why it failed, empty if it did not."""
+
+    status: int | None
+    reason: str
+
+    @property
+    def delivered(self) -> bool:
+        return not self.reason
+
+
+async def post(url: str, body: bytes, headers: Mapping[str, str], settings: WebhookSettings) -> Outcome:
+    """One attempt. Never raises for what the other side does."""
+    try:
+        async with asyncio.timeout(settings.limit_s):
+            target = parse_url(url)
+            address = choose_address(target, await _resolve(target), settings)
+            return await _exchange(target, address, body, headers, settings)
+    except RefusedUrl as refusal:
+        return Outcome(None, f"refused: {refusal}")
+    except TimeoutError:
+        return Outcome(None, f"no whole answer within {settings.limit_s:g} s")
+    except ssl.SSLError as error:
+        return Outcome(None, f"TLS: {error.reason or error}")
+    except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
+        return Outcome(None, str(error) or type(error).__name__)
+
+
+async def _resolve(target: Target) -> list[str]:
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+    except socket.gaierror as error:
+        raise RefusedUrl(f"{target.host} has no address: {error.strerror}") from error
+    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+
+
+async def _exchange(
+    target: Target, address: str, body: bytes, headers: Mapping[str, str], settings: WebhookSettings
+) -> Outcome:
+    is_tls = target.scheme == "https"
+    context = ssl.create_default_context() if is_tls else None
+    reader, writer = await asyncio.open_connection(
+        address,
+        target.port,
+        ssl=context,
+        server_hostname=target.host if is_tls else None,
+        limit=settings.answer_bytes,
+    )
+    try:
+        writer.write(_request(target, body, headers))
+        await writer.drain()
+        return _judge(await _read_bounded(reader, settings.answer_bytes))
+    finally:
+        writer.transport.abort()
+
+
+def _request(target: Target, body: bytes, headers: Mapping[str, str]) -> bytes:
+    fixed = {"Host": target.authority, "Content-Length": str(len(body)), "Connection": "close"}
+    lines = [f"POST {target.path} HTTP/1.1", *(f"{name}: {value}" for name, value in {**headers, **fixed}.items())]
+    return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + body
+
+
+async def _read_bounded(reader: asyncio.StreamReader, limit: int) -> bytes:
+    """The answer up to the bound, or up to its headers' end where the other side keeps the connection open."""
+    answer = b""
+    while len(answer) < limit and b"\r\n\r\n" not in answer:
+        piece = await reader.read(limit - len(answer))
+        if not piece:
+            break
+        answer += piece
+    return answer
+
+
+def _judge(answer: bytes) -> Outcome:
+    head, _, body = answer.partition(b"\r\n\r\n")
+    parts = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
+    if len(parts) < STATUS_LINE_PARTS or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
+        return Outcome(None, "what it answered is no HTTP")
+    status = int(parts[1])
+    if 200 <= status < 300:
+        return Outcome(status, "")
+    if 300 <= status < 400:
+        return Outcome(status, f"answered {status}; redirects are not followed")
+    said = body[:REASON_LETTERS].decode("utf-8", "replace").replace("\x00", "").strip()
+    return Outcome(status, f"answered {status}" + (f": {said}" if said else ""))
