@@ -115,7 +115,6 @@ class CallSender:
     def __init__(self, group: CallGroup, key: bytes) -> None:
         self._group = group
         self._writer = FrameWriter(key)
-        self.sent_bytes = 0
 
     def send(self, call: bytes) -> int:
         """Send a call to every follower; returns its number."""
@@ -123,7 +122,6 @@ class CallSender:
         self._group.broadcast(self._writer.first)
         if second:
             self._group.broadcast(bytearray(second))
-        self.sent_bytes += len(call)
         return self._writer.number
 
 

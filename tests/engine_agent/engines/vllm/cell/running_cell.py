@@ -1,0 +1,217 @@
+"""Real vLLM over several node processes, started as an agent would start it, and what tests ask of it and do to it."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from engine_agent.engines.base import CELL_SECRET_VARIABLE, EngineContext
+from engine_agent.engines.registry import engine_adapter, engine_pythons
+from engine_agent.engines.vllm.options import HANG_VARIABLE
+from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
+from engine_agent.protocol.ports import PORTS_PER_NODE
+from engine_agent.protocol.states import MemberRole, Phase
+
+ROOT = Path(__file__).resolve().parents[5]
+CACHE = Path(os.environ.get("SWITCHYARD_CACHE") or ROOT / ".cache").resolve()
+START_LIMIT_S = 240.0
+"""A start takes 13 s on two idle cores."""
+BUILD_LIMIT_S = 900.0
+EAGER_ARGS = (
+    *("--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager"),
+    *("--kv-cache-memory-bytes", str(256 * 1024 * 1024)),
+)
+FP32 = ("--dtype", "float32")
+"""Greedy text of a 16-bit model differs with the number of ranks: they add up in another order."""
+
+
+def padded_artifact(python: Path) -> Artifact:
+    """SmolLM2 with heads that two ranks can share."""
+    command = [python, "-m", "engine_agent.engines.vllm.weights", "build", "--cache", CACHE, "--ranks", "2"]
+    built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=True)
+    return Artifact(**json.loads(built.stdout.splitlines()[-1]))
+
+
+class RunningCell:
+    """The engine processes of one generation of one cell, rank by rank."""
+
+    def __init__(self, artifact: Artifact, home: Path, nodes: int, args: tuple[str, ...], hang_s: float) -> None:
+        self.home = home
+        ranks = () if nodes == 1 else ("--tensor-parallel-size", str(nodes))
+        self._plan = EnginePlan(
+            "vllm",
+            "smollm2",
+            max_concurrency=16,
+            ready_timeout_s=START_LIMIT_S,
+            artifact=artifact,
+            args=(*EAGER_ARGS, *ranks, *args),
+            env={HANG_VARIABLE: str(hang_s)},
+        )
+        base = free_ports(nodes * PORTS_PER_NODE)
+        self._peers = tuple(
+            Peer(f"n-{os.getpid():06x}{rank:02x}", rank, "127.0.0.1", base + rank * PORTS_PER_NODE)
+            for rank in range(nodes)
+        )
+        self.ranks: list[subprocess.Popen[bytes]] = []
+        self.url = engine_adapter("vllm").health_url(self._assignment(0), self._context(0)).removesuffix("/health")
+
+    # --- starting and ending ----------------------------------------------------------------------------------------
+
+    def start(self, rank: int, name: str = "", **env: str) -> "subprocess.Popen[bytes]":
+        """Start the engine process of a rank."""
+        launch = engine_adapter("vllm").launch(self._assignment(rank), self._context(rank))
+        argv = list(launch.argv)
+        if name:  # one more process of that rank: it needs an administration port and a node of its own
+            argv[argv.index("--admin-port") + 1] = str(free_ports(1))
+            argv[argv.index("--node-id") + 1] = name
+        with (self.home / f"{name or rank}.log").open("wb") as output:
+            return subprocess.Popen(
+                argv,
+                env={**os.environ, **launch.env, **env},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def start_all(self) -> None:
+        self.ranks = [self.start(peer.rank) for peer in self._peers]
+        self.wait_until(self._is_ready, START_LIMIT_S)
+
+    def _is_ready(self) -> bool:
+        assert all(process.poll() is None for process in self.ranks), f"ended at once: {self.last_words(0)}"
+        return all(self.health(peer.rank)[0] == 200 for peer in self._peers)
+
+    def kill(self, rank: int, how: signal.Signals = signal.SIGKILL) -> None:
+        """Signal a rank's engine process."""
+        self.ranks[rank].send_signal(how)
+
+    def end(self) -> None:
+        for process in self.ranks:
+            for part in parts_of(process):
+                part.kill()
+            process.wait(30)
+        for peer in self._peers:
+            shutil.rmtree(runtime_folder(peer.node), ignore_errors=True)
+
+    # --- what it says -----------------------------------------------------------------------------------------------
+
+    def health(self, rank: int) -> tuple[int | None, str]:
+        """Status and reason of a rank's health; None while nobody answers."""
+        try:
+            answer = httpx.get(
+                engine_adapter("vllm").health_url(self._assignment(rank), self._context(rank)), timeout=5
+            )
+        except httpx.TransportError as error:
+            return None, str(error)
+        return answer.status_code, answer.json().get("reason", "") if answer.content else ""
+
+    def log(self, name: str | int) -> str:
+        return (self.home / f"{name}.log").read_text(errors="replace")
+
+    def last_words(self, name: str | int) -> str:
+        """The last line of a log, which becomes the reason that the agent reports."""
+        return self.log(name).rstrip().rpartition("\n")[2]
+
+    def complete(self, **asked: Any) -> dict[str, Any]:
+        """One completion, greedy unless asked otherwise."""
+        body = {"model": "smollm2", "temperature": 0, **asked}
+        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=120)
+        assert answer.status_code == 200, answer.text
+        choice: dict[str, Any] = answer.json()["choices"][0]
+        return choice
+
+    def texts(self, prompts: list[str], max_tokens: int) -> list[str]:
+        """Greedy texts of prompts that are all sent at once."""
+        with ThreadPoolExecutor(len(prompts)) as clients:
+            answers = clients.map(lambda prompt: self.complete(prompt=prompt, max_tokens=max_tokens), prompts)
+            return [answer["text"] for answer in answers]
+
+    def metric(self, name: str) -> float:
+        """Sum of a counter."""
+        lines = httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+    def parts(self, rank: int) -> list[psutil.Process]:
+        """Live processes of a rank."""
+        return parts_of(self.ranks[rank])
+
+    def wait_until(self, condition: Callable[[], bool], limit_s: float) -> None:
+        deadline = time.monotonic() + limit_s
+        while not condition():
+            ends = "\n".join(
+                f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}" for log in self.home.iterdir()
+            )
+            assert time.monotonic() < deadline, f"not within {limit_s} s; logs end with\n{ends}"
+            time.sleep(0.05)
+
+    def _assignment(self, rank: int) -> Assignment:
+        role = MemberRole.LEADER if rank == 0 else MemberRole.FOLLOWER
+        return Assignment("c-test", 1, rank, role, Phase.SERVE, self._plan, self._peers, "the cell's secret")
+
+    def _context(self, rank: int) -> EngineContext:
+        peer = self._peers[rank]
+        return EngineContext(peer.node, self.home, peer.address, peer.port_base, ROOT, engine_pythons(CACHE))
+
+
+@contextmanager
+def running_cell(
+    artifact: Artifact, home: Path, *args: str, nodes: int = 2, hang_s: float = 30.0
+) -> Iterator[RunningCell]:
+    """A cell that serves, until the block ends."""
+    home.mkdir()
+    cell = RunningCell(artifact, home, nodes, args, hang_s)
+    try:
+        cell.start_all()
+        yield cell
+    finally:
+        cell.end()
+
+
+def parts_of(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:
+    """Live processes of its session."""
+    return [part for part in psutil.process_iter() if _is_of_session(part, process.pid)]
+
+
+def _is_of_session(process: psutil.Process, session: int) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE and os.getsid(process.pid) == session
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        return False
+
+
+def runtime_folder(node: str) -> Path:
+    return Path(tempfile.gettempdir()) / f"switchyard-engine-{os.getuid()}-{node}"
+
+
+def shared_memory() -> set[str]:
+    """Segments of cells in /dev/shm."""
+    return {name for name in os.listdir("/dev/shm") if "cpushm" in name or "switchyard" in name}
+
+
+def wrong_secret() -> Mapping[str, str]:
+    return {CELL_SECRET_VARIABLE: "another secret"}
+
+
+def free_ports(count: int) -> int:
+    """The first of `count` neighbouring ports that nothing listens on, below the range of outgoing connections."""
+    for base in range(16000, 22000, PORTS_PER_NODE):
+        if all(_is_free(base + offset) for offset in range(count)):
+            return base
+    raise AssertionError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) != 0

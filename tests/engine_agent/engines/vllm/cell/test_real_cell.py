@@ -1,0 +1,144 @@
+"""One real replica over two processes: the same tokens as from one, and a named end whatever goes wrong.
+
+A start takes a quarter of a minute, so every start is used for all that can be asked of it before it ends.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+
+from engine_agent.engines.vllm.environment import install
+from engine_agent.protocol.messages import Artifact
+from tests.engine_agent.engines.vllm.cell.running_cell import (
+    CACHE,
+    FP32,
+    RunningCell,
+    padded_artifact,
+    running_cell,
+    shared_memory,
+    wrong_secret,
+)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+
+NOTICED_WITHIN_S = 20.0
+"""Generous, for busy machines; docs/bench/executor_detection.py says how long it takes."""
+START_S = 120.0
+HANG_S = 15.0
+NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
+TEXT = "The capital of France is Paris, and trains run on rails between the cities of the north and of the south. "
+PROMPTS = [(TEXT * 3)[index : index + 5 + 13 * index] for index in range(24)]
+"""Of 5 to 300 characters; a text that repeats itself gives drafts something to find."""
+
+
+@pytest.fixture(scope="module")
+def artifact() -> Artifact:
+    return padded_artifact(install(CACHE, print))
+
+
+@pytest.fixture(scope="module")
+def texts(artifact: Artifact, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What one process makes of the prompts."""
+    with running_cell(artifact, tmp_path_factory.mktemp("one") / "logs", *FP32, nodes=1) as engine:
+        return engine.texts(PROMPTS, max_tokens=16)
+
+
+def streaming(cell: RunningCell) -> "Stream":
+    stream = Stream(cell)
+    cell.wait_until(lambda: len(stream.lines) > 2, NOTICED_WITHIN_S)
+    return stream
+
+
+class Stream:
+    """A client that reads a long answer, in a thread."""
+
+    def __init__(self, cell: RunningCell) -> None:
+        self._url = cell.url
+        self.lines: list[str] = []
+        self.thread = threading.Thread(target=self._read)
+        self.thread.start()
+
+    def _read(self) -> None:
+        asked = {"model": "smollm2", "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+        try:
+            with httpx.stream("POST", f"{self._url}/v1/completions", json=asked, timeout=120) as response:
+                self.lines.extend(line for line in response.iter_lines() if line)
+        except httpx.TransportError as error:
+            self.lines.append(str(error))
+
+    def error(self) -> str:
+        """The error that ended it."""
+        self.thread.join(NOTICED_WITHIN_S)
+        assert not self.thread.is_alive()
+        return next(line for line in self.lines if line.startswith('data: {"error"'))
+
+
+def is_over(cell: RunningCell, because: str) -> Callable[[], bool]:
+    """Whether the leader's health says so."""
+    return lambda: cell.health(0)[0] == 503 and because in cell.health(0)[1]
+
+
+def leaves_nothing(cell: RunningCell, *ranks: int) -> None:
+    cell.wait_until(lambda: [part for rank in ranks for part in cell.parts(rank)] == [], NOTICED_WITHIN_S)
+    assert shared_memory() == set()
+
+
+def test_two_processes_say_what_one_says_until_a_follower_is_killed(
+    artifact: Artifact, texts: list[str], tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    with running_cell(artifact, tmp_path / "logs", *FP32) as cell:
+        with subtests.test("greedy texts are the same, token by token"):
+            assert cell.texts(PROMPTS, max_tokens=16) == texts
+        with subtests.test("outputs can be structured"):
+            answer = cell.complete(prompt="Paris is", max_tokens=8, structured_outputs={"choice": ["small", "large"]})
+            assert answer["text"] in {"small", "large"}
+        with subtests.test("who comes late ends and says why"):
+            late = cell.start(1, name="n-late0001")
+            assert late.wait(START_S) == 70
+            assert "too late: rank 1" in cell.last_words("n-late0001")
+        with subtests.test("who has another secret is kept out and says why"):
+            stranger = cell.start(1, name="n-wrong001", **wrong_secret())
+            cell.wait_until(lambda: "does not prove that it knows the secret" in cell.log(0), START_S)
+            stranger.terminate()
+            assert stranger.wait(NOTICED_WITHIN_S) == 0
+            assert cell.complete(prompt="The capital of France is", max_tokens=4)["text"].startswith(" Paris")
+        with subtests.test("killed while it works, it ends the cell and its streams"):
+            stream = streaming(cell)
+            cell.kill(1)
+            cell.wait_until(is_over(cell, "is gone"), NOTICED_WITHIN_S)
+            assert stream.error()
+            leaves_nothing(cell, 0, 1)
+            assert "is gone" in cell.last_words(0)
+
+
+def test_speculation_changes_no_token_and_a_hang_is_named(
+    artifact: Artifact, texts: list[str], tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    with running_cell(artifact, tmp_path / "logs", *FP32, "--speculative-config", NGRAM, hang_s=HANG_S) as cell:
+        with subtests.test("greedy texts are the same, and some drafts were right"):
+            assert cell.texts(PROMPTS[::3], max_tokens=16) == texts[::3]
+            assert cell.metric("vllm:spec_decode_num_accepted_tokens_total") > 0
+        with subtests.test("a follower that stands still is named"):
+            stream = streaming(cell)
+            cell.kill(1, signal.SIGSTOP)
+            cell.wait_until(is_over(cell, "rank 1"), HANG_S + NOTICED_WITHIN_S)
+            assert stream.error()
+            leaves_nothing(cell, 0)
+
+
+def test_an_idle_cell_notices_a_killed_follower(artifact: Artifact, tmp_path: Path) -> None:
+    with running_cell(artifact, tmp_path / "logs") as cell:
+        cell.kill(1)
+        cell.wait_until(is_over(cell, "is gone"), NOTICED_WITHIN_S)
+        leaves_nothing(cell, 0, 1)
+
+
+def test_followers_do_not_outlive_their_leader(artifact: Artifact, tmp_path: Path) -> None:
+    with running_cell(artifact, tmp_path / "logs") as cell:
+        cell.kill(0)
+        leaves_nothing(cell, 0, 1)
+        assert "the leader is gone" in cell.last_words(1)
