@@ -91,7 +91,7 @@ class World:
     def _(self, decision: LaunchNodes) -> None:
         for _ in range(decision.count):
             self._serial += 1
-            fresh = node(f"n{self._serial:03d}", state=NodeState.JOINING, instance_type=KIND)
+            fresh = node(f"n{self._serial:03d}", state=NodeState.JOINING, instance_type=KIND, region=decision.region)
             absent = ReportView(connected=False, last_seen_at=None)
             self._put(replace(fresh, created_at=self.now, state_since=self.now, spare_since=None, report=absent))
 
@@ -99,13 +99,15 @@ class World:
     def _(self, decision: CreateCell) -> None:
         self._serial += 1
         name = f"c{self._serial:03d}"
-        self._set(CellView(name, "llama", "east", CellState.PENDING, 0, self.now, self.now))
+        view = CellView(name, "llama", decision.region, CellState.PENDING, 0, self.now, self.now)
+        self._set(replace(view, version=decision.version))
 
     @apply.register
     def _(self, decision: StartCell) -> None:
         self._move(decision.cell, CellState.STARTING)
         view = self.fleet.cells[decision.cell]
         members = tuple(MemberView(name, rank) for rank, name in enumerate(decision.nodes))
+        view = replace(view, version=decision.version or view.version, unrouted_at=None)
         self._set(replace(view, generation=view.generation + 1, restarts=view.restarts + 1, members=members))
 
     @apply.register
@@ -116,6 +118,7 @@ class World:
     @apply.register
     def _(self, decision: MoveCell) -> None:
         self._move(decision.cell, decision.to)
+        self._set(replace(self.fleet.cells[decision.cell], reason=decision.reason))
         if decision.to is CellState.READY:
             self._set(replace(self.fleet.cells[decision.cell], restarts=0, disruption=None))
 
@@ -134,7 +137,7 @@ class World:
     def _move(self, name: str, to: CellState) -> None:
         view = self.fleet.cells[name]
         assert to in CELL_ALLOWED[view.state]
-        self._set(replace(view, state=to, state_since=self.now))
+        self._set(replace(view, state=to, state_since=self.now, counters=None))
 
     def _put(self, view: NodeView) -> None:
         self.fleet = replace(self.fleet, nodes={**self.fleet.nodes, view.id: view})

@@ -1,0 +1,133 @@
+"""Whole rollouts in memory: what they come to with good and bad versions, and what they touch on the way."""
+
+import pytest
+
+from fleet.planning.policy import UpdatePolicy, UpdateStrategy
+from fleet.planning.states import CellState, RolloutState
+from tests.fleet.planning.moving_world import NEW, OLD, Behaviour, MovingWorld, started
+
+QUICK = UpdatePolicy(min_healthy_s=3, canary_bake_s=4, bake_s=4, progress_deadline_s=60)
+SURGE = UpdatePolicy(
+    strategy=UpdateStrategy.SURGE, surge=1, min_healthy_s=3, canary_bake_s=4, bake_s=4, progress_deadline_s=60
+)
+TWO = {"east": 3, "west": 2}
+
+
+def versions(world: MovingWorld) -> list[str]:
+    return sorted(cell.version for cell in world.cells(CellState.READY))
+
+
+@pytest.mark.parametrize("policy", [QUICK, SURGE], ids=["in place", "surge"])
+def test_a_good_version_reaches_every_cell(policy: UpdatePolicy) -> None:
+    world = started(TWO, policy)
+    world.run(400, until=RolloutState.SUCCEEDED)
+    world.run(30)
+    assert world.outcome is RolloutState.SUCCEEDED
+    assert versions(world) == [NEW] * 5
+    assert not [cell for cell in world.fleet.cells.values() if cell.disruption]
+
+
+def test_in_place_takes_no_node_beyond_those_of_the_cells() -> None:
+    world = started(TWO, QUICK)
+    before = set(world.fleet.nodes)
+    world.run(400, until=RolloutState.SUCCEEDED)
+    assert set(world.fleet.nodes) == before
+
+
+def test_the_only_cell_of_a_deployment_is_moved_by_a_surge_without_a_gap() -> None:
+    world = started({"east": 1}, SURGE)
+    for _ in range(200):
+        world.tick()
+        assert world.cells(CellState.READY)
+    assert (world.outcome, versions(world)) == (RolloutState.SUCCEEDED, [NEW])
+
+
+@pytest.mark.parametrize("policy", [QUICK, SURGE], ids=["in place", "surge"])
+@pytest.mark.parametrize("behaviour", [Behaviour.CRASHES, Behaviour.FAILS_LATER, Behaviour.SLOW])
+def test_a_bad_version_touches_one_cell_and_is_rolled_back(behaviour: Behaviour, policy: UpdatePolicy) -> None:
+    world = started(TWO, policy, behaviour=behaviour)
+    world.run(300, until=RolloutState.ROLLED_BACK)
+    world.run(30)
+    assert world.outcome is RolloutState.ROLLED_BACK
+    assert len(world.touched) == 1
+    assert versions(world) == [OLD] * 5
+
+
+def test_a_version_that_reports_nothing_is_not_promoted() -> None:
+    world = started(TWO, QUICK, behaviour=Behaviour.SILENT)
+    world.run(60, until=RolloutState.PAUSED)
+    assert world.rollout is not None
+    assert world.rollout.state is RolloutState.PAUSED
+    assert "no updated cell has reported" in world.rollout.reason
+    assert len(world.touched) == 1
+
+
+def test_two_regions_never_have_cells_away_at_once() -> None:
+    world = started(TWO, QUICK)
+    for _ in range(300):
+        world.tick()
+        away = {cell.region for cell in world.fleet.cells.values() if cell.disruption}
+        assert len(away) <= 1
+    assert world.outcome is RolloutState.SUCCEEDED
+
+
+def test_a_paused_rollout_takes_nothing_further_down_and_goes_on_when_resumed() -> None:
+    world = started(TWO, QUICK)
+    world.run(2)
+    world.wish(RolloutState.PAUSED)
+    world.run(30)
+    assert len(world.cells(CellState.READY)) == 5
+    assert versions(world).count(NEW) <= 1
+    world.wish(RolloutState.RUNNING)
+    world.run(400, until=RolloutState.SUCCEEDED)
+    assert world.outcome is RolloutState.SUCCEEDED
+
+
+@pytest.mark.parametrize("policy", [QUICK, SURGE], ids=["in place", "surge"])
+@pytest.mark.parametrize("moment", [1, 5, 12, 25, 40])
+def test_a_rollout_can_be_rolled_back_at_any_moment(moment: int, policy: UpdatePolicy) -> None:
+    world = started(TWO, policy)
+    world.run(moment)
+    world.wish(RolloutState.ROLLING_BACK)
+    world.run(200, until=RolloutState.ROLLED_BACK)
+    world.run(30)
+    assert (world.outcome, versions(world)) == (RolloutState.ROLLED_BACK, [OLD] * 5)
+
+
+def test_a_rollout_ends_although_the_deployment_grows_meanwhile() -> None:
+    world = started(TWO, QUICK)
+    world.run(10)
+    world.scale({"east": 5, "west": 4})
+    world.run(600, until=RolloutState.SUCCEEDED)
+    world.run(30)
+    assert versions(world) == [NEW] * 9
+
+
+def test_a_rollout_ends_although_a_node_is_lost_meanwhile_and_blames_nobody() -> None:
+    world = started(TWO, QUICK, warm=1)
+    world.run(12)
+    world.kill(0)
+    world.run(600, until=RolloutState.SUCCEEDED)
+    world.run(30)
+    assert world.outcome is RolloutState.SUCCEEDED
+    assert world.ended[-1].failed == ()
+    assert versions(world) == [NEW] * 5
+
+
+def test_without_automatic_rollback_two_failures_wait_for_a_person() -> None:
+    policy = UpdatePolicy(min_healthy_s=3, canary_bake_s=4, bake_s=4, auto_rollback=False)
+    world = started(TWO, policy, behaviour=Behaviour.CRASHES)
+    world.run(100, until=RolloutState.PAUSED)
+    assert world.rollout is not None
+    assert "automatic rollback is off" in world.rollout.reason
+    assert len(world.touched) == 1
+
+
+def test_a_surge_that_gets_no_nodes_says_so_and_pauses() -> None:
+    world = started({"east": 2}, SURGE)
+    world.barren = True
+    world.run(90, until=RolloutState.PAUSED)
+    assert world.rollout is not None
+    assert world.rollout.reason.startswith("no progress for ")
+    assert "pending (needs 2 local.cpu" in world.rollout.reason
+    assert versions(world) == [OLD] * 2
