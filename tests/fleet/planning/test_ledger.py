@@ -1,0 +1,83 @@
+"""The disruption ledger: when one more cell may go down on purpose, by tables."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.planning.ledger import Ledger, LedgerLimits, Standing, refusal
+from fleet.planning.policy import UpdatePolicy
+from fleet.planning.states import CellState, DisruptionCause
+from tests.fleet.planning.fleets import NOW, ago, cell, fleet
+
+LIMITS = LedgerLimits()
+WHOLE = Standing(
+    wanted=8, available=8, open=0, wanted_here=4, available_here=4,
+    region_wanted=10, region_open=0, fleet_wanted=20, fleet_open=0, is_available=True,
+)  # fmt: skip
+
+
+def answer(cause: DisruptionCause = DisruptionCause.ROLLOUT, max_unavailable: int = 1, **changes: Any) -> str | None:
+    return refusal(replace(WHOLE, **changes), cause, max_unavailable, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("changes", "max_unavailable", "why"),
+    [
+        ({}, 1, None),
+        ({}, 0, "0 cells of the deployment are down on purpose, at most 0 may be"),
+        ({"available": 7, "open": 1}, 1, "1 cells of the deployment are down on purpose, at most 1 may be"),
+        ({"available": 7, "open": 1}, 2, None),
+        ({"available": 6, "available_here": 3, "open": 1}, 2, None),
+        ({"available": 7, "available_here": 3}, 1, "3 of 4 cells in the region are available"),
+        ({"available": 6}, 1, None),
+        ({"wanted": 1, "available": 1, "wanted_here": 1, "available_here": 1}, 1,
+         "no other cell of the deployment is available"),
+        ({"available": 9, "available_here": 5}, 0, None),
+        ({"region_open": 2}, 1, "2 cells of the region are down on purpose, which is its budget"),
+        ({"fleet_open": 4}, 1, "4 cells of the fleet are down on purpose, which is its budget"),
+        ({"available": 9, "available_here": 5, "region_open": 2, "fleet_open": 4}, 0, None),
+        ({"available": 7, "available_here": 3, "is_available": False}, 1, None),
+    ],
+    ids=[
+        "whole", "nothing may be away", "one is away by us", "two may be", "one broke here, one is away by us, two may",
+        "one broke here", "two broke elsewhere", "the last cell", "a surge stands in", "the region's budget is spent",
+        "the fleet's budget is spent", "a surge needs no budget", "a cell that has not proven itself takes nothing",
+    ],
+)  # fmt: skip
+def test_a_rollout_takes_down_no_more_than_the_policy_and_the_budgets_allow(
+    changes: dict[str, Any], max_unavailable: int, why: str | None
+) -> None:
+    assert answer(max_unavailable=max_unavailable, **changes) == why
+
+
+def test_scaling_down_never_goes_below_what_is_wanted() -> None:
+    assert answer(DisruptionCause.SCALE) == "4 of 4 cells in the region are available"
+    assert answer(DisruptionCause.SCALE, available=9, available_here=5) is None
+    assert answer(DisruptionCause.SCALE, wanted=0, wanted_here=0, available=1, available_here=1) is None
+
+
+def test_capacity_moves_to_another_region_no_faster_than_it_comes_up_there() -> None:
+    east_to_west: dict[str, Any] = {"wanted": 4, "wanted_here": 0, "available": 4, "available_here": 4}
+    assert answer(DisruptionCause.SCALE, **east_to_west) is None
+    assert answer(DisruptionCause.SCALE, **east_to_west | {"available": 3, "available_here": 3, "open": 1}) is not None
+
+
+def test_budgets_grow_with_the_region() -> None:
+    assert [LIMITS.region(wanted) for wanted in (2, 20, 100, 2500)] == [2, 2, 10, 250]
+
+
+def test_a_pass_counts_what_it_has_charged_itself() -> None:
+    view = fleet(*(cell(f"c{i}") for i in range(3)), wanted=3)
+    ledger = Ledger(view, LIMITS, NOW)
+    first, second = view.cells["c0"], view.cells["c1"]
+    assert ledger.refusal(first, DisruptionCause.ROLLOUT) is None
+    ledger.charge(first, DisruptionCause.ROLLOUT)
+    assert ledger.refusal(second, DisruptionCause.ROLLOUT) is not None
+
+
+def test_a_cell_is_available_once_it_was_ready_for_long_enough() -> None:
+    young = cell("c1", state_since=ago(UpdatePolicy().min_healthy_s - 1))
+    view = fleet(cell("c0"), young, cell("c2", state=CellState.FAILED), wanted=3)
+    ledger = Ledger(view, LIMITS, NOW)
+    assert [ledger.is_available(each) for each in view.cells.values()] == [True, False, False]
