@@ -37,6 +37,7 @@ app.conf.update(
     timezone="UTC",
     beat_schedule={
         "fleet-reconcile": {"task": "fleet.reconcile", "schedule": 1.0, "options": {"expires": 2.0}},
+        "fleet-step-windows": {"task": "fleet.step_windows", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-send-webhooks": {"task": "fleet.send_webhooks", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},
         "traffic-publish": {"task": "traffic.publish", "schedule": 1.0, "options": {"expires": 2.0}},

@@ -4,12 +4,18 @@ from celery import shared_task
 
 from controlplane.kernel import clock
 from fleet.services.reconcile import reconcile
+from fleet.services.step_windows import step_windows_cut
 from fleet.services.webhook_delivery import deliveries_send, deliveries_trim
 
 
 @shared_task(name="fleet.reconcile")
 def reconcile_fleet() -> None:
     reconcile()
+
+
+@shared_task(name="fleet.step_windows")
+def step_windows() -> None:
+    step_windows_cut(now=clock.now())
 
 
 @shared_task(name="fleet.send_webhooks")

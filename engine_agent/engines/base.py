@@ -7,7 +7,7 @@ how the agent supervises what they describe.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine_agent.protocol.messages import Assignment
 from engine_agent.protocol.ports import rendezvous_port
@@ -65,6 +65,14 @@ class EngineAdapter(Protocol):
         Raises:
             EngineUnavailable: this node cannot run it.
         """
+
+
+@runtime_checkable
+class MeasuresSteps(Protocol):
+    """What an engine's adapter has besides, if its ranks can say what each of them computed."""
+
+    def steps_url(self, context: EngineContext) -> str:
+        """URL that answers with this rank's `StepTimes` as JSON."""
 
 
 def follower_count(assignment: Assignment) -> int:

@@ -106,6 +106,16 @@ class Load(Struct, frozen=True):
     itl_counts: dict[int, int] = field(default_factory=dict)
 
 
+class StepTimes(Struct, frozen=True):
+    """What this rank computed itself since its engine started, without waiting for others: decode steps only.
+
+    Both map a bucket of `engine_agent.protocol.step_times` to a sum; buckets without steps are left out.
+    """
+
+    steps: dict[int, int] = field(default_factory=dict)
+    compute_ms: dict[int, float] = field(default_factory=dict)
+
+
 class Health(Struct, frozen=True):
     """Why a node's engine counts as healthy or not. `checked_s_ago` is the age of the youngest probe.
 
@@ -163,6 +173,7 @@ class Report(Struct, frozen=True, tag="report"):
     health: Health | None = None
     load: Load | None = None
     telemetry: JsonObject = field(default_factory=dict)
+    steps: StepTimes | None = None
 
 
 class IngressReport(Struct, frozen=True, tag="ingress_report"):

@@ -17,7 +17,7 @@ from engine_agent.planning.node import LIMITS, ConvergeLimits
 from engine_agent.planning.observe import observe
 from engine_agent.planning.steps import Wait
 from engine_agent.protocol.fingerprint import Fingerprint, differing_fields
-from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, RoutingTable
+from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, RoutingTable, StepTimes
 from engine_agent.protocol.states import EngineState
 from engine_agent.runtime.connection import AgentConnection, report_interval_s
 from engine_agent.runtime.enrolment import Enrolment
@@ -60,6 +60,7 @@ class NodeAgent:
         self._accelerators = accelerators(self._connection.send_fault)
         self._no_contact_since_s: float | None = monotonic()
         self._said: Observed | None = None
+        self._steps: StepTimes | None = None
 
     async def run(self) -> None:
         """Resume, then converge, watch, report and stay connected until cancelled."""
@@ -128,7 +129,7 @@ class NodeAgent:
 
     async def _report_once(self) -> None:
         await asyncio.sleep(report_interval_s(random.random()))
-        self._say()
+        self._say(await self._node.measure())
 
     async def _bound_logs_once(self) -> None:
         await asyncio.sleep(BOUND_LOGS_EVERY_S)
@@ -166,7 +167,7 @@ class NodeAgent:
         node = self._node.snapshot(self._no_contact_since_s)
         return observe(self._node.desired, node, monotonic(), self._limits)
 
-    def _say(self) -> None:
+    def _say(self, steps: StepTimes | None = None) -> None:
         observed = self._observed()
         if self._said is None or (observed.state, observed.reason) != (self._said.state, self._said.reason):
             log.info("%s %s", observed.state, observed.reason)
@@ -174,7 +175,11 @@ class NodeAgent:
         seen = self._node.seen
         telemetry = {**read_usage(observed.engine_pid), **self._accelerators.telemetry(), **self._node.telemetry}
         health = _health(observed, seen.health)
-        self._connection.send(Report(seq=0, observed=observed, health=health, load=seen.load, telemetry=telemetry))
+        report = Report(
+            seq=0, observed=observed, health=health, load=seen.load, telemetry=telemetry, steps=steps or self._steps
+        )
+        self._steps = report.steps if observed.state is EngineState.READY else None
+        self._connection.send(report)
 
 
 def _health(observed: Observed, said: Health | None) -> Health | None:

@@ -10,7 +10,7 @@ from time import monotonic
 
 import msgspec
 
-from engine_agent.engines.base import EngineContext, EngineUnavailable
+from engine_agent.engines.base import EngineContext, EngineUnavailable, MeasuresSteps
 from engine_agent.engines.registry import engine_adapter
 from engine_agent.planning.node import (
     LIMITS,
@@ -33,7 +33,7 @@ from engine_agent.planning.steps import (
     Wait,
 )
 from engine_agent.protocol.fingerprint import Fingerprint
-from engine_agent.protocol.messages import Assignment, Desired, Fault, JsonObject
+from engine_agent.protocol.messages import Assignment, Desired, Fault, JsonObject, StepTimes
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import watch
 from engine_agent.runtime.evidence import ended, given_up
@@ -180,6 +180,16 @@ class LocalNode:
         if self.seen is before:  # else a process started or ended meanwhile, and the answer speaks of the past
             self.seen = after
             self._note_ready(before, after)
+
+    async def measure(self) -> StepTimes | None:
+        """What the engine of the order in force computed itself, if it can say."""
+        desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
+        if desired is None or engine is None or engine.membership != membership_of(desired):
+            return None
+        adapter = engine_adapter(desired.plan.engine)
+        if not isinstance(adapter, MeasuresSteps):
+            return None
+        return await watch.ask_steps(adapter.steps_url(self.place.context()))
 
     def bound_logs(self) -> None:
         """Keep the log files short."""

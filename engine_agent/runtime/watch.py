@@ -9,7 +9,7 @@ from time import monotonic
 
 import msgspec
 
-from engine_agent.protocol.messages import Health, Load
+from engine_agent.protocol.messages import Health, Load, StepTimes
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy.status import ProxyStatus
 from engine_agent.runtime.http import NoAnswer, request
@@ -66,6 +66,15 @@ async def ask_engine(url: str) -> Health | Silence:
     reason = "" if answer.status == 200 else _reason(answer.status, answer.body)
     probe_ms = (monotonic() - asked_at_s) * 1000
     return Health(ok=answer.status == 200, reason=reason, probe_ms=probe_ms, checked_s_ago=0.0)
+
+
+async def ask_steps(url: str) -> StepTimes | None:
+    """What the engine at `url` (`…/steps`) computed; None: it does not say."""
+    try:
+        answer = await request("GET", url, timeout_s=ANSWER_TIMEOUT_S)
+        return msgspec.json.decode(answer.body, type=StepTimes) if answer.status == 200 else None
+    except (NoAnswer, msgspec.DecodeError):
+        return None
 
 
 def after_proxy(seen: Seen, said: ProxyStatus | Silence, now_s: float) -> Seen:

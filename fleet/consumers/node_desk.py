@@ -96,4 +96,5 @@ def _row(connection: AgentConnection, report: Report) -> NodeRow:
         health=report.health,
         load=report.load,
         telemetry=report.telemetry,
+        steps=report.steps,
     )

@@ -24,15 +24,17 @@ WITH said AS (
     SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS row(
         node text, connection text, connected boolean, changed_at timestamptz, seen_at timestamptz, boot_id text,
         agent_version text, state text, cell text, generation int, rank int, reason text, engine_pid int,
-        healthy boolean, health jsonb, load jsonb, telemetry jsonb)
+        healthy boolean, health jsonb, load jsonb, telemetry jsonb, steps jsonb)
 ), before AS (
     SELECT node_id, connected, state, cell, generation, unhealthy_since IS NULL AS healthy FROM fleet_nodereport
     WHERE node_id IN (SELECT node FROM said)
 ), stored AS (
     INSERT INTO fleet_nodereport AS known (node_id, connection, connected, connection_changed_at, last_seen_at, boot_id,
-        agent_version, state, cell, generation, rank, reason, engine_pid, unhealthy_since, health, load, telemetry)
+        agent_version, state, cell, generation, rank, reason, engine_pid, unhealthy_since, health, load, telemetry,
+        steps)
     SELECT said.node, connection, connected, changed_at, seen_at, boot_id, agent_version, said.state, cell, generation,
-        rank, said.reason, engine_pid, CASE WHEN NOT healthy THEN seen_at END, health, load, telemetry
+        rank, said.reason, engine_pid, CASE WHEN NOT healthy THEN seen_at END, health, load, telemetry,
+        steps
     FROM said JOIN fleet_node ON fleet_node.id = said.node AND fleet_node.state <> 'retired'
     ON CONFLICT (node_id) DO UPDATE SET
         connection = EXCLUDED.connection, connected = EXCLUDED.connected,
@@ -40,7 +42,7 @@ WITH said AS (
         boot_id = EXCLUDED.boot_id, agent_version = EXCLUDED.agent_version, state = EXCLUDED.state,
         cell = EXCLUDED.cell, generation = EXCLUDED.generation, rank = EXCLUDED.rank, reason = EXCLUDED.reason,
         engine_pid = EXCLUDED.engine_pid, health = EXCLUDED.health, load = EXCLUDED.load,
-        telemetry = EXCLUDED.telemetry,
+        telemetry = EXCLUDED.telemetry, steps = EXCLUDED.steps,
         unhealthy_since = CASE WHEN EXCLUDED.unhealthy_since IS NULL THEN NULL
                                ELSE COALESCE(known.unhealthy_since, EXCLUDED.unhealthy_since) END
     WHERE EXCLUDED.connected OR known.connection = EXCLUDED.connection
@@ -75,6 +77,7 @@ class NodeRow(msgspec.Struct, frozen=True):
     health: Any = None
     load: Any = None
     telemetry: Any = {}
+    steps: Any = None
 
 
 def reports_store(rows: list[NodeRow]) -> list[str]:

@@ -9,7 +9,12 @@ from django.db import transaction
 
 from controlplane.kernel import hints, live
 from controlplane.kernel.storable import UNSTORABLE, storable_json
-from traffic.models import Ingress, IngressReport
+from fleet.services.witness import sighting_store
+from traffic.models import Ingress, IngressReport, RoutingTable
+from traffic.selectors.routing import table_message
+
+DOWN = "down"
+"""As an ingress agent says it."""
 
 log = logging.getLogger(__name__)
 
@@ -50,12 +55,23 @@ def _store(row: IngressRow) -> None:
     elif Ingress.objects.filter(id=row.ingress).exists():
         before = reports.values("connected", "revision", "cells").first()
         IngressReport.objects.update_or_create(ingress_id=row.ingress, defaults=_columns(row))
+        sighting_store(witness=row.ingress, down=_down(row), now=row.seen_at)
         changed = before != {"connected": True, "revision": row.revision, "cells": row.cells}
     else:
         return
     if changed:
         live.push("traffic")
         hints.ring("traffic.publish")
+
+
+def _down(row: IngressRow) -> dict[str, int]:
+    """Cells that the ingress routes to and cannot reach, with the generation that its table speaks of."""
+    down = {cell for cell, state in row.cells.items() if state == DOWN}
+    if not down:
+        return {}
+    table = RoutingTable.objects.filter(region__ingresses=row.ingress, revision=row.revision).first()
+    pools = table_message(table).pools if table else ()
+    return {cell.cell: cell.generation for pool in pools for cell in pool.cells if cell.cell in down and not cell.drain}
 
 
 def _columns(row: IngressRow) -> dict[str, Any]:

@@ -52,3 +52,7 @@ class SimAdapter:
         if assignment.role is MemberRole.LEADER:
             return f"http://{context.host}:{context.port_base + ENGINE}/health"
         return f"http://127.0.0.1:{context.port_base + ENGINE_ADMIN}/health"  # administration listens on loopback only
+
+    def steps_url(self, context: EngineContext) -> str:
+        """See `MeasuresSteps.steps_url`; every rank answers on its administration port."""
+        return f"http://127.0.0.1:{context.port_base + ENGINE_ADMIN}/steps"

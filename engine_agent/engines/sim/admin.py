@@ -19,6 +19,7 @@ from engine_agent.engines.sim.asgi import (
     respond,
 )
 from engine_agent.engines.sim.faults import BadFault, Crash, Error, Faults, parse_fault
+from engine_agent.protocol.messages import StepTimes
 from engine_agent.protocol.states import MemberRole
 
 _CRASH_AFTER_S = 0.02
@@ -26,14 +27,18 @@ _CRASH_AFTER_S = 0.02
 
 
 class AdminServer:
-    """The application. `health` says why this member is unhealthy, empty when it is healthy."""
+    """The application. `health` says why this member is unhealthy, empty when it is not; `steps` what it computed."""
 
-    def __init__(self, faults: Faults, health: Callable[[], str], role: MemberRole) -> None:
+    def __init__(
+        self, faults: Faults, health: Callable[[], str], role: MemberRole, steps: Callable[[], StepTimes] = StepTimes
+    ) -> None:
+        self._steps = steps
         self._faults = faults
         self._health = health
         self._role = role
         self._routes: Routes = {
             ("GET", "/health"): self._health_page,
+            ("GET", "/steps"): self._steps_page,
             ("GET", "/fault"): self._show,
             ("POST", "/fault"): self._put,
             ("DELETE", "/fault"): self._clear,
@@ -50,6 +55,9 @@ class AdminServer:
     async def _health_page(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         reason = self._health()
         await respond(send, 503 if reason else 200, msgspec.json.encode({"reason": reason}))
+
+    async def _steps_page(self, _scope: Scope, _receive: Receive, send: Send) -> None:
+        await respond(send, 200, msgspec.json.encode(self._steps()))
 
     async def _show(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await respond(send, 200, msgspec.json.encode({"faults": self._faults.in_force()}))

@@ -44,9 +44,15 @@ class Engine:
     """One cell's computation. `run` is its only loop."""
 
     def __init__(
-        self, parameters: ModelParameters, meters: Meters, clock: Callable[[], float] = time.monotonic
+        self,
+        parameters: ModelParameters,
+        meters: Meters,
+        clock: Callable[[], float] = time.monotonic,
+        on_decode: Callable[[int, float], None] = lambda _sequences, _compute_ms: None,
     ) -> None:
+        """`on_decode` is told of every step without prefill: its sequences, and how long a healthy member computes."""
         self.meters = meters
+        self._on_decode = on_decode
         self.effects = Effects()
         self._parameters = parameters
         self._model = BatchingModel(parameters)
@@ -134,7 +140,8 @@ class Engine:
         """Step for ever; ends only by being cancelled."""
         now_s = self._clock()
         while True:
-            step = self._model.begin_step(now_s, self.effects.slow_factor)
+            slow_factor = self.effects.slow_factor
+            step = self._model.begin_step(now_s, slow_factor)
             if step is None:
                 await self._wait_for_change()
                 now_s = self._clock()
@@ -144,6 +151,8 @@ class Engine:
             while self.effects.hang:
                 await self._wait_for_change()
             now_s = self._clock()
+            if not step.prefilled:
+                self._on_decode(len(step.yielding), (step.ends_at_s - step.starts_at_s) * 1000 / slow_factor)
             for token in self._model.finish_step():
                 self._deliver(token, now_s)
             if now_s - step.ends_at_s < CATCH_UP_S:

@@ -9,6 +9,8 @@ from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.follower_link import FollowerLink, NoLeader
 from engine_agent.engines.sim.listening import HttpListeners
 from engine_agent.engines.sim.settings import LOOPBACK, Endpoint, Settings
+from engine_agent.engines.sim.step_meter import StepMeter
+from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +28,9 @@ class Follower:
         self._ending = Ending()
         self._faults = Faults()
         self._waiting_for = "loading weights"
-        self._link = FollowerLink(settings, self._faults, self._retried)
-        admin = AdminServer(self._faults, self.health, settings.role)
+        self._steps = StepMeter()
+        self._link = FollowerLink(settings, self._faults, self._retried, self._follow)
+        admin = AdminServer(self._faults, self.health, settings.role, self._steps.times)
         self._listeners = HttpListeners({Endpoint(LOOPBACK, settings.admin_port): admin})
 
     def health(self) -> str:
@@ -67,6 +70,9 @@ class Follower:
             self._ending.come(str(error), failed=True)
             return
         self._ending.come(f"the leader ends the cell: {farewell.reason}", farewell.failed)
+
+    def _follow(self, work: StepTimes) -> None:
+        self._steps.follow(work, self._faults.effects().slow_factor)
 
     def _retried(self, reason: str) -> None:
         reason = f"looking for the leader at {self._settings.leader}: {reason}"

@@ -32,6 +32,7 @@ from engine_agent.engines.sim.frames import (
     welcome_proof,
 )
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
+from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,15 @@ class _NotYet(Exception):
 class FollowerLink:
     """One connection to the leader."""
 
-    def __init__(self, settings: Settings, faults: Faults, on_retry: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        faults: Faults,
+        on_retry: Callable[[str], None],
+        on_work: Callable[[StepTimes], None] = lambda _: None,
+    ) -> None:
+        """`on_work` hears with every beat what the cell computed since it started."""
+        self._on_work = on_work
         self._settings = settings
         self._faults = faults
         self._on_retry = on_retry
@@ -96,6 +105,8 @@ class FollowerLink:
                 frame = await read_living(self._reader)
                 if isinstance(frame, Farewell):
                     return frame
+                if isinstance(frame, Beat):
+                    self._on_work(frame.work)
         except EOFError as error:
             raise NoLeader("the leader is gone: its connection closed") from error
         except TimeoutError as error:

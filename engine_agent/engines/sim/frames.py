@@ -15,6 +15,7 @@ from msgspec import Struct, field
 from engine_agent.engines.sim.faults import Effects
 from engine_agent.engines.sim.settings import HEARTBEAT_S, SILENT_BEATS
 from engine_agent.protocol.fingerprint import fingerprint_digest
+from engine_agent.protocol.messages import StepTimes
 
 MAX_FRAME_BYTES = 16 * 1024
 """The longest is a join with the largest fingerprint, 11 KiB."""
@@ -58,9 +59,11 @@ class Refusal(Struct, frozen=True, tag="refusal"):
 
 
 class Beat(Struct, frozen=True, tag="beat"):
-    """I live; these are the effects of my faults. The next one says everything again."""
+    """I live; these are the effects of my faults, and from a leader what the cell computed. The next one says
+    everything again."""
 
     effects: Effects = Effects()
+    work: StepTimes = StepTimes()
 
 
 class Farewell(Struct, frozen=True, tag="farewell"):

@@ -17,6 +17,8 @@ from engine_agent.engines.sim.listening import HttpListeners
 from engine_agent.engines.sim.meters import Meters
 from engine_agent.engines.sim.serving import OpenAiServer
 from engine_agent.engines.sim.settings import CLOSING_S, FAILED_EXIT_AFTER_S, LOOPBACK, Endpoint, Settings
+from engine_agent.engines.sim.step_meter import StepMeter
+from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)
 
@@ -33,18 +35,18 @@ class Leader:
         self._settings = settings
         self._ending = Ending()
         self._faults = Faults()
-        self._engine = Engine(settings.model, Meters())
+        self._work = StepMeter()
+        self._steps = StepMeter()
+        self._engine = Engine(settings.model, Meters(), on_decode=self._note_decode)
         self._engine.postpone("loading weights")
         self._link = LeaderLink(settings, self)
         self._loaded = False
         serving = OpenAiServer(
             self._engine, self._faults, self.health, settings.served_model, settings.max_model_len, settings.model.seed
         )
+        admin = AdminServer(self._faults, self.health, settings.role, self._steps.times)
         self._listeners = HttpListeners(
-            {
-                Endpoint(settings.host, settings.port): serving,
-                Endpoint(LOOPBACK, settings.admin_port): AdminServer(self._faults, self.health, settings.role),
-            }
+            {Endpoint(settings.host, settings.port): serving, Endpoint(LOOPBACK, settings.admin_port): admin}
         )
         self._faults.subscribe(self.effects_changed)
         if settings.fault is not None:
@@ -125,7 +127,15 @@ class Leader:
         self._engine.fail(reason)
         self._ending.come(reason, failed=True)
 
-    # What the link tells of the followers.
+    def _note_decode(self, sequences: int, compute_ms: float) -> None:
+        self._work.note(sequences, compute_ms)
+        self._steps.note(sequences, compute_ms * self._faults.effects().slow_factor)
+
+    # What the link asks for and tells of the followers.
+
+    def work(self) -> StepTimes:
+        """See `CellWatcher`."""
+        return self._work.times()
 
     def follower_joined(self) -> None:
         """See `CellWatcher`."""

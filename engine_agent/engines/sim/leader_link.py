@@ -7,6 +7,7 @@ caller changes nothing but a log line.
 import asyncio
 import contextlib
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -32,12 +33,16 @@ from engine_agent.engines.sim.frames import (
 from engine_agent.engines.sim.listening import bind_port
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
 from engine_agent.protocol.fingerprint import Rank, mismatch
+from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)
 
 
 class CellWatcher(Protocol):
-    """Who wants to know of the cell's members."""
+    """Who wants to know of the cell's members, and knows what the cell computed."""
+
+    def work(self) -> StepTimes:
+        """What a healthy member computed since the cell started."""
 
     def follower_joined(self) -> None:
         """One more is connected; see `LeaderLink.missing`."""
@@ -157,7 +162,7 @@ class LeaderLink:
         return "the cell is ending" if self._closing else ""
 
     async def _attend(self, follower: _Follower, reader: asyncio.StreamReader) -> None:
-        beating = asyncio.create_task(_beat_for_ever(follower.writer))
+        beating = asyncio.create_task(_beat_for_ever(follower.writer, self._watcher.work))
         try:
             await self._listen_to(follower, reader)
             reason = "sent something else than heartbeats"
@@ -185,10 +190,10 @@ class LeaderLink:
                 self._watcher.effects_changed()
 
 
-async def _beat_for_ever(writer: asyncio.StreamWriter) -> None:
+async def _beat_for_ever(writer: asyncio.StreamWriter, work: Callable[[], StepTimes]) -> None:
     # A dead connection shows itself to the reader; the writer has nothing to add.
     with contextlib.suppress(OSError):
         while True:
-            writer.write(encode(Beat()))
+            writer.write(encode(Beat(work=work())))
             await writer.drain()
             await asyncio.sleep(HEARTBEAT_S)

@@ -7,9 +7,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from fleet.models import CellSighting
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import IngressReport
+from traffic.models import IngressReport, RoutingTable
 from traffic.services.ingress import ingress_create
 from traffic.services.reports import IngressRow, ingress_reports_store
 
@@ -92,3 +93,15 @@ def test_nul_bytes_are_replaced() -> None:
     ingress_reports_store([row(reason="a\x00", cells={"c\x00": "up"})])
     kept = IngressReport.objects.get()
     assert (kept.reason, kept.cells) == ("a\ufffd", {"c\ufffd": "up"})
+
+
+def test_what_an_ingress_cannot_reach_is_told_to_the_fleet_with_the_generation_that_it_routes_to() -> None:
+    cell = {
+        "cell": "c1", "generation": 4, "address": "127.0.0.1", "port": 1, "agent_check_port": 2, "max_connections": 8
+    }  # fmt: skip
+    pool = {"name": "p", "models": [], "serving_class": "realtime", "cells": [cell], "spill": [], "fractions": {}}
+    RoutingTable.objects.create(region_id="us-east-1", revision=3, body={"pools": [pool]}, reason="r", created_at=NOW)
+    ingress_reports_store([row(cells={"c1": "down", "gone": "down"})])
+    assert CellSighting.objects.get().down == {"c1": 4}
+    ingress_reports_store([row(cells={"c1": "up"}, seen_at=LATER)])
+    assert CellSighting.objects.get().down == {}

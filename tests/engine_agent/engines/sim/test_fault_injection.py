@@ -111,3 +111,21 @@ def test_a_crash_is_a_sudden_death(tmp_path: Path) -> None:
         alone.inject(kind="crash")
 
         assert alone.exit_status() == -signal.SIGKILL
+
+
+def computed(member: Member) -> tuple[int, float]:
+    """Decode steps, and the ms that the member itself computed for them, since its engine started."""
+    times = CLIENT.get(f"{member.admin_url}/steps").raise_for_status().json()
+    return sum(times["steps"].values()), sum(times["compute_ms"].values())
+
+
+def test_only_the_slow_member_says_that_it_computes_slowly(cell: list[Member], member: Member) -> None:
+    before = [computed(one) for one in cell]
+    member.inject(kind="slow", factor=50)
+    chat(cell, tokens=5)
+    until(lambda: all(computed(one)[0] > steps for one, (steps, _) in zip(cell, before, strict=True)), cell[0].said)
+    step_ms = {}
+    for one, (steps, compute_ms) in zip(cell, before, strict=True):
+        now = computed(one)
+        step_ms[one is member] = (now[1] - compute_ms) / (now[0] - steps)
+    assert step_ms[True] > 20 * step_ms[False]

@@ -1,0 +1,40 @@
+"""Sums up what one member computed itself, by batch size. It reads no clock: others say how long steps take."""
+
+from collections import Counter
+
+from engine_agent.protocol.messages import StepTimes
+from engine_agent.protocol.step_times import batch_bucket
+
+
+class StepMeter:
+    """Decode steps and their own computing time since the engine started."""
+
+    def __init__(self) -> None:
+        self._steps: Counter[int] = Counter()
+        self._compute_ms: dict[int, float] = {}
+        self._known = StepTimes()
+
+    def note(self, sequences: int, compute_ms: float) -> None:
+        """One more step of so many sequences."""
+        self._add(batch_bucket(sequences), 1, compute_ms)
+
+    def follow(self, cell: StepTimes, slow_factor: float) -> None:
+        """What the cell computed since it was last told of, as a member does it that needs `slow_factor` times as long.
+
+        `cell` counts since the start, so that a beat that is lost loses nothing.
+        """
+        for bucket, steps in cell.steps.items():
+            more = steps - self._known.steps.get(bucket, 0)
+            more_ms = cell.compute_ms.get(bucket, 0.0) - self._known.compute_ms.get(bucket, 0.0)
+            if more > 0:
+                self._add(bucket, more, more_ms * slow_factor)
+        self._known = cell
+
+    def times(self) -> StepTimes:
+        """The sums."""
+        rounded = {bucket: round(ms, 3) for bucket, ms in self._compute_ms.items()}
+        return StepTimes(steps=dict(self._steps), compute_ms=rounded)
+
+    def _add(self, bucket: int, steps: int, compute_ms: float) -> None:
+        self._steps[bucket] += steps
+        self._compute_ms[bucket] = self._compute_ms.get(bucket, 0.0) + compute_ms

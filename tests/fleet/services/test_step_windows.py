@@ -1,0 +1,84 @@
+"""Sums that only grow become windows that can be compared."""
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from fleet.models import Node, NodeReport
+from fleet.planning.fault_settings import FaultSettings
+from fleet.selectors.faults import faults_view
+from fleet.services.step_windows import step_windows_cut
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+WINDOW = timedelta(seconds=FaultSettings().step_window_s)
+FIRST = int(NOW.timestamp() // FaultSettings().step_window_s)
+
+
+@pytest.fixture(autouse=True)
+def node() -> Node:
+    node = rows.node("n-a")
+    rows.cell("c1", node)
+    return node
+
+
+def said(steps: int, compute_ms: float, **changes: Any) -> None:
+    totals = {"steps": {"3": steps}, "compute_ms": {"3": compute_ms}}
+    NodeReport.objects.filter(node_id="n-a").update(steps=totals, **changes)
+
+
+def windows() -> list[tuple[int, float, float]]:
+    known = faults_view(now=NOW).windows.get("n-a", ())
+    return [(window.index - FIRST, window.steps[3], window.compute_ms[3]) for window in known]
+
+
+def test_a_window_holds_what_was_added_in_it() -> None:
+    for number in range(3):
+        said(100 * (number + 1), 2000.0 * (number + 1))
+        step_windows_cut(now=NOW + number * WINDOW)
+    assert windows() == [(0, 100, 2000.0), (1, 100, 2000.0)]
+
+
+def test_the_last_five_are_kept() -> None:
+    for number in range(9):
+        said(100 * (number + 1), 2000.0 * (number + 1))
+        step_windows_cut(now=NOW + number * WINDOW)
+    assert [index for index, _, _ in windows()] == [3, 4, 5, 6, 7]
+
+
+def test_looking_twice_in_a_window_changes_nothing() -> None:
+    said(100, 2000.0)
+    step_windows_cut(now=NOW)
+    said(200, 4000.0)
+    step_windows_cut(now=NOW)
+    assert windows() == []
+
+
+def test_a_window_that_nobody_closed_in_time_is_left_out() -> None:
+    said(100, 2000.0)
+    step_windows_cut(now=NOW)
+    said(200, 4000.0)
+    step_windows_cut(now=NOW + 2 * WINDOW)
+    said(300, 6000.0)
+    step_windows_cut(now=NOW + 3 * WINDOW)
+    assert windows() == [(2, 100, 2000.0)]
+
+
+def test_a_new_generation_begins_anew() -> None:
+    said(100, 2000.0)
+    step_windows_cut(now=NOW)
+    said(200, 4000.0)
+    step_windows_cut(now=NOW + WINDOW)
+    said(5, 100.0, generation=2)
+    step_windows_cut(now=NOW + 2 * WINDOW)
+    assert windows() == []
+
+
+def test_an_idle_rank_has_no_window_and_one_that_counts_anew_neither() -> None:
+    for number, steps in enumerate((100, 100, 50)):
+        said(steps, 20.0 * steps)
+        step_windows_cut(now=NOW + number * WINDOW)
+    assert windows() == []
