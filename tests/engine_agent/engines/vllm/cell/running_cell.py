@@ -39,7 +39,7 @@ FP32 = ("--dtype", "float32")
 
 def padded_artifact(python: Path) -> Artifact:
     """SmolLM2 with heads that two ranks can share."""
-    command = [python, "-m", "engine_agent.engines.vllm.weights", "build", "--cache", CACHE, "--ranks", "2"]
+    command = [str(python), "-m", "engine_agent.engines.vllm.weights", "build", "--cache", str(CACHE), "--ranks", "2"]
     built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=BUILD_LIMIT_S, check=True)
     return Artifact(**json.loads(built.stdout.splitlines()[-1]))
 
