@@ -1,6 +1,7 @@
 """What breaks heals by itself, and clients see no more of it than they must."""
 
 import asyncio
+import time
 from collections.abc import Callable
 
 import psutil
@@ -15,17 +16,19 @@ REGION = "us-east-1"
 RATE = 5.0
 
 
-def under_load(fleet: RunningFleet, act: Callable[[list[Answer]], None]) -> list[Answer]:
-    """Run `act` while a client sends `RATE` requests a second to sim-70b, and return what became of them all."""
+def under_load(
+    fleet: RunningFleet, act: Callable[[list[Answer]], None], model: str = "sim-70b", rate: float = RATE
+) -> list[Answer]:
+    """Run `act` while a client sends `rate` requests a second, and return what became of them all."""
 
     async def both() -> list[Answer]:
         stop, answers = asyncio.Event(), list[Answer]()
-        load = asyncio.create_task(steady_load(fleet.ingress(REGION), "sim-70b", RATE, stop, answers))
+        load = asyncio.create_task(steady_load(fleet.ingress(REGION), model, rate, stop, answers))
         try:
-            await asyncio.to_thread(eventually, lambda: len([a for a in answers if a.ended]) >= RATE)
+            await asyncio.to_thread(eventually, lambda: len([a for a in answers if a.ended]) >= rate, 60)
             await asyncio.to_thread(act, answers)
             reached = len(answers)
-            await asyncio.to_thread(eventually, lambda: len(answers) >= reached + RATE)
+            await asyncio.to_thread(eventually, lambda: len(answers) >= reached + rate)
         finally:
             stop.set()
             await load
@@ -60,6 +63,29 @@ def test_a_killed_node_is_replaced_and_only_its_own_streams_notice(fleet: Runnin
     assert kept <= {node["id"] for node in healed["nodes"]}
     incidents = fleet.api("incidents", cell=cell["id"], state="closed")["results"]
     assert incidents
+
+
+def test_real_inference_over_two_nodes_heals_when_its_follower_is_killed(fleet: RunningFleet) -> None:
+    cell = next(iter(fleet.cells(deployment="smollm2").values()))
+    leader, follower = (node["id"] for node in cell["nodes"])
+    started_again_at = 0.0
+
+    def kill_follower(_: list[Answer]) -> None:
+        nonlocal started_again_at
+        for process in agent_and_engine(follower, home=fleet.home):
+            process.kill()
+        eventually(lambda: cell["id"] not in fleet.routed_cells(REGION))
+        eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready", 240)
+        eventually(lambda: cell["id"] in fleet.routed_cells(REGION))
+        started_again_at = time.monotonic()
+
+    answers = under_load(fleet, kill_follower, "smollm2", rate=1.0)
+    assert [a for a in answers if a.error and a.began > started_again_at] == []
+    assert [a for a in answers if not a.error and a.began > started_again_at and a.tokens]
+    healed = fleet.cells()[cell["id"]]
+    assert healed["generation"] > cell["generation"]
+    assert follower not in {node["id"] for node in healed["nodes"]}
+    assert leader in {node["id"] for node in healed["nodes"]}
 
 
 def test_a_killed_agent_comes_back_and_adopts_its_engine(fleet: RunningFleet) -> None:
