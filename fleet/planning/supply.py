@@ -57,9 +57,11 @@ def plan_supply(
     for node in outside:
         if _is_coming(node, settings, now):
             coming[node.region, node.instance_type].append(node)
+    # A suspect spare may come back in a moment: silence alone buys nothing. What a cell needs is bought all the same.
+    suspect = Counter((node.region, node.instance_type) for node in outside if node.state is NodeState.SUSPECT)
     pools = {(region.name, kind) for region in fleet.regions.values() for kind in region.spares}
     for pool in sorted(pools | set(wanted)):
-        warm = fleet.regions[pool[0]].spares.get(pool[1], 0)
+        warm = max(0, fleet.regions[pool[0]].spares.get(pool[1], 0) - suspect[pool])
         decisions += _supply(pool, warm, spares, coming[pool], wanted.get(pool, Need()), settings, now)
     return decisions
 

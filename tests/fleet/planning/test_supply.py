@@ -44,3 +44,10 @@ def test_a_repair_without_a_spare_gets_a_machine_near_the_leader_and_the_warm_on
     broken = cell("c1", "a", "b", state=CellState.LOST)
     view = fleet(member("a", topology=("s", "r7")), member("b", state=NodeState.LOST), broken, warm=1)
     assert launches(view) == [((), 1), (("s", "r7"), 1)]
+
+
+def test_a_suspect_spare_is_not_replaced_by_a_warm_one_but_by_one_that_a_cell_needs() -> None:
+    silent = node("a", state=NodeState.SUSPECT)
+    spare = node("b")
+    assert launches(fleet(silent, wanted=0, warm=1)) == []
+    assert [count for _, count in launches(fleet(silent, spare, PENDING, warm=0))] == [1]
