@@ -1,0 +1,45 @@
+"""Every scenario holds its promises for some seeds; `make simulate` tries many more."""
+
+import pytest
+
+from fleet.simulator.scenario import UnknownScenario, run, scenario_named, scenario_names
+
+LARGE = {"region_2500_rollout", "day_10000_nodes"}
+"""Minutes long; run by hand."""
+SMALL = tuple(name for name in scenario_names() if name not in LARGE)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_scenario_holds(name: str) -> None:
+    outcome = run(scenario_named(name), seed=1)
+
+    assert outcome.failures == (), f"python -m fleet.simulator {name} --first-seed 1 -v"
+
+
+def test_all_that_users_of_other_systems_were_hurt_by_has_a_scenario() -> None:
+    assert set(scenario_names()) >= {
+        "all_silent",
+        "bad_version_fails_after_ready",
+        "bad_version_never_starts",
+        "leader_200_follower_dead",
+        "rollout_and_scale_up",
+        "rollout_under_faults",
+        "rollout_without_spares",
+        "stale_verdicts",
+        "told_to_start_twice",
+        "zone_silent",
+    }
+
+
+def test_a_run_repeats_itself() -> None:
+    scenario = scenario_named("rollout_and_scale_up")
+
+    first, second = run(scenario, 5).world, run(scenario, 5).world
+
+    assert first.journal.entries == second.journal.entries
+    assert first.queue.done == second.queue.done
+
+
+def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(UnknownScenario, match=r"'nothing'.*zone_silent"):
+        scenario_named("nothing")
