@@ -153,6 +153,7 @@ def cell_stop(decision: StopCell, *, now: datetime) -> None:
         CellMember.objects.filter(cell=cell).delete()
         Node.objects.filter(id__in=nodes).update(spare_since=now)
         desired_changed(nodes)
+        disruption_close(cell_id=cell.id, now=now)
         incidents_close(cell=cell.id, resolution=decision.reason, now=now)
 
 

@@ -1,14 +1,9 @@
 """Decisions that race on real PostgreSQL, each in a transaction of its own: one of them is stale, none is half done."""
 
-import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 import pytest
-from django.db import IntegrityError, connection, connections, transaction
 
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Cell, CellMember, Node
 from fleet.planning.decisions import RetireNode, StartCell
 from fleet.planning.states import CellState, NodeState
@@ -16,47 +11,13 @@ from fleet.services.cell import cell_start
 from fleet.services.node import node_retire
 from tests.fleet import rows
 from tests.fleet.rows import NOW
+from tests.fleet.services.racing import Step, race
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-DEADLINE_S = 20.0
-POLL_S = 0.01
-
-Step = Callable[[], None]
 START: Step = partial(cell_start, StartCell("c1", CellState.PENDING, 0, ("n-a", "n-b"), "placed"), now=NOW)
 START_ANOTHER: Step = partial(cell_start, StartCell("c2", CellState.PENDING, 0, ("n-b", "n-a"), "placed"), now=NOW)
 RETIRE: Step = partial(node_retire, RetireNode("n-a", NodeState.READY, "surplus"), now=NOW)
-
-
-def race(first: Step, second: Step) -> str:
-    """Run both so that the second begins before the first commits. Returns how the second ended."""
-    with ThreadPoolExecutor() as threads:
-        with transaction.atomic():
-            first()
-            ending = threads.submit(_with_own_connection, second)
-            _until_it_waits_for_us_or_is_done(ending)
-        return ending.result(DEADLINE_S)
-
-
-def _with_own_connection(step: Step) -> str:
-    try:
-        step()
-    except (StaleDecision, IntegrityError) as dropped:
-        return type(dropped).__name__
-    finally:
-        connections.close_all()
-    return "applied"
-
-
-def _until_it_waits_for_us_or_is_done(ending: "Future[str]") -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not ending.done():
-        with connection.cursor() as cursor:
-            cursor.execute("SELECT count(*) FROM pg_locks WHERE NOT granted")
-            if cursor.fetchone()[0]:
-                return
-        assert time.monotonic() < deadline, "the second step neither waits nor ends"
-        time.sleep(POLL_S)
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,111 @@
+"""The disruption ledger on real PostgreSQL: charged with the step, closed with its end, never overspent in a race."""
+
+from datetime import timedelta
+from functools import partial
+
+import pytest
+
+from controlplane.kernel.transitions import StaleDecision
+from fleet.models import Cell, Deployment, Disruption
+from fleet.planning.decisions import DrainCell, MoveCell, StartCell, StopCell
+from fleet.planning.states import CellState, DisruptionCause
+from fleet.services.cell import cell_drain_charged, cell_move, cell_start, cell_stop
+from fleet.services.cell_actions import cell_drain
+from fleet.services.deployment import deployment_scale
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+from tests.fleet.services.racing import race
+
+LATER = NOW + timedelta(minutes=5)
+
+
+def drain(cell: str, cause: DisruptionCause = DisruptionCause.ROLLOUT) -> None:
+    cell_drain_charged(DrainCell(cell, 1, cause, "to be moved"), now=LATER)
+
+
+def open_entries() -> list[tuple[str, str]]:
+    return list(Disruption.objects.filter(closed_at=None).values_list("cell_id", "cause").order_by("cell_id"))
+
+
+@pytest.fixture
+def three_cells() -> None:
+    rows.deployment(cells=3)
+    for name in "abc":
+        rows.cell(name, rows.node(f"n-{name}"))
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("three_cells")
+def test_a_cell_goes_down_with_its_entry_and_the_next_one_may_not() -> None:
+    drain("a")
+    assert open_entries() == [("a", "rollout")]
+    with pytest.raises(StaleDecision, match="cell b stays: 1 cells of the deployment are down on purpose"):
+        drain("b")
+    assert Cell.objects.get(id="b").state == "ready"
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("three_cells")
+def test_the_entry_is_open_until_the_cell_is_ready_again() -> None:
+    drain("a")
+    cell_start(StartCell("a", CellState.DRAINING, 1, ("n-a",), "drained", "sim-70b@1"), now=LATER)
+    assert open_entries() == [("a", "rollout")]
+    cell_move(MoveCell("a", CellState.STARTING, 2, CellState.READY, "ready"), now=LATER)
+    assert open_entries() == []
+    with pytest.raises(StaleDecision, match="2 of 3 cells in the region are available"):
+        drain("b")
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("three_cells")
+def test_the_entry_of_a_cell_that_ends_is_closed() -> None:
+    deployment_scale(name="sim-70b", cells={"us-east-1": 2}, actor="ada", now=LATER)
+    drain("a", DisruptionCause.SCALE)
+    cell_stop(StopCell("a", CellState.DRAINING, 1, "drained"), now=LATER)
+    assert open_entries() == []
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("three_cells")
+def test_what_a_person_takes_down_counts_for_whatever_asks_next() -> None:
+    cell_drain(cell_id="a", actor="ada", now=LATER)
+    assert open_entries() == [("a", "operator")]
+    with pytest.raises(StaleDecision):
+        drain("b")
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("three_cells")
+def test_a_start_carries_the_version_that_the_cell_runs_from_now_on() -> None:
+    other = rows.version("2")
+    drain("a")
+    cell_start(StartCell("a", CellState.DRAINING, 1, ("n-a",), "drained", "sim-70b@2"), now=LATER)
+    assert Cell.objects.get(id="a").model_version == other
+    with pytest.raises(StaleDecision, match="no model version sim-70b@9"):
+        cell_start(StartCell("a", CellState.STARTING, 2, ("n-a",), "x", "sim-70b@9"), now=LATER)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("three_cells")
+def test_two_reconcilers_cannot_spend_the_same_budget() -> None:
+    assert race(partial(drain, "a"), partial(drain, "b")) == "StaleDecision"
+    assert open_entries() == [("a", "rollout")]
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("three_cells")
+def test_a_deployment_that_grows_meanwhile_keeps_its_cells() -> None:
+    Deployment.objects.update(update_policy={"max_unavailable": 1})
+
+    def grow() -> None:
+        deployment_scale(name="sim-70b", cells={"us-east-1": 5}, actor="ada", now=LATER)
+
+    assert race(grow, partial(drain, "a")) == "StaleDecision"
+    assert open_entries() == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.usefixtures("three_cells")
+def test_one_cell_is_taken_down_once() -> None:
+    assert race(partial(drain, "a"), partial(drain, "a")) in {"StaleDecision", "IntegrityError"}
+    assert open_entries() == [("a", "rollout")]
