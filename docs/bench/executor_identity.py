@@ -1,6 +1,6 @@
 """Are the tokens of a two-node cell those of one process? Greedy, fp32, prompts of mixed length, 16 at a time.
 
-    docs/bench/executor_identity.py [--prompts 200] [--tokens 24] [--write]
+    docs/bench/executor_identity.py [--prompts 200] [--tokens 16] [--write]
 
 Prints Markdown; `--write` puts it beside this file. bf16 is left out: ranks add up in another order, and texts differ
 between any two tensor-parallel degrees, vLLM's own included.
@@ -23,9 +23,9 @@ TEXT = (
 
 
 def prompts(count: int) -> list[str]:
-    """Of 5 to 1,200 characters, no two alike."""
+    """Of 5 to 400 characters, from 200 places of a text."""
     text = TEXT * 8
-    return [text[index * 7 % len(TEXT) :][: 5 + index * 37 % 1200] for index in range(count)]
+    return [text[index * 7 % len(TEXT) :][: 5 + index * 37 % 400] for index in range(count)]
 
 
 def tokens(of: Engine, asked: list[str], max_tokens: int) -> list[list[int]]:
@@ -41,7 +41,7 @@ def main() -> None:
     """Ask both, compare, print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=200)
-    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
     asked = prompts(options.prompts)

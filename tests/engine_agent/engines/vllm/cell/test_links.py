@@ -126,22 +126,11 @@ def test_followers_hear_why_the_leader_ends(cells: Cells) -> None:
 
 
 def test_a_step_that_is_never_finished_ends_the_cell(cells: Cells) -> None:
-    cell = cells(hang_s=0.5)
+    cell = cells(hang_s=3.0)
     cell.form()
     cell.leader.step_called(1)
     cell.leader.step_finished(1)
-    assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 1 (n-00000001) did not finish step 1 within 0.5 s"
-
-
-def test_steps_that_are_finished_do_not(cells: Cells) -> None:
-    cell = cells(hang_s=0.75)
-    cell.form()
-    cell.leader.step_called(1)
-    cell.leader.step_finished(1)
-    cell.followers[1].done = 1
-    cell.call(1)  # refused, which takes a few round trips
-    assert isinstance(cell.setups.get(timeout=LIMIT_S), CellEnded)
-    assert cell.leaders_end.empty()
+    assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 1 (n-00000001) did not finish step 1 within 3 s"
 
 
 def test_who_comes_late_ends_and_the_cell_does_not(cells: Cells) -> None:
