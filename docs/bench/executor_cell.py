@@ -77,9 +77,11 @@ class Engine:
             SystemExit: it ended or took too long.
         """
         deadline = time.monotonic() + START_LIMIT_S
-        while self.health()[0] != 200:
+        while True:
             if time.monotonic() > deadline or any(process.poll() is not None for process in self.ranks):
                 sys.exit(f"the engine did not start; its logs are in {self.logs}")
+            if self.health()[0] == 200:
+                return
             time.sleep(0.2)
 
     def health(self) -> tuple[int, str]:
