@@ -8,7 +8,7 @@ from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.pages.cells import CELL, CELLS
 from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS
 from controlplane.dashboard.pages.events import EVENTS
-from controlplane.dashboard.pages.incidents import INCIDENTS
+from controlplane.dashboard.pages.incidents import INCIDENT, INCIDENTS
 from controlplane.dashboard.pages.models import MODELS
 from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
@@ -31,6 +31,7 @@ urlpatterns = [
     path("traffic/", _view(TRAFFIC), name="traffic"),
     path("models/", _view(MODELS), name="models"),
     path("incidents/", _view(INCIDENTS), name="incidents"),
+    path("incidents/<str:key>/", _view(INCIDENT), name="incident"),
     path("events/", _view(EVENTS), name="events"),
     path("login/", Login.as_view(), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),

@@ -1,8 +1,23 @@
-"""The list of incidents."""
+"""The list of incidents and the page of one."""
+
+from django.http import Http404
 
 from controlplane.dashboard.fragments import Asked, Choice, Filter, Fragment, Page
-from controlplane.dashboard.selectors.incidents import IncidentList, incident_list
+from controlplane.dashboard.selectors.events import EventList, incident_events
+from controlplane.dashboard.selectors.incidents import (
+    Evidence,
+    IncidentList,
+    IncidentPage,
+    evidence_of,
+    incident_find,
+    incident_list,
+    incident_page,
+    related_to,
+)
+from fleet.models import Incident
 from fleet.planning.states import IncidentState
+
+EVENTS_OF_ONE_INCIDENT = 30
 
 
 def _list(asked: Asked) -> IncidentList:
@@ -20,4 +35,42 @@ INCIDENTS = Page(
     title="Incidents",
     fragments=(Fragment("incidents-list", "", ("incidents",), "dashboard/incidents/list.html", _list),),
     narrow=_filter,
+)
+
+
+def _incident(asked: Asked) -> Incident:
+    incident = incident_find(asked.key)
+    if incident is None:
+        raise Http404(f"There is no incident {asked.key!r}.")
+    return incident
+
+
+def _page(asked: Asked) -> IncidentPage:
+    return incident_page(_incident(asked))
+
+
+def _evidence(asked: Asked) -> Evidence:
+    return evidence_of(_incident(asked))
+
+
+def _related(asked: Asked) -> IncidentList:
+    return related_to(_incident(asked))
+
+
+def _events(asked: Asked) -> EventList:
+    return incident_events(_incident(asked), EVENTS_OF_ONE_INCIDENT)
+
+
+TOPICS = ("incidents", "nodes")
+
+INCIDENT = Page(
+    section="incidents",
+    title="",
+    fragments=(
+        Fragment("incident", "", TOPICS, "dashboard/incidents/incident.html", _page),
+        Fragment("incident-evidence", "Evidence", TOPICS, "dashboard/incidents/evidence.html", _evidence),
+        Fragment("incident-actions", "What is done about it", TOPICS, "dashboard/incidents/actions.html", _page),
+        Fragment("incident-related", "Related", TOPICS, "dashboard/incidents/related.html", _related),
+        Fragment("incident-events", "Events around it", ("events",), "dashboard/events/list.html", _events),
+    ),
 )

@@ -1,12 +1,15 @@
 """What happened, youngest first, in pages by id: new events never shift a page that somebody is reading."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import timedelta
 
 from django.db.models import Q, QuerySet
 
 from controlplane.kernel.models import Event
+from fleet.models import Incident
 
 EVENTS_PER_PAGE = 50
+BEFORE_INCIDENT = timedelta(minutes=2)
 KINDS_FROM_LAST = 2000
 """The filter offers the kinds among this many of the last events; reading all of them would scan the table."""
 
@@ -46,6 +49,18 @@ def node_events(node_id: str, limit: int) -> EventList:
 
 def deployment_events(name: str, limit: int) -> EventList:
     return _of(Event.objects.filter(deployment=name), limit)
+
+
+def incident_events(incident: Incident, limit: int) -> EventList:
+    """What happened to its node or cell from shortly before it opened until it closed."""
+    about = Q(detail__incident=incident.pk)
+    if incident.node:
+        about |= Q(node=incident.node)
+    elif incident.cell:
+        about |= Q(cell=incident.cell)
+    events = Event.objects.filter(about, at__gte=incident.opened_at - BEFORE_INCIDENT)
+    found = _of(events.filter(at__lte=incident.closed_at) if incident.closed_at else events, limit)
+    return replace(found, older=None)
 
 
 def event_kinds() -> list[str]:

@@ -1,14 +1,20 @@
 """Open and closed incidents, and how much trouble there is all in all."""
 
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q
 
 from controlplane.kernel.tones import Tone
-from fleet.models import Cell, Incident, Node
+from fleet.models import Cell, Incident, Node, Replacement
 from fleet.planning.states import CELL_TONE, CellState, IncidentState, NodeState
 
 INCIDENTS_SHOWN = 100
+RELATED_SHOWN = 20
+RELATED_WITHIN = timedelta(hours=1)
+WAITS = "waits"
+"""The key of an incident's evidence under which its planner says why nothing is replaced for it yet."""
 
 BAD_CELL_STATES = tuple(state for state, tone in CELL_TONE.items() if tone is Tone.BAD)
 
@@ -45,6 +51,94 @@ def incident_list(*, state: str = "", text: str = "", limit: int = INCIDENTS_SHO
         )
     found = list(incidents[: limit + 1])
     return IncidentList(rows=tuple(found[:limit]), more=len(found) > limit, filtered=bool(state or text))
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceTable:
+    """Evidence that comes as a list of like things."""
+
+    name: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    facts: dict[str, Any]
+    tables: tuple[EvidenceTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What an operator may ask for, what follows from it, and where to ask."""
+
+    what: str
+    effect: str
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentPage:
+    """One incident. `waits`: why nothing is replaced for it yet, empty if nothing keeps it."""
+
+    incident: Incident
+    replacements: tuple[Replacement, ...]
+    commands: tuple[Command, ...]
+
+    @property
+    def waits(self) -> str:
+        return str(self.incident.evidence.get(WAITS, "")) if self.incident.state == IncidentState.OPEN else ""
+
+
+def incident_find(incident_id: str) -> Incident | None:
+    """The incident of this number, if it is one."""
+    known = incident_id.isascii() and incident_id.isdigit() and len(incident_id) < 18
+    return Incident.objects.filter(pk=int(incident_id)).first() if known else None
+
+
+def incident_page(incident: Incident) -> IncidentPage:
+    """An incident with what was done about it and what may be."""
+    work = tuple(Replacement.objects.filter(incident=incident).order_by("-id"))
+    return IncidentPage(incident, work, tuple(_commands(incident)))
+
+
+def evidence_of(incident: Incident) -> Evidence:
+    """Its evidence, lists of like things as tables."""
+    facts, tables = {}, []
+    for name, value in incident.evidence.items():
+        if isinstance(value, list) and value and all(isinstance(one, dict) for one in value):
+            columns = tuple(dict.fromkeys(key for one in value for key in one))
+            rows = tuple(tuple(one.get(column, "") for column in columns) for one in value)
+            tables.append(EvidenceTable(name, columns, rows))
+        elif name != WAITS:
+            facts[name] = value
+    return Evidence(facts, tuple(tables))
+
+
+def related_to(incident: Incident) -> IncidentList:
+    """Others that speak of the same node, cell or cohort at about the same time."""
+    same = Q(pk__in=[])
+    for name in ("node", "cell", "cohort"):
+        if value := getattr(incident, name):
+            same |= Q(**{name: value})
+    near = Q(opened_at__range=(incident.opened_at - RELATED_WITHIN, incident.opened_at + RELATED_WITHIN))
+    found = list(Incident.objects.filter(same & near).exclude(pk=incident.pk)[: RELATED_SHOWN + 1])
+    return IncidentList(rows=tuple(found[:RELATED_SHOWN]), more=len(found) > RELATED_SHOWN, filtered=False)
+
+
+def _commands(incident: Incident) -> list[Command]:
+    if incident.state != IncidentState.OPEN:
+        return []
+    quiet = "It closes, its evidence is settled, and the same stays quiet for an hour."
+    found = [Command("Dismiss", quiet, f"/api/v1/incidents/{incident.pk}/dismiss")]
+    if incident.node:
+        node = f"/api/v1/nodes/{incident.node}"
+        found += [
+            Command("Replace the node", "Its cell is drained, another node joins, this one ends.", f"{node}/replace"),
+            Command("Empty the node", "It is cordoned and its cell drained; the machine stays.", f"{node}/drain"),
+            Command("Vouch for the node", "It is uncordoned, and its incidents close.", f"{node}/uncordon"),
+        ]
+    return found
 
 
 def standing() -> Standing:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from controlplane.kernel import clock
-from fleet.models import CellMember, DeploymentRegion
+from fleet.models import CellMember, DeploymentRegion, Incident, Replacement
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD, one_more_of_everything
 from tests.fleet import rows
@@ -118,3 +118,29 @@ def test_a_follower_alone_has_no_leader_to_be_far_from() -> None:
     cell = rows.cell(CELL, rows.node("n-00000001"), rows.node("n-00000002"))
     CellMember.objects.filter(cell=cell, rank=0).delete()
     assert "n-00000002" in part(f"/cells/{CELL}/", "cell")
+
+
+def test_an_incident_shows_its_evidence_its_work_and_what_speaks_of_the_same() -> None:
+    where = {"opened_at": clock.now(), "node": "n-00000001", "cell": CELL}
+    evidence = {"waits": "frozen: 4 of 12", "score": 0.5, "windows": [{"window": 7, "z": 9.1}, {"window": 8, "z": 9.4}]}
+    one = Incident.objects.create(kind="node-slow", subject="n-00000001", summary="slow", evidence=evidence, **where)
+    Incident.objects.create(kind="cell-lost", subject=CELL, summary="the cell was lost", **where)
+    Replacement.objects.create(
+        node=rows.node("n-00000001"), rule="slow", reason="slow", incident=one, opened_at=clock.now()
+    )
+    url = f"/incidents/{one.pk}/"
+    assert "Nothing is replaced for it yet: frozen: 4 of 12" in part(url, "incident")
+    shown = part(url, "incident-evidence")
+    assert '<th scope="col">window</th>' in shown
+    assert "<td>9.4</td>" in shown
+    assert "frozen" not in shown
+    work = part(url, "incident-actions")
+    assert "its cell drains first" in work
+    assert f"POST /api/v1/incidents/{one.pk}/dismiss" in work
+    assert "the cell was lost" in part(url, "incident-related")
+
+
+def test_a_closed_incident_offers_nothing_to_do() -> None:
+    closed = {"state": "closed", "opened_at": clock.now(), "closed_at": clock.now()}
+    one = Incident.objects.create(kind="node-slow", subject="n", summary="slow", **closed)
+    assert "What you can do" not in part(f"/incidents/{one.pk}/", "incident-actions")

@@ -119,7 +119,18 @@ def test_the_overview_takes_few_queries() -> None:
     assert _queries(signed_in(), "/") <= 30
 
 
-@pytest.mark.parametrize("url", ["/cells/nope/", "/nodes/nope/", "/deployments/nope/", "/nowhere/", "/cells/a%00b/"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "/cells/nope/",
+        "/nodes/nope/",
+        "/incidents/nope/",
+        "/incidents/99/",
+        "/deployments/nope/",
+        "/nowhere/",
+        "/cells/a%00b/",
+    ],
+)
 def test_what_does_not_exist_is_not_found(url: str) -> None:
     response = signed_in().get(url)
     assert response.status_code == 404
