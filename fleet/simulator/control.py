@@ -37,8 +37,8 @@ class Mishaps:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """Seconds between passes: `every_s` while anything is on its way, `quiet_s` otherwise, `doorbell_s` after news. Live
-    the first two are 1 s; a pass in quiet decides nothing that one a minute later would not."""
+    """Seconds between passes: `every_s` while anything is on its way, `quiet_s` otherwise, `doorbell_s` after news.
+    Live the first two are 1 s; a pass in quiet decides nothing that one a minute later would not."""
 
     every_s: float = 1.0
     quiet_s: float = 1.0

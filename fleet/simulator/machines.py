@@ -24,6 +24,8 @@ class Machines:
     all: dict[str, Machine] = field(default_factory=dict)
     racks: Counter[tuple[str, ...]] = field(default_factory=Counter)
     booted: int = 0
+    closed: set[str] = field(default_factory=set)
+    """Regions in which nothing boots any more."""
 
     def add(self, node: str, topology: tuple[str, ...]) -> Machine:
         """A machine that is there from the beginning."""
@@ -34,6 +36,8 @@ class Machines:
     def launch(self, node: str, region: str, topology: tuple[str, ...]) -> None:
         self.booted += 1
         machine = self.add(node, topology)
+        if region in self.closed:
+            machine.has_power = False
         self.site.queue.after(self.boot_s * (0.8 + 0.4 * self.site.random.random()), machine.boot)
 
     def terminate(self, node: str) -> None:

@@ -39,7 +39,7 @@ def test_it_shows_every_resource() -> None:
     nouns = {path.split("/")[3] for path in document()["paths"]}
     assert nouns == {
         "regions", "instance-types", "nodes", "cells", "deployments", "models", "model-versions", "incidents",
-        "rollouts", "fault-rules", "webhooks", "webhook-deliveries",
+        "rollouts", "plan", "fault-rules", "webhooks", "webhook-deliveries",
         "events", "routing-tables", "ingresses",
     }  # fmt: skip
 

@@ -1,0 +1,136 @@
+"""What-if over HTTP: what a rollout, a scaling or the loss of a region would do, before anybody does it."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import ViewSet
+
+from controlplane.kernel import clock
+from fleet.api import plan_examples as examples
+from fleet.api.deployment import ScaleSerializer
+from fleet.api.requests import StrictSerializer
+from fleet.services.plan import plan_lost_region, plan_rollout, plan_scale
+from fleet.simulator.prediction import Forecast
+
+QUESTIONS = ("rollout", "scale", "lose_region")
+
+
+class PlannedRolloutSerializer(StrictSerializer):
+    """The rollout, as one would start it."""
+
+    deployment = serializers.CharField(max_length=96)
+    version = serializers.CharField(max_length=160, help_text="`model@version`")
+    policy = serializers.DictField(required=False, default=dict, help_text="What differs from the deployment's.")
+    allow_unreleased = serializers.BooleanField(required=False, default=False)
+
+
+class PlannedScaleSerializer(ScaleSerializer):
+    """The scaling, as one would ask for it."""
+
+    deployment = serializers.CharField(max_length=96)
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("a rollout", examples.ROLLOUT, request_only=True),
+        OpenApiExample("one more cell", examples.SCALE, request_only=True),
+        OpenApiExample("a region is lost", examples.LOSE_REGION, request_only=True),
+    ]
+)
+class QuestionSerializer(StrictSerializer):
+    """Exactly one of the three."""
+
+    rollout = PlannedRolloutSerializer(required=False)
+    scale = PlannedScaleSerializer(required=False)
+    lose_region = serializers.CharField(required=False, max_length=64, help_text="Its name.")
+
+    def validate(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if len(asked) != 1:
+            raise serializers.ValidationError(f"ask one of {', '.join(QUESTIONS)}; {len(asked)} are here", "one")
+        return asked
+
+
+class StepSerializer(serializers.Serializer[Any]):
+    """Something that would happen: the kind is that of the event it would write."""
+
+    at_s = serializers.FloatField(help_text="Seconds from now.")
+    at = serializers.DateTimeField()
+    kind = serializers.CharField()
+    subject = serializers.CharField()
+    text = serializers.CharField()
+
+
+class PlaceForecastSerializer(serializers.Serializer[Any]):
+    """Cells in service now, at the worst moment, and in the end."""
+
+    deployment = serializers.CharField()
+    region = serializers.CharField()
+    wanted = serializers.IntegerField()
+    ready_now = serializers.IntegerField()
+    ready_least = serializers.IntegerField()
+    ready_then = serializers.IntegerField()
+
+
+@extend_schema_serializer(examples=[OpenApiExample("one more cell", examples.FORECAST, response_only=True)])
+class ForecastSerializer(serializers.Serializer[Any]):
+    """Times are typical ones, without faults. `took_s` null: not over within the `looked_s` that were looked at."""
+
+    took_s = serializers.FloatField(allow_null=True)
+    looked_s = serializers.FloatField()
+    steps = StepSerializer(many=True)
+    places = PlaceForecastSerializer(many=True)
+    machines_launched = serializers.IntegerField()
+    refusals = serializers.ListField(child=serializers.CharField(), help_text="What would wait, and for what.")
+    warnings = serializers.ListField(child=serializers.CharField())
+
+    def get_fields(self) -> dict[str, Any]:
+        return {"from": serializers.DateTimeField(help_text="When the snapshot was taken."), **super().get_fields()}
+
+
+class PlanViewSet(ViewSet):
+    """What would happen. Nothing is changed."""
+
+    @extend_schema(operation_id="plan", request=QuestionSerializer, responses={200: ForecastSerializer})
+    def create(self, request: Request) -> Response:
+        """Let the change happen to a simulation that begins as the fleet is now, with the live planners and typical
+        durations, and tell what it did."""
+        question = QuestionSerializer(data=request.data)
+        question.is_valid(raise_exception=True)
+        now = clock.now()
+        forecast = _answer(question.validated_data, now)
+        return Response(ForecastSerializer(_told(forecast, now)).data)
+
+
+def _answer(asked: dict[str, Any], now: datetime) -> Forecast:
+    if "rollout" in asked:
+        return plan_rollout(**asked["rollout"], now=now)
+    if "scale" in asked:
+        cells = {place["region"]: place["cells"] for place in asked["scale"]["regions"]}
+        return plan_scale(deployment=asked["scale"]["deployment"], cells=cells, now=now)
+    return plan_lost_region(region=asked["lose_region"], now=now)
+
+
+def _told(forecast: Forecast, now: datetime) -> dict[str, Any]:
+    return {
+        "from": now,
+        "took_s": forecast.took_s,
+        "looked_s": forecast.looked_s,
+        "steps": [
+            {
+                "at_s": round(step.at_s, 3),
+                "at": now + timedelta(seconds=step.at_s),
+                "kind": step.kind,
+                "subject": step.subject,
+                "text": step.text,
+            }
+            for step in forecast.steps
+        ],
+        "places": forecast.places,
+        "machines_launched": forecast.machines_launched,
+        "refusals": forecast.refusals,
+        "warnings": forecast.warnings,
+    }
