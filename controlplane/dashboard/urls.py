@@ -12,6 +12,8 @@ from controlplane.dashboard.pages.incidents import INCIDENT, INCIDENTS
 from controlplane.dashboard.pages.models import MODELS
 from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
+from controlplane.dashboard.pages.rollout_actions import rollout_action
+from controlplane.dashboard.pages.rollouts import ROLLOUT, ROLLOUTS
 from controlplane.dashboard.pages.shell import SHELL
 from controlplane.dashboard.pages.traffic import TRAFFIC
 
@@ -24,6 +26,9 @@ urlpatterns = [
     path("", _view(OVERVIEW), name="overview"),
     path("deployments/", _view(DEPLOYMENTS), name="deployments"),
     path("deployments/<str:key>/", _view(DEPLOYMENT), name="deployment"),
+    path("rollouts/", _view(ROLLOUTS), name="rollouts"),
+    path("rollouts/<str:key>/", _view(ROLLOUT), name="rollout"),
+    path("rollouts/<int:rollout_id>/ask/<str:action>/", rollout_action, name="rollout-action"),
     path("cells/", _view(CELLS), name="cells"),
     path("cells/<str:key>/", _view(CELL), name="cell"),
     path("nodes/", _view(NODES), name="nodes"),

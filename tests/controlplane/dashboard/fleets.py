@@ -1,7 +1,7 @@
 """A fleet of any size in the database, with everything that a page can show of it."""
 
 from controlplane.kernel.events import event_record
-from fleet.models import Cell, Deployment, DeploymentRegion, Incident, InstanceType
+from fleet.models import Cell, Deployment, DeploymentRegion, Incident, InstanceType, Rollout
 from models_registry.models import Model, ModelVersion
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -33,6 +33,17 @@ def one_more_of_everything(number: int) -> Cell:
     cell = _cell(number, deployment, version)
     _spares(number)
     _incidents(cell)
+    Rollout.objects.create(
+        deployment=deployment,
+        from_version=version,
+        to_version=version,
+        reason="started",
+        region_order=[region.name],
+        policy={},
+        actor="ada",
+        created_at=NOW,
+        state_since=NOW,
+    )
     event_record(
         kind="cell.ready",
         message=f"Cell {cell.pk} is ready",

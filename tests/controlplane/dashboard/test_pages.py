@@ -25,6 +25,8 @@ LISTS = [
     "/models/",
     "/nodes/",
     "/nodes/?role=leader",
+    "/rollouts/",
+    "/rollouts/?state=active",
     "/traffic/",
 ]
 DETAILS = ["/cells/deployment-0-region-0-1/", "/nodes/n-00000000/", "/nodes/n-000000aa/", "/deployments/deployment-0/"]

@@ -1,0 +1,55 @@
+"""The list of rollouts and the page of one rollout."""
+
+from django.http import Http404
+
+from controlplane.dashboard.fragments import Asked, Choice, Filter, Fragment, Page
+from controlplane.dashboard.selectors.cells import CellList, cell_list
+from controlplane.dashboard.selectors.events import EventList, deployment_events
+from controlplane.dashboard.selectors.rollouts import RolloutDetail, RolloutList, rollout_find, rollout_list
+from fleet.planning.states import RolloutState, choices
+
+EVENTS_OF_ONE_ROLLOUT = 30
+
+
+def _list(asked: Asked) -> RolloutList:
+    return rollout_list(state=asked.word("state"), text=asked.word("q"))
+
+
+def _filter(asked: Asked) -> Filter:
+    options = (("", "all"), ("active", "active"), *choices(RolloutState))
+    state = Choice(name="state", label="state", options=options, chosen=asked.word("state"))
+    return Filter(text_label="Find by deployment or words", text_name="q", text=asked.word("q"), choices=(state,))
+
+
+def _rollout(asked: Asked) -> RolloutDetail:
+    detail = rollout_find(asked.key)
+    if detail is None:
+        raise Http404(f"There is no rollout {asked.key!r}.")
+    return detail
+
+
+def _cells(asked: Asked) -> CellList:
+    return cell_list(now=asked.now, deployment=_rollout(asked).rollout.deployment_id)
+
+
+def _events(asked: Asked) -> EventList:
+    return deployment_events(_rollout(asked).rollout.deployment_id, EVENTS_OF_ONE_ROLLOUT)
+
+
+ROLLOUTS = Page(
+    section="rollouts",
+    title="Rollouts",
+    fragments=(Fragment("rollouts-table", "", ("rollouts",), "dashboard/rollouts/table.html", _list),),
+    narrow=_filter,
+)
+
+ROLLOUT = Page(
+    section="rollouts",
+    title="",
+    fragments=(
+        Fragment("rollout", "", ("rollouts:{key}", "cells"), "dashboard/rollouts/rollout.html", _rollout),
+        Fragment("rollout-asks", "Ask", ("rollouts:{key}",), "dashboard/rollouts/asks.html", _rollout),
+        Fragment("rollout-cells", "Cells", ("cells", "load"), "dashboard/cells/table.html", _cells),
+        Fragment("rollout-events", "Events", ("events",), "dashboard/events/list.html", _events),
+    ),
+)

@@ -1,0 +1,81 @@
+"""The pages of rollouts: what they show, and what an operator may ask from them."""
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from fleet.models import Rollout
+from fleet.services.rollout_actions import rollout_propose, rollout_start
+from models_registry.models import VersionState
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def rollout() -> Rollout:
+    rows.version("2", state=VersionState.RELEASED)
+    rows.deployment(cells=2)
+    rows.cell("a")
+    proposal = rollout_propose(deployment="sim-70b", version="sim-70b@2", policy={})
+    return rollout_start(proposal=proposal, actor="ada", now=NOW, why="faster")
+
+
+def test_the_list_says_where_each_rollout_stands(rollout: Rollout) -> None:
+    shown = fragment(signed_in(), "/rollouts/", "rollouts-table")
+    for words in ("sim-70b@1", "sim-70b@2", "us-east-1 canary", "running", "started by ada: faster"):
+        assert words in shown
+    assert "No rollout matches" in fragment(signed_in(), "/rollouts/?state=succeeded", "rollouts-table")
+    assert "sim-70b@2" in fragment(signed_in(), "/rollouts/?state=active&q=sim", "rollouts-table")
+
+
+def test_a_rollout_shows_its_waves_its_gate_and_its_failures(rollout: Rollout) -> None:
+    verdict = {"finding": "worse", "reason": "p95 is 2.00 times", "numbers": {"requests": 412.0}}
+    failed = [{"cell": "a", "generation": 4, "reason": "killed"}]
+    Rollout.objects.update(stage=4, verdict=verdict, failed=failed)
+    shown = fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout")
+    for words in ("us-east-1 100 %", "2 of 2 cells", "done", "p95 is 2.00 times", "412", "generation 4: killed", "0/1"):
+        assert words in shown
+
+
+def test_only_what_fits_the_state_can_be_asked(rollout: Rollout) -> None:
+    shown = fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout-asks")
+    assert "ask-pause" in shown
+    assert "ask-resume" not in shown
+    Rollout.objects.update(state="succeeded")
+    assert "nothing can be asked" in fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout-asks")
+
+
+def test_an_operator_asks_and_comes_back_to_the_page(rollout: Rollout) -> None:
+    answer = signed_in().post(f"/rollouts/{rollout.pk}/ask/pause/", {"why": "lunch"})
+    assert (answer.status_code, answer.headers["Location"]) == (302, f"/rollouts/{rollout.pk}/")
+    rollout.refresh_from_db()
+    assert (rollout.state, rollout.reason) == ("paused", "pause asked by operator: lunch")
+
+
+def test_what_is_refused_is_said(rollout: Rollout) -> None:
+    answer = signed_in().post(f"/rollouts/{rollout.pk}/ask/resume/")
+    assert answer.status_code == 409
+    assert "resume needs one that is paused" in answer.text
+
+
+def test_only_people_who_are_signed_in_may_ask_and_only_by_a_form(rollout: Rollout) -> None:
+    path = f"/rollouts/{rollout.pk}/ask/pause/"
+    assert Client().post(path).headers["Location"].startswith("/login/")
+    assert signed_in().get(path).status_code == 405
+    careful = Client(enforce_csrf_checks=True)
+    careful.force_login(User.objects.get(username="operator"))
+    assert careful.post(path).status_code == 403
+    rollout.refresh_from_db()
+    assert rollout.state == "running"
+
+
+@pytest.mark.parametrize("path", ["/rollouts/99/", "/rollouts/x/", "/rollouts/99999999999999/"])
+def test_a_rollout_that_is_not_there_is_a_page_that_is_not_there(path: str) -> None:
+    assert signed_in().get(path).status_code == 404
+
+
+def test_what_nobody_can_ask_is_not_there(rollout: Rollout) -> None:
+    assert signed_in().post(f"/rollouts/{rollout.pk}/ask/explode/").status_code == 404
