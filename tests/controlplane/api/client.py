@@ -26,6 +26,12 @@ def document() -> dict[str, Any]:
     return dict(json.loads(json.dumps(generated)))
 
 
+@functools.cache
+def lists() -> tuple[str, ...]:
+    """Paths that answer with a page of results."""
+    return tuple(path for path, found in document()["paths"].items() if "{" not in path and "get" in found)
+
+
 def assert_valid(instance: Any, schema: dict[str, Any]) -> None:
     """Check against a schema of the document, whose references it may use."""
     whole = {**schema, "components": document()["components"]}

@@ -2,14 +2,12 @@
 
 import pytest
 
-from tests.controlplane.api.client import bearer, document, rules
+from tests.controlplane.api.client import bearer, document, lists, rules
 
 pytestmark = pytest.mark.django_db
 
-LISTS = [path for path in document()["paths"] if "{" not in path]
 
-
-@pytest.mark.parametrize("path", LISTS)
+@pytest.mark.parametrize("path", lists())
 def test_every_list_refuses_an_unknown_parameter_and_names_those_it_knows(path: str) -> None:
     response = bearer().get(path, {"colour": "red"})
     assert rules(response) == {"colour": "unknown_parameter"}
