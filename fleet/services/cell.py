@@ -128,7 +128,7 @@ def cell_move(decision: MoveCell, *, now: datetime) -> None:
         if decision.to is CellState.READY:
             disruption_close(cell_id=cell.id, now=now)
             incidents_close(cell=cell.id, resolution=f"ready again at generation {cell.generation}", now=now)
-        elif decision.to in {CellState.FAILED, CellState.LOST}:
+        elif decision.to in {CellState.FAILED, CellState.LOST} and decision.seen is not CellState.DRAINING:
             incident_open(
                 kind=f"cell-{decision.to}",
                 subject=cell.id,

@@ -1,0 +1,63 @@
+"""What users of other systems were hurt by, over all planners of a round: what looks bad for a moment, or from one side
+only, is left alone; what is dead is not kept because another rank still answers."""
+
+from typing import Any
+
+import pytest
+
+from engine_agent.protocol.states import EngineState
+from fleet.planning.decisions import MoveCell, MoveNode
+from fleet.planning.fault_decisions import OpenIncident
+from fleet.planning.fault_rules import IncidentKind
+from fleet.planning.planners import PLANNERS
+from fleet.planning.snapshot import FleetView, ProviderStatus
+from fleet.planning.states import CellState, NodeState
+from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
+
+
+def first_round(view: FleetView) -> tuple[Any, ...]:
+    """What the first planner of a round that decides something decides."""
+    return next((decided for planner in PLANNERS if (decided := planner(view, SETTINGS, NOW))), ())
+
+
+def pair(leader: dict[str, Any], follower: dict[str, Any], **changes: Any) -> FleetView:
+    ranks = (member("l", report=leader), member("f", report=follower, **changes))
+    return fleet(
+        *ranks, member("o", of="c2"), member("p", of="c2"), cell("c1", "l", "f"), cell("c2", "o", "p"), wanted=2
+    )
+
+
+def test_one_failed_probe_changes_nothing() -> None:
+    assert first_round(pair({"unhealthy_since": ago(3), "health_reason": "timeout"}, {})) == ()
+
+
+def test_one_missed_report_changes_nothing() -> None:
+    assert first_round(pair({}, {"last_seen_at": ago(4)})) == ()
+
+
+def test_all_agents_silent_at_once_is_an_incident_and_no_action() -> None:
+    silent = {"last_seen_at": ago(300)}
+    view = fleet(
+        *(member(name, of="c1", report=silent) for name in "lf"), node("s", report=silent), cell("c1", "l", "f")
+    )
+    (said,) = first_round(view)
+    assert isinstance(said, OpenIncident)
+    assert said.kind is IncidentKind.DEAF
+
+
+def test_a_leader_that_answers_200_does_not_hide_that_its_followers_engine_is_dead() -> None:
+    (moved,) = first_round(pair({}, {"state": EngineState.FAILED, "reason": "exit 1"}))
+    assert isinstance(moved, MoveCell)
+    assert (moved.cell, moved.to) == ("c1", CellState.FAILED)
+
+
+def test_nor_that_its_followers_machine_is_gone() -> None:
+    (moved,) = first_round(pair({}, {"connected": False}, provider=ProviderStatus.GONE))
+    assert isinstance(moved, MoveNode)
+    assert (moved.node, moved.to) == ("f", NodeState.LOST)
+
+
+@pytest.mark.parametrize("silence_s", [31, 3600])
+def test_a_silent_follower_of_a_leader_that_serves_is_suspect_and_never_lost(silence_s: float) -> None:
+    view = pair({}, {"last_seen_at": ago(silence_s)}, state=NodeState.SUSPECT)
+    assert first_round(view) == ()
