@@ -7,6 +7,7 @@ rounds of the time of a step, and of the ratio to vLLM's executor in the same ro
 """
 
 import argparse
+import os
 import statistics
 import sys
 import time
@@ -65,7 +66,7 @@ def main() -> None:
     lines = [
         "# A decode step in a two-node cell\n",
         f"{time.strftime('%Y-%m-%d')}, SmolLM2-135M, bf16, tensor-parallel 2, one thread a rank, {options.rounds} "
-        f"rounds of {options.tokens} tokens, all replicas on one machine and asked in turn.\n",
+        f"rounds of {options.tokens} tokens, all replicas on one machine and asked in turn; load average {os.getloadavg()[1]:.0f}.\n",
         "| executor | batch | ms a step, median | of vLLM's mp, median of rounds | lowest to highest |",
         "| --- | --- | --- | --- | --- |",
     ]
