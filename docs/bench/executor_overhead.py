@@ -66,7 +66,8 @@ def main() -> None:
     lines = [
         "# A decode step in a two-node cell\n",
         f"{time.strftime('%Y-%m-%d')}, SmolLM2-135M, bf16, tensor-parallel 2, one thread a rank, {options.rounds} "
-        f"rounds of {options.tokens} tokens, all replicas on one machine and asked in turn; load average {os.getloadavg()[1]:.0f}.\n",
+        f"rounds of {options.tokens} tokens, all replicas on one machine and asked in turn; "
+        f"load average {os.getloadavg()[1]:.0f}.\n",
         "| executor | batch | ms a step, median | of vLLM's mp, median of rounds | lowest to highest |",
         "| --- | --- | --- | --- | --- |",
     ]
