@@ -102,9 +102,11 @@ def _slow_in(
     cohort: Cohort, nodes: Mapping[str, Mapping[int, StepWindow]], settings: FaultSettings
 ) -> Iterable[SlowNode]:
     newest = max(index for windows in nodes.values() for index in windows)
-    counted = range(newest - settings.step_windows + 1, newest + 1)
     slow: dict[str, list[Measured]] = defaultdict(list)
-    for index in counted:
+    for left in range(settings.step_windows, 0, -1):
+        if max((len(found) for found in slow.values()), default=0) + left < settings.step_windows_slow:
+            break  # nobody can become slow enough: the usual case, and half the work
+        index = newest - left + 1
         times = relative_times({node: known[index] for node, known in nodes.items() if index in known}, settings)
         if len(times) <= settings.slow_peers:
             continue

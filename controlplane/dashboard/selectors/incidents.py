@@ -28,7 +28,7 @@ class IncidentList:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The fleet in numbers. `trouble` counts open incidents, and broken cells that none of them names."""
+    """The fleet in numbers. `trouble` counts open incidents but shadows, and broken cells that none names."""
 
     incidents: int
     cells: int
@@ -143,7 +143,7 @@ def _commands(incident: Incident) -> list[Command]:
 
 def standing() -> Standing:
     """The whole fleet in three queries."""
-    explained = Incident.objects.filter(state=IncidentState.OPEN, cell=OuterRef("pk"))
+    explained = Incident.objects.filter(state=IncidentState.OPEN, shadow=False, cell=OuterRef("pk"))
     broken = Q(state__in=BAD_CELL_STATES)
     cells = Cell.objects.exclude(state=CellState.STOPPED).aggregate(
         total=Count("pk"),
@@ -152,7 +152,7 @@ def standing() -> Standing:
         unexplained=Count("pk", filter=broken & ~Q(Exists(explained))),
     )
     return Standing(
-        incidents=Incident.objects.filter(state=IncidentState.OPEN).count(),
+        incidents=Incident.objects.filter(state=IncidentState.OPEN, shadow=False).count(),
         cells=cells["total"],
         cells_ready=cells["ready"],
         cells_broken=cells["broken"],

@@ -44,7 +44,7 @@ class MapRegion:
 
 
 def broken() -> Broken:
-    incidents = Incident.objects.filter(state=IncidentState.OPEN)
+    incidents = Incident.objects.filter(state=IncidentState.OPEN, shadow=False)
     explained = incidents.exclude(cell="").values("cell")
     cells = Cell.objects.filter(state__in=BAD_CELL_STATES).exclude(pk__in=explained).order_by("state_since")
     return Broken(standing=standing(), incidents=tuple(incidents[:ROWS_SHOWN]), cells=tuple(cells[:ROWS_SHOWN]))

@@ -93,3 +93,9 @@ def test_a_stopped_cell_and_a_retired_node_are_history() -> None:
     rows.node("n-00000001", state="retired")
     assert "sim-70b-us-east-1-1" not in part("map")
     assert "n-00000001" not in part("nodes")
+
+
+def test_what_a_rule_in_shadow_would_have_done_is_no_trouble() -> None:
+    Incident.objects.create(kind="node-slow", subject="n", summary="would have", shadow=True, opened_at=NOW)
+    assert "would have" not in part("broken")
+    assert "Nothing is broken" in part("broken")

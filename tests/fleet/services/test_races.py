@@ -4,11 +4,14 @@ from functools import partial
 
 import pytest
 
-from fleet.models import Cell, CellMember, Node
+from fleet.models import Cell, CellMember, Node, Replacement
 from fleet.planning.decisions import RetireNode, StartCell
+from fleet.planning.fault_decisions import ReplaceNode
+from fleet.planning.fault_rules import Rule
 from fleet.planning.states import CellState, NodeState
 from fleet.services.cell import cell_start
 from fleet.services.node import node_retire
+from fleet.services.replacement import node_replace
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.fleet.services.racing import Step, race
@@ -52,3 +55,26 @@ def test_two_cells_never_get_the_same_nodes() -> None:
 def test_one_decision_is_applied_once() -> None:
     assert race(START, START) == "StaleDecision"
     assert Cell.objects.get(id="c1").generation == 1
+
+
+def test_a_node_that_two_reconcilers_condemn_is_replaced_once() -> None:
+    since = Node.objects.get(id="n-a").state_since
+    condemn = partial(
+        node_replace, ReplaceNode("n-a", NodeState.READY, since, "", Rule.HARD_SIGNATURE, "it broke"), now=NOW
+    )
+    assert race(condemn, condemn) == "StaleDecision"
+    assert Replacement.objects.count() == 1
+
+
+def test_a_cell_does_not_start_on_a_node_that_was_condemned_meanwhile() -> None:
+    since = Node.objects.get(id="n-a").state_since
+    condemned = ReplaceNode("n-a", NodeState.READY, since, "", Rule.HARD_SIGNATURE, "it broke")
+    assert race(partial(node_replace, condemned, now=NOW), START) == "StaleDecision"
+    assert members() == {}
+
+
+def test_a_node_that_joined_a_cell_meanwhile_is_not_condemned_by_what_was_seen_before() -> None:
+    since = Node.objects.get(id="n-a").state_since
+    condemned = ReplaceNode("n-a", NodeState.READY, since, "", Rule.HARD_SIGNATURE, "it broke")
+    assert race(START, partial(node_replace, condemned, now=NOW)) == "StaleDecision"
+    assert Node.objects.get(id="n-a").state == NodeState.READY
