@@ -71,8 +71,8 @@ class RunningFleet:
     def patch(self, path: str, body: Any) -> Any:
         return self._ask("PATCH", path, json=body)
 
-    def post(self, path: str) -> Any:
-        return self._ask("POST", path, json={})
+    def post(self, path: str, body: Any = None) -> Any:
+        return self._ask("POST", path, json=body or {})
 
     def cells(self, **query: str) -> dict[str, Any]:
         return {cell["id"]: cell for cell in self.api("cells", **query)["results"]}
