@@ -139,7 +139,7 @@ class Store:
         cell = self.cells[cell_id]
         if (cell.generation, cell.state, cell.unrouted_at) != (generation, CellState.DRAINING, None):
             return False
-        self._write_cell("unrouted", replace(cell, unrouted_at=now), now)
+        self._set_cell("unrouted", cell, replace(cell, unrouted_at=now), now)
         return True
 
     # --- what decisions do -------------------------------------------------------------------------------------------
@@ -159,8 +159,11 @@ class Store:
 
     @apply.register
     def _(self, decision: CordonNode, now: datetime) -> None:
+        node = self.nodes.get(decision.node)
+        if node is None or node.cordoned or node.state is NodeState.RETIRED:
+            raise Stale(f"node {decision.node}")
         self.before_write()
-        self.nodes[decision.node] = replace(self.nodes[decision.node], cordoned=True)
+        self.nodes[decision.node] = replace(node, cordoned=True)
         self._commit(Write(decision, now))
 
     @apply.register
@@ -231,7 +234,7 @@ class Store:
 
     @apply.register
     def _(self, decision: StartCell, now: datetime) -> None:
-        cell = self._seen(decision)
+        cell = self._seen(decision, CellState.STARTING)
         before = {member.node for member in cell.members}
         for name in decision.nodes:
             node = self.nodes.get(name)
@@ -254,7 +257,7 @@ class Store:
 
     @apply.register
     def _(self, decision: MoveCell, now: datetime) -> None:
-        cell = self._seen(decision)
+        cell = self._seen(decision, decision.to)
         moved = self._moved(cell, decision.to, decision.reason, now)
         if decision.to is CellState.READY:
             moved = replace(moved, restarts=0, disruption=None)
@@ -262,7 +265,7 @@ class Store:
 
     @apply.register
     def _(self, decision: DrainCell, now: datetime) -> None:
-        cell = self._seen(decision)
+        cell = self._seen(decision, CellState.DRAINING)
         spec = self.deployments[cell.deployment]
         standing = standing_of(self.cells.values(), self.deployments, cell, now)
         if refused := refusal(standing, decision.cause, spec.policy.max_unavailable, self.limits):
@@ -272,11 +275,11 @@ class Store:
 
     @apply.register
     def _(self, decision: ChangeRollout, now: datetime) -> None:
+        if decision.to not in ROLLOUT_ALLOWED[decision.seen]:
+            raise ValueError(f"a rollout cannot go from {decision.seen} to {decision.to}")
         known = next((rollout for rollout in self.rollouts.values() if rollout.id == decision.rollout), None)
         if known is None or (known.state, known.revision) != (decision.seen, decision.revision):
             raise Stale(f"rollout {decision.rollout}")
-        if decision.to not in ROLLOUT_ALLOWED[known.state]:
-            raise ValueError(f"a rollout cannot go from {known.state} to {decision.to}")
         self.before_write()
         moved = (known.state, known.stage) != (decision.to, decision.stage)
         changed = replace(
@@ -304,7 +307,7 @@ class Store:
 
     @apply.register
     def _(self, decision: StopCell, now: datetime) -> None:
-        cell = self._seen(decision)
+        cell = self._seen(decision, CellState.STOPPED)
         moved = replace(self._moved(cell, CellState.STOPPED, decision.reason, now), members=(), disruption=None)
         self.before_write()
         self._put_members(cell, (), now)
@@ -313,16 +316,18 @@ class Store:
 
     # --- one transaction ---------------------------------------------------------------------------------------------
 
-    def _seen(self, decision: StartCell | DrainCell | MoveCell | ExplainCell | StopCell) -> CellView:
-        cell = self.cells.get(decision.cell)
+    def _seen(
+        self, decision: StartCell | DrainCell | MoveCell | ExplainCell | StopCell, to: CellState | None = None
+    ) -> CellView:
         seen = CellState.READY if isinstance(decision, DrainCell) else decision.seen
+        if to is not None and to not in CELL_ALLOWED[seen]:
+            raise ValueError(f"a cell cannot go from {seen} to {to}")
+        cell = self.cells.get(decision.cell)
         if cell is None or (cell.state, cell.generation) != (seen, decision.generation):
             raise Stale(f"cell {decision.cell}")
         return cell
 
     def _moved(self, cell: CellView, to: CellState, reason: str, now: datetime) -> CellView:
-        if to not in CELL_ALLOWED[cell.state]:
-            raise ValueError(f"a cell cannot go from {cell.state} to {to}")
         return replace(cell, state=to, reason=reason, state_since=now)
 
     def _write_cell(self, cause: Decision | str, cell: CellView, now: datetime, *, ordered: bool = True) -> None:
@@ -348,13 +353,13 @@ class Store:
                 self.nodes[member.node] = replace(self.nodes[member.node], spare_since=now)
 
     def _move_node(self, decision: MoveNode | RetireNode | ReplaceNode, to: NodeState, now: datetime) -> None:
+        if to not in NODE_ALLOWED[decision.seen]:
+            raise ValueError(f"a node cannot go from {decision.seen} to {to}")
         node = self.nodes.get(decision.node)
         if node is None or node.state is not decision.seen:
             raise Stale(f"node {decision.node}")
         if isinstance(decision, MoveNode) and to is NodeState.LOST and node.report.last_seen_at != decision.said_at:
             raise Stale(f"node {decision.node} has spoken since")
-        if to not in NODE_ALLOWED[node.state]:
-            raise ValueError(f"a node cannot go from {node.state} to {to}")
         self.before_write()
         moved = replace(node, state=to, state_since=now, cordoned=node.cordoned or to is NodeState.FAULTY)
         if decision.seen is NodeState.JOINING:
