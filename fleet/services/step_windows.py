@@ -8,6 +8,7 @@ from controlplane.kernel.leases import lease_release, lease_take, this_holder
 from engine_agent.protocol.states import EngineState
 from fleet.models import NodeReport, StepRecord
 from fleet.planning.fault_settings import FaultSettings
+from fleet.planning.states import NodeState
 
 LEASE = "step-windows"
 LEASE_TTL_S = 30.0
@@ -27,6 +28,7 @@ def step_windows_cut(*, now: datetime, settings: FaultSettings | None = None) ->
 
 
 def _cut(index: int, settings: FaultSettings) -> int:
+    StepRecord.objects.filter(node__state=NodeState.RETIRED.value).delete()
     known = {record.node_id: record for record in StepRecord.objects.all()}
     said: Any = NodeReport.objects.filter(steps__isnull=False, state=EngineState.READY.value, connected=True)
     changed, seen = [], 0

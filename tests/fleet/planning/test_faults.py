@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleet.planning.decisions import DrainCell
+from fleet.planning.decisions import DrainCell, RetireNode
 from fleet.planning.fault_decisions import (
     CloseReplacement,
     CordonNode,
@@ -15,6 +15,7 @@ from fleet.planning.fault_decisions import (
 )
 from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
 from fleet.planning.faults import plan_faults
+from fleet.planning.reconcile import plan_reconcile
 from fleet.planning.snapshot import FleetView
 from fleet.planning.states import CellState, NodeState
 from tests.fleet.planning.faulty import HARD, SOFT, VAGUE, incident, replacement, signal, with_faults
@@ -156,3 +157,17 @@ def test_a_replacement_is_done_when_its_cell_is_ready_without_the_node() -> None
     assert plan(with_faults(view, replacements=(gone,))) == (CloseReplacement(5, "c1 is ready without it"),)
     starting = replace(view, cells={"c1": cell("c1", "l", "s", state=CellState.STARTING)})
     assert plan(with_faults(starting, replacements=(gone,))) == ()
+
+
+def test_a_machine_that_a_person_must_look_at_is_not_ended() -> None:
+    view = fleet(member("l"), member("f"), cell("c1", "l", "f"), node("x", state=NodeState.FAULTY, cordoned=True))
+    assert [d.node for d in plan_reconcile(view, SETTINGS, NOW) if isinstance(d, RetireNode)] == ["x"]
+    held = with_faults(view, incidents=(incident(IncidentKind.REPEATED_REPAIRS, "x"),))
+    assert not [d for d in plan_reconcile(held, SETTINGS, NOW) if isinstance(d, RetireNode)]
+
+
+def test_a_dismissed_suspicion_stays_quiet_while_there_is_no_new_evidence() -> None:
+    view = with_faults(pair(), repairs={"f": 5}, muted=frozenset({(IncidentKind.REPEATED_REPAIRS, "f")}))
+    assert plan(view) == ()
+    signalled = with_faults(pair(), signal("f"), muted=frozenset({(IncidentKind.HARDWARE, "f")}))
+    assert kinds(signalled) == [OpenIncident, CordonNode, ReplaceNode]

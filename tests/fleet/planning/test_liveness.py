@@ -7,6 +7,7 @@ import pytest
 
 from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import MoveNode, RestartAgent
+from fleet.planning.fault_views import FaultsView
 from fleet.planning.liveness import nodes_in_doubt, plan_liveness
 from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus
 from fleet.planning.states import NodeState
@@ -88,6 +89,19 @@ def test_a_leader_that_failed_in_another_cell_is_no_witness() -> None:
     leader = member("l", of="c9", report={"state": EngineState.FAILED, "reason": "out of memory"})
     follower = replace(member("f", report={"connected": False, "last_seen_at": ago(31)}), state=NodeState.SUSPECT)
     assert moves(fleet(leader, follower, cell("c1", "l", "f"))) == []
+
+
+def test_an_ingress_witnesses_against_followers_only_once_their_leader_is_silent_too() -> None:
+    quiet = {"connected": False, "last_seen_at": ago(31)}
+    follower = member("f", report=quiet, state=NodeState.SUSPECT)
+    others = [node(f"s{number}") for number in range(40)]  # two of a pool so large may be replaced at once
+    down = FaultsView(down={"c1": "i-east"})
+    serving = fleet(member("l"), follower, cell("c1", "l", "f"), *others)
+    assert moves(replace(serving, faults=down)) == []
+    silent_cell = fleet(member("l", report=quiet, state=NodeState.SUSPECT), follower, cell("c1", "l", "f"), *others)
+    assert moves(replace(silent_cell, faults=down)) == [("l", NodeState.LOST)]
+    after = fleet(member("l", report=quiet, state=NodeState.LOST), follower, cell("c1", "l", "f"), *others)
+    assert moves(replace(after, faults=down)) == [("f", NodeState.LOST)]
 
 
 def test_a_suspect_that_reports_again_is_ready() -> None:

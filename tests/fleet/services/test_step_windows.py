@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleet.models import Node, NodeReport
+from fleet.models import Node, NodeReport, StepRecord
 from fleet.planning.fault_settings import FaultSettings
 from fleet.selectors.faults import faults_view
 from fleet.services.step_windows import step_windows_cut
@@ -82,3 +82,12 @@ def test_an_idle_rank_has_no_window_and_one_that_counts_anew_neither() -> None:
         said(steps, 20.0 * steps)
         step_windows_cut(now=NOW + number * WINDOW)
     assert windows() == []
+
+
+def test_what_a_retired_node_computed_is_forgotten() -> None:
+    said(100, 2000.0)
+    step_windows_cut(now=NOW)
+    Node.objects.update(state="retired")
+    NodeReport.objects.all().delete()
+    step_windows_cut(now=NOW + WINDOW)
+    assert not StepRecord.objects.exists()
