@@ -197,7 +197,7 @@ def runtime_folder(node: str) -> Path:
 
 def shared_memory() -> set[str]:
     """Segments of cells in /dev/shm."""
-    return {name for name in os.listdir("/dev/shm") if "cpushm" in name or "switchyard" in name}
+    return {name for name in os.listdir("/dev/shm") if "switchyard-" in name}
 
 
 def wrong_secret() -> Mapping[str, str]:
