@@ -103,7 +103,7 @@ class Ledger:
             fleet_open=self._region_open.total(),
             is_available=cell.id in self._available,
         )
-        return refusal(standing, cause, deployment.policy.max_unavailable, self._limits)
+        return refusal(standing, cause, self._fleet.policy_of(cell.deployment).max_unavailable, self._limits)
 
     def charge(self, cell: CellView, cause: DisruptionCause) -> None:
         """This cell is taken down by this pass."""
@@ -115,7 +115,7 @@ class Ledger:
         return cell.id in self._available
 
     def _counts(self, cell: CellView, now: datetime) -> bool:
-        settle_s = self._fleet.deployments[cell.deployment].policy.min_healthy_s
+        settle_s = self._fleet.policy_of(cell.deployment).min_healthy_s
         return cell.state is CellState.READY and (now - cell.state_since).total_seconds() >= settle_s
 
     def _add_available(self, cell: CellView, number: int) -> None:

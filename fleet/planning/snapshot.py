@@ -211,6 +211,11 @@ class FleetView:
     rollouts: Mapping[str, RolloutView] = field(default_factory=dict)
     faults: FaultsView = field(default_factory=FaultsView)
 
+    def policy_of(self, deployment: str) -> UpdatePolicy:
+        """What may be done to a deployment now: its rollout's copy while one is active, else its own."""
+        rollout = self.rollouts.get(deployment)
+        return rollout.policy if rollout else self.deployments[deployment].policy
+
     def heard_for_s(self, since: datetime, now: datetime) -> float:
         """Seconds since `since` in which agents could reach us; 0 while they cannot: our gap is nobody's delay."""
         if self.listening_since is None:

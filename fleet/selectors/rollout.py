@@ -6,9 +6,9 @@ from typing import Any
 import msgspec
 from django.db.models import QuerySet
 
-from fleet.models import NodeReport, Rollout
+from fleet.models import Deployment, NodeReport, Rollout
 from fleet.planning.counters import CellCounters
-from fleet.planning.policy import parse_policy
+from fleet.planning.policy import UpdatePolicy, parse_policy
 from fleet.planning.snapshot import FailedStart, RolloutView
 from fleet.planning.states import ROLLOUT_ACTIVE, RolloutState
 from fleet.selectors.load import load_stored
@@ -24,6 +24,12 @@ def rollouts_described() -> QuerySet[Rollout]:
 def active_rollouts() -> list[Rollout]:
     """Those that planners look at: one query."""
     return list(rollouts_described().filter(state__in=ACTIVE))
+
+
+def policy_in_force(deployment: str) -> UpdatePolicy:
+    """What may be done to a deployment now: its rollout's copy while one is active, else its own."""
+    rollout = Rollout.objects.filter(deployment_id=deployment, state__in=ACTIVE).first()
+    return parse_policy(rollout.policy) if rollout else Deployment.objects.get(name=deployment).policy()
 
 
 def rollout_view(rollout: Rollout) -> RolloutView:

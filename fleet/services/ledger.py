@@ -15,6 +15,7 @@ from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Cell, Deployment, DeploymentRegion, Disruption
 from fleet.planning.ledger import LedgerLimits, Standing, refusal
 from fleet.planning.states import CellState, DisruptionCause
+from fleet.selectors.rollout import policy_in_force
 
 LOCK = 0x53_57_4C_47
 """Key of PostgreSQL's advisory lock: "SWLG", the ledger of the whole fleet."""
@@ -29,7 +30,7 @@ def disruption_charge(
         StaleDecision: it does not any more.
     """
     _lock(cell.deployment_id)
-    policy = Deployment.objects.get(name=cell.deployment_id).policy()
+    policy = policy_in_force(cell.deployment_id)
     standing = _standing(cell, policy.min_healthy_s, now)
     if refused := refusal(standing, cause, policy.max_unavailable, limits):
         raise StaleDecision(f"cell {cell.id} stays: {refused}")

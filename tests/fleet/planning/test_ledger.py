@@ -7,7 +7,8 @@ import pytest
 
 from fleet.planning.ledger import Ledger, LedgerLimits, Standing, refusal
 from fleet.planning.policy import UpdatePolicy
-from fleet.planning.states import CellState, DisruptionCause
+from fleet.planning.snapshot import RolloutView
+from fleet.planning.states import CellState, DisruptionCause, RolloutState
 from tests.fleet.planning.fleets import NOW, ago, cell, fleet
 
 LIMITS = LedgerLimits()
@@ -74,6 +75,17 @@ def test_a_pass_counts_what_it_has_charged_itself() -> None:
     assert ledger.refusal(first, DisruptionCause.ROLLOUT) is None
     ledger.charge(first, DisruptionCause.ROLLOUT)
     assert ledger.refusal(second, DisruptionCause.ROLLOUT) is not None
+
+
+def test_a_rollouts_own_policy_counts_while_it_is_active() -> None:
+    view = fleet(*(cell(f"c{i}") for i in range(3)), wanted=3)
+    policy = UpdatePolicy(max_unavailable=2, min_healthy_s=1)
+    rollout = RolloutView(1, "llama", "1", "2", RolloutState.RUNNING, 0, ("east",), policy, 1, NOW)
+    ledger = Ledger(replace(view, rollouts={"llama": rollout}), LIMITS, NOW)
+    for name in ("c0", "c1"):
+        assert ledger.refusal(view.cells[name], DisruptionCause.ROLLOUT) is None
+        ledger.charge(view.cells[name], DisruptionCause.ROLLOUT)
+    assert ledger.refusal(view.cells["c2"], DisruptionCause.ROLLOUT) is not None
 
 
 def test_a_cell_is_available_once_it_was_ready_for_long_enough() -> None:

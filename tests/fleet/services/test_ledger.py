@@ -12,6 +12,8 @@ from fleet.planning.states import CellState, DisruptionCause
 from fleet.services.cell import cell_drain_charged, cell_move, cell_start, cell_stop
 from fleet.services.cell_actions import cell_drain
 from fleet.services.deployment import deployment_scale
+from fleet.services.rollout_actions import rollout_propose, rollout_start
+from models_registry.models import VersionState
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.fleet.services.racing import race
@@ -83,6 +85,17 @@ def test_a_start_carries_the_version_that_the_cell_runs_from_now_on() -> None:
     assert Cell.objects.get(id="a").model_version == other
     with pytest.raises(StaleDecision, match="no model version sim-70b@9"):
         cell_start(StartCell("a", CellState.STARTING, 2, ("n-a",), "x", "sim-70b@9"), now=LATER)
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("three_cells")
+def test_a_rollouts_own_copy_of_the_policy_counts_while_it_is_active() -> None:
+    rows.version("2", state=VersionState.RELEASED)
+    proposal = rollout_propose(deployment="sim-70b", version="sim-70b@2", policy={"max_unavailable": 2})
+    rollout_start(proposal=proposal, actor="ada", now=NOW)
+    drain("a")
+    drain("b")
+    assert [cell for cell, _ in open_entries()] == ["a", "b"]
 
 
 @pytest.mark.django_db(transaction=True)
