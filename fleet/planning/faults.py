@@ -194,9 +194,19 @@ def _why_untouched(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCau
 
 def _why_later(work: _Pass, suspicion: Suspicion) -> str:
     node = suspicion.node
-    if node is None or suspicion.rule is None or node.state in CONDEMNED or _is_replaced(work, node):
+    if node is None or suspicion.rule is None or node.state in CONDEMNED:
         return ""
+    if _is_replaced(work, node):
+        return _why_not_drained(work, suspicion.cell)
     return work.guards.crowded(node)
+
+
+def _why_not_drained(work: _Pass, cell: CellView | None) -> str:
+    """Why a cell that serves may not be drained for a replacement now; empty: it may, or need not."""
+    if cell is None or cell.state is not CellState.READY:
+        return ""
+    refused = Ledger(work.fleet, work.settings.ledger, work.now).refusal(cell, DisruptionCause.REPAIR)
+    return f"its cell cannot be drained: {refused}" if refused else ""
 
 
 def _is_replaced(work: _Pass, node: NodeView) -> bool:
@@ -224,7 +234,7 @@ def _go_on(work: _Pass, replacement: ReplacementView) -> None:
     if node is None or node.state not in {NodeState.READY, NodeState.SUSPECT}:
         work.decisions.append(CloseReplacement(replacement.id, "the node is out of use already"))
     elif cell is not None and cell.state is CellState.READY:
-        if Ledger(work.fleet, work.settings.ledger, work.now).refusal(cell, DisruptionCause.REPAIR):
+        if _why_not_drained(work, cell):
             return
         reason = f"{node.id} is to be replaced: {replacement.reason}"
         work.decisions.append(DrainCell(cell.id, cell.generation, DisruptionCause.REPAIR, reason))

@@ -171,3 +171,10 @@ def test_a_dismissed_suspicion_stays_quiet_while_there_is_no_new_evidence() -> N
     assert plan(view) == ()
     signalled = with_faults(pair(), signal("f"), muted=frozenset({(IncidentKind.HARDWARE, "f")}))
     assert kinds(signalled) == [OpenIncident, CordonNode, ReplaceNode]
+
+
+def test_an_incident_says_that_its_cell_cannot_be_drained() -> None:
+    view = fleet(member("l"), member("f", cordoned=True), node("s"), cell("c1", "l", "f"))
+    wish = replacement("f", "c1", begun=False)
+    (opened,) = plan(with_faults(view, repairs={"f": 5}, replacements=(wish,)))
+    assert opened.evidence["waits"] == "its cell cannot be drained: no other cell of the deployment is available"
