@@ -198,6 +198,11 @@ class RegionView:
     repair_only: Mapping[str, int] = field(default_factory=dict)
 
 
+def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> UpdatePolicy:
+    """What may be done to a deployment: the policy its active rollout began with, else its own."""
+    return active.policy if active else deployment.policy
+
+
 @dataclass(frozen=True, slots=True)
 class FleetView:
     """Everything a pass looks at. `listening_since`: since when agents can reach us without a gap; None: not now.
@@ -213,8 +218,7 @@ class FleetView:
 
     def policy_of(self, deployment: str) -> UpdatePolicy:
         """What may be done to a deployment now: its rollout's copy while one is active, else its own."""
-        rollout = self.rollouts.get(deployment)
-        return rollout.policy if rollout else self.deployments[deployment].policy
+        return policy_in_force(self.deployments[deployment], self.rollouts.get(deployment))
 
     def heard_for_s(self, since: datetime, now: datetime) -> float:
         """Seconds since `since` in which agents could reach us; 0 while they cannot: our gap is nobody's delay."""

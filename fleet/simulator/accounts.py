@@ -9,11 +9,14 @@ from fleet.planning.states import CellState, DisruptionCause
 
 
 def standing_of(
-    cells: Iterable[CellView], deployments: Mapping[str, DeploymentView], about: CellView, now: datetime
+    cells: Iterable[CellView],
+    deployments: Mapping[str, DeploymentView],
+    about: CellView,
+    settle_s: float,
+    now: datetime,
 ) -> Standing:
-    """What one more disruption, of this cell, would start from."""
+    """What one more disruption, of this cell, would start from. Cells count once ready for `settle_s`."""
     spec = deployments[about.deployment]
-    settle_s = spec.policy.min_healthy_s
     available = available_here = own_open = region_open = fleet_open = 0
     for cell in cells:
         if cell.disruption is not None:

@@ -29,7 +29,16 @@ from fleet.planning.decisions import (
 from fleet.planning.fault_decisions import CordonNode, ReplaceNode, WishReplacement
 from fleet.planning.ledger import LedgerLimits, refusal
 from fleet.planning.phases import PHASES
-from fleet.planning.snapshot import CellView, FleetView, MemberView, NodeView, ProviderStatus, ReportView, RolloutView
+from fleet.planning.snapshot import (
+    CellView,
+    FleetView,
+    MemberView,
+    NodeView,
+    ProviderStatus,
+    ReportView,
+    RolloutView,
+    policy_in_force,
+)
 from fleet.planning.states import (
     CELL_ALLOWED,
     NODE_ALLOWED,
@@ -266,9 +275,9 @@ class Store:
     @apply.register
     def _(self, decision: DrainCell, now: datetime) -> None:
         cell = self._seen(decision, CellState.DRAINING)
-        spec = self.deployments[cell.deployment]
-        standing = standing_of(self.cells.values(), self.deployments, cell, now)
-        if refused := refusal(standing, decision.cause, spec.policy.max_unavailable, self.limits):
+        policy = policy_in_force(self.deployments[cell.deployment], self.rollouts.get(cell.deployment))
+        standing = standing_of(self.cells.values(), self.deployments, cell, policy.min_healthy_s, now)
+        if refused := refusal(standing, decision.cause, policy.max_unavailable, self.limits):
             raise Stale(f"cell {cell.id} stays: {refused}")
         moved = self._moved(cell, CellState.DRAINING, decision.reason, now)
         self._write_cell(decision, replace(moved, disruption=cell.disruption or decision.cause), now)
