@@ -25,6 +25,7 @@ class Cell:
         self.followers_end: Queue[tuple[str, bool]] = Queue()
         self.setups: Queue[bytes | CellEnded] = Queue()
         self.followers: dict[int, FollowerLink] = {}
+        self.links: list[FollowerLink] = []
         self.leader = LeaderLink(member, SECRET, SOFTWARE, self.leaders_end.put)
 
     def call(
@@ -33,7 +34,8 @@ class Cell:
         """A follower comes."""
         member = replace(follower(self.member, rank), **changes)  # type: ignore[arg-type]
         link = FollowerLink(member, secret, software, lambda reason, failed: self.followers_end.put((reason, failed)))
-        self.followers[rank] = link
+        self.followers.setdefault(rank, link)
+        self.links.append(link)
         Thread(target=self._connect, args=(link,), daemon=True).start()
 
     def form(self) -> None:
@@ -69,7 +71,7 @@ def cells() -> Iterator[Cells]:
     yield make
     for cell in made:
         cell.leader.close("the test is over", failed=False)
-        for link in cell.followers.values():
+        for link in cell.links:
             link.close()
 
 
