@@ -225,11 +225,21 @@ class SpillTarget(Struct, frozen=True):
     port: int
 
 
+class Affinity(Struct, frozen=True):
+    """Requests with the same key go to the same cell, for its prefix cache, while that cell is not overloaded.
+
+    `load_bound` is how much of the mean load of the pool's cells one may carry before its keys go elsewhere: 1.25 is
+    the bound of Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2018), as commonly set.
+    """
+
+    load_bound: float = 1.25
+
+
 class Pool(Struct, frozen=True):
     """The cells of one deployment in one region, and where its requests go.
 
     `fractions` maps serving region -> share of the requests that arrive here; the shares sum to 1 (I12), or the map
-    is empty while no region can serve.
+    is empty while no region can serve. `affinity` None: each request goes to the cell with the fewest.
     """
 
     name: str
@@ -238,14 +248,44 @@ class Pool(Struct, frozen=True):
     cells: tuple[CellEndpoint, ...]
     spill: tuple[SpillTarget, ...]
     fractions: dict[str, float]
+    affinity: Affinity | None = None
+
+
+class Split(Struct, frozen=True):
+    """A model name that several pools answer. `shares`: pool name -> weight; `sticky`: a key stays with its pool."""
+
+    model: str
+    shares: dict[str, int]
+    sticky: bool = True
+
+
+class ApiKey(Struct, frozen=True):
+    """An application's key as an ingress checks it. `digest` is the SHA-256 of its whole text, in hexadecimal.
+
+    `pools` are those it opens (empty: all), `serving_class` the most urgent it may ask for, `expires_at` in seconds
+    since 1970. A limit of 0 is none.
+    """
+
+    prefix: str
+    digest: str
+    tenant: str
+    serving_class: str
+    pools: tuple[str, ...] = ()
+    expires_at: float | None = None
+    requests_per_min: int = 0
+    tokens_per_min: int = 0
+    max_concurrent: int = 0
 
 
 class RoutingTable(Struct, frozen=True, tag="routing_table"):
-    """Complete statement of what the ingresses of one region must do."""
+    """Complete statement of what the ingresses of one region must do. `keys_required`: nobody is served without one."""
 
     revision: int
     region: str
     pools: tuple[Pool, ...]
+    splits: tuple[Split, ...] = ()
+    keys: tuple[ApiKey, ...] = ()
+    keys_required: bool = False
     max_body_bytes: int = 4 * 1024 * 1024
     retry_after_s: int = 5
 
