@@ -86,11 +86,44 @@ class Inventory(Struct, frozen=True):
     accelerators: tuple[str, ...] = ()
 
 
+class ClassLoad(Struct, frozen=True):
+    """One serving class's part of a cell's load. `refused_total` are those that admission sent away."""
+
+    in_flight: int = 0
+    requests_total: int = 0
+    errors_total: int = 0
+    refused_total: int = 0
+    prompt_tokens_total: int = 0
+    completion_tokens_total: int = 0
+    ttft_p50_ms: float | None = None
+    ttft_p99_ms: float | None = None
+
+
+class TenantLoad(Struct, frozen=True):
+    """One tenant's part of a cell's load. Its totals began at 0 at `since`, in seconds since 1970.
+
+    A reader who knows totals of another `since` adds these to them: the proxy is another, or had forgotten the tenant.
+    """
+
+    since: float
+    in_flight: int = 0
+    requests_total: int = 0
+    prompt_tokens_total: int = 0
+    completion_tokens_total: int = 0
+
+
+MAX_TENANTS_REPORTED = 128
+"""Tenants with a row of their own in a cell's load: at some 130 bytes each well below the limit of a frame."""
+OTHER_TENANTS = "~others"
+"""The row of all tenants beyond that; no tenant can be called so."""
+
+
 class Load(Struct, frozen=True):
     """Load of one cell as its proxy measured it. Percentiles and rates cover the last 30 s; None: no samples.
 
     `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of
-    `engine_agent.protocol.latency_buckets` to the number of samples in it, without the empty ones.
+    `engine_agent.protocol.latency_buckets` to the number of samples in it, without the empty ones. `classes` and
+    `tenants` have only those that sent something; requests without a tenant are in no row of `tenants`.
     """
 
     in_flight: int = 0
@@ -104,6 +137,8 @@ class Load(Struct, frozen=True):
     errors_total: int = 0
     ttft_counts: dict[int, int] = field(default_factory=dict)
     itl_counts: dict[int, int] = field(default_factory=dict)
+    classes: dict[str, ClassLoad] = field(default_factory=dict)
+    tenants: dict[str, TenantLoad] = field(default_factory=dict)
 
 
 class StepTimes(Struct, frozen=True):
