@@ -13,12 +13,11 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.requests import WhySerializer, actor_of
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import MemberRole
 from fleet.api import examples
-from fleet.api.actor import actor_of
 from fleet.api.filters import EndedHidden
-from fleet.api.requests import WhySerializer
 from fleet.models import Cell, CellMember
 from fleet.planning.fingerprints import StackComparison
 from fleet.planning.states import CellState, NodeState, ServingClass, choices

@@ -11,9 +11,8 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.requests import StrictSerializer, actor_of
 from fleet.api import examples
-from fleet.api.actor import actor_of
-from fleet.api.requests import StrictSerializer
 from fleet.models import Deployment
 from fleet.planning.states import ServingClass, choices
 from fleet.selectors.cell import ready_cells_by_place

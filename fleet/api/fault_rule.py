@@ -10,8 +10,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
-from fleet.api.actor import actor_of
-from fleet.api.requests import WhySerializer
+from controlplane.kernel.requests import WhySerializer, actor_of
 from fleet.models import FaultRule
 from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode
 from fleet.planning.states import choices

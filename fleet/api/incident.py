@@ -10,10 +10,9 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.requests import WhySerializer, actor_of
 from controlplane.kernel.tones import Tone
 from fleet.api import examples
-from fleet.api.actor import actor_of
-from fleet.api.requests import WhySerializer
 from fleet.models import Incident, Replacement
 from fleet.planning.states import IncidentState, choices
 from fleet.services.incident import incident_dismiss

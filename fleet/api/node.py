@@ -12,12 +12,11 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.requests import WhySerializer, actor_of
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import EngineState, MemberRole
 from fleet.api import examples
-from fleet.api.actor import actor_of
 from fleet.api.filters import EndedHidden
-from fleet.api.requests import WhySerializer
 from fleet.models import CellMember, Node, NodeReport
 from fleet.planning.states import NodeState, choices
 from fleet.selectors.node import nodes_described

@@ -10,9 +10,9 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.requests import StrictSerializer
 from fleet.api import plan_examples as examples
 from fleet.api.deployment import ScaleSerializer
-from fleet.api.requests import StrictSerializer
 from fleet.services.plan import plan_lost_region, plan_rollout, plan_scale
 from fleet.simulator.prediction import Forecast
 

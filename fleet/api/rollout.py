@@ -13,10 +13,9 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
 from controlplane.kernel.tones import Tone
 from fleet.api import rollout_examples as examples
-from fleet.api.actor import actor_of
-from fleet.api.requests import StrictSerializer, WhySerializer
 from fleet.models import Rollout
 from fleet.planning.policy import parse_policy, policy_as_json
 from fleet.planning.preview import preview_seconds, preview_stages

@@ -14,9 +14,8 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet, ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.requests import StrictSerializer, actor_of
 from controlplane.kernel.tones import Tone
-from fleet.api.actor import actor_of
-from fleet.api.requests import StrictSerializer
 from fleet.models import Webhook, WebhookDelivery
 from fleet.planning.states import choices
 from fleet.planning.webhook import DeliveryState, RefusedUrl, WebhookEvent, parse_url

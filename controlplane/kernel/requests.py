@@ -1,8 +1,19 @@
-"""What requests that change something may carry. A field that nobody knows is refused, never ignored."""
+"""What requests that change something may carry, and who sent them. A field that nobody knows is refused, never
+ignored."""
 
 from typing import Any
 
 from rest_framework import serializers
+from rest_framework.request import Request
+
+from controlplane.kernel.models import Event
+
+_LONGEST_ACTOR = Event._meta.get_field("actor").max_length
+
+
+def actor_of(request: Request) -> str:
+    """Who asked, as event rows name them: the user's name, cut to what an event row holds."""
+    return request.user.get_username()[:_LONGEST_ACTOR]
 
 
 class StrictSerializer(serializers.Serializer[Any]):
