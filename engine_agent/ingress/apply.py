@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
+from engine_agent.ingress.backends import server_arguments
 from engine_agent.ingress.command_socket import CommandSocket
-from engine_agent.ingress.config import server_arguments
 from engine_agent.ingress.layout import Server
 from engine_agent.ingress.plan import (
     AddServer,

@@ -29,6 +29,8 @@ MAX_PORT = 65535
 LOCAL_PREFIX, SPILL_PREFIX = "pool.", "spill."
 """How the names of backends begin whose servers come and go with the table."""
 
+STANDBY_SUFFIX = ".standby"
+"""Ends the name of another region's server that has no share."""
 MODELS_MAP = "models.map"
 """Model -> backend of its pool."""
 SHARES_MAP = "shares.map"
@@ -186,7 +188,7 @@ def _other_region(backend: str, target: SpillTarget, weight: int, stand_by: bool
     return Server(
         backend=backend,
         # HAProxy cannot turn a server into a backup one, so each role has a name of its own.
-        name=f"{target.region}.standby" if stand_by else target.region,
+        name=f"{target.region}{STANDBY_SUFFIX}" if stand_by else target.region,
         address=_address(f"ingress of {target.region}", target.address),
         port=_port(f"ingress of {target.region}", target.port),
         weight=weight,

@@ -7,9 +7,9 @@ models: it picks no cell and refuses no name. It alone has a long request whole,
 start, when it is told that no cell answered.
 """
 
+from engine_agent.ingress import headers
 from engine_agent.ingress.layout import Layout
 from engine_agent.ingress.sections import (
-    MODEL_HEADER,
     NAMED_SOCKET,
     READER_SOCKET,
     UNSENT_STATUS,
@@ -53,7 +53,7 @@ def _frontend(layout: Layout, settings: IngressSettings) -> list[str]:
         *refuse_longer_than(layout.max_body_bytes, "req.body_size"),
         *model_rules(),
         # Encoded, because a name out of a body may hold line ends.
-        f"http-request set-header {MODEL_HEADER} %[var(txn.model),url_enc]",
+        f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
         "default_backend named",
     ]
 

@@ -1,6 +1,8 @@
 """What an ingress tells the control plane, made of what it saw. Pure."""
 
-from engine_agent.ingress.layout import Layout
+from collections import Counter
+
+from engine_agent.ingress.layout import STANDBY_SUFFIX, Layout
 from engine_agent.ingress.running import CellView, Running
 from engine_agent.protocol.messages import JsonObject
 
@@ -28,6 +30,7 @@ def telemetry(running: Running | None, layout: Layout) -> JsonObject:
                 "errors_total": local.errors_total,
                 "spilled_in_flight": spill.in_flight,
                 "spilled_total": spill.requests_total,
+                "spilled_to": _spilled_to(pool.spill, running),
             }
     cell_of = {(server.backend, server.name): server.cell for server in layout.servers if server.cell}
     cells = {
@@ -43,3 +46,12 @@ def telemetry(running: Running | None, layout: Layout) -> JsonObject:
         if (server.backend, server.name) in cell_of
     }
     return {"worker_pid": running.worker_pid, "pools": pools, "cells": cells}
+
+
+def _spilled_to(backend: str, running: Running) -> dict[str, int]:
+    """Region -> requests that were sent there, whatever its role; without it the two ends of a spill both count it."""
+    sent: Counter[str] = Counter()
+    for server in running.servers:
+        if server.backend == backend:
+            sent[server.name.removesuffix(STANDBY_SUFFIX)] += server.requests_total
+    return dict(sent)

@@ -17,8 +17,6 @@ READER_FOLDER = "reader"
 READER_SOCKET = "long.sock"
 """Where requests with long bodies are sent to, in the reader's folder below the ingress's home."""
 LUA_FILES = ("read_body.lua", "refuse.lua")
-MODEL_HEADER = "X-Switchyard-Model"
-"""On a request that the reader sends back: the model, URL-encoded because it came out of a body."""
 UNSENT_STATUS = 425
 """What the cell did not answer, as the reader is told: it may send the request again. Applications never see it."""
 HEAD_ROOM_BYTES = 64 * 1024
@@ -88,6 +86,11 @@ def defaults_section(layout: Layout, settings: IngressSettings) -> str:
             *(answers.substituted(answer) for answer in answers.haproxy_own(layout.retry_after_s)),
         ],
     )
+
+
+def held_bytes(layout: Layout, settings: IngressSettings) -> int:
+    """The longest body that the serving HAProxy reads itself."""
+    return min(settings.short_body_bytes, layout.max_body_bytes)
 
 
 def model_rules(condition: str = "") -> list[str]:

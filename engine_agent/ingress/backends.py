@@ -1,0 +1,115 @@
+"""Backends as text: the cells of a pool, the other regions that may take its requests, and the reader of long bodies.
+Pure. It never decides which of the servers changes; that is `plan`."""
+
+from urllib.parse import quote
+
+from engine_agent.ingress import answers, headers
+from engine_agent.ingress.classes import ServingClass
+from engine_agent.ingress.layout import Layout, PoolBackends, Server
+from engine_agent.ingress.sections import (
+    READER_FOLDER,
+    READER_SOCKET,
+    UNSENT_STATUS,
+    held_bytes,
+    replay_rule,
+    section,
+)
+from engine_agent.ingress.settings import IngressSettings, Times
+
+RETRIES = (
+    # A cell's 503 says that it did not send the request to its engine.
+    "retry-on conn-failure empty-response 503",
+    # Safe, because an answer that never began is asked for again.
+    "http-reuse always",
+)
+
+
+def server_arguments(server: Server, times: Times) -> str:
+    """A server's address and keywords, the same in the file and for `add server`, which inherits no defaults."""
+    host = f"[{server.address}]" if ":" in server.address else server.address
+    words = [f"{host}:{server.port}", "check", f"fastinter {times.check_fast_ms}ms", "fall 2", "rise 1"]
+    words += ["observe layer4", "error-limit 1", "on-error mark-down", f"pool-purge-delay {times.idle_purge_ms}ms"]
+    words += [f"weight {server.weight}"]
+    if server.agent_check_port is not None:
+        words += [f"inter {times.check_interval_ms}ms", f"maxconn {server.max_connections}", "agent-check"]
+        words += [f"agent-inter {times.check_interval_ms}ms", f"agent-addr {server.address}"]
+        words += [f"agent-port {server.agent_check_port}"]
+    else:
+        words += [f"inter {times.spill_check_interval_ms}ms"]
+    return " ".join([*words, "backup"] if server.backup else words)
+
+
+def pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) -> str:
+    queue = settings.queues[pool.serving_class]
+    return section(
+        f"backend {pool.local}",
+        [
+            "balance leastconn",
+            *RETRIES,
+            f"timeout queue {queue.wait_s}s",
+            *_check("/healthz"),
+            answers.returned(answers.queue_full(layout.retry_after_s))
+            + f" if {{ avg_queue gt {queue.waiting_per_cell} }}",
+            replay_rule(settings, body_bytes=held_bytes(layout, settings)),
+            *_priorities(pool.serving_class, settings),
+            f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)]",
+            f"http-response set-header {headers.REGION} {settings.region}",
+            *_servers(pool.local, layout, settings.times),
+        ],
+    )
+
+
+def _priorities(pool_class: ServingClass, settings: IngressSettings) -> list[str]:
+    classes = list(ServingClass)
+    own, *less_urgent = classes[classes.index(pool_class) :]
+    rules = [f"http-request set-priority-class int({settings.queues[own].priority})"]
+    for each in less_urgent:
+        priority = settings.queues[each].priority
+        rules.append(f"http-request set-priority-class int({priority}) if {{ req.hdr({headers.CLASS}) {each} }}")
+    return rules
+
+
+def spill_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) -> str:
+    return section(
+        f"backend {pool.spill}",
+        [
+            "balance roundrobin",
+            "option allbackups",
+            "retry-on conn-failure empty-response",  # a 503 comes from a region that tried its own cells
+            f"timeout queue {settings.queues[pool.serving_class].wait_s}s",
+            *_check(f"/healthz?model={quote(pool.probe_model, safe='')}"),
+            f"http-request set-header {headers.HOP} {settings.region}",
+            *_servers(pool.spill, layout, settings.times),
+        ],
+    )
+
+
+def _check(uri: str) -> list[str]:
+    return [
+        "option httpchk",
+        f"http-check send meth GET uri {uri} ver HTTP/1.1 hdr Host switchyard",
+        "http-check expect status 200",
+    ]
+
+
+def _servers(backend: str, layout: Layout, times: Times) -> list[str]:
+    # A draining cell starts in maintenance, so that no request slips in before the agent sets it to drain.
+    return [
+        f"server {server.name} {server_arguments(server, times)}{' disabled' if server.drain else ''}"
+        for server in layout.servers
+        if server.backend == backend
+    ]
+
+
+def reader_backend(layout: Layout, settings: IngressSettings) -> str:
+    """Where long requests go. While the reader is away they are told so at once: its agent starts it again."""
+    address = f"unix@{READER_FOLDER}/{READER_SOCKET}"
+    check = f"check inter {settings.times.check_interval_ms}ms fastinter {settings.times.check_fast_ms}ms fall 1 rise 1"
+    at_once = "observe layer4 error-limit 1 on-error mark-down"
+    lines = [
+        f"timeout queue {settings.times.reader_wait_s}s",
+        f"http-response set-status 503 if {{ status {UNSENT_STATUS} }}",
+        *(answers.substituted(answer) for answer in answers.reader_own(layout.retry_after_s)),
+        f"server reader {address} {check} {at_once} maxconn {settings.max_long_requests} pool-max-conn 0",
+    ]
+    return section("backend reader", lines)
