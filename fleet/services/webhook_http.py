@@ -2,6 +2,7 @@
 checked, follows no redirect, and gives up after a bounded time and a bounded answer. It stores nothing."""
 
 import asyncio
+import contextlib
 import socket
 import ssl
 from collections.abc import Mapping
@@ -12,6 +13,8 @@ from fleet.planning.webhook import RefusedUrl, Target, WebhookSettings, choose_a
 STATUS_LINE_PARTS = 2
 REASON_LETTERS = 200
 """Of an answer's body that a reason quotes."""
+BODY_LIMIT_S = 0.5
+"""For each piece of a body. It only explains the status, which is known by then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +82,16 @@ def _request(target: Target, body: bytes, headers: Mapping[str, str]) -> bytes:
 
 
 async def _read_bounded(reader: asyncio.StreamReader, limit: int) -> bytes:
-    """The answer up to the bound, or up to its headers' end where the other side keeps the connection open."""
+    """The answer up to the bound; where the other side keeps the connection open, what comes soon after its headers."""
     answer = b""
-    while len(answer) < limit and b"\r\n\r\n" not in answer:
-        piece = await reader.read(limit - len(answer))
-        if not piece:
-            break
-        answer += piece
+    with contextlib.suppress(TimeoutError):
+        while len(answer) < limit:
+            has_headers = b"\r\n\r\n" in answer
+            async with asyncio.timeout(BODY_LIMIT_S if has_headers else None):
+                piece = await reader.read(limit - len(answer))
+            if not piece:
+                break
+            answer += piece
     return answer
 
 
