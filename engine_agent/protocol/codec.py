@@ -19,16 +19,25 @@ class BadMessage(ValueError):
     """A frame that is no message of this protocol; the text says where and why."""
 
 
+class TooLong(BadMessage):
+    """A message that does not fit into a frame."""
+
+
 def encode(message: UpMessage | DownMessage) -> bytes:
     """Encode one message.
 
     Raises:
-        BadMessage: the frame would exceed `MAX_FRAME_BYTES`.
+        TooLong: the frame would exceed `MAX_FRAME_BYTES`.
     """
-    frame = _encoder.encode(message)
+    frame = encode_unbounded(message)
     if len(frame) > MAX_FRAME_BYTES:
-        raise BadMessage(f"frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+        raise _too_long(frame, MAX_FRAME_BYTES)
     return frame
+
+
+def encode_unbounded(message: UpMessage | DownMessage) -> bytes:
+    """Encode one message that is to be taken apart, however long it is."""
+    return _encoder.encode(message)
 
 
 def decode_up(frame: bytes | str) -> UpMessage:
@@ -37,22 +46,26 @@ def decode_up(frame: bytes | str) -> UpMessage:
     Raises:
         BadMessage: too long, not JSON, or not a message of the protocol.
     """
-    return _decode(_up, frame)
+    return _decode(_up, frame, MAX_FRAME_BYTES)
 
 
-def decode_down(frame: bytes | str) -> DownMessage:
-    """Decode a frame from the control plane.
+def decode_down(frame: bytes | str, *, limit_bytes: int = MAX_FRAME_BYTES) -> DownMessage:
+    """Decode a frame from the control plane. `limit_bytes` is another one only for what parts made whole.
 
     Raises:
         BadMessage: too long, not JSON, or not a message of the protocol.
     """
-    return _decode(_down, frame)
+    return _decode(_down, frame, limit_bytes)
 
 
-def _decode(decoder: "msgspec.json.Decoder[M]", frame: bytes | str) -> M:
-    if len(frame) > MAX_FRAME_BYTES:
-        raise BadMessage(f"frame of {len(frame)} bytes exceeds the limit of {MAX_FRAME_BYTES}")
+def _decode(decoder: "msgspec.json.Decoder[M]", frame: bytes | str, limit_bytes: int) -> M:
+    if len(frame) > limit_bytes:
+        raise _too_long(frame, limit_bytes)
     try:
         return decoder.decode(frame)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadMessage(str(error)) from error
+
+
+def _too_long(frame: bytes | str, limit_bytes: int) -> TooLong:
+    return TooLong(f"frame of {len(frame)} bytes exceeds the limit of {limit_bytes}")

@@ -325,6 +325,17 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     retry_after_s: int = 5
 
 
+class TablePart(Struct, frozen=True, tag="table_part"):
+    """A piece of a routing table that is longer than a frame. `digest` is the SHA-256 of the whole table's JSON, in
+    hexadecimal, of which `piece` is the `index`th of `count` pieces (Base64 on the wire)."""
+
+    revision: int
+    digest: str
+    index: int
+    count: int
+    piece: bytes
+
+
 class Refused(Struct, frozen=True, tag="refused"):
     """Why the control plane is about to close the connection. `retry` False: a person must act first."""
 
@@ -332,4 +343,4 @@ class Refused(Struct, frozen=True, tag="refused"):
     retry: bool = True
 
 
-DownMessage = Desired | RoutingTable | Refused
+DownMessage = Desired | RoutingTable | TablePart | Refused

@@ -25,8 +25,10 @@ from engine_agent.protocol.messages import (
     Refused,
     Report,
     RoutingTable,
+    TablePart,
     UpMessage,
 )
+from engine_agent.protocol.parts import TableAssembly
 from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
 
 log = logging.getLogger(__name__)
@@ -234,11 +236,15 @@ class AgentConnection:
             await socket.send(frame, text=True)
 
     async def _listen(self, socket: ClientConnection) -> None:
+        assembly = TableAssembly()
         async for frame in socket:
             try:
-                message = decode_down(frame)
+                said = decode_down(frame)
+                message = assembly.take(said) if isinstance(said, TablePart) else said
             except BadMessage as error:
                 log.error("ignored a frame from the control plane: %s", error)
+                continue
+            if message is None:
                 continue
             if isinstance(message, Refused):
                 raise _Refusal(f"refused by the control plane: {message.reason}", person_must_act=not message.retry)

@@ -11,8 +11,9 @@ from typing import Any
 
 from django.db import DatabaseError
 
-from engine_agent.protocol.codec import BadMessage, decode_up, encode
+from engine_agent.protocol.codec import BadMessage, decode_up
 from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello, Refused
+from engine_agent.protocol.parts import frames_of
 from fleet.consumers.hub import AgentConnection, AgentHub
 from fleet.consumers.rate import Allowance
 from fleet.services.enrolment import AgentIdentity, agent_identify
@@ -126,7 +127,8 @@ async def _refuse(send: Send, reason: str) -> None:
 
 
 async def _send(send: Send, message: DownMessage) -> None:
-    await send({"type": "websocket.send", "text": encode(message).decode()})
+    for frame in frames_of(message):
+        await send({"type": "websocket.send", "text": frame.decode()})
 
 
 async def _close(send: Send, reason: str) -> None:

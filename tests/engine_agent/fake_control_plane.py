@@ -22,6 +22,7 @@ from engine_agent.protocol.messages import (
     RoutingTable,
     UpMessage,
 )
+from engine_agent.protocol.parts import frames_of
 
 M = TypeVar("M", bound=UpMessage)
 T = TypeVar("T")
@@ -58,7 +59,8 @@ class FakeControlPlane:
         """Send to every connected agent, and to those that connect later if it is a routing table."""
         if isinstance(message, RoutingTable):
             self.greeting = [message]
-        await self.push_text(encode(message).decode())
+        for frame in frames_of(message):
+            await self.push_text(frame.decode())
 
     async def push_text(self, frame: str) -> None:
         """Send a frame as it is, well-formed or not, to every connected agent."""
@@ -128,8 +130,8 @@ class FakeControlPlane:
                     agent = message.id
                     self._send_to[agent] = send
                     greeting = [*self.greeting, *(order for order in [self.orders.get(agent)] if order is not None)]
-                    for down in greeting:
-                        await send({"type": "websocket.send", "text": encode(down).decode()})
+                    for frame in (frame for down in greeting for frame in frames_of(down)):
+                        await send({"type": "websocket.send", "text": frame.decode()})
                 self.heard.setdefault(agent, []).append(message)
         finally:
             self._sends.remove(send)

@@ -42,6 +42,7 @@ def test_every_message_has_a_golden_file() -> None:
         "desired.json",
         "desired_spare.json",
         "routing_table.json",
+        "table_part.json",
         "refused.json",
     }
 

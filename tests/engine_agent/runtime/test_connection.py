@@ -11,6 +11,7 @@ import pytest
 
 from engine_agent.protocol.messages import (
     PROTOCOL_VERSION,
+    ApiKey,
     Desired,
     Fault,
     Hello,
@@ -176,3 +177,16 @@ async def test_says_hello_anew_when_what_it_says_has_changed(plane: FakeControlP
         await eventually(lambda: plane.received == [HELLO])
         agent.connection.introduce_again()
         await eventually(lambda: plane.received == [HELLO, HELLO])
+
+
+@pytest.mark.asyncio
+async def test_a_table_longer_than_a_frame_is_handed_over_whole_and_once(
+    plane: FakeControlPlane, tmp_path: Path
+) -> None:
+    long = RoutingTable(1, "r", (), keys=tuple(ApiKey(f"{n:08x}", "d" * 64, "t", "batch") for n in range(4000)))
+    async with plane.running(), Agent(plane, tmp_path).running() as agent:
+        await eventually(lambda: plane.received)
+        await plane.push(long)
+        await plane.push(table(2))
+        await eventually(lambda: len(agent.told) == 2)
+    assert agent.told == [long, table(2)]
