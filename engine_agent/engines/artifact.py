@@ -1,36 +1,14 @@
-"""What an artifact is: a folder of model files under a manifest, named by one digest. Writes and checks manifests.
+"""An artifact on disk: a folder of model files under its manifest. Describes folders, and checks them.
 
 It decides whether a folder is whole and is the one that was asked for. It never builds, downloads or repairs one.
 It uses the standard library alone, because engine launchers import it in the engine's own Python.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-MANIFEST_NAME = "manifest.json"
-DIGEST_PREFIX = "sha256:"
-
-
-class BadArtifact(Exception):
-    """The folder is not the artifact that it should be; the text names the file and what differs."""
-
-
-@dataclass(frozen=True)
-class Manifest:
-    """Digest of every file by its path in the folder (POSIX, relative), and `source`: what it was made from."""
-
-    files: Mapping[str, str]
-    source: Mapping[str, str]
-
-    @property
-    def digest(self) -> str:
-        """`sha256:<hex>` over the sorted lines `<sha256 of the file>  <path>`, in the form that sha256sum prints."""
-        lines = sorted(f"{file_digest}  {path}\n" for path, file_digest in self.files.items())
-        return DIGEST_PREFIX + hashlib.sha256("".join(lines).encode()).hexdigest()
+from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, Manifest, manifest_text, parse_manifest
 
 
 def describe_folder(folder: Path, source: Mapping[str, str]) -> Manifest:
@@ -41,10 +19,7 @@ def describe_folder(folder: Path, source: Mapping[str, str]) -> Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json` into the folder."""
-    text = json.dumps(
-        {"digest": manifest.digest, "source": dict(manifest.source), "files": dict(manifest.files)}, indent=2
-    )
-    (folder / MANIFEST_NAME).write_text(text + "\n")
+    (folder / MANIFEST_NAME).write_text(manifest_text(manifest))
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -55,16 +30,10 @@ def read_manifest(folder: Path) -> Manifest:
     """
     path = folder / MANIFEST_NAME
     try:
-        content: Any = json.loads(path.read_text())
-        manifest = Manifest(_text_map(content["files"]), _text_map(content["source"]))
-        digest = content["digest"]
+        text = path.read_bytes()
     except FileNotFoundError:
         raise BadArtifact(f"{folder} is no artifact: it has no {MANIFEST_NAME}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise BadArtifact(f"{path} is not a manifest: {error!r}") from error
-    if digest != manifest.digest:
-        raise BadArtifact(f"{path} lists files of digest {manifest.digest} but names {digest}")
-    return manifest
+    return parse_manifest(text, str(path))
 
 
 def verify_folder(folder: Path, expected_digest: str | None = None) -> Manifest:
@@ -93,9 +62,3 @@ def file_sha256(path: Path) -> str:
     """Hexadecimal SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _text_map(value: Any) -> dict[str, str]:
-    if not isinstance(value, dict) or not all(isinstance(item, str) for item in value.values()):
-        raise TypeError(f"expected an object of strings, not {value!r:.80}")
-    return value

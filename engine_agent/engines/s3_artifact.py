@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine_agent.engines.artifact import MANIFEST_NAME, BadArtifact, Manifest, file_sha256, read_manifest
+from engine_agent.engines.artifact import file_sha256, read_manifest
 from engine_agent.engines.exclusive import exclusively
+from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, Manifest, lies_outside
 from engine_agent.protocol.messages import Artifact
 
 STREAMS = 8
@@ -123,7 +124,7 @@ def _manifest(client: Any, place: _Place, unfinished: Path, artifact: Artifact) 
     if manifest.digest != artifact.digest:
         raise CannotFetch(f"{artifact.uri} holds {manifest.digest}, but {artifact.digest} was asked for")
     for path in manifest.files:
-        if Path(path).is_absolute() or ".." in Path(path).parts:
+        if lies_outside(path):
             raise CannotFetch(f"{place.uri(MANIFEST_NAME)} lists {path!r}, which lies outside of the artifact")
     return manifest
 

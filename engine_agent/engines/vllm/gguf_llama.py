@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType, GGUFReader, TokenType
 from gguf.quants import dequantize, quantize
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from engine_agent.engines.artifact import BadArtifact
+from engine_agent.protocol.manifest import BadArtifact
 
 LAYER_TENSORS = {
     "attn_norm": "input_layernorm",

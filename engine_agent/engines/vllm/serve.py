@@ -21,12 +21,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from engine_agent.engines.artifact import BadArtifact, verify_folder
+from engine_agent.engines.artifact import verify_folder
 from engine_agent.engines.vllm.cell.ending import EXIT_CELL_ENDED, Ending
 from engine_agent.engines.vllm.cell.follower_health import FollowerHealth
 from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, left_reason, secret_from
 from engine_agent.engines.vllm.network import interface_of
 from engine_agent.engines.vllm.options import ServeOptions, parse
+from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.states import MemberRole
 
 EXIT_BAD_COMMAND_LINE = 2

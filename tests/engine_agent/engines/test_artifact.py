@@ -6,15 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.engines.artifact import (
-    MANIFEST_NAME,
-    BadArtifact,
-    Manifest,
-    describe_folder,
-    read_manifest,
-    verify_folder,
-    write_manifest,
-)
+from engine_agent.engines.artifact import describe_folder, read_manifest, verify_folder, write_manifest
+from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, Manifest
 
 SOURCE = {"file": "model.gguf"}
 

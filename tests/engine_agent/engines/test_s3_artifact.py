@@ -8,8 +8,9 @@ from typing import Any
 import boto3
 import pytest
 
-from engine_agent.engines.artifact import MANIFEST_NAME, Manifest, verify_folder, write_manifest
+from engine_agent.engines.artifact import verify_folder, write_manifest
 from engine_agent.engines.s3_artifact import CannotFetch, cached_folder, fetch_artifact
+from engine_agent.protocol.manifest import MANIFEST_NAME, Manifest
 from engine_agent.protocol.messages import Artifact
 from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server, upload
 
