@@ -12,7 +12,7 @@ STATS = (
     "# pxname,svname,qcur,scur,slim,stot,econ,eresp,wretr,hrsp_5xx,check_status,last_chk,last_agt,\n"
     "pool.chat,c-1-g3,1,3,8,20,2,1,4,5,L7OK,,via agent : up,\n"
     "pool.chat,BACKEND,2,3,200,25,2,1,4,6,,,,\n"
-    "spill.chat,north.standby,0,0,,0,0,0,0,0,L4CON,Connection refused,,\n"
+    "spill.chat,north.standby,0,0,,7,0,0,0,0,L4CON,Connection refused,,\n"
     "spill.chat,BACKEND,0,1,200,7,0,0,0,0,,,,\n\n"
 )
 STATES = (
@@ -80,7 +80,7 @@ def test_telemetry_counts_by_pool_and_cell() -> None:
     assert said["pools"] == {
         "chat": {
             "in_flight": 3, "queued": 2, "requests_total": 25, "errors_total": 6,
-            "spilled_in_flight": 1, "spilled_total": 7,
+            "spilled_in_flight": 1, "spilled_total": 7, "spilled_to": {"north": 7},
         }
     }  # fmt: skip
     assert said["cells"]["c-1"] == {
