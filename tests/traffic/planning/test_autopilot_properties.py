@@ -1,0 +1,187 @@
+"""What the autopilot never does, in any world."""
+
+import math
+from itertools import combinations
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tests.traffic.planning.steering import NAMES, NOW, ClosedLoop, constant, decide, region, utilisations, view
+from traffic.planning.autopilot import task_of
+from traffic.planning.matrix import Matrix, distance, loads
+from traffic.planning.overrides import Orders
+from traffic.planning.placing import LEAST_DEMAND, place_demand
+from traffic.planning.shift import ShiftTraffic, TrafficView
+from traffic.planning.traffic_policy import TrafficPolicy
+
+CAP = 0.8
+SLACK = 2e-3
+"""Shares are rounded to hundredths of a point."""
+
+LONG = settings(deadline=None, max_examples=15)
+"""For tests that run many passes in each example."""
+
+slots = st.one_of(st.just(0.0), st.floats(0.5, 200.0))
+prices = st.dictionaries(st.sampled_from(NAMES), st.sampled_from([0.5, 1.0, 2.0]))
+residencies = st.dictionaries(
+    st.sampled_from(NAMES), st.lists(st.sampled_from(NAMES), min_size=1, unique=True).map(tuple)
+)
+policies = st.builds(TrafficPolicy, residency=residencies, cost=prices)
+
+
+@st.composite
+def rows(draw: st.DrawFn, home: str, names: tuple[str, ...], policy: TrafficPolicy) -> dict[str, float]:
+    """Where an origin may have been before: anywhere that residency allows, or at home for want of such a place."""
+    allowed = [name for name in names if policy.may_serve(home, name)] or [home]
+    parts = [draw(st.integers(0, 10)) for _ in allowed]
+    parts[0] += not any(parts)
+    return {name: part / sum(parts) for name, part in zip(allowed, parts, strict=True) if part}
+
+
+@st.composite
+def worlds(draw: st.DrawFn, *, roomy: bool = False) -> TrafficView:
+    """`roomy`: enough capacity in all, so that most demand fits somewhere if it may go there."""
+    names = NAMES[: draw(st.integers(1, 4))]
+    policy = draw(policies)
+    regions = []
+    for name in names:
+        now = draw(slots) + (100.0 if roomy and name != "a" else 0.0)
+        counted = now * draw(st.sampled_from([0.5, 1.0, 1.0] if roomy else [0.0, 0.5, 1.0, 1.0]))
+        regions.append(region(name, draw(slots) / (4 if roomy else 1), counted, now=now))
+    in_force = {name: draw(rows(name, names, policy)) for name in names}
+    return view(*regions, in_force=in_force, policy=policy, moved_s_ago=draw(st.sampled_from([0.0, 60.0])))
+
+
+def after(seen: TrafficView) -> Matrix:
+    decision = decide(seen)
+    return decision.matrix if isinstance(decision, ShiftTraffic) else seen.in_force
+
+
+def some_plan_fits(seen: TrafficView) -> bool:
+    """Gale's condition, by trying every set of origins: what they need, the places open to them have (uncautiously:
+    what a region carries now counts, if it holds; what it has gained within the minute does not)."""
+    task = task_of(seen, Orders())
+    room = {
+        name: max(CAP * place.capacity, place.carried if place.carried <= CAP * place.capacity_now else 0.0)
+        if place.carried <= CAP * place.capacity_now
+        else CAP * place.capacity_now
+        for name, place in task.places.items()
+    }
+    for count in range(1, len(task.demand) + 1):
+        for origins in combinations(task.demand, count):
+            open_to = {name for name in task.places for origin in origins if task.may_use(origin, name)}
+            if sum(task.demand[origin] for origin in origins) > 0.999 * sum(room[name] for name in open_to):
+                return False
+    return True
+
+
+@given(seen=worlds())
+def test_shares_of_every_origin_sum_to_one(seen: TrafficView) -> None:
+    matrix = after(seen)
+    assert set(matrix) == {one.name for one in seen.regions}
+    for row in matrix.values():
+        assert math.isclose(math.fsum(row.values()), 1.0, abs_tol=1e-9)
+        assert all(share > 0 for share in row.values())
+
+
+@given(seen=worlds(roomy=True))
+def test_no_region_is_above_its_cap_while_any_plan_respects_all_caps(seen: TrafficView) -> None:
+    assume(some_plan_fits(seen))
+    for name, utilisation in utilisations(seen, after(seen)).items():
+        capacity = next(one.capacity_now for one in seen.regions if one.name == name)
+        demand = sum(one.demand for one in seen.regions)
+        assert utilisation <= CAP + SLACK * demand / max(capacity, 0.1), name
+
+
+@given(seen=worlds())
+def test_residency_is_never_broken(seen: TrafficView) -> None:
+    for origin, row in after(seen).items():
+        served = {name for name in row if not seen.policy.may_serve(origin, name)}
+        # Nobody may serve it: it stays at home, where it is refused.
+        assert served <= ({origin} if row == {origin: 1.0} else set())
+
+
+@given(seen=worlds())
+def test_a_move_that_relieves_nobody_is_at_most_a_step(seen: TrafficView) -> None:
+    decision = decide(seen)
+    if isinstance(decision, ShiftTraffic) and decision.kind == "step":
+        for origin, row in decision.matrix.items():
+            assert distance(seen.in_force[origin], row) <= 0.1 + 1e-3
+
+
+@given(seen=worlds(roomy=True))
+def test_deciding_again_about_what_was_decided_moves_no_more_than_a_step(seen: TrafficView) -> None:
+    """Relief is complete at once: nothing is left to be relieved by the same facts."""
+    assume(some_plan_fits(seen))
+    matrix = after(seen)
+    again = decide(view(*seen.regions, in_force=matrix, policy=seen.policy, moved_s_ago=0))
+    assert again is None or not isinstance(again, ShiftTraffic), again
+
+
+@given(seen=worlds(), share=st.floats(0.0, 1.0), which=st.integers(0, 3))
+def test_a_region_that_loses_capacity_is_never_given_more(seen: TrafficView, share: float, which: int) -> None:
+    name = seen.regions[which % len(seen.regions)].name
+
+    def planned(factor: float) -> float:
+        regions = tuple(
+            region(one.name, one.demand, one.capacity_now * (factor if one.name == name else 1.0))
+            for one in seen.regions
+        )
+        task = task_of(view(*regions, in_force={}, policy=TrafficPolicy(residency=seen.policy.residency)), Orders())
+        return loads(place_demand(task).matrix, task.demand).get(name, 0.0)
+
+    total = sum(max(one.demand, LEAST_DEMAND) for one in seen.regions)
+    assert planned(share) <= planned(1.0) + SLACK * total
+
+
+@LONG
+@given(
+    low=st.floats(0.4, 0.95),
+    demand=st.floats(10.0, 75.0),
+    ups=st.lists(st.integers(1, 28), min_size=1, max_size=8),
+    downs=st.lists(st.integers(1, 28), min_size=1, max_size=8),
+)
+def test_a_capacity_that_flaps_moves_requests_once(low: float, demand: float, ups: list[int], downs: list[int]) -> None:
+    """Up for less than the minute each time, for six minutes: one relief and no way back, so at most what had to go."""
+    edges = [30.0]
+    while edges[-1] < 400.0:
+        length = len(edges)
+        edges.append(edges[-1] + 2.0 * (downs[length % len(downs)] if length % 2 else ups[length % len(ups)]))
+
+    def capacity(name: str, at_s: float) -> float:
+        down = name == "a" and sum(edge <= at_s for edge in edges) % 2 == 1
+        return 100.0 * low if down else 100.0
+
+    loop = ClosedLoop(capacity, constant({"a": demand, "b": 20.0})).run(400.0)
+    needed = max(0.0, 1 - 0.95 * CAP * 100 * low / demand) if demand > CAP * 100 * low else 0.0
+    assert loop.movement() <= needed + 1e-3
+    assert sum(shift.moved for _, shift, _ in loop.moves) <= 0.5, "of all requests"
+
+
+@LONG
+@given(
+    capacities=st.lists(st.tuples(slots, slots, slots), min_size=1, max_size=12),
+    demands=st.tuples(slots, slots, slots),
+)
+def test_whatever_capacity_does_the_loop_keeps_sums_and_ends_in_a_plan_that_stays(
+    capacities: list[tuple[float, float, float]], demands: tuple[float, float, float]
+) -> None:
+    names = NAMES[:3]
+
+    def capacity(name: str, at_s: float) -> float:
+        return capacities[min(int(at_s // 10), len(capacities) - 1)][names.index(name)]
+
+    loop = ClosedLoop(capacity, lambda name, at_s: demands[names.index(name)], names).run(10 * len(capacities) + 400.0)
+    settled_at = loop.at_s
+    loop.run(settled_at + 60.0)
+    assert not [at_s for at_s, _, _ in loop.moves if at_s >= settled_at]
+    assert not [at_s for at_s, _ in loop.holds if at_s >= settled_at]
+    for row in loop.matrix.values():
+        assert math.isclose(math.fsum(row.values()), 1.0, abs_tol=1e-9)
+
+
+def test_the_worlds_that_are_tried_include_those_that_fit_and_those_that_do_not() -> None:
+    """Guards the guards: a condition that never holds would prove nothing."""
+    assert some_plan_fits(view(region("a", 50, 100), region("b", 50, 100)))
+    assert not some_plan_fits(view(region("a", 90, 100), region("b", 90, 100)))
+    assert NOW.tzinfo is not None

@@ -1,0 +1,61 @@
+"""What operators may lay down about traffic, and what is wrong with what they may not."""
+
+from typing import Any
+
+import pytest
+
+from traffic.planning.traffic_policy import (
+    InvalidTrafficPolicy,
+    TrafficPolicy,
+    parse_traffic_policy,
+    traffic_policy_as_json,
+)
+
+REGIONS = ("us-east-1", "eu-west-1")
+WHOLE: dict[str, Any] = {
+    "residency": {"eu-west-1": ["eu-west-1"]},
+    "cost": {"us-east-1": 0.5},
+    "cost_utilisation": 0.5,
+    "cost_latency_ms": 100.0,
+    "utilisation_cap": 0.7,
+    "tested_concurrency": 24,
+}
+
+
+def test_what_is_stated_counts_and_the_rest_is_the_default() -> None:
+    policy = parse_traffic_policy({"utilisation_cap": 0.7}, REGIONS)
+    assert (policy.utilisation_cap, policy.cost_utilisation) == (0.7, TrafficPolicy().cost_utilisation)
+
+
+def test_a_policy_survives_being_stored() -> None:
+    policy = parse_traffic_policy(WHOLE, REGIONS)
+    assert traffic_policy_as_json(policy) == WHOLE
+    assert parse_traffic_policy(traffic_policy_as_json(policy)) == policy
+
+
+def test_residency_binds_only_the_origins_that_it_names() -> None:
+    policy = parse_traffic_policy(WHOLE, REGIONS)
+    assert not policy.may_serve("eu-west-1", "us-east-1")
+    assert policy.may_serve("us-east-1", "eu-west-1")
+    assert (policy.price("us-east-1"), policy.price("eu-west-1")) == (0.5, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("stated", "field", "words"),
+    [
+        ({"latency": 1}, "latency", "there is no latency; there are: residency, cost"),
+        ({"utilisation_cap": 0.9}, "utilisation_cap", "from 0.05 to 0.8"),
+        ({"utilisation_cap": True}, "utilisation_cap", "must be a number"),
+        ({"cost": {"mars": 1}}, "cost", "there is no region 'mars'; there are: eu-west-1, us-east-1"),
+        ({"cost": {"us-east-1": 0}}, "cost.us-east-1", "from 0.01 to 100"),
+        ({"cost": [1]}, "cost", "must be an object"),
+        ({"residency": {"eu-west-1": []}}, "residency.eu-west-1", "at least one"),
+        ({"residency": {"eu-west-1": ["mars"]}}, "residency.eu-west-1", "there is no region 'mars'"),
+        ({"tested_concurrency": 0}, "tested_concurrency", "from 1 to 10000, or null"),
+        ({"tested_concurrency": 1.5}, "tested_concurrency", "whole number"),
+    ],
+)
+def test_what_breaks_a_rule_is_named_with_what_would_be_right(stated: dict[str, Any], field: str, words: str) -> None:
+    with pytest.raises(InvalidTrafficPolicy, match=words) as wrong:
+        parse_traffic_policy(stated, REGIONS)
+    assert wrong.value.field == field

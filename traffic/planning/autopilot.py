@@ -1,0 +1,188 @@
+"""Decides how the share of each region changes now: relieve at once, everything else in small steps, or hold. Pure.
+
+A region that carries more than its cap, or cannot serve what is sent there, is relieved in one step; so is one that
+operators close for real. All other changes (home again, nearer, cheaper, a drill) take at most 10 points per 10 s, and
+changes below 1 point are left. While reports are stale, or several regions lost capacity together, it is more likely
+our view that is wrong than all of them: then the last table stays, and only what operators order is carried out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from traffic.planning.matrix import Matrix, Row, distance, loads, movement, towards
+from traffic.planning.overrides import Orders, orders_for
+from traffic.planning.placing import LEAST_DEMAND, Place, Placement, Task, place_demand
+from traffic.planning.shift import (
+    AutopilotSettings,
+    Decision,
+    HoldTable,
+    ShiftKind,
+    ShiftTraffic,
+    TrafficView,
+    describe_rows,
+)
+
+ROUNDING = 1e-3
+"""What shares in hundredths of a point may add to a region's load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Causes:
+    """Origin -> why its row takes the target's place at once."""
+
+    ordered: dict[str, str] = field(default_factory=dict)
+    relieved: dict[str, str] = field(default_factory=dict)
+
+    def __contains__(self, origin: str) -> bool:
+        return origin in self.ordered or origin in self.relieved
+
+    def __bool__(self) -> bool:
+        return bool(self.ordered or self.relieved)
+
+    @property
+    def words(self) -> str:
+        return "; ".join(dict.fromkeys([*self.ordered.values(), *self.relieved.values()]))
+
+
+def plan_shift(view: TrafficView, settings: AutopilotSettings, now: datetime) -> Decision | None:
+    """What to do about one deployment now; None: all is where it should be, or on its way."""
+    orders = orders_for(view.deployment, view.overrides, now)
+    task = task_of(view, orders)
+    target = place_demand(task)
+    ordered = _ordered(view, orders, target)
+    if held := reason_to_hold(view, settings, now):
+        causes = Causes(ordered)
+        return _shift(view, task, _adopting(view, target, causes), causes) or HoldTable(view.deployment, held)
+    causes = Causes(ordered, _relieved(view, task, target, settings))
+    matrix = _adopting(view, target, causes)
+    if view.moved_at is None or (now - view.moved_at).total_seconds() >= settings.step_every_s:
+        matrix = _stepping(matrix, target, settings)
+    if target.fits and not _respects_caps(task, matrix):
+        # Rows that move apart from each other meet somewhere: all move alike instead.
+        matrix = dict(target.matrix) if causes else _alike(view.in_force, target, settings)
+    return _shift(view, task, matrix, causes)
+
+
+def task_of(view: TrafficView, orders: Orders) -> Task:
+    """What is to be placed, with what regions carry under the table in force."""
+    demand = {region.name: max(region.demand, LEAST_DEMAND) for region in view.regions}
+    carried = loads(view.in_force, demand)
+    places = {
+        region.name: Place(region.name, region.capacity, region.capacity_now, carried.get(region.name, 0.0))
+        for region in view.regions
+    }
+    return Task(demand, places, view.policy, orders, view.latency_ms)
+
+
+def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime) -> str:
+    """Why nothing that was seen may be acted upon; empty: it may."""
+    ages = {one.name: (now - one.heard_at).total_seconds() if one.heard_at else None for one in view.regions}
+    stale = [
+        f"{name} never" if age_s is None else f"{name} for {age_s:.0f} s"
+        for name, age_s in ages.items()
+        if age_s is None or age_s > settings.stale_after_s
+    ]
+    if stale:
+        return f"no fresh report: {', '.join(stale)}"
+    fallen = [region for region in view.regions if region.share_lost > settings.fallen_share]
+    if len(fallen) < 2:
+        return ""
+    said = ", ".join(f"{region.name} {region.share_lost:.0%}" for region in fallen)
+    return f"several regions lost capacity within a minute: {said}"
+
+
+def _ordered(view: TrafficView, orders: Orders, target: Placement) -> dict[str, str]:
+    """Origin -> what an operator said, or that it is new."""
+    causes = {}
+    for origin, row in target.matrix.items():
+        before = view.in_force.get(origin)
+        if before is None:
+            causes[origin] = "first plan"
+        elif row == before:
+            continue
+        elif origin in orders.rows:
+            causes[origin] = f"the shares of {origin} are fixed by an override"
+        elif closed := _names(region for region in before if region in orders.closed and region not in row):
+            causes[origin] = f"{closed} is evacuated"
+        elif barred := _names(region for region in before if not view.policy.may_serve(origin, region)):
+            causes[origin] = f"residency keeps requests of {origin} out of {barred}"
+    return causes
+
+
+def _names(regions: Iterable[str]) -> str:
+    return ", ".join(sorted(regions))
+
+
+def _relieved(view: TrafficView, task: Task, target: Placement, settings: AutopilotSettings) -> dict[str, str]:
+    """Origin -> which region its row burdens with more than it can carry, where the target is better."""
+    after = loads(target.matrix, task.demand)
+    causes: dict[str, str] = {}
+    for name in sorted({region for row in view.in_force.values() for region in row}):
+        reason = _overload(task, name, after.get(name, 0.0), target.fits, settings)
+        for origin, row in view.in_force.items():
+            if reason and origin in target.matrix and row.get(name, 0.0) > target.matrix[origin].get(name, 0.0):
+                causes.setdefault(origin, reason)
+    return causes
+
+
+def _overload(task: Task, region: str, after: float, fits: bool, settings: AutopilotSettings) -> str:
+    """Why a region must be relieved at once; empty: it need not, or would gain too little."""
+    place = task.places.get(region)
+    if place is None:
+        return f"{region} has no ingress any more"
+    if place.capacity_now <= 0:
+        return f"{region} has no healthy cell"
+    gain = place.carried - after
+    worth = LEAST_DEMAND if fits else settings.worth_relief * place.capacity_now
+    if place.carried <= task.cap(region) * (1 + ROUNDING) + LEAST_DEMAND or gain <= worth:
+        return ""
+    return (
+        f"{region} has {place.carried:.1f} requests at once and was tested for {place.capacity_now:g}, "
+        f"of which {task.policy.utilisation_cap:.0%} are used"
+    )
+
+
+def _adopting(view: TrafficView, target: Placement, causes: Causes) -> dict[str, Row]:
+    """The table in force, with the target's rows where there is a cause. Origins that are gone drop out."""
+    return {
+        origin: row if origin in causes else view.in_force.get(origin, row) for origin, row in target.matrix.items()
+    }
+
+
+def _stepping(matrix: Matrix, target: Placement, settings: AutopilotSettings) -> dict[str, Row]:
+    """Every row a step nearer to its target, if it is not there already but for the dead band."""
+    return {
+        origin: row
+        if distance(row, target.matrix[origin]) < settings.dead_band
+        else towards(row, target.matrix[origin], settings.step, origin)
+        for origin, row in matrix.items()
+    }
+
+
+def _alike(in_force: Matrix, target: Placement, settings: AutopilotSettings) -> dict[str, Row]:
+    """Every row the same part of its way, none more than a step: between two tables that fit, all tables fit."""
+    ways = {origin: distance(row, target.matrix[origin]) for origin, row in in_force.items() if origin in target.matrix}
+    part = min([1.0, *(settings.step / way for way in ways.values() if way > 0)])
+    return {
+        origin: towards(in_force[origin], target.matrix[origin], part * way, origin) if way > 0 else in_force[origin]
+        for origin, way in ways.items()
+    }
+
+
+def _respects_caps(task: Task, matrix: Matrix) -> bool:
+    carried = loads(matrix, task.demand)
+    return all(carried.get(name, 0.0) <= task.cap(name) * (1 + ROUNDING) + LEAST_DEMAND for name in task.places)
+
+
+def _shift(view: TrafficView, task: Task, matrix: Matrix, causes: Causes) -> ShiftTraffic | None:
+    if matrix == view.in_force:
+        return None
+    kind = ShiftKind.RELIEF if causes.relieved else ShiftKind.ORDERED if causes.ordered else ShiftKind.STEP
+    return ShiftTraffic(
+        deployment=view.deployment,
+        matrix=matrix,
+        kind=kind if view.in_force else ShiftKind.FIRST,
+        moved=movement(view.in_force, matrix, task.demand),
+        reason=f"{causes.words or 'a step towards the plan'}: {describe_rows(view.in_force, matrix)}",
+    )

@@ -1,0 +1,200 @@
+"""Decides where every origin's requests should be served in the end, however far that is from where they are now. Pure.
+
+Home first, then the nearest region with headroom; no region is filled beyond its cap while the demand fits elsewhere;
+residency is never broken. What fits nowhere stays at home: an overload is refused where it arises instead of being
+carried into regions that are well. Only a home that cannot serve at all sends its surplus on, by capacity.
+How fast the traffic goes there is for `autopilot` to decide.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from traffic.planning.matrix import Matrix, loads, whole_row
+from traffic.planning.overrides import Orders
+from traffic.planning.traffic_policy import TrafficPolicy
+from traffic.planning.transport import Room, cheapest_flow
+
+FILL_SHARE = 0.95
+"""Regions are filled to this share of their cap, and relieved only above the cap: small swings then move nothing."""
+FLOOR = 0.01
+"""design.md §5: a live region keeps 1 % of its own requests, so that its path stays proven and its caches warm."""
+CHEAPER_BY = 0.1
+"""Prices closer than this are the same: moving has its own cost."""
+COST_SLACK = 0.05
+"""How far above `cost_utilisation` a cheaper region may drift before some of it goes back, in points of utilisation."""
+
+UNITS_PER_SLOT = 10_000
+"""Flows are in ten-thousandths of a request at once."""
+LEAST_DEMAND = 1 / UNITS_PER_SLOT
+"""Stands for no demand, so that every origin has a row."""
+# Costs of a unit. Each rank outweighs any sum of lower ones, however long a chain of displaced regions gets.
+_MS = 100
+_ELSEWHERE = 10**8
+_EMPTYING = 10**12
+_PAST_FILL = 10**16
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A region that may serve, in requests at once.
+
+    `capacity` is what to count on when sending it more, `capacity_now` what it has this moment (never less), `carried`
+    what the table in force sends there: that much it may keep while it holds now.
+    """
+
+    name: str
+    capacity: float
+    capacity_now: float
+    carried: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """What is to be placed. `demand` names every origin."""
+
+    demand: Mapping[str, float]
+    places: Mapping[str, Place]
+    policy: TrafficPolicy
+    orders: Orders
+    latency_ms: Mapping[tuple[str, str], float]
+
+    def cap(self, region: str) -> float:
+        """What a region may carry at most, this moment."""
+        return self.policy.utilisation_cap * self.places[region].capacity_now
+
+    def may_use(self, origin: str, region: str) -> bool:
+        """Whether a request of `origin` may be sent to `region` at all."""
+        place = self.places.get(region)
+        if place is None or place.capacity_now <= 0 or region in self.orders.closed:
+            return False
+        return self.policy.may_serve(origin, region)
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`unplaced`: origin -> requests at once for which there is no room below the caps."""
+
+    matrix: Matrix
+    unplaced: Mapping[str, float]
+
+    @property
+    def fits(self) -> bool:
+        return not self.unplaced
+
+
+def place_demand(task: Task) -> Placement:
+    """Where all demand goes, and what of it fits nowhere."""
+    fixed = {origin: row for origin, row in task.orders.rows.items() if origin in task.demand}
+    taken = loads(fixed, task.demand)
+    free = {origin: units for origin, units in _units(task.demand).items() if origin not in fixed}
+    flow = cheapest_flow(free, _routes(task, free), {name: _rooms(task, name, taken) for name in task.places})
+    sent: dict[str, dict[str, float]] = {origin: {} for origin in free}
+    for (origin, region), units in flow.items():
+        sent[origin][region] = units / UNITS_PER_SLOT
+    left = {origin: units / UNITS_PER_SLOT - sum(sent[origin].values()) for origin, units in free.items()}
+    unplaced = {origin: slots for origin, slots in left.items() if slots > LEAST_DEMAND / 2}
+    for origin, slots in unplaced.items():
+        _squeeze(task, origin, slots, sent[origin])
+    _keep_alive(task, sent, taken)
+    _prefer_cheaper(task, sent, taken)
+    matrix = {**fixed, **{origin: whole_row(row, origin) for origin, row in sent.items()}}
+    return Placement({origin: matrix[origin] for origin in sorted(matrix)}, unplaced)
+
+
+def _units(demand: Mapping[str, float]) -> dict[str, int]:
+    return {origin: max(1, round(slots * UNITS_PER_SLOT)) for origin, slots in sorted(demand.items())}
+
+
+def _routes(task: Task, origins: Iterable[str]) -> dict[tuple[str, str], int]:
+    """The cost per unit of every way that may be used. The last digits make costs differ, so that ties are none."""
+    return {
+        (origin, region): 0
+        if origin == region
+        else _ELSEWHERE + round(task.latency_ms[origin, region] * _MS) * len(task.places) + rank
+        for origin in origins
+        for rank, region in enumerate(sorted(task.places))
+        if task.may_use(origin, region)
+    }
+
+
+def _rooms(task: Task, region: str, taken: Mapping[str, float]) -> tuple[Room, ...]:
+    """What a region takes gladly, and what only if it fits nowhere else, less what fixed rows send there."""
+    place, cap = task.places[region], task.cap(region)
+    keeps = place.carried if place.carried <= cap else 0.0
+    limit = max(task.policy.utilisation_cap * place.capacity, keeps) if place.carried <= cap else cap
+    fill = max(FILL_SHARE * (cap if place.carried > cap else task.policy.utilisation_cap * place.capacity), keeps)
+    used = taken.get(region, 0.0)
+    gladly, at_most = (_room_units(slots - used) for slots in (fill, limit))
+    if region in task.orders.emptying:
+        return (Room(at_most, _EMPTYING),)
+    return Room(gladly, 0), Room(at_most - gladly, _PAST_FILL)
+
+
+def _room_units(slots: float) -> int:
+    return max(0, round(slots * UNITS_PER_SLOT))
+
+
+def _squeeze(task: Task, origin: str, slots: float, row: dict[str, float]) -> None:
+    """Put what fits nowhere at home, or by capacity where home cannot serve; nowhere at all: home says so."""
+    open_to = {} if task.may_use(origin, origin) else _capacities(task, origin)
+    total = sum(open_to.values())
+    if total <= 0:
+        row[origin] = row.get(origin, 0.0) + slots
+    for region, capacity in open_to.items():
+        row[region] = row.get(region, 0.0) + slots * capacity / total
+
+
+def _capacities(task: Task, origin: str) -> dict[str, float]:
+    return {name: place.capacity_now for name, place in task.places.items() if task.may_use(origin, name)}
+
+
+def _keep_alive(task: Task, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:
+    """Leave a live home its floor where there is room; what it gives up for that goes from its greatest share."""
+    load = _load(sent, taken)
+    for origin, row in sent.items():
+        if not task.may_use(origin, origin) or origin in task.orders.emptying:
+            continue
+        lacks = FLOOR * sum(row.values()) - row.get(origin, 0.0)
+        lacks = min(lacks, task.cap(origin) - load[origin])
+        if lacks > 0:
+            _move(row, max(row, key=lambda region: (row[region], region)), origin, lacks, load)
+
+
+def _prefer_cheaper(task: Task, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:
+    """Move requests to cheaper regions nearby that have headroom; a home keeps its floor."""
+    load, policy = _load(sent, taken), task.policy
+    for origin, row in sorted(sent.items()):
+        for dear in sorted(row, key=policy.price, reverse=True):
+            for cheap in sorted(task.places, key=lambda region: (policy.price(region), region)):
+                if not _is_worth_it(task, origin, dear, cheap):
+                    continue
+                spare = row[dear] - (FLOOR * sum(row.values()) if dear == origin else 0.0)
+                _move(row, dear, cheap, max(0.0, min(spare, _cost_room(task, cheap) - load[cheap])), load)
+
+
+def _is_worth_it(task: Task, origin: str, dear: str, cheap: str) -> bool:
+    cheaper = task.policy.price(cheap) < (1 - CHEAPER_BY) * task.policy.price(dear)
+    near = task.latency_ms[origin, cheap] <= task.policy.cost_latency_ms
+    return cheaper and near and task.may_use(origin, cheap) and cheap not in task.orders.emptying
+
+
+def _cost_room(task: Task, region: str) -> float:
+    """How much a cheap region is filled for its price; what it carries already it keeps within some slack."""
+    place, share = task.places[region], task.policy.cost_utilisation
+    most = min((share + COST_SLACK) * place.capacity_now, task.cap(region))
+    return min(max(share * place.capacity, min(place.carried, most)), task.cap(region))
+
+
+def _load(sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> dict[str, float]:
+    load = defaultdict(float, taken)
+    for row in sent.values():
+        for region, slots in row.items():
+            load[region] += slots
+    return load
+
+
+def _move(row: dict[str, float], source: str, to: str, slots: float, load: dict[str, float]) -> None:
+    for region, change in ((source, -slots), (to, slots)):
+        row[region] = row.get(region, 0.0) + change
+        load[region] += change

@@ -1,0 +1,67 @@
+"""What a minute of samples says of a region: the capacity to count on, what it lost, and the demand to expect. Pure.
+
+Both figures are cautious: capacity is the least of the window and demand its greatest, so a region goes down at once,
+comes up slowly, and neither a flapping cell nor a lull moves requests to and fro.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+
+WINDOW_S = 60.0
+"""design.md §5: healthy capacity is the minimum over the last 60 s."""
+SMOOTHING_S = 15.0
+"""Arrivals are averaged over this long: at 5 requests/s Poisson noise is then 12 %, and a surge counts in 15 s."""
+SAMPLES_MAX = 64
+"""Samples come every 2 s; this bounds the row when something rings more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at a deployment in a region, `at` in seconds since 1970.
+
+    `arrivals_per_s` are requests of its own applications, `in_service` those that its cells work on, whoever sent them,
+    `capacity` the requests at once that its healthy cells were tested for.
+    """
+
+    at: float
+    arrivals_per_s: float
+    in_service: float
+    capacity: float
+
+
+def kept(samples: Sequence[Sample], now: float) -> tuple[Sample, ...]:
+    """The samples that still matter, oldest first: those of the window, and what its first average needs before it."""
+    return tuple(sample for sample in samples if now - sample.at <= WINDOW_S + SMOOTHING_S)[-SAMPLES_MAX:]
+
+
+def capacity_to_count_on(samples: Sequence[Sample], now: float) -> float:
+    """The least of the window, in requests at once; 0 without a sample."""
+    return min((sample.capacity for sample in samples if now - sample.at <= WINDOW_S), default=0.0)
+
+
+def share_lost(samples: Sequence[Sample], now: float) -> float:
+    """The deepest fall within the window as a share of what there was before it; growing loses nothing."""
+    capacities = [sample.capacity for sample in samples if now - sample.at <= WINDOW_S]
+    peaks = accumulate(capacities, max)
+    return max((1 - capacity / peak for capacity, peak in zip(capacities, peaks, strict=True) if peak > 0), default=0.0)
+
+
+def arrivals_to_expect(samples: Sequence[Sample]) -> float:
+    """The greatest average over `SMOOTHING_S`, in requests a second; of samples that are too few, their average."""
+    means = [
+        fmean(s.arrivals_per_s for s in samples[: last + 1] if sample.at - s.at < SMOOTHING_S)
+        for last, sample in enumerate(samples)
+        if last == len(samples) - 1 or sample.at - samples[0].at >= SMOOTHING_S
+    ]
+    return max(means, default=0.0)
+
+
+def service_time_s(samples: Sequence[Sample]) -> float:
+    """How long a request is worked on, by Little's law over all samples given; 0 while nothing arrives.
+
+    Requests that wait for a cell are left out: a queue would else look like demand that it is not.
+    """
+    arrivals = sum(sample.arrivals_per_s for sample in samples)
+    return sum(sample.in_service for sample in samples) / arrivals if arrivals > 0 else 0.0
