@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.config import render, structure_of
 from engine_agent.ingress.haproxy import HaproxyProcess, RefusedConfig
-from engine_agent.ingress.layout import MODELS_MAP, UNTOLD, BadTable, Layout, lay_out
+from engine_agent.ingress.layout import MODELS_MAP, UNTOLD, Layout, lay_out
 from engine_agent.ingress.reader_config import reader_structure_of, render_reader
 from engine_agent.ingress.report import telemetry, view_cells
 from engine_agent.ingress.sections import READER_FOLDER

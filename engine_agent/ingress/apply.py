@@ -1,6 +1,6 @@
 """Carries out planned steps on the running worker, through its admin socket. It never decides a step; see `plan`."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from engine_agent.ingress.backends import server_arguments
 from engine_agent.ingress.command_socket import CommandSocket
@@ -18,8 +18,8 @@ from engine_agent.ingress.plan import (
 )
 from engine_agent.ingress.settings import Times
 
-ENTRIES_PER_COMMAND = 200
-"""Map entries sent at once, far below the buffer that a command must fit into."""
+BYTES_PER_COMMAND = 64 * 1024
+"""Of map entries sent at once, far below the buffer that a command must fit into. One entry may be longer."""
 
 
 async def apply_step(step: Step, admin: CommandSocket, times: Times) -> None:
@@ -62,8 +62,17 @@ async def _add(server: Server, admin: CommandSocket, times: Times) -> None:
 async def _replace_map(name: str, entries: Mapping[str, str], admin: CommandSocket) -> None:
     """The new entries are written beside the old and take over in one instant."""
     version = (await admin.ask(f"prepare map {name}")).rpartition(":")[2].strip()
-    lines = [f"{key} {value}\n" for key, value in entries.items()]
-    for start in range(0, len(lines), ENTRIES_PER_COMMAND):
-        some = "".join(lines[start : start + ENTRIES_PER_COMMAND])
+    for some in _pieces(f"{key} {value}\n" for key, value in entries.items()):
         await admin.order(f"add map @{version} {name} <<\n{some}")
     await admin.order(f"commit map @{version} {name}")
+
+
+def _pieces(lines: Iterable[str]) -> Iterable[str]:
+    piece = ""
+    for line in lines:
+        if piece and len(piece) + len(line) > BYTES_PER_COMMAND:
+            yield piece
+            piece = ""
+        piece += line
+    if piece:
+        yield piece

@@ -8,7 +8,7 @@ through the reader (`reader_config`), which sends them back with the model in a 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine_agent.ingress import answers, frontend_rules
+from engine_agent.ingress import answers, frontend_rules, keys
 from engine_agent.ingress.backends import pool_backend, reader_backend, spill_backend
 from engine_agent.ingress.layout import Layout
 from engine_agent.ingress.sections import (
@@ -66,11 +66,14 @@ def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
     if not layout.told:
         return [section("frontend ingress", [*lines, answers.returned(answers.no_table(layout.retry_after_s))])]
     judgement = frontend_rules.judgement_rules(layout)
-    lines += [*frontend_rules.listing_rules(), *frontend_rules.path_rules()]
-    lines += [*frontend_rules.body_rules(layout, settings), *judgement, "use_backend reader if is_long", *CHOICE]
-    named = [f"bind unix@{NAMED_SOCKET} mode 600", *frontend_rules.named_rules(), *judgement, *CHOICE]
+    lines += [*frontend_rules.hop_rules(), *keys.identity_rules(), *frontend_rules.listing_rules()]
+    lines += [*frontend_rules.path_rules(), *frontend_rules.body_rules(layout, settings), *keys.scope_rules()]
+    lines += [*judgement, *keys.limit_rules(), *keys.answer_rules(), "use_backend reader if is_long", *CHOICE]
+    named = [f"bind unix@{NAMED_SOCKET} mode 600", *frontend_rules.hop_rules(), *frontend_rules.named_rules()]
+    named += [*keys.named_scope_rules(), *judgement, *CHOICE]
     return [
         section("frontend ingress", lines),
         section("frontend named", named),
         reader_backend(layout, settings),
+        keys.key_store(),
     ]

@@ -32,6 +32,11 @@ def health_rules() -> list[str]:
     ]
 
 
+def hop_rules() -> list[str]:
+    """Whether another region's ingress sent this request here."""
+    return [f"acl is_marked req.hdr({headers.HOP}) -m found"]
+
+
 def listing_rules() -> list[str]:
     of_one = """'{"id":"%[var(txn.model),json(utf8s)]","object":"model","created":0,"owned_by":"switchyard"}'"""
     listing = f"'%[str(all),map_str({LISTING_MAP})]'"
@@ -94,7 +99,6 @@ def judgement_rules(layout: Layout) -> list[str]:
     """Whether cells here, or another region, can serve the pool; if neither, say so."""
     nobody = answers.returned(answers.no_ready_cell(layout.retry_after_s))
     return [
-        f"acl is_marked req.hdr({headers.HOP}) -m found",
         "http-request set-var(txn.spill) var(txn.pool),regsub(^pool,spill)",
         f"http-request set-var(txn.share) var(txn.pool),map_str_int({SHARES_MAP},0)",
         "acl can_serve var(txn.pool),nbsrv gt 0",

@@ -11,7 +11,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.classes import ServingClass
+from engine_agent.ingress.key_map import KEYS_MAP, key_entries
 from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
@@ -37,11 +39,7 @@ SHARES_MAP = "shares.map"
 """Backend of a pool -> how many of `SHARE_SCALE` requests other regions serve."""
 LISTING_MAP = "listing.map"
 """`all` -> the body of GET /v1/models."""
-MAP_NAMES = (MODELS_MAP, SHARES_MAP, LISTING_MAP)
-
-
-class BadTable(ValueError):
-    """A routing table that no ingress can carry out; the text says what is wrong with what."""
+MAP_NAMES = (MODELS_MAP, SHARES_MAP, LISTING_MAP, KEYS_MAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +120,7 @@ def lay_out(table: RoutingTable) -> Layout:
             MODELS_MAP: {model: backends[pool.name].local for pool in pools for model in pool.models},
             SHARES_MAP: {backends[pool.name].local: _spilled_share(pool, table.region) for pool in pools},
             LISTING_MAP: {"all": _listing(pools)},
+            KEYS_MAP: key_entries(table, {name: backend.local for name, backend in backends.items()}),
         },
         max_body_bytes=table.max_body_bytes,
         retry_after_s=table.retry_after_s,

@@ -7,8 +7,9 @@ what it has queued. Nothing here looks at the clock or talks to HAProxy.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from engine_agent.ingress.key_map import CONTENT_ENTRY
 from engine_agent.ingress.layout import Layout, Server
 from engine_agent.ingress.running import Running, RunningServer
 
@@ -62,10 +63,10 @@ class WeighServer:
 
 @dataclass(frozen=True, slots=True)
 class ReplaceMap:
-    """All entries of a map at once: no request sees half of it."""
+    """All entries of a map at once: no request sees half of it. Logs leave the entries out: they may be thousands."""
 
     name: str
-    entries: Mapping[str, str]
+    entries: Mapping[str, str] = field(repr=False)
     reason: str
 
 
@@ -147,8 +148,14 @@ def _adjust(there: RunningServer, wanted: Server) -> Iterable[Step]:
 
 def _replace_maps(running: Running, layout: Layout) -> Iterable[Step]:
     for name, entries in layout.maps.items():
-        if running.maps.get(name) != entries:
+        there = running.maps.get(name, {})
+        if _mark(there) != _mark(entries):
             yield ReplaceMap(name, entries, "its entries differ from the table")
+
+
+def _mark(entries: Mapping[str, str]) -> object:
+    """What stands for a map's content: a digest among its entries, else all of them."""
+    return entries.get(CONTENT_ENTRY) or entries
 
 
 def _retire(there: RunningServer) -> Iterable[Step]:

@@ -16,7 +16,7 @@ NAMED_SOCKET = "named.sock"
 READER_FOLDER = "reader"
 READER_SOCKET = "long.sock"
 """Where requests with long bodies are sent to, in the reader's folder below the ingress's home."""
-LUA_FILES = ("read_body.lua", "refuse.lua")
+LUA_FILES = ("read_body.lua", "refuse.lua", "limits.lua")
 UNSENT_STATUS = 425
 """What the cell did not answer, as the reader is told: it may send the request again. Applications never see it."""
 HEAD_ROOM_BYTES = 64 * 1024

@@ -40,6 +40,7 @@ class FakeCell:
         self.healthy = True
         self.agent_word = "up 100%"
         self.refuses = False
+        self.usage: dict[str, int] | None = None
         self.gate = asyncio.Event()
         self.gate.set()
         self.requests: list[Request] = []
@@ -125,7 +126,7 @@ class FakeCell:
         if not asked.get("stream"):
             await asyncio.sleep(self.step_s * self.chunks)
             await self.gate.wait()
-            body = json.dumps(_completion(asked["model"], self.name)).encode()
+            body = json.dumps(_completion(asked["model"], self.name) | self._usage()).encode()
             _write_head(writer, 200, len(body))
             writer.write(body)
             await writer.drain()
@@ -137,8 +138,13 @@ class FakeCell:
             _write_chunk(writer, b"data: " + json.dumps(_delta(asked["model"], f"{number} ")).encode() + b"\n\n")
             await writer.drain()
             await asyncio.sleep(self.step_s)
+        if self.usage is not None:
+            _write_chunk(writer, b"data: " + json.dumps({"choices": [], **self._usage()}).encode() + b"\n\n")
         _write_chunk(writer, b"data: [DONE]\n\n")
         _write_chunk(writer, b"")
+
+    def _usage(self) -> dict[str, Any]:
+        return {} if self.usage is None else {"usage": self.usage}
 
 
 async def _read_request(reader: asyncio.StreamReader) -> Request:

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 from engine_agent.ingress.agent import Ingress
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
-from engine_agent.protocol.messages import IngressReport, Pool, RoutingTable, SpillTarget
+from engine_agent.protocol.messages import ApiKey, IngressReport, Pool, RoutingTable, SpillTarget
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 
@@ -88,11 +88,17 @@ class RunningIngress:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    async def route(self, *pools: Pool, retry_after_s: int = 7) -> None:
+    async def route(
+        self, *pools: Pool, retry_after_s: int = 7, keys: tuple[ApiKey, ...] = (), keys_required: bool = False
+    ) -> None:
         """Have a table with these pools in force, and every cell of it seen in a state."""
         self.revision += 1
         region = self.settings.region
-        self.ingress.take(RoutingTable(self.revision, region, pools, retry_after_s=retry_after_s))
+        self.ingress.take(
+            RoutingTable(
+                self.revision, region, pools, keys=keys, keys_required=keys_required, retry_after_s=retry_after_s
+            )
+        )
         await eventually(self._is_in_force, what=f"revision {self.revision} in force")
 
     def _is_in_force(self) -> bool:

@@ -1,0 +1,106 @@
+"""The application keys of a routing table as the entries of one HAProxy map. Pure.
+
+A key is found by the SHA-256 of what the application showed, so the map opens nothing to whoever reads it. Everything
+about keys is in one map, because one map changes in one instant.
+"""
+
+import hashlib
+import re
+from collections.abc import Iterable
+from enum import IntEnum
+
+from engine_agent.ingress.bad_table import BadTable
+from engine_agent.ingress.classes import ServingClass
+from engine_agent.protocol.messages import ApiKey, RoutingTable
+
+KEYS_MAP = "keys.map"
+"""SHA-256 of a key -> its record; `prefix/backend` -> 1 for each pool that a key with a choice of pools opens."""
+REQUIRED_ENTRY = ".required"
+"""1: nobody is served without a key."""
+CONTENT_ENTRY = ".content"
+"""Digest of all other entries of a map: reading thousands of them back four times a second would cost too much."""
+SEPARATOR = "|"
+"""Between the fields of a record; HAProxy's own `;` ends a command."""
+NEVER = 2**31 - 1
+"""Expiry of a key that has none: HAProxy's clock counts to 2038, so does this."""
+PREFIX = re.compile(r"[0-9a-f]{4,16}")
+DIGEST = re.compile(r"[0-9a-f]{64}")
+TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""It becomes a header."""
+MAX_LIMIT = 2**31 - 1
+"""HAProxy counts in 32 bits."""
+
+
+class KeyField(IntEnum):
+    """Place of each field in a record, from 1 as HAProxy's `field` counts."""
+
+    PREFIX = 1
+    TENANT = 2
+    URGENCY = 3
+    EXPIRES_AT = 4
+    REQUESTS_PER_MIN = 5
+    TOKENS_PER_MIN = 6
+    MAX_CONCURRENT = 7
+    SCOPED = 8
+
+
+def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, str]:
+    """The entries of `KEYS_MAP`; `backend_of` maps the name of each pool of the table to its backend.
+
+    Raises:
+        BadTable: a key that cannot be meant.
+    """
+    _check_distinct("prefix", (key.prefix for key in table.keys))
+    _check_distinct("digest", (key.digest for key in table.keys))
+    entries = {REQUIRED_ENTRY: "1" if table.keys_required else "0"}
+    for key in table.keys:
+        entries[key.digest] = _record(key)
+        # A pool that this region does not know has no requests to open, and is no mistake: deployments come and go.
+        entries |= {f"{key.prefix}/{backend_of[pool]}": "1" for pool in key.pools if pool in backend_of}
+    return entries | {CONTENT_ENTRY: _digest_of(entries)}
+
+
+def urgency_of(serving_class: ServingClass) -> int:
+    """0 for the most urgent class."""
+    return list(ServingClass).index(serving_class)
+
+
+def _record(key: ApiKey) -> str:
+    if not (PREFIX.fullmatch(key.prefix) and DIGEST.fullmatch(key.digest)):
+        raise BadTable(f"key {key.prefix!r}: prefix and digest must be lower-case hexadecimal, the digest a SHA-256")
+    if not TENANT.fullmatch(key.tenant):
+        raise BadTable(f"tenant {key.tenant!r} of key {key.prefix}: 1 to 64 letters, digits and ._- are allowed")
+    limits = (key.requests_per_min, key.tokens_per_min, key.max_concurrent)
+    if any(not 0 <= limit <= MAX_LIMIT for limit in limits):
+        raise BadTable(f"limits of key {key.prefix} must be between 0 (none) and {MAX_LIMIT}, not {limits}")
+    try:
+        urgency = urgency_of(ServingClass(key.serving_class))
+    except ValueError:
+        raise BadTable(
+            f"serving class {key.serving_class!r} of key {key.prefix} is none of {', '.join(ServingClass)}"
+        ) from None
+    expires_at = NEVER if key.expires_at is None else max(0, min(NEVER, int(key.expires_at)))
+    fields = {
+        KeyField.PREFIX: key.prefix,
+        KeyField.TENANT: key.tenant,
+        KeyField.URGENCY: urgency,
+        KeyField.EXPIRES_AT: expires_at,
+        KeyField.REQUESTS_PER_MIN: key.requests_per_min,
+        KeyField.TOKENS_PER_MIN: key.tokens_per_min,
+        KeyField.MAX_CONCURRENT: key.max_concurrent,
+        KeyField.SCOPED: int(bool(key.pools)),
+    }
+    return SEPARATOR.join(str(fields[place]) for place in KeyField)
+
+
+def _digest_of(entries: dict[str, str]) -> str:
+    text = "".join(f"{name} {entries[name]}\n" for name in sorted(entries))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _check_distinct(what: str, names: Iterable[str]) -> None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise BadTable(f"{what} {name} is of two keys")
+        seen.add(name)

@@ -1,0 +1,66 @@
+"""What a routing table says of keys, as entries of a map; and which keys no ingress takes."""
+
+import msgspec
+import pytest
+
+from engine_agent.ingress.bad_table import BadTable
+from engine_agent.ingress.key_map import CONTENT_ENTRY, NEVER, REQUIRED_ENTRY, key_entries
+from engine_agent.protocol.messages import ApiKey, RoutingTable
+
+DIGEST = "ab" * 32
+KEY = ApiKey("0a1b2c3d", DIGEST, "rufus", "near_realtime", ("chat", "gone"), 1795000000.5, 60, 9000, 4)
+BACKENDS = {"chat": "pool.chat", "other": "pool.other"}
+
+
+def entries(*keys: ApiKey, required: bool = False) -> dict[str, str]:
+    return key_entries(RoutingTable(1, "east", (), keys=keys, keys_required=required), BACKENDS)
+
+
+def test_a_key_is_found_by_its_digest_and_opens_the_pools_that_are_here() -> None:
+    there = entries(KEY)
+    assert there[DIGEST] == "0a1b2c3d|rufus|1|1795000000|60|9000|4|1"
+    assert there["0a1b2c3d/pool.chat"] == "1"
+    assert len(there) == 4
+    assert KEY.prefix not in there
+
+
+def test_a_key_without_limits_pools_and_expiry_says_so() -> None:
+    open_key = ApiKey("0a1b2c3d", DIGEST, "rufus", "realtime")
+    assert entries(open_key)[DIGEST] == f"0a1b2c3d|rufus|0|{NEVER}|0|0|0|0"
+
+
+def test_equal_keys_give_one_mark_and_any_change_another() -> None:
+    changes = [{"tenant": "other"}, {"requests_per_min": 61}, {"pools": ()}, {"expires_at": None}]
+    marks = {entries(msgspec.structs.replace(KEY, **change))[CONTENT_ENTRY] for change in changes}
+    marks |= {entries()[CONTENT_ENTRY], entries(required=True)[CONTENT_ENTRY]}
+    assert len(marks) == len(changes) + 2
+    assert entries(KEY)[CONTENT_ENTRY] == entries(KEY)[CONTENT_ENTRY]
+    assert entries(KEY)[CONTENT_ENTRY] not in marks
+
+
+def test_whether_keys_are_required_is_an_entry() -> None:
+    assert (entries()[REQUIRED_ENTRY], entries(required=True)[REQUIRED_ENTRY]) == ("0", "1")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"prefix": "Xy"}, "prefix and digest must be lower-case hexadecimal"),
+        ({"digest": "ab"}, "prefix and digest must be lower-case hexadecimal"),
+        ({"tenant": "a b"}, "tenant 'a b' of key 0a1b2c3d"),
+        ({"tenant": "~others"}, "tenant '~others' of key 0a1b2c3d"),
+        ({"serving_class": "soon"}, "serving class 'soon' of key 0a1b2c3d is none of realtime, near_realtime, batch"),
+        ({"tokens_per_min": -1}, "limits of key 0a1b2c3d must be between 0"),
+        ({"max_concurrent": 2**31}, "limits of key 0a1b2c3d must be between 0"),
+    ],
+)
+def test_a_key_that_cannot_be_meant_refuses_the_table(change: dict[str, object], said: str) -> None:
+    with pytest.raises(BadTable, match=said):
+        entries(msgspec.structs.replace(KEY, **change))
+
+
+def test_two_keys_of_one_prefix_or_digest_refuse_the_table() -> None:
+    with pytest.raises(BadTable, match="prefix 0a1b2c3d is of two keys"):
+        entries(KEY, msgspec.structs.replace(KEY, digest="cd" * 32))
+    with pytest.raises(BadTable, match=r"digest (ab){32} is of two keys"):
+        entries(KEY, msgspec.structs.replace(KEY, prefix="0a0a0a0a"))

@@ -1,0 +1,117 @@
+"""Who is served: by a real HAProxy that knows keys only by their hashes, and no control plane."""
+
+import time
+
+import pytest
+
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+from tests.engine_agent.ingress.keyed import Keyed, keyed
+from tests.engine_agent.ingress.traffic import BODY
+
+OTHERS = {"Authorization": "Bearer sw_ffffffff_" + "0" * 48}
+
+
+async def asked(ingress: RunningIngress, key: Keyed | None = None, body: bytes = BODY, **headers: str) -> int:
+    answer = await ingress.post(body, **(key.headers if key else {}), **headers)
+    return answer.status_code
+
+
+async def refusal(ingress: RunningIngress, headers: dict[str, str]) -> tuple[int, str]:
+    answer = await ingress.post(BODY, **headers)
+    return answer.status_code, answer.json()["error"]["code"]
+
+
+@pytest.mark.asyncio
+async def test_without_keys_everybody_is_served_and_nobody_says_whose_he_is(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        headers = {"Authorization": "Bearer EMPTY", "X-Switchyard-Tenant": "rufus"}
+        assert (await ingress.post(BODY, **headers)).status_code == 200
+        assert await refusal(ingress, OTHERS) == (401, "invalid_api_key")
+        (request,) = cell.requests
+        assert request.headers.keys().isdisjoint({"authorization", "x-switchyard-tenant", "x-switchyard-key"})
+
+
+@pytest.mark.asyncio
+async def test_a_key_opens_and_its_tenant_goes_with_the_request_and_its_text_does_not(ingress: RunningIngress) -> None:
+    key = keyed(tenant="rufus")
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys=(key.entry,), keys_required=True)
+        await ingress.sees(**{cell.name: "up"})
+        assert await asked(ingress, key, **{"X-Switchyard-Tenant": "somebody-else"}) == 200
+        assert await refusal(ingress, {}) == (401, "missing_api_key")
+        assert await refusal(ingress, {"Authorization": "Bearer none"}) == (401, "missing_api_key")
+        assert await refusal(ingress, OTHERS) == (401, "invalid_api_key")
+        (request,) = cell.requests
+        assert request.headers["x-switchyard-tenant"] == "rufus"
+        assert not any(key.text in text for text in request.headers.values())
+
+
+@pytest.mark.asyncio
+async def test_keys_come_and_go_without_a_reload_and_a_revoked_one_is_refused_even_where_none_is_needed(
+    ingress: RunningIngress,
+) -> None:
+    first, second = keyed("0a0a0a0a"), keyed("0b0b0b0b")
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys=(first.entry,))
+        await ingress.sees(**{cell.name: "up"})
+        worker = ingress.worker_pid
+        assert [await asked(ingress, key) for key in (first, second, None)] == [200, 401, 200]
+        await ingress.route(pool(cell), keys=(second.entry,))
+        assert [await asked(ingress, key) for key in (first, second, None)] == [401, 200, 200]
+        await ingress.route(pool(cell), keys=(second.entry,), keys_required=True)
+        assert [await asked(ingress, key) for key in (first, second, None)] == [401, 200, 401]
+        assert (await ingress.http.get("/v1/models")).status_code == 401
+        assert (await ingress.http.get("/v1/models", headers=second.headers)).status_code == 200
+        assert (await ingress.http.get("/healthz")).status_code == 200
+        assert ingress.worker_pid == worker
+
+
+@pytest.mark.asyncio
+async def test_an_expired_key_is_refused_by_the_ingresses_own_clock(ingress: RunningIngress) -> None:
+    gone, lasting = keyed("0a0a0a0a", expires_at=time.time() - 1), keyed("0b0b0b0b", expires_at=time.time() + 3600)
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys=(gone.entry, lasting.entry))
+        await ingress.sees(**{cell.name: "up"})
+        assert await asked(ingress, lasting) == 200
+        assert await refusal(ingress, gone.headers) == (401, "expired_api_key")
+
+
+@pytest.mark.asyncio
+async def test_a_key_opens_only_its_deployments_with_short_and_with_long_requests(ingress: RunningIngress) -> None:
+    key = keyed(pools=("demo",))
+    long = b'{"messages": "%s", "model": "%s"}'
+    async with FakeCell().running() as cell, FakeCell().running() as other:
+        await ingress.route(pool(cell), pool(other, name="other", models=("other",)), keys=(key.entry,))
+        await ingress.sees(**{cell.name: "up", other.name: "up"})
+        for size in (10, 500_000):
+            assert await asked(ingress, key, long % (b"x" * size, b"demo")) == 200
+            refused = await ingress.post(long % (b"x" * size, b"other"), **key.headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_allowed")
+            assert await asked(ingress, None, long % (b"x" * size, b"other"), **{"X-Switchyard-Key": "0a1b2c3d"}) == 200
+        assert [request.headers["x-switchyard-tenant"] for request in cell.requests] == ["rufus", "rufus"]
+        assert all("x-switchyard-key" not in request.headers for request in (*cell.requests, *other.requests))
+
+
+@pytest.mark.asyncio
+async def test_a_request_more_urgent_than_its_key_allows_is_made_less_urgent(ingress: RunningIngress) -> None:
+    batch, near = keyed("0a0a0a0a", serving_class="batch"), keyed("0b0b0b0b", serving_class="near_realtime")
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys=(batch.entry, near.entry))
+        await ingress.sees(**{cell.name: "up"})
+        for key, said in ((batch, "realtime"), (batch, ""), (near, "realtime"), (near, "batch")):
+            assert await asked(ingress, key, **({"X-Switchyard-Class": said} if said else {})) == 200
+        classes = [request.headers["x-switchyard-class"] for request in cell.requests]
+        assert classes == ["batch", "batch", "near_realtime", "batch"]
+
+
+@pytest.mark.asyncio
+async def test_a_request_from_another_region_was_asked_there_and_keeps_its_tenant(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys_required=True)
+        await ingress.sees(**{cell.name: "up"})
+        hop = {"X-Switchyard-Hop": "us-west-2", "X-Switchyard-Tenant": "rufus"}
+        assert await asked(ingress, None, **hop) == 200
+        assert cell.requests[0].headers["x-switchyard-tenant"] == "rufus"

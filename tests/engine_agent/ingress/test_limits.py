@@ -1,0 +1,143 @@
+"""How much a key may ask for: requests and tokens per minute and requests at once, counted by a real HAProxy."""
+
+import asyncio
+import contextlib
+import math
+
+import httpx
+import openai
+import pytest
+
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool
+from tests.engine_agent.ingress.keyed import Keyed, keyed
+from tests.engine_agent.ingress.traffic import BODY
+
+STREAM = BODY[:-1] + b', "stream": true}'
+PROMPT = math.ceil(len(BODY) / 4)
+FIRST_GUESS = 256
+"""Tokens of an answer before a key has had one, as limits.lua has it."""
+REFILL = 30
+"""Tokens that come back in the 1.8 s that a test may take on a slow machine."""
+DEADLINE_S = 10.0
+
+
+async def route(ingress: RunningIngress, cell: FakeCell, *keys: Keyed) -> None:
+    await ingress.route(pool(cell), keys=tuple(key.entry for key in keys))
+    await ingress.sees(**{cell.name: "up"})
+
+
+def told(answer: httpx.Response, kind: str) -> tuple[str, ...]:
+    return tuple(answer.headers[f"x-ratelimit-{what}-{kind}"] for what in ("limit", "remaining", "reset"))
+
+
+@pytest.mark.asyncio
+async def test_requests_over_the_limit_are_told_when_to_come_back_in_the_form_the_client_knows(
+    ingress: RunningIngress,
+) -> None:
+    limited, free = keyed("0a0a0a0a", requests_per_min=3), keyed("0b0b0b0b")
+    async with FakeCell().running() as cell:
+        await route(ingress, cell, limited, free)
+        answers = [await ingress.post(BODY, **limited.headers) for _ in range(4)]
+        assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
+        limit, remaining, reset = told(answers[0], "requests")
+        assert (limit, remaining) == ("3", "2")
+        assert 19 < float(reset.removesuffix("s")) <= 20
+        error = answers[3].json()["error"]
+        assert (error["type"], error["param"], error["code"]) == ("requests", None, "rate_limit_exceeded")
+        assert "Rate limit reached on requests per min: Limit 3, Used 3, Requested 1" in error["message"]
+        assert 18 <= int(answers[3].headers["retry-after"]) <= 20
+        assert told(answers[3], "requests")[1] == "0"
+        unlimited = await ingress.post(BODY, **free.headers)
+        assert unlimited.status_code == 200
+        assert "x-ratelimit-limit-requests" not in unlimited.headers
+        async with openai.AsyncOpenAI(base_url=f"{ingress.url}/v1", api_key=limited.text, max_retries=0) as client:
+            with pytest.raises(openai.RateLimitError):
+                await ask(client)
+
+
+@pytest.mark.asyncio
+async def test_what_is_wrong_otherwise_costs_no_request(ingress: RunningIngress) -> None:
+    key = keyed(requests_per_min=1)
+    async with FakeCell().running() as cell:
+        await route(ingress, cell, key)
+        for body, status in ((b"{", 400), (b'{"model": "nobody"}', 404), (BODY, 200), (BODY, 429)):
+            assert (await ingress.post(body, **key.headers)).status_code == status
+
+
+@pytest.mark.asyncio
+async def test_tokens_are_settled_by_what_was_really_generated(ingress: RunningIngress) -> None:
+    key = keyed(tokens_per_min=1000)
+    async with FakeCell().running() as cell:
+        cell.usage = {"prompt_tokens": 30, "completion_tokens": 20, "total_tokens": 50}
+        await route(ingress, cell, key)
+        first = await ingress.post(BODY, **key.headers)
+        assert told(first, "tokens")[:2] == ("1000", str(1000 - PROMPT - FIRST_GUESS))
+        second = await ingress.post(BODY, **key.headers)
+        expected = 1000 - 50 - PROMPT - 20  # the mean of answers is the next guess
+        assert expected <= int(told(second, "tokens")[1]) <= expected + REFILL
+        cell.usage = {"prompt_tokens": 30, "completion_tokens": 900, "total_tokens": 930}
+        await ingress.post(BODY, **key.headers)
+        refused = await ingress.post(BODY, **key.headers)
+        assert (refused.status_code, refused.json()["error"]["type"]) == (429, "tokens")
+        assert int(refused.headers["retry-after"]) > 1
+
+
+@pytest.mark.asyncio
+async def test_tokens_of_streams_count_by_usage_or_by_events_and_the_client_says_how_many_it_wants(
+    ingress: RunningIngress,
+) -> None:
+    by_usage, by_events = keyed("0a0a0a0a", tokens_per_min=400), keyed("0b0b0b0b", tokens_per_min=400)
+    async with FakeCell(chunks=3).running() as cell:
+        await route(ingress, cell, by_usage, by_events)
+        for key, usage in ((by_usage, {"completion_tokens": 390, "total_tokens": 395}), (by_events, None)):
+            cell.usage = usage
+            assert (await ingress.post(STREAM, **key.headers)).status_code == 200
+        body = b'{"model": "demo", "messages": [], "max_tokens": 2}'
+        assert (await ingress.post(body, **by_usage.headers)).status_code == 429
+        left = await ingress.post(body, **by_events.headers)
+        assert left.status_code == 200
+        assert int(told(left, "tokens")[1]) > 340
+
+
+@pytest.mark.asyncio
+async def test_an_answer_that_failed_or_never_came_costs_no_tokens(ingress: RunningIngress) -> None:
+    key = keyed(tokens_per_min=1000)
+    async with FakeCell().running() as cell:
+        await route(ingress, cell, key)
+        cell.refuses = True
+        for _ in range(8):
+            assert (await ingress.post(BODY, **key.headers)).status_code == 503
+        cell.refuses = False
+        answer = await ingress.post(BODY, **key.headers)
+        assert answer.status_code == 200
+        assert int(told(answer, "tokens")[1]) == 1000 - PROMPT - FIRST_GUESS
+
+
+@pytest.mark.asyncio
+async def test_requests_at_once_are_limited_until_one_has_ended_also_by_leaving(ingress: RunningIngress) -> None:
+    key = keyed(max_concurrent=2)
+    async with FakeCell(chunks=2).running() as cell:
+        await route(ingress, cell, key)
+        cell.gate.clear()
+        async with stream(ingress, key) as staying:
+            async with stream(ingress, key) as leaving:
+                assert [staying.status_code, leaving.status_code] == [200, 200]
+                third = await ingress.post(BODY, **key.headers)
+                assert (third.status_code, third.json()["error"]["type"]) == (429, "concurrency")
+                assert third.headers["retry-after"] == "1"
+            async with asyncio.timeout(DEADLINE_S):
+                while await again(ingress, key) == 429:  # noqa: ASYNC110 - only asking tells
+                    await asyncio.sleep(0.02)
+            cell.gate.set()
+            await staying.aread()
+
+
+async def again(ingress: RunningIngress, key: Keyed) -> int:
+    """The status of a request that opens a stream and leaves."""
+    async with stream(ingress, key) as answer:
+        return answer.status_code
+
+
+def stream(ingress: RunningIngress, key: Keyed) -> contextlib.AbstractAsyncContextManager[httpx.Response]:
+    return ingress.http.stream("POST", "/v1/chat/completions", content=STREAM, headers=key.headers)
