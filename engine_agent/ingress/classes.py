@@ -1,11 +1,5 @@
-"""Serving classes as an ingress knows them. Declared once for this folder; decides nothing."""
+"""Serving classes, under the name by which this folder knows them."""
 
-from enum import StrEnum
+from engine_agent.protocol.states import ServingClass
 
-
-class ServingClass(StrEnum):
-    """How urgent a request is, most urgent first."""
-
-    REALTIME = "realtime"
-    NEAR_REALTIME = "near_realtime"
-    BATCH = "batch"
+__all__ = ["ServingClass"]

@@ -34,3 +34,11 @@ class EngineState(StrEnum):
 class AgentKind(StrEnum):
     NODE = "node"
     INGRESS = "ingress"
+
+
+class ServingClass(StrEnum):
+    """How urgent a request is, most urgent first."""
+
+    REALTIME = "realtime"
+    NEAR_REALTIME = "near_realtime"
+    BATCH = "batch"

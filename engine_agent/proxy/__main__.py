@@ -28,6 +28,7 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     parser.add_argument("--engine", type=_engine, required=True, metavar="http://HOST:PORT")
     parser.add_argument("--model", required=True, help="served model name, for the token probe")
     parser.add_argument("--max-concurrency", type=_positive, required=True)
+    parser.add_argument("--priorities", action="store_true", help="the engine schedules by priority")
     parser.add_argument("--golden", type=_golden, default=(), help='JSON: [{"prompt": "…", "expect": "…"}, …]')
     parser.add_argument("--max-body-bytes", type=_positive, default=Limits().max_body_bytes)
     parser.add_argument("--grace-s", type=float, default=5.0, help="for requests in flight after SIGTERM")

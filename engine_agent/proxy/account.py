@@ -5,7 +5,11 @@ from enum import StrEnum
 from time import monotonic
 
 from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.measure import Usage
+from engine_agent.proxy.tenants import TenantUse
+from engine_agent.proxy.terms import Terms
 from engine_agent.proxy.tokens import TokenCount
+from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.wire import RequestHead, ResponseHead
 
 
@@ -16,6 +20,7 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     ENGINE_ERROR = "engine_error"
     CLIENT_GONE = "client_gone"
+    TOO_LATE = "too_late"
 
 
 CLIENT_GONE_STATUS = 499
@@ -25,10 +30,13 @@ CLIENT_GONE_STATUS = 499
 class Account:
     """What is known about one request while it runs."""
 
-    def __init__(self, cell: Cell, head: RequestHead) -> None:
+    def __init__(self, cell: Cell, head: RequestHead, upload: Upload) -> None:
         self._cell = cell
         self._head = head
+        self._upload = upload
+        self._tenant: TenantUse | None = None
         self._admitted = False
+        self.terms = Terms()
         self._tokens = TokenCount(streaming=False)
         self._ttft_s: float | None = None
         self._last_token_at = 0.0
@@ -41,7 +49,7 @@ class Account:
 
     def admit(self) -> None:
         self._admitted = True
-        self._cell.meter.admitted()
+        self._tenant = self._cell.meter.admitted(self.terms)
 
     def open(self, answer: ResponseHead) -> None:
         """The answer begins."""
@@ -55,7 +63,7 @@ class Account:
         meter = self._cell.meter
         if self._ttft_s is None:
             self._ttft_s = now - self.began_at
-            meter.first_token(now, self._ttft_s)
+            meter.first_token(now, self._ttft_s, self.terms.serving_class)
         else:
             meter.next_tokens(now, now - self._last_token_at)
         self._last_token_at = now
@@ -74,10 +82,9 @@ class Account:
     def close(self, outcome: Outcome, status: int, reason: str = "") -> None:
         """The request has ended, one way or another; `reason` is the code of a refusal."""
         if self._admitted:
-            failed = outcome is Outcome.ENGINE_ERROR
-            self._cell.meter.finished(status=status, failed=failed, tokens=self._tokens.tokens)
+            self._settle(outcome, status)
         elif outcome is Outcome.REFUSED:
-            self._cell.meter.refused(reason)
+            self._cell.meter.refused(self.terms, reason)
         self._cell.log.request(
             event="request",
             request_id=self._head.request_id.decode("latin-1"),
@@ -86,7 +93,22 @@ class Account:
             status=status,
             outcome=outcome,
             reason=reason,
+            serving_class=self.terms.serving_class,
+            tenant=self.terms.tenant,
             ttft_ms=None if self._ttft_s is None else round(self._ttft_s * 1000, 2),
+            prompt_tokens=self._tokens.prompt_tokens,
             tokens=self._tokens.tokens,
             duration_ms=round((monotonic() - self.began_at) * 1000, 2),
+        )
+
+    def _settle(self, outcome: Outcome, status: int) -> None:
+        prompt = self._tokens.prompt_tokens
+        charged = outcome in {Outcome.CLIENT_GONE, Outcome.TOO_LATE} or (outcome is Outcome.ANSWERED and status < 400)
+        self._cell.meter.finished(
+            self.terms,
+            self._tenant,
+            Usage(prompt if charged or prompt is not None else 0, self._tokens.tokens),
+            status=status,
+            failed=outcome is Outcome.ENGINE_ERROR,
+            body_bytes=self._upload.size_bytes,
         )

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Protocol
 
-from engine_agent.protocol.states import Phase
+from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import admission
 from engine_agent.proxy.health import HealthJudge
 from engine_agent.proxy.log import LineLog
@@ -14,6 +14,7 @@ from engine_agent.proxy.measure import Meter
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.settings import ProxySettings
 from engine_agent.proxy.status import ProxyStatus
+from engine_agent.proxy.terms import Terms
 from engine_agent.proxy.upstream import EnginePool
 
 
@@ -38,6 +39,7 @@ class Cell:
         self.judge = HealthJudge(settings.probes, settings.max_concurrency, has_golden=bool(settings.golden))
         self.meter = Meter(monotonic())
         self.in_flight: set[InFlight] = set()
+        self._seen_at = dict.fromkeys(ServingClass, float("-inf"))
         self.idle = asyncio.Event()
         """Set while nothing is in flight."""
         self.idle.set()
@@ -54,15 +56,35 @@ class Cell:
             on_lost=self._connection_lost,
         )
 
-    def refusal(self) -> Refusal | None:
-        """Why one more request is not taken now."""
-        return admission.refuse(
+    def refusal(self, terms: Terms) -> Refusal | None:
+        """Why one more request on these terms is not taken now."""
+        now, serving_class = monotonic(), terms.serving_class
+        self._seen_at[serving_class] = now
+        limit = admission.limit_of(
+            serving_class,
+            max_concurrency=self.settings.max_concurrency,
+            urgent_lately=self._urgent_lately(serving_class, now),
+        )
+        refusal = admission.refuse(
+            serving_class,
             phase=self.phase,
             healthy=self.judge.ok,
             reason=self.judge.reason,
             in_flight=len(self.in_flight),
-            max_concurrency=self.settings.max_concurrency,
+            limit=limit,
         )
+        if refusal is not None or terms.limit_s is None:
+            return refusal
+        ttft = self.meter.of(serving_class).ttft
+        return admission.refuse_deadline(
+            terms.limit_s, ttft_p50_s=ttft.quantile(now, 0.5), samples=ttft.recent_count(now)
+        )
+
+    def _urgent_lately(self, serving_class: ServingClass, now: float) -> bool:
+        """Whether a request of a more urgent class came a short while ago."""
+        classes = list(ServingClass)
+        urgent = classes[: classes.index(serving_class)]
+        return any(now - self._seen_at[each] < admission.URGENT_MEMORY_S for each in urgent)
 
     def unready(self) -> Refusal | None:
         """Why no new request would be taken, whatever the load."""

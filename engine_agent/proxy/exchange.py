@@ -7,12 +7,15 @@ from time import monotonic
 
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.account import CLIENT_GONE_STATUS, Account, Outcome
+from engine_agent.proxy.amendment import PRIORITIES, amend
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
+from engine_agent.proxy.terms import BadTerms, read_terms
 from engine_agent.proxy.tokens import is_error_event
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.upstream import EngineConnection, UpstreamFault
+from engine_agent.proxy.usage_events import UsageHider
 from engine_agent.proxy.wire import (
     CONTINUE,
     LAST_CHUNK,
@@ -34,12 +37,14 @@ class Exchange:
         self._head = head
         self._client = client
         self._limits = cell.settings.limits
-        self._account = Account(cell, head)
         self._upload = Upload(head, self._limits.upload_buffer_bytes)
+        self._account = Account(cell, head, self._upload)
         self._connection: EngineConnection | None = None
         self._task: asyncio.Task[None] | None = None
         self._answer: ResponseHead | None = None
-        self._started = self._answering = self._ended = False
+        self._deadline: asyncio.TimerHandle | None = None
+        self._hider: UsageHider | None = None
+        self._started = self._sent = self._answering = self._ended = False
         self._keep_alive = self._chunked = False
         self._doubting = self._download_held = False
         self._engine_gone_because = ""
@@ -51,10 +56,14 @@ class Exchange:
         wire = self._upload.add(data, complete=complete)
         if not self._started:
             self._start()
-        elif self._connection is not None:
+        if self._ended:
+            return
+        if self._connection is not None:
             self._connection.write(wire)
-        elif self._upload.kept_bytes > self._limits.upload_buffer_bytes:
-            self._client.hold_upload(True)
+        elif complete or self._upload.kept_bytes > self._limits.upload_buffer_bytes:
+            self._client.hold_upload(not complete)
+            if not self._sent:
+                self._send()
         if complete:
             self._client.hold_upload(False)
 
@@ -100,15 +109,34 @@ class Exchange:
     # --- to the engine ---
 
     def _start(self) -> None:
+        """Admit the request, or not, before its body is there."""
         self._started = True
-        refusal = self._cell.refusal()
+        try:
+            self._account.terms = read_terms(self._head.headers)
+            refusal = self._cell.refusal(self._account.terms)
+        except BadTerms as error:
+            refusal = error.refusal
         if refusal is not None:
             self._give_up(refusal, Outcome.REFUSED)
             return
         self._cell.enter(self)
         self._account.admit()
+        if (limit_s := self._account.terms.limit_s) is not None:
+            self._deadline = asyncio.get_running_loop().call_later(limit_s, self._too_late)
         if self._head.expects_continue and not self._upload.complete:
             self._client.write(CONTINUE)
+
+    def _too_late(self) -> None:
+        self._give_up(refusals.deadline_passed(), Outcome.TOO_LATE)
+
+    def _send(self) -> None:
+        """The body is there, or too long to be waited for: on to the engine."""
+        self._sent = True
+        if not any(name == b"content-encoding" for name, _ in self._head.headers):
+            priority = PRIORITIES[self._account.terms.serving_class] if self._cell.settings.priorities else None
+            amendment = amend(self._head.path, self._upload.whole(), priority)
+            self._upload.members = amendment.members
+            self._hider = UsageHider() if amendment.hides_usage else None
         connection = self._cell.pool.take()
         if connection is None:
             self._connect()
@@ -194,11 +222,16 @@ class Exchange:
     # --- to the client ---
 
     def _forward(self, answer: ResponseHead, body: bytes, *, complete: bool) -> None:
+        shown = body
+        if self._hider is not None and answer.is_stream and answer.content_length is None:
+            shown = self._hider.pass_on(body, complete=complete)
+            if not (shown or complete or self._answering):
+                return  # the beginning of an event: the answer begins with its end
         opening = b"" if self._answering else self._open(answer)
         if self._chunked:
-            self._client.write(opening + chunk(body) + (LAST_CHUNK if complete else b""))
+            self._client.write(opening + chunk(shown) + (LAST_CHUNK if complete else b""))
         else:
-            self._client.write(opening + body)
+            self._client.write(opening + shown)
         self._account.add(body, self._last_byte_at)
         if complete:
             self._finish(answer)
@@ -223,6 +256,7 @@ class Exchange:
         return [(b"x-switchyard-cell", self._cell.cell_header), (b"x-request-id", self._head.request_id)]
 
     def _finish(self, answer: ResponseHead) -> None:
+        self._stop_clock()
         connection, self._connection = self._connection, None
         if connection is not None:
             if self._upload.complete:
@@ -260,6 +294,7 @@ class Exchange:
         if self._ended:
             return
         self._ended = True
+        self._stop_clock()
         if self._task is not None:
             self._task.cancel()
         connection, self._connection = self._connection, None
@@ -267,3 +302,8 @@ class Exchange:
             connection.abort()
         self._cell.leave(self)
         self._account.close(outcome, status, reason)
+
+    def _stop_clock(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None

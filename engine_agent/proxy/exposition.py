@@ -2,22 +2,22 @@
 
 from collections.abc import Iterable, Mapping
 
+from engine_agent.protocol.messages import ClassLoad, TenantLoad
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.histogram import SlidingHistogram
+from engine_agent.proxy.measure import Meter
 
 CONTENT_TYPE = b"text/plain; version=0.0.4"
 _PREFIX = "switchyard_proxy_"
 
 
 def exposition(cell: Cell) -> str:
-    """All metrics, each labelled with the cell."""
+    """All metrics, each labelled with the cell. Classes are three, and tenants at most those that `Tenants` keeps."""
     meter, labels = cell.meter, {"cell": cell.settings.cell}
     lines: list[str] = []
-    lines += _family("requests_total", "counter", "Admitted requests, by class of the final status.")
-    lines += _by_label("requests_total", labels, "code", meter.answers)
-    lines += _family("refused_total", "counter", "Requests that were not admitted, by reason.")
-    lines += _by_label("refused_total", labels, "reason", meter.refusals)
+    lines += _by_class("requests_total", "counter", "Admitted requests, by class of the final status.", labels, meter)
+    lines += _by_class("refused_total", "counter", "Requests that were not admitted, by reason.", labels, meter)
     lines += _single("errors_total", "counter", "Admitted requests that the cell failed.", labels, meter.errors_total)
     lines += _single("tokens_total", "counter", "Tokens generated for clients.", labels, meter.tokens_total)
     lines += _single("in_flight", "gauge", "Requests in flight.", labels, len(cell.in_flight))
@@ -25,9 +25,38 @@ def exposition(cell: Cell) -> str:
     serving = int(cell.phase is Phase.SERVE)
     lines += _single("serving", "gauge", "1 while new requests are taken, health aside.", labels, serving)
     lines += _single("log_lines_dropped_total", "counter", "Log lines nobody read.", labels, cell.log.dropped)
-    lines += _histogram("ttft_seconds", "Time to the first token of streams.", labels, meter.ttft)
-    lines += _histogram("itl_seconds", "Time between tokens of streams.", labels, meter.itl)
+    lines += _family("ttft_seconds", "histogram", "Time to the first token of streams.")
+    for name, each in sorted(meter.classes.items()):
+        lines += _histogram("ttft_seconds", {**labels, "class": name}, each.ttft)
+    lines += [*_family("itl_seconds", "histogram", "Time between tokens of streams.")]
+    lines += _histogram("itl_seconds", labels, meter.itl)
+    lines += _loads("class", labels, {name: each.load(0.0) for name, each in meter.classes.items()}, _CLASS_FIELDS)
+    lines += _loads("tenant", labels, meter.tenants.loads(), _TENANT_FIELDS)
     return "\n".join(lines) + "\n"
+
+
+_CLASS_FIELDS = ("in_flight", "prompt_tokens_total", "completion_tokens_total", "errors_total")
+_TENANT_FIELDS = ("in_flight", "requests_total", "prompt_tokens_total", "completion_tokens_total")
+
+
+def _by_class(name: str, kind: str, text: str, labels: Mapping[str, str], meter: Meter) -> Iterable[str]:
+    yield from _family(name, kind, text)
+    for serving_class, each in sorted(meter.classes.items()):
+        label, counts = ("code", each.answers) if name == "requests_total" else ("reason", each.refusals)
+        for key in sorted(counts):
+            yield _sample(name, {**labels, "class": serving_class, label: key}, counts[key])
+
+
+def _loads(
+    label: str, labels: Mapping[str, str], loads: Mapping[str, ClassLoad | TenantLoad], fields: Iterable[str]
+) -> Iterable[str]:
+    """`class_…` or `tenant_…`: one family for each field, one sample for each class or tenant."""
+    for field in fields:
+        name = f"{label}_{field}"
+        kind = "counter" if field.endswith("_total") else "gauge"
+        yield from _family(name, kind, f"{field.removesuffix('_total').replace('_', ' ').capitalize()} by {label}.")
+        for key in sorted(loads):
+            yield _sample(name, {**labels, label: key}, getattr(loads[key], field))
 
 
 def _family(name: str, kind: str, text: str) -> list[str]:
@@ -38,12 +67,8 @@ def _single(name: str, kind: str, text: str, labels: Mapping[str, str], value: f
     return [*_family(name, kind, text), _sample(name, labels, value)]
 
 
-def _by_label(name: str, labels: Mapping[str, str], label: str, counts: Mapping[str, int]) -> Iterable[str]:
-    return [_sample(name, {**labels, label: key}, counts[key]) for key in sorted(counts)]
-
-
-def _histogram(name: str, text: str, labels: Mapping[str, str], histogram: SlidingHistogram) -> list[str]:
-    lines = _family(name, "histogram", text)
+def _histogram(name: str, labels: Mapping[str, str], histogram: SlidingHistogram) -> list[str]:
+    lines: list[str] = []
     for edge_s, count in histogram.cumulative():
         lines.append(_sample(f"{name}_bucket", {**labels, "le": f"{edge_s:g}"}, count))
     lines.append(_sample(f"{name}_bucket", {**labels, "le": "+Inf"}, histogram.count))

@@ -49,6 +49,11 @@ class SlidingHistogram:
                 return middle_s(index)
         raise AssertionError("the window's buckets do not sum to its count")
 
+    def recent_count(self, now: float) -> int:
+        """Samples in the window."""
+        self._expire(int(now))
+        return self._window_count
+
     def counts(self) -> dict[int, int]:
         """Samples of all time by bucket, without the empty buckets."""
         return {index: count for index, count in enumerate(self._all) if count}

@@ -1,13 +1,19 @@
-"""Counts what passes through one cell: requests, errors, tokens, time to first token, time between tokens. Pure: `now`
-is an argument. It measures requests of clients only; probes do not appear here."""
+"""Counts what passes through one cell, by class and tenant: requests, errors, tokens, time to first token, time between
+tokens. It measures requests of clients only; probes do not appear here."""
 
 from collections import Counter, deque
+from dataclasses import dataclass
 
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.messages import ClassLoad, Load
+from engine_agent.protocol.states import ServingClass
 from engine_agent.proxy.histogram import SlidingHistogram
+from engine_agent.proxy.tenants import Tenants, TenantUse
+from engine_agent.proxy.terms import Terms
 
 WINDOW_S = 30
 """`engine_agent.protocol.messages.Load`: percentiles and rates cover the last 30 s."""
+BYTES_PER_TOKEN = 4.0
+"""Of English text in a body, until this cell has seen for itself (OpenAI's rule of thumb)."""
 
 
 class SlidingSum:
@@ -35,31 +41,77 @@ class SlidingSum:
             self._sum -= self._seconds.popleft()[1]
 
 
+class ClassMeter:
+    """What one serving class did since the proxy started."""
+
+    def __init__(self) -> None:
+        self.ttft = SlidingHistogram(WINDOW_S)
+        self.in_flight = 0
+        self.requests_total = 0
+        self.errors_total = 0
+        self.prompt_tokens_total = 0
+        self.completion_tokens_total = 0
+        self.answers: Counter[str] = Counter()
+        self.refusals: Counter[str] = Counter()
+
+    def load(self, now: float) -> ClassLoad:
+        return ClassLoad(
+            in_flight=self.in_flight,
+            requests_total=self.requests_total,
+            errors_total=self.errors_total,
+            refused_total=self.refusals.total(),
+            prompt_tokens_total=self.prompt_tokens_total,
+            completion_tokens_total=self.completion_tokens_total,
+            ttft_p50_ms=_ms(self.ttft.quantile(now, 0.50)),
+            ttft_p99_ms=_ms(self.ttft.quantile(now, 0.99)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one request. `prompt` None: the engine did not say."""
+
+    prompt: int | None
+    completion: int
+
+
 class Meter:
     """Everything measured about one cell since its proxy started."""
 
     def __init__(self, started_at: float) -> None:
-        self.ttft = SlidingHistogram(WINDOW_S)
         self.itl = SlidingHistogram(WINDOW_S)
-        self.requests_total = 0
-        self.errors_total = 0
-        self.tokens_total = 0
-        self.answers: Counter[str] = Counter()
-        self.refusals: Counter[str] = Counter()
+        self.ttft = SlidingHistogram(WINDOW_S)
+        self.classes: dict[ServingClass, ClassMeter] = {}
+        self.tenants = Tenants()
         self._tokens = SlidingSum()
         self._started_at = started_at
+        self._sized_bytes = self._sized_tokens = 0
 
-    def admitted(self) -> None:
-        """A request passed admission."""
-        self.requests_total += 1
+    def of(self, serving_class: ServingClass) -> ClassMeter:
+        """The counters of one class."""
+        meter = self.classes.get(serving_class)
+        if meter is None:
+            meter = self.classes[serving_class] = ClassMeter()
+        return meter
 
-    def refused(self, code: str) -> None:
+    def admitted(self, terms: Terms) -> TenantUse | None:
+        """A request passed admission. Returns the row of its tenant, which `finished` wants back."""
+        meter, tenant = self.of(terms.serving_class), self.tenants.of(terms.tenant)
+        meter.requests_total += 1
+        meter.in_flight += 1
+        if tenant is not None:
+            tenant.requests += 1
+            tenant.in_flight += 1
+        return tenant
+
+    def refused(self, terms: Terms, code: str) -> None:
         """A request did not pass admission."""
-        self.refusals[code] += 1
+        self.of(terms.serving_class).refusals[code] += 1
 
-    def first_token(self, now: float, ttft_s: float) -> None:
+    def first_token(self, now: float, ttft_s: float, serving_class: ServingClass = ServingClass.REALTIME) -> None:
         """The first event of a stream, `ttft_s` after its request came in."""
         self.ttft.record(now, ttft_s)
+        self.of(serving_class).ttft.record(now, ttft_s)
 
     def next_tokens(self, now: float, gap_s: float) -> None:
         """Further events of a stream, `gap_s` after the last: the wait that the reader feels."""
@@ -69,11 +121,44 @@ class Meter:
         """Tokens seen while they pass; negative when the end of an answer shows that fewer were tokens."""
         self._tokens.add(now, count)
 
-    def finished(self, *, status: int, failed: bool, tokens: int) -> None:
-        """An admitted request ended. `failed`: by the engine's or our fault."""
-        self.answers[f"{status // 100}xx"] += 1
-        self.errors_total += failed
-        self.tokens_total += tokens
+    def finished(
+        self, terms: Terms, tenant: TenantUse | None, usage: Usage, *, status: int, failed: bool, body_bytes: int
+    ) -> None:
+        """An admitted request ended. `failed`: by the engine's or our fault; `body_bytes`: of its question."""
+        prompt = self._prompt_tokens(usage, body_bytes)
+        meter = self.of(terms.serving_class)
+        meter.in_flight -= 1
+        meter.answers[f"{status // 100}xx"] += 1
+        meter.errors_total += failed
+        meter.prompt_tokens_total += prompt
+        meter.completion_tokens_total += usage.completion
+        if tenant is not None:
+            tenant.in_flight -= 1
+            tenant.prompt_tokens += prompt
+            tenant.completion_tokens += usage.completion
+
+    def _prompt_tokens(self, usage: Usage, body_bytes: int) -> int:
+        """As the engine says. Of a request that was broken off it says nothing: then as many as bodies of that length
+        had so far, for what was read costs the same whether the answer is waited for or not."""
+        if usage.prompt is None:
+            known = self._sized_bytes > 0
+            return round(body_bytes * self._sized_tokens / self._sized_bytes if known else body_bytes / BYTES_PER_TOKEN)
+        if usage.prompt:
+            self._sized_bytes += body_bytes
+            self._sized_tokens += usage.prompt
+        return usage.prompt
+
+    @property
+    def requests_total(self) -> int:
+        return sum(meter.requests_total for meter in self.classes.values())
+
+    @property
+    def errors_total(self) -> int:
+        return sum(meter.errors_total for meter in self.classes.values())
+
+    @property
+    def tokens_total(self) -> int:
+        return sum(meter.completion_tokens_total for meter in self.classes.values())
 
     def load(self, now: float, *, in_flight: int, max_concurrency: int) -> Load:
         """The protocol's view: `queued` is what exceeds the number of requests that the cell runs at once."""
@@ -90,6 +175,8 @@ class Meter:
             errors_total=self.errors_total,
             ttft_counts=self.ttft.counts(),
             itl_counts=self.itl.counts(),
+            classes={name.value: meter.load(now) for name, meter in self.classes.items()},
+            tenants=self.tenants.loads(),
         )
 
 

@@ -52,6 +52,20 @@ def engine_silent(silence_s: float) -> Refusal:
     return Refusal(504, "engine_silent", f"the cell's engine sent nothing for {silence_s:.0f} s")
 
 
+def class_full(serving_class: str, in_flight: int, limit: int) -> Refusal:
+    message = f"the cell is full for class {serving_class}: {in_flight} requests in flight, its limit is {limit}"
+    return Refusal(503, "cell_saturated", message, retry=True)
+
+
+def deadline_passed() -> Refusal:
+    return Refusal(504, "deadline_exceeded", "the request's deadline had passed before it was answered")
+
+
+def deadline_unreachable(limit_s: float, ttft_p50_s: float) -> Refusal:
+    message = f"the deadline is {limit_s:g} s away and the first token takes {ttft_p50_s:.3g} s here at present"
+    return Refusal(503, "deadline_unreachable", message, retry=True)
+
+
 def stopping() -> Refusal:
     return Refusal(503, "cell_stopping", "the cell stopped before the request could finish", retry=True)
 

@@ -25,8 +25,9 @@ class Limits:
     """How long a client may refuse to read while its answer waits; then its engine slot is given back."""
     linger_s: float = 2.0
     """How long the rest of a refused upload is read and dropped, so that the client still sees the refusal."""
-    upload_buffer_bytes: int = 256 * 1024
-    """Body held while the engine connection opens, and the most that is kept to repeat a request on a fresh one."""
+    upload_buffer_bytes: int = 1024 * 1024
+    """Bodies up to here are looked at whole before they go to the engine, and can be repeated on a fresh connection;
+    some 250,000 tokens of text. Longer ones pass in pieces, and their streams are not asked for a usage count."""
     connect_timeout_s: float = 1.0
     """The engine is on the same machine: a connect that takes this long will not succeed."""
     engine_idle_s: float = 4.0
@@ -72,6 +73,8 @@ class ProxySettings:
     engine_port: int
     model: str
     max_concurrency: int
+    priorities: bool = False
+    """The engine schedules by priority: tell it that of each request's class."""
     golden: tuple[GoldenPrompt, ...] = ()
     access_log: bool = True
     grace_s: float = 5.0

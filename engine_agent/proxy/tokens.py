@@ -9,6 +9,7 @@ import re
 _TAIL_BYTES = 1024
 """`usage` with its details and the final `[DONE]` take some 300 bytes."""
 _USAGE = re.compile(rb'"completion_tokens":\s*(\d{1,9})')
+_PROMPT = re.compile(rb'"prompt_tokens":\s*(\d{1,9})')
 """Text that a model writes cannot match: inside a JSON string the quotes are escaped."""
 _ERROR_EVENT = b'data: {"error"'
 _DONE_EVENT = b"data: [DONE]"
@@ -22,12 +23,14 @@ def is_error_event(piece: bytes) -> bool:
 class TokenCount:
     """The tokens of one answer; `streaming` says that it is a `text/event-stream`."""
 
-    __slots__ = ("_streaming", "_tail", "errors", "tokens")
+    __slots__ = ("_streaming", "_tail", "errors", "prompt_tokens", "tokens")
 
     def __init__(self, *, streaming: bool) -> None:
         self._streaming = streaming
         self._tail = b""
         self.tokens = 0
+        self.prompt_tokens: int | None = None
+        """Known only from `usage`."""
         self.errors = 0
 
     def add(self, piece: bytes) -> int:
@@ -46,7 +49,9 @@ class TokenCount:
         return ended
 
     def settle(self) -> int:
-        """At the end of the answer: correct the count by its `usage`; returns the correction, often negative."""
+        """At the end of the answer: correct the counts by its `usage`; returns the correction, often negative."""
+        if prompts := _PROMPT.findall(self._tail):
+            self.prompt_tokens = int(prompts[-1])
         matches = _USAGE.findall(self._tail)
         if not matches:
             return 0
@@ -61,7 +66,8 @@ class TokenCount:
 
 
 def _is_no_token(piece: bytes, *, first: bool) -> int:
-    """Events in this piece that carry no token: the end mark, and the role that opens a chat."""
+    """Events in this piece that carry no token: the end mark, the usage, and the role that opens a chat."""
+    usage = piece.count(b'"choices":[]') + piece.count(b'"choices": []')
     done = piece.startswith(_DONE_EVENT) or b"\n" + _DONE_EVENT in piece
     opening = first and b'"role":' in piece and (b'"content":""' in piece or b'"content": ""' in piece)
-    return done + opening
+    return usage + done + opening

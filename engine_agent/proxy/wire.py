@@ -23,7 +23,9 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_REQUEST_OWN = _HOP_BY_HOP | {b"content-length", b"expect", b"host", b"x-request-id"}
+_FOR_THE_CELL = {b"x-switchyard-class", b"x-switchyard-deadline-ms", b"x-switchyard-hop", b"x-switchyard-tenant"}
+"""What the ingress tells the cell, and the engine need not know."""
+_REQUEST_OWN = _HOP_BY_HOP | _FOR_THE_CELL | {b"content-length", b"expect", b"host", b"x-request-id"}
 _RESPONSE_OWN = _HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-switchyard-cell", RETRY_HEADER[0]}
 
 LAST_CHUNK = b"0\r\n\r\n"

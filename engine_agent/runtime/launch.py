@@ -3,6 +3,7 @@ is given besides what its adapter says. It starts nothing."""
 
 import sys
 from dataclasses import replace
+from itertools import pairwise
 
 import msgspec
 
@@ -17,6 +18,8 @@ from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import AGENT_CHECK, ENGINE, PROXY, PROXY_ADMIN
 
 LOOPBACK = "127.0.0.1"
+PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
+"""How the arguments of vLLM ask for it."""
 
 
 def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:
@@ -35,8 +38,14 @@ def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:
         *("--model", assignment.plan.served_model),
         *("--max-concurrency", str(assignment.plan.max_concurrency)),
         *("--golden", msgspec.json.encode(assignment.plan.golden).decode()),
+        *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
     )
     return Launch(argv=argv, env={"PYTHONPATH": str(context.repo_root)})
+
+
+def _schedules_by_priority(plan: EnginePlan) -> bool:
+    """The simulator always does; vLLM refuses priorities unless it is told to use them."""
+    return plan.engine == "sim" or any(pair == PRIORITY_SCHEDULING for pair in pairwise(plan.args))
 
 
 def with_fingerprint(launch: Launch, plan: EnginePlan, machine: Fingerprint) -> Launch:

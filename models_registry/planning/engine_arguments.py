@@ -28,6 +28,8 @@ STATED_ELSEWHERE: Mapping[str, str] = {
     "additional_config": "engine_options.neuron_config",
 }
 """Options of vLLM that a version states in fields of its own, and in which."""
+SCHEDULING_POLICIES = ("fcfs", "priority")
+"""vLLM's own. With `priority` the cell proxy tells the engine the priority of each request's serving class."""
 NEURON_OWN_OPTIONS = ("neuron_config", "enable_prefix_caching", "block_size")
 MEDUSA_NOTE = (
     "Medusa: NxDI compiles and decodes it, but the plugin 0.5.0 documents only EAGLE through vLLM; try this version on "
@@ -110,6 +112,10 @@ def _options(
             raise InvalidVersion(
                 f"{spec.reference}: engine_options.{name} is {spec.engine_options[name]!r}; state it in {field}"
             )
+    policy = spec.engine_options.get("scheduling_policy", SCHEDULING_POLICIES[0])
+    if policy not in SCHEDULING_POLICIES:
+        rule = one_of(SCHEDULING_POLICIES, str(policy))
+        raise InvalidVersion(f"{spec.reference}: engine_options.scheduling_policy is {policy!r}; {rule}")
     own: dict[str, Any] = {"max_num_seqs": spec.max_concurrency, "max_model_len": spec.context_length}
     if speculation is not None and not isinstance(speculation, Medusa):
         own["speculative_config"] = _json(_speculative_config(spec, speculation))

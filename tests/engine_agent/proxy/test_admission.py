@@ -1,9 +1,11 @@
-"""Who is admitted, as a table."""
+"""Who is admitted, as tables."""
 
 import pytest
 
-from engine_agent.protocol.states import Phase
-from engine_agent.proxy.admission import refuse
+from engine_agent.protocol.states import Phase, ServingClass
+from engine_agent.proxy.admission import limit_of, refuse, refuse_deadline
+
+REALTIME, NEAR, BATCH = ServingClass
 
 
 @pytest.mark.parametrize(
@@ -21,6 +23,53 @@ from engine_agent.proxy.admission import refuse
     ],
 )
 def test_admission(phase: Phase, healthy: bool, in_flight: int, code: str | None) -> None:
-    refusal = refuse(phase=phase, healthy=healthy, reason="gone", in_flight=in_flight, max_concurrency=4)
+    refusal = refuse(REALTIME, phase=phase, healthy=healthy, reason="gone", in_flight=in_flight, limit=8)
     assert (refusal.code if refusal else None) == code
     assert refusal is None or (refusal.status, refusal.retry) == (503, True)
+
+
+@pytest.mark.parametrize(
+    ("serving_class", "max_concurrency", "urgent_lately", "limit"),
+    [
+        (REALTIME, 64, True, 128),
+        (NEAR, 64, True, 57),
+        (NEAR, 64, False, 63),
+        (BATCH, 64, True, 48),
+        (BATCH, 64, False, 63),
+        (BATCH, 4, True, 3),
+        (NEAR, 4, True, 3),
+        (BATCH, 2, True, 1),
+        (BATCH, 1, True, 1),
+        (BATCH, 1, False, 1),
+    ],
+)
+def test_the_last_slots_are_kept_for_the_urgent(
+    serving_class: ServingClass, max_concurrency: int, urgent_lately: bool, limit: int
+) -> None:
+    assert limit_of(serving_class, max_concurrency=max_concurrency, urgent_lately=urgent_lately) == limit
+
+
+@pytest.mark.parametrize("max_concurrency", range(2, 300))
+def test_however_much_batch_work_there_is_a_real_time_request_finds_a_slot(max_concurrency: int) -> None:
+    for urgent_lately in (True, False):
+        near = limit_of(NEAR, max_concurrency=max_concurrency, urgent_lately=urgent_lately)
+        batch = limit_of(BATCH, max_concurrency=max_concurrency, urgent_lately=urgent_lately)
+        assert 1 <= batch <= near < max_concurrency
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "ttft_p50_s", "samples", "code"),
+    [
+        (1.0, None, 0, None),
+        (1.0, 0.5, 100, None),
+        (1.0, 1.5, 100, "deadline_unreachable"),
+        (1.0, 1.5, 19, None),
+        (0.0, None, 0, "deadline_exceeded"),
+        (-2.0, 0.1, 100, "deadline_exceeded"),
+    ],
+)
+def test_what_cannot_be_in_time_is_not_begun(
+    limit_s: float, ttft_p50_s: float | None, samples: int, code: str | None
+) -> None:
+    refusal = refuse_deadline(limit_s, ttft_p50_s=ttft_p50_s, samples=samples)
+    assert (refusal.code if refusal else None) == code

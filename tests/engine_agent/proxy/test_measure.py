@@ -3,7 +3,12 @@
 import pytest
 
 from engine_agent.protocol.messages import Load
-from engine_agent.proxy.measure import Meter
+from engine_agent.protocol.states import ServingClass
+from engine_agent.proxy.measure import Meter, Usage
+from engine_agent.proxy.terms import Terms
+
+NOBODY = Terms()
+BATCH = Terms(ServingClass.BATCH, "acme")
 
 
 def test_without_requests_there_are_no_percentiles() -> None:
@@ -44,14 +49,34 @@ def test_what_exceeds_the_concurrency_is_queued() -> None:
     assert (load.in_flight, load.queued) == (7, 3)
 
 
-def test_requests_errors_and_refusals_are_counted_apart() -> None:
+def test_requests_errors_and_refusals_are_counted_apart_and_by_class() -> None:
     meter = Meter(0.0)
-    for status, failed in ((200, False), (404, False), (500, True), (200, True)):
-        meter.admitted()
-        meter.finished(status=status, failed=failed, tokens=2)
-    meter.refused("cell_draining")
+    for terms, status, failed in ((NOBODY, 200, False), (NOBODY, 404, False), (BATCH, 500, True), (BATCH, 200, True)):
+        row = meter.admitted(terms)
+        meter.finished(terms, row, Usage(3, 2), status=status, failed=failed, body_bytes=12)
+    meter.refused(BATCH, "cell_draining")
     load = meter.load(1.0, in_flight=0, max_concurrency=4)
     assert (load.requests_total, load.errors_total) == (4, 2)
-    assert meter.answers == {"2xx": 2, "4xx": 1, "5xx": 1}
-    assert meter.refusals == {"cell_draining": 1}
+    assert meter.classes[ServingClass.REALTIME].answers == {"2xx": 1, "4xx": 1}
+    batch = load.classes["batch"]
+    assert (batch.requests_total, batch.errors_total, batch.refused_total, batch.in_flight) == (2, 2, 1, 0)
+    assert (batch.prompt_tokens_total, batch.completion_tokens_total) == (6, 4)
     assert meter.tokens_total == 8
+
+
+def test_a_tenant_is_charged_what_its_requests_used() -> None:
+    meter = Meter(0.0)
+    row = meter.admitted(BATCH)
+    assert meter.load(1.0, in_flight=1, max_concurrency=4).tenants["acme"].in_flight == 1
+    meter.finished(BATCH, row, Usage(10, 20), status=200, failed=False, body_bytes=40)
+    use = meter.load(1.0, in_flight=0, max_concurrency=4).tenants["acme"]
+    assert (use.requests_total, use.prompt_tokens_total, use.completion_tokens_total, use.in_flight) == (1, 10, 20, 0)
+
+
+def test_a_prompt_that_nobody_counted_is_as_long_as_others_of_its_size() -> None:
+    meter = Meter(0.0)
+    meter.finished(NOBODY, meter.admitted(NOBODY), Usage(None, 5), status=200, failed=False, body_bytes=400)
+    assert meter.classes[ServingClass.REALTIME].prompt_tokens_total == 100
+    meter.finished(NOBODY, meter.admitted(NOBODY), Usage(50, 5), status=200, failed=False, body_bytes=100)
+    meter.finished(NOBODY, meter.admitted(NOBODY), Usage(None, 5), status=499, failed=False, body_bytes=200)
+    assert meter.classes[ServingClass.REALTIME].prompt_tokens_total == 100 + 50 + 100

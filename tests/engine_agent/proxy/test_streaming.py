@@ -28,7 +28,7 @@ async def test_a_stream_passes_byte_for_byte_and_its_tokens_are_counted() -> Non
         assert load["ttft_p50_ms"] > 0
         metrics = (await proxy.admin("/metrics")).body.decode()
         assert 'switchyard_proxy_tokens_total{cell="c-test"} 5' in metrics
-        assert 'switchyard_proxy_requests_total{cell="c-test",code="2xx"} 1' in metrics
+        assert 'switchyard_proxy_requests_total{cell="c-test",class="realtime",code="2xx"} 1' in metrics
 
 
 async def test_every_event_arrives_before_the_next_is_made() -> None:
@@ -54,7 +54,7 @@ async def test_every_event_arrives_before_the_next_is_made() -> None:
         assert await read_chunk(reader) == b""
         writer.close()
         metrics = (await proxy.admin("/metrics")).body.decode()
-        assert 'switchyard_proxy_ttft_seconds_count{cell="c-test"} 1' in metrics
+        assert 'switchyard_proxy_ttft_seconds_count{cell="c-test",class="realtime"} 1' in metrics
         assert 'switchyard_proxy_itl_seconds_count{cell="c-test"} 4' in metrics
 
 

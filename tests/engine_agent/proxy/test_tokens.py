@@ -25,7 +25,7 @@ ERROR = b'data: {"error": {"message": "no"}}\n\n'
         ([event("a"), event("b"), DONE], 2, 2),
         ([event("a") + event("b") + DONE], 2, 2),
         ([ROLE, event("a"), DONE], 1, 1),
-        ([event("a"), event("b"), USAGE, DONE], 3, 9),
+        ([event("a"), event("b"), USAGE, DONE], 2, 9),
         ([event("data: [DONE]"), event("\n\n"), DONE], 2, 2),
         ([event('"completion_tokens": 77'), DONE], 1, 1),
         ([event("a").replace(b"\n", b"\r\n"), event("b").replace(b"\n", b"\r\n")], 2, 2),

@@ -1,9 +1,13 @@
-"""Every engine is told what its rank runs, whatever its adapter says."""
+"""Every engine is told what its rank runs, whatever its adapter says, and every proxy what its engine can do."""
+
+import pytest
 
 from engine_agent.engines.base import Launch
 from engine_agent.protocol.fingerprint import fingerprint_from, flags_digest
 from engine_agent.protocol.messages import Artifact, EnginePlan
-from engine_agent.runtime.launch import with_fingerprint
+from engine_agent.runtime.launch import proxy_launch, with_fingerprint
+from tests.engine_agent.engines.contexts import context
+from tests.engine_agent.orders import assignment
 
 MACHINE = {"kernel": "6.8", "vllm.engine": "vllm 0.16.0", "sim.engine": "sim 1"}
 
@@ -21,3 +25,20 @@ def test_an_engine_gets_the_fields_of_its_machine_engine_flags_and_weights() -> 
         "flags": flags_digest(("--dtype", "float32"), {"A": "1"}),
         "weights": "sha256:ab",
     }
+
+
+@pytest.mark.parametrize(
+    ("engine", "args", "told"),
+    [
+        ("sim", (), True),
+        ("vllm", ("--enforce-eager", "--scheduling-policy", "priority"), True),
+        ("vllm", ("--scheduling-policy", "fcfs", "--served-model-name", "priority"), False),
+        ("vllm", (), False),
+    ],
+)
+def test_a_proxy_is_told_whether_its_engine_schedules_by_priority(
+    engine: str, args: tuple[str, ...], told: bool
+) -> None:
+    plan = EnginePlan(engine, "m", 8, 60.0, args=args)
+    launch = proxy_launch(assignment(plan=plan), context())
+    assert ("--priorities" in launch.argv) is told

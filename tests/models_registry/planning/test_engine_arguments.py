@@ -45,6 +45,11 @@ def test_options_of_the_version_win_over_what_follows_from_it() -> None:
     assert plan.args == ("--max-model-len", "2048", "--max-num-seqs", "4")
 
 
+def test_a_version_that_asks_for_priority_scheduling_gets_it() -> None:
+    plan = render_engine_plan(replace(SPEC, engine_options={"scheduling_policy": "priority"}), LOCAL)
+    assert plan.args[-2:] == ("--scheduling-policy", "priority")
+
+
 def test_a_cell_of_two_machines_gets_the_degree_of_the_whole_cell() -> None:
     spec = replace(SPEC, parallelism={"local.cpu": {"nodes": 2, "tp": 2}}, engine_options={})
     assert render_engine_plan(spec, LOCAL).args[-2:] == ("--tensor-parallel-size", "2")
@@ -61,6 +66,10 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
     [
         ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of neuron, sim, vllm"),
         ({"artifact_uri": ""}, r"llama@3: engine vllm needs artifact_uri"),
+        (
+            {"engine_options": {"scheduling_policy": "fifo"}},
+            r"engine_options\.scheduling_policy is 'fifo'; it must be one of fcfs, priority",
+        ),
         ({"engine_options": {"stop": ["a"]}}, r"engine_options\.stop is list; it must be text, a number or true/false"),
     ],
 )

@@ -1,0 +1,69 @@
+"""What a request asks of the cell besides its answer: how urgent it is, whose it is, and until when it is of use. Pure;
+read from headers that the ingress sets or lets pass."""
+
+import re
+from dataclasses import dataclass
+
+from engine_agent.protocol.messages import OTHER_TENANTS
+from engine_agent.protocol.states import ServingClass
+from engine_agent.proxy.refusal import Refusal
+from engine_agent.proxy.wire import Headers
+
+CLASS_HEADER = b"x-switchyard-class"
+TENANT_HEADER = b"x-switchyard-tenant"
+DEADLINE_HEADER = b"x-switchyard-deadline-ms"
+_TENANT = re.compile(rb"[A-Za-z0-9._:@-]{1,64}")
+_MILLISECONDS = re.compile(rb"-?\d{1,10}")
+"""Up to 115 days; a longer bound is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """`tenant` is empty where nobody is named; `limit_s` None: no deadline, else seconds from its arrival."""
+
+    serving_class: ServingClass = ServingClass.REALTIME
+    tenant: str = ""
+    limit_s: float | None = None
+
+
+class BadTerms(ValueError):
+    """A header that says nothing sensible. `refusal` is the answer to it."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def read_terms(headers: Headers) -> Terms:
+    """The terms of one request. Of a header that is there twice the last counts.
+
+    Raises:
+        BadTerms: a class that does not exist, or a deadline that is no number.
+    """
+    serving_class, tenant, limit_s = ServingClass.REALTIME, "", None
+    for name, value in headers:
+        if name == CLASS_HEADER:
+            serving_class = _serving_class(value)
+        elif name == TENANT_HEADER:
+            tenant = value.decode() if _TENANT.fullmatch(value) else OTHER_TENANTS
+        elif name == DEADLINE_HEADER:
+            limit_s = _limit_s(value)
+    return Terms(serving_class, tenant, limit_s)
+
+
+def _serving_class(value: bytes) -> ServingClass:
+    try:
+        return ServingClass(value.decode("latin-1"))
+    except ValueError:
+        raise BadTerms(_bad_header("X-Switchyard-Class", value, f"one of {', '.join(ServingClass)}")) from None
+
+
+def _limit_s(value: bytes) -> float:
+    if not _MILLISECONDS.fullmatch(value):
+        raise BadTerms(_bad_header("X-Switchyard-Deadline-Ms", value, "the milliseconds left, a whole number"))
+    return int(value) / 1000
+
+
+def _bad_header(name: str, value: bytes, right: str) -> Refusal:
+    said = value[:80].decode("latin-1")
+    return Refusal(400, "bad_header", f"the header {name} is {said!r}; it must be {right}")

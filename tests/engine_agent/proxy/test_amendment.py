@@ -1,0 +1,95 @@
+"""What is added to a request's body, and that it stays the JSON that it was."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_agent.proxy.amendment import Amendment, Appender, amend
+
+CHAT = b"/v1/chat/completions"
+
+
+@pytest.mark.parametrize(
+    ("body", "priority", "members", "hides_usage"),
+    [
+        (b'{"model":"m"}', None, b"", False),
+        (b'{"model":"m"}', 0, b"", False),
+        (b'{"model":"m"}', 200, b'"priority":200', False),
+        (b'{"model":"m","priority":-9}', 0, b'"priority":0', False),
+        (b'{"stream":true}', None, b'"stream_options":{"include_usage":true}', True),
+        (b'{"stream":true}', 100, b'"priority":100,"stream_options":{"include_usage":true}', True),
+        (b'{"stream":true,"stream_options":{"include_usage":true}}', None, b"", False),
+        (
+            b'{"stream":true,"stream_options":{"include_usage":false,"x":1}}',
+            None,
+            b'"stream_options":{"include_usage":true,"x":1}',
+            True,
+        ),
+        (b'{"stream":true,"stream_options":"nonsense"}', None, b"", False),
+        (b'{"stream":false}', None, b"", False),
+        (b'{"stream":', 200, b"", False),
+        (b"[1]", 200, b"", False),
+        (b"", 200, b"", False),
+        (None, 200, b'"priority":200', False),
+        (None, None, b"", False),
+    ],
+)
+def test_a_request_is_given(body: bytes | None, priority: int | None, members: bytes, hides_usage: bool) -> None:
+    assert amend(CHAT, body, priority) == Amendment(members, hides_usage)
+
+
+def test_other_paths_are_left_alone() -> None:
+    assert amend(b"/v1/models", b'{"stream":true}', 200) == Amendment()
+    assert amend(b"/v1/embeddings", b'{"stream":true}', 200) == Amendment(b'"priority":200')
+
+
+def appended(body: bytes, sizes: list[int]) -> bytes:
+    appender = Appender(b'"priority":200')
+    pieces, at, turn = [], 0, 0
+    while at < len(body):
+        size = sizes[turn % len(sizes)]
+        pieces.append(appender.add(body[at : at + size], complete=False))
+        at, turn = at + size, turn + 1
+    pieces.append(appender.add(b"", complete=True))
+    assert len(b"".join(pieces)) == len(body) + appender.added_bytes
+    return b"".join(pieces)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    st.dictionaries(st.text(max_size=10) | st.just("priority"), JSON, max_size=4),
+    st.sampled_from([None, 2]),
+    st.sampled_from([b"", b" ", b"\r\n\t "]),
+    st.lists(st.integers(1, 30), min_size=1),
+)
+def test_however_an_object_is_cut_it_gains_the_member_and_loses_nothing(
+    body: dict[str, object], indent: int | None, blanks: bytes, sizes: list[int]
+) -> None:
+    wire = json.dumps(body, indent=indent).encode() + blanks
+    assert json.loads(appended(wire, sizes)) == {**body, "priority": 200}
+
+
+@given(st.text(alphabet='{}[]",:\\ a1', max_size=30), st.lists(st.integers(1, 10), min_size=1))
+def test_what_is_no_json_does_not_become_any(text: str, sizes: list[int]) -> None:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        with pytest.raises(json.JSONDecodeError):
+            json.loads(appended(text.encode(), sizes))
+    else:
+        expected = {**value, "priority": 200} if isinstance(value, dict) else value
+        assert json.loads(appended(text.encode(), sizes)) == expected
+
+
+def test_an_appender_without_members_holds_nothing_back() -> None:
+    appender = Appender(b"")
+    assert appender.add(b"{}", complete=False) == b"{}"
+    assert appender.added_bytes == 0

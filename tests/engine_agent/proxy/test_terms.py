@@ -1,0 +1,41 @@
+"""What the headers of a request say about it."""
+
+import pytest
+
+from engine_agent.protocol.messages import OTHER_TENANTS
+from engine_agent.protocol.states import ServingClass
+from engine_agent.proxy.terms import BadTerms, Terms, read_terms
+
+
+def test_without_headers_a_request_is_real_time_and_nobodys() -> None:
+    assert read_terms([(b"content-type", b"application/json")]) == Terms(ServingClass.REALTIME, "", None)
+
+
+def test_all_three_are_read() -> None:
+    headers = [
+        (b"x-switchyard-class", b"batch"),
+        (b"x-switchyard-tenant", b"acme"),
+        (b"x-switchyard-deadline-ms", b"1500"),
+    ]
+    assert read_terms(headers) == Terms(ServingClass.BATCH, "acme", 1.5)
+
+
+@pytest.mark.parametrize("tenant", [b"a b", b"", b"x" * 65, "ä".encode(), b'x"', b"~others"])
+def test_a_name_that_no_tenant_has_is_counted_among_the_others(tenant: bytes) -> None:
+    assert read_terms([(b"x-switchyard-tenant", tenant)]).tenant == OTHER_TENANTS
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "right"),
+    [
+        (b"x-switchyard-class", b"urgent", "one of realtime, near_realtime, batch"),
+        (b"x-switchyard-deadline-ms", b"soon", "the milliseconds left, a whole number"),
+        (b"x-switchyard-deadline-ms", b"1.5", "a whole number"),
+        (b"x-switchyard-deadline-ms", b"9" * 11, "a whole number"),
+    ],
+)
+def test_a_header_that_says_nothing_sensible_is_refused_by_name(name: bytes, value: bytes, right: str) -> None:
+    with pytest.raises(BadTerms, match=right) as caught:
+        read_terms([(name, value)])
+    assert caught.value.refusal.status == 400
+    assert name.decode() in caught.value.refusal.message.lower()
