@@ -41,7 +41,7 @@ engine: environment ## Install vLLM and build the demo's weights, as make up doe
 	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE) --ranks 2
 
 test: environment-dev ## Run the whole test suite, fast layers first.
-	@exec $(VENV) -m pytest $(TESTS)
+	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses 2 --no-loadscope-reorder)
 
 check: check-code check-format check-types check-imports check-templates ## Lint, format, types, who may import whom, templates.
 
@@ -71,7 +71,7 @@ bench: environment-dev ## Measure proxies and placement, and how the fleet of ma
 	$(VENV) docs/bench/heal.py
 
 simulate: environment ## Run a scenario on virtual time: make simulate S=rollout_under_faults SEEDS=200 (without S: list).
-	@exec $(VENV) -m fleet.simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(V),-v),--help)
+	@exec $(VENV) -m fleet.simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(SWEEP),--sweep) $(if $(V),-v),--help)
 
 environment:
 	@$(if $(PYTHON),$(PYTHON),echo "Python 3.11 or newer is needed and there is no python3 here." >&2; false) controlplane/bootstrap.py

@@ -1,4 +1,4 @@
-"""Starts one PostgreSQL and one Valkey for the whole session, before Django is set up, and orders the tests.
+"""Starts one PostgreSQL and one Valkey for each process that runs tests, before Django is set up, and orders the tests.
 
 The servers run in a process of their own, which the kernel ends with this one, even when this one is killed. Where
 DATABASE_URL or REDIS_URL is set already, that server is used instead.
@@ -9,18 +9,14 @@ import shutil
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.embedded_servers import EmbeddedServers
+from tests.layers import FastThenSlow, layer_of
 
 ROOT = Path(__file__).resolve().parent.parent
-
-LAST = ("vllm", "scenario", "browser")
-"""Markers of the slow layers, in the order in which they run after everything else.
-
-Browser tests close the line: Playwright's synchronous interface leaves an event loop running in its thread.
-"""
 
 _servers = pytest.StashKey[EmbeddedServers]()
 _home = pytest.StashKey[Path]()
@@ -28,7 +24,9 @@ _home = pytest.StashKey[Path]()
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Point the settings at this session's servers and home, then load them."""
+    """Point the settings at this process's servers and home, then load them."""
+    if _only_hands_out(config):
+        return
     home = Path(tempfile.mkdtemp(prefix="switchyard-tests-"))
     config.stash[_home] = home
     servers = EmbeddedServers(home / "servers")
@@ -40,6 +38,16 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
     sys.path.insert(0, str(ROOT))
     _load_django()
+
+
+def _only_hands_out(config: pytest.Config) -> bool:
+    """Whether this process leaves all tests to workers of pytest-xdist."""
+    return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FastThenSlow:
+    """Who runs what when there are several workers."""
+    return FastThenSlow(config, log)
 
 
 def _load_django() -> None:
@@ -59,8 +67,4 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast layers first; within a layer the order is pytest-randomly's."""
-    items.sort(key=_layer)
-
-
-def _layer(item: pytest.Item) -> int:
-    return max((index + 1 for index, marker in enumerate(LAST) if item.get_closest_marker(marker)), default=0)
+    items.sort(key=layer_of)
