@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,28 @@ def artifact() -> tuple[Path, str]:
     return Path(described["uri"].removeprefix("file://")), described["digest"]
 
 
+@dataclass(frozen=True)
+class Host:
+    """Where a rank runs: its address, and what its command line begins with."""
+
+    address: str = "127.0.0.1"
+    inside: tuple[str, ...] = ()
+
+
 class Engine:
     """Processes of one replica; `nodes` is 1 or 2."""
 
-    def __init__(self, place: int, nodes: int, args: tuple[str, ...], env: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        place: int,
+        nodes: int,
+        args: tuple[str, ...],
+        env: Mapping[str, str],
+        hosts: tuple[Host, ...] = (Host(), Host()),
+    ) -> None:
         self._base = FIRST_PORT + place * 2 * PORTS_PER_NODE
-        self.url = f"http://127.0.0.1:{self._base + 3}"
+        self._hosts = hosts
+        self.url = f"http://{hosts[0].address}:{self._base + 3}"
         self._nodes = [f"n-be{place:04x}{rank:02x}" for rank in range(nodes)]
         self.logs = Path(tempfile.mkdtemp(prefix="switchyard-bench-"))
         self.ranks = [self._start(rank, args, env) for rank in range(nodes)]
@@ -53,9 +70,11 @@ class Engine:
         folder, digest = artifact()
         base = self._base + rank * PORTS_PER_NODE
         argv = [
+            *self._hosts[rank].inside,
             *(str(PYTHON), "-m", SERVE, "--node-id", self._nodes[rank], "--cell", "bench", "--generation", "1"),
-            *("--rank", str(rank), "--role", "leader" if rank == 0 else "follower", "--host", "127.0.0.1"),
-            *("--followers", str(len(self._nodes) - 1), "--leader", f"127.0.0.1:{self._base + 8}"),
+            *("--rank", str(rank), "--role", "leader" if rank == 0 else "follower"),
+            *("--host", self._hosts[rank].address),
+            *("--followers", str(len(self._nodes) - 1), "--leader", f"{self._hosts[0].address}:{self._base + 8}"),
             *("--port", str(base + 3), "--admin-port", str(base + 4), "--served-model", "m"),
             *("--model-dir", str(folder), "--digest", digest, "--", *ARGS, *args),
         ]
@@ -116,9 +135,11 @@ class Engine:
 
 
 @contextmanager
-def engine(place: int, nodes: int, *args: str, **env: str) -> Iterator[Engine]:
+def engine(
+    place: int, nodes: int, *args: str, hosts: tuple[Host, ...] = (Host(), Host()), **env: str
+) -> Iterator[Engine]:
     """A replica that answers, until the block ends. `place` keeps replicas that run at once apart."""
-    started = Engine(place, nodes, args, env)
+    started = Engine(place, nodes, args, env, hosts)
     try:
         started.wait_until_up()
         yield started

@@ -11,15 +11,21 @@ import os
 import statistics
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
+
+import httpx
 
 HERE = Path(__file__).resolve()
 sys.path.insert(0, str(HERE.parent))
 
 from executor_cell import Engine, engine
 
-BATCHES = (1, 4)
+BATCHES = (1, 4, 16)
+SETTLE_TOKENS = 4
+"""Until all streams of a batch have begun."""
 PROMPT = "Once upon a time"
 TP = ("--tensor-parallel-size", "2")
 OWN = "vLLM's mp"
@@ -27,13 +33,18 @@ SHM, NETWORK = "cell, shared memory", "cell, gloo over TCP"
 
 
 def step_ms(of: Engine, batch: int, tokens: int) -> float:
-    """Milliseconds of one decode step: a long batch less a short one, so that the prompt's step cancels out."""
-    took = []
-    for length in (tokens, 4):
-        began = time.perf_counter()
-        of.complete_all([PROMPT] * batch, length, ignore_eos=True)
-        took.append(time.perf_counter() - began)
-    return (took[0] - took[1]) / (tokens - 4) * 1e3
+    """Milliseconds of one decode step: the median gap between two tokens of a stream, in a batch of such streams."""
+    with ThreadPoolExecutor(batch) as clients:
+        gaps = list(clients.map(lambda _: _gaps_ms(of, tokens), range(batch)))
+    return statistics.median(gap for stream in gaps for gap in stream)
+
+
+def _gaps_ms(of: Engine, tokens: int) -> list[float]:
+    asked = {"model": "m", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{of.url}/v1/completions", json=asked, timeout=600) as answer:
+        answer.raise_for_status()
+        at = [time.perf_counter() for line in answer.iter_lines() if line.startswith("data: {")]
+    return [(later - earlier) * 1e3 for earlier, later in pairwise(at[SETTLE_TOKENS:])]
 
 
 def measure(replicas: dict[str, Engine], rounds: int, tokens: int) -> dict[tuple[str, int], list[float]]:
