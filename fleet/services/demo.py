@@ -54,6 +54,10 @@ SMOLLM2_SIM: dict[str, Any] = {
     "seed": 11,
 }
 
+# A second version of each, for operators to roll out: the same model, told to be less inventive.
+SMOLLM2_VLLM_CALM = {**SMOLLM2_VLLM, "override_generation_config": '{"temperature": 0.1, "top_p": 0.9}'}
+SMOLLM2_SIM_CALM = {**SMOLLM2_SIM, "seed": 12}
+
 SEEDED = re.compile(r"sim|135m-[0-9a-f]{8}")
 """Names of the versions of smollm2 that stand for each other, as the machine and the weights allow."""
 
@@ -86,11 +90,10 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
         defaults={"description": "SmolLM2-135M-Instruct, 135 million parameters", "created_at": now},
     )
     engine: dict[str, Any] = (
-        {"engine": "sim", "engine_options": SMOLLM2_SIM}
+        {"engine": "sim"}
         if weights is None
         else {
             "engine": "vllm",
-            "engine_options": SMOLLM2_VLLM,
             "artifact_uri": weights.uri,
             "artifact_digest": weights.digest,
             # Of the weights as they are built for two ranks: padded from 9 and 3, which two ranks cannot share.
@@ -100,7 +103,13 @@ def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:
         }
     )
     name = "sim" if weights is None else f"135m-{weights.digest.removeprefix('sha256:')[:8]}"
-    return _version(model, name, {LOCAL: {"nodes": 2, "tp": 2}}, now, context_length=2048, **engine)
+
+    def version(name: str, options: dict[str, Any]) -> ModelVersion:
+        machines = {LOCAL: {"nodes": 2, "tp": 2}}
+        return _version(model, name, machines, now, context_length=2048, engine_options=options, **engine)
+
+    version(f"{name}-calm", SMOLLM2_SIM_CALM if weights is None else SMOLLM2_VLLM_CALM)
+    return version(name, SMOLLM2_SIM if weights is None else SMOLLM2_VLLM)
 
 
 def _sim_70b(now: datetime) -> ModelVersion:

@@ -4,7 +4,8 @@ import pytest
 
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
 from fleet.services.demo import LOCAL, Weights, demo_seed
-from models_registry.models import ModelVersion
+from fleet.services.rollout_actions import rollout_propose
+from models_registry.models import ModelVersion, VersionState
 from models_registry.planning.engine_arguments import nodes_per_cell, render_engine_plan
 from tests.fleet.rows import NOW
 
@@ -47,6 +48,17 @@ def test_every_version_of_it_can_be_run(weights: Weights | None, engine: str) ->
     assert {name: plan.engine for name, plan in plans.items()} == {"smollm2": engine, "sim-70b": "sim"}
     artifact = plans["smollm2"].artifact
     assert (artifact.digest if artifact else None) == (weights.digest if weights else None)
+
+
+@pytest.mark.parametrize("weights", [WEIGHTS, None])
+def test_every_model_has_a_second_version_that_can_be_rolled_out(weights: Weights | None) -> None:
+    seed(weights)
+    for deployment in Deployment.objects.all():
+        others = ModelVersion.objects.filter(model=deployment.model_version.model, state=VersionState.RELEASED)
+        for other in others.exclude(pk=deployment.model_version_id):
+            proposal = rollout_propose(deployment=deployment.name, version=other.reference, policy={})
+            assert proposal.version == other
+        assert others.count() == 1
 
 
 def test_seeding_again_keeps_what_an_operator_changed() -> None:
