@@ -1,7 +1,9 @@
 """`python -m engine_agent.proxy`: reads the command line and runs one cell proxy until it is told to stop."""
 
 import argparse
+import os
 import sys
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 import msgspec
@@ -11,6 +13,7 @@ from engine_agent.protocol.messages import GoldenPrompt
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.server import CannotListen, ProxyServer
 from engine_agent.proxy.settings import Limits, ProxySettings
+from engine_agent.proxy.tracing import TraceSettings, TracingOff, trace_settings
 
 EXIT_CANNOT_LISTEN = 3
 
@@ -36,7 +39,17 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     options = vars(parser.parse_args(arguments))
     engine_host, engine_port = options.pop("engine")
     limits = Limits(max_body_bytes=options.pop("max_body_bytes"))
-    return ProxySettings(engine_host=engine_host, engine_port=engine_port, limits=limits, **options)
+    traces = _traces(parser, os.environ)
+    return ProxySettings(engine_host=engine_host, engine_port=engine_port, limits=limits, traces=traces, **options)
+
+
+def _traces(parser: argparse.ArgumentParser, environment: Mapping[str, str]) -> TraceSettings | None:
+    """Where spans go. A wrong setting costs the spans, never the cell."""
+    try:
+        return trace_settings(environment)
+    except TracingOff as error:
+        sys.stderr.write(f"{parser.prog}: no spans are exported: {error}\n")
+        return None
 
 
 def _port(text: str) -> int:

@@ -2,13 +2,15 @@
 and the access log once at the end. It never touches the bytes."""
 
 from enum import StrEnum
-from time import monotonic
+from random import getrandbits
+from time import monotonic, time_ns
 
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.measure import Usage
 from engine_agent.proxy.tenants import TenantUse
 from engine_agent.proxy.terms import Terms
 from engine_agent.proxy.tokens import TokenCount
+from engine_agent.proxy.tracing import SpanContext, begin_span, span_json, with_context
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.wire import RequestHead, ResponseHead
 
@@ -41,6 +43,8 @@ class Account:
         self._ttft_s: float | None = None
         self._last_token_at = 0.0
         self.began_at = monotonic()
+        self._began_ns = 0
+        self._span: SpanContext | None = None
 
     @property
     def at_event_boundary(self) -> bool:
@@ -50,6 +54,16 @@ class Account:
     def admit(self) -> None:
         self._admitted = True
         self._tenant = self._cell.meter.admitted(self.terms)
+
+    def trace(self) -> None:
+        """Begin the span of the request, where it has one, and make the engine's work a part of it."""
+        spans = self._cell.spans
+        if spans is None:
+            return
+        self._began_ns = time_ns()
+        self._span = begin_span(self._head.headers, spans.settings.ratio, getrandbits)
+        if self._span is not None:
+            self._head.headers = with_context(self._head.headers, self._span)
 
     def open(self, answer: ResponseHead) -> None:
         """The answer begins."""
@@ -85,6 +99,8 @@ class Account:
             self._settle(outcome, status)
         elif outcome is Outcome.REFUSED:
             self._cell.meter.refused(self.terms, reason)
+        if self._span is not None:
+            self._export(self._span, outcome, status, reason)
         self._cell.log.request(
             event="request",
             request_id=self._head.request_id.decode("latin-1"),
@@ -100,6 +116,25 @@ class Account:
             tokens=self._tokens.tokens,
             duration_ms=round((monotonic() - self.began_at) * 1000, 2),
         )
+
+    def _export(self, span: SpanContext, outcome: Outcome, status: int, reason: str) -> None:
+        attributes = {
+            "http.request.method": self._head.method.decode("latin-1"),
+            "url.path": self._head.path.decode("latin-1"),
+            "http.response.status_code": status,
+            "gen_ai.usage.input_tokens": self._tokens.prompt_tokens,
+            "gen_ai.usage.output_tokens": self._tokens.tokens,
+            "switchyard.class": self.terms.serving_class.value,
+            "switchyard.tenant": self.terms.tenant,
+            "switchyard.outcome": outcome.value,
+            "switchyard.reason": reason,
+            "switchyard.request_id": self._head.request_id.decode("latin-1"),
+            "switchyard.ttft_s": self._ttft_s,
+        }
+        name = f"{attributes['http.request.method']} {attributes['url.path']}"
+        failed = outcome is Outcome.ENGINE_ERROR or status >= 500
+        if self._cell.spans is not None:
+            self._cell.spans.add(span_json(span, name, self._began_ns, time_ns(), failed, **attributes))
 
     def _settle(self, outcome: Outcome, status: int) -> None:
         prompt = self._tokens.prompt_tokens

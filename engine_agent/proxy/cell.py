@@ -13,6 +13,7 @@ from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.measure import Meter
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.settings import ProxySettings
+from engine_agent.proxy.span_export import SpanExporter
 from engine_agent.proxy.status import ProxyStatus
 from engine_agent.proxy.terms import Terms
 from engine_agent.proxy.upstream import EnginePool
@@ -38,6 +39,7 @@ class Cell:
         self.phase = Phase.SERVE
         self.judge = HealthJudge(settings.probes, settings.max_concurrency, has_golden=bool(settings.golden))
         self.meter = Meter(monotonic())
+        self.spans = SpanExporter(settings.traces, settings.cell) if settings.traces else None
         self.in_flight: set[InFlight] = set()
         self._seen_at = dict.fromkeys(ServingClass, float("-inf"))
         self.idle = asyncio.Event()

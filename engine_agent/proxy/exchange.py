@@ -111,6 +111,7 @@ class Exchange:
     def _start(self) -> None:
         """Admit the request, or not, before its body is there."""
         self._started = True
+        self._account.trace()
         try:
             self._account.terms = read_terms(self._head.headers)
             refusal = self._cell.refusal(self._account.terms)

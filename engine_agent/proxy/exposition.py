@@ -25,6 +25,9 @@ def exposition(cell: Cell) -> str:
     serving = int(cell.phase is Phase.SERVE)
     lines += _single("serving", "gauge", "1 while new requests are taken, health aside.", labels, serving)
     lines += _single("log_lines_dropped_total", "counter", "Log lines nobody read.", labels, cell.log.dropped)
+    if cell.spans is not None:
+        dropped = cell.spans.dropped
+        lines += _single("spans_dropped_total", "counter", "Spans that no collector took.", labels, dropped)
     lines += _family("ttft_seconds", "histogram", "Time to the first token of streams.")
     for name, each in sorted(meter.classes.items()):
         lines += _histogram("ttft_seconds", {**labels, "class": name}, each.ttft)

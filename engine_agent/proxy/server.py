@@ -22,6 +22,8 @@ from engine_agent.proxy.wire import RequestHead
 BACKLOG = 1024
 _FLUSH_S = 0.2
 """For the last bytes to leave, at the end of the grace."""
+_LAST_SPANS_S = 1.0
+"""For the last spans to reach their collector."""
 
 _Respond = Callable[[Cell, RequestHead, ClientConnection], Responder]
 
@@ -51,7 +53,11 @@ class ProxyServer:
         await self._listen()
         gc.freeze()  # what was imported lives for ever: no collection needs to look at it again
         told_to_stop = asyncio.create_task(self._told_to_stop())
-        loops = (asyncio.create_task(self._prober.run()), asyncio.create_task(self._sweep()))
+        spans = self.cell.spans
+        loops = (
+            *(asyncio.create_task(self._prober.run()), asyncio.create_task(self._sweep())),
+            *((asyncio.create_task(spans.run()),) if spans else ()),
+        )
         try:
             await asyncio.wait((told_to_stop, *loops), return_when=asyncio.FIRST_COMPLETED)
             broken = [task for task in loops if task.done()]
@@ -120,6 +126,10 @@ class ProxyServer:
             client.close_when_idle()
         if self._clients:
             await asyncio.sleep(_FLUSH_S)
+        if self.cell.spans is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(_LAST_SPANS_S):
+                    await self.cell.spans.flush()
 
     def _close(self) -> None:
         for server in self._servers:
@@ -127,5 +137,7 @@ class ProxyServer:
         for client in tuple(self._clients):
             client.abort()
         self.cell.pool.close()
+        if self.cell.spans is not None:
+            self.cell.spans.close()
         self.cell.log.event(event="stopped", cell=self.settings.cell)
         self.cell.log.flush()

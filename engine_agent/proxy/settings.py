@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine_agent.protocol.messages import GoldenPrompt
+from engine_agent.proxy.tracing import TraceSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class ProxySettings:
     priorities: bool = False
     """The engine schedules by priority: tell it that of each request's class."""
     golden: tuple[GoldenPrompt, ...] = ()
+    traces: TraceSettings | None = None
     access_log: bool = True
     grace_s: float = 5.0
     admin_host: str = "127.0.0.1"

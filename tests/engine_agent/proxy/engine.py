@@ -69,6 +69,8 @@ class Engine:
         """Cleared: heads are read, bodies stay in the socket."""
         self.read_bodies.set()
         self.requests: list[Message] = []
+        self.exports: list[Message] = []
+        """What came to /v1/traces, where this stands in for a collector."""
         self.connections = 0
         self.port = 0
         self._server: asyncio.Server | None = None
@@ -119,6 +121,8 @@ class Engine:
             await self._run_script(message, reader, writer)
 
     async def _answer_probe(self, message: Message, writer: asyncio.StreamWriter) -> None:
+        if " /v1/traces " in message.first_line:
+            self.exports.append(message)
         is_health = " /health " in message.first_line
         self.token_probes += not is_health
         writer.write(self.health if is_health else self.token)

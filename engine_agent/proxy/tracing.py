@@ -1,0 +1,141 @@
+"""The W3C trace context of a request, and its span in the form of OTLP's JSON. Pure: it reads headers and settings, and
+sends nothing.
+
+The library of OpenTelemetry would do the same; why it is not used says docs/adr/0002-dependencies.md.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from engine_agent.proxy.wire import Headers
+
+TRACEPARENT = b"traceparent"
+TRACESTATE = b"tracestate"
+_VALID = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
+_SAMPLED = 1
+_SERVER_SPAN = 2
+_ERROR_STATUS = 2
+TRACES_PATH = "/v1/traces"
+
+
+class TracingOff(ValueError):
+    """What the environment asks for cannot be done; the text says why and what can."""
+
+
+@dataclass(frozen=True, slots=True)
+class TraceSettings:
+    """Where spans go, under which name, and the share of requests without a trace of their own that begin one."""
+
+    host: str
+    port: int
+    path: str
+    service: str
+    ratio: float
+
+
+@dataclass(frozen=True, slots=True)
+class SpanContext:
+    """The place of one span in its trace, ids in hexadecimal. `parent_id` is empty for the first of a trace."""
+
+    trace_id: str
+    span_id: str
+    parent_id: str = ""
+
+    def header(self) -> bytes:
+        """`traceparent` for whom we ask next."""
+        return f"00-{self.trace_id}-{self.span_id}-01".encode()
+
+
+def trace_settings(environment: Mapping[str, str]) -> TraceSettings | None:
+    """What OpenTelemetry's own variables ask for; None: no tracing.
+
+    Raises:
+        TracingOff: an endpoint or a sampler that is not supported.
+    """
+    base = environment.get("OTEL_EXPORTER_OTLP_ENDPOINT", "").rstrip("/")
+    endpoint = environment.get("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "") or (base and base + TRACES_PATH)
+    if not endpoint or environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    try:
+        parts = urlsplit(endpoint)
+        port = parts.port or 4318
+    except ValueError:
+        parts, port = urlsplit(""), 0
+    if parts.scheme != "http" or not parts.hostname:
+        raise TracingOff(f"the OTLP endpoint is {endpoint!r}; it must be http://HOST:PORT of a collector near by")
+    service = environment.get("OTEL_SERVICE_NAME", "switchyard-cell-proxy")
+    return TraceSettings(parts.hostname, port, parts.path or TRACES_PATH, service, _ratio(environment))
+
+
+def _ratio(environment: Mapping[str, str]) -> float:
+    if environment.get("OTEL_TRACES_SAMPLER", "").endswith("always_off"):
+        return 0.0
+    text = environment.get("OTEL_TRACES_SAMPLER_ARG", "1")
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = -1.0
+    if not 0.0 <= ratio <= 1.0:
+        raise TracingOff(f"OTEL_TRACES_SAMPLER_ARG is {text!r}; it must be a number from 0 to 1")
+    return ratio
+
+
+def begin_span(headers: Headers, ratio: float, random_bits: Callable[[int], int]) -> SpanContext | None:
+    """The span of a request with these headers, or None where it is not to be recorded.
+
+    Whoever began a trace has decided whether it is recorded; for a request without one we do, for `ratio` of them.
+    """
+    given = next((found for name, value in headers if name == TRACEPARENT and (found := _VALID.fullmatch(value))), None)
+    if given is None:
+        trace_id = random_bits(128) or 1
+        begins = (trace_id & (2**64 - 1)) < ratio * 2**64
+        return SpanContext(f"{trace_id:032x}", _span_id(random_bits)) if begins else None
+    trace, parent, flags = given.groups()
+    if not int(flags, 16) & _SAMPLED:
+        return None
+    return SpanContext(trace.decode(), _span_id(random_bits), parent.decode())
+
+
+def _span_id(random_bits: Callable[[int], int]) -> str:
+    return f"{random_bits(64) or 1:016x}"
+
+
+def with_context(headers: Headers, span: SpanContext) -> Headers:
+    """The headers for whom we ask next. The state of a trace goes on with it, and not with another."""
+    dropped = {TRACEPARENT} if span.parent_id else {TRACEPARENT, TRACESTATE}
+    return [*(pair for pair in headers if pair[0] not in dropped), (TRACEPARENT, span.header())]
+
+
+def span_json(span: SpanContext, name: str, began_ns: int, ended_ns: int, failed: bool, **attributes: Any) -> Any:
+    """One span as OTLP's JSON has it; times in nanoseconds since 1970, attributes that are None left out."""
+    return {
+        "traceId": span.trace_id,
+        "spanId": span.span_id,
+        **({"parentSpanId": span.parent_id} if span.parent_id else {}),
+        "name": name,
+        "kind": _SERVER_SPAN,
+        "startTimeUnixNano": str(began_ns),
+        "endTimeUnixNano": str(ended_ns),
+        "attributes": [_attribute(key, value) for key, value in attributes.items() if value not in {None, ""}],
+        "status": {"code": _ERROR_STATUS} if failed else {},
+    }
+
+
+def export_request(service: str, cell: str, spans: list[Any]) -> Any:
+    """The body of one export."""
+    resource = [_attribute("service.name", service), _attribute("switchyard.cell", cell)]
+    scope = {"scope": {"name": "switchyard.proxy"}, "spans": spans}
+    return {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": [scope]}]}
+
+
+def _attribute(key: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return {"key": key, "value": {"boolValue": value}}
+    if isinstance(value, int):
+        return {"key": key, "value": {"intValue": str(value)}}
+    if isinstance(value, float):
+        return {"key": key, "value": {"doubleValue": value}}
+    return {"key": key, "value": {"stringValue": str(value)}}
