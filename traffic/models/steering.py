@@ -1,0 +1,113 @@
+"""How requests are shared among regions: what operators laid down, what is in force, and how it came to be."""
+
+from django.db import models
+
+from fleet.models import Deployment, Region
+from fleet.planning.states import choices
+from traffic.planning.overrides import EvacuationMode, OverrideKind
+from traffic.planning.shift import ShiftKind
+from traffic.planning.traffic_policy import TrafficPolicy, parse_traffic_policy
+
+
+class TrafficRule(models.Model):
+    """An operator's policy for one deployment's traffic. `stated` holds what differs from the defaults of
+    `traffic.planning.traffic_policy.TrafficPolicy`; `revision` is what changes compare and set."""
+
+    deployment = models.OneToOneField(
+        Deployment, on_delete=models.CASCADE, primary_key=True, related_name="traffic_rule"
+    )
+    stated = models.JSONField(default=dict)
+    revision = models.PositiveIntegerField(default=1)
+    actor = models.CharField(max_length=64)
+    changed_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"traffic policy of {self.deployment_id}"
+
+    def policy(self) -> TrafficPolicy:
+        return parse_traffic_policy(self.stated)
+
+
+class TrafficMatrix(models.Model):
+    """The shares in force of one deployment: `shares` maps origin -> serving region -> share.
+
+    `revision` grows with every shift and is what shifts compare and set. `held`: why the last matrix is being kept
+    though it may be wrong; "" while it is not. `figures` is what the last pass saw and expects, for pages.
+    """
+
+    deployment = models.OneToOneField(
+        Deployment, on_delete=models.CASCADE, primary_key=True, related_name="traffic_matrix"
+    )
+    shares = models.JSONField(default=dict)
+    revision = models.PositiveBigIntegerField(default=0)
+    moved_at = models.DateTimeField(null=True)
+    held = models.TextField(blank=True)
+    held_since = models.DateTimeField(null=True)
+    figures = models.JSONField(default=dict)
+    looked_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.deployment_id} shares {self.revision}"
+
+
+class TrafficShift(models.Model):
+    """One change of a matrix, and why. `moved` is the share of all requests that went to another region."""
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="traffic_shifts")
+    revision = models.PositiveBigIntegerField()
+    kind = models.CharField(max_length=16, choices=choices(ShiftKind))
+    shares = models.JSONField()
+    moved = models.FloatField()
+    reason = models.TextField()
+    at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-id"]
+        constraints = [models.UniqueConstraint(fields=["deployment", "revision"], name="shift_once_per_revision")]
+
+    def __str__(self) -> str:
+        return f"{self.deployment_id} shares {self.revision}: {self.reason}"
+
+
+class TrafficOverride(models.Model):
+    """An operator's order, until `expires_at` or until somebody ends it. `deployment` null: every deployment.
+
+    Of kind shares, `region` is the origin whose row is fixed to `shares`; of kind evacuation, the region to empty.
+    """
+
+    kind = models.CharField(max_length=16, choices=choices(OverrideKind))
+    deployment = models.ForeignKey(
+        Deployment, on_delete=models.CASCADE, null=True, blank=True, related_name="traffic_overrides"
+    )
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="traffic_overrides")
+    shares = models.JSONField(default=dict, blank=True)
+    mode = models.CharField(max_length=8, choices=choices(EvacuationMode), blank=True)
+    why = models.CharField(max_length=200)
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+    end_reason = models.CharField(max_length=300, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["ended_at"], name="override_ended")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.pk} of {self.region_id}"
+
+
+class TrafficWindow(models.Model):
+    """The last minute of a deployment in a region: `samples` as rows of `traffic.planning.windows.Sample`, bounded by
+    its `SAMPLES_MAX`, and `counters`, the last word of each of the region's ingresses, to take differences from."""
+
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="traffic_windows")
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="traffic_windows")
+    samples = models.JSONField(default=list)
+    counters = models.JSONField(default=dict)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["deployment", "region"], name="window_once_per_place")]
+
+    def __str__(self) -> str:
+        return f"{self.deployment_id} in {self.region_id}"
