@@ -13,9 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from engine_agent.ingress.bad_table import BadTable
+from engine_agent.ingress.command_socket import Unreachable
 from engine_agent.ingress.config import render, structure_of
 from engine_agent.ingress.haproxy import HaproxyProcess, RefusedConfig
+from engine_agent.ingress.key_counts import COMMAND, KeyCounts, read_key_counts
 from engine_agent.ingress.layout import MODELS_MAP, UNTOLD, Layout, lay_out
+from engine_agent.ingress.log_pipe import LogPipe, open_pipe
 from engine_agent.ingress.reader_config import reader_structure_of, render_reader
 from engine_agent.ingress.report import telemetry, view_cells
 from engine_agent.ingress.sections import READER_FOLDER
@@ -41,7 +44,7 @@ class Ingress:
     def __init__(self, settings: IngressSettings, binary: Path, draw: Callable[[], float] = random.random) -> None:
         self.front = TendedHaproxy(
             "HAProxy",
-            HaproxyProcess(settings.home, binary, lambda layout: render(layout, settings)),
+            HaproxyProcess(settings.home, binary, lambda layout: render(layout, settings), open_pipe),
             settings.times,
             lambda layout: structure_of(layout, settings),
         )
@@ -51,12 +54,14 @@ class Ingress:
             settings.times,
             lambda layout: reader_structure_of(layout, settings),
         )
+        self.access_log = LogPipe(settings.home)
         self._settings = settings
         self._draw = draw
         self._journal = Journal(settings.home / JOURNAL_FILE, RoutingTable)
         self._told: RoutingTable | None = None
         self._newest_told = 0
         self._wake = asyncio.Event()
+        self._key_counts = KeyCounts()
         self._layout: Layout | None = None
         self._revision_in_force = 0
         self._refusal = ""
@@ -80,6 +85,7 @@ class Ingress:
         """Take the journal up, and tend the HAProxies until cancelled; `send` takes each report."""
         self._take_up()
         async with asyncio.TaskGroup() as group:
+            group.create_task(self.access_log.carry())
             group.create_task(self._tend_reader())
             group.create_task(self._tend_front(send))
 
@@ -104,6 +110,7 @@ class Ingress:
             layout = self._layout
             if await self.front.tend(layout, UNTOLD) and layout is not None:
                 self._revision_in_force = layout.revision
+            await self._count_keys()
             if (report := self._report()) is not None:
                 send(report)
             with contextlib.suppress(TimeoutError):
@@ -116,6 +123,14 @@ class Ingress:
             layout = self._layout
             await self.reader.tend(_for_reader(layout) if layout else None, _for_reader(UNTOLD))
             await asyncio.sleep(POLL_S)
+
+    async def _count_keys(self) -> None:
+        """Counts are for statistics only: without them everything goes on."""
+        running, now_s = self.front.running, asyncio.get_running_loop().time()
+        if running is None or not self._key_counts.is_due(running.life, now_s):
+            return
+        with contextlib.suppress(Unreachable):
+            self._key_counts.take(running.life, read_key_counts(await self.front.process.admin.ask(COMMAND)), now_s)
 
     async def _judge(self, table: RoutingTable) -> None:
         """Make a valid table the one to carry out, after it is journalled; say of another why it is not."""
@@ -141,10 +156,11 @@ class Ingress:
         """The next report if it is due, or at once if something changed."""
         now_s = asyncio.get_running_loop().time()
         layout = self._layout or UNTOLD
+        troubles = (self._refusal, self.front.trouble, self.reader.trouble, self.access_log.trouble)
         observed = IngressObserved(
             revision=self._revision_in_force,
             haproxy_pid=self.front.process.pid,
-            reason="; ".join(filter(None, (self._refusal, self.front.trouble, self.reader.trouble))),
+            reason="; ".join(filter(None, troubles)),
             cells=view_cells(self.front.running, layout),
         )
         if observed == self._reported and now_s < self._report_due_s:
@@ -153,7 +169,10 @@ class Ingress:
         self._report_due_s = now_s + report_interval_s(self._draw())
         for haproxy in (self.front, self.reader):
             haproxy.process.bound_log()
-        return IngressReport(seq=0, observed=observed, telemetry=telemetry(self.front.running, layout))
+        counters = telemetry(self.front.running, layout)
+        if keys := self._key_counts.told(now_s):
+            counters["keys"] = keys
+        return IngressReport(seq=0, observed=observed, telemetry=counters)
 
 
 def _for_reader(layout: Layout) -> Layout:

@@ -80,6 +80,13 @@ class Running:
     servers: tuple[RunningServer, ...]
     backends: tuple[RunningBackend, ...]
     maps: Mapping[str, Mapping[str, str]]
+    started_at_s: int = 0
+    """Since 1970."""
+
+    @property
+    def life(self) -> str:
+        """Names this life of a worker: a later one may have the same pid, or begin in the same second."""
+        return f"{self.worker_pid}@{self.started_at_s}"
 
 
 def read_running(info: str, stats: str, states: str, maps: Mapping[str, str]) -> Running:
@@ -95,6 +102,7 @@ def read_running(info: str, stats: str, states: str, maps: Mapping[str, str]) ->
         return Running(
             structure=facts.get("description", ""),
             worker_pid=int(facts["Pid"]),
+            started_at_s=int(facts.get("Start_time_sec", 0)),
             servers=tuple(_read_server(state, by_server) for state in _read_states(states) if _comes_and_goes(state)),
             backends=tuple(_read_backend(row) for row in rows if row["svname"] == "BACKEND"),
             maps={name: _read_map(text) for name, text in maps.items()},

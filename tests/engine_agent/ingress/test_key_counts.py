@@ -1,0 +1,55 @@
+"""What reports say of the use of keys."""
+
+import pytest
+
+from engine_agent.ingress.key_counts import COUNT_EVERY_S, KEYS_PER_TURN, TURN_S, KeyCounts, read_key_counts
+from tests.engine_agent.fake_control_plane import eventually
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+from tests.engine_agent.ingress.keyed import keyed
+from tests.engine_agent.ingress.traffic import BODY
+
+TABLE = """# table: keys, type: string, size:131072, used:1
+0x2ca09410: key=0a1b2c3d use=0 exp=599318 shard=0 conn_cur=0 http_req_cnt=7 http_fail_cnt=1 gpc0=2
+"""
+
+
+def test_the_table_of_a_worker_is_read() -> None:
+    assert read_key_counts(TABLE) == {"0a1b2c3d": (7, 2, 1)}
+
+
+def test_counts_are_due_again_after_a_while_and_at_once_of_another_worker() -> None:
+    counts = KeyCounts()
+    counts.take("7@1", {}, now_s=100.0)
+    assert not counts.is_due("7@1", 100.0 + COUNT_EVERY_S / 2)
+    assert counts.is_due("7@1", 100.0 + COUNT_EVERY_S)
+    assert counts.is_due("8@1", 100.0)
+
+
+def test_without_use_nothing_is_said() -> None:
+    assert KeyCounts().told(1.0) == {}
+
+
+def test_many_keys_take_turns_until_each_was_told() -> None:
+    counts = KeyCounts()
+    everything = {f"{number:08x}": (1, 0, 0) for number in range(2 * KEYS_PER_TURN + 10)}
+    counts.take("7@1", everything, now_s=0.0)
+    turns = [counts.told(number * TURN_S) for number in range(4)]
+    assert counts.told(3.5 * TURN_S) == turns[3]
+    assert {turn["since"] for turn in turns} == {"7@1"}
+    assert max(len(turn["totals"]) for turn in turns) == KEYS_PER_TURN
+    assert {prefix for turn in turns[:3] for prefix in turn["totals"]} == set(everything)
+
+
+@pytest.mark.asyncio
+async def test_a_real_ingress_reports_requests_refusals_and_errors_of_each_key(ingress: RunningIngress) -> None:
+    limited, failing = keyed("0a0a0a0a", requests_per_min=2), keyed("0b0b0b0b")
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys=(limited.entry, failing.entry))
+        await ingress.sees(**{cell.name: "up"})
+        for _ in range(3):
+            await ingress.post(BODY, **limited.headers)
+        cell.refuses = True
+        assert (await ingress.post(BODY, **failing.headers)).status_code == 503
+        wanted = {"0a0a0a0a": [3, 1, 0], "0b0b0b0b": [1, 0, 1]}
+        await eventually(lambda: ingress.reports[-1].telemetry.get("keys", {}).get("totals") == wanted, within_s=15)
