@@ -4,6 +4,7 @@ from celery import shared_task
 
 from controlplane.kernel import clock
 from traffic.services.ingress import ingresses_ensure
+from traffic.services.key import revocations_confirm
 from traffic.services.routing import drained_cells_mark, tables_publish
 
 
@@ -11,6 +12,7 @@ from traffic.services.routing import drained_cells_mark, tables_publish
 def publish() -> None:
     tables_publish(now=clock.now())
     drained_cells_mark(now=clock.now())
+    revocations_confirm(now=clock.now())
 
 
 @shared_task(name="traffic.ensure_ingresses")

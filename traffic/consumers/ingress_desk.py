@@ -8,7 +8,7 @@ from controlplane.kernel import clock
 from engine_agent.protocol.messages import DownMessage, IngressReport, UpMessage
 from fleet.consumers.hub import AgentConnection
 from fleet.consumers.latest import LatestRows
-from traffic.selectors.routing import latest_revisions, latest_tables, table_message
+from traffic.selectors.routing import latest_revisions, latest_tables, told_table
 from traffic.services.reports import IngressRow, ingress_reports_store
 
 
@@ -44,9 +44,7 @@ class IngressDesk:
         if not regions:
             return {}
         tables = latest_tables()
-        return {
-            ingress: (tables[region].revision, table_message(tables[region])) for ingress, region in regions.items()
-        }
+        return {ingress: (tables[region].revision, told_table(tables[region])) for ingress, region in regions.items()}
 
 
 def _gist(row: IngressRow) -> tuple[object, ...]:

@@ -9,7 +9,9 @@ from fleet.models import CellMember, Deployment
 from fleet.planning.states import CellState
 from traffic.models import Ingress, IngressReport, RoutingTable
 from traffic.planning.drain import FollowingIngress, TableInForce
+from traffic.planning.key import shared_keys
 from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment
+from traffic.selectors.key import KEY_RING, keys_to_tell
 
 
 def routable_cells() -> list[RoutableCell]:
@@ -61,10 +63,19 @@ def latest_revisions() -> dict[str, int]:
 
 
 def table_message(table: RoutingTable) -> TableMessage:
-    """A stored table as it goes over the wire."""
+    """A stored table as it goes over the wire, less its keys."""
     return msgspec.convert(
         {**table.body, "revision": table.revision, "region": table.region_id, "type": "routing_table"}, TableMessage
     )
+
+
+def told_table(table: RoutingTable) -> TableMessage:
+    """A stored table as its ingresses are told it: with the keys that go with it."""
+    message, ring = table_message(table), table.body.get(KEY_RING)
+    if not ring:
+        return message
+    keys = shared_keys(keys_to_tell(), ring["ingresses"])
+    return msgspec.structs.replace(message, keys=keys, keys_required=ring["required"])
 
 
 def tables_in_force() -> dict[str, TableInForce]:

@@ -1,5 +1,6 @@
 """Publishes routing tables: a new revision whenever what a region's ingresses must do has changed."""
 
+from collections import Counter
 from datetime import datetime
 
 import msgspec
@@ -9,7 +10,7 @@ from controlplane.kernel import live
 from controlplane.kernel.events import event_record
 from controlplane.kernel.leases import lease_held_since
 from controlplane.kernel.tones import Tone
-from engine_agent.protocol.messages import Pool
+from engine_agent.protocol.messages import JsonObject, Pool
 from fleet.models import Cell, Region
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
@@ -17,7 +18,9 @@ from fleet.services.cell import cell_mark_unrouted
 from traffic.models import RoutingTable
 from traffic.planning.changes import describe_change
 from traffic.planning.drain import plan_unrouted
+from traffic.planning.key import describe_keys, key_ring
 from traffic.planning.routing import plan_pools
+from traffic.selectors.key import KEY_RING, key_standing
 from traffic.selectors.routing import (
     following_ingresses,
     ingress_addresses,
@@ -36,26 +39,31 @@ def tables_publish(*, now: datetime) -> list[str]:
     # Read first: whoever publishes after this takes our revision, so what we plan is never older than what it replaces.
     current = latest_tables()
     deployments, cells, gates = served_deployments(), routable_cells(), ingress_addresses()
+    standing, gates_of = key_standing(), Counter(gate.region for gate in gates)
     published = []
     for region in Region.objects.values_list("name", flat=True):
         pools = plan_pools(region, deployments, cells, gates)
-        if _publish(region, pools, current.get(region), now):
+        if _publish(region, pools, key_ring(standing, gates_of[region]), current.get(region), now):
             published.append(region)
     return published
 
 
-def _publish(region: str, pools: tuple[Pool, ...], current: RoutingTable | None, now: datetime) -> bool:
+def _publish(
+    region: str, pools: tuple[Pool, ...], keys: JsonObject, current: RoutingTable | None, now: datetime
+) -> bool:
     before = msgspec.convert(current.body["pools"], tuple[Pool, ...]) if current else ()
-    if current is not None and before == pools:
+    keys_before = current.body.get(KEY_RING, {}) if current else {}
+    if current is not None and before == pools and keys_before == keys:
         return False
     revision = current.revision + 1 if current else 1
-    reason = describe_change(before, pools)
+    changes = [describe_change(before, pools)] if current is None or before != pools else []
+    reason = "; ".join([*changes, *describe_keys(keys_before, keys)])
     try:
         with transaction.atomic():
             RoutingTable.objects.create(
                 region_id=region,
                 revision=revision,
-                body={"pools": msgspec.to_builtins(pools)},
+                body={"pools": msgspec.to_builtins(pools)} | ({KEY_RING: keys} if keys else {}),
                 reason=reason,
                 created_at=now,
             )
