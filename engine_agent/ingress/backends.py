@@ -3,7 +3,7 @@ Pure. It never decides which of the servers changes; that is `plan`."""
 
 from urllib.parse import quote
 
-from engine_agent.ingress import answers, headers
+from engine_agent.ingress import affinity, answers, headers, hops
 from engine_agent.ingress.classes import ServingClass
 from engine_agent.ingress.layout import Layout, PoolBackends, Server
 from engine_agent.ingress.sections import (
@@ -52,8 +52,10 @@ def pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) 
             + f" if {{ avg_queue gt {queue.waiting_per_cell} }}",
             replay_rule(settings, body_bytes=held_bytes(layout, settings)),
             *_priorities(pool.serving_class, settings),
+            *(affinity.PICK_RULES if pool.has_affinity else ()),
             f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)]",
             f"http-response set-header {headers.REGION} {settings.region}",
+            f"http-response set-header {headers.DEPLOYMENT} {pool.name}",
             *_servers(pool.local, layout, settings.times),
         ],
     )
@@ -62,7 +64,13 @@ def pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) 
 def _priorities(pool_class: ServingClass, settings: IngressSettings) -> list[str]:
     classes = list(ServingClass)
     own, *less_urgent = classes[classes.index(pool_class) :]
-    rules = [f"http-request set-priority-class int({settings.queues[own].priority})"]
+    is_less = f" if !{{ req.hdr({headers.CLASS}) {' '.join(less_urgent)} }}" if less_urgent else ""
+    rules = [
+        # The cell goes by it, too, and must not take a pool's batch work for anything else.
+        f"http-request set-header {headers.CLASS} {own}{is_less}",
+        f"http-request set-var(txn.log_class) req.hdr({headers.CLASS})",
+        f"http-request set-priority-class int({settings.queues[own].priority})",
+    ]
     for each in less_urgent:
         priority = settings.queues[each].priority
         rules.append(f"http-request set-priority-class int({priority}) if {{ req.hdr({headers.CLASS}) {each} }}")
@@ -78,7 +86,7 @@ def spill_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings)
             "retry-on conn-failure empty-response",  # a 503 comes from a region that tried its own cells
             f"timeout queue {settings.queues[pool.serving_class].wait_s}s",
             *_check(f"/healthz?model={quote(pool.probe_model, safe='')}"),
-            f"http-request set-header {headers.HOP} {settings.region}",
+            *hops.mark_rules(settings.region),
             *_servers(pool.spill, layout, settings.times),
         ],
     )

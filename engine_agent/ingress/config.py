@@ -8,7 +8,7 @@ through the reader (`reader_config`), which sends them back with the model in a 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine_agent.ingress import answers, frontend_rules, keys
+from engine_agent.ingress import access_log, answers, frontend_rules, hops, keys
 from engine_agent.ingress.backends import pool_backend, reader_backend, spill_backend
 from engine_agent.ingress.layout import Layout
 from engine_agent.ingress.sections import (
@@ -62,15 +62,19 @@ def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     # The rest is for what the reader sends back: were it taken by requests that wait for the reader, none would go on.
     limit = f"maxconn {settings.max_connections - settings.max_long_requests}"
-    lines = [f"bind {host}:{settings.port}", limit, *frontend_rules.health_rules(), METRICS_RULE]
+    lines = [f"bind {host}:{settings.port}", limit, *access_log.log_lines(), *access_log.request_id_rules()]
+    lines += [*frontend_rules.health_rules(), METRICS_RULE]
     if not layout.told:
         return [section("frontend ingress", [*lines, answers.returned(answers.no_table(layout.retry_after_s))])]
     judgement = frontend_rules.judgement_rules(layout)
-    lines += [*frontend_rules.hop_rules(), *keys.identity_rules(), *frontend_rules.listing_rules()]
-    lines += [*frontend_rules.path_rules(), *frontend_rules.body_rules(layout, settings), *keys.scope_rules()]
+    lines += [*hops.proof_rules(), *keys.identity_rules(), *access_log.capture_rules()]
+    lines += [*frontend_rules.listing_rules(), *frontend_rules.path_rules()]
+    lines += [*frontend_rules.body_rules(layout, settings), access_log.ARRIVAL_RULE]
+    lines += [*frontend_rules.pool_rules(has_body=True), *keys.scope_rules()]
     lines += [*judgement, *keys.limit_rules(), *keys.answer_rules(), "use_backend reader if is_long", *CHOICE]
-    named = [f"bind unix@{NAMED_SOCKET} mode 600", *frontend_rules.hop_rules(), *frontend_rules.named_rules()]
-    named += [*keys.named_scope_rules(), *judgement, *CHOICE]
+    # What comes through here is logged where it came from outside.
+    named = [f"bind unix@{NAMED_SOCKET} mode 600", "no log", *frontend_rules.named_rules()]
+    named += [*frontend_rules.pool_rules(has_body=False), *keys.named_scope_rules(), *judgement, *CHOICE]
     return [
         section("frontend ingress", lines),
         section("frontend named", named),

@@ -4,7 +4,7 @@ Pure text; `config` says in which order they stand. A rule may answer a request 
 none of them picks a cell.
 """
 
-from engine_agent.ingress import answers, headers
+from engine_agent.ingress import affinity, answers, headers, splits
 from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, SHARE_SCALE, SHARES_MAP, Layout
 from engine_agent.ingress.sections import (
     LOOK_UP_RULE,
@@ -16,6 +16,8 @@ from engine_agent.ingress.sections import (
 )
 from engine_agent.ingress.settings import IngressSettings
 
+RING_RULE = f"http-request set-var(txn.ring) var(txn.pool),map_str({affinity.RINGS_MAP})"
+SPILL_RULE = "http-request set-var(txn.spill) var(txn.pool),regsub(^pool,spill)"
 INFERENCE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
@@ -27,14 +29,21 @@ def health_rules() -> list[str]:
         "acl is_health path /healthz",
         f"{healthy} if is_health !{{ url_param(model) -m found }}",
         f"http-request set-var(txn.pool) url_param(model),url_dec,map_str({MODELS_MAP}) if is_health",
+        *_split_health_rules(),
         f"{healthy} if is_health {{ var(txn.pool),nbsrv gt 0 }}",
         f"{unhealthy} if is_health",
     ]
 
 
-def hop_rules() -> list[str]:
-    """Whether another region's ingress sent this request here."""
-    return [f"acl is_marked req.hdr({headers.HOP}) -m found"]
+def _split_health_rules() -> list[str]:
+    """Of a name that is split: whether any of its pools would take a request."""
+    first = f"var(txn.split),map_int({splits.SPLITS_MAP})"
+    is_split = f"{{ var(txn.pool) -m beg {splits.PREFIX} }}"
+    return [
+        f"http-request set-var(txn.split) var(txn.pool),field(3,.) if is_health {is_split}",
+        f"http-request set-var(txn.pool) {first} if is_health {{ var(txn.split) -m found }}",
+        *splits.turn_rules("is_health !{ var(txn.pool),nbsrv gt 0 }"),
+    ]
 
 
 def listing_rules() -> list[str]:
@@ -66,6 +75,7 @@ def body_rules(layout: Layout, settings: IngressSettings) -> list[str]:
     return [
         *answers.refused(answers.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
         f"http-request del-header {headers.MODEL}",
+        f"http-request del-header {headers.AFFINITY}",
         *refuse_longer_than(layout.max_body_bytes, "req.hdr_val(content-length)"),
         # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on hearing so.
         "http-request set-header Content-Type application/json",
@@ -85,8 +95,14 @@ def named_rules() -> list[str]:
     What no cell answered is told to the reader, which has the whole request to send again; nothing here has.
     """
     return [
+        # The frontend that took it from outside has taken away what was not proven.
+        f"http-request set-var(txn.hop) req.hdr({headers.HOP}),field(1,|)",
+        "acl is_marked var(txn.hop) -m found",
+        f"http-request set-var(txn.request_id) req.hdr({headers.REQUEST_ID})",
         f"http-request set-var(txn.model) req.hdr({headers.MODEL}),url_dec",
         f"http-request del-header {headers.MODEL}",
+        f"http-request set-var(txn.affinity) req.hdr({headers.AFFINITY})",
+        f"http-request del-header {headers.AFFINITY}",
         f"http-after-response set-status {UNSENT_STATUS} if {{ status 503 }} {{ res.hdr({headers.RETRY}) -m found }}",
         f"http-after-response set-status {UNSENT_STATUS} if {{ status 502 }} !{{ res.hdr({headers.CELL}) -m found }}",
         LOOK_UP_RULE,
@@ -95,14 +111,33 @@ def named_rules() -> list[str]:
     ]
 
 
+def pool_rules(*, has_body: bool) -> list[str]:
+    """Which pool a split means, and what the request's affinity key is, where either question arises.
+
+    `has_body`: the key is in the body; else the reader has found it.
+    """
+    return [
+        *splits.draw_rules(),
+        RING_RULE,
+        "acl wants_key var(txn.ring) -m found",
+        f"acl wants_key var(txn.pool) -m beg {splits.STICKY}",
+        *(affinity.key_rules() if has_body else ()),
+        *splits.sticky_rules(),
+        SPILL_RULE,
+        "acl can_serve var(txn.pool),nbsrv gt 0",
+        "acl can_spill var(txn.spill),nbsrv gt 0",
+        "acl is_lost var(txn.spill),nbsrv eq 0",
+        "acl is_lost var(txn.hop) -m found",
+        *(rule for turn in splits.turn_rules("!can_serve is_lost") for rule in (turn, f"{SPILL_RULE} if is_drawn")),
+        f"{RING_RULE} if is_drawn",
+    ]
+
+
 def judgement_rules(layout: Layout) -> list[str]:
     """Whether cells here, or another region, can serve the pool; if neither, say so."""
     nobody = answers.returned(answers.no_ready_cell(layout.retry_after_s))
     return [
-        "http-request set-var(txn.spill) var(txn.pool),regsub(^pool,spill)",
         f"http-request set-var(txn.share) var(txn.pool),map_str_int({SHARES_MAP},0)",
-        "acl can_serve var(txn.pool),nbsrv gt 0",
-        "acl can_spill var(txn.spill),nbsrv gt 0",
         f"acl must_spill rand({SHARE_SCALE}),sub(txn.share) lt 0",
         f"{nobody} if has_pool !can_serve is_marked",
         f"{nobody} if has_pool !can_serve !can_spill",

@@ -11,13 +11,14 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from engine_agent.ingress.command_socket import RELOAD_TIMEOUT_S, CommandSocket, Unreachable
 from engine_agent.ingress.config import map_file
 from engine_agent.ingress.layout import Layout
-from engine_agent.ingress.sections import ADMIN_SOCKET, CONFIG_FILE, LUA_FILES, MASTER_SOCKET
+from engine_agent.ingress.sections import ADMIN_SOCKET, CONFIG_FILE, LUA_FILES, MASTER_SOCKET, THREAD_LUA_FILES
 from engine_agent.runtime import procfs
 from engine_agent.runtime.logs import bound, last_lines
 
@@ -55,12 +56,22 @@ def find_binary() -> Path:
 
 
 class HaproxyProcess:
-    """At most one HAProxy, in master-worker mode, for one home. `render` makes a layout its configuration."""
+    """At most one HAProxy, in master-worker mode, for one home.
 
-    def __init__(self, home: Path, binary: Path, render: Callable[[Layout], str]) -> None:
+    `render` makes a layout its configuration. `open_output` opens what its access log goes to; without, there is none.
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        binary: Path,
+        render: Callable[[Layout], str],
+        open_output: Callable[[Path], int] | None = None,
+    ) -> None:
         self._home = home
         self._binary = binary
         self._render = render
+        self._open_output = open_output
         self._child: subprocess.Popen[bytes] | None = None
         self.pid: int | None = None
         self.admin = CommandSocket(self._home, ADMIN_SOCKET)
@@ -114,19 +125,30 @@ class HaproxyProcess:
         log = self._home / LOG_FILE
         if log.exists():
             log.replace(log.with_name(f"{LOG_FILE}.1"))
-        with log.open("ab") as output:
+        with log.open("ab") as said, self._output(said) as output:
             self._child = subprocess.Popen(  # noqa: ASYNC220 - a fork takes a millisecond, and the handle is kept
                 [self._binary, "-W", "-S", f"unix@{MASTER_SOCKET},mode,600", "-f", str(self._home / CONFIG_FILE)],
                 cwd=self._home,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=subprocess.STDOUT,
+                stderr=said,
                 start_new_session=True,
             )
         self.pid = self._child.pid
         if not await self._comes_up(START_TIMEOUT_S):
             await self.kill()
             raise StartFailed(f"HAProxy did not start: {_alerts(last_lines(log))}")
+
+    @contextlib.contextmanager
+    def _output(self, said: BinaryIO) -> Iterator[BinaryIO | int]:
+        if self._open_output is None:
+            yield said
+            return
+        output = self._open_output(self._home)
+        try:
+            yield output
+        finally:
+            os.close(output)
 
     async def reload(self, layout: Layout) -> None:
         """Write the configuration and let a new worker take over; return when no older one takes connections any more.
@@ -191,7 +213,7 @@ class HaproxyProcess:
         bound(self._home / LOG_FILE)
 
     def _write(self, layout: Layout, folder: Path) -> None:
-        for name in LUA_FILES:
+        for name in (*LUA_FILES, *THREAD_LUA_FILES):
             (folder / name).write_bytes(Path(__file__).with_name(name).read_bytes())
         for name, entries in layout.maps.items():
             (folder / name).write_text(map_file(entries), encoding="utf-8")

@@ -11,9 +11,19 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from engine_agent.ingress.affinity import RINGS_MAP, ring_of
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.classes import ServingClass
+from engine_agent.ingress.hops import HOPS_MAP, hop_entries
 from engine_agent.ingress.key_map import KEYS_MAP, key_entries
+from engine_agent.ingress.splits import (
+    INSTEAD_MAP,
+    SHARES_MAP,
+    SPLITS_MAP,
+    split_models,
+    split_ranges,
+    split_turns,
+)
 from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
@@ -35,11 +45,9 @@ STANDBY_SUFFIX = ".standby"
 """Ends the name of another region's server that has no share."""
 MODELS_MAP = "models.map"
 """Model -> backend of its pool."""
-SHARES_MAP = "shares.map"
-"""Backend of a pool -> how many of `SHARE_SCALE` requests other regions serve."""
 LISTING_MAP = "listing.map"
 """`all` -> the body of GET /v1/models."""
-MAP_NAMES = (MODELS_MAP, SHARES_MAP, LISTING_MAP, KEYS_MAP)
+MAP_NAMES = (MODELS_MAP, SHARES_MAP, LISTING_MAP, KEYS_MAP, RINGS_MAP, SPLITS_MAP, INSTEAD_MAP, HOPS_MAP)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +73,8 @@ class PoolBackends:
     name: str
     serving_class: ServingClass
     probe_model: str
+
+    has_affinity: bool = False
 
     @property
     def local(self) -> str:
@@ -109,22 +119,37 @@ def lay_out(table: RoutingTable) -> Layout:
     pools = tuple(sorted(table.pools, key=lambda pool: pool.name))
     _check_distinct("pool", (pool.name for pool in pools))
     _check_distinct("model", (model for pool in pools for model in pool.models))
+    _check_distinct("split of model", (split.model for split in table.splits))
     if table.max_body_bytes <= 0 or table.retry_after_s <= 0:
         raise BadTable("max_body_bytes and retry_after_s must be positive")
     backends = {pool.name: _backends(pool) for pool in pools}
     return Layout(
         revision=table.revision,
         pools=tuple(backends.values()),
-        servers=tuple(server for pool in pools for server in (*_cells(pool), *_other_regions(pool, table.region))),
-        maps={
-            MODELS_MAP: {model: backends[pool.name].local for pool in pools for model in pool.models},
-            SHARES_MAP: {backends[pool.name].local: _spilled_share(pool, table.region) for pool in pools},
-            LISTING_MAP: {"all": _listing(pools)},
-            KEYS_MAP: key_entries(table, {name: backend.local for name, backend in backends.items()}),
-        },
+        servers=tuple(server for pool in pools for server in (*_cells(pool), *_other_regions(pool, table))),
+        maps=_maps(table, pools, {name: backend.local for name, backend in backends.items()}),
         max_body_bytes=table.max_body_bytes,
         retry_after_s=table.retry_after_s,
     )
+
+
+def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]) -> dict[str, dict[str, str]]:
+    """Every map; `backends` maps each pool to the backend of its cells."""
+    of_pools = {model: backends[pool.name] for pool in pools for model in pool.models}
+    models = of_pools | split_models(table.splits)
+    for model in models:
+        if not MODEL.fullmatch(model):
+            raise BadTable(f"model {model!r}: only letters, digits and ._:/@+- are allowed")
+    return {
+        MODELS_MAP: models,
+        SHARES_MAP: {backends[pool.name]: _spilled_share(pool, table.region) for pool in pools},
+        LISTING_MAP: {"all": _listing(models)},
+        KEYS_MAP: key_entries(table, backends),
+        RINGS_MAP: {backends[pool.name]: ring_of(pool, _named_cells(pool)) for pool in pools if pool.affinity},
+        SPLITS_MAP: split_ranges(table.splits, backends),
+        INSTEAD_MAP: split_turns(table.splits, backends),
+        HOPS_MAP: hop_entries(table.hop_secrets),
+    }
 
 
 def cell_server_name(cell: str, generation: int) -> str:
@@ -136,16 +161,13 @@ def _backends(pool: Pool) -> PoolBackends:
     _check_name("pool", pool.name)
     if not pool.models:
         raise BadTable(f"pool {pool.name} serves no model")
-    for model in pool.models:
-        if not MODEL.fullmatch(model):
-            raise BadTable(f"model {model!r} of pool {pool.name}: only letters, digits and ._:/@+- are allowed")
     try:
         serving_class = ServingClass(pool.serving_class)
     except ValueError:
         raise BadTable(
             f"serving class {pool.serving_class!r} of pool {pool.name} is none of {', '.join(ServingClass)}"
         ) from None
-    return PoolBackends(pool.name, serving_class, min(pool.models))
+    return PoolBackends(pool.name, serving_class, min(pool.models), has_affinity=pool.affinity is not None)
 
 
 def _cells(pool: Pool) -> Iterable[Server]:
@@ -171,8 +193,19 @@ def _cell(backend: str, cell: CellEndpoint) -> Server:
     )
 
 
-def _other_regions(pool: Pool, home: str) -> Iterable[Server]:
-    """Regions with a share carry it by weight; regions without one stand by for the time when nothing else is up."""
+def _named_cells(pool: Pool) -> Iterable[tuple[str, CellEndpoint]]:
+    cells = sorted(pool.cells, key=lambda cell: (cell.cell, cell.generation))
+    return ((cell_server_name(cell.cell, cell.generation), cell) for cell in cells)
+
+
+def _other_regions(pool: Pool, table: RoutingTable) -> Iterable[Server]:
+    """Regions with a share carry it by weight; regions without one stand by for the time when nothing else is up.
+
+    None without a secret: a request whose mark cannot be proven could come back.
+    """
+    if not table.hop_secrets:
+        return
+    home = table.region
     _check_distinct(f"spill region of pool {pool.name}", (target.region for target in pool.spill))
     targets = sorted((target for target in pool.spill if target.region != home), key=lambda target: target.region)
     greatest = max((pool.fractions.get(target.region, 0.0) for target in targets), default=0.0)
@@ -206,9 +239,8 @@ def _spilled_share(pool: Pool, home: str) -> str:
     return str(round(SHARE_SCALE * away))
 
 
-def _listing(pools: Iterable[Pool]) -> str:
-    models = sorted(model for pool in pools for model in pool.models)
-    entries = [{"id": model, "object": "model", "created": 0, "owned_by": "switchyard"} for model in models]
+def _listing(models: Iterable[str]) -> str:
+    entries = [{"id": model, "object": "model", "created": 0, "owned_by": "switchyard"} for model in sorted(models)]
     return json.dumps({"object": "list", "data": entries}, separators=(",", ":"))
 
 

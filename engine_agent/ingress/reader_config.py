@@ -7,7 +7,7 @@ models: it picks no cell and refuses no name. It alone has a long request whole,
 start, when it is told that no cell answered.
 """
 
-from engine_agent.ingress import headers
+from engine_agent.ingress import affinity, headers
 from engine_agent.ingress.layout import Layout
 from engine_agent.ingress.sections import (
     NAMED_SOCKET,
@@ -52,6 +52,9 @@ def _frontend(layout: Layout, settings: IngressSettings) -> list[str]:
         f"http-request wait-for-body time {settings.times.request_body_s}s",
         *refuse_longer_than(layout.max_body_bytes, "req.body_size"),
         *model_rules(),
+        "acl wants_key always_true",
+        *affinity.key_rules(),
+        f"http-request set-header {headers.AFFINITY} %[var(txn.affinity)] if {{ var(txn.affinity) -m found }}",
         # Encoded, because a name out of a body may hold line ends.
         f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
         "default_backend named",

@@ -17,6 +17,8 @@ READER_FOLDER = "reader"
 READER_SOCKET = "long.sock"
 """Where requests with long bodies are sent to, in the reader's folder below the ingress's home."""
 LUA_FILES = ("read_body.lua", "refuse.lua", "limits.lua")
+THREAD_LUA_FILES = ("pick_cell.lua",)
+"""Those that every thread has for itself, because most requests may come to them."""
 UNSENT_STATUS = 425
 """What the cell did not answer, as the reader is told: it may send the request again. Applications never see it."""
 HEAD_ROOM_BYTES = 64 * 1024
@@ -54,6 +56,7 @@ def global_section(settings: IngressSettings, structure: str, *, body_bytes: int
             f"tune.maxrewrite {MAX_REWRITE_BYTES}",
             f"tune.memory.hot-size {HOT_BUFFERS * buffer_bytes}",
             *(f"lua-load {name}" for name in LUA_FILES),
+            *(f"lua-load-per-thread {name}" for name in THREAD_LUA_FILES),
             "log stderr format raw daemon",
         ],
     )

@@ -313,7 +313,11 @@ class ApiKey(Struct, frozen=True):
 
 
 class RoutingTable(Struct, frozen=True, tag="routing_table"):
-    """Complete statement of what the ingresses of one region must do. `keys_required`: nobody is served without one."""
+    """Complete statement of what the ingresses of one region must do. `keys_required`: nobody is served without one.
+
+    `hop_secrets` prove to another region's ingress that a request comes from one of ours: the first signs, both are
+    believed. Without any no request leaves its region.
+    """
 
     revision: int
     region: str
@@ -321,6 +325,7 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     splits: tuple[Split, ...] = ()
     keys: tuple[ApiKey, ...] = ()
     keys_required: bool = False
+    hop_secrets: tuple[str, ...] = ()
     max_body_bytes: int = 4 * 1024 * 1024
     retry_after_s: int = 5
 

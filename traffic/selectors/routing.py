@@ -11,6 +11,7 @@ from traffic.models import Ingress, IngressReport, RoutingTable
 from traffic.planning.drain import FollowingIngress, TableInForce
 from traffic.planning.key import shared_keys
 from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment
+from traffic.selectors.hops import hop_secrets
 from traffic.selectors.key import KEY_RING, keys_to_tell
 
 
@@ -70,8 +71,9 @@ def table_message(table: RoutingTable) -> TableMessage:
 
 
 def told_table(table: RoutingTable) -> TableMessage:
-    """A stored table as its ingresses are told it: with the keys that go with it."""
-    message, ring = table_message(table), table.body.get(KEY_RING)
+    """A stored table as its ingresses are told it: with the secrets and the keys that go with it."""
+    message = msgspec.structs.replace(table_message(table), hop_secrets=hop_secrets())
+    ring = table.body.get(KEY_RING)
     if not ring:
         return message
     keys = shared_keys(keys_to_tell(), ring["ingresses"])

@@ -12,10 +12,11 @@ from openai import AsyncOpenAI
 from engine_agent.ingress.agent import Ingress
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
-from engine_agent.protocol.messages import ApiKey, IngressReport, Pool, RoutingTable, SpillTarget
+from engine_agent.protocol.messages import Affinity, ApiKey, IngressReport, Pool, RoutingTable, SpillTarget, Split
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 
+HOP_SECRET = "f" * 40
 HOME = "us-east-1"
 AWAY = "us-west-2"
 
@@ -34,6 +35,7 @@ def pool(
     fractions: dict[str, float] | None = None,
     draining: Iterable[FakeCell] = (),
     serving_class: str = "realtime",
+    affinity: Affinity | None = None,
 ) -> Pool:
     drained = set(draining)
     return Pool(
@@ -43,6 +45,7 @@ def pool(
         cells=tuple(cell.endpoint(drain=cell in drained) for cell in cells),
         spill=tuple(SpillTarget(gate.settings.region, "127.0.0.1", gate.settings.port) for gate in spill),
         fractions=fractions or {},
+        affinity=affinity,
     )
 
 
@@ -54,6 +57,7 @@ class RunningIngress:
         self.use(IngressSettings(f"i-{region}", region, home, port=free_port(), max_connections=1000))
         self.reports: list[IngressReport] = []
         self.revision = 0
+        self.hop_secrets = (HOP_SECRET,)
         self.http: httpx.AsyncClient
         self._task: asyncio.Task[None]
 
@@ -89,14 +93,26 @@ class RunningIngress:
             await self._task
 
     async def route(
-        self, *pools: Pool, retry_after_s: int = 7, keys: tuple[ApiKey, ...] = (), keys_required: bool = False
+        self,
+        *pools: Pool,
+        retry_after_s: int = 7,
+        splits: tuple[Split, ...] = (),
+        keys: tuple[ApiKey, ...] = (),
+        keys_required: bool = False,
     ) -> None:
         """Have a table with these pools in force, and every cell of it seen in a state."""
         self.revision += 1
         region = self.settings.region
         self.ingress.take(
             RoutingTable(
-                self.revision, region, pools, keys=keys, keys_required=keys_required, retry_after_s=retry_after_s
+                self.revision,
+                region,
+                pools,
+                splits=splits,
+                keys=keys,
+                keys_required=keys_required,
+                hop_secrets=self.hop_secrets,
+                retry_after_s=retry_after_s,
             )
         )
         await eventually(self._is_in_force, what=f"revision {self.revision} in force")

@@ -19,7 +19,7 @@ POOL = Pool(
     spill=(SpillTarget("west", "10.0.0.2", 8080), SpillTarget("north", "::1", 8080)),
     fractions={"east": 0.7, "west": 0.3},
 )
-TABLE = RoutingTable(revision=5, region="east", pools=(POOL,))
+TABLE = RoutingTable(revision=5, region="east", pools=(POOL,), hop_secrets=("f" * 40,))
 
 
 def with_pool(**changes: object) -> RoutingTable:
@@ -74,7 +74,7 @@ BAD = [
     (with_pool(fractions={"east": 1.5, "west": -0.5}), "fractions of pool chat must be between 0 and 1"),
     (with_pool(name="a b"), "pool 'a b': a name is 1 to 80 letters"),
     (with_pool(models=()), "pool chat serves no model"),
-    (with_pool(models=("a b",)), "model 'a b' of pool chat: only letters"),
+    (with_pool(models=("a b",)), "model 'a b': only letters"),
     (with_pool(models=("chat", "chat")), "model chat is there twice"),
     (with_pool(serving_class="slow"), "serving class 'slow' of pool chat is none of realtime, near_realtime, batch"),
     (with_pool(cells=(CELL, CELL)), "cell of pool chat c-1-g3 is there twice"),

@@ -10,7 +10,8 @@ import pytest_asyncio
 
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
-from tests.engine_agent.ingress.ingresses import AWAY, HOME, RunningIngress, ask, pool
+from tests.engine_agent.ingress.ingresses import AWAY, HOME, HOP_SECRET, RunningIngress, ask, pool
+from tests.engine_agent.ingress.marks import marked
 
 BODY = b'{"model": "demo"}'
 
@@ -44,7 +45,7 @@ async def test_without_a_usable_cell_here_another_region_serves_and_takes_over_a
         near.die()
         await ingress.sees(near="down")
         assert await ask(client) == "far"
-        assert far.requests[-1].headers["x-switchyard-hop"] == HOME
+        assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}|")
         await near.start()
         await ingress.sees(near="up")
         assert await ask(client) == "near"
@@ -61,8 +62,8 @@ async def test_the_share_of_another_region_leaves_and_a_marked_request_stays(
         await until_spill_is(True, ingress)
         served = [await ask(client) for _ in range(100)]
         assert 20 < served.count("far") < 80  # 100 throws of a coin: outside once in 10^9
-        marked = [await ingress.post(BODY, **{"X-Switchyard-Hop": "elsewhere"}) for _ in range(20)]
-        assert {answer.headers["x-switchyard-cell"] for answer in marked} == {"near"}
+        stay = [await ingress.post(BODY, **marked(HOP_SECRET)) for _ in range(20)]
+        assert {answer.headers["x-switchyard-cell"] for answer in stay} == {"near"}
         worker = ingress.worker_pid
         await ingress.route(pool(near, spill=[away], fractions={HOME: 0.0, AWAY: 1.0}))
         assert {await ask(client) for _ in range(10)} == {"far"}
@@ -81,8 +82,8 @@ async def test_two_regions_without_cells_refuse_and_do_not_bounce(
         await ingress.route(pool(near, spill=[away]))
         await ingress.sees(near="up")
         await until_spill_is(True, away)
-        marked = await away.post(BODY, **{"X-Switchyard-Hop": HOME})
-        assert (marked.status_code, marked.json()["error"]["code"]) == (503, "no_ready_cell")
+        refused = await away.post(BODY, **marked(HOP_SECRET, HOME))
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_ready_cell")
         assert not near.requests
         near.die()
         await ingress.sees(near="down")
@@ -119,7 +120,16 @@ async def test_a_long_request_spills_once_like_a_short_one(ingress: RunningIngre
             answer = await ingress.post(body)
             assert (answer.status_code, answer.headers["x-switchyard-cell"]) == (200, "far")
             assert far.requests[-1].body == body
-            assert far.requests[-1].headers["x-switchyard-hop"] == HOME
-            for mark in (AWAY, ""):
-                marked = await ingress.post(body, **{"X-Switchyard-Hop": mark})
-                assert (marked.status_code, marked.json()["error"]["code"]) == (503, "no_ready_cell")
+            assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}|")
+            refused = await ingress.post(body, **marked(HOP_SECRET, AWAY))
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_ready_cell")
+
+
+@pytest.mark.asyncio
+async def test_without_a_secret_no_request_leaves_its_region(ingress: RunningIngress, away: RunningIngress) -> None:
+    async with FakeCell("far").running() as far:
+        ingress.hop_secrets = ()
+        await away.route(pool(far))
+        await ingress.route(pool(spill=[away], fractions={AWAY: 1.0}))
+        assert (await ingress.post(BODY)).json()["error"]["code"] == "no_ready_cell"
+        assert not far.requests

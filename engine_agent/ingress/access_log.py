@@ -1,0 +1,102 @@
+"""The access log as HAProxy writes it: one line of JSON for every request, to its standard output. Pure text.
+
+A number of -1 means that the request never got that far. Text that came from outside is escaped and cut, so that a line
+is always JSON and always fits the pipe in one piece. Where the lines go is for `log_pipe`.
+"""
+
+from engine_agent.ingress import headers
+
+ARRIVAL_RULE = "http-request set-var(txn.arrived_ms) date(0,ms)"
+"""From here, where all that is to be read was read, the time to the first token counts."""
+MAX_LINE_BYTES = 4096
+"""PIPE_BUF of Linux: up to here a line is written whole or not at all."""
+MAX_TEXT_BYTES = 120
+"""Of each text from outside; escaped it may be six times as long."""
+QUIET_PATHS = ("/healthz", "/metrics")
+"""Asked several times a second by machines."""
+
+CAPTURES = {
+    "path": "path",
+    "traceparent": "req.hdr(traceparent)",
+    "tenant": f"req.hdr({headers.TENANT})",
+    "class": f"req.hdr({headers.CLASS})",
+}
+"""What of a request is kept for its line: when that is written the request is gone."""
+TOLD = {
+    "cell": headers.CELL,
+    "region": headers.REGION,
+    "deployment": headers.DEPLOYMENT,
+    "prompt_tokens": headers.PROMPT_TOKENS,
+    "completion_tokens": headers.COMPLETION_TOKENS,
+}
+"""What of an answer is kept; the cell's tokens only where it knew them before it began to answer."""
+
+
+def request_id_rules() -> list[str]:
+    """Every request has an id: the client's, if it looks like one, else a new one. Every answer tells it."""
+    said = f"req.hdr({headers.REQUEST_ID})"
+    return [
+        f"http-request set-header {headers.REQUEST_ID} %[uuid] if !{{ {said} -m reg ^[A-Za-z0-9._:/+=-]{{1,128}}$ }}",
+        f"http-request set-var(txn.request_id) {said}",
+        f"http-after-response set-header {headers.REQUEST_ID} %[var(txn.request_id)]"
+        " if { var(txn.request_id) -m found }",
+    ]
+
+
+def capture_rules() -> list[str]:
+    """Keep what the line will say. After the rules that judge headers, before the body is waited for."""
+    return [f"http-request set-var(txn.log_{name}) {sample}" for name, sample in CAPTURES.items()]
+
+
+def log_lines() -> list[str]:
+    """The lines of the frontend that logs."""
+    quiet = f"http-request set-log-level silent if {{ path {' '.join(QUIET_PATHS)} }}"
+    kept = [f"http-response set-var(txn.log_{name}) res.hdr({header})" for name, header in TOLD.items()]
+    return [
+        "no log",
+        f"log stdout len {MAX_LINE_BYTES} format raw daemon",
+        "no option dontlog-normal",
+        f"log-format '{_format()}'",
+        quiet,
+        *kept,
+        "http-response set-var(txn.first_byte_ms) date(0,ms),sub(txn.arrived_ms)",
+    ]
+
+
+def _format() -> str:
+    fields = {
+        "time": "%Ts.%ms",
+        "request_id": _text("request_id"),
+        "traceparent": _text("log_traceparent"),
+        "client": '"%ci"',
+        "method": '"%HM"',
+        "path": _text("log_path"),
+        "tenant": _text("log_tenant"),
+        "class": _text("log_class"),
+        "model": _text("model"),
+        "pool": _text("pool"),
+        "deployment": _text("log_deployment"),
+        "cell": _text("log_cell"),
+        "region": _text("log_region"),
+        "server": '"%s"',
+        "hop": _text("hop"),
+        "status": "%ST",
+        "request_bytes": "%U",
+        "response_bytes": "%B",
+        "queue_ms": "%Tw",
+        "ttft_ms": _number("first_byte_ms"),
+        "total_ms": "%Ta",
+        "prompt_tokens": _number("log_prompt_tokens"),
+        "completion_tokens": _number("log_completion_tokens"),
+        "retries": '"%rc"',
+        "ended": '"%ts"',
+    }
+    return "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"
+
+
+def _text(variable: str) -> str:
+    return f'"%[var(txn.{variable}),bytes(0,{MAX_TEXT_BYTES}),json(utf8s)]"'
+
+
+def _number(variable: str) -> str:
+    return f"%[var(txn.{variable},-1),add(0)]"

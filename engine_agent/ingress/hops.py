@@ -1,0 +1,75 @@
+"""The hop mark: how an ingress proves to another region's that it sent a request there, so that it never comes back.
+
+Pure text. A mark that is not proven is taken away and the request treated as any other: it would else open what only
+ingresses may (a request without a key) and keep a region from helping. The proof binds the mark to the request's id and
+to a minute; the secret is the fleet's, comes with the table, and changes without a reload.
+"""
+
+import base64
+from collections.abc import Mapping, Sequence
+
+from engine_agent.ingress import headers
+from engine_agent.ingress.bad_table import BadTable
+
+HOPS_MAP = "hops.map"
+"""`sign` -> the secret that proves our marks; `other` -> one more that proves those of ingresses with another table."""
+SIGNING, OTHER = "sign", "other"
+MAX_SECRETS = 2
+MIN_SECRET_CHARS = 32
+CLOCKS_APART_S = 60
+"""How old, or how far ahead by another machine's clock, a mark may be."""
+
+
+def hop_entries(secrets: Sequence[str]) -> Mapping[str, str]:
+    """The map of a table's secrets.
+
+    Raises:
+        BadTable: more than two, or one that is too short or not plain text.
+    """
+    if len(secrets) > MAX_SECRETS:
+        raise BadTable(f"hop_secrets: at most {MAX_SECRETS}, the one to sign with first, not {len(secrets)}")
+    if any(len(secret) < MIN_SECRET_CHARS or not secret.isalnum() or not secret.isascii() for secret in secrets):
+        raise BadTable(f"hop_secrets: each is {MIN_SECRET_CHARS} or more letters and digits")
+    # HAProxy takes the key of a MAC in Base64.
+    coded = [base64.b64encode(secret.encode()).decode() for secret in secrets]
+    return dict(zip((SIGNING, OTHER), coded, strict=False))
+
+
+def proof_rules() -> list[str]:
+    """Note in `txn.hop` which region sent the request here, if it proves that, and take every other mark away."""
+    said = f"http-request set-var(txn.hop_said) req.hdr({headers.HOP})"
+    claim = "%[var(txn.hop_said),field(1,|)]|%[var(txn.hop_said),field(2,|)]|%[var(txn.request_id)]"
+    return [
+        f"acl says_hop req.hdr({headers.HOP}) -m found",
+        f"{said} if says_hop",
+        f"http-request set-var-fmt(txn.hop_claim) '{claim}' if says_hop",
+        "http-request set-var(txn.hop_at) var(txn.hop_said),field(2,|) if says_hop",
+        "http-request set-var(txn.hop_proof) var(txn.hop_said),field(3,|) if says_hop",
+        *(rule for secret in (SIGNING, OTHER) for rule in _proof(secret)),
+        f"http-request del-header {headers.HOP} if says_hop !{{ var(txn.hop) -m found }}",
+        f"http-request del-header {headers.POOL} if !{{ var(txn.hop) -m found }}",
+        "acl is_marked var(txn.hop) -m found",
+    ]
+
+
+def _proof(secret: str) -> list[str]:
+    is_right = "{ var(txn.hop_proof),secure_memcmp(txn.hop_right) }"
+    is_fresh = f"{{ date,sub(txn.hop_at),add({CLOCKS_APART_S}) -m int 0:{2 * CLOCKS_APART_S} }}"
+    return [
+        f"http-request set-var(txn.hop_secret) str({secret}),map_str({HOPS_MAP}) if says_hop",
+        "http-request set-var(txn.hop_right) var(txn.hop_claim),hmac(sha256,txn.hop_secret),hex if says_hop",
+        f"http-request set-var(txn.hop) var(txn.hop_said),field(1,|) if says_hop {is_right} {is_fresh}",
+    ]
+
+
+def mark_rules(region: str) -> list[str]:
+    """Mark a request that leaves for another region, and say which pool it is for: names may be split there, too."""
+    claim = "%[var(txn.hop_claim)]|%[var(txn.request_id)]"
+    return [
+        f"http-request set-var-fmt(txn.hop_claim) '{region}|%[date]'",
+        f"http-request set-var-fmt(txn.hop_signed) '{claim}'",
+        f"http-request set-var(txn.hop_secret) str({SIGNING}),map_str({HOPS_MAP})",
+        "http-request set-var(txn.hop_proof) var(txn.hop_signed),hmac(sha256,txn.hop_secret),hex",
+        f"http-request set-header {headers.HOP} %[var(txn.hop_claim)]|%[var(txn.hop_proof)]",
+        f"http-request set-header {headers.POOL} %[var(txn.pool)]",
+    ]

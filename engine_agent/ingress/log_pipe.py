@@ -1,0 +1,106 @@
+"""Carries the access log from HAProxy into files that are kept short.
+
+HAProxy writes into a named pipe and never waits: what does not fit is lost and counted by itself. The pipe is held open
+by HAProxy, too, so that a new agent finds in it what was written while there was none. It never reads what it carries.
+"""
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import select
+import stat
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+PIPE_FILE = "access.pipe"
+LOG_FILE = "access.log"
+PIPE_BYTES = 1024 * 1024
+"""Linux's default for `fs.pipe-max-size`: about 2,000 requests."""
+MAX_FILE_BYTES = 64 * 1024 * 1024
+FILES_KEPT = 4
+"""Older files beside the one that is written: 320 MiB in all."""
+PATIENCE_S = 0.25
+GATHER_S = 0.05
+"""After something came: a little more comes with it, and is written at once."""
+
+
+def open_pipe(home: Path) -> int:
+    """The pipe of this home, made if it is not there; both ends, so that it outlives whoever else has it.
+
+    Raises:
+        OSError: it cannot be made or opened.
+    """
+    path = home / PIPE_FILE
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISFIFO(path.stat().st_mode):
+            path.unlink()
+    with contextlib.suppress(FileExistsError):
+        os.mkfifo(path, 0o600)
+    pipe = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # a smaller pipe serves, too, if the system allows no larger one
+        fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+    return pipe
+
+
+class LogPipe:
+    """The pipe of one ingress and the files behind it."""
+
+    def __init__(self, home: Path, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        self._home = home
+        self._path = home / LOG_FILE
+        self._max_file_bytes = max_file_bytes
+        self.trouble = ""
+
+    async def carry(self) -> None:
+        """Carry until cancelled. A disk that refuses is said in `trouble` and tried again."""
+        pipe = await self._open()
+        try:
+            while True:
+                # In a thread: a disk may take its time, and streams and reports must not wait for it.
+                if await asyncio.to_thread(self._carry_some, pipe):
+                    await asyncio.sleep(GATHER_S)
+        finally:
+            os.close(pipe)
+
+    async def _open(self) -> int:
+        while True:
+            try:
+                self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
+                return open_pipe(self._home)
+            except OSError as error:
+                self._note(f"access log: {error}")
+                await asyncio.sleep(PATIENCE_S)
+
+    def _carry_some(self, pipe: int) -> bool:
+        """Move what is there, or wait a moment for something. Returns whether there was something."""
+        if not select.select([pipe], [], [], PATIENCE_S)[0]:
+            return False
+        try:
+            written = os.read(pipe, PIPE_BYTES)
+        except BlockingIOError:
+            return False
+        try:
+            with self._path.open("ab") as file:
+                # HAProxy writes "+1" of a request that went on to another cell, which is no number in JSON.
+                file.write(written.replace(b'"retries":"+', b'"retries":"').replace(b"\0", b""))
+                size = file.tell()
+            if size > self._max_file_bytes:
+                self._rotate()
+            self.trouble = ""
+        except OSError as error:
+            self._note(f"access log: {len(written)} bytes lost: {error}")
+        return True
+
+    def _rotate(self) -> None:
+        for number in range(FILES_KEPT, 0, -1):
+            newer = self._path.with_name(f"{LOG_FILE}.{number - 1}") if number > 1 else self._path
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(self._path.with_name(f"{LOG_FILE}.{number}"))
+
+    def _note(self, trouble: str) -> None:
+        if trouble != self.trouble:
+            log.error("%s", trouble)
+        self.trouble = trouble
