@@ -41,6 +41,8 @@ app.conf.update(
         "fleet-send-webhooks": {"task": "fleet.send_webhooks", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},
         "traffic-publish": {"task": "traffic.publish", "schedule": 1.0, "options": {"expires": 2.0}},
+        "traffic-count-usage": {"task": "traffic.count_usage", "schedule": 5.0, "options": {"expires": 10.0}},
+        "traffic-trim-usage": {"task": "traffic.trim_usage", "schedule": 3600.0},
         "traffic-ensure-ingresses": {"task": "traffic.ensure_ingresses", "schedule": 1.0, "options": {"expires": 2.0}},
         "kernel-trim-events": {"task": "kernel.trim_events", "schedule": 3600.0},
     },

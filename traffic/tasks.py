@@ -6,6 +6,7 @@ from controlplane.kernel import clock
 from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import revocations_confirm
 from traffic.services.routing import drained_cells_mark, tables_publish
+from traffic.services.usage import usage_count, usage_trim
 
 
 @shared_task(name="traffic.publish")
@@ -13,6 +14,16 @@ def publish() -> None:
     tables_publish(now=clock.now())
     drained_cells_mark(now=clock.now())
     revocations_confirm(now=clock.now())
+
+
+@shared_task(name="traffic.count_usage")
+def count_usage() -> None:
+    usage_count(now=clock.now())
+
+
+@shared_task(name="traffic.trim_usage")
+def trim_usage() -> None:
+    usage_trim(now=clock.now())
 
 
 @shared_task(name="traffic.ensure_ingresses")
