@@ -48,12 +48,14 @@ class RetireNode:
 
 @dataclass(frozen=True, slots=True)
 class LaunchNodes:
-    """Ask the provider for machines; below the network nodes `near` if it can choose."""
+    """Ask the provider for machines; below the network nodes `near` if it can choose. `there`: how many of them, not
+    retired, the region has before: somebody who bought meanwhile has bought in our stead."""
 
     region: str
     instance_type: str
     count: int
     reason: str
+    there: int
     near: tuple[str, ...] = ()
 
 

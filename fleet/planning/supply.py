@@ -4,7 +4,7 @@ Buys near what waits for a node where it can. It never takes a machine out of a 
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -27,6 +27,14 @@ class Need:
 
     nodes: int = 0
     missing: Counter[Path] = field(default_factory=Counter)
+
+
+@dataclass
+class Stock:
+    """What a pool has: `nodes` in all, and the ones that are `coming` to be spares."""
+
+    nodes: int = 0
+    coming: list[NodeView] = field(default_factory=list)
 
 
 def needs(orders: Iterable[Order], answers: Mapping[str, Answer]) -> dict[PoolKey, Need]:
@@ -53,16 +61,19 @@ def plan_supply(
         for node in outside
         if node.state in ENDED and not _is_kept(node, settings, now) and not _is_a_persons(node, fleet)
     ]
-    coming: dict[PoolKey, list[NodeView]] = defaultdict(list)
+    ended = {decision.node for decision in decisions if isinstance(decision, RetireNode)}
+    stock: dict[PoolKey, Stock] = defaultdict(Stock)
+    for node in fleet.nodes.values():
+        stock[node.region, node.instance_type].nodes += node.state is not NodeState.RETIRED and node.id not in ended
     for node in outside:
         if _is_coming(node, settings, now):
-            coming[node.region, node.instance_type].append(node)
+            stock[node.region, node.instance_type].coming.append(node)
     # A suspect spare may come back in a moment: silence alone buys nothing. What a cell needs is bought all the same.
     suspect = Counter((node.region, node.instance_type) for node in outside if node.state is NodeState.SUSPECT)
     pools = {(region.name, kind) for region in fleet.regions.values() for kind in region.spares}
     for pool in sorted(pools | set(wanted)):
         warm = max(0, fleet.regions[pool[0]].spares.get(pool[1], 0) - suspect[pool])
-        decisions += _supply(pool, warm, spares, coming[pool], wanted.get(pool, Need()), settings, now)
+        decisions += _supply(pool, warm, spares, stock[pool], wanted.get(pool, Need()), settings, now)
     return decisions
 
 
@@ -70,34 +81,36 @@ def _supply(
     pool: PoolKey,
     warm: int,
     spares: Spares,
-    coming: list[NodeView],
+    stock: Stock,
     need: Need,
     settings: FleetSettings,
     now: datetime,
-) -> list[Decision]:
-    there = len(spares.of(pool))
-    lacking = need.nodes + warm - there - len(coming)
+) -> Iterable[Decision]:
+    there, coming = len(spares.of(pool)), len(stock.coming)
+    lacking = need.nodes + warm - there - coming
     misfits = spares.count(pool) - warm
-    hoped = need.missing.total() - len(coming)
-    reason = f"{need.nodes} needed in cells and {warm} warm, {there} spare and {len(coming)} on their way"
+    hoped = need.missing.total() - coming
+    reason = f"{need.nodes} needed in cells and {warm} warm, {there} spare and {coming} on their way"
     if hoped > max(lacking, 0) and misfits < settings.misfits_kept:
         lacking = min(hoped, max(lacking, 0) + settings.misfits_kept - max(misfits, 0))
         reason += f", {max(misfits, 0)} of them where they fit no cell"
     if lacking > 0:
-        return _launch(pool, min(lacking, settings.launches_per_pass), reason, coming, need.missing)
+        return _launch(pool, min(lacking, settings.launches_per_pass), reason, stock, need.missing)
     return _give_back(spares.free(pool), -lacking, settings, now)
 
 
-def _launch(
-    pool: PoolKey, count: int, reason: str, coming: list[NodeView], missing: Mapping[Path, int]
-) -> list[Decision]:
+def _launch(pool: PoolKey, count: int, reason: str, stock: Stock, missing: Mapping[Path, int]) -> Iterator[Decision]:
     """First what waits for a node gets one near it, then whatever else is lacking, anywhere."""
     asked: Counter[Path] = Counter()
     for near, wanted in missing.items():
-        on_their_way = sum(node.topology[: len(near)] == near for node in coming)
+        on_their_way = sum(node.topology[: len(near)] == near for node in stock.coming)
         asked[near] += max(0, min(wanted - on_their_way, count - asked.total()))
     asked[()] += count - asked.total()
-    return [LaunchNodes(*pool, number, reason, near) for near, number in sorted(asked.items()) if number]
+    there = stock.nodes
+    for near, number in sorted(asked.items()):
+        if number:
+            yield LaunchNodes(*pool, number, reason, there, near)
+            there += number
 
 
 def _give_back(spares: Iterable[NodeView], count: int, settings: FleetSettings, now: datetime) -> list[Decision]:

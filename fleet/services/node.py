@@ -67,16 +67,20 @@ def _lock_unless_it_spoke(decision: MoveNode) -> None:
 
 
 def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
-    """Record new nodes and ask their provider to boot them. A launch that fails retires its row with the reason."""
+    """Record new nodes and ask their provider to boot them, one by one. A launch that fails loses its row.
+
+    Raises:
+        StaleDecision: somebody else has bought or retired some since, if only while a provider took its time.
+    """
     region = Region.objects.get(name=decision.region)
     instance_type = InstanceType.objects.get(name=decision.instance_type)
-    for _ in range(decision.count):
-        node_launch(region=region, instance_type=instance_type, reason=decision.reason, now=now, near=decision.near)
+    for number in range(decision.count):
+        _node_launch(_node_record(region, instance_type, decision, decision.there + number, now), now)
 
 
-def node_launch(*, region: Region, instance_type: InstanceType, reason: str, now: datetime, near: Path = ()) -> Node:
+def _node_launch(node: Node, now: datetime) -> None:
+    region = node.region
     provider = provider_named(region.provider)
-    node = _node_record(region, instance_type, reason, now, near)
     token = join_token_issue(kind=AgentKind.NODE, subject=node.id, region=region.name, expires_at=now + JOIN_TOKEN_TTL)
     spec = LaunchSpec(
         id=node.id,
@@ -85,7 +89,7 @@ def node_launch(*, region: Region, instance_type: InstanceType, reason: str, now
         address=node.address,
         port=node.port_base,
         join_token=token,
-        instance_type=instance_type.name,
+        instance_type=node.instance_type_id,
         topology=tuple(node.topology),
     )
     try:
@@ -94,7 +98,6 @@ def node_launch(*, region: Region, instance_type: InstanceType, reason: str, now
         log.error("launch of %s failed: %s", node.id, error)
         with transaction.atomic():
             _move(node.id, NodeState.JOINING, NodeState.LOST, f"its launch failed: {error}", now)
-    return node
 
 
 def node_retire(decision: RetireNode, *, now: datetime) -> None:
@@ -142,7 +145,7 @@ def agent_restart(decision: RestartAgent, *, now: datetime) -> None:
         )
 
 
-def _node_record(region: Region, instance_type: InstanceType, reason: str, now: datetime, near: Path) -> Node:
+def _node_record(region: Region, instance_type: InstanceType, decision: LaunchNodes, there: int, now: datetime) -> Node:
     provider = provider_named(region.provider)
     for _ in range(5):
         taken = list(Node.objects.exclude(state=NodeState.RETIRED).values_list("port_base", flat=True))
@@ -151,20 +154,29 @@ def _node_record(region: Region, instance_type: InstanceType, reason: str, now: 
             region=region,
             instance_type=instance_type,
             state=NodeState.JOINING.value,
-            reason=reason,
+            reason=decision.reason,
             port_base=provider.free_ports(taken),
-            topology=list(_place(provider, region, near)),
+            topology=list(_place(provider, region, decision.near)),
             created_at=now,
             state_since=now,
         )
         try:
             with transaction.atomic():
+                _lock_pool(region, instance_type, there)
                 node.save(force_insert=True)
-                _node_event(node, NodeState.JOINING, reason, now)
+                _node_event(node, NodeState.JOINING, decision.reason, now)
         except IntegrityError:
             continue  # somebody took the ports first; look again
         return node
     raise ProviderError(f"no ports for a new node in {region.name} after 5 attempts")
+
+
+def _lock_pool(region: Region, instance_type: InstanceType, there: int) -> None:
+    """Until the commit nobody else buys in this region."""
+    Region.objects.select_for_update().get(name=region.name)
+    pool = Node.objects.filter(region=region, instance_type=instance_type).exclude(state=NodeState.RETIRED)
+    if (found := pool.count()) != there:
+        raise StaleDecision(f"{region.name} has {found} nodes of {instance_type.name}, not {there}")
 
 
 def _place(provider: NodeProvider, region: Region, near: Path) -> Path:

@@ -10,7 +10,7 @@ from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, Incident, JoinToken, Node, NodeReport
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
 from fleet.planning.states import NodeState
-from fleet.providers.base import ProviderError
+from fleet.providers.base import LaunchSpec, ProviderError
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import node as nodes
 from fleet.services.enrolment import agent_enrol, agent_identify, join_token_issue
@@ -34,7 +34,7 @@ def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
 
 def launch(count: int = 1) -> None:
     rows.deployment()
-    nodes_launch(LaunchNodes("us-east-1", KIND, count, "needed"), now=NOW)
+    nodes_launch(LaunchNodes("us-east-1", KIND, count, "needed", there=Node.objects.count()), now=NOW)
 
 
 def test_a_node_that_joined_is_a_spare_from_then_on() -> None:
@@ -50,7 +50,7 @@ def test_a_machine_is_launched_near_those_that_it_shall_join_and_in_no_place_tha
     for name, rack in (("n-a", 0), ("n-b", 2), ("n-c", 2)):
         rows.node(name, topology=["us-east-1", f"rack-{rack}"])
     rows.node("n-gone", state=NodeState.RETIRED, topology=["us-east-1", "rack-2"])
-    nodes_launch(LaunchNodes("us-east-1", KIND, 3, "needed", near=("us-east-1", "rack-2")), now=NOW)
+    nodes_launch(LaunchNodes("us-east-1", KIND, 3, "needed", there=3, near=("us-east-1", "rack-2")), now=NOW)
     assert [spec.topology[-1] for spec in cloud.launched] == ["rack-2", "rack-2", "rack-0"]
 
 
@@ -84,6 +84,23 @@ def test_launched_nodes_have_ports_places_and_tokens_of_their_own(cloud: Cloud) 
     spec = cloud.launched[0]
     agent_enrol(token=spec.join_token, kind=AgentKind.NODE, subject=spec.id, now=NOW)
     assert set(JoinToken.objects.values_list("expires_at", flat=True)) == {NOW + JOIN_TOKEN_TTL}
+
+
+def test_who_is_slow_to_launch_does_not_buy_what_another_has_bought_meanwhile(
+    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows.deployment()
+    decision = LaunchNodes("us-east-1", KIND, 2, "needed", there=0)
+
+    def slow(spec: LaunchSpec) -> None:
+        cloud.launched.append(spec)
+        if len(cloud.launched) == 1:  # another reconciler sees one on its way, and buys the second
+            nodes_launch(LaunchNodes("us-east-1", KIND, 1, "needed", there=1), now=NOW)
+
+    monkeypatch.setattr(cloud, "launch", slow)
+    with pytest.raises(StaleDecision, match=r"us-east-1 has 2 nodes of local\.cpu, not 1"):
+        nodes_launch(decision, now=NOW)
+    assert len(cloud.launched) == Node.objects.count() == 2
 
 
 def test_ports_that_somebody_took_first_are_given_up_for_others(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
