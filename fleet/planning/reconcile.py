@@ -21,6 +21,9 @@ from fleet.planning.supply import needs, plan_supply
 from fleet.planning.updates import plan_updates
 from fleet.planning.versions import BROKEN, VersionPlan
 
+WAITING = BROKEN | {CellState.PENDING, CellState.DRAINING}
+"""Cells that wait for something to be done with them."""
+
 
 @dataclass
 class _Pass:
@@ -47,12 +50,26 @@ def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
     work.decisions += scaled
     work.decisions += plan_updates(fleet, work.versions, work.ledger, leaving)
     for cell in fleet.cells.values():
-        if cell.state is CellState.DRAINING:
+        if problem := fleet.deployments[cell.deployment].problem:
+            _leave(work, cell, problem)
+        elif cell.state is CellState.DRAINING:
             _finish_drain(work, cell, cell.returns and cell.id not in leaving)
         elif cell.id not in leaving:
             _bring_up(work, cell)
     _place(work)
     return tuple(work.decisions)
+
+
+def _leave(work: _Pass, cell: CellView, problem: str) -> None:
+    """Nothing is known of what this cell should be: say so of one that does not serve, and let it be."""
+    if cell.state in WAITING:
+        _explain(work, cell, waiting(cell.reason, problem, is_broken=cell.state in BROKEN))
+
+
+def _explain(work: _Pass, cell: CellView, reason: str) -> None:
+    if reason != cell.reason and work.explained < work.settings.explanations_per_pass:
+        work.explained += 1
+        work.decisions.append(ExplainCell(cell.id, cell.state, cell.generation, reason))
 
 
 def _finish_drain(work: _Pass, cell: CellView, returns: bool) -> None:
@@ -86,7 +103,8 @@ def _start_again(work: _Pass, cell: CellView, reason: str, wait_s: float = 0.0) 
         work.orders.append(_order(work, cell, version, staying, short))
         return
     if version != cell.version:
-        reason, wait_s = f"{reason}; {cell.version} -> {version}", 0.0
+        why = "it broke" if wait_s else reason
+        reason, wait_s = f"{why}; {cell.version} -> {version}", 0.0
     if all(node.state is NodeState.READY for node in staying) and _age_s(cell, work.now) >= wait_s:
         nodes = tuple(node.id for node in staying)
         work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, reason, version))
@@ -118,10 +136,7 @@ def _place(work: _Pass) -> None:
             version = work.ordered[cell.id]
             work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, answer.reason, version))
             continue
-        reason = waiting(cell.reason, answer.reason, is_broken=order.is_repair)
-        if reason != cell.reason and work.explained < work.settings.explanations_per_pass:
-            work.explained += 1
-            work.decisions.append(ExplainCell(cell.id, cell.state, cell.generation, reason))
+        _explain(work, cell, waiting(cell.reason, answer.reason, is_broken=order.is_repair))
     wanted = needs(work.orders, answers)
     work.decisions += plan_supply(work.fleet, work.settings, work.now, placement.spares, wanted)
 

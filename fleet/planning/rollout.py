@@ -77,6 +77,9 @@ class _Case:
 
 def _judge(case: _Case) -> ChangeRollout | None:
     state = case.course.rollout.state
+    if problem := case.course.deployment.problem:
+        may_wait = state in {RolloutState.RUNNING, RolloutState.BAKING}
+        return case.change(RolloutState.PAUSED, f"{problem}; mend it and resume, or abort") if may_wait else None
     if state is RolloutState.ROLLING_BACK:
         return _judge_way_back(case)
     if failed := _new_failures(case):

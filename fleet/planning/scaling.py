@@ -37,7 +37,7 @@ def plan_scale(fleet: FleetView, versions: VersionPlan, ledger: Ledger) -> tuple
 
 def _places(fleet: FleetView, versions: VersionPlan) -> set[Place]:
     wanted = {(name, region) for name, spec in fleet.deployments.items() for region in spec.cells_wanted}
-    return wanted | set(versions.live)
+    return {place for place in wanted | set(versions.live) if not fleet.deployments[place[0]].problem}
 
 
 def _create(fleet: FleetView, versions: VersionPlan, place: Place) -> Iterator[CreateCell]:

@@ -123,7 +123,7 @@ class VersionView:
 class DeploymentView:
     """`cells_wanted` maps region -> number of cells. `version` is the one that it should serve and that new cells take;
     size, times, engine and tightness of the `others` that some cell runs, or a rollout leads to, may differ from its
-    own."""
+    own. `problem`: what is stored of it and makes no sense; then it is explained and left as it is."""
 
     name: str
     instance_type: str
@@ -136,6 +136,7 @@ class DeploymentView:
     version: str = ""
     others: Mapping[str, VersionView] = field(default_factory=dict)
     policy: UpdatePolicy = field(default_factory=UpdatePolicy)
+    problem: str = ""
 
     def of(self, version: str) -> VersionView:
         """A version's size and times, of the deployment's own where nobody said otherwise."""

@@ -17,7 +17,7 @@ def plan_updates(fleet: FleetView, versions: VersionPlan, ledger: Ledger, leavin
     """Cells to drain for their rollout, as many as may be down together."""
     for deployment in sorted(fleet.rollouts):
         course = versions.course(deployment)
-        if course is None or course.is_surging:
+        if course is None or course.is_surging or course.deployment.problem:
             continue
         for region in course.regions:
             idle = _not_serving(versions, deployment, region, course.goal)

@@ -11,6 +11,7 @@ from controlplane.kernel.leases import lease_held_since
 from engine_agent.protocol.fingerprint import fingerprint_digest
 from engine_agent.protocol.states import EngineState
 from fleet.models import Cell, CellMember, Deployment, DeploymentRegion, Disruption, Node, NodeReport, Region, Rollout
+from fleet.planning.policy import InvalidPolicy
 from fleet.planning.snapshot import (
     CellView,
     DeploymentView,
@@ -20,6 +21,7 @@ from fleet.planning.snapshot import (
     ProviderStatus,
     RegionView,
     ReportView,
+    RolloutView,
     VersionView,
 )
 from fleet.planning.states import CellState, DisruptionCause, NodeState
@@ -27,6 +29,7 @@ from fleet.selectors.faults import faults_view
 from fleet.selectors.rollout import active_rollouts, counters_reported, rollout_view
 from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import network_nodes_shared, nodes_per_cell
+from models_registry.planning.versions import InvalidVersion
 
 LISTENING_LEASE = "agent-ingest"
 """Held by the process that agents talk to; while nobody holds it, silence means nothing."""
@@ -39,14 +42,15 @@ def fleet_view(*, now: datetime, provider: dict[str, ProviderStatus] | None = No
     done = Q(state=NodeState.RETIRED, member__isnull=True, terminated_at__isnull=False)
     nodes = {node.id: node for node in Node.objects.exclude(done).select_related("report")}
     cells = list(Cell.objects.exclude(state=CellState.STOPPED).select_related("model_version"))
-    rollouts = active_rollouts()
+    active = active_rollouts()
+    rollouts, unreadable = _rollouts(active)
     return FleetView(
         regions={region.name: _region(region) for region in Region.objects.all()},
         nodes={node.id: node_view(node, asked.get(node.id, ProviderStatus.UNKNOWN)) for node in nodes.values()},
-        cells={cell.id: cell for cell in _cells(cells, nodes, {rollout.deployment_id for rollout in rollouts})},
-        deployments={view.name: view for view in _deployments(cells, rollouts)},
+        cells={cell.id: cell for cell in _cells(cells, nodes, set(rollouts))},
+        deployments={view.name: view for view in _deployments(cells, active, unreadable)},
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
-        rollouts={rollout.deployment_id: rollout_view(rollout) for rollout in rollouts},
+        rollouts=rollouts,
         faults=faults_view(now=now),
     )
 
@@ -127,6 +131,18 @@ def _with_counters(cell: CellView, nodes: dict[str, Node]) -> CellView:
     return replace(cell, counters=counters)
 
 
+def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, str]]:
+    """By deployment: its rollout, or why that cannot be read."""
+    views: dict[str, RolloutView] = {}
+    unreadable: dict[str, str] = {}
+    for rollout in active:
+        try:
+            views[rollout.deployment_id] = rollout_view(rollout)
+        except InvalidPolicy as wrong:
+            unreadable[rollout.deployment_id] = f"rollout {rollout.pk}: {wrong}"
+    return views, unreadable
+
+
 def deployment_view(name: str) -> DeploymentView:
     """One deployment as planners take it, with no other version than its own."""
     row = Deployment.objects.select_related("model_version").get(name=name)
@@ -134,7 +150,7 @@ def deployment_view(name: str) -> DeploymentView:
     return _deployment(row, wanted, {})
 
 
-def _deployments(cells: list[Cell], rollouts: list[Rollout]) -> Iterator[DeploymentView]:
+def _deployments(cells: list[Cell], rollouts: list[Rollout], unreadable: dict[str, str]) -> Iterator[DeploymentView]:
     wanted: dict[str, dict[str, int]] = defaultdict(dict)
     for place in DeploymentRegion.objects.all():
         wanted[place.deployment_id][place.region_id] = place.cells
@@ -146,10 +162,27 @@ def _deployments(cells: list[Cell], rollouts: list[Rollout]) -> Iterator[Deploym
     ):
         versions[name][version.reference] = version
     for row in Deployment.objects.select_related("model_version"):
-        yield _deployment(row, wanted[row.name], versions[row.name])
+        view = _deployment(row, wanted[row.name], versions[row.name])
+        yield replace(view, problem=unreadable[row.name]) if row.name in unreadable else view
 
 
 def _deployment(row: Deployment, wanted: dict[str, int], versions: dict[str, ModelVersion]) -> DeploymentView:
+    """Something in it that makes no sense is its problem alone, and must stop nobody else's planning."""
+    try:
+        return _sensible(row, wanted, versions)
+    except (InvalidVersion, InvalidPolicy) as wrong:
+        return DeploymentView(
+            name=row.name,
+            instance_type=row.instance_type_id,
+            nodes_per_cell=1,
+            cells_wanted=wanted,
+            drain_deadline_s=row.drain_deadline_s,
+            version=row.model_version.reference,
+            problem=str(wrong),
+        )
+
+
+def _sensible(row: Deployment, wanted: dict[str, int], versions: dict[str, ModelVersion]) -> DeploymentView:
     own = version_view(row.model_version, row.instance_type_id)
     return DeploymentView(
         name=row.name,

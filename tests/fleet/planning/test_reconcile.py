@@ -53,7 +53,17 @@ def test_a_pending_cell_without_enough_spares_gets_nodes_launched() -> None:
     reason = "2 needed in cells and 0 warm, 1 spare and 0 on their way"
     assert plan(view) == (
         ExplainCell("c1", CellState.PENDING, 0, "needs 2 local.cpu; 1 is spare"),
-        LaunchNodes("east", KIND, 1, reason, near=("spine", "rack-1")),
+        LaunchNodes("east", KIND, 1, reason, there=1, near=("spine", "rack-1")),
+    )
+
+
+def test_a_deployment_that_makes_no_sense_is_explained_and_left_alone() -> None:
+    odd = replace(fleet(wanted=2).deployments["llama"], problem="llama@2 says nothing of local.cpu")
+    cells = (cell("c1", "a", "b"), cell("c2", state=CellState.PENDING), cell("c3", "c", state=CellState.FAILED))
+    view = replace(fleet(member("a"), member("b"), node("c"), *cells), deployments={"llama": odd})
+    assert plan(view) == (
+        ExplainCell("c2", CellState.PENDING, 3, odd.problem),
+        ExplainCell("c3", CellState.FAILED, 3, f"; waits: {odd.problem}"),
     )
 
 

@@ -1,6 +1,7 @@
 """The fleet as planners take it: whole, and at the same price whatever its size."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.db import connection
@@ -8,7 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from controlplane.kernel.leases import lease_take
 from engine_agent.protocol.states import EngineState
-from fleet.models import Node, Region
+from fleet.models import Node, Region, Rollout
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState, NodeState
 from fleet.selectors.snapshot import LISTENING_LEASE, fleet_view
@@ -51,6 +52,38 @@ def test_nodes_come_with_their_last_report_and_what_the_provider_said() -> None:
     assert (report.cell, report.generation, report.state) == ("c1", 1, EngineState.READY)
     assert (report.health_reason, report.in_flight, report.last_seen_at) == ("slow", 3, NOW)
     assert (silent.report.connected, silent.report.last_seen_at, silent.provider) == (False, None, ProviderStatus.GONE)
+
+
+@pytest.mark.parametrize(
+    ("parallelism", "policy", "problem"),
+    [({"trn1.2xlarge": {"nodes": 2}}, {}, "local.cpu"), ({KIND: {"nodes": 2}}, {"surge": -1}, "surge is -1")],
+)
+def test_a_deployment_that_makes_no_sense_says_so_and_stops_no_other(
+    parallelism: dict[str, Any], policy: dict[str, Any], problem: str
+) -> None:
+    rows.cell()
+    odd = rows.deployment("odd")
+    odd.model_version = rows.version("odd", parallelism=parallelism)
+    odd.update_policy = policy
+    odd.save()
+    deployments = fleet_view(now=NOW).deployments
+    assert problem in deployments["odd"].problem
+    assert (deployments["sim-70b"].problem, deployments["sim-70b"].nodes_per_cell) == ("", 2)
+
+
+def test_a_rollout_that_cannot_be_read_is_a_problem_of_its_deployment() -> None:
+    rollout = Rollout.objects.create(
+        deployment=rows.deployment(),
+        from_version=rows.version(),
+        to_version=rows.version("2"),
+        policy={"speed": 3},
+        region_order=["us-east-1"],
+        created_at=NOW,
+        state_since=NOW,
+    )
+    view = fleet_view(now=NOW)
+    assert view.deployments["sim-70b"].problem.startswith(f"rollout {rollout.pk}: there is no speed")
+    assert view.rollouts == {}
 
 
 def test_a_retired_node_is_left_out_unless_a_cell_still_names_it_or_its_machine_may_run() -> None:

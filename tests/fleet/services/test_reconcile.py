@@ -82,6 +82,16 @@ def test_a_pass_goes_on_until_there_is_nothing_left_to_decide() -> None:
     assert set(cells().values()) == {"ready"}
 
 
+def test_a_row_that_makes_no_sense_keeps_nobody_else_waiting() -> None:
+    rows.deployment(cells=1)
+    odd = rows.deployment("odd")
+    odd.model_version = rows.version("odd", parallelism={})
+    odd.save()
+    spares(4)
+    assert reconcile() == 2, "the other deployment's cell is created and started"
+    assert set(Cell.objects.values_list("deployment_id", flat=True)) == {"sim-70b"}
+
+
 def test_a_region_without_machines_gets_them_launched(cloud: Cloud) -> None:
     rows.deployment(cells=1)
     reconcile()
