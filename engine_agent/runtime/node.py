@@ -36,7 +36,7 @@ from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.messages import Assignment, Desired, Fault, JsonObject, StepTimes
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import watch
-from engine_agent.runtime.evidence import ended, given_up
+from engine_agent.runtime.evidence import ended, given_up, said_of
 from engine_agent.runtime.http import NoAnswer, request
 from engine_agent.runtime.journal import CorruptJournal, Journal
 from engine_agent.runtime.launch import proxy_admin_url, proxy_launch, with_fingerprint
@@ -257,7 +257,7 @@ class LocalNode:
         lines = self._last_lines(end.kind)
         ran_stably = end.ran_s >= LIMITS.stable_after_s
         member = end.record.membership
-        reason = f"{end}: {lines[-1]}" if lines else str(end)
+        reason = said_of(end, lines)
         if end.kind is ProcessKind.ENGINE:
             if not end.was_ordered:
                 self._set_failure(member, reason, ran_stably and self.seen.was_ready)

@@ -91,7 +91,7 @@ async def test_a_dead_follower_is_told_by_both_nodes_and_a_new_generation_heals_
     cell.follower.kill_engine()
     follower = await cell.follower.says("failed", 1, within_s=5.0)
     leader = await cell.leader.says("failed", 1, within_s=10.0)
-    assert follower.reason.startswith("the engine was killed by SIGKILL")
+    assert follower.reason == "the engine was killed by SIGKILL"
     assert "follower" in leader.reason, leader.reason
     (fault,) = cell.follower.faults
     assert (fault.signature, fault.evidence["exit_code"], fault.evidence["rank"]) == ("engine_ended", -9, 1)
