@@ -4,11 +4,11 @@ from django.http import Http404
 
 from controlplane.dashboard.fragments import Asked, Choice, Filter, Fragment, Page
 from controlplane.dashboard.selectors.cells import CellList, cell_list
-from controlplane.dashboard.selectors.events import EventList, deployment_events
+from controlplane.dashboard.selectors.events import EventList, rollout_events
 from controlplane.dashboard.selectors.rollouts import RolloutDetail, RolloutList, rollout_find, rollout_list
 from fleet.planning.states import RolloutState, choices
 
-EVENTS_OF_ONE_ROLLOUT = 30
+EVENTS_OF_ONE_ROLLOUT = 100
 
 
 def _list(asked: Asked) -> RolloutList:
@@ -33,7 +33,7 @@ def _cells(asked: Asked) -> CellList:
 
 
 def _events(asked: Asked) -> EventList:
-    return deployment_events(_rollout(asked).rollout.deployment_id, EVENTS_OF_ONE_ROLLOUT)
+    return rollout_events(_rollout(asked).rollout, EVENTS_OF_ONE_ROLLOUT)
 
 
 ROLLOUTS = Page(
@@ -48,7 +48,7 @@ ROLLOUT = Page(
     title="",
     fragments=(
         Fragment("rollout", "", ("rollouts:{key}", "cells"), "dashboard/rollouts/rollout.html", _rollout),
-        Fragment("rollout-asks", "Ask", ("rollouts:{key}",), "dashboard/rollouts/asks.html", _rollout),
+        Fragment("rollout-asks", "What you can do", ("rollouts:{key}",), "dashboard/rollouts/asks.html", _rollout),
         Fragment("rollout-cells", "Cells", ("cells", "load"), "dashboard/cells/table.html", _cells),
         Fragment("rollout-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),

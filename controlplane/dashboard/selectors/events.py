@@ -6,7 +6,7 @@ from datetime import timedelta
 from django.db.models import Q, QuerySet
 
 from controlplane.kernel.models import Event
-from fleet.models import Incident
+from fleet.models import Incident, Rollout
 
 EVENTS_PER_PAGE = 50
 BEFORE_INCIDENT = timedelta(minutes=2)
@@ -49,6 +49,18 @@ def node_events(node_id: str, limit: int) -> EventList:
 
 def deployment_events(name: str, limit: int) -> EventList:
     return _of(Event.objects.filter(deployment=name), limit)
+
+
+def rollout_events(rollout: Rollout, limit: int) -> EventList:
+    """What happened to its deployment from its start to its end."""
+    events = Event.objects.filter(deployment=rollout.deployment_id, at__gte=rollout.created_at)
+    found = _of(events.filter(at__lte=rollout.ended_at) if rollout.ended_at else events, limit)
+    return replace(found, older=None)
+
+
+def version_events(reference: str, limit: int) -> EventList:
+    """What the registry did with a version, `model@version`."""
+    return _of(Event.objects.filter(kind__startswith="version.", detail__version=reference), limit)
 
 
 def incident_events(incident: Incident, limit: int) -> EventList:

@@ -1,6 +1,7 @@
 """Rollouts as pages show them: their waves, what the gate compared, and what may be asked of them now."""
 
 from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from django.db.models import Q
@@ -29,6 +30,21 @@ EFFECTS: dict[str, str] = {
 }
 
 
+# What a gate compared: its name for people, whether it is in ms, and the numbers of updated and of old cells.
+GATE_LINES = (
+    ("Requests", False, "requests", "control_requests"),
+    ("Errors", False, "errors", "control_errors"),
+    *(
+        (f"{name}, {quantile}", True, f"{latency}_{quantile}_ms", f"{latency}_{quantile}_control_ms")
+        for name, latency in (
+            ("Time to first token", "time_to_first_token"),
+            ("Time between tokens", "time_between_tokens"),
+        )
+        for quantile in ("median", "p95")
+    ),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutRow:
     rollout: Rollout
@@ -54,6 +70,17 @@ class Wave:
 
 
 @dataclass(frozen=True, slots=True)
+class Compared:
+    """One line of what a gate compared. `ratio`: of updated to old cells; None where it says nothing."""
+
+    name: str
+    is_time: bool
+    updated: float | None
+    old: float | None
+    ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class Ask:
     """Something that may be asked of the rollout in its present state."""
 
@@ -68,7 +95,7 @@ class RolloutDetail:
     waves: tuple[Wave, ...]
     updated: int
     there: int
-    numbers: tuple[tuple[str, float | None], ...]
+    compared: tuple[Compared, ...]
     asks: tuple[Ask, ...]
 
 
@@ -93,16 +120,23 @@ def rollout_find(key: str) -> RolloutDetail | None:
         return None
     cells = Cell.objects.filter(deployment_id=rollout.deployment_id).exclude(state=CellState.STOPPED.value)
     versions = Counter(cells.values_list("model_version_id", flat=True))
-    verdict = rollout.verdict or {}
     asks = ASKS.get(RolloutState(rollout.state), ())
     return RolloutDetail(
         rollout=rollout,
         waves=_waves(rollout),
         updated=versions[rollout.to_version_id],
         there=versions.total(),
-        numbers=tuple(verdict.get("numbers", {}).items()),
+        compared=tuple(_compared((rollout.verdict or {}).get("numbers", {}))),
         asks=tuple(Ask(action, action.replace("-", " ").capitalize(), EFFECTS[action]) for action in asks),
     )
+
+
+def _compared(numbers: Mapping[str, float | None]) -> Iterator[Compared]:
+    """The gate's numbers, updated cells beside old ones."""
+    for name, is_time, updated, old in GATE_LINES:
+        if updated in numbers:
+            here, there = numbers[updated], numbers.get(old)
+            yield Compared(name, is_time, here, there, here / there if is_time and here and there else None)
 
 
 def stage_label(rollout: Rollout) -> str:
@@ -117,10 +151,11 @@ def _waves(rollout: Rollout) -> tuple[Wave, ...]:
     )
     stages = preview_stages(parse_policy(rollout.policy), wanted, tuple(rollout.region_order))
     done = rollout.state == RolloutState.SUCCEEDED
+    went_back = rollout.state in {RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK}
     found = []
     for stage in stages:
         if done or stage.index < rollout.stage:
-            word, tone = "done", "ok"
+            word, tone = ("taken back", "idle") if went_back else ("done", "ok")
         elif stage.index == rollout.stage:
             word, tone = rollout.get_state_display().lower(), str(rollout.tone)
         else:

@@ -1,9 +1,13 @@
 """The pages of rollouts: what they show, and what an operator may ask from them."""
 
+from datetime import timedelta
+
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
+from controlplane.kernel.events import event_record
+from controlplane.kernel.tones import Tone
 from fleet.models import Rollout
 from fleet.services.rollout_actions import rollout_propose, rollout_start
 from models_registry.models import VersionState
@@ -38,6 +42,33 @@ def test_a_rollout_shows_its_waves_its_gate_and_its_failures(rollout: Rollout) -
     shown = fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout")
     for words in ("us-east-1 100 %", "2 of 2 cells", "done", "p95 is 2.00 times", "412", "generation 4: killed", "0/1"):
         assert words in shown
+
+
+def test_a_gate_shows_the_new_version_beside_the_old_one(rollout: Rollout) -> None:
+    numbers = {"requests": 54, "control_requests": 1082, "time_between_tokens_p95_ms": 30.0}
+    numbers |= {"time_between_tokens_p95_control_ms": 20.0}
+    Rollout.objects.update(verdict={"finding": "worse", "reason": "slower", "numbers": numbers})
+    shown = " ".join(fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout").split())
+    assert "Time between tokens, p95" in shown
+    for words in ("30.0 ms", "20.0 ms", "1.50", "54", "1 082"):
+        assert f">{words}</td>" in shown
+    assert "Errors" not in shown
+
+
+def test_a_version_that_went_back_leaves_no_wave_done(rollout: Rollout) -> None:
+    Rollout.objects.update(stage=4, state="rolled_back")
+    shown = fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout")
+    assert "taken back" in shown
+    assert ">done" not in shown
+
+
+def test_only_what_happened_in_its_time_is_shown(rollout: Rollout) -> None:
+    for at in (-1, 1):
+        moment = rollout.created_at + timedelta(seconds=at)
+        event_record(kind="cell.ready", message=f"at {at}", tone=Tone.OK, now=moment, deployment="sim-70b")
+    shown = fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout-events")
+    assert "at 1" in shown
+    assert "at -1" not in shown
 
 
 def test_only_what_fits_the_state_can_be_asked(rollout: Rollout) -> None:
