@@ -1,18 +1,21 @@
 """Application keys as routing tables, lists and pages need them."""
 
 import functools
+from datetime import datetime, timedelta
 
-from django.db.models import BigIntegerField, F, OuterRef, QuerySet, Subquery, Value
+from django.db.models import BigIntegerField, F, OuterRef, Q, QuerySet, Subquery, Sum, Value
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, Coalesce
 
 from engine_agent.protocol.messages import ApiKey
-from traffic.models import ApplicationKey, Ingress, KeyPolicy, RoutingTable
-from traffic.planning.key import KeyStanding
+from traffic.models import ApplicationKey, Ingress, KeyPolicy, RoutingTable, UsageHour
+from traffic.planning.key import KeyStanding, KeyState
 
+COUNT: "BigIntegerField[int, int]" = BigIntegerField()
 KEY_RING = "key_ring"
 """In the body of a stored routing table: which version of the keys goes with it. The keys themselves do not, because
 thousands of them would be stored again with every change of a cell."""
+USAGE_SHOWN = timedelta(hours=24)
 
 
 def key_standing() -> KeyStanding:
@@ -64,3 +67,26 @@ def _version_of(tables: QuerySet[RoutingTable]) -> Subquery:
 def keys_in_force() -> dict[str, int]:
     """Ingress -> the version of keys that it enforces."""
     return dict(ingresses_with_keys().values_list("id", "version"))
+
+
+def ingresses_waited_for(version: int) -> tuple[str, ...]:
+    """Ingresses that do not enforce this version of the keys yet."""
+    return tuple(sorted(ingress for ingress, there in keys_in_force().items() if there < version))
+
+
+def keys_described(now: datetime) -> QuerySet[ApplicationKey]:
+    """Keys with what each asked in the hours since `now` less `USAGE_SHOWN`: `requests_24h`, `limited_24h`,
+    `errors_24h`."""
+    hours = UsageHour.objects.filter(key=OuterRef("prefix"), hour__gte=now - USAGE_SHOWN).order_by().values("key")
+    used = {
+        f"{name}_24h": Coalesce(Subquery(hours.annotate(total=Sum(name)).values("total")), Value(0), output_field=COUNT)
+        for name in ("requests", "limited", "errors")
+    }
+    return ApplicationKey.objects.annotate(**used)
+
+
+def keys_in_state(keys: QuerySet[ApplicationKey], state: KeyState, now: datetime) -> QuerySet[ApplicationKey]:
+    if state is KeyState.REVOKED:
+        return keys.filter(revoked_at__isnull=False)
+    expired = Q(expires_at__isnull=False, expires_at__lte=now)
+    return keys.filter(expired if state is KeyState.EXPIRED else ~expired, revoked_at=None)

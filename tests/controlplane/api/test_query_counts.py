@@ -23,7 +23,8 @@ from models_registry.models import Model, ModelVersion
 from tests.controlplane.api.client import DescribedClient, bearer, lists
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import Ingress, IngressReport, RoutingTable
+from traffic.models import Ingress, IngressReport, RoutingTable, UsageHour
+from traffic.services.key import key_create
 
 pytestmark = pytest.mark.django_db
 
@@ -59,8 +60,10 @@ def one_more_of_everything(number: int) -> None:
         state_since=NOW,
     )
     ingress = Ingress.objects.create(id=f"i-{number}", region=region, address="a", port=1, created_at=NOW)
-    IngressReport.objects.create(ingress=ingress)
+    IngressReport.objects.create(ingress=ingress, revision=1)
     RoutingTable.objects.create(region=region, revision=1, body={}, reason="r", created_at=NOW)
+    key_create(name="k", tenant="t", actor="a", now=NOW)
+    UsageHour.objects.create(tenant="t", key=f"{number}", hour=NOW)
 
 
 def queries(client: DescribedClient, path: str) -> tuple[int, list[Any]]:

@@ -1,0 +1,220 @@
+"""Application keys over HTTP: make, read, limit, rotate, revoke, and whether one is required. Decides nothing; services
+do."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import GenericViewSet
+
+from controlplane.kernel import clock
+from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
+from controlplane.kernel.tones import Tone
+from fleet.planning.states import ServingClass, choices
+from traffic.api import key_examples as examples
+from traffic.models import ApplicationKey, KeyPolicy
+from traffic.planning.key import KeyState
+from traffic.planning.key_effect import revoking_effect
+from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
+from traffic.services.key import (
+    ROTATION_GRACE,
+    NewKey,
+    key_change,
+    key_create,
+    key_revoke,
+    key_rotate,
+    keys_require,
+)
+
+MAX_LIMIT = 2**31 - 1
+"""Ingresses count in 32 bits."""
+MAX_GRACE_S = 90 * 86_400
+TENANT = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}\Z"
+COUNTS = ["requests_24h", "limited_24h", "errors_24h"]
+
+
+@extend_schema_serializer(examples=[OpenApiExample("key", examples.KEY, response_only=True)])
+class KeySerializer(serializers.ModelSerializer[ApplicationKey]):
+    deployments = serializers.ListField(child=serializers.CharField(), help_text="Empty: every one.")
+    serving_class = serializers.ChoiceField(
+        choices=choices(ServingClass), help_text="The most urgent; a request that asks for more gets this."
+    )
+    state = serializers.SerializerMethodField()
+    tone = serializers.SerializerMethodField()
+    refused_everywhere_at = serializers.DateTimeField(
+        allow_null=True, help_text="When the last ingress acknowledged the revocation."
+    )
+    revocation_lag_s = serializers.FloatField(allow_null=True, help_text="From `revoked_at` until then.")
+    requests_24h = serializers.IntegerField(default=0)
+    limited_24h = serializers.IntegerField(default=0, help_text="Of those, over a limit.")
+    errors_24h = serializers.IntegerField(default=0, help_text="Of those, answered with 5xx.")
+
+    class Meta:
+        model = ApplicationKey
+        fields = [
+            "prefix", "name", "tenant", "deployments", "serving_class", "requests_per_min", "tokens_per_min",
+            "max_concurrent", "state", "tone", "created_by", "created_at", "expires_at", "last_used_at", "revoked_at",
+            "refused_everywhere_at", "revocation_lag_s", *COUNTS,
+        ]  # fmt: skip
+
+    @extend_schema_field(serializers.ChoiceField(choices=choices(KeyState)))
+    def get_state(self, key: ApplicationKey) -> str:
+        return key.state_at(clock.now()).value
+
+    @extend_schema_field(serializers.ChoiceField(choices=choices(Tone)))
+    def get_tone(self, key: ApplicationKey) -> str:
+        return key.tone_at(clock.now()).value
+
+
+@extend_schema_serializer(examples=[OpenApiExample("key", examples.KEY_DETAIL, response_only=True)])
+class KeyDetailSerializer(KeySerializer):
+    waits_for = serializers.SerializerMethodField(help_text="Ingresses that have not acknowledged the revocation yet.")
+    effect_of_revoking = serializers.SerializerMethodField()
+
+    class Meta(KeySerializer.Meta):
+        fields = [*KeySerializer.Meta.fields, "waits_for", "effect_of_revoking"]
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_waits_for(self, key: ApplicationKey) -> list[str]:
+        if key.revoked_version is None or key.refused_everywhere_at is not None:
+            return []
+        return list(ingresses_waited_for(key.revoked_version))
+
+    def get_effect_of_revoking(self, key: ApplicationKey) -> str:
+        return revoking_effect(
+            ingresses=ingresses_with_keys().count(),
+            requests_24h=getattr(key, "requests_24h", 0),
+            last_used_at=key.last_used_at,
+        )
+
+
+@extend_schema_serializer(examples=[OpenApiExample("new key", examples.NEW_KEY, response_only=True)])
+class NewKeySerializer(KeySerializer):
+    key = serializers.CharField(help_text="What the application shows. Nobody can read it again.")
+
+    class Meta(KeySerializer.Meta):
+        fields = [*KeySerializer.Meta.fields, "key"]
+
+
+class ChangeKeySerializer(StrictSerializer):
+    name = serializers.CharField(max_length=96, required=False)
+    requests_per_min = serializers.IntegerField(min_value=0, max_value=MAX_LIMIT, required=False, help_text="0: none.")
+    tokens_per_min = serializers.IntegerField(min_value=0, max_value=MAX_LIMIT, required=False, help_text="0: none.")
+    max_concurrent = serializers.IntegerField(min_value=0, max_value=MAX_LIMIT, required=False, help_text="0: none.")
+    expires_at = serializers.DateTimeField(required=False, allow_null=True)
+
+
+class CreateKeySerializer(ChangeKeySerializer):
+    name = serializers.CharField(max_length=96)
+    tenant = serializers.RegexField(TENANT, help_text="1 to 64 letters, digits and `._-`; cells count by it.")
+    deployments = serializers.ListField(
+        child=serializers.CharField(max_length=128), max_length=100, required=False, help_text="Empty: every one."
+    )
+    serving_class = serializers.ChoiceField(choices=choices(ServingClass), required=False)
+
+    def validate_serving_class(self, value: str) -> ServingClass:
+        return ServingClass(value)
+
+
+class RotateKeySerializer(StrictSerializer):
+    grace_s = serializers.IntegerField(
+        min_value=1,
+        max_value=MAX_GRACE_S,
+        default=int(ROTATION_GRACE.total_seconds()),
+        help_text="How long the old key goes on opening, in seconds.",
+    )
+
+
+class RequireKeysSerializer(WhySerializer):
+    required = serializers.BooleanField()
+
+
+@extend_schema_serializer(examples=[OpenApiExample("policy", examples.POLICY, response_only=True)])
+class KeyPolicySerializer(serializers.ModelSerializer[KeyPolicy]):
+    required = serializers.BooleanField(help_text="Nobody is served without a key.")
+    version = serializers.IntegerField(help_text="Grows with every change of any key.")
+
+    class Meta:
+        model = KeyPolicy
+        fields = ["required", "version", "actor", "changed_at"]
+
+
+class KeyFilter(filters.FilterSet):
+    tenant = filters.CharFilter()
+    state = filters.ChoiceFilter(choices=choices(KeyState), method="in_state")
+
+    class Meta:
+        model = ApplicationKey
+        fields: list[str] = []
+
+    def in_state(self, keys: QuerySet[ApplicationKey], name: str, value: str) -> QuerySet[ApplicationKey]:
+        return keys_in_state(keys, KeyState(value), clock.now())
+
+
+class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationKey]):
+    """What applications show to be served. Ingresses check keys and their limits by themselves, from hashes; a limit
+    holds in each region, shared by its ingresses."""
+
+    filterset_class = KeyFilter
+    lookup_field = "prefix"
+    lookup_url_kwarg = "id"
+    lookup_value_regex = r"[0-9a-f]{1,16}"
+    page_order = "-id"
+
+    def get_queryset(self) -> QuerySet[ApplicationKey]:
+        return keys_described(clock.now())
+
+    def get_serializer_class(self) -> type[KeySerializer]:
+        return KeyDetailSerializer if self.detail else KeySerializer
+
+    @extend_schema(operation_id="keys_create", request=CreateKeySerializer, responses={200: NewKeySerializer})
+    def create(self, request: Request) -> Response:
+        """Make a key. This answer is the only one that shows it."""
+        asked = _valid(CreateKeySerializer(data=request.data))
+        return _shown_once(key_create(actor=actor_of(request), now=clock.now(), **asked))
+
+    @extend_schema(operation_id="keys_change", request=ChangeKeySerializer, responses={200: KeyDetailSerializer})
+    def partial_update(self, request: Request, id: str) -> Response:
+        """Change what is given. 409 if the key is revoked."""
+        asked = _valid(ChangeKeySerializer(data=request.data))
+        key_change(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), **asked)
+        return Response(KeyDetailSerializer(self.get_object()).data)
+
+    @extend_schema(operation_id="keys_revoke", request=WhySerializer, responses={200: KeyDetailSerializer})
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, id: str) -> Response:
+        """Refuse a key from now on. 409 if it is revoked already."""
+        asked = _valid(WhySerializer(data=request.data))
+        key_revoke(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), why=asked["why"])
+        return Response(KeyDetailSerializer(self.get_object()).data)
+
+    @extend_schema(operation_id="keys_rotate", request=RotateKeySerializer, responses={200: NewKeySerializer})
+    @action(detail=True, methods=["post"])
+    def rotate(self, request: Request, id: str) -> Response:
+        """Make a key that says the same; this one expires after `grace_s`. 409 if it is revoked or has expired."""
+        grace = timedelta(seconds=_valid(RotateKeySerializer(data=request.data))["grace_s"])
+        key = self.get_object()
+        return _shown_once(key_rotate(prefix=key.prefix, actor=actor_of(request), now=clock.now(), grace=grace))
+
+    @extend_schema(operation_id="keys_require", request=RequireKeysSerializer, responses={200: KeyPolicySerializer})
+    @action(detail=False, methods=["post"])
+    def require(self, request: Request) -> Response:
+        """Serve nobody without a key, or again everybody, in the whole fleet."""
+        asked = _valid(RequireKeysSerializer(data=request.data))
+        return Response(KeyPolicySerializer(keys_require(actor=actor_of(request), now=clock.now(), **asked)).data)
+
+
+def _valid(asked: serializers.Serializer[Any]) -> dict[str, Any]:
+    asked.is_valid(raise_exception=True)
+    return dict(asked.validated_data)
+
+
+def _shown_once(new: NewKey) -> Response:
+    return Response({**KeySerializer(new.key).data, "key": new.text})
