@@ -2,13 +2,16 @@
 
 It decides and never acts: it reads no clock, sleeps never and talks to nobody; the caller says what time it is, waits
 until a step ends and then finishes it. Memory is reserved for a request's whole length when it is admitted, so nothing
-is ever preempted (vLLM preempts instead; the difference shows only with a full cache).
+is ever preempted (vLLM preempts instead; the difference shows only with a full cache). Of a prompt whose beginning lies
+in the prefix cache only the rest is computed.
 """
 
 import heapq
 import random
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+
+from engine_agent.engines.sim.prefix_cache import PrefixCache
 
 
 class TooLong(ValueError):
@@ -21,6 +24,7 @@ class ModelParameters:
 
     A step takes `decode_step_ms`, `decode_step_per_seq_ms` for each sequence in it, and the time to prefill at most
     `prefill_chunk_tokens` tokens; all of it varies by a uniform ± `step_jitter` (a fraction), drawn from `seed`.
+    A prefix is found in blocks of `prefix_block_tokens` (vLLM's default; 0: nothing is found).
     """
 
     prefill_tokens_per_s: float = 8000.0
@@ -29,18 +33,23 @@ class ModelParameters:
     kv_capacity_tokens: int = 131_072
     max_num_seqs: int = 64
     prefill_chunk_tokens: int = 2048
+    prefix_block_tokens: int = 16
     step_jitter: float = 0.03
     seed: int = 0
 
 
 @dataclass(frozen=True)
 class Sequence:
-    """A request as the model sees it: lengths in tokens, both at least 1. A lower `priority` goes first."""
+    """A request as the model sees it: lengths in tokens, both at least 1. A lower `priority` goes first.
+
+    `blocks` are the hashes of the full blocks of prompt and answer (`block_hashes`).
+    """
 
     id: str
     prompt_tokens: int
     output_tokens: int
     priority: int = 0
+    blocks: tuple[int, ...] = ()
 
     @property
     def total_tokens(self) -> int:
@@ -61,13 +70,13 @@ class TokenGiven:
 class Step:
     """One pass of the model. Times are the caller's, in seconds.
 
-    `admitted` left the queue for this step, `prefilled` says how many prompt tokens it reads of whom, and the sequences
-    in `yielding` get a token when it ends.
+    `admitted` left the queue for this step, mapped to the prompt tokens that the prefix cache had of them; `prefilled`
+    says how many prompt tokens it reads of whom, and the sequences in `yielding` get a token when it ends.
     """
 
     starts_at_s: float
     ends_at_s: float
-    admitted: tuple[str, ...]
+    admitted: Mapping[str, int]
     prefilled: Mapping[str, int]
     yielding: tuple[str, ...]
 
@@ -77,6 +86,7 @@ class _Running:
     sequence: Sequence
     prefilled: int = 0
     generated: int = 0
+    held: list[int] = field(default_factory=list)
 
     @property
     def prompt_left(self) -> int:
@@ -91,12 +101,13 @@ class BatchingModel:
     _waiting: dict[str, Sequence] = field(default_factory=dict)
     _order: list[tuple[int, int, str]] = field(default_factory=list)
     _running: dict[str, _Running] = field(default_factory=dict)
-    _reserved_tokens: int = 0
+    _private_tokens: int = 0
     _arrivals: int = 0
     _step: Step | None = None
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.parameters.seed)
+        self._cache = PrefixCache(self.parameters.prefix_block_tokens)
 
     @property
     def running(self) -> int:
@@ -110,13 +121,22 @@ class BatchingModel:
 
     @property
     def kv_tokens(self) -> int:
-        """Tokens that lie in the KV cache now."""
-        return sum(running.prefilled + running.generated for running in self._running.values())
+        """Tokens of the batch that lie in the KV cache now; a block that several share counts once."""
+        block_tokens = self.parameters.prefix_block_tokens
+        return self._cache.held_tokens + sum(
+            running.prefilled + running.generated - len(running.held) * block_tokens
+            for running in self._running.values()
+        )
 
     @property
     def kv_reserved_tokens(self) -> int:
         """Tokens that the sequences in the batch will occupy when they are complete."""
-        return self._reserved_tokens
+        return self._cache.held_tokens + self._private_tokens
+
+    @property
+    def kv_kept_tokens(self) -> int:
+        """Tokens in the KV cache that no sequence in the batch uses, kept for prompts to come."""
+        return self._cache.free_tokens
 
     def submit(self, sequence: Sequence) -> None:
         """Put a sequence at the end of the queue of its priority.
@@ -180,21 +200,43 @@ class BatchingModel:
         for name, tokens in step.prefilled.items():
             if name in self._running:
                 self._running[name].prefilled += tokens
+                self._keep_full_blocks(self._running[name])
         return tuple(self._give(name) for name in step.yielding if name in self._running)
 
-    def _admit(self) -> tuple[str, ...]:
+    def _admit(self) -> dict[str, int]:
         """Strictly in order: a long request at the head waits for room and nobody overtakes it, so none starves."""
-        admitted = []
+        admitted: dict[str, int] = {}
+        block_tokens = self.parameters.prefix_block_tokens
         while self._order and len(self._running) < self.parameters.max_num_seqs:
             sequence = self._waiting[self._order[0][2]]
-            if self._reserved_tokens + sequence.total_tokens > self.parameters.kv_capacity_tokens:
+            # The last token of a prompt is always computed: it makes the first one of the answer.
+            most = (sequence.prompt_tokens - 1) // block_tokens if block_tokens else 0
+            found = self._cache.found(sequence.blocks, most)
+            shared_tokens = sum(map(self._cache.is_held, found)) * block_tokens
+            needed = self.kv_reserved_tokens + sequence.total_tokens - shared_tokens
+            if needed > self.parameters.kv_capacity_tokens:
                 break
             heapq.heappop(self._order)
             del self._waiting[sequence.id]
-            self._running[sequence.id] = _Running(sequence)
-            self._reserved_tokens += sequence.total_tokens
-            admitted.append(sequence.id)
-        return tuple(admitted)
+            running = _Running(sequence, prefilled=len(found) * block_tokens)
+            self._running[sequence.id] = running
+            self._private_tokens += sequence.total_tokens
+            self._hold(running, found)
+            self._cache.evict_beyond(self.parameters.kv_capacity_tokens - self.kv_reserved_tokens)
+            admitted[sequence.id] = running.prefilled
+        return admitted
+
+    def _hold(self, running: _Running, blocks: Iterable[int]) -> None:
+        for block in blocks:
+            self._cache.hold(block)
+            running.held.append(block)
+            self._private_tokens -= self.parameters.prefix_block_tokens
+
+    def _keep_full_blocks(self, running: _Running) -> None:
+        """What was computed now is there for others, too."""
+        if self.parameters.prefix_block_tokens:
+            full = (running.prefilled + running.generated) // self.parameters.prefix_block_tokens
+            self._hold(running, running.sequence.blocks[len(running.held) : full])
 
     def _prefill_chunk(self) -> dict[str, int]:
         budget = self.parameters.prefill_chunk_tokens
@@ -216,6 +258,7 @@ class BatchingModel:
     def _give(self, name: str) -> TokenGiven:
         running = self._running[name]
         running.generated += 1
+        self._keep_full_blocks(running)
         is_last = running.generated == running.sequence.output_tokens
         if is_last:
             self._leave_batch(name)
@@ -225,5 +268,7 @@ class BatchingModel:
         running = self._running.pop(sequence_id, None)
         if running is None:
             return False
-        self._reserved_tokens -= running.sequence.total_tokens
+        block_tokens = self.parameters.prefix_block_tokens
+        self._private_tokens -= running.sequence.total_tokens - len(running.held) * block_tokens
+        self._cache.release(running.held)
         return True

@@ -54,7 +54,7 @@ class Engine:
         self.meters = meters
         self._on_decode = on_decode
         self.effects = Effects()
-        self._parameters = parameters
+        self.parameters = parameters
         self._model = BatchingModel(parameters)
         self._clock = clock
         self._generations: dict[str, Generation] = {}
@@ -75,7 +75,7 @@ class Engine:
 
     def gauges(self) -> Gauges:
         """The state of the batch now."""
-        usage = self._model.kv_tokens / self._parameters.kv_capacity_tokens
+        usage = self._model.kv_tokens / self.parameters.kv_capacity_tokens
         return Gauges(self._model.running, self._model.waiting, usage)
 
     def open(self) -> None:
@@ -108,8 +108,16 @@ class Engine:
         self.effects = effects
         self._announce_change()
 
-    def submit(self, prompt_tokens: int, output_tokens: int, finish_reason: str, priority: int = 0) -> Generation:
-        """Queue a request; `finish_reason` is what to count it under once it is complete (`stop`, `length`).
+    def submit(
+        self,
+        prompt_tokens: int,
+        output_tokens: int,
+        finish_reason: str,
+        priority: int = 0,
+        blocks: tuple[int, ...] = (),
+    ) -> Generation:
+        """Queue a request; `finish_reason` is what to count it under once it is complete (`stop`, `length`), `blocks`
+        the hashes of its full blocks (`block_hashes`).
 
         Raises:
             NotServing: see `refusal`.
@@ -117,7 +125,7 @@ class Engine:
         """
         if self._refusal:
             raise NotServing(self._refusal)
-        sequence = Sequence(f"seq-{next(self._ids)}", prompt_tokens, output_tokens, priority)
+        sequence = Sequence(f"seq-{next(self._ids)}", prompt_tokens, output_tokens, priority, blocks)
         self._model.submit(sequence)
         generation = Generation(sequence, finish_reason, self._clock())
         self._generations[sequence.id] = generation
@@ -167,8 +175,10 @@ class Engine:
         changed.set()
 
     def _count_admitted(self, step: Step) -> None:
-        for name in step.admitted:
+        for name, found_tokens in step.admitted.items():
             generation = self._generations[name]
+            self.meters.prefix_queries += generation.sequence.prompt_tokens
+            self.meters.prefix_hits += found_tokens
             self.meters.queue_time_s.observe(max(0.0, step.starts_at_s - generation.arrived_at_s))
 
     def _deliver(self, token: TokenGiven, now_s: float) -> None:

@@ -42,6 +42,8 @@ class Meters:
 
     prompt_tokens: int = 0
     generation_tokens: int = 0
+    prefix_queries: int = 0
+    prefix_hits: int = 0
     finished: Counter[str] = field(default_factory=Counter)
     time_to_first_token_s: Histogram = field(default_factory=lambda: Histogram(TTFT_BUCKETS_S))
     inter_token_latency_s: Histogram = field(default_factory=lambda: Histogram(ITL_BUCKETS_S))
@@ -72,6 +74,8 @@ def render(meters: Meters, gauges: Gauges, model_name: str) -> str:
     for name, help_text, total in (
         ("prompt_tokens", "Number of prefill tokens processed.", meters.prompt_tokens),
         ("generation_tokens", "Number of generation tokens processed.", meters.generation_tokens),
+        ("prefix_cache_queries", "Prefix cache queries, in terms of number of queried tokens.", meters.prefix_queries),
+        ("prefix_cache_hits", "Prefix cache hits, in terms of number of cached tokens.", meters.prefix_hits),
     ):
         lines += [*_head(f"{name}_total", "counter", help_text), f"vllm:{name}_total{{{labels}}} {total}"]
     lines += _head("request_success_total", "counter", "Count of successfully processed requests.")

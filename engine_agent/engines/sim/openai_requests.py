@@ -25,10 +25,14 @@ class BadRequest(ValueError):
 
 @dataclass(frozen=True)
 class Ask:
-    """One request in the form that both endpoints share. `output_limit` None: as long as the answer naturally is."""
+    """One request in the form that both endpoints share. `output_limit` None: as long as the answer naturally is.
+
+    `prompt` is what is to be answered, `context` all that is to be read.
+    """
 
     model: str
     prompt: str
+    context: str
     prompt_tokens: int
     output_limit: int | None
     exact_length: bool
@@ -105,7 +109,8 @@ def parse_chat(body: bytes) -> Ask:
     """
     chat = _decode(_chat, body)
     texts = [message.text() for message in chat.messages]
-    return _ask(chat, texts[-1], sum(map(count_tokens, texts)), chat.max_completion_tokens or chat.max_tokens)
+    prompt_tokens = sum(map(count_tokens, texts))
+    return _ask(chat, texts[-1], " ".join(texts), prompt_tokens, chat.max_completion_tokens or chat.max_tokens)
 
 
 def parse_completion(body: bytes) -> Ask:
@@ -116,14 +121,15 @@ def parse_completion(body: bytes) -> Ask:
     """
     completion = _decode(_completion, body)
     prompt, tokens = _prompt_and_tokens(completion.prompt)
-    return _ask(completion, prompt, tokens, completion.max_tokens or _DEFAULT_COMPLETION_TOKENS)
+    return _ask(completion, prompt, prompt, tokens, completion.max_tokens or _DEFAULT_COMPLETION_TOKENS)
 
 
-def _ask(body: _Common, prompt: str, prompt_tokens: int, output_limit: int | None) -> Ask:
+def _ask(body: _Common, prompt: str, context: str, prompt_tokens: int, output_limit: int | None) -> Ask:
     options = body.stream_options
     return Ask(
         model=body.model,
         prompt=prompt,
+        context=context,
         prompt_tokens=prompt_tokens,
         output_limit=output_limit,
         exact_length=bool(body.ignore_eos) and output_limit is not None,

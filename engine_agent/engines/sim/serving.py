@@ -41,6 +41,7 @@ from engine_agent.engines.sim.openai_responses import (
     error_event,
     models_body,
 )
+from engine_agent.engines.sim.prefix_cache import block_hashes
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -124,7 +125,9 @@ class OpenAiServer:
         try:
             ask = parse(await read_body(receive))
             answer = self._admit(ask)
-            generation = self._engine.submit(ask.prompt_tokens, len(answer.words), answer.finish_reason, ask.priority)
+            generation = self._engine.submit(
+                ask.prompt_tokens, len(answer.words), answer.finish_reason, ask.priority, self._blocks(ask, answer)
+            )
         except ClientLeft:
             return
         except BadRequest as error:
@@ -152,6 +155,10 @@ class OpenAiServer:
         if self._random.random() < self._faults.error_ratio:
             raise BadRequest("injected fault: error", status=500, code="injected_fault")
         return plan_answer(ask, self._seed, self._max_model_len, self._engine.effects.wrong_answer)
+
+    def _blocks(self, ask: Ask, answer: Answer) -> tuple[int, ...]:
+        """Of prompt and answer, because the next turn of the conversation begins with both."""
+        return block_hashes((*ask.context.split(), *answer.words), self._engine.parameters.prefix_block_tokens)
 
     @asynccontextmanager
     async def _cancelled_when_client_leaves(self, generation: Generation, receive: Receive) -> AsyncIterator[None]:

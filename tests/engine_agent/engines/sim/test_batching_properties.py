@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine_agent.engines.sim.batching import BatchingModel, ModelParameters, Sequence, Step
+from engine_agent.engines.sim.prefix_cache import block_hashes
 
 parameters_of_models = st.builds(
     ModelParameters,
@@ -16,6 +17,7 @@ parameters_of_models = st.builds(
     kv_capacity_tokens=st.just(200),
     max_num_seqs=st.integers(1, 6),
     prefill_chunk_tokens=st.integers(1, 80),
+    prefix_block_tokens=st.integers(0, 20),
     step_jitter=st.floats(0, 0.9),
     seed=st.integers(0, 9),
 )
@@ -41,6 +43,12 @@ class Run:
     steps: list[Step] = field(default_factory=list)
 
 
+def blocks_of(parameters: ModelParameters, prompt: int, output: int) -> tuple[int, ...]:
+    """Prompts of equal length modulo 3 begin alike, so that blocks are shared, found again and evicted."""
+    size = parameters.prefix_block_tokens
+    return block_hashes((str(prompt % 3),) * (prompt + output), size)
+
+
 def run_to_the_end(
     parameters: ModelParameters,
     arriving: list[tuple[int, tuple[int, int, int]]],
@@ -52,11 +60,14 @@ def run_to_the_end(
     for number in range(last_arrival + sum(prompt + output for _, (prompt, output, _) in arriving) + 2):
         for index, (before, (prompt, output, priority)) in enumerate(arriving):
             if before == number:
-                run.submitted[str(index)] = Sequence(str(index), prompt, output, priority)
+                run.submitted[str(index)] = Sequence(
+                    str(index), prompt, output, priority, blocks_of(parameters, prompt, output)
+                )
                 model.submit(run.submitted[str(index)])
         step = model.begin_step(now_s)
         assert model.running <= parameters.max_num_seqs
-        assert model.kv_tokens <= model.kv_reserved_tokens <= parameters.kv_capacity_tokens
+        assert 0 <= model.kv_tokens <= model.kv_reserved_tokens
+        assert model.kv_reserved_tokens + model.kv_kept_tokens <= parameters.kv_capacity_tokens
         if step is None:
             assert model.waiting == 0
             continue
@@ -67,7 +78,8 @@ def run_to_the_end(
             assert token.index == run.tokens[token.sequence]
             run.tokens[token.sequence] += 1
             run.finished += [token.sequence] if token.is_last else []
-        assert model.kv_tokens <= model.kv_reserved_tokens <= parameters.kv_capacity_tokens
+        assert 0 <= model.kv_tokens <= model.kv_reserved_tokens
+        assert model.kv_reserved_tokens + model.kv_kept_tokens <= parameters.kv_capacity_tokens
         now_s = step.ends_at_s
     assert (model.running, model.waiting, model.kv_reserved_tokens) == (0, 0, 0)
     return run

@@ -18,7 +18,7 @@ def test_a_histogram_counts_cumulatively_up_to_and_with_the_bound() -> None:
 
 
 def test_the_page_has_vllms_names_and_labels() -> None:
-    meters = Meters(prompt_tokens=7, generation_tokens=11)
+    meters = Meters(prompt_tokens=7, generation_tokens=11, prefix_queries=64, prefix_hits=32)
     meters.time_to_first_token_s.observe(0.03)
 
     page = render(meters, Gauges(running=2, waiting=1, kv_cache_usage=0.25), 'odd"name')
@@ -30,6 +30,8 @@ def test_the_page_has_vllms_names_and_labels() -> None:
         f"vllm:kv_cache_usage_perc{{{labels}}} 0.25",
         f"vllm:prompt_tokens_total{{{labels}}} 7",
         f"vllm:generation_tokens_total{{{labels}}} 11",
+        f"vllm:prefix_cache_queries_total{{{labels}}} 64",
+        f"vllm:prefix_cache_hits_total{{{labels}}} 32",
         f'vllm:time_to_first_token_seconds_bucket{{{labels},le="0.04"}} 1',
         f"vllm:time_to_first_token_seconds_count{{{labels}}} 1",
         f"vllm:inter_token_latency_seconds_count{{{labels}}} 0",

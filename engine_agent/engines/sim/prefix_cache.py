@@ -1,0 +1,76 @@
+"""The KV cache as blocks: which leading blocks of a prompt are there already, who holds them, which are evicted first.
+
+A block is known by a hash of its tokens and of all before them, as in vLLM (`vllm/v1/core/kv_cache_utils.py`). Blocks
+that a sequence in the batch uses are held and never evicted; the others stay until their room is needed, the least
+recently used first and of one prompt its end before its beginning. It holds no keys and values and knows no time.
+"""
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+
+
+def block_hashes(tokens: Sequence[str], block_tokens: int) -> tuple[int, ...]:
+    """A hash for each full block of `block_tokens` tokens; equal hashes mean an equal beginning. 0: no blocks at all.
+
+    The hashes hold within one process only, as a cache does.
+    """
+    return tuple(_chained(tokens, block_tokens)) if block_tokens > 0 else ()
+
+
+def _chained(tokens: Sequence[str], block_tokens: int) -> Iterator[int]:
+    parent = 0
+    for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
+        parent = hash((parent, *islice(tokens, start, start + block_tokens)))
+        yield parent
+
+
+@dataclass
+class PrefixCache:
+    """Blocks of `block_tokens` tokens each, within a capacity in tokens that sequences' private tokens share."""
+
+    block_tokens: int
+    _holders: dict[int, int] = field(default_factory=dict)
+    _free: "OrderedDict[int, None]" = field(default_factory=OrderedDict)
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens of blocks that sequences in the batch use."""
+        return len(self._holders) * self.block_tokens
+
+    @property
+    def free_tokens(self) -> int:
+        """Tokens of blocks that nobody uses now and that the next prompt may find."""
+        return len(self._free) * self.block_tokens
+
+    def found(self, blocks: Iterable[int], at_most: int) -> tuple[int, ...]:
+        """The leading blocks that are there, `at_most` of them. Looking changes nothing."""
+        present: list[int] = []
+        for block in islice(blocks, at_most):
+            if block not in self._holders and block not in self._free:
+                break
+            present.append(block)
+        return tuple(present)
+
+    def is_held(self, block: int) -> bool:
+        """Whether a sequence uses it, so that another one may without taking room."""
+        return block in self._holders
+
+    def hold(self, block: int) -> None:
+        """A sequence uses this block from now on, whether it was there or has just been computed."""
+        self._free.pop(block, None)
+        self._holders[block] = self._holders.get(block, 0) + 1
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """A sequence is over; `blocks` are those that it held, in their order."""
+        for block in reversed(blocks):
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                del self._holders[block]
+                self._free[block] = None
+
+    def evict_beyond(self, room_tokens: int) -> None:
+        """Forget blocks that nobody uses, until the rest of them needs at most this room."""
+        while self._free and self.free_tokens > room_tokens:
+            self._free.popitem(last=False)
