@@ -1,4 +1,5 @@
-"""Which planners make up a round, and in which order: the first whose decisions change something ends it.
+"""Which planners make up a round, and in which order: the first whose decisions change something ends it. And who may
+run one: whoever holds a lease.
 
 The live reconciler and the simulator run these and no others.
 """
@@ -20,3 +21,7 @@ Planner = Callable[[FleetView, FleetSettings, datetime], tuple[Decision, ...]]
 PLANNERS: tuple[Planner, ...] = (plan_liveness, plan_faults, plan_health, plan_rollout, plan_reconcile)
 MAX_ROUNDS = 6
 """Rounds of one pass; what is left is for the next."""
+
+LEASE_TTL_S = 8.0
+"""A worker killed in the middle of a pass holds up the next for this long; with its own start that stays below the
+15 s of I8. It is renewed before every decision, each of which takes a fraction of it."""

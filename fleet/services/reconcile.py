@@ -38,7 +38,7 @@ from fleet.planning.fault_decisions import (
     WishReplacement,
 )
 from fleet.planning.liveness import nodes_in_doubt
-from fleet.planning.planners import MAX_ROUNDS, PLANNERS
+from fleet.planning.planners import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, ProviderStatus
 from fleet.providers import provider_named
@@ -51,9 +51,6 @@ from fleet.services import replacement as replacements
 from fleet.services import rollout as rollouts
 
 LEASE = "reconciler"
-LEASE_TTL_S = 8.0
-"""A worker killed in the middle of a pass holds up the next for this long; with its own start that stays below the
-15 s of I8. It is renewed before every decision, each of which takes a fraction of it."""
 
 log = logging.getLogger(__name__)
 

@@ -2,12 +2,22 @@
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
 
 from fleet.simulator.invariants import INVARIANTS
-from fleet.simulator.scenario import Outcome, Scenario, UnknownScenario, run, scenario_named, scenario_names
+from fleet.simulator.scenario import (
+    Kill,
+    Outcome,
+    Scenario,
+    UnknownScenario,
+    run,
+    scenario_named,
+    scenario_names,
+    sweep,
+)
 
 LINES = 400
 """Lines of a timeline that are printed; the figure has them all."""
@@ -44,10 +54,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"--seeds is {asked.seeds}; it must be at least 1", file=sys.stderr)
         return 2
     print(f"{asked.scenario}: {scenario.about}")
-    failed, last, spent_s = _run_all(scenario, asked.first_seed, asked.seeds)
+    runs = _run_all(scenario, asked)
+    failed, last = runs.failed, runs.last
     for outcome in failed[:1] or ([last] if asked.verbose else []):
         _print_timeline(outcome)
-    _print_summary(asked.seeds, failed, last, spent_s, asked.scenario)
+    _print_summary(asked.scenario, asked.seeds, runs)
     if asked.figure:
         from fleet.simulator.figure import write_figure
 
@@ -64,22 +75,56 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seeds", type=int, default=1, help="how many runs, each with the next seed")
     parser.add_argument("--first-seed", type=int, default=0, help="the seed of the first run")
     parser.add_argument("--figure", type=Path, default=None, help="write a page with the run's course here")
+    parser.add_argument("--kill", type=int, default=None, metavar="N", help="kill before write N, and never else")
+    parser.add_argument("--whole", action="store_true", help="with --kill: all processes of the control plane die")
+    parser.add_argument("--sweep", action="store_true", help="every seed once per write, with a kill before that one")
     parser.add_argument("-v", "--verbose", action="store_true", help="print the timeline of a run that went well too")
     return parser
 
 
-def _run_all(scenario: Scenario, first: int, count: int) -> tuple[list[Outcome], Outcome, float]:
-    progress, failed = Progress(count), []
+@dataclass
+class Runs:
+    """What became of all of them."""
+
+    last: Outcome
+    failed: list[Outcome] = field(default_factory=list)
+    count: int = 0
+    spent_s: float = 0.0
+
+
+def _run_all(scenario: Scenario, asked: argparse.Namespace) -> Runs:
+    progress, runs = Progress(asked.seeds), None
     began_s = perf_counter()
-    outcome = None
-    for index in range(count):
-        outcome = run(scenario, first + index, lambda part, index=index: progress.at(index, part))  # type: ignore[misc]
+    for outcome in _outcomes(scenario, asked, progress):
+        runs = runs or Runs(outcome)
+        runs.last, runs.count = outcome, runs.count + 1
         if outcome.failures:
-            failed.append(outcome)
-            print(f"seed {outcome.seed} FAILED: {outcome.failures[0]}")
-    if outcome is None:
-        raise ValueError(f"{count} seeds are none")
-    return failed, outcome, perf_counter() - began_s
+            runs.failed.append(outcome)
+            print(f"{_which(outcome)} FAILED: {outcome.failures[0]}")
+    if runs is None:
+        raise ValueError(f"{asked.seeds} seeds are none")
+    runs.spent_s = perf_counter() - began_s
+    return runs
+
+
+def _outcomes(scenario: Scenario, asked: argparse.Namespace, progress: Progress) -> Iterator[Outcome]:
+    kill = None if asked.kill is None else Kill(asked.kill, asked.whole)
+    for index in range(asked.seeds):
+        seed = asked.first_seed + index
+        if not asked.sweep:
+            yield run(scenario, seed, lambda part, index=index: progress.at(index, part), kill=kill)  # type: ignore[misc]
+            continue
+        for half, whole in enumerate((False, True)):
+            for done, outcome in enumerate(sweep(scenario, seed, whole=whole)):
+                progress.at(index, (half + min(1.0, done / (outcome.world.store.writes or 1))) / 2.0)
+                yield outcome
+
+
+def _which(outcome: Outcome) -> str:
+    if outcome.kill is None:
+        return f"seed {outcome.seed}"
+    who = "everything" if outcome.kill.whole else "who writes"
+    return f"seed {outcome.seed}, {who} killed before write {outcome.kill.write},"
 
 
 def _print_timeline(outcome: Outcome) -> None:
@@ -93,8 +138,8 @@ def _print_timeline(outcome: Outcome) -> None:
         print(f"  failed: {failure}")
 
 
-def _print_summary(seeds: int, failed: list[Outcome], last: Outcome, spent_s: float, name: str) -> None:
-    world = last.world
+def _print_summary(name: str, seeds: int, runs: Runs) -> None:
+    last, world = runs.last, runs.last.world
     print("\ninvariants checked at every write and after every pass:")
     for invariant in INVARIANTS:
         print(f"  {invariant.name:4} {invariant.text}")
@@ -102,9 +147,16 @@ def _print_summary(seeds: int, failed: list[Outcome], last: Outcome, spent_s: fl
     print(f"{world.control.passes} passes, {world.store.writes} writes, {world.control.stale} stale decisions refused,")
     print(f"{world.control.kills} kills, {world.network.lost} of {world.network.sent} messages lost,", end=" ")
     print(f"{world.network.repeated} repeated")
-    print(f"{seeds} {'seed' if seeds == 1 else 'seeds'} in {spent_s:.1f} s: {len(failed)} failed")
-    for outcome in failed:
-        print(f"  again: python -m fleet.simulator {name} --first-seed {outcome.seed} -v")
+    said = f"{seeds} {'seed' if seeds == 1 else 'seeds'}" + (f", {runs.count} runs" if runs.count > seeds else "")
+    print(f"{said} in {runs.spent_s:.1f} s: {len(runs.failed)} failed")
+    for outcome in runs.failed:
+        print(f"  again: python -m fleet.simulator {name} --first-seed {outcome.seed}{_killed_again(outcome)} -v")
+
+
+def _killed_again(outcome: Outcome) -> str:
+    if outcome.kill is None:
+        return ""
+    return f" --kill {outcome.kill.write}" + (" --whole" if outcome.kill.whole else "")
 
 
 if __name__ == "__main__":

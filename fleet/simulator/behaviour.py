@@ -3,7 +3,7 @@ answer right and in time. Data, and the counts that follow from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 
 from engine_agent.protocol.latency_buckets import bucket_of
 from fleet.planning.counters import CellCounters
@@ -46,7 +46,9 @@ def counted(behaviour: VersionBehaviour, generation: int, served_s: float) -> Ce
     )
 
 
-def _counts(typical_s: float, samples: int) -> dict[int, int]:
+@lru_cache(maxsize=4096)
+def _counts(typical_s: float, samples: int) -> Mapping[int, int]:
+    """Cells that came into service together have counted the same."""
     return {bucket: int(share * samples) for bucket, share in _shares(typical_s).items()}
 
 

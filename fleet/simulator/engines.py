@@ -124,6 +124,10 @@ class Engines:
         """From now on it lives and answers nothing."""
         engine.hung, engine.unwell_since_s = True, self.site.queue.now_s
 
+    def answers_again(self, engine: Engine) -> None:
+        """The end of a hang."""
+        engine.hung, engine.unwell_since_s = False, None
+
     def _loaded(self, engine: Engine) -> None:
         if engine.ended:
             return

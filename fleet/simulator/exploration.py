@@ -27,7 +27,8 @@ from fleet.planning.snapshot import CellView, FleetView, NodeView, ReportView, R
 from fleet.planning.states import CellState, RolloutState
 from fleet.simulator.clock import EPOCH
 from fleet.simulator.shape import DeploymentShape, FleetShape, fleet_of
-from fleet.simulator.store import Stale, Store, Write
+from fleet.simulator.store import Store
+from fleet.simulator.writes import Stale, Write
 
 T = TypeVar("T")
 LONG_S = 50_000.0
@@ -50,6 +51,17 @@ class Agent:
     healthy: bool = True
     failed: Membership | None = None
     highest: int = 1
+
+    def key(self) -> tuple[object, ...]:
+        return _gist(self.order), self.engine, self.version, self.healthy, self.failed, self.highest
+
+
+def _gist(order: Desired | None) -> tuple[object, ...]:
+    """All in which orders of one machine differ here."""
+    if order is None or order.assignment is None:
+        return (order.version if order is not None else 0,)
+    given = order.assignment
+    return order.version, given.cell, given.generation, given.phase, given.plan.served_model
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,9 +94,7 @@ class State:
             stands = (rollout.state, rollout.stage, tuple((one.cell, one.generation) for one in rollout.failed))
         return (
             self.cells, self.reports, self.versions, stands, self.deployed,
-            tuple((a.order.version if a.order else 0, a.engine, a.version, a.healthy, a.failed, a.highest)
-                  for a in self.agents),
-            tuple(order.version if order else 0 for order in self.old_orders),
+            tuple(agent.key() for agent in self.agents), tuple(_gist(order) for order in self.old_orders),
             self.left, self.held,
         )  # fmt: skip
 
@@ -98,6 +108,15 @@ class Explored:
     is_whole: bool = True
     stuck: int = 0
     violations: list[str] = field(default_factory=list)
+
+    def told(self, left: Mishaps) -> str:
+        """In one line."""
+        kinds = {"crash": left.crashes, "duplicate": left.duplicates, "stalled write": left.stalls}
+        with_what = ", ".join(f"{count} {kind}" for kind, count in kinds.items() if count) or "no mishaps"
+        return (
+            f"{self.states} states with {with_what}{'' if self.is_whole else ' (not all)'}: "
+            f"{len(self.violations)} broken, {self.stuck} without a way to the end"
+        )
 
 
 class Exploration:
@@ -113,6 +132,12 @@ class Exploration:
         )
         self._spec = next(iter(self._fleet.deployments.values()))
         self._violations: list[str] = []
+        # What follows from few things alone is worked out once; states differ in the rest.
+        self._plans: dict[tuple[object, ...], list[tuple[Decision, ...]]] = {}
+        self._orders: dict[tuple[object, ...], Desired] = {}
+        self._seen_nodes: dict[tuple[int, ReportView, datetime], NodeView] = {}
+        self._behaves: dict[tuple[object, ...], Agent] = {}
+        self._says: dict[tuple[object, ...], ReportView] = {}
 
     def begin(self, left: Mishaps) -> State:
         """All cells serve v1, and a rollout to v2 has just been asked for."""
@@ -168,7 +193,7 @@ class Exploration:
             yield from self._node_moves(state, index)
 
     def _node_moves(self, state: State, index: int) -> Iterator[State]:
-        agent, order = state.agents[index], self._store(state).desired(self._nodes[index].id)
+        agent, order = state.agents[index], self._order(state, index)
         if agent.order is None or order.version > agent.order.version:
             may_repeat = agent.order is not None and state.left.duplicates > 0
             kept = _put(state.old_orders, index, agent.order) if may_repeat else state.old_orders
@@ -191,11 +216,7 @@ class Exploration:
 
     def _passes(self, state: State, now: datetime) -> Iterator[State]:
         """One round: all it decides, or only the first part of it, because it dies; or it stalls with the first."""
-        view = self._view(state, now)
-        for planner in PLANNERS:
-            decisions = planner(view, SETTINGS, now)
-            if not decisions:
-                continue
+        for decisions in self._planned(state, now):
             after = self._applied(state, decisions)
             for count in range(1, len(decisions)):
                 yield self._applied(state, decisions[:count])
@@ -205,6 +226,24 @@ class Exploration:
             if after.key() != state.key():
                 yield after
                 return
+
+    def _planned(self, state: State, now: datetime) -> Iterator[tuple[Decision, ...]]:
+        """What each planner decides that decides anything, in their order."""
+        stands = state.rollout
+        judged = stands and (stands.state, stands.stage, stands.failed, stands.revision, stands.reason)
+        known = self._plans.setdefault((state.cells, state.reports, judged, state.deployed, now), [])
+        for number, planner in enumerate(PLANNERS):
+            if number == len(known):
+                known.append(planner(self._view(state, now), SETTINGS, now))
+            if known[number]:
+                yield known[number]
+
+    def _order(self, state: State, index: int) -> Desired:
+        """What this machine would be told now."""
+        key = (state.cells, state.deployed, state.rollout is None, index, state.versions[index])
+        if key not in self._orders:
+            self._orders[key] = self._store(state).desired(self._nodes[index].id)
+        return self._orders[key]
 
     def _applied(self, state: State, decisions: tuple[Decision, ...]) -> State:
         store = self._store(state)
@@ -242,10 +281,7 @@ class Exploration:
         return store
 
     def _view(self, state: State, now: datetime) -> FleetView:
-        nodes = (
-            replace(node, report=replace(report, last_seen_at=now), spare_since=None)
-            for node, report in zip(self._nodes, state.reports, strict=True)
-        )
+        nodes = [self._node(index, report, now) for index, report in enumerate(state.reports)]
         return replace(
             self._fleet,
             nodes={node.id: node for node in nodes},
@@ -254,6 +290,13 @@ class Exploration:
             rollouts={NAME: state.rollout} if state.rollout is not None else {},
             listening_since=EARLY,
         )
+
+    def _node(self, index: int, report: ReportView, now: datetime) -> NodeView:
+        key = (index, report, now)
+        if key not in self._seen_nodes:
+            seen = replace(report, last_seen_at=now)
+            self._seen_nodes[key] = replace(self._nodes[index], report=seen, spare_since=None)
+        return self._seen_nodes[key]
 
     # --- the machines ------------------------------------------------------------------------------------------------
 
@@ -264,7 +307,14 @@ class Exploration:
         return replace(state, agents=_put(state.agents, index, self._converged(replace(agent, order=order))))
 
     def _converged(self, agent: Agent) -> Agent:
-        """Let it take steps until it waits. Ends take no time here; starts do."""
+        """Let it take steps until it waits."""
+        key = agent.key()
+        if key not in self._behaves:
+            self._behaves[key] = self._steps_of(agent)
+        return self._behaves[key]
+
+    def _steps_of(self, agent: Agent) -> Agent:
+        """Ends take no time here; starts do."""
         while True:
             assignment = agent.order.assignment if agent.order is not None else None
             steps = plan_convergence(assignment, _snapshot(agent), 0.0)
@@ -297,11 +347,13 @@ class Exploration:
         )
 
     def _report(self, agent: Agent) -> ReportView:
-        assignment = agent.order.assignment if agent.order is not None else None
-        seen = observe(assignment, _snapshot(agent), 0.0)
-        return ReportView(
-            True, EARLY, self._nodes[0].report.connection_changed_at, seen.state, seen.cell or "", seen.generation
-        )
+        key = agent.key()
+        if key not in self._says:
+            assignment = agent.order.assignment if agent.order is not None else None
+            seen = observe(assignment, _snapshot(agent), 0.0)
+            since = self._nodes[0].report.connection_changed_at
+            self._says[key] = ReportView(True, EARLY, since, seen.state, seen.cell or "", seen.generation)
+        return self._says[key]
 
     def _is_end(self, state: State) -> bool:
         """No rollout, every cell serves the deployment's version, and agents run what rows say."""

@@ -99,6 +99,23 @@ def engine_hangs(world: World) -> None:
         machine.news()
 
 
+def probe_fails(world: World, cell: str, for_s: float) -> None:
+    """The leader of a cell answers nothing for a moment."""
+    leader = world.machines.all[world.store.cells[cell].members[0].node]
+    engine = leader.engine
+    if engine is None:
+        return
+    world.site.note("fault", cell, f"its leader answers no probe for {for_s:.1f} s")
+
+    def answers_again() -> None:
+        world.engines.answers_again(engine)
+        leader.news()
+
+    world.engines.hang(engine)
+    leader.news()
+    world.queue.after(for_s, answers_again)
+
+
 def hub_restarts(world: World, for_s: float) -> None:
     """The process that agents talk to is away for a while."""
     world.site.note("fault", "hub", f"away for {for_s:.0f} s")

@@ -13,13 +13,12 @@ from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import ChangeRollout, MoveCell, StopCell
 from fleet.planning.snapshot import Finding
 from fleet.planning.states import ROLLOUT_ALLOWED, CellState, RolloutState
-from fleet.simulator.store import Write
+from fleet.simulator.writes import Write
 
 if TYPE_CHECKING:
     from fleet.simulator.world import World
 
-RESUMES_WITHIN_S = 16.0
-"""The lease of a dead reconciler (15 s), and the second until the next pass."""
+RESUMES_WITHIN_S = 15.0
 KNOWN_WITHIN_S = 15.0
 """A cell that answers nothing shows in its next reports; evidence is 10 s old at most, lost messages included."""
 

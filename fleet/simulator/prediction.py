@@ -1,9 +1,10 @@
 """What-if: what the fleet would do from now on if somebody asked for this, told by letting it do so on virtual time.
 
-Typical durations and no faults: it says what the planners would decide, not what may break meanwhile. Nothing is
-changed.
+Typical durations and no faults: it says what the planners would decide, not what may break meanwhile. What is at rest
+and has no part in it is left out. Nothing is changed.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -16,6 +17,7 @@ from fleet.simulator.behaviour import VersionBehaviour
 from fleet.simulator.clock import EventQueue
 from fleet.simulator.control import Pace
 from fleet.simulator.happenings import roll_out, scale
+from fleet.simulator.relevance import limits_of, without_other_deployments, without_other_regions
 from fleet.simulator.site import Entry
 from fleet.simulator.world import Place, World
 
@@ -25,6 +27,10 @@ EVENTS_MOST = 300_000
 LOOK_EVERY_S = 15.0
 CALM_S = 60.0
 """So long nothing must have been on its way for the change to be over."""
+PACE = Pace(every_s=5.0, quiet_s=15.0, doorbell_s=0.5)
+PACE_OF_MANY = Pace(every_s=15.0, quiet_s=30.0, doorbell_s=2.0)
+MACHINES_PACED = 300
+"""Beyond so many machines passes are rarer, and moments up to a quarter of a minute late: an answer must come soon."""
 STEPS_TOLD = 500
 TOLD = ("rollout.", "cell.", "node.")
 
@@ -94,14 +100,37 @@ def predict(
 ) -> Forecast:
     """Let the change happen to this fleet. `load_s`: version -> typical seconds from a start until it is ready."""
     queue = EventQueue(now)
-    listening = replace(fleet, listening_since=fleet.listening_since or now)
+    chosen = settings or FleetSettings()
+    part = replace(_relevant(fleet, change), listening_since=fleet.listening_since or now)
+    budgets = replace(chosen, ledger=limits_of(fleet, chosen.ledger))
     behaviours = {version: VersionBehaviour(load_s=seconds, load_spread=0.0) for version, seconds in load_s.items()}
-    world = World(listening, settings=settings, behaviours=behaviours, steady=True, check=False, queue=queue)
-    world.control.pace = Pace(every_s=5.0, quiet_s=15.0, doorbell_s=0.5)
+    world = World(part, settings=budgets, behaviours=behaviours, steady=True, check=False, queue=queue)
+    world.control.pace = PACE if len(part.nodes) <= MACHINES_PACED else PACE_OF_MANY
     before = dict(world.ready)
     _begin(world, change)
     is_over = _run(world, change, horizon_s)
-    return _forecast(world, change, before, is_over)
+    forecast = _forecast(world, change, before, is_over)
+    return replace(forecast, places=tuple(sorted((*forecast.places, *_others(fleet, world)), key=_by_name)))
+
+
+def _relevant(fleet: FleetView, change: Change) -> FleetView:
+    if isinstance(change, LoseRegion):
+        return without_other_regions(fleet, change.region)
+    return without_other_deployments(fleet, change.deployment)
+
+
+def _others(fleet: FleetView, world: World) -> Iterator[PlaceForecast]:
+    """Places where nothing changes."""
+    ready = Counter((c.deployment, c.region) for c in fleet.cells.values() if c.state is CellState.READY)
+    for name, spec in fleet.deployments.items():
+        for region, wanted in spec.cells_wanted.items():
+            if (name, region) not in world.series:
+                there = ready[name, region]
+                yield PlaceForecast(name, region, wanted, there, there, there)
+
+
+def _by_name(place: PlaceForecast) -> Place:
+    return place.deployment, place.region
 
 
 def _begin(world: World, change: Change) -> None:

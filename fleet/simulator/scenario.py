@@ -1,7 +1,7 @@
 """What a scenario is, and one run of it: a world, what happens to it, and what must be so in the end."""
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -17,6 +17,8 @@ STEPS = 200
 """In so many parts a run is divided, to show how far it is and to see whether it is over."""
 CALM_STEPS = 6
 """In so many of them nothing must have been on its way."""
+NEVER = 1_000_000_000
+"""A write that no run comes to."""
 
 
 class UnknownScenario(ValueError):
@@ -43,12 +45,21 @@ class Scenario:
 
 
 @dataclass(frozen=True, slots=True)
+class Kill:
+    """Before the write of this number one process is killed, once; `whole`: all processes of the control plane are."""
+
+    write: int
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """A run that is over. `failures`: violated invariants and disappointed expectations."""
 
     seed: int
     world: World
     failures: tuple[str, ...]
+    kill: Kill | None = None
 
 
 def scenario_names() -> tuple[str, ...]:
@@ -68,8 +79,8 @@ def scenario_named(name: str) -> Scenario:
     return found
 
 
-def world_of(scenario: Scenario, seed: int) -> World:
-    """The world as it begins, with everything scheduled that will happen to it."""
+def world_of(scenario: Scenario, seed: int, kill: Kill | None = None) -> World:
+    """The world as it begins, with everything scheduled that will happen to it. With a `kill` no other comes."""
     world = World(
         fleet_of(scenario.shape),
         seed=seed,
@@ -79,14 +90,19 @@ def world_of(scenario: Scenario, seed: int) -> World:
         steady=scenario.steady,
     )
     world.control.mishaps = scenario.mishaps
+    if kill is not None:
+        world.control.mishaps = replace(scenario.mishaps, killed=0.0, whole=kill.whole)
+        world.control.kill_at = kill.write
     world.control.pace = scenario.pace
     scenario.play(world)
     return world
 
 
-def run(scenario: Scenario, seed: int, progress: Callable[[float], None] = lambda _: None) -> Outcome:
+def run(
+    scenario: Scenario, seed: int, progress: Callable[[float], None] = lambda _: None, *, kill: Kill | None = None
+) -> Outcome:
     """Run one seed to its end. `progress` is told the part that is done, 0 to 1."""
-    world = world_of(scenario, seed)
+    world = world_of(scenario, seed, kill)
     calm = 0
     for step in range(1, STEPS + 1):
         world.run_until(scenario.until_s * step / STEPS)
@@ -98,4 +114,15 @@ def run(scenario: Scenario, seed: int, progress: Callable[[float], None] = lambd
     broken = tuple(
         f"{entry.subject} at {entry.at_s:.1f} s: {entry.text}" for entry in dict.fromkeys(world.journal.violations)
     )
-    return Outcome(seed, world, (*broken, *scenario.expect(world)))
+    return Outcome(seed, world, (*broken, *scenario.expect(world)), kill)
+
+
+def sweep(scenario: Scenario, seed: int, *, whole: bool = False) -> Iterator[Outcome]:
+    """Run one seed again and again, each time with a kill before another write, until all writes had theirs.
+
+    The first outcome is that of the run without a kill, which says how many writes there are.
+    """
+    undisturbed = run(scenario, seed, kill=Kill(NEVER, whole))
+    yield undisturbed
+    for write in range(undisturbed.world.store.writes):
+        yield run(scenario, seed, kill=Kill(write, whole))

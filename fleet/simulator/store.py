@@ -6,9 +6,10 @@ called after each transaction; `before_write` before each, and may raise to kill
 
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 from functools import singledispatchmethod
+from itertools import count
 
 from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer
 from engine_agent.protocol.states import MemberRole, Phase
@@ -36,7 +37,6 @@ from fleet.planning.snapshot import (
     NodeView,
     ProviderStatus,
     ReportView,
-    RolloutView,
     policy_in_force,
 )
 from fleet.planning.states import (
@@ -51,24 +51,9 @@ from fleet.planning.states import (
 from fleet.simulator.accounts import standing_of
 from fleet.simulator.fault_rows import FaultDecision, faults_after
 from fleet.simulator.provider import NoProvider, Provider
+from fleet.simulator.writes import Stale, Write
 
 UNSAID = ReportView(connected=False, last_seen_at=None)
-
-
-class Stale(Exception):
-    """What the decision saw is no longer so."""
-
-
-@dataclass(frozen=True, slots=True)
-class Write:
-    """One transaction that was committed: why, and the cell or the rollout before and after if it changed one."""
-
-    cause: Decision | str
-    at: datetime
-    before: CellView | None = None
-    after: CellView | None = None
-    rollout_before: RolloutView | None = None
-    rollout_after: RolloutView | None = None
 
 
 class Store:
@@ -84,10 +69,10 @@ class Store:
         self.listening_since = fleet.listening_since
         self.member_of = {member.node: cell.id for cell in self.cells.values() for member in cell.members}
         self.versions: Counter[str] = Counter(dict.fromkeys(self.nodes, 1))
-        self.ordinal = len(self.cells)
-        self.launched = len(self.nodes)
+        self._cell_numbers, self._node_numbers = count(len(self.cells) + 1), count(len(self.nodes) + 1)
         self.rollouts_begun = max((rollout.id for rollout in self.rollouts.values()), default=0)
         self.limits = LedgerLimits()
+        self._pools: Counter[tuple[str, str]] | None = None
         self.writes = 0
         self.before_write: Callable[[], None] = lambda: None
         self.on_write: Callable[[Write], None] = lambda _: None
@@ -148,6 +133,7 @@ class Store:
         cell = self.cells[cell_id]
         if (cell.generation, cell.state, cell.unrouted_at) != (generation, CellState.DRAINING, None):
             return False
+        self.before_write()
         self._set_cell("unrouted", cell, replace(cell, unrouted_at=now), now)
         return True
 
@@ -180,14 +166,18 @@ class Store:
         node = None
         if isinstance(decision, ReplaceNode | WishReplacement):
             node = self.nodes[decision.node]
+            if self.member_of.get(decision.node, "") != decision.cell:
+                raise Stale(f"node {decision.node} is in another cell meanwhile")
         if isinstance(decision, ReplaceNode):
             self._move_node(decision, NodeState.FAULTY, now)
-        self.before_write()
+        else:
+            self.before_write()
         self.faults = faults_after(self.faults, decision, node, now)
         self._commit(Write(decision, now))
 
     @apply.register
     def _(self, decision: RestartAgent, now: datetime) -> None:
+        self.before_write()
         self.provider.restart_agent(decision.node)
         self._commit(Write(decision, now))
 
@@ -204,10 +194,11 @@ class Store:
 
     @apply.register
     def _(self, decision: LaunchNodes, now: datetime) -> None:
-        for _ in range(decision.count):
+        for number in range(decision.count):
             self.before_write()
-            self.launched += 1
-            node = f"n-{self.launched:06d}"
+            if self._pool(decision.region, decision.instance_type) != decision.there + number:
+                raise Stale(f"{decision.region} has bought or retired nodes meanwhile")
+            node = next(name for number in self._node_numbers if (name := f"n-{number:06d}") not in self.nodes)
             topology = self.provider.topology(decision.region, decision.near)
             self.nodes[node] = NodeView(
                 id=node,
@@ -220,6 +211,8 @@ class Store:
                 topology=topology,
             )
             self.versions[node] = 1
+            if self._pools is not None:
+                self._pools[decision.region, decision.instance_type] += 1
             self._commit(Write(decision, now))
             self.before_write()
             self.provider.launch(node, decision.region, topology)
@@ -227,9 +220,9 @@ class Store:
     @apply.register
     def _(self, decision: CreateCell, now: datetime) -> None:
         self.before_write()
-        self.ordinal += 1
+        place = f"{decision.deployment}-{decision.region}"
         cell = CellView(
-            id=f"{decision.deployment}-{decision.region}-{self.ordinal}",
+            id=next(name for number in self._cell_numbers if (name := f"{place}-{number}") not in self.cells),
             deployment=decision.deployment,
             region=decision.region,
             state=CellState.PENDING,
@@ -336,6 +329,13 @@ class Store:
             raise Stale(f"cell {decision.cell}")
         return cell
 
+    def _pool(self, region: str, instance_type: str) -> int:
+        """Machines of a pool that are not retired, counted again only after some were."""
+        if self._pools is None:
+            rows = (node for node in self.nodes.values() if node.state is not NodeState.RETIRED)
+            self._pools = Counter((node.region, node.instance_type) for node in rows)
+        return self._pools[region, instance_type]
+
     def _moved(self, cell: CellView, to: CellState, reason: str, now: datetime) -> CellView:
         return replace(cell, state=to, reason=reason, state_since=now)
 
@@ -367,6 +367,8 @@ class Store:
         node = self.nodes.get(decision.node)
         if node is None or node.state is not decision.seen:
             raise Stale(f"node {decision.node}")
+        if isinstance(decision, ReplaceNode) and node.state_since != decision.since:
+            raise Stale(f"node {decision.node} has left that state and come back to it")
         if isinstance(decision, MoveNode) and to is NodeState.LOST and node.report.last_seen_at != decision.said_at:
             raise Stale(f"node {decision.node} has spoken since")
         self.before_write()
@@ -375,6 +377,7 @@ class Store:
             moved = replace(moved, spare_since=now)
         if to is NodeState.RETIRED:
             moved = replace(moved, report=UNSAID)
+            self._pools = None
         self.nodes[node.id] = moved
         self._order_anew([node.id])
         self._commit(Write(decision, now))

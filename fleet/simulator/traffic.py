@@ -10,6 +10,7 @@ from datetime import datetime
 from fleet.planning.states import CellState
 from fleet.simulator.site import Site
 from fleet.simulator.store import Store
+from fleet.simulator.writes import Killed
 from traffic.planning.drain import FollowingIngress, TableInForce, plan_unrouted
 
 PUBLISH_AFTER_S = 0.05
@@ -39,10 +40,13 @@ class Traffic:
         self.tables: dict[str, TableInForce] = {region: TableInForce(0, frozenset()) for region in store.regions}
         self.ingresses = {region: Ingress(region) for region in store.regions}
         self.on_change: Callable[[], None] = lambda: None
+        self.on_kill: Callable[[], None] = lambda: None
+        self.is_heard: Callable[[], bool] = lambda: True
         self._site = site
         self._store = store
         self._on_unrouted = on_unrouted
         self._is_due = False
+        self._down_until_s = 0.0
 
     def start(self) -> None:
         """Publish the first tables; the ingresses run them already."""
@@ -62,13 +66,27 @@ class Traffic:
         """Whether some ingress would still send this cell something new."""
         return any(ingress.lives and cell in ingress.routed for ingress in self.ingresses.values())
 
+    def ends(self, for_s: float) -> None:
+        """Its process is gone for so long; the next one looks at once."""
+        self._down_until_s = self._site.queue.now_s + for_s
+        self._is_due = True
+        self._site.queue.after(for_s, self._look)
+
     def _look(self) -> None:
+        if self._site.queue.now_s < self._down_until_s:
+            return
         self._is_due = False
         self._publish()
         for ingress in self.ingresses.values():
-            if ingress.lives:
+            if ingress.lives and self.is_heard():
                 ingress.seen_at = self._site.queue.now
-            self._send(ingress)
+                self._send(ingress)
+        try:
+            self._mark()
+        except Killed:
+            self.on_kill()
+
+    def _mark(self) -> None:
         draining = [cell for cell in self._store.cells.values() if cell.state is CellState.DRAINING]
         waiting = {cell.id: cell.generation for cell in draining if cell.unrouted_at is None}
         following = [FollowingIngress(gate.region, gate.acknowledged, gate.seen_at) for gate in self.ingresses.values()]
@@ -111,6 +129,8 @@ class Traffic:
         self._site.network.carry(lambda: self._acknowledged(ingress, revision))
 
     def _acknowledged(self, ingress: Ingress, revision: int) -> None:
+        if not self.is_heard():
+            return
         ingress.seen_at = self._site.queue.now
         if revision > ingress.acknowledged:
             ingress.acknowledged = revision

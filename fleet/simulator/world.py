@@ -14,7 +14,7 @@ from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, NodeState
 from fleet.simulator.behaviour import VersionBehaviour, counted
 from fleet.simulator.clock import EPOCH, EventQueue
-from fleet.simulator.control import ControlPlane
+from fleet.simulator.control import TRAFFIC, ControlPlane
 from fleet.simulator.engines import Engines
 from fleet.simulator.hub import Hub, SteadyReport
 from fleet.simulator.invariants import INVARIANTS, Invariant
@@ -22,8 +22,9 @@ from fleet.simulator.machine import Machine, Proxy
 from fleet.simulator.machines import Machines
 from fleet.simulator.network import QUIET, Network, NetworkQuality
 from fleet.simulator.site import Site
-from fleet.simulator.store import Store, Write
+from fleet.simulator.store import Store
 from fleet.simulator.traffic import Traffic
+from fleet.simulator.writes import Write
 
 Place = tuple[str, str]
 """Deployment, region."""
@@ -44,6 +45,10 @@ class World:
     `steady` leaves out the events of what repeats itself without news, for large fleets; nothing else differs.
     """
 
+    rows: type[Store] = Store
+    reconciler: type[ControlPlane] = ControlPlane
+    """A subclass may bring real ones."""
+
     def __init__(
         self,
         fleet: FleetView,
@@ -60,18 +65,23 @@ class World:
         self.random = Random(seed)
         self.queue = queue or EventQueue(EPOCH)
         self.network = Network(self.queue, self.random, quality)
-        self.store = Store(fleet)
+        self.store = self.rows(fleet)
         self.hub = Hub(self.store, self._ring)
         self.site = Site(self.queue, self.random, self.network, self.hub, behaviours=behaviours or {}, steady=steady)
         self.hub.attach(self.site)
         self.engines = Engines(self.site)
         self.machines = Machines(self.site, self.hub, self.engines)
         self.store.provider = self.machines
-        self.control = ControlPlane(self.site, self.store, self.machines, settings or FleetSettings())
+        chosen = settings or FleetSettings()
+        self.store.limits = chosen.ledger
+        self.control = self.reconciler(self.site, self.store, self.machines, chosen)
         self.control.prepare = self._with_counters
         self.control.is_quiet = self.is_settled
         self.traffic = Traffic(self.site, self.store, self._ring)
         self.traffic.on_change = self._unrouted
+        self.traffic.on_kill = lambda: self.control.dies(TRAFFIC)
+        self.traffic.is_heard = lambda: self.hub.is_up
+        self.control.on_kill = self._killed
         self.journal = self.site.journal
         self.ready: Counter[Place] = Counter()
         self.series: dict[Place, Series] = {}
@@ -153,6 +163,14 @@ class World:
 
     def _ring(self) -> None:
         self.control.ring()
+
+    def _killed(self, whose: str) -> None:
+        mishaps = self.control.mishaps
+        if whose == TRAFFIC or mishaps.whole:
+            self.traffic.ends(mishaps.restart_s)
+        if mishaps.whole:
+            self.hub.goes_down()
+            self.queue.after(mishaps.restart_s, self.hub.comes_up)
 
     def _unrouted(self) -> None:
         for cell in self.store.cells.values():

@@ -93,6 +93,13 @@ def test_an_order_of_an_older_generation_changes_nothing(phase: Phase) -> None:
     assert kinds(assignment(generation=1, phase=phase), node) == [Wait]
 
 
+@pytest.mark.parametrize("node", [replace(STARTING, engine=process(LEADER, age_s=1.0)), SERVING])
+def test_a_worker_that_is_told_to_start_twice_starts_once(node: NodeSnapshot) -> None:
+    """The order of its own generation comes again, while it starts and when it serves."""
+    for _ in range(2):
+        assert not {StartEngine, StopEngine, StopProxy} & set(kinds(assignment(), node))
+
+
 def test_an_engine_that_ended_waits_for_a_new_generation_while_there_is_contact() -> None:
     node = replace(SERVING, engine=None, failure=DIED)
     (wait,) = plan_convergence(assignment(), node, NOW_S + 3600)

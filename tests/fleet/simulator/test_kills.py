@@ -1,34 +1,65 @@
-"""The reconciler is killed before every single write of a rollout, one run each: the rollout ends as it would have."""
+"""The control plane is killed before every single write of a rollout under faults, one run each: the invariants hold,
+and the end is the same. `make simulate S=rollout_under_faults SWEEP=1` does it with more of everything."""
+
+from collections.abc import Iterator
+
+import pytest
 
 from fleet.planning.policy import UpdatePolicy
 from fleet.simulator.behaviour import VersionBehaviour
-from fleet.simulator.happenings import all_well, mixed_versions, roll_out
-from fleet.simulator.shape import DeploymentShape, FleetShape, fleet_of
+from fleet.simulator.happenings import (
+    agent_dies,
+    all_well,
+    engine_crashes,
+    line_cut,
+    machine_dies,
+    mixed_versions,
+    resume_paused,
+    roll_out,
+)
+from fleet.simulator.network import UNRULY
+from fleet.simulator.scenario import Scenario, sweep
+from fleet.simulator.shape import DeploymentShape, FleetShape
 from fleet.simulator.world import World
 
 POLICY = UpdatePolicy(canary_bake_s=15.0, bake_s=0.0, min_healthy_s=2.0)
-SHAPE = FleetShape((DeploymentShape("llama", {"east": 2}, size=1, policy=POLICY),), spares=0)
 
 
-def rolled_out(kill_at: int | None) -> World:
-    world = World(fleet_of(SHAPE), seed=1, behaviours={"v2": VersionBehaviour(load_s=5.0)})
-    world.control.kill_at = kill_at
-    world.queue.at(1.0, lambda: roll_out(world, "llama", "v2"))
-    while world.queue.now_s < 300.0 and not (world.queue.now_s > 5.0 and world.is_settled()):
-        world.run_until(world.queue.now_s + 5.0)
-    world.check()
-    return world
+def play(world: World) -> None:
+    world.queue.at(2.0, lambda: roll_out(world, "llama", "v2"))
+    world.queue.at(12.0, lambda: machine_dies(world))
+    world.queue.at(25.0, lambda: line_cut(world, 14.0))
+    world.queue.at(30.0, lambda: engine_crashes(world))
+    world.queue.at(40.0, lambda: agent_dies(world))
+    resume_paused(world, every_s=30.0)
 
 
-def test_a_kill_before_any_write_changes_nothing_but_the_time() -> None:
-    undisturbed = rolled_out(None)
-    assert undisturbed.store.deployments["llama"].version == "v2"
-    for write in range(undisturbed.store.writes):
-        world = rolled_out(write)
-        late_s = world.queue.now_s - undisturbed.queue.now_s
+def expect(world: World) -> Iterator[str]:
+    yield from all_well(world)
+    yield from mixed_versions(world)
+    if world.store.deployments["llama"].version != "v2":
+        yield "the rollout did not come to its end"
 
-        assert world.control.kills == 1, f"killed before write {write}"
-        assert world.journal.violations == [], f"killed before write {write}"
-        assert [*all_well(world), *mixed_versions(world)] == [], f"killed before write {write}"
-        assert world.store.deployments["llama"].version == "v2", f"killed before write {write}"
-        assert late_s <= 25.0, f"killed before write {write}"
+
+SCENARIO = Scenario(
+    about="A quick rollout of three cells; a machine, a line, an engine and an agent break in the middle of it.",
+    shape=FleetShape((DeploymentShape("llama", {"east": 2, "west": 1}, policy=POLICY),), spares=1),
+    play=play,
+    until_s=800.0,
+    busy_s=60.0,
+    expect=expect,
+    behaviours={version: VersionBehaviour(load_s=6.0) for version in ("v1", "v2")},
+    quality=UNRULY,
+)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the process that writes", "the whole control plane"])
+def test_a_kill_before_any_write_breaks_nothing_and_the_end_is_the_same(whole: bool) -> None:
+    undisturbed, *others = sweep(SCENARIO, seed=1, whole=whole)
+
+    assert undisturbed.failures == ()
+    assert len(others) == undisturbed.world.store.writes > 30
+    for outcome in others:
+        assert outcome.failures == (), outcome.kill
+        assert outcome.world.control.kills == 1, outcome.kill
+        assert outcome.world.store.deployments == undisturbed.world.store.deployments, outcome.kill

@@ -16,21 +16,6 @@ def test_scenario_holds(name: str) -> None:
     assert outcome.failures == (), f"python -m fleet.simulator {name} --first-seed 1 -v"
 
 
-def test_all_that_users_of_other_systems_were_hurt_by_has_a_scenario() -> None:
-    assert set(scenario_names()) >= {
-        "all_silent",
-        "bad_version_fails_after_ready",
-        "bad_version_never_starts",
-        "leader_200_follower_dead",
-        "rollout_and_scale_up",
-        "rollout_under_faults",
-        "rollout_without_spares",
-        "stale_verdicts",
-        "told_to_start_twice",
-        "zone_silent",
-    }
-
-
 def test_a_run_repeats_itself() -> None:
     scenario = scenario_named("rollout_and_scale_up")
 

@@ -30,7 +30,8 @@ from fleet.planning.snapshot import FleetView
 from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
 from fleet.selectors.snapshot import fleet_view
 from fleet.services.reconcile import apply
-from fleet.simulator.store import Stale, Store
+from fleet.simulator.store import Store
+from fleet.simulator.writes import Stale
 from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db

@@ -1,0 +1,89 @@
+"""What of a fleet a what-if has to simulate: the rest is well, stays as it is, and would only cost time.
+
+Left out is only what no planner would do anything about, and what takes nothing from what is asked about. What it adds
+to the budgets of region and fleet is kept.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from engine_agent.protocol.states import EngineState
+from fleet.planning.ledger import LedgerLimits
+from fleet.planning.snapshot import CellView, DeploymentView, FleetView
+from fleet.planning.states import CellState, NodeState
+
+
+def without_other_deployments(fleet: FleetView, deployment: str) -> FleetView:
+    """The fleet without the deployments that are at rest, and their machines; `deployment` stays in any case."""
+    cells = _cells_by_deployment(fleet)
+    resting = {
+        name
+        for name, spec in fleet.deployments.items()
+        if name != deployment and _is_at_rest(fleet, spec, cells.get(name, ()))
+    }
+    gone = {member.node for name in resting for cell in cells.get(name, ()) for member in cell.members}
+    return replace(
+        fleet,
+        deployments={name: spec for name, spec in fleet.deployments.items() if name not in resting},
+        cells={cell.id: cell for cell in fleet.cells.values() if cell.deployment not in resting},
+        nodes={node.id: node for node in fleet.nodes.values() if node.id not in gone},
+    )
+
+
+def without_other_regions(fleet: FleetView, region: str) -> FleetView:
+    """The fleet of one region. While anything moves between versions, regions wait for each other: then it is whole."""
+    if fleet.rollouts:
+        return fleet
+    here = (spec for spec in fleet.deployments.values() if region in spec.cells_wanted)
+    only = {spec.name: replace(spec, cells_wanted={region: spec.cells_wanted[region]}) for spec in here}
+    return replace(
+        fleet,
+        regions={name: view for name, view in fleet.regions.items() if name == region},
+        deployments=only,
+        cells={cell.id: cell for cell in fleet.cells.values() if cell.region == region},
+        nodes={node.id: node for node in fleet.nodes.values() if node.region == region},
+    )
+
+
+def limits_of(fleet: FleetView, limits: LedgerLimits) -> LedgerLimits:
+    """The budgets of the whole fleet as floors, so that a part of it has them too. Of regions the tightest."""
+    wanted: Counter[str] = Counter()
+    for spec in fleet.deployments.values():
+        wanted.update(spec.cells_wanted)
+    regions = [limits.region(count) for count in wanted.values()]
+    return replace(
+        limits,
+        region_floor=min(regions, default=limits.region_floor),
+        fleet_floor=limits.fleet(wanted.total()),
+    )
+
+
+def _cells_by_deployment(fleet: FleetView) -> Mapping[str, list[CellView]]:
+    found: dict[str, list[CellView]] = {}
+    for cell in fleet.cells.values():
+        found.setdefault(cell.deployment, []).append(cell)
+    return found
+
+
+def _is_at_rest(fleet: FleetView, spec: DeploymentView, cells: Collection[CellView]) -> bool:
+    """Whether it has what it wants, all of it is well, and nobody moves it."""
+    there = Counter(cell.region for cell in cells)
+    wanted = {region: count for region, count in spec.cells_wanted.items() if count}
+    if spec.name in fleet.rollouts or dict(there) != wanted:
+        return False
+    return all(_serves(fleet, cell, spec) for cell in cells)
+
+
+def _serves(fleet: FleetView, cell: CellView, spec: DeploymentView) -> bool:
+    if cell.state is not CellState.READY or cell.disruption is not None or cell.version != spec.version:
+        return False
+    nodes = [fleet.nodes[member.node] for member in cell.members]
+    return all(
+        node.state is NodeState.READY
+        and not node.cordoned
+        and node.report.connected
+        and node.report.state is EngineState.READY
+        and node.report.unhealthy_since is None
+        for node in nodes
+    )
