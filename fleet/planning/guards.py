@@ -33,6 +33,28 @@ class Freeze:
         return f"{len(self.unhealthy)} of {self.size} nodes of {self.scope} are unhealthy"
 
 
+@dataclass(frozen=True, slots=True)
+class Underway:
+    """What bounds one more replacement: how many of the node's pool are open, how many machines the pool has, and
+    which other node of the same cell is being replaced."""
+
+    pool: tuple[str, str]
+    open: int
+    pool_size: int
+    cell: str = ""
+    mate: str = ""
+
+
+def crowding(underway: Underway, settings: FaultSettings) -> str:
+    """Why one more replacement would be too many; empty: it would not."""
+    if underway.mate:
+        return f"{underway.mate} of its cell {underway.cell} is being replaced"
+    limit = max(1, int(settings.replaced_share * underway.pool_size))
+    if underway.open >= limit:
+        return f"{underway.open} of {limit} replacements of its pool {_pool_name(*underway.pool)} are under way"
+    return ""
+
+
 class Guards:
     """The guards of one pass. `take` notes what the pass itself decides, so that two decisions share one budget."""
 
@@ -75,14 +97,11 @@ class Guards:
 
     def crowded(self, node: NodeView) -> str:
         """Whether too much else is being replaced already; empty: it is not."""
-        cell = self._cells.get(node.id, "")
-        if other := self._busy.get(cell):
-            return "" if other == node.id else f"{other} of its cell {cell} is being replaced"
-        pool = _pool(node)
-        limit = max(1, int(self._settings.replaced_share * self._sizes[pool]))
-        if self._taken[pool] >= limit:
-            return f"{self._taken[pool]} of {limit} replacements of its pool {_pool_name(*pool)} are under way"
-        return ""
+        cell, pool = self._cells.get(node.id, ""), _pool(node)
+        busy = self._busy.get(cell, "")
+        if busy == node.id:
+            return ""
+        return crowding(Underway(pool, self._taken[pool], self._sizes[pool], cell, busy), self._settings)
 
     def take(self, node: NodeView) -> None:
         """Count a replacement that this pass decides."""

@@ -1,10 +1,14 @@
 """Applies decisions about faulty nodes, each as one compare-and-set with its event. Launches and ends no machine: the
-reconciler sees a faulty node, gives its cell another and then has the machine ended."""
+reconciler sees a faulty node, gives its cell another and then has the machine ended.
+
+Whoever begins a replacement holds a lock until the commit and counts again: two reconcilers that race cannot condemn
+two nodes of a cell, or more of a pool than may be.
+"""
 
 from datetime import datetime
 from typing import Any
 
-from django.db import transaction
+from django.db import connection, transaction
 
 from controlplane.kernel import hints, live
 from controlplane.kernel.events import event_record
@@ -13,11 +17,15 @@ from controlplane.kernel.transitions import StaleDecision, compare_and_set_or_st
 from fleet.models import CellMember, Incident, Node, Replacement
 from fleet.planning.fault_decisions import CloseReplacement, CordonNode, ReplaceNode, WishReplacement
 from fleet.planning.fault_rules import Rule
+from fleet.planning.fault_settings import FaultSettings
+from fleet.planning.guards import COUNTED, Underway, crowding
 from fleet.planning.states import NODE_ALLOWED, NODE_TONE, IncidentState, NodeState
 from fleet.services.desired import desired_changed
 from fleet.services.repair import repair_record
 
 SWITCHYARD = "switchyard"
+LOCK = 0x53_57_52_50
+"""Key of PostgreSQL's advisory lock: "SWRP", the replacements of the whole fleet."""
 
 
 def node_cordon_faulty(decision: CordonNode, *, now: datetime) -> None:
@@ -33,16 +41,17 @@ def node_cordon_faulty(decision: CordonNode, *, now: datetime) -> None:
         _event(node, "node.cordoned", f"{node.id} cordoned: {decision.reason}", Tone.WARN, now)
 
 
-def node_replace(decision: ReplaceNode, *, now: datetime) -> None:
+def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSettings | None = None) -> None:
     """Take a node out of use: it is faulty and cordoned from now on, its cell is lost and gets another one.
 
     Raises:
         StaleDecision: the node has left the state that was seen since then, even if it came back to it, or is in
-            another cell.
+            another cell, or too much else is being replaced by now.
     """
     if NodeState.FAULTY not in NODE_ALLOWED[decision.seen]:
         raise ValueError(f"a node cannot go from {decision.seen} to faulty")
     with transaction.atomic():
+        _guard(decision.node, decision.cell, settings or FaultSettings())
         rows = Node.objects.filter(id=decision.node, state=decision.seen.value, state_since=decision.since)
         compare_and_set_or_stale(
             rows,
@@ -69,13 +78,14 @@ def replacement_begin(*, node: str, cell: str, rule: Rule, reason: str, now: dat
     _open(node, cell, rule, reason, now, SWITCHYARD, begun_at=now)
 
 
-def replacement_wish(decision: WishReplacement, *, now: datetime) -> None:
+def replacement_wish(decision: WishReplacement, *, now: datetime, settings: FaultSettings | None = None) -> None:
     """From now on the node's cell is drained for its replacement.
 
     Raises:
-        StaleDecision: the node is in another cell, or being replaced already.
+        StaleDecision: the node is in another cell, or being replaced already, or too much else is by now.
     """
     with transaction.atomic():
+        _guard(decision.node, decision.cell, settings or FaultSettings())
         node = Node.objects.select_for_update().get(id=decision.node)
         if _cell_of(node.id) != decision.cell or is_replaced(node.id):
             raise StaleDecision(f"node {node.id} is replaced already, or in another cell")
@@ -101,6 +111,27 @@ def replacement_close(decision: CloseReplacement, *, now: datetime) -> None:
 def is_replaced(node: str) -> bool:
     """Whether a replacement of this node is open."""
     return Replacement.objects.filter(node_id=node, closed_at__isnull=True).exists()
+
+
+def _guard(node_id: str, cell: str, settings: FaultSettings) -> None:
+    """Until the commit nobody else begins a replacement. One that was wished for was counted then."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+    if is_replaced(node_id):
+        return
+    node = Node.objects.get(id=node_id)
+    pool = Node.objects.filter(region_id=node.region_id, instance_type_id=node.instance_type_id)
+    work = Replacement.objects.filter(closed_at__isnull=True)
+    mate = work.filter(cell=cell).values_list("node_id", flat=True).first() if cell else None
+    underway = Underway(
+        pool=(node.region_id, node.instance_type_id),
+        open=work.filter(node__in=pool).count(),
+        pool_size=pool.filter(state__in=[state.value for state in COUNTED]).count(),
+        cell=cell,
+        mate=mate or "",
+    )
+    if crowded := crowding(underway, settings):
+        raise StaleDecision(f"node {node_id} stays: {crowded}")
 
 
 def _open(node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: str, **columns: Any) -> Replacement:
