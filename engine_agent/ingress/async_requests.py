@@ -18,13 +18,13 @@ MAX_AT_ONCE = 64
 """Connections to the control plane; each is over in milliseconds, and the rest wait here."""
 QUEUE_S = 10
 CHECK_INTERVAL_MS = 1000
-CHOICE = f"use_backend {BACKEND} if is_async"
 
 
 def async_rules(settings: IngressSettings, retry_after_s: int) -> list[str]:
-    """Let these requests through, past all rules that ask for a model, or say why they cannot be kept now."""
+    """Let these requests through, past all rules that ask for a model, or say why they cannot be kept now. Where the
+    address of the control plane is not known, there is no such path."""
     if not settings.control_plane:
-        return [f"acl is_async path_beg {ASYNC_PREFIX}", f"{answers.returned(_away(retry_after_s))} if is_async"]
+        return []
     return [
         f"acl is_async path_beg {ASYNC_PREFIX}",
         f"acl has_control_plane nbsrv({BACKEND}) gt 0",
@@ -36,8 +36,13 @@ def async_rules(settings: IngressSettings, retry_after_s: int) -> list[str]:
     ]
 
 
+def async_choice(settings: IngressSettings) -> list[str]:
+    """The rule that sends them there; it stands before all other choices."""
+    return [f"use_backend {BACKEND} if is_async"] if settings.control_plane else []
+
+
 def async_backend(settings: IngressSettings) -> list[str]:
-    """The section of the control plane; none where its address is not known."""
+    """The section of the control plane."""
     if not settings.control_plane:
         return []
     parts = urlsplit(settings.control_plane)

@@ -8,7 +8,7 @@ through the reader (`reader_config`), which sends them back with the model in a 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine_agent.ingress import access_log, answers, frontend_rules, hops, keys
+from engine_agent.ingress import access_log, answers, async_requests, frontend_rules, hops, keys
 from engine_agent.ingress.backends import pool_backend, reader_backend, spill_backend
 from engine_agent.ingress.layout import Layout
 from engine_agent.ingress.sections import (
@@ -68,10 +68,12 @@ def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
         return [section("frontend ingress", [*lines, answers.returned(answers.no_table(layout.retry_after_s))])]
     judgement = frontend_rules.judgement_rules(layout)
     lines += [*hops.proof_rules(), *keys.identity_rules(), *access_log.capture_rules()]
+    lines += async_requests.async_rules(settings, layout.retry_after_s)
     lines += [*frontend_rules.listing_rules(), *frontend_rules.path_rules()]
     lines += [*frontend_rules.body_rules(layout, settings), access_log.ARRIVAL_RULE]
     lines += [*frontend_rules.pool_rules(has_body=True), *keys.scope_rules()]
-    lines += [*judgement, *keys.limit_rules(), *keys.answer_rules(), "use_backend reader if is_long", *CHOICE]
+    lines += [*judgement, *keys.limit_rules(), *keys.answer_rules()]
+    lines += [*async_requests.async_choice(settings), "use_backend reader if is_long", *CHOICE]
     # What comes through here is logged where it came from outside.
     named = [f"bind unix@{NAMED_SOCKET} mode 600", "no log", *frontend_rules.named_rules()]
     named += [*frontend_rules.pool_rules(has_body=False), *keys.named_scope_rules(), *judgement, *CHOICE]
@@ -80,4 +82,5 @@ def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
         section("frontend named", named),
         reader_backend(layout, settings),
         keys.key_store(),
+        *async_requests.async_backend(settings),
     ]

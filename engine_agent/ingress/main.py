@@ -72,6 +72,7 @@ def _settings(arguments: argparse.Namespace, home: Path) -> IngressSettings:
         home=home,
         host=arguments.host,
         port=arguments.port,
+        control_plane=arguments.server,
         # Each request takes a connection on either side.
         max_connections=max(100, min(MAX_CONNECTIONS, (open_files - SPARE_FILES) // 2)),
         threads=arguments.threads,

@@ -62,6 +62,8 @@ class IngressSettings:
     home: Path
     host: str = "127.0.0.1"
     port: int = 8080
+    control_plane: str = ""
+    """Base URL of the web process, which keeps near-real-time requests; empty: nobody does."""
     max_connections: int = 4000
     threads: int = 2
     retries: int = 3

@@ -1,0 +1,107 @@
+"""Near-real-time requests go to the control plane, key and all, and to nobody else."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+from tests.engine_agent.ingress.keyed import keyed
+from tests.engine_agent.ingress.traffic import BODY
+from tests.engine_agent.proxy.http_stream import Message, read_message
+from tests.engine_agent.proxy.proxy_process import until
+
+PATH = "/v1/async/chat/completions"
+ACCEPTED = b'HTTP/1.1 202 Accepted\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"id":"ar"}'
+pytestmark = pytest.mark.asyncio
+
+
+class ControlPlane:
+    """A web process that accepts everything and remembers it."""
+
+    def __init__(self) -> None:
+        self.heard: list[Message] = []
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                self.heard.append(await read_message(reader))
+                writer.write(ACCEPTED)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            writer.close()
+
+
+@asynccontextmanager
+async def ingress_of(home: Path, web: ControlPlane) -> AsyncIterator[RunningIngress]:
+    ingress = RunningIngress(home)
+    ingress.use(replace(ingress.settings, control_plane=f"http://127.0.0.1:{web.port}"))
+    async with ingress.running():
+        yield ingress
+
+
+async def test_a_request_is_passed_on_with_its_key_and_where_it_came_in(tmp_path: Path) -> None:
+    web, key = ControlPlane(), keyed(tenant="acme")
+    await web.start()
+    async with ingress_of(tmp_path / "home", web) as ingress, FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys=(key.entry,), keys_required=True)
+        headers = {**key.headers, "Idempotency-Key": "k1", "X-Switchyard-Region": "somewhere"}
+        answer = await ingress.http.post(PATH, content=BODY, headers=headers)
+        assert (answer.status_code, answer.json()) == (202, {"id": "ar"})
+        (heard,) = web.heard
+        assert (heard.first_line, heard.body) == (f"POST {PATH} HTTP/1.1", BODY)
+        assert heard.headers["authorization"] == f"Bearer {key.text}"
+        assert heard.headers["x-switchyard-region"] == "us-east-1"
+        assert heard.headers["idempotency-key"] == "k1"
+        assert heard.headers["host"] == f"127.0.0.1:{web.port}"
+        assert (await ingress.http.get("/v1/async/ar_1", headers=key.headers)).status_code == 202
+        assert cell.requests == []
+    web.stop()
+
+
+async def test_what_no_key_opens_never_gets_there(tmp_path: Path) -> None:
+    web, key = ControlPlane(), keyed()
+    await web.start()
+    async with ingress_of(tmp_path / "home", web) as ingress, FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys=(key.entry,), keys_required=True)
+        assert (await ingress.http.post(PATH, content=BODY)).status_code == 401
+        long = await ingress.http.post(PATH, content=b"x" * (1024 * 1024 + 1), headers=key.headers)
+        assert (long.status_code, long.json()["error"]["code"]) == (413, "request_too_large")
+        assert web.heard == []
+    web.stop()
+
+
+async def test_without_the_control_plane_that_is_said_and_everything_else_is_served(tmp_path: Path) -> None:
+    web = ControlPlane()
+    await web.start()
+    web.stop()
+    async with ingress_of(tmp_path / "home", web) as ingress, FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+
+        async def is_away() -> bool:
+            answer = await ingress.http.post(PATH, content=BODY)
+            return bool(answer.status_code == 503 and answer.json()["error"]["code"] == "control_plane_away")
+
+        async def is_accepted() -> bool:
+            return bool((await ingress.http.post(PATH, content=BODY)).status_code == 202)
+
+        await until(is_away, "its check has failed")
+        assert (await ingress.http.post(PATH, content=BODY)).headers["retry-after"] == "7"
+        assert (await ingress.post(BODY)).status_code == 200
+        await web.start()
+        await until(is_accepted, "its check has succeeded")
+    web.stop()
