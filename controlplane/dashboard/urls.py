@@ -9,6 +9,8 @@ from controlplane.dashboard.pages.cells import CELL, CELLS
 from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS
 from controlplane.dashboard.pages.events import EVENTS
 from controlplane.dashboard.pages.incidents import INCIDENT, INCIDENTS
+from controlplane.dashboard.pages.key_actions import key_action, key_new, keys_require_ask
+from controlplane.dashboard.pages.keys import KEY, KEYS
 from controlplane.dashboard.pages.models import MODELS
 from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
@@ -34,6 +36,11 @@ urlpatterns = [
     path("nodes/", _view(NODES), name="nodes"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
     path("traffic/", _view(TRAFFIC), name="traffic"),
+    path("keys/", _view(KEYS), name="keys"),
+    path("keys/new/", key_new, name="key-new"),
+    path("keys/require/", keys_require_ask, name="keys-require"),
+    path("keys/<str:key>/", _view(KEY), name="key"),
+    path("keys/<str:key>/ask/<str:action>/", key_action, name="key-action"),
     path("models/", _view(MODELS), name="models"),
     path("incidents/", _view(INCIDENTS), name="incidents"),
     path("incidents/<str:key>/", _view(INCIDENT), name="incident"),

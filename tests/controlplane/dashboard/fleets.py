@@ -5,7 +5,7 @@ from fleet.models import Cell, Deployment, DeploymentRegion, Incident, InstanceT
 from models_registry.models import Model, ModelVersion
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import Ingress, IngressReport, RoutingTable
+from traffic.models import ApplicationKey, Ingress, IngressReport, RoutingTable, UsageHour
 
 COUNTS = {"ttft_counts": {"12": 3}, "itl_counts": {"7": 40}}
 LOAD = {"in_flight": 7, "queued": 2, "tokens_per_s": 431.5, "ttft_p50_ms": 80.0, "ttft_p99_ms": 410.0, **COUNTS}
@@ -105,3 +105,20 @@ def _traffic(number: int, cell: Cell) -> None:
             reason="a cell is ready",
             created_at=NOW,
         )
+    _key(number)
+
+
+def _key(number: int) -> None:
+    prefix, tenant = f"0a{number:06x}", f"tenant-{number}"
+    ApplicationKey.objects.create(
+        prefix=prefix,
+        digest=f"{number:064x}",
+        name="search",
+        tenant=tenant,
+        created_by="ada",
+        created_at=NOW,
+        last_used_at=NOW,
+        requests_per_min=60,
+    )
+    for key in ("", prefix):
+        UsageHour.objects.create(tenant=tenant, key=key, hour=NOW, requests=7, completion_tokens=9)

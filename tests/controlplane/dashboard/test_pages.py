@@ -22,6 +22,8 @@ LISTS = [
     "/events/?kind=cell.ready&subject=region-0",
     "/incidents/",
     "/incidents/?state=all",
+    "/keys/",
+    "/keys/?q=search&state=active&tenant=tenant-0",
     "/models/",
     "/nodes/",
     "/nodes/?role=leader",
@@ -29,7 +31,7 @@ LISTS = [
     "/rollouts/?state=active",
     "/traffic/",
 ]
-DETAILS = ["/cells/deployment-0-region-0-1/", "/nodes/n-00000000/", "/nodes/n-000000aa/", "/deployments/deployment-0/"]
+DETAILS = ["/cells/deployment-0-region-0-1/", "/nodes/n-00000000/", "/nodes/n-000000aa/", "/deployments/deployment-0/", "/keys/0a000000/"]
 
 
 class Reader(HTMLParser):
