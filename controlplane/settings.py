@@ -20,6 +20,14 @@ def _words(name: str, default: str) -> list[str]:
     return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]
 
 
+def _figures(name: str, default: str) -> dict[str, float]:
+    pairs = [word.partition("=") for word in _words(name, default)]
+    try:
+        return {key: float(value) for key, _, value in pairs}
+    except ValueError:
+        raise SystemExit(f"{name} must be a list such as a:b=12,a:c=40, not {os.environ[name]!r}") from None
+
+
 # --- Switchyard itself ------------------------------------------------------------------------------------------------
 
 SWITCHYARD_HOME = Path(os.environ.get("SWITCHYARD_HOME", BASE_DIR / ".switchyard")).resolve()
@@ -32,6 +40,10 @@ SWITCHYARD_URL = os.environ.get("SWITCHYARD_URL", f"http://127.0.0.1:{SWITCHYARD
 """Where agents reach the web process."""
 WEBHOOK_NETWORKS = _words("SWITCHYARD_WEBHOOK_NETWORKS", "")
 """Networks that webhooks may be in though they are not public, such as `10.0.0.0/8`; http is allowed there."""
+
+REGION_LATENCY_MS = _figures("SWITCHYARD_REGION_LATENCY_MS", "")
+"""Measured round trips between regions, such as `us-east-1:us-west-2=62,us-east-1:eu-west-1=71`; the rest is estimated
+from where they lie (traffic.planning.latency)."""
 
 # --- Django -----------------------------------------------------------------------------------------------------------
 
@@ -183,6 +195,10 @@ SPECTACULAR_SETTINGS = {
         "MemberRole": "controlplane.api.enums.MEMBER_ROLES",
         "VersionState": "controlplane.api.enums.VERSION_STATES",
         "Tone": "controlplane.api.enums.TONES",
+        "RuleMode": "controlplane.api.enums.RULE_MODES",
+        "ShiftKind": "controlplane.api.enums.SHIFT_KINDS",
+        "OverrideKind": "controlplane.api.enums.OVERRIDE_KINDS",
+        "EvacuationMode": "controlplane.api.enums.EVACUATION_MODES",
     },
 }
 

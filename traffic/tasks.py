@@ -3,6 +3,7 @@
 from celery import shared_task
 
 from controlplane.kernel import clock
+from traffic.services.autopilot import autopilot_run
 from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import revocations_confirm
 from traffic.services.routing import drained_cells_mark, tables_publish
@@ -24,6 +25,12 @@ def count_usage() -> None:
 @shared_task(name="traffic.trim_usage")
 def trim_usage() -> None:
     usage_trim(now=clock.now())
+
+
+@shared_task(name="traffic.autopilot")
+def autopilot() -> None:
+    if autopilot_run(now=clock.now()):
+        tables_publish(now=clock.now())
 
 
 @shared_task(name="traffic.ensure_ingresses")

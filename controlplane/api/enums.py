@@ -3,9 +3,12 @@
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import EngineState, MemberRole
 from fleet.api.node import ROLES
+from fleet.planning.fault_rules import RuleMode
 from fleet.planning.snapshot import Finding
 from fleet.planning.states import CellState, IncidentState, NodeState, RolloutState, ServingClass, choices
 from models_registry.models import VersionState
+from traffic.planning.overrides import EvacuationMode, OverrideKind
+from traffic.planning.shift import ShiftKind
 
 CELL_STATES = choices(CellState)
 NODE_STATES = choices(NodeState)
@@ -18,3 +21,7 @@ ENGINE_STATES = choices(EngineState)
 MEMBER_ROLES = choices(MemberRole)
 VERSION_STATES = VersionState.choices
 TONES = choices(Tone)
+RULE_MODES = choices(RuleMode)
+SHIFT_KINDS = choices(ShiftKind)
+OVERRIDE_KINDS = choices(OverrideKind)
+EVACUATION_MODES = choices(EvacuationMode)

@@ -14,7 +14,8 @@ from engine_agent.protocol.messages import JsonObject
 class Counted(Struct, frozen=True):
     """The last word of an ingress on one pool: counters since its worker started, and the rates since the word before.
 
-    `at` in seconds since 1970, rates per second; `spilled` maps another region to what was sent there.
+    `at` in seconds since 1970, rates per second over the last `over_s`, 0 at first; `spilled` maps another region to
+    what was sent there.
     """
 
     at: float
@@ -23,6 +24,7 @@ class Counted(Struct, frozen=True):
     spilled: dict[str, int] = {}
     local_per_s: float = 0.0
     spilled_per_s: dict[str, float] = {}
+    over_s: float = 0.0
 
 
 def count(before: Counted | None, telemetry: JsonObject, pool: str, at: float) -> Counted | None:
@@ -40,6 +42,7 @@ def count(before: Counted | None, telemetry: JsonObject, pool: str, at: float) -
         now.spilled,
         _per_s(before, now, before.local, now.local),
         {region: _per_s(before, now, before.spilled.get(region, 0), total) for region, total in now.spilled.items()},
+        now.at - before.at,
     )
 
 

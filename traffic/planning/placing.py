@@ -121,9 +121,11 @@ def _routes(task: Task, origins: Iterable[str]) -> dict[tuple[str, str], int]:
 def _rooms(task: Task, region: str, taken: Mapping[str, float]) -> tuple[Room, ...]:
     """What a region takes gladly, and what only if it fits nowhere else, less what fixed rows send there."""
     place, cap = task.places[region], task.cap(region)
-    keeps = place.carried if place.carried <= cap else 0.0
-    limit = max(task.policy.utilisation_cap * place.capacity, keeps) if place.carried <= cap else cap
-    fill = max(FILL_SHARE * (cap if place.carried > cap else task.policy.utilisation_cap * place.capacity), keeps)
+    if place.carried > cap:
+        fill, limit = FILL_SHARE * cap, cap
+    else:
+        counted_on = task.policy.utilisation_cap * place.capacity
+        fill, limit = max(FILL_SHARE * counted_on, place.carried), max(counted_on, place.carried)
     used = taken.get(region, 0.0)
     gladly, at_most = (_room_units(slots - used) for slots in (fill, limit))
     if region in task.orders.emptying:

@@ -1,13 +1,17 @@
 """Decides what the ingresses of a region must do: which cells serve which model, and which region takes the rest.
 
-Home first; a region without a ready cell sends everything to the region that has the most of them.
+The shares are the region autopilot's, without regions that have no ready cell this moment. Before its first plan, and
+when nothing of it can be followed, home serves, else the region that has the most ready cells. Residency binds in any
+case: a region that may not serve an origin's requests is no target of it, not even a stand-by.
 """
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine_agent.protocol.messages import CellEndpoint, Pool, SpillTarget
+from traffic.planning.matrix import Matrix, whole_row
+from traffic.planning.traffic_policy import TrafficPolicy
 
 ROUTED = frozenset({"ready", "draining"})
 
@@ -43,15 +47,32 @@ class IngressAddress:
     port: int
 
 
+@dataclass(frozen=True, slots=True)
+class Steering:
+    """How a deployment's requests are shared. `closed` regions get nothing of what others may serve."""
+
+    matrix: Matrix = field(default_factory=dict)
+    policy: TrafficPolicy = field(default_factory=TrafficPolicy)
+    closed: frozenset[str] = frozenset()
+
+    def may_receive(self, origin: str, region: str) -> bool:
+        return region not in self.closed and self.policy.may_serve(origin, region)
+
+
+UNSTEERED = Steering()
+
+
 def plan_pools(
     region: str,
     deployments: Iterable[ServedDeployment],
     cells: Iterable[RoutableCell],
     ingresses: Iterable[IngressAddress],
+    steerings: Mapping[str, Steering] | None = None,
 ) -> tuple[Pool, ...]:
     """The pools of one region's table, in a stable order, so that equal states give equal tables.
 
-    Every deployment has a pool in every region: an ingress without cells of its own spills.
+    `steerings` maps a deployment to how its requests are shared. Every deployment has a pool in every region: an
+    ingress without cells of its own spills.
     """
     by_pool: dict[tuple[str, str], list[RoutableCell]] = defaultdict(list)
     for cell in cells:
@@ -59,7 +80,7 @@ def plan_pools(
             by_pool[cell.deployment, cell.region].append(cell)
     gates = {gate.region: gate for gate in sorted(ingresses, key=lambda gate: (gate.region, gate.port), reverse=True)}
     return tuple(
-        _pool(deployment, region, by_pool, gates)
+        _pool(deployment, region, by_pool, gates, (steerings or {}).get(deployment.name, UNSTEERED))
         for deployment in sorted(deployments, key=lambda deployment: deployment.name)
     )
 
@@ -69,12 +90,13 @@ def _pool(
     region: str,
     by_pool: Mapping[tuple[str, str], list[RoutableCell]],
     gates: Mapping[str, IngressAddress],
+    steering: Steering,
 ) -> Pool:
     ready = {
         name: sum(cell.state == "ready" for cell in by_pool.get((deployment.name, name), ()))
         for name in sorted({*gates, region})
     }
-    others = [name for name in gates if name != region and ready[name]]
+    others = [name for name in gates if name != region and ready[name] and steering.may_receive(region, name)]
     others.sort(key=lambda name: (-ready[name], name))
     return Pool(
         name=deployment.name,
@@ -93,12 +115,15 @@ def _pool(
             for cell in sorted(by_pool.get((deployment.name, region), ()), key=lambda cell: cell.id)
         ),
         spill=tuple(SpillTarget(region=name, address=gates[name].address, port=gates[name].port) for name in others),
-        fractions=_fractions(region, ready, others),
+        fractions=_fractions(region, ready, others, steering.matrix.get(region, {})),
     )
 
 
-def _fractions(region: str, ready: Mapping[str, int], others: list[str]) -> dict[str, float]:
-    """Shares that sum to 1 (I12), or none while nobody can serve."""
+def _fractions(region: str, ready: Mapping[str, int], others: list[str], row: Mapping[str, float]) -> dict[str, float]:
+    """Shares that sum to 1 (I12), or none while nobody can serve. What a region that cannot serve had, the rest get."""
+    there = {name: share for name, share in row.items() if name in others or (name == region and ready[region])}
+    if any(share > 0 for share in there.values()):
+        return whole_row(there, region)
     if ready[region]:
         return {region: 1.0}
     return {others[0]: 1.0} if others else {}

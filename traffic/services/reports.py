@@ -62,6 +62,7 @@ def _store(row: IngressRow) -> None:
     if changed:
         live.push("traffic")
         hints.ring("traffic.publish")
+        hints.ring("traffic.autopilot")
 
 
 def _down(row: IngressRow) -> dict[str, int]:

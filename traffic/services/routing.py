@@ -29,6 +29,7 @@ from traffic.selectors.routing import (
     served_deployments,
     tables_in_force,
 )
+from traffic.selectors.steering import steerings
 
 TABLES_KEPT = 200
 """Old revisions per region that stay for the history page."""
@@ -39,10 +40,11 @@ def tables_publish(*, now: datetime) -> list[str]:
     # Read first: whoever publishes after this takes our revision, so what we plan is never older than what it replaces.
     current = latest_tables()
     deployments, cells, gates = served_deployments(), routable_cells(), ingress_addresses()
+    shared = steerings((deployment.name for deployment in deployments), now)
     standing, gates_of = key_standing(), Counter(gate.region for gate in gates)
     published = []
     for region in Region.objects.values_list("name", flat=True):
-        pools = plan_pools(region, deployments, cells, gates)
+        pools = plan_pools(region, deployments, cells, gates, shared)
         if _publish(region, pools, key_ring(standing, gates_of[region]), current.get(region), now):
             published.append(region)
     return published

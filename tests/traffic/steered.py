@@ -1,0 +1,90 @@
+"""Two regions with cells, ingresses and traffic, as rows; time passes by reports."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db.models import Max
+
+from fleet.models import Cell, DeploymentRegion
+from fleet.planning.states import CellState
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+from traffic.models import IngressReport, RoutingTable
+from traffic.services.autopilot import autopilot_run
+from traffic.services.ingress import ingress_create
+from traffic.services.routing import tables_publish
+
+EAST, WEST = "us-east-1", "us-west-2"
+SLOTS = 10
+"""Requests at once of each cell."""
+
+
+class Steered:
+    """`rates`: requests a second of each region's applications; each takes a second. Reports come every 2 s."""
+
+    def __init__(self, cells: dict[str, int], rates: dict[str, float]) -> None:
+        self.now = NOW
+        self.rates = rates
+        self.silent: set[str] = set()
+        self._totals: dict[str, float] = dict.fromkeys(cells, 0.0)
+        version = rows.version(max_concurrency=SLOTS)
+        for port, (region, count) in enumerate(cells.items()):
+            deployment = rows.deployment(where=region)
+            DeploymentRegion.objects.filter(region_id=region).update(cells=count)
+            ingress = ingress_create(region=rows.region(region), address="127.0.0.1", port=8080 + port, now=NOW)
+            IngressReport.objects.create(ingress=ingress, connected=True)
+            for number in range(count):
+                name = f"{deployment.name}-{region}-{number}"
+                node = rows.node(f"n-{port}{number:07x}", where=region)
+                rows.cell(name, node, region=rows.region(region), model_version=version)
+
+    def lose(self, region: str, count: int) -> None:
+        ids = list(Cell.objects.filter(region_id=region, state=CellState.READY).values_list("id", flat=True)[:count])
+        Cell.objects.filter(id__in=ids).update(state=CellState.LOST.value)
+
+    def recover(self, region: str) -> None:
+        Cell.objects.filter(region_id=region).update(state=CellState.READY.value)
+
+    def run(self, seconds: float) -> list[str]:
+        """Let time pass; returns the deployments whose shares changed, each time they did."""
+        changed = []
+        until = self.now + timedelta(seconds=seconds)
+        while self.now < until:
+            self.now += timedelta(seconds=2)
+            self._report()
+            changed += autopilot_run(now=self.now)
+            tables_publish(now=self.now)
+        return changed
+
+    def row(self, region: str) -> dict[str, float]:
+        """The shares of a region's table."""
+        newest = RoutingTable.objects.filter(region_id=region).latest("revision")
+        fractions: dict[str, float] = newest.body["pools"][0]["fractions"]
+        return fractions
+
+    def _report(self) -> None:
+        for region, rate in self.rates.items():
+            if region in self.silent:
+                continue
+            self._totals[region] += 2 * rate
+            cells = Cell.objects.filter(region_id=region, state=CellState.READY).values_list("id", flat=True)
+            telemetry = _telemetry(round(self._totals[region]), rate, list(cells))
+            IngressReport.objects.filter(ingress__region_id=region).update(
+                last_seen_at=self.now, telemetry=telemetry, cells=dict.fromkeys(cells, "up")
+            )
+
+
+def _telemetry(total: int, rate: float, cells: list[str]) -> dict[str, Any]:
+    """As if no request were ever spilled: arrivals are what counts here, not where they went."""
+    pool = {"requests_total": total, "spilled_to": {}}
+    busy = {cell: {"in_flight": rate / len(cells)} for cell in cells}
+    return {"worker_pid": 1, "pools": {"sim-70b": pool}, "cells": busy}
+
+
+def newest_revision(region: str) -> int:
+    found: int = RoutingTable.objects.filter(region_id=region).aggregate(newest=Max("revision"))["newest"]
+    return found
+
+
+def seconds_since(start: datetime, now: datetime) -> float:
+    return (now - start).total_seconds()

@@ -1,0 +1,162 @@
+"""Loads what the region autopilot looks at, in a constant number of queries however many deployments there are."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.conf import settings
+from django.db.models import Q
+
+from engine_agent.protocol.messages import JsonObject
+from fleet.models import Cell, Deployment
+from fleet.planning.states import CellState
+from traffic.models import Ingress, IngressReport, TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow
+from traffic.planning.latency import latencies_ms
+from traffic.planning.overrides import EvacuationMode, OverrideKind, OverrideView, orders_for
+from traffic.planning.routing import Steering
+from traffic.planning.shift import RegionView, TrafficView
+from traffic.planning.traffic_policy import TrafficPolicy
+from traffic.planning.windows import Sample, arrivals_to_expect, capacity_to_count_on, service_time_s, share_lost
+
+UP = "up"
+"""As an ingress agent says it of a cell."""
+
+
+@dataclass(frozen=True, slots=True)
+class IngressWord:
+    """What an ingress last said; `seen_at` None: nothing yet."""
+
+    id: str
+    seen_at: datetime | None
+    cells: dict[str, str]
+    telemetry: JsonObject
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyCell:
+    """A cell that its fleet calls ready, and how many requests at once its version was tested for."""
+
+    id: str
+    deployment: str
+    region: str
+    concurrency: int
+
+
+def ingress_words() -> dict[str, list[IngressWord]]:
+    """Region -> its ingresses."""
+    found: dict[str, list[IngressWord]] = defaultdict(list)
+    for ingress in Ingress.objects.select_related("report"):
+        report: IngressReport | None = getattr(ingress, "report", None)
+        word = (
+            IngressWord(ingress.id, report.last_seen_at, report.cells, report.telemetry)
+            if report
+            else IngressWord(ingress.id, None, {}, {})
+        )
+        found[ingress.region_id].append(word)
+    return dict(found)
+
+
+def ready_cells() -> list[ReadyCell]:
+    rows = Cell.objects.filter(state=CellState.READY.value).order_by("id")
+    return [
+        ReadyCell(*columns)
+        for columns in rows.values_list("id", "deployment_id", "region_id", "model_version__max_concurrency")
+    ]
+
+
+def traffic_policies() -> dict[str, TrafficPolicy]:
+    """Deployment -> its policy; those with the defaults have none here."""
+    return {rule.deployment_id: rule.policy() for rule in TrafficRule.objects.all()}
+
+
+def overrides_in_force(now: datetime) -> tuple[OverrideView, ...]:
+    """Orders that nobody has ended and whose time has not come."""
+    return tuple(override_view(row) for row in active_overrides(now))
+
+
+def active_overrides(now: datetime) -> Iterable[TrafficOverride]:
+    return TrafficOverride.objects.filter(ended_at__isnull=True, expires_at__gt=now).order_by("id")
+
+
+def override_view(row: TrafficOverride) -> OverrideView:
+    """The row as the pure planners take it."""
+    return OverrideView(
+        id=row.pk or 0,
+        kind=OverrideKind(row.kind),
+        deployment=row.deployment_id or "",
+        region=row.region_id,
+        expires_at=row.expires_at,
+        shares=row.shares,
+        mode=EvacuationMode(row.mode) if row.mode else EvacuationMode.DRILL,
+    )
+
+
+def steerings(deployments: Iterable[str], now: datetime) -> dict[str, Steering]:
+    """Deployment -> what its pools in the routing tables must follow."""
+    policies, overrides = traffic_policies(), overrides_in_force(now)
+    matrices = dict(TrafficMatrix.objects.values_list("deployment_id", "shares"))
+    return {
+        name: Steering(
+            matrix=matrices.get(name, {}),
+            policy=policies.get(name, TrafficPolicy()),
+            closed=orders_for(name, overrides, now).closed,
+        )
+        for name in deployments
+    }
+
+
+def traffic_views(now: datetime, deployment: str = "") -> dict[str, tuple[TrafficMatrix, TrafficView]]:
+    """Deployment -> its row, unsaved before the first plan, and what is decided upon; `deployment` "": all of them."""
+    only = Q(name=deployment) if deployment else Q()
+    rows = {row.pk: row for row in TrafficMatrix.objects.all()}
+    policies, overrides, words = traffic_policies(), overrides_in_force(now), ingress_words()
+    windows: dict[str, dict[str, tuple[Sample, ...]]] = defaultdict(dict)
+    for window in TrafficWindow.objects.filter(region__in=list(words)):
+        windows[window.deployment_id][window.region_id] = samples_of(window)
+    latency = latencies_ms(words, settings.REGION_LATENCY_MS)
+    heard = {region: _heard(ingresses) for region, ingresses in words.items()}
+    found = {}
+    for name in Deployment.objects.filter(only).values_list("name", flat=True):
+        row = rows.get(name) or TrafficMatrix(deployment_id=name)
+        found[name] = (
+            row,
+            TrafficView(
+                deployment=name,
+                regions=_region_views(windows[name], heard, now),
+                in_force=row.shares,
+                moved_at=row.moved_at,
+                policy=policies.get(name, TrafficPolicy()),
+                overrides=overrides,
+                latency_ms=latency,
+            ),
+        )
+    return found
+
+
+def samples_of(window: TrafficWindow) -> tuple[Sample, ...]:
+    return tuple(Sample(*numbers) for numbers in window.samples)
+
+
+def _heard(ingresses: list[IngressWord]) -> datetime | None:
+    """The last word of the one that has been silent longest."""
+    seen = [ingress.seen_at for ingress in ingresses]
+    return min((moment for moment in seen if moment is not None), default=None) if None not in seen else None
+
+
+def _region_views(
+    windows: dict[str, tuple[Sample, ...]], heard: dict[str, datetime | None], now: datetime
+) -> tuple[RegionView, ...]:
+    request_s = service_time_s([sample for samples in windows.values() for sample in samples])
+    at = now.timestamp()
+    return tuple(
+        RegionView(
+            name=region,
+            demand=arrivals_to_expect(windows.get(region, ())) * request_s,
+            capacity=capacity_to_count_on(windows.get(region, ()), at),
+            capacity_now=windows[region][-1].capacity if windows.get(region) else 0.0,
+            share_lost=share_lost(windows.get(region, ()), at),
+            heard_at=seen,
+        )
+        for region, seen in sorted(heard.items())
+    )

@@ -1,0 +1,135 @@
+"""Runs the region autopilot: looks, asks the planner, and stores what it decides as a new revision of the shares.
+
+Publication takes the shares from there. No pass depends on the one before it: whatever is lost is decided again.
+"""
+
+import logging
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from controlplane.kernel import live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.leases import lease_release, lease_take, this_holder
+from controlplane.kernel.tones import Tone
+from traffic.models import TrafficMatrix, TrafficShift
+from traffic.planning.autopilot import plan_shift, task_of
+from traffic.planning.matrix import Matrix, loads
+from traffic.planning.overrides import orders_for
+from traffic.planning.placing import place_demand
+from traffic.planning.shift import AutopilotSettings, HoldTable, ShiftKind, ShiftTraffic, TrafficView
+from traffic.selectors.steering import traffic_views
+from traffic.services.override import overrides_expire
+from traffic.services.windows import windows_update
+
+SETTINGS = AutopilotSettings()
+SHIFTS_KEPT = 200
+"""Of each deployment, for the history: half an hour of steps without a pause, and weeks of quiet times."""
+LEASE = "region-autopilot"
+PASS_LIMIT_S = 10.0
+"""A pass takes tens of milliseconds; after this another worker may try."""
+SHIFT_TONE = {
+    ShiftKind.FIRST: Tone.IDLE,
+    ShiftKind.ORDERED: Tone.MOVING,
+    ShiftKind.RELIEF: Tone.WARN,
+    ShiftKind.STEP: Tone.MOVING,
+}
+
+log = logging.getLogger(__name__)
+
+
+def autopilot_run(*, now: datetime) -> list[str]:
+    """One pass over all deployments. Returns those whose shares changed; nothing while another worker is at it."""
+    holder = this_holder()
+    if lease_take(name=LEASE, holder=holder, ttl_s=PASS_LIMIT_S, now=now) is None:
+        return []
+    try:
+        overrides_expire(now=now)
+        windows_update(now=now)
+        return [name for name, (row, view) in traffic_views(now).items() if _steer(row, view, now)]
+    finally:
+        lease_release(name=LEASE, holder=holder, now=now)
+
+
+def _steer(row: TrafficMatrix, view: TrafficView, now: datetime) -> bool:
+    """Apply what the planner says of one deployment. True: its shares changed."""
+    if not view.regions:
+        return False
+    decision = plan_shift(view, SETTINGS, now)
+    held = decision.reason if isinstance(decision, HoldTable) else ""
+    matrix = decision.matrix if isinstance(decision, ShiftTraffic) else view.in_force
+    changes: dict[str, Any] = {"looked_at": now, "figures": figures_of(view, matrix, now)}
+    if not held and row.held and isinstance(decision, ShiftTraffic) and decision.kind is ShiftKind.ORDERED:
+        held = row.held  # an order was carried out; nothing says that the hold is over
+    with transaction.atomic():
+        changes |= _hold(row, view.deployment, held, now)
+        if isinstance(decision, ShiftTraffic):
+            changes |= {"shares": matrix, "moved_at": now, "revision": row.revision + 1}
+        if not _save(row, changes):
+            return False
+        if isinstance(decision, ShiftTraffic):
+            _record(row.revision + 1, decision, now)
+    return isinstance(decision, ShiftTraffic)
+
+
+def _save(row: TrafficMatrix, changes: dict[str, Any]) -> bool:
+    """Compare and set on the revision that was looked at; the first time there is nothing to compare."""
+    if row.looked_at is None:
+        _, created = TrafficMatrix.objects.get_or_create(deployment_id=row.pk, defaults=changes)
+        return created
+    return TrafficMatrix.objects.filter(pk=row.pk, revision=row.revision).update(**changes) > 0
+
+
+def _hold(row: TrafficMatrix, deployment: str, held: str, now: datetime) -> dict[str, Any]:
+    """What changes in the row when a hold begins, goes on or ends; its begin and end are events."""
+    if bool(held) != bool(row.held):
+        event_record(
+            kind="traffic.held" if held else "traffic.released",
+            message=f"{deployment}: {f'the last shares stay, {held}' if held else 'shares follow what is seen again'}",
+            now=now,
+            deployment=deployment,
+            tone=Tone.WARN if held else Tone.OK,
+        )
+        live.push("traffic")
+        return {"held": held, "held_since": now if held else None}
+    return {"held": held}
+
+
+def _record(revision: int, shift: ShiftTraffic, now: datetime) -> None:
+    TrafficShift.objects.create(
+        deployment_id=shift.deployment,
+        revision=revision,
+        kind=shift.kind.value,
+        shares=shift.matrix,
+        moved=shift.moved,
+        reason=shift.reason,
+        at=now,
+    )
+    TrafficShift.objects.filter(deployment_id=shift.deployment, revision__lte=revision - SHIFTS_KEPT).delete()
+    event_record(
+        kind="traffic.shift",
+        message=f"{shift.deployment}: {shift.reason}",
+        now=now,
+        deployment=shift.deployment,
+        tone=SHIFT_TONE[shift.kind],
+        detail={"kind": shift.kind.value, "moved": round(shift.moved, 4), "revision": revision},
+    )
+    live.push("traffic")
+
+
+def figures_of(view: TrafficView, matrix: Matrix, now: datetime) -> dict[str, Any]:
+    """What was seen and is expected, in requests at once: by region, and what of the demand fits below no cap."""
+    task = task_of(view, orders_for(view.deployment, view.overrides, now))
+    carried = loads(matrix, task.demand)
+    regions = {
+        one.name: {
+            "demand": round(one.demand, 2),
+            "capacity": one.capacity,
+            "capacity_now": one.capacity_now,
+            "load": round(carried.get(one.name, 0.0), 2),
+        }
+        for one in view.regions
+    }
+    unplaced = {origin: round(slots, 2) for origin, slots in place_demand(task).unplaced.items()}
+    return {"regions": regions, "unplaced": unplaced, "utilisation_cap": view.policy.utilisation_cap}

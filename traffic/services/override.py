@@ -1,0 +1,206 @@
+"""What operators order about traffic: fixed shares of an origin, and the evacuation of a region. Each order has a time
+at which it ends by itself, a reason, and an event at its beginning and end. Nothing here moves a request: the next pass
+of the autopilot finds the order and carries it out.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from django.db import models, transaction
+
+from controlplane.kernel import hints, live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.refusals import Conflict, InvalidInput
+from controlplane.kernel.tones import Tone
+from controlplane.kernel.transitions import compare_and_set
+from fleet.models import Deployment, Region
+from traffic.models import Ingress, TrafficOverride
+from traffic.planning.matrix import whole_row
+from traffic.planning.overrides import EvacuationMode, OverrideKind
+from traffic.selectors.steering import traffic_policies
+
+AUTOPILOT_TASK = "traffic.autopilot"
+SHORTEST_S, LONGEST_S = 10, 7 * 86_400
+"""An order that is needed for longer than a week is a policy."""
+OVERRIDES_KEPT = 500
+"""Orders that have ended; the timeline has them too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Who gives an order, why, when, and for how long."""
+
+    duration_s: int
+    why: str
+    actor: str
+    now: datetime
+
+
+def shares_fix(*, deployment: str, origin: str, shares: Mapping[str, float], terms: Terms) -> TrafficOverride:
+    """Fix where an origin's requests of a deployment are served. An order about the same row ends in favour of it.
+
+    Raises:
+        InvalidInput: an unknown deployment or region, shares that are none, or that residency forbids, no reason, or a
+            time outside `SHORTEST_S` … `LONGEST_S`.
+    """
+    order = shares_order(deployment=deployment, origin=origin, shares=shares, terms=terms)
+    same = TrafficOverride.objects.filter(kind=order.kind, deployment_id=deployment, region_id=origin)
+    return _give(order, same, terms.now)
+
+
+def evacuation_start(*, region: str, mode: str, confirm: str, terms: Terms, deployment: str = "") -> TrafficOverride:
+    """Empty a region of traffic, of one deployment or ("") of all. One that is under way ends in favour of this.
+
+    Raises:
+        InvalidInput: an unknown region, mode or deployment, no reason, a time outside the bounds, or `confirm` is not
+            the region's name.
+    """
+    order = evacuation_order(region=region, mode=mode, terms=terms, deployment=deployment)
+    if confirm != region:
+        raise InvalidInput(field="confirm", rule="confirm", message=f"write the region's name, {region}, to confirm")
+    same = TrafficOverride.objects.filter(kind=order.kind, deployment_id=order.deployment_id, region_id=region)
+    return _give(order, same, terms.now)
+
+
+def override_end(*, override_id: int, actor: str, now: datetime, why: str = "") -> None:
+    """End an order before its time. What it moved goes back in steps.
+
+    Raises:
+        Conflict: it has ended already.
+    """
+    order = TrafficOverride.objects.get(pk=override_id)
+    reason = f"ended by {actor}" + (f": {why}" if why else "")
+    if not _end(order, reason, actor, now):
+        raise Conflict(f"override {override_id} has ended already")
+
+
+def overrides_expire(*, now: datetime) -> list[int]:
+    """End every order whose time has come. Returns their ids."""
+    due = TrafficOverride.objects.filter(ended_at__isnull=True, expires_at__lte=now)
+    return [order.pk for order in due if _end(order, "its time was over", "switchyard", now)]
+
+
+def shares_order(*, deployment: str, origin: str, shares: Mapping[str, float], terms: Terms) -> TrafficOverride:
+    """The order, checked and not stored: what a preview looks at. Raises as `shares_fix` does."""
+    _check_deployment(deployment)
+    known = _check_region("origin", origin)
+    for region, share in shares.items():
+        if region not in known:
+            raise _unknown_region("shares", region, known)
+        if not 0 <= share <= 1:
+            raise InvalidInput(field="shares", rule="range", message=f"the share of {region} is {share}, not 0 to 1")
+    total = sum(shares.values())
+    if abs(total - 1) > 1e-3:
+        raise InvalidInput(field="shares", rule="sum", message=f"the shares sum to {total:g}; they must sum to 1")
+    policy = traffic_policies().get(deployment)
+    barred = [region for region in shares if shares[region] > 0 and policy and not policy.may_serve(origin, region)]
+    if barred:
+        said = f"residency keeps requests of {origin} out of {', '.join(barred)}"
+        raise InvalidInput(field="shares", rule="residency", message=said)
+    return _order(OverrideKind.SHARES, deployment, origin, terms, shares=whole_row(shares, origin))
+
+
+def evacuation_order(*, region: str, mode: str, terms: Terms, deployment: str = "") -> TrafficOverride:
+    """The order, checked and not stored: what a preview looks at. Raises as `evacuation_start` does, but `confirm`."""
+    if deployment:
+        _check_deployment(deployment)
+    _check_region("region", region)
+    modes = ", ".join(EvacuationMode)
+    if mode not in list(EvacuationMode):
+        raise InvalidInput(field="mode", rule="choice", message=f"the mode is {mode!r}; it must be one of: {modes}")
+    return _order(OverrideKind.EVACUATION, deployment, region, terms, mode=mode)
+
+
+def _order(
+    kind: OverrideKind,
+    deployment: str,
+    region: str,
+    terms: Terms,
+    *,
+    shares: Mapping[str, float] | None = None,
+    mode: str = "",
+) -> TrafficOverride:
+    if not terms.why.strip():
+        raise InvalidInput(field="why", rule="required", message="say why, for those who find the order in force")
+    if not SHORTEST_S <= terms.duration_s <= LONGEST_S:
+        said = f"it should last {terms.duration_s} s; an order lasts from {SHORTEST_S} to {LONGEST_S} s"
+        raise InvalidInput(field="duration_s", rule="range", message=said)
+    return TrafficOverride(
+        kind=kind.value,
+        deployment_id=deployment or None,
+        region_id=region,
+        shares=dict(shares or {}),
+        mode=mode,
+        why=terms.why.strip(),
+        actor=terms.actor,
+        created_at=terms.now,
+        expires_at=terms.now + timedelta(seconds=terms.duration_s),
+    )
+
+
+def _give(order: TrafficOverride, same: "models.QuerySet[TrafficOverride]", now: datetime) -> TrafficOverride:
+    with transaction.atomic():
+        # Orders about one region are given one after the other, so that the younger of two ends the elder.
+        Region.objects.select_for_update().get(name=order.region_id)
+        order.save()
+        for before in same.filter(ended_at__isnull=True).exclude(pk=order.pk):
+            _end(before, f"superseded by {order.pk}", order.actor, now)
+        ended = TrafficOverride.objects.filter(ended_at__isnull=False).order_by("-id")
+        TrafficOverride.objects.filter(pk__in=list(ended.values_list("pk", flat=True)[OVERRIDES_KEPT:])).delete()
+        _event(order, "begun", f"until {order.expires_at:%Y-%m-%d %H:%M:%S} UTC: {order.why}", order.actor, now)
+        hints.ring(AUTOPILOT_TASK)
+    return order
+
+
+def _end(order: TrafficOverride, reason: str, actor: str, now: datetime) -> bool:
+    rows = TrafficOverride.objects.filter(pk=order.pk, ended_at__isnull=True)
+    with transaction.atomic():
+        if not compare_and_set(rows, event=None, now=now, ended_at=now, end_reason=reason[:300]):
+            return False
+        _event(order, "ended", reason, actor, now)
+        hints.ring(AUTOPILOT_TASK)
+    return True
+
+
+def _event(order: TrafficOverride, what: str, words: str, actor: str, now: datetime) -> None:
+    event_record(
+        kind=f"traffic.{order.kind}.{what}",
+        message=f"{describe_order(order)} {what}, {words}",
+        now=now,
+        actor=actor,
+        region=order.region_id,
+        deployment=order.deployment_id or "",
+        tone=Tone.MOVING,
+        detail={"override": order.pk, "mode": order.mode, "shares": order.shares},
+    )
+    live.push("traffic")
+
+
+def describe_order(order: TrafficOverride) -> str:
+    """An order in a few words, as timelines name it."""
+    whose = order.deployment_id or "all deployments"
+    if order.kind == OverrideKind.EVACUATION:
+        what = "evacuation" if order.mode == EvacuationMode.REAL else "evacuation drill"
+        return f"{what} of {order.region_id} ({whose})"
+    shares = ", ".join(f"{region} {share:.0%}" for region, share in sorted(order.shares.items()))
+    return f"fixed shares of {whose} in {order.region_id} ({shares})"
+
+
+def _check_deployment(name: str) -> None:
+    if not Deployment.objects.filter(name=name).exists():
+        raise InvalidInput(field="deployment", rule="exists", message=f"there is no deployment {name!r}")
+
+
+def _check_region(field: str, name: str) -> list[str]:
+    known = sorted(set(Ingress.objects.values_list("region_id", flat=True)))
+    if name not in known:
+        raise _unknown_region(field, name, known)
+    return known
+
+
+def _unknown_region(field: str, name: str, known: list[str]) -> InvalidInput:
+    there = ", ".join(known) or "none"
+    return InvalidInput(
+        field=field, rule="exists", message=f"there is no region {name!r} with an ingress; there are: {there}"
+    )

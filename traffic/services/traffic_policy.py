@@ -1,0 +1,67 @@
+"""Changes what an operator laid down about a deployment's traffic. The next pass of the autopilot follows it."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db import transaction
+
+from controlplane.kernel import hints, live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.refusals import InvalidInput
+from controlplane.kernel.tones import Tone
+from fleet.models import Deployment, Region
+from traffic.models import TrafficRule
+from traffic.planning.traffic_policy import (
+    InvalidTrafficPolicy,
+    TrafficPolicy,
+    parse_traffic_policy,
+    traffic_policy_as_json,
+)
+from traffic.services.override import AUTOPILOT_TASK
+
+
+def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: str, now: datetime) -> TrafficPolicy:
+    """State parts of a deployment's traffic policy; what is not named stays. Returns the whole.
+
+    Raises:
+        InvalidInput: an unknown key or region, a value outside its range, or a residency without its own region.
+    """
+    with transaction.atomic():
+        Deployment.objects.select_for_update().get(name=deployment)
+        rule = TrafficRule.objects.filter(deployment_id=deployment).first()
+        before = rule.policy() if rule else TrafficPolicy()
+        policy = _parse(stated, before)
+        if policy == before:
+            return policy
+        revision = rule.revision + 1 if rule else 1
+        TrafficRule.objects.update_or_create(
+            deployment_id=deployment,
+            defaults={
+                "stated": traffic_policy_as_json(policy), "revision": revision, "actor": actor, "changed_at": now,
+            },
+        )  # fmt: skip
+        event_record(
+            kind="traffic.policy",
+            message=f"traffic policy of {deployment} changed by {actor}: {', '.join(sorted(stated))}",
+            tone=Tone.MOVING,
+            now=now,
+            actor=actor,
+            deployment=deployment,
+            detail={"stated": dict(stated), "revision": revision},
+        )
+        live.push("traffic")
+        hints.ring(AUTOPILOT_TASK)
+    return policy
+
+
+def _parse(stated: Mapping[str, Any], before: TrafficPolicy) -> TrafficPolicy:
+    try:
+        policy = parse_traffic_policy(stated, Region.objects.values_list("name", flat=True), before)
+    except InvalidTrafficPolicy as wrong:
+        raise InvalidInput(field=wrong.field, rule="policy", message=str(wrong)) from None
+    for origin, regions in policy.residency.items():
+        if origin not in regions:
+            said = f"residency of {origin} must name {origin} too: its ingress serves there what no other can take"
+            raise InvalidInput(field=f"residency.{origin}", rule="policy", message=said)
+    return policy

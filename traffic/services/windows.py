@@ -1,0 +1,94 @@
+"""Keeps the last minute of every deployment in every region: what arrives, what is worked on, what could be.
+
+The tested capacity of a cell is its version's `max_concurrency`, the number of requests at once that the version was
+measured with and that every ingress limits the cell to; an operator's `tested_concurrency` takes its place.
+"""
+
+from collections import defaultdict
+from datetime import datetime
+
+import msgspec
+
+from fleet.models import Deployment
+from traffic.models import TrafficWindow
+from traffic.planning.arrivals import Counted, arrivals_per_s, count, in_service
+from traffic.planning.traffic_policy import TrafficPolicy
+from traffic.planning.windows import Sample, kept
+from traffic.selectors.steering import (
+    UP,
+    IngressWord,
+    ReadyCell,
+    ingress_words,
+    ready_cells,
+    samples_of,
+    traffic_policies,
+)
+
+SAMPLE_EVERY_S = 1.0
+"""More often only when capacity has changed: a doorbell may ring many times a second."""
+
+Words = dict[str, list[IngressWord]]
+
+
+def windows_update(*, now: datetime) -> None:
+    """Add a sample to every window. Regions without an ingress have none: nothing arrives there, nothing is sent."""
+    words, policies = ingress_words(), traffic_policies()
+    cells: dict[str, list[ReadyCell]] = defaultdict(list)
+    for cell in ready_cells():
+        cells[cell.deployment].append(cell)
+    windows = {(row.deployment_id, row.region_id): row for row in TrafficWindow.objects.all()}
+    changed = []
+    for name in Deployment.objects.values_list("name", flat=True):
+        there = {
+            region: windows.get((name, region)) or TrafficWindow(deployment_id=name, region_id=region)
+            for region in words
+        }
+        _count(there, words, name)
+        arrivals = arrivals_per_s({region: _counted(window).values() for region, window in there.items()})
+        for region, window in there.items():
+            mine = [cell for cell in cells[name] if cell.region == region]
+            _sample(window, words[region], mine, arrivals[region], policies.get(name, TrafficPolicy()), now)
+            changed.append(window)
+    TrafficWindow.objects.bulk_create(
+        changed, update_conflicts=True, unique_fields=["deployment", "region"], update_fields=["samples", "counters"]
+    )
+
+
+def _count(there: dict[str, TrafficWindow], words: Words, deployment: str) -> None:
+    for region, window in there.items():
+        before, counted = _counted(window), {}
+        for word in words[region]:
+            if word.seen_at is not None:
+                said = count(before.get(word.id), word.telemetry, deployment, word.seen_at.timestamp())
+                if said is not None:
+                    counted[word.id] = msgspec.to_builtins(said)
+        window.counters = counted
+
+
+def _counted(window: TrafficWindow) -> dict[str, Counted]:
+    return msgspec.convert(window.counters, dict[str, Counted])
+
+
+def _sample(
+    window: TrafficWindow,
+    ingresses: list[IngressWord],
+    cells: list[ReadyCell],
+    arrivals: float,
+    policy: TrafficPolicy,
+    now: datetime,
+) -> None:
+    # A cell that one of its region's ingresses cannot reach is not one to send more to.
+    healthy = [cell for cell in cells if all(word.cells.get(cell.id) == UP for word in ingresses)]
+    # Without a rate beside it, what is worked on would say that requests take for ever.
+    rated = [word for word in ingresses if (said := _counted(window).get(word.id)) and said.over_s > 0]
+    sample = Sample(
+        at=round(now.timestamp(), 3),
+        arrivals_per_s=round(arrivals, 3),
+        in_service=sum(in_service(word.telemetry, [cell.id for cell in cells]) for word in rated),
+        capacity=float(sum(policy.tested_concurrency or cell.concurrency for cell in healthy)),
+    )
+    before = samples_of(window)
+    if before and sample.at - before[-1].at < SAMPLE_EVERY_S and sample.capacity == before[-1].capacity:
+        return
+    rows = kept((*before, sample), sample.at)
+    window.samples = [[row.at, row.arrivals_per_s, row.in_service, row.capacity] for row in rows]
