@@ -1,7 +1,8 @@
 """The access log as HAProxy writes it: one line of JSON for every request, to its standard output. Pure text.
 
-A number of -1 means that the request never got that far. Text that came from outside is escaped and cut, so that a line
-is always JSON and always fits the pipe in one piece. Where the lines go is for `log_pipe`.
+-1 and "-" stand for what nobody knows, because the request never got that far or nobody said it. Text that came from
+outside is escaped and cut, so that a line is always JSON and always fits the pipe in one piece. Where the lines go is
+for `log_pipe`.
 """
 
 from engine_agent.ingress import headers
@@ -59,6 +60,8 @@ def log_lines() -> list[str]:
         f"log-format '{_format()}'",
         quiet,
         *kept,
+        f"http-response set-var(txn.model) res.hdr({headers.MODEL}),url_dec if {{ res.hdr({headers.MODEL}) -m found }}",
+        f"http-response del-header {headers.MODEL}",
         "http-response set-var(txn.first_byte_ms) date(0,ms),sub(txn.arrived_ms)",
     ]
 
@@ -88,7 +91,7 @@ def _format() -> str:
         "total_ms": "%Ta",
         "prompt_tokens": _number("log_prompt_tokens"),
         "completion_tokens": _number("log_completion_tokens"),
-        "retries": '"%rc"',
+        "retries": "%rc",
         "ended": '"%ts"',
     }
     return "{" + ",".join(f'"{name}":{value}' for name, value in fields.items()) + "}"

@@ -18,6 +18,8 @@ PREFIX_BYTES = 2048
 """Of each of the first messages: about 500 tokens, what tells conversations apart."""
 LEAST_BOUND = 1.0
 """Of `load_bound`: with less, some keys could go nowhere."""
+BEGINNINGS = ("messages[0].content", "messages[0].content[0].text", "prompt", "input", "input[0].content")
+"""Where an application's first words may stand, by the kind of request; after instructions comes `messages[1]`."""
 PICK_RULES = (
     "http-request lua.pick_cell if { var(txn.affinity) -m found }",
     "use-server %[var(txn.cell_server)] if { var(txn.cell_server) -m found }",
@@ -54,12 +56,16 @@ def key_rules() -> list[str]:
         f"{ask}('$.user') {asked} {{ req.body -m sub '\"user\":' '\"user\" :' }}",
         f"http-request set-var(txn.said) req.hdr({headers.SESSION}) {asked}",
         f"http-request set-var(txn.role) req.body,json_query('$.messages[0].role') {asked}",
-        f"http-request set-var(txn.user_said) req.body,json_query('$.messages[1].content'),bytes(0,{PREFIX_BYTES})"
-        f" {asked} {is_led}",
-        f"{ask}('$.messages[0].content'),bytes(0,{PREFIX_BYTES}) {asked}",
-        f"{ask}('$.prompt'),bytes(0,{PREFIX_BYTES}) {asked}",
-        f"{ask}('$.input'),bytes(0,{PREFIX_BYTES}) {asked}",
+        *(
+            f"http-request set-var(txn.user_said) {_beginning(place)} {asked} {is_led}"
+            for place in ("messages[1].content[0].text", "messages[1].content")
+        ),
+        *(f"http-request set-var(txn.said) {_beginning(place)} {asked}" for place in BEGINNINGS),
         "http-request set-var(txn.affinity) var(txn.said),concat(,txn.user_said),xxh32 if wants_key has_said",
         "http-request unset-var(txn.said) if wants_key",
         "http-request unset-var(txn.user_said) if wants_key",
     ]
+
+
+def _beginning(place: str) -> str:
+    return f"req.body,json_query('$.{place}'),bytes(0,{PREFIX_BYTES})"

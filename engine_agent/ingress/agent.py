@@ -15,12 +15,13 @@ from pathlib import Path
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.command_socket import Unreachable
 from engine_agent.ingress.config import render, structure_of
+from engine_agent.ingress.ejection import Ejections, Key, without
 from engine_agent.ingress.haproxy import HaproxyProcess, RefusedConfig
 from engine_agent.ingress.key_counts import COMMAND, KeyCounts, read_key_counts
 from engine_agent.ingress.layout import MODELS_MAP, UNTOLD, Layout, lay_out
 from engine_agent.ingress.log_pipe import LogPipe, open_pipe
 from engine_agent.ingress.reader_config import reader_structure_of, render_reader
-from engine_agent.ingress.report import telemetry, view_cells
+from engine_agent.ingress.report import cell_traffic, changes, telemetry, view_cells
 from engine_agent.ingress.sections import READER_FOLDER
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.ingress.tending import TendedHaproxy
@@ -62,6 +63,8 @@ class Ingress:
         self._newest_told = 0
         self._wake = asyncio.Event()
         self._key_counts = KeyCounts()
+        self._ejections = Ejections()
+        self._ejected: frozenset[Key] = frozenset()
         self._layout: Layout | None = None
         self._revision_in_force = 0
         self._refusal = ""
@@ -107,9 +110,10 @@ class Ingress:
         while True:
             if self._told is not None:
                 await self._judge(self._told)
-            layout = self._layout
+            layout = without(self._layout, self._ejected) if self._layout else None
             if await self.front.tend(layout, UNTOLD) and layout is not None:
                 self._revision_in_force = layout.revision
+            self._eject()
             await self._count_keys()
             if (report := self._report()) is not None:
                 send(report)
@@ -123,6 +127,15 @@ class Ingress:
             layout = self._layout
             await self.reader.tend(_for_reader(layout) if layout else None, _for_reader(UNTOLD))
             await asyncio.sleep(POLL_S)
+
+    def _eject(self) -> None:
+        servers = self.front.running.servers if self.front.running else ()
+        ejected = self._ejections.note(servers, asyncio.get_running_loop().time())
+        for key in ejected ^ self._ejected:
+            log.warning("%s is %s", "/".join(key), "ejected" if key in ejected else "tried again")
+        if ejected - self._ejected:
+            self._wake.set()
+        self._ejected = ejected
 
     async def _count_keys(self) -> None:
         """Counts are for statistics only: without them everything goes on."""
@@ -161,7 +174,7 @@ class Ingress:
             revision=self._revision_in_force,
             haproxy_pid=self.front.process.pid,
             reason="; ".join(filter(None, troubles)),
-            cells=view_cells(self.front.running, layout),
+            cells=view_cells(self.front.running, layout, self._ejected),
         )
         if observed == self._reported and now_s < self._report_due_s:
             return None
@@ -172,7 +185,13 @@ class Ingress:
         counters = telemetry(self.front.running, layout)
         if keys := self._key_counts.told(now_s):
             counters["keys"] = keys
-        return IngressReport(seq=0, observed=observed, telemetry=counters)
+        return IngressReport(
+            seq=0,
+            observed=observed,
+            cells=cell_traffic(self.front.running, layout, self._ejected),
+            changes=changes(self.front),
+            telemetry=counters,
+        )
 
 
 def _for_reader(layout: Layout) -> Layout:

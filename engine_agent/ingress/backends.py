@@ -16,6 +16,8 @@ from engine_agent.ingress.sections import (
 )
 from engine_agent.ingress.settings import IngressSettings, Times
 
+FAILURES_IN_A_ROW = 5
+"""Of a cell, without a success between them: then nothing new goes there until it was asked for its health again."""
 RETRIES = (
     # A cell's 503 says that it did not send the request to its engine.
     "retry-on conn-failure empty-response 503",
@@ -28,7 +30,7 @@ def server_arguments(server: Server, times: Times) -> str:
     """A server's address and keywords, the same in the file and for `add server`, which inherits no defaults."""
     host = f"[{server.address}]" if ":" in server.address else server.address
     words = [f"{host}:{server.port}", "check", f"fastinter {times.check_fast_ms}ms", "fall 2", "rise 1"]
-    words += ["observe layer4", "error-limit 1", "on-error mark-down", f"pool-purge-delay {times.idle_purge_ms}ms"]
+    words += [*_watch(server), "on-error mark-down", f"pool-purge-delay {times.idle_purge_ms}ms"]
     words += [f"weight {server.weight}"]
     if server.agent_check_port is not None:
         words += [f"inter {times.check_interval_ms}ms", f"maxconn {server.max_connections}", "agent-check"]
@@ -37,6 +39,17 @@ def server_arguments(server: Server, times: Times) -> str:
     else:
         words += [f"inter {times.spill_check_interval_ms}ms"]
     return " ".join([*words, "backup"] if server.backup else words)
+
+
+def _watch(server: Server) -> list[str]:
+    """What of the traffic itself takes a server away until its next check.
+
+    A cell's errors count as well, and so a few are allowed: one bad request fails at every cell. A refused connection
+    is tried elsewhere, and another region's errors are not its ingress's.
+    """
+    if server.cell:
+        return ["observe layer7", f"error-limit {FAILURES_IN_A_ROW}"]
+    return ["observe layer4", "error-limit 1"]
 
 
 def pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) -> str:

@@ -103,6 +103,7 @@ def named_rules() -> list[str]:
         f"http-request del-header {headers.MODEL}",
         f"http-request set-var(txn.affinity) req.hdr({headers.AFFINITY})",
         f"http-request del-header {headers.AFFINITY}",
+        f"http-response set-header {headers.MODEL} %[var(txn.model),url_enc]",  # for the access log
         f"http-after-response set-status {UNSENT_STATUS} if {{ status 503 }} {{ res.hdr({headers.RETRY}) -m found }}",
         f"http-after-response set-status {UNSENT_STATUS} if {{ status 502 }} !{{ res.hdr({headers.CELL}) -m found }}",
         LOOK_UP_RULE,

@@ -1,7 +1,7 @@
 """Carries the access log from HAProxy into files that are kept short.
 
 HAProxy writes into a named pipe and never waits: what does not fit is lost and counted by itself. The pipe is held open
-by HAProxy, too, so that a new agent finds in it what was written while there was none. It never reads what it carries.
+by HAProxy, too, so that a new agent finds in it what was written while there was none. It never judges what it carries.
 """
 
 import asyncio
@@ -11,6 +11,7 @@ import logging
 import os
 import select
 import stat
+from collections.abc import Iterable
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -84,8 +85,7 @@ class LogPipe:
             return False
         try:
             with self._path.open("ab") as file:
-                # HAProxy writes "+1" of a request that went on to another cell, which is no number in JSON.
-                file.write(written.replace(b'"retries":"+', b'"retries":"').replace(b"\0", b""))
+                file.writelines(_requests(written))
                 size = file.tell()
             if size > self._max_file_bytes:
                 self._rotate()
@@ -104,3 +104,13 @@ class LogPipe:
         if trouble != self.trouble:
             log.error("%s", trouble)
         self.trouble = trouble
+
+
+def _requests(written: bytes) -> Iterable[bytes]:
+    """The lines about requests. HAProxy says here, too, when a worker of it ends."""
+    for line in written.splitlines(keepends=True):
+        if line.startswith(b"{"):
+            # HAProxy marks a request that went on to another cell with a plus, and what it does not know with a minus.
+            yield line.replace(b'"retries":+', b'"retries":', 1).replace(b":-,", b":-1,")
+        else:
+            log.info("HAProxy: %s", line.decode(errors="replace").strip())

@@ -33,7 +33,10 @@ class UnreadableAnswer(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """One server as the worker has it. `agent_says_up`: the last word of its agent-check was `up`."""
+    """One server as the worker has it. `agent_says_up`: the last word of its agent-check was `up`.
+
+    Errors are connections and answers that broke; failures are answers of 5xx, and of all answers a part.
+    """
 
     backend: str
     name: str
@@ -50,6 +53,12 @@ class RunningServer:
     requests_total: int = 0
     errors_total: int = 0
     retries_total: int = 0
+    redispatches_total: int = 0
+    answers_total: int = 0
+    failures_total: int = 0
+    bytes_in_total: int = 0
+    bytes_out_total: int = 0
+    connections_total: int = 0
     agent_says_up: bool = False
     reason: str = ""
 
@@ -82,6 +91,8 @@ class Running:
     maps: Mapping[str, Mapping[str, str]]
     started_at_s: int = 0
     """Since 1970."""
+    log_lines_lost_total: int = 0
+    """Of the access log and of HAProxy's own."""
 
     @property
     def life(self) -> str:
@@ -103,6 +114,7 @@ def read_running(info: str, stats: str, states: str, maps: Mapping[str, str]) ->
             structure=facts.get("description", ""),
             worker_pid=int(facts["Pid"]),
             started_at_s=int(facts.get("Start_time_sec", 0)),
+            log_lines_lost_total=int(facts.get("DroppedLogs", 0)),
             servers=tuple(_read_server(state, by_server) for state in _read_states(states) if _comes_and_goes(state)),
             backends=tuple(_read_backend(row) for row in rows if row["svname"] == "BACKEND"),
             maps={name: _read_map(text) for name, text in maps.items()},
@@ -142,6 +154,12 @@ def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, s
         requests_total=_number(row, "stot"),
         errors_total=_number(row, "econ") + _number(row, "eresp"),
         retries_total=_number(row, "wretr"),
+        redispatches_total=_number(row, "wredis"),
+        answers_total=sum(_number(row, f"hrsp_{kind}") for kind in ("2xx", "3xx", "4xx", "5xx")),
+        failures_total=_number(row, "hrsp_5xx"),
+        bytes_in_total=_number(row, "bin"),
+        bytes_out_total=_number(row, "bout"),
+        connections_total=_number(row, "connect"),
         agent_says_up=row.get("last_agt") == AGENT_UP,
         reason=" ".join(filter(None, (row.get("check_status", ""), row.get("last_chk", "")))),
     )

@@ -38,6 +38,9 @@ class TendedHaproxy:
         self.process = process
         self.running: Running | None = None
         self.trouble = ""
+        self.applied_total = 0
+        self.reloads_total = 0
+        self.starts_total = 0
         self._name = name
         self._times = times
         self._structure_of = structure_of
@@ -80,6 +83,7 @@ class TendedHaproxy:
         if self._restarts.may_start(_now_s()):
             self._restarts.note_start(_now_s())
             await self.process.start(layout)
+            self.starts_total += 1
             self._answered_at_s = _now_s()
             log.info("%s %s serves revision %s", self._name, self.process.pid, layout.revision)
 
@@ -100,8 +104,10 @@ class TendedHaproxy:
         try:
             if isinstance(step, Reload):
                 await self.process.reload(layout)
+                self.reloads_total += 1
             else:
                 await apply_step(step, self.process.admin, self._times)
+                self.applied_total += 1
         except CommandRefused:
             if not isinstance(step, RemoveServer):
                 raise

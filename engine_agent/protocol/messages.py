@@ -184,6 +184,37 @@ class IngressObserved(Struct, frozen=True):
     cells: dict[str, str] = field(default_factory=dict)
 
 
+class CellTraffic(Struct, frozen=True):
+    """What an ingress sent to one cell. `…_total` count since its HAProxy's worker started, and from 0 in a new one.
+
+    `errors_total` are connections and answers that broke, `failures_total` answers of 5xx, `retries_total` further
+    tries of requests that had no answer, `redispatches_total` requests that went on to another cell. `ejected`: it
+    failed so much that it gets nothing for a while.
+    """
+
+    in_flight: int = 0
+    queued: int = 0
+    requests_total: int = 0
+    errors_total: int = 0
+    failures_total: int = 0
+    retries_total: int = 0
+    redispatches_total: int = 0
+    connections_total: int = 0
+    bytes_in_total: int = 0
+    bytes_out_total: int = 0
+    ejected: bool = False
+    reason: str = ""
+
+
+class IngressChanges(Struct, frozen=True):
+    """What an agent did to its HAProxy: changes in place, reloads, starts; and how many log lines that one lost."""
+
+    applied_total: int = 0
+    reloads_total: int = 0
+    starts_total: int = 0
+    log_lines_lost_total: int = 0
+
+
 # --- up: agent -> control plane -------------------------------------------------------------------------------------
 
 
@@ -212,10 +243,12 @@ class Report(Struct, frozen=True, tag="report"):
 
 
 class IngressReport(Struct, frozen=True, tag="ingress_report"):
-    """An ingress's state, whole. A reported revision is its acknowledgement."""
+    """An ingress's state, whole. A reported revision is its acknowledgement. `cells` are those of its table."""
 
     seq: int
     observed: IngressObserved
+    cells: dict[str, CellTraffic] = field(default_factory=dict)
+    changes: IngressChanges = field(default_factory=IngressChanges)
     telemetry: JsonObject = field(default_factory=dict)
 
 

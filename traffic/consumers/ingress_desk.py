@@ -68,5 +68,9 @@ def _row(connection: AgentConnection, report: IngressReport) -> IngressRow:
         haproxy_pid=seen.haproxy_pid,
         reason=seen.reason,
         cells=seen.cells,
-        telemetry=report.telemetry,
+        telemetry={
+            **report.telemetry,
+            "cells": msgspec.to_builtins(report.cells),
+            "changes": msgspec.to_builtins(report.changes),
+        },
     )

@@ -40,6 +40,7 @@ class FakeCell:
         self.healthy = True
         self.agent_word = "up 100%"
         self.refuses = False
+        self.fails = False
         self.usage: dict[str, int] | None = None
         self.gate = asyncio.Event()
         self.gate.set()
@@ -114,6 +115,9 @@ class FakeCell:
         self.requests.append(request)
         if self.refuses:
             _write_head(writer, 503, 0, "X-Switchyard-Retry: 1\r\n")
+            return
+        if self.fails:
+            _write_head(writer, 500, 0)
             return
         self.in_flight += 1
         try:

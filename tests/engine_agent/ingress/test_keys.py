@@ -5,8 +5,9 @@ import time
 import pytest
 
 from tests.engine_agent.ingress.cells import FakeCell
-from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+from tests.engine_agent.ingress.ingresses import HOP_SECRET, RunningIngress, pool
 from tests.engine_agent.ingress.keyed import Keyed, keyed
+from tests.engine_agent.ingress.marks import marked
 from tests.engine_agent.ingress.traffic import BODY
 
 OTHERS = {"Authorization": "Bearer sw_ffffffff_" + "0" * 48}
@@ -112,6 +113,7 @@ async def test_a_request_from_another_region_was_asked_there_and_keeps_its_tenan
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell), keys_required=True)
         await ingress.sees(**{cell.name: "up"})
-        hop = {"X-Switchyard-Hop": "us-west-2", "X-Switchyard-Tenant": "rufus"}
-        assert await asked(ingress, None, **hop) == 200
+        tenant = {"X-Switchyard-Tenant": "rufus"}
+        assert await asked(ingress, None, **tenant, **{"X-Switchyard-Hop": "us-west-2"}) == 401, "anybody can say that"
+        assert await asked(ingress, None, **tenant, **marked(HOP_SECRET)) == 200
         assert cell.requests[0].headers["x-switchyard-tenant"] == "rufus"

@@ -2,9 +2,11 @@
 
 import pytest
 
+from engine_agent.ingress.ejection import Key
 from engine_agent.ingress.layout import LISTING_MAP, lay_out
-from engine_agent.ingress.report import telemetry, view_cells
+from engine_agent.ingress.report import cell_traffic, telemetry, view_cells
 from engine_agent.ingress.running import CellView, Running, RunningBackend, UnreadableAnswer, read_running
+from engine_agent.protocol.messages import CellTraffic
 from tests.engine_agent.ingress.test_layout import TABLE
 
 INFO = "Name: HAProxy\nPid: 14196\ndescription: 1c87e1a239a763dc\nTotal: a: b\n\n"
@@ -69,10 +71,13 @@ def test_an_answer_of_another_format_is_refused(info: str, states: str) -> None:
         read_running(info, STATS, states, {})
 
 
+NONE: frozenset[Key] = frozenset()
+
+
 def test_a_report_names_every_cell_of_the_table_even_one_that_is_not_there_yet() -> None:
     layout = lay_out(TABLE)
-    assert view_cells(read(), layout) == {"c-1": "up"}
-    assert view_cells(None, layout) == {"c-1": "unknown"}
+    assert view_cells(read(), layout, NONE) == {"c-1": "up"}
+    assert view_cells(None, layout, NONE) == {"c-1": "unknown"}
 
 
 def test_telemetry_counts_by_pool_and_cell() -> None:
@@ -83,7 +88,14 @@ def test_telemetry_counts_by_pool_and_cell() -> None:
             "spilled_in_flight": 1, "spilled_total": 7, "spilled_to": {"north": 7},
         }
     }  # fmt: skip
-    assert said["cells"]["c-1"] == {
-        "in_flight": 3, "queued": 1, "requests_total": 20, "errors_total": 3, "retries_total": 4, "reason": "L7OK",
-    }  # fmt: skip
     assert telemetry(None, lay_out(TABLE)) == {}
+
+
+def test_every_cell_has_its_counters_and_an_ejected_one_says_so() -> None:
+    counted = CellTraffic(3, 1, requests_total=20, errors_total=3, failures_total=5, retries_total=4, reason="L7OK")
+    layout, ejected = lay_out(TABLE), frozenset({("pool.chat", "c-1-g3")})
+    assert cell_traffic(read(), layout, NONE) == {"c-1": counted}
+    said = cell_traffic(read(), layout, ejected)["c-1"]
+    assert (said.ejected, said.reason.partition(":")[0]) == (True, "ejected")
+    assert view_cells(read(), layout, ejected) == {"c-1": "down"}
+    assert cell_traffic(None, layout, NONE) == {}
