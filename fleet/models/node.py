@@ -11,7 +11,8 @@ class Node(models.Model):
     """One machine that runs an agent. A node in no cell is a spare.
 
     `desired_version` grows whenever what the node must do changes; `topology` is its ordered list of network nodes,
-    widest first. `terminated_at`: its provider has confirmed that the machine of a retired node is gone.
+    widest first; `accelerators` has a line for each device that its agent found. `terminated_at`: its provider has
+    confirmed that the machine of a retired node is gone.
     """
 
     id = models.CharField(max_length=32, primary_key=True)
@@ -24,6 +25,7 @@ class Node(models.Model):
     port_base = models.PositiveIntegerField()
     topology = models.JSONField(default=list, blank=True)
     fingerprint = models.JSONField(default=dict, blank=True)
+    accelerators = models.JSONField(default=list, blank=True)
     desired_version = models.BigIntegerField(default=1)
     spare_since = models.DateTimeField(null=True)
     terminated_at = models.DateTimeField(null=True)
