@@ -18,6 +18,7 @@ from controlplane.dashboard.pages.rollout_actions import rollout_action
 from controlplane.dashboard.pages.rollouts import ROLLOUT, ROLLOUTS
 from controlplane.dashboard.pages.shell import SHELL
 from controlplane.dashboard.pages.traffic import TRAFFIC
+from controlplane.dashboard.pages.traffic_actions import evacuate, override_end_now
 
 
 def _view(page: Page) -> View:
@@ -36,6 +37,8 @@ urlpatterns = [
     path("nodes/", _view(NODES), name="nodes"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
     path("traffic/", _view(TRAFFIC), name="traffic"),
+    path("traffic/evacuate/<str:region>/", evacuate, name="evacuate"),
+    path("traffic/overrides/<int:override_id>/end/", override_end_now, name="override-end"),
     path("keys/", _view(KEYS), name="keys"),
     path("keys/new/", key_new, name="key-new"),
     path("keys/require/", keys_require_ask, name="keys-require"),

@@ -3,7 +3,10 @@
 from traffic.api.ingress import IngressViewSet
 from traffic.api.key import KeyViewSet
 from traffic.api.key_ring import KeyRingViewSet
+from traffic.api.matrix import MatrixViewSet, ShiftViewSet
+from traffic.api.override import EvacuationViewSet, OverrideViewSet
 from traffic.api.routing_table import RoutingTableViewSet
+from traffic.api.traffic_policy import TrafficPolicyViewSet
 from traffic.api.usage import UsageViewSet
 
 ROUTES = (
@@ -12,4 +15,9 @@ ROUTES = (
     ("keys", KeyViewSet, "key"),
     ("key-rings", KeyRingViewSet, "key-ring"),
     ("usage", UsageViewSet, "usage"),
+    ("traffic/matrices", MatrixViewSet, "matrix"),
+    ("traffic/history", ShiftViewSet, "shift"),
+    ("traffic/policies", TrafficPolicyViewSet, "traffic-policy"),
+    ("traffic/overrides", OverrideViewSet, "override"),
+    ("traffic/evacuations", EvacuationViewSet, "evacuation"),
 )

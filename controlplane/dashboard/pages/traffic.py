@@ -1,7 +1,27 @@
-"""Where requests go: ingresses, and the routing tables they follow."""
+"""Where requests go: shares of regions and what holds them there, ingresses, and the routing tables they follow."""
 
 from controlplane.dashboard.fragments import Asked, Fragment, Page
+from controlplane.dashboard.selectors.steering import (
+    MatrixTable,
+    Order,
+    ShiftRow,
+    matrix_tables,
+    orders_in_force,
+    shift_rows,
+)
 from controlplane.dashboard.selectors.traffic import IngressRow, TableRow, ingress_rows, table_rows
+
+
+def _shares(asked: Asked) -> tuple[MatrixTable, ...]:
+    return matrix_tables()
+
+
+def _orders(asked: Asked) -> tuple[Order, ...]:
+    return orders_in_force(now=asked.now)
+
+
+def _shifts(asked: Asked) -> tuple[ShiftRow, ...]:
+    return shift_rows()
 
 
 def _ingresses(asked: Asked) -> tuple[IngressRow, ...]:
@@ -16,7 +36,10 @@ TRAFFIC = Page(
     section="traffic",
     title="Traffic",
     fragments=(
+        Fragment("shares", "Who serves whose requests", ("traffic",), "dashboard/traffic/shares.html", _shares),
+        Fragment("orders", "Orders in force", ("traffic",), "dashboard/traffic/orders.html", _orders),
         Fragment("ingresses", "Ingresses", ("traffic",), "dashboard/traffic/ingresses.html", _ingresses),
+        Fragment("shifts", "Why shares changed", ("traffic",), "dashboard/traffic/shifts.html", _shifts),
         Fragment("tables", "Published routing tables", ("traffic",), "dashboard/traffic/tables.html", _tables),
     ),
 )

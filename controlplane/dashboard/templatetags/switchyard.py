@@ -120,6 +120,22 @@ def percent(value: object) -> str:
 
 
 @register.filter
+def share(value: object) -> str:
+    """A share in per cent: whole, and below 1 with a decimal, so that little does not look like nothing."""
+    number = _number(value)
+    if number is None:
+        return NOTHING
+    return f"{number:.1f}{THIN_SPACE}%" if 0 < number < 1 else f"{number:.0f}{THIN_SPACE}%"
+
+
+@register.filter
+def one_decimal(value: object) -> str:
+    """A quantity that is no count: requests at once."""
+    number = _number(value)
+    return NOTHING if number is None else f"{number:.1f}"
+
+
+@register.filter
 def gib(value: object) -> str:
     """Bytes as GiB: one decimal below 10, whole above."""
     number = _number(value)

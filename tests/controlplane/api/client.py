@@ -32,6 +32,12 @@ def lists() -> tuple[str, ...]:
     return tuple(path for path, found in document()["paths"].items() if "{" not in path and "get" in found)
 
 
+def noun(path: str) -> str:
+    """What a path of the document is about; what belongs to traffic alone has that before it."""
+    parts = path.removeprefix(f"{V1}/").split("/")
+    return "/".join(parts[:2]) if parts[0] == "traffic" else parts[0]
+
+
 def assert_valid(instance: Any, schema: dict[str, Any]) -> None:
     """Check against a schema of the document, whose references it may use."""
     whole = {**schema, "components": document()["components"]}

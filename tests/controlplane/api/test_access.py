@@ -4,7 +4,7 @@ import pytest
 from django.conf import settings
 
 from fleet.models import Node
-from tests.controlplane.api.client import anonymous, bearer, browser, document, lists
+from tests.controlplane.api.client import anonymous, bearer, browser, document, lists, noun
 from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db
@@ -66,4 +66,4 @@ def test_a_token_needs_no_csrf_token() -> None:
 
 def test_the_root_lists_the_resources_to_those_who_may_see_them() -> None:
     assert anonymous().get("/api/v1/").status_code == 401
-    assert set(bearer().get("/api/v1/").json()) == {path.split("/")[3] for _, path in OPERATIONS}
+    assert set(bearer().get("/api/v1/").json()) == {noun(path) for _, path in OPERATIONS}

@@ -23,7 +23,16 @@ from models_registry.models import Model, ModelVersion
 from tests.controlplane.api.client import DescribedClient, bearer, lists
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import Ingress, IngressReport, RoutingTable, UsageHour
+from traffic.models import (
+    Ingress,
+    IngressReport,
+    RoutingTable,
+    TrafficMatrix,
+    TrafficOverride,
+    TrafficRule,
+    TrafficShift,
+    UsageHour,
+)
 from traffic.services.key import key_create
 
 pytestmark = pytest.mark.django_db
@@ -64,6 +73,13 @@ def one_more_of_everything(number: int) -> None:
     RoutingTable.objects.create(region=region, revision=1, body={}, reason="r", created_at=NOW)
     key_create(name="k", tenant="t", actor="a", now=NOW)
     UsageHour.objects.create(tenant="t", key=f"{number}", hour=NOW)
+    TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
+    TrafficMatrix.objects.create(deployment=deployment)
+    TrafficShift.objects.create(deployment=deployment, revision=1, kind="step", shares={}, moved=0, reason="r", at=NOW)
+    for kind in ("shares", "evacuation"):
+        TrafficOverride.objects.create(
+            kind=kind, deployment=deployment, region=region, why="w", actor="a", created_at=NOW, expires_at=NOW
+        )
 
 
 def queries(client: DescribedClient, path: str) -> tuple[int, list[Any]]:

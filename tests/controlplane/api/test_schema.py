@@ -8,7 +8,7 @@ import pytest
 from django.core.management import call_command
 from django.test import Client
 
-from tests.controlplane.api.client import assert_valid, document, resolved
+from tests.controlplane.api.client import assert_valid, document, noun, resolved
 
 METHODS = {"get", "post", "put", "patch", "delete"}
 
@@ -36,11 +36,12 @@ def test_it_is_openapi_3_1() -> None:
 
 
 def test_it_shows_every_resource() -> None:
-    nouns = {path.split("/")[3] for path in document()["paths"]}
+    nouns = {noun(path) for path in document()["paths"]}
     assert nouns == {
         "regions", "instance-types", "nodes", "cells", "deployments", "models", "model-versions", "incidents",
         "rollouts", "plan", "fault-rules", "webhooks", "webhook-deliveries",
         "events", "routing-tables", "ingresses",
+        "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations",
     }  # fmt: skip
 
 

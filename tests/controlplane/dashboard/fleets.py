@@ -5,7 +5,16 @@ from fleet.models import Cell, Deployment, DeploymentRegion, Incident, InstanceT
 from models_registry.models import Model, ModelVersion
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import ApplicationKey, Ingress, IngressReport, RoutingTable, UsageHour
+from traffic.models import (
+    ApplicationKey,
+    Ingress,
+    IngressReport,
+    RoutingTable,
+    TrafficMatrix,
+    TrafficOverride,
+    TrafficShift,
+    UsageHour,
+)
 
 COUNTS = {"ttft_counts": {"12": 3}, "itl_counts": {"7": 40}}
 LOAD = {"in_flight": 7, "queued": 2, "tokens_per_s": 431.5, "ttft_p50_ms": 80.0, "ttft_p99_ms": 410.0, **COUNTS}
@@ -122,3 +131,42 @@ def _key(number: int) -> None:
     )
     for key in ("", prefix):
         UsageHour.objects.create(tenant=tenant, key=key, hour=NOW, requests=7, completion_tokens=9)
+    _steering(cell)
+    _key(number)
+
+
+def _key(number: int) -> None:
+    prefix, tenant = f"0a{number:06x}", f"tenant-{number}"
+    ApplicationKey.objects.create(
+        prefix=prefix,
+        digest=f"{number:064x}",
+        name="search",
+        tenant=tenant,
+        created_by="ada",
+        created_at=NOW,
+        last_used_at=NOW,
+        requests_per_min=60,
+    )
+    for key in ("", prefix):
+        UsageHour.objects.create(tenant=tenant, key=key, hour=NOW, requests=7, completion_tokens=9)
+
+
+def _steering(cell: Cell) -> None:
+    shares = {cell.region_id: {cell.region_id: 0.7, "elsewhere": 0.3}}
+    seen = {"demand": 12.0, "load": 8.4, "capacity": 16.0, "capacity_now": 16.0}
+    TrafficMatrix.objects.create(
+        deployment_id=cell.deployment_id,
+        shares=shares,
+        revision=1,
+        moved_at=NOW,
+        held="no fresh report",
+        held_since=NOW,
+        figures={"regions": {cell.region_id: seen}, "unplaced": {cell.region_id: 2.0}},
+    )
+    TrafficShift.objects.create(
+        deployment_id=cell.deployment_id, revision=1, kind="relief", shares=shares, moved=0.3, reason="r", at=NOW
+    )
+    TrafficOverride.objects.create(
+        kind="evacuation", mode="drill", region_id=cell.region_id, why="w", actor="ada", created_at=NOW,
+        expires_at=NOW.replace(year=NOW.year + 50),
+    )  # fmt: skip

@@ -1,0 +1,96 @@
+"""What an operator orders about traffic from its page: evacuate a region after seeing the effect, end an order. Each is
+one form and one service; nothing is decided here."""
+
+from collections.abc import Iterable
+
+from django.contrib.auth.decorators import login_required
+from django.http import Http404, HttpRequest, HttpResponse, QueryDict
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods, require_POST
+
+from controlplane.dashboard.selectors.steering import EffectTable, effect_tables
+from controlplane.kernel import clock
+from controlplane.kernel.refusals import Refusal
+from fleet.models import Deployment, Region
+from traffic.models import TrafficOverride
+from traffic.planning.overrides import EvacuationMode
+from traffic.selectors.effect import effects_of
+from traffic.services.override import Terms, evacuation_order, evacuation_start, override_end
+
+PREVIEWED_S = 3600
+"""A prediction does not depend on how long the order is to hold."""
+LONGEST_MINUTES_TEXT = 6
+LONGEST_TEXT = 200
+
+
+@never_cache
+@login_required
+@require_http_methods(["GET", "HEAD", "POST"])
+def evacuate(request: HttpRequest, region: str) -> HttpResponse:
+    """Show what evacuating a region would do; asked by POST, with the region's name typed once more, do it."""
+    if not Region.objects.filter(name=region).exists():
+        raise Http404(f"There is no region {region!r}.")
+    asked = _asked(request.POST if request.method == "POST" else request.GET)
+    if request.method == "POST":
+        terms = Terms(_seconds(asked["minutes"]), asked["why"], _actor(request), clock.now())
+        try:
+            evacuation_start(
+                region=region,
+                mode=asked["mode"],
+                deployment=asked["deployment"],
+                confirm=asked["confirm"],
+                terms=terms,
+            )
+        except Refusal as refused:
+            return _page(request, region, asked, str(refused), 409)
+        return redirect("traffic")
+    return _page(request, region, asked, "", 200)
+
+
+@never_cache
+@login_required
+@require_POST
+def override_end_now(request: HttpRequest, override_id: int) -> HttpResponse:
+    """End an order before its time; one that has ended already is as asked."""
+    if not TrafficOverride.objects.filter(pk=override_id).exists():
+        raise Http404(f"There is no override {override_id}.")
+    try:
+        override_end(override_id=override_id, actor=_actor(request), now=clock.now())
+    except Refusal as refused:
+        return render(request, "dashboard/traffic/refused.html", {"refused": str(refused)}, status=409)
+    return redirect("traffic")
+
+
+def _page(request: HttpRequest, region: str, asked: dict[str, str], refused: str, status: int) -> HttpResponse:
+    tables: Iterable[EffectTable] = ()
+    try:
+        terms = Terms(PREVIEWED_S, "preview", _actor(request), clock.now())
+        order = evacuation_order(region=region, mode=asked["mode"], deployment=asked["deployment"], terms=terms)
+        tables = effect_tables(effects_of(order, terms.now))
+    except Refusal as impossible:
+        refused, status = refused or str(impossible), 409
+    context = {
+        "region": region,
+        "asked": asked,
+        "refused": refused,
+        "tables": tables,
+        "deployments": Deployment.objects.values_list("name", flat=True),
+    }
+    return render(request, "dashboard/traffic/evacuate.html", context, status=status)
+
+
+def _asked(form: QueryDict) -> dict[str, str]:
+    defaults = {"mode": EvacuationMode.DRILL.value, "deployment": "", "minutes": "60", "why": "", "confirm": ""}
+    return {
+        name: str(form.get(name, default)).replace("\x00", "\ufffd")[:LONGEST_TEXT]
+        for name, default in defaults.items()
+    }
+
+
+def _seconds(minutes: str) -> int:
+    return 60 * int(minutes) if minutes.isdecimal() and len(minutes) <= LONGEST_MINUTES_TEXT else 0
+
+
+def _actor(request: HttpRequest) -> str:
+    return request.user.get_username()[:64]

@@ -1,0 +1,216 @@
+"""Over HTTP: orders about traffic. Fixed shares and evacuations: preview, give, read, end. Decides nothing."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import ReadOnlyModelViewSet
+
+from controlplane.kernel import clock
+from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
+from fleet.planning.states import choices
+from traffic.api import steering_examples as examples
+from traffic.models import TrafficOverride
+from traffic.planning.effect import Effect
+from traffic.planning.overrides import EvacuationMode, OverrideKind
+from traffic.selectors.effect import effects_of
+from traffic.services.override import (
+    LONGEST_S,
+    SHORTEST_S,
+    Terms,
+    evacuation_order,
+    evacuation_start,
+    override_end,
+    shares_fix,
+    shares_order,
+)
+
+
+@extend_schema_serializer(examples=[OpenApiExample("fixed shares", examples.OVERRIDE, response_only=True)])
+class OverrideSerializer(serializers.ModelSerializer[TrafficOverride]):
+    deployment = serializers.CharField(source="deployment_id", allow_null=True, help_text="null: every deployment.")
+    region = serializers.CharField(source="region_id", help_text="The origin of the shares, or the region to empty.")
+    shares = serializers.DictField(child=serializers.FloatField(), help_text="Serving region -> share; sums to 1.")
+    mode = serializers.CharField(help_text="Of an evacuation: `drill` or `real`.")
+    why = serializers.CharField(help_text="The operator's own words.")
+    active = serializers.SerializerMethodField(help_text="It holds now.")
+
+    class Meta:
+        model = TrafficOverride
+        fields = [
+            "id", "kind", "deployment", "region", "shares", "mode", "why", "actor", "created_at", "expires_at",
+            "ended_at", "end_reason", "active",
+        ]  # fmt: skip
+
+    def get_active(self, order: TrafficOverride) -> bool:
+        return order.ended_at is None and order.expires_at > clock.now()
+
+
+@extend_schema_serializer(examples=[OpenApiExample("evacuation", examples.EVACUATION, response_only=True)])
+class EvacuationSerializer(OverrideSerializer):
+    """An override of kind `evacuation`."""
+
+
+class TermsSerializer(StrictSerializer):
+    duration_s = serializers.IntegerField(
+        min_value=SHORTEST_S, max_value=LONGEST_S, help_text="It ends by itself after this many seconds."
+    )
+    why = serializers.CharField(max_length=200, help_text="Your reason, for those who find it in force.")
+
+
+@extend_schema_serializer(examples=[OpenApiExample("half and half for an hour", examples.FIX, request_only=True)])
+class FixSerializer(TermsSerializer):
+    """Where an origin's requests of a deployment are served, whatever the autopilot would do."""
+
+    deployment = serializers.CharField(max_length=96)
+    origin = serializers.CharField(max_length=64)
+    shares = serializers.DictField(child=serializers.FloatField(), help_text="Serving region -> share; sums to 1.")
+
+
+class EvacuationPreviewSerializer(TermsSerializer):
+    region = serializers.CharField(max_length=64)
+    mode = serializers.ChoiceField(
+        choices=choices(EvacuationMode),
+        help_text="`drill`: in steps, and only what fits elsewhere. `real`: everything at once.",
+    )
+    deployment = serializers.CharField(
+        max_length=96, required=False, allow_blank=True, default="", help_text="Only this one; all if left out."
+    )
+
+
+@extend_schema_serializer(examples=[OpenApiExample("at once, all of it", examples.EVACUATE, request_only=True)])
+class EvacuateSerializer(EvacuationPreviewSerializer):
+    """A region that serves nothing of what others can, until the order ends."""
+
+    confirm = serializers.CharField(max_length=64, help_text="The region's name once more.")
+
+
+class RegionEffectSerializer(serializers.Serializer[Any]):
+    """In requests at once; utilisations of what the region was tested for, null where it has no capacity."""
+
+    region = serializers.CharField()
+    capacity = serializers.FloatField()
+    load_before = serializers.FloatField()
+    load_after = serializers.FloatField()
+    receives = serializers.FloatField(help_text="More, or with a minus less, than before.")
+    utilisation_before = serializers.FloatField(allow_null=True)
+    utilisation_after = serializers.FloatField(allow_null=True)
+
+
+class EffectSerializer(serializers.Serializer[Effect]):
+    """One deployment, once all has moved."""
+
+    deployment = serializers.CharField()
+    shares = serializers.DictField(
+        source="matrix", child=serializers.DictField(child=serializers.FloatField()), help_text="As in a matrix."
+    )
+    regions = RegionEffectSerializer(many=True)
+    unplaced = serializers.DictField(
+        child=serializers.FloatField(), help_text="Origin -> requests at once that fit below no cap."
+    )
+    over_cap = serializers.ListField(child=serializers.CharField(), help_text="Regions that would exceed their cap.")
+
+
+@extend_schema_serializer(examples=[OpenApiExample("effects", examples.EFFECTS, response_only=True)])
+class EffectsSerializer(serializers.Serializer[Any]):
+    """What an order would do, by deployment. Nothing was changed."""
+
+    effects = EffectSerializer(many=True)
+
+
+class EvacuationFilter(filters.FilterSet):
+    deployment = filters.CharFilter(field_name="deployment_id")
+    region = filters.CharFilter(field_name="region_id")
+    ended = filters.BooleanFilter(field_name="ended_at", lookup_expr="isnull", exclude=True)
+
+    class Meta:
+        model = TrafficOverride
+        fields: list[str] = []
+
+
+class OverrideFilter(EvacuationFilter):
+    kind = filters.ChoiceFilter(choices=choices(OverrideKind))
+
+
+class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
+    """Every order of operators about traffic, evacuations too, newest first."""
+
+    serializer_class = OverrideSerializer
+    filterset_class = OverrideFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-id"
+
+    def get_queryset(self) -> QuerySet[TrafficOverride]:
+        return TrafficOverride.objects.all()
+
+    @extend_schema(operation_id="traffic_overrides_fix", request=FixSerializer, responses={200: OverrideSerializer})
+    def create(self, request: Request) -> Response:
+        """Fix where an origin's requests of a deployment are served. It holds at once, even above caps and while the
+        autopilot holds; residency and closed regions bind it. What was fixed there before ends."""
+        return Response(self.get_serializer(shares_fix(**_checked(FixSerializer, request))).data)
+
+    @extend_schema(operation_id="traffic_overrides_preview", request=FixSerializer, responses={200: EffectsSerializer})
+    @action(detail=False, methods=["post"])
+    def preview(self, request: Request) -> Response:
+        """What fixing these shares would do. Changes nothing; refuses what giving the order would refuse."""
+        return _effects(shares_order(**_checked(FixSerializer, request)))
+
+    @extend_schema(operation_id="traffic_overrides_end", request=WhySerializer, responses={200: OverrideSerializer})
+    @action(detail=True, methods=["post"])
+    def end(self, request: Request, id: str) -> Response:
+        """End an order, or an evacuation, before its time; requests go back in steps. 409 if it has ended."""
+        order = self.get_object()
+        asked = WhySerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        override_end(override_id=order.pk, actor=actor_of(request), now=clock.now(), why=asked.validated_data["why"])
+        return Response(self.get_serializer(self.get_object()).data)
+
+
+class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
+    """Evacuations of regions, newest first. One is ended as any override is."""
+
+    serializer_class = EvacuationSerializer
+    filterset_class = EvacuationFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-id"
+
+    def get_queryset(self) -> QuerySet[TrafficOverride]:
+        return TrafficOverride.objects.filter(kind=OverrideKind.EVACUATION.value)
+
+    @extend_schema(
+        operation_id="traffic_evacuations_start", request=EvacuateSerializer, responses={200: EvacuationSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Empty a region of what others can serve: for real at once, or as a drill in steps and only what fits. Its
+        ingress goes on and sends requests elsewhere. An evacuation of the same that holds already ends."""
+        return Response(self.get_serializer(evacuation_start(**_checked(EvacuateSerializer, request))).data)
+
+    @extend_schema(
+        operation_id="traffic_evacuations_preview",
+        request=EvacuationPreviewSerializer,
+        responses={200: EffectsSerializer},
+    )
+    @action(detail=False, methods=["post"])
+    def preview(self, request: Request) -> Response:
+        """Who would receive what, how full they would be, and what fits nowhere. Changes nothing."""
+        return _effects(evacuation_order(**_checked(EvacuationPreviewSerializer, request)))
+
+
+def _checked(body: type[TermsSerializer], request: Request) -> dict[str, Any]:
+    """What was asked, with who asks and when, as the services take it."""
+    asked = body(data=request.data)
+    asked.is_valid(raise_exception=True)
+    said = dict(asked.validated_data)
+    terms = Terms(said.pop("duration_s"), said.pop("why"), actor_of(request), clock.now())
+    return {**said, "terms": terms}
+
+
+def _effects(order: TrafficOverride) -> Response:
+    return Response(EffectsSerializer({"effects": effects_of(order, clock.now())}).data)

@@ -1,0 +1,107 @@
+"""Over HTTP: what is laid down about a deployment's traffic. Decides nothing; the service does."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import ReadOnlyModelViewSet
+
+from controlplane.kernel import clock
+from controlplane.kernel.requests import StrictSerializer, actor_of
+from fleet.models import Deployment
+from traffic.api import steering_examples as examples
+from traffic.models import TrafficRule
+from traffic.planning.traffic_policy import TrafficPolicy, traffic_policy_as_json
+from traffic.services.traffic_policy import traffic_policy_change
+
+Residency = serializers.DictField(child=serializers.ListField(child=serializers.CharField()))
+Cost = serializers.DictField(child=serializers.FloatField())
+
+
+@extend_schema_serializer(examples=[OpenApiExample("traffic policy", examples.POLICY, response_only=True)])
+class TrafficPolicySerializer(serializers.Serializer[Deployment]):
+    """The whole policy, defaults filled in. Utilisations are shares of tested capacity."""
+
+    deployment = serializers.CharField()
+    residency = serializers.DictField(
+        child=serializers.ListField(child=serializers.CharField()),
+        help_text="Origin -> the regions that may serve its requests; an origin that is not named may use all.",
+    )
+    cost = serializers.DictField(
+        child=serializers.FloatField(), help_text="Region -> relative price; 1.0 if not named."
+    )
+    cost_utilisation = serializers.FloatField(help_text="A cheaper region is filled to this for its price.")
+    cost_latency_ms = serializers.FloatField(help_text="How far requests may go for a price, there and back.")
+    utilisation_cap = serializers.FloatField(help_text="No region is filled beyond; at most 0.8.")
+    tested_concurrency = serializers.IntegerField(
+        allow_null=True, help_text="Requests at once that a cell was tested for; null: its version's `max_concurrency`."
+    )
+    revision = serializers.IntegerField(help_text="Grows with every change; 0: all defaults.")
+    actor = serializers.CharField(help_text="Who changed it last.")
+    changed_at = serializers.DateTimeField(allow_null=True)
+
+    def to_representation(self, instance: Deployment) -> dict[str, Any]:
+        rule: TrafficRule | None = getattr(instance, "traffic_rule", None)
+        return super().to_representation(  # type: ignore[no-any-return]
+            {
+                "deployment": instance.name,
+                **traffic_policy_as_json(rule.policy() if rule else TrafficPolicy()),
+                "revision": rule.revision if rule else 0,
+                "actor": rule.actor if rule else "",
+                "changed_at": rule.changed_at if rule else None,
+            }  # type: ignore[arg-type]
+        )
+
+
+@extend_schema_serializer(examples=[OpenApiExample("prefer the west", examples.POLICY_CHANGE, request_only=True)])
+class TrafficPolicyChangeSerializer(StrictSerializer):
+    """What is not named stays as it is."""
+
+    residency = serializers.DictField(
+        child=serializers.ListField(child=serializers.CharField(max_length=64)), required=False
+    )
+    cost = serializers.DictField(child=serializers.FloatField(), required=False)
+    cost_utilisation = serializers.FloatField(required=False)
+    cost_latency_ms = serializers.FloatField(required=False)
+    utilisation_cap = serializers.FloatField(required=False)
+    tested_concurrency = serializers.IntegerField(required=False, allow_null=True)
+
+
+class TrafficPolicyFilter(filters.FilterSet):
+    deployment = filters.CharFilter(field_name="name")
+
+    class Meta:
+        model = Deployment
+        fields: list[str] = []
+
+
+class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
+    """Where requests of a deployment may be served, what regions cost, how full they may be; by its name."""
+
+    serializer_class = TrafficPolicySerializer
+    filterset_class = TrafficPolicyFilter
+    lookup_field = "name"
+    lookup_value_regex = r"[-\w.:@+]+"
+
+    def get_queryset(self) -> QuerySet[Deployment]:
+        return Deployment.objects.select_related("traffic_rule")
+
+    @extend_schema(
+        operation_id="traffic_policies_change",
+        request=TrafficPolicyChangeSerializer,
+        responses={200: TrafficPolicySerializer},
+    )
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Lay down parts of the policy. Residency holds in every table from the next pass on; prices and caps move
+        requests in steps."""
+        deployment = self.get_object()
+        asked = TrafficPolicyChangeSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        traffic_policy_change(
+            deployment=deployment.name, stated=asked.validated_data, actor=actor_of(request), now=clock.now()
+        )
+        return Response(self.get_serializer(self.get_object()).data)
