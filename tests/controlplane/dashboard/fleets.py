@@ -114,23 +114,6 @@ def _traffic(number: int, cell: Cell) -> None:
             reason="a cell is ready",
             created_at=NOW,
         )
-    _key(number)
-
-
-def _key(number: int) -> None:
-    prefix, tenant = f"0a{number:06x}", f"tenant-{number}"
-    ApplicationKey.objects.create(
-        prefix=prefix,
-        digest=f"{number:064x}",
-        name="search",
-        tenant=tenant,
-        created_by="ada",
-        created_at=NOW,
-        last_used_at=NOW,
-        requests_per_min=60,
-    )
-    for key in ("", prefix):
-        UsageHour.objects.create(tenant=tenant, key=key, hour=NOW, requests=7, completion_tokens=9)
     _steering(cell)
     _key(number)
 
