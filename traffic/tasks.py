@@ -5,7 +5,7 @@ from celery import shared_task
 from controlplane.kernel import clock
 from traffic.services.autopilot import autopilot_run
 from traffic.services.ingress import ingresses_ensure
-from traffic.services.key import revocations_confirm
+from traffic.services.key import keys_retire, revocations_confirm
 from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.usage import usage_count, usage_trim
 
@@ -25,6 +25,7 @@ def count_usage() -> None:
 @shared_task(name="traffic.trim_usage")
 def trim_usage() -> None:
     usage_trim(now=clock.now())
+    keys_retire(now=clock.now())
 
 
 @shared_task(name="traffic.autopilot")

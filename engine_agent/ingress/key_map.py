@@ -21,8 +21,8 @@ CONTENT_ENTRY = ".content"
 """Digest of all other entries of a map: reading thousands of them back four times a second would cost too much."""
 SEPARATOR = "|"
 """Between the fields of a record; HAProxy's own `;` ends a command."""
-NEVER = 2**31 - 1
-"""Expiry of a key that has none: HAProxy's clock counts to 2038, so does this."""
+NEVER = 253_402_300_799
+"""Expiry of a key that has none: the end of the year 9999."""
 PREFIX = re.compile(r"[0-9a-f]{4,16}")
 DIGEST = re.compile(r"[0-9a-f]{64}")
 TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

@@ -28,6 +28,11 @@ ROTATION_GRACE = timedelta(hours=24)
 """How long a rotated key goes on opening, so that an application can be given the new one in its own time."""
 
 
+EXPIRED_TOLD = timedelta(days=30)
+"""How long applications are told that a key has expired; then it is unknown, and every table is shorter."""
+RETIRED_AT_ONCE = 1000
+
+
 @dataclass(frozen=True, slots=True)
 class NewKey:
     """A key and its text, which nobody can ever read again."""
@@ -137,6 +142,15 @@ def keys_require(*, required: bool, actor: str, now: datetime, why: str = "") ->
         actor=actor,
     )
     return policy
+
+
+def keys_retire(*, now: datetime) -> list[str]:
+    """Revoke keys that expired so long ago that nobody needs to hear it from an ingress. Returns their prefixes."""
+    ended = ApplicationKey.objects.filter(revoked_at=None, expires_at__lt=now - EXPIRED_TOLD)
+    prefixes = list(ended.order_by("id").values_list("prefix", flat=True)[:RETIRED_AT_ONCE])
+    for prefix in prefixes:
+        key_revoke(prefix=prefix, actor="switchyard", now=now, why="expired long ago")
+    return prefixes
 
 
 def revocations_confirm(*, now: datetime) -> list[str]:

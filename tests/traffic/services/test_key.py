@@ -8,6 +8,7 @@ import pytest
 
 from controlplane.kernel.models import Event
 from controlplane.kernel.refusals import Conflict, InvalidInput
+from engine_agent.protocol.messages import ApiKey
 from fleet.planning.states import ServingClass
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -16,12 +17,14 @@ from traffic.selectors.key import keys_to_tell
 from traffic.selectors.routing import latest_tables, told_table
 from traffic.services.ingress import ingress_create
 from traffic.services.key import (
+    EXPIRED_TOLD,
     NewKey,
     key_change,
     key_create,
     key_revoke,
     key_rotate,
     keys_require,
+    keys_retire,
     revocations_confirm,
 )
 from traffic.services.routing import tables_publish
@@ -51,6 +54,12 @@ def publish(now: datetime = NOW) -> dict[str, RoutingTable]:
     return latest_tables()
 
 
+def told(table: RoutingTable) -> tuple[ApiKey, ...]:
+    """Those of the keys in a table that applications were given."""
+    given = set(ApplicationKey.objects.values_list("prefix", flat=True))
+    return tuple(key for key in told_table(table).keys if key.prefix in given)
+
+
 def kinds() -> list[str]:
     return list(Event.objects.order_by("id").values_list("kind", flat=True))
 
@@ -78,21 +87,21 @@ def test_a_key_for_what_is_not_there_or_that_has_expired_is_refused() -> None:
 def test_every_change_makes_a_table_whose_ingresses_are_told_all_keys() -> None:
     rows.deployment()
     ingress()
-    assert told_table(publish()["us-east-1"]).keys == ()
+    assert told(publish()["us-east-1"]) == ()
     first = new_key(deployments=["sim-70b"], tokens_per_min=1000, expires_at=LATER).key
     table = publish()["us-east-1"]
-    (told,) = told_table(table).keys
+    (key,) = told(table)
     assert (table.revision, table.reason) == (2, "keys changed")
-    assert (told.prefix, told.digest, told.tenant, told.pools) == (first.prefix, first.digest, "rufus", ("sim-70b",))
-    assert (told.tokens_per_min, told.expires_at) == (1000, LATER.timestamp())
+    assert (key.prefix, key.digest, key.tenant, key.pools) == (first.prefix, first.digest, "rufus", ("sim-70b",))
+    assert (key.tokens_per_min, key.expires_at) == (1000, LATER.timestamp())
     assert "digest" not in str(table.body)
     key_change(prefix=first.prefix, actor="ann", now=NOW, tokens_per_min=500)
-    assert told_table(publish()["us-east-1"]).keys[0].tokens_per_min == 500
+    assert told(publish()["us-east-1"])[0].tokens_per_min == 500
     keys_require(required=True, actor="ann", now=NOW)
     table = publish()["us-east-1"]
     assert (table.revision, table.reason, told_table(table).keys_required) == (4, "keys are required", True)
     key_revoke(prefix=first.prefix, actor="ann", now=NOW)
-    assert told_table(publish()["us-east-1"]).keys == ()
+    assert told(publish()["us-east-1"]) == ()
     assert tables_publish(now=NOW) == []
 
 
@@ -101,8 +110,8 @@ def test_ingresses_of_one_region_share_the_limits_of_a_key() -> None:
     ingress()
     ingress(name="i-second")
     new_key(requests_per_min=101, max_concurrent=1)
-    (told,) = told_table(publish()["us-east-1"]).keys
-    assert (told.requests_per_min, told.tokens_per_min, told.max_concurrent) == (51, 0, 1)
+    (key,) = told(publish()["us-east-1"])
+    assert (key.requests_per_min, key.tokens_per_min, key.max_concurrent) == (51, 0, 1)
 
 
 def test_changing_nothing_tells_nobody() -> None:
@@ -119,7 +128,7 @@ def test_a_rotated_key_opens_for_its_grace_beside_the_new_one() -> None:
     old.refresh_from_db()
     assert (new.key.tenant, new.key.requests_per_min, new.key.expires_at) == ("rufus", 60, None)
     assert old.expires_at == NOW + timedelta(hours=2)
-    assert {key.prefix for key in keys_to_tell()} == {old.prefix, new.key.prefix}
+    assert {key.prefix for key in keys_to_tell()} >= {old.prefix, new.key.prefix}
     assert kinds() == ["key.created", "key.rotated"]
 
 
@@ -165,3 +174,10 @@ def test_an_ingress_that_never_served_holds_up_no_revocation() -> None:
     key = new_key().key
     key_revoke(prefix=key.prefix, actor="ann", now=NOW)
     assert revocations_confirm(now=NOW) == [key.prefix]
+
+
+def test_a_key_long_expired_is_told_no_ingress_any_more() -> None:
+    old, lasting = new_key(expires_at=LATER).key, new_key().key
+    assert keys_retire(now=LATER + EXPIRED_TOLD) == []
+    assert keys_retire(now=LATER + EXPIRED_TOLD + timedelta(seconds=1)) == [old.prefix]
+    assert {key.prefix for key in keys_to_tell()} & {old.prefix, lasting.prefix} == {lasting.prefix}
