@@ -78,7 +78,7 @@ def defaults_section(layout: Layout, settings: IngressSettings) -> str:
             "option srvtcpka",
             *(f"{side}tcpka-{setting}" for side in ("cli", "srv") for setting in ("idle 15s", "intvl 5s", "cnt 3")),
             f"timeout connect {times.connect_s}s",
-            f"timeout client {times.silence_s}s",
+            f"timeout client {times.client_stall_s}s",
             f"timeout server {times.silence_s}s",
             f"timeout tunnel {times.silence_s}s",
             f"timeout http-request {times.request_head_s}s",

@@ -32,6 +32,8 @@ class Times:
     """A cell or an ingress that takes longer to accept is as good as dead: try another."""
     silence_s: int = 900
     """Longest silence within a request: a long answer without streaming is silent all its time (cell proxy: 600 s)."""
+    client_stall_s: int = 60
+    """Longest that a client may take nothing of an answer: it keeps a place at its cell that long."""
     request_head_s: int = 10
     request_body_s: int = 60
     """4 MiB at 70 kB/s, as the cell proxy has it."""
