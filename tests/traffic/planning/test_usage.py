@@ -63,4 +63,5 @@ def test_what_a_cell_says_of_tenants_is_read() -> None:
     row = {"since": 1.5, "in_flight": 1, "requests_total": 4, "prompt_tokens_total": 9, "completion_tokens_total": 7}
     totals = {"requests": 4, "prompt_tokens": 9, "completion_tokens": 7}
     assert told_by_cell("n-1", {"tenants": {"rufus": row}}) == [Told("cell:n-1", "tenant:rufus", "1.5", totals)]
+    assert told_by_cell("n-1", {"tenants": {"x" * 65: row, "a\x00": row}}) == []
     assert told_by_cell("n-1", None) == told_by_cell("n-1", {}) == []

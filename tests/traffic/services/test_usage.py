@@ -28,7 +28,7 @@ def cell_says(node: str, **tenants: TenantLoad) -> None:
     NodeReport.objects.filter(node=node).update(load=msgspec.to_builtins(Load(tenants=tenants)))
 
 
-def counted(**where: Any) -> list[dict[str, Any]]:
+def counted(**where: Any) -> list[Any]:
     named = ("tenant", "key", "requests", "limited", "errors", "prompt_tokens", "completion_tokens")
     return list(UsageHour.objects.filter(**where).order_by("tenant", "key").values_list(*named))
 
