@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from math import ceil
 from typing import Any
 
 from controlplane.kernel.tones import Tone
@@ -51,7 +52,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class MatrixTable:
-    """One deployment. `fresh`: the autopilot has looked at it lately enough for its figures to mean now."""
+    """One deployment: a row for each origin, and how full each of its columns' regions is."""
 
     deployment: str
     row: TrafficMatrix
@@ -148,7 +149,7 @@ def _table(name: str, row: TrafficMatrix) -> MatrixTable:
 
 def _share(origin: str, region: str, share: float) -> Share:
     percent = 100 * share if share > 0 else None
-    return Share(region, percent, min(HEAT_STEPS, -int(-share * HEAT_STEPS // 1)), origin == region)
+    return Share(region, percent, min(HEAT_STEPS, ceil(share * HEAT_STEPS)), origin == region)
 
 
 def _used(region: str, load: float, capacity: float, cap: float) -> Used:

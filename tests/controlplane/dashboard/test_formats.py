@@ -13,9 +13,11 @@ from controlplane.dashboard.templatetags.switchyard import (
     distance,
     gib,
     ms,
+    one_decimal,
     percent,
     plain,
     rate,
+    share,
     short_digest,
 )
 
@@ -45,6 +47,11 @@ def test_an_age_is_in_the_largest_unit_of_which_there_are_two(age_s: float, word
         (percent(0.0), "0 %"),
         (percent(0.024), "0.02 %"),
         (percent(12.3), "12 %"),
+        (share(None), NOTHING),
+        (share(0.4), "0.4 %"),
+        (share(62.6), "63 %"),
+        (one_decimal(""), NOTHING),
+        (one_decimal(24), "24.0"),
         (gib(None), NOTHING),
         (gib(0), "0 GiB"),
         (gib(782486784), "0.7 GiB"),
