@@ -16,6 +16,9 @@ from fleet.planning.states import CellState, DisruptionCause, RolloutState
 from fleet.planning.versions import VersionPlan
 from fleet.planning.waves import Course, Stage
 
+BAKE_STRETCH = 3.0
+"""A bake that ends with too few samples goes on until so many times its length: traffic may only be thin."""
+
 
 def plan_rollout(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
     """Changes of rollouts, at most one each."""
@@ -152,9 +155,13 @@ def _judge_bake(case: _Case) -> ChangeRollout | None:
     if away:
         reason = f"{stage.label}: {away[0].id} is {away[0].state}, the bake begins anew once it is ready"
         return case.change(RolloutState.RUNNING, reason)
-    if case.heard_s(rollout.state_since) < _bake_s(case):
+    watched_s, bake_s = case.heard_s(rollout.state_since), _bake_s(case)
+    if watched_s < bake_s:
         return None
     verdict = bake_verdict(case.course, case.versions, case.is_fresh)
+    if verdict.finding is Finding.INCONCLUSIVE and watched_s < BAKE_STRETCH * bake_s:
+        limit_s = BAKE_STRETCH * bake_s
+        return case.change(rollout.state, f"{stage.label}: too few samples yet, watched for up to {limit_s:.0f} s")
     return replace(_after_verdict(case, verdict), verdict=verdict)
 
 

@@ -1,8 +1,10 @@
 """Whole rollouts in memory: what they come to with good and bad versions, and what they touch on the way."""
 
+from dataclasses import replace
+
 import pytest
 
-from fleet.planning.policy import UpdatePolicy, UpdateStrategy
+from fleet.planning.policy import GatePolicy, UpdatePolicy, UpdateStrategy
 from fleet.planning.states import CellState, RolloutState
 from tests.fleet.planning.moving_world import NEW, OLD, Behaviour, MovingWorld, started
 
@@ -60,6 +62,26 @@ def test_a_version_that_reports_nothing_is_not_promoted() -> None:
     assert world.rollout.state is RolloutState.PAUSED
     assert "no updated cell has reported" in world.rollout.reason
     assert len(world.touched) == 1
+
+
+def test_a_bake_with_too_few_samples_goes_on_until_it_has_them() -> None:
+    world = started(TWO, replace(QUICK, gate=GatePolicy(min_samples=110)))
+    world.run(60, until=RolloutState.BAKING)
+    world.run(int(QUICK.canary_bake_s) + 1)
+    assert world.rollout is not None
+    assert (world.rollout.state, "too few samples yet" in world.rollout.reason) == (RolloutState.BAKING, True)
+    world.run(400, until=RolloutState.SUCCEEDED)
+    assert world.outcome is RolloutState.SUCCEEDED
+
+
+def test_a_bake_that_never_has_enough_samples_pauses() -> None:
+    world = started(TWO, replace(QUICK, gate=GatePolicy(min_samples=1000)))
+    world.run(60, until=RolloutState.BAKING)
+    began = world.now
+    world.run(60, until=RolloutState.PAUSED)
+    assert world.rollout is not None
+    assert "1000 of each are needed" in world.rollout.reason
+    assert (world.now - began).total_seconds() == 3 * QUICK.canary_bake_s
 
 
 def test_two_regions_never_have_cells_away_at_once() -> None:
