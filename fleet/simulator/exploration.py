@@ -201,7 +201,9 @@ class Exploration:
         old = state.old_orders[index]
         if old is not None and state.left.duplicates:
             left = replace(state.left, duplicates=state.left.duplicates - 1)
-            yield self._told(replace(state, left=left), index, old)
+            # Once none may come again, what could have come is all the same.
+            kept = state.old_orders if left.duplicates else (None,) * len(self._nodes)
+            yield self._told(replace(state, left=left, old_orders=kept), index, old)
         if agent.engine is not None and not agent.healthy:
             yield replace(state, agents=_put(state.agents, index, replace(agent, healthy=True)))
         if agent.engine is not None and state.left.crashes:

@@ -11,8 +11,7 @@ from datetime import datetime
 from functools import singledispatchmethod
 from itertools import count
 
-from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer
-from engine_agent.protocol.states import MemberRole, Phase
+from engine_agent.protocol.messages import Desired
 from fleet.planning.decisions import (
     ChangeRollout,
     CreateCell,
@@ -29,7 +28,6 @@ from fleet.planning.decisions import (
 )
 from fleet.planning.fault_decisions import CordonNode, ReplaceNode, WishReplacement
 from fleet.planning.ledger import LedgerLimits, refusal
-from fleet.planning.phases import PHASES
 from fleet.planning.snapshot import (
     CellView,
     FleetView,
@@ -49,7 +47,8 @@ from fleet.planning.states import (
     RolloutState,
 )
 from fleet.simulator.accounts import standing_of
-from fleet.simulator.fault_rows import FaultDecision, faults_after
+from fleet.simulator.fault_rows import FaultDecision, faults_after, why_stale, with_lost
+from fleet.simulator.orders import assignment_of
 from fleet.simulator.provider import NoProvider, Provider
 from fleet.simulator.writes import Stale, Write
 
@@ -69,6 +68,8 @@ class Store:
         self.listening_since = fleet.listening_since
         self.member_of = {member.node: cell.id for cell in self.cells.values() for member in cell.members}
         self.versions: Counter[str] = Counter(dict.fromkeys(self.nodes, 1))
+        rows = (*fleet.faults.incidents, *fleet.faults.replacements)
+        self._fault_numbers = count(max((row.id for row in rows), default=0) + 1)
         self._cell_numbers, self._node_numbers = count(len(self.cells) + 1), count(len(self.nodes) + 1)
         self.rollouts_begun = max((rollout.id for rollout in self.rollouts.values()), default=0)
         self.limits = LedgerLimits()
@@ -99,24 +100,9 @@ class Store:
     def desired(self, node: str) -> Desired:
         """All that a node must do."""
         cell_id = self.member_of.get(node)
-        assignment = self._assignment(self.cells[cell_id], node) if cell_id is not None else None
+        cell = self.cells[cell_id] if cell_id is not None else None
+        assignment = assignment_of(cell, self.deployments[cell.deployment], node) if cell is not None else None
         return Desired(node=node, version=self.versions[node], assignment=assignment)
-
-    def _assignment(self, cell: CellView, node: str) -> Assignment:
-        rank = next(member.rank for member in cell.members if member.node == node)
-        spec = self.deployments[cell.deployment]
-        timeout_s = spec.of(cell.version).ready_timeout_s
-        return Assignment(
-            cell=cell.id,
-            generation=cell.generation,
-            rank=rank,
-            role=MemberRole.LEADER if rank == 0 else MemberRole.FOLLOWER,
-            phase=PHASES.get(cell.state, Phase.STOP),
-            plan=EnginePlan(spec.engine, cell.version, max_concurrency=8, ready_timeout_s=timeout_s),
-            peers=tuple(Peer(node=member.node, rank=member.rank, address="", port_base=0) for member in cell.members),
-            secret=f"{cell.id}/{cell.generation}",
-            drain_deadline_s=spec.drain_deadline_s,
-        )
 
     # --- what agents and ingresses say -------------------------------------------------------------------------------
 
@@ -163,16 +149,17 @@ class Store:
 
     @apply.register
     def _(self, decision: FaultDecision, now: datetime) -> None:
-        node = None
-        if isinstance(decision, ReplaceNode | WishReplacement):
-            node = self.nodes[decision.node]
-            if self.member_of.get(decision.node, "") != decision.cell:
-                raise Stale(f"node {decision.node} is in another cell meanwhile")
+        name = decision.node if isinstance(decision, ReplaceNode | WishReplacement) else ""
+        node = self.nodes.get(name)
+        if isinstance(decision, ReplaceNode):
+            _check_move(decision.seen, NodeState.FAULTY)
+        if stale := why_stale(self.faults, decision, self.nodes, self.member_of.get(name, "")):
+            raise Stale(stale)
         if isinstance(decision, ReplaceNode):
             self._move_node(decision, NodeState.FAULTY, now)
         else:
             self.before_write()
-        self.faults = faults_after(self.faults, decision, node, now)
+        self.faults = faults_after(self.faults, decision, node, now, next(self._fault_numbers))
         self._commit(Write(decision, now))
 
     @apply.register
@@ -362,8 +349,7 @@ class Store:
                 self.nodes[member.node] = replace(self.nodes[member.node], spare_since=now)
 
     def _move_node(self, decision: MoveNode | RetireNode | ReplaceNode, to: NodeState, now: datetime) -> None:
-        if to not in NODE_ALLOWED[decision.seen]:
-            raise ValueError(f"a node cannot go from {decision.seen} to {to}")
+        _check_move(decision.seen, to)
         node = self.nodes.get(decision.node)
         if node is None or node.state is not decision.seen:
             raise Stale(f"node {decision.node}")
@@ -379,6 +365,10 @@ class Store:
             moved = replace(moved, report=UNSAID)
             self._pools = None
         self.nodes[node.id] = moved
+        if to is NodeState.LOST and node.id in self.member_of:
+            self.faults = with_lost(
+                self.faults, node, self.member_of[node.id], decision.reason, next(self._fault_numbers)
+            )
         self._order_anew([node.id])
         self._commit(Write(decision, now))
 
@@ -390,6 +380,11 @@ class Store:
     def _commit(self, write: Write) -> None:
         self.writes += 1
         self.on_write(write)
+
+
+def _check_move(seen: NodeState, to: NodeState) -> None:
+    if to not in NODE_ALLOWED[seen]:
+        raise ValueError(f"a node cannot go from {seen} to {to}")
 
 
 def _gist(report: ReportView) -> tuple[object, ...]:

@@ -1,9 +1,14 @@
 """What-if: the live planners say what a change would do, from a snapshot, without touching it."""
 
+from dataclasses import replace
+
+from fleet.planning.ledger import LedgerLimits
 from fleet.planning.policy import UpdatePolicy
-from fleet.planning.snapshot import VersionView
+from fleet.planning.snapshot import FleetView, RolloutView, VersionView
+from fleet.planning.states import RolloutState
 from fleet.simulator.clock import EPOCH
 from fleet.simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
+from fleet.simulator.relevance import limits_of, without_other_deployments, without_other_regions
 from fleet.simulator.shape import DeploymentShape, FleetShape, fleet_of
 
 POLICY = UpdatePolicy(canary_bake_s=20.0, bake_s=20.0, min_healthy_s=10.0)
@@ -60,3 +65,48 @@ def test_the_snapshot_stays_as_it_is() -> None:
     predict(view, Scale("llama", {"east": 1}), EPOCH, load_s={"v1": 5.0})
 
     assert before == (view.cells, view.nodes, view.rollouts)
+
+
+def two_deployments(**others: int) -> FleetView:
+    shapes = (SHAPE.deployments[0], DeploymentShape("other", {"east": 2}, policy=POLICY))
+    view = fleet_of(FleetShape(shapes, spares=2))
+    other = view.deployments["other"]
+    return replace(view, deployments={**view.deployments, "other": replace(other, cells_wanted={"east": 2, **others})})
+
+
+def test_what_is_at_rest_is_left_out_and_told_as_it_is() -> None:
+    view = two_deployments()
+    left = without_other_deployments(view, "llama")
+    found = predict(view, Scale("llama", {"east": 4}), EPOCH, load_s={"v1": 20.0})
+
+    assert set(left.deployments) == {"llama"}
+    assert len(view.nodes) - len(left.nodes) == 4
+    assert [(place.deployment, place.region, place.ready_then) for place in found.places] == [
+        ("llama", "east", 4),
+        ("llama", "west", 2),
+        ("other", "east", 2),
+    ]
+
+
+def test_another_deployment_that_wants_machines_too_is_not_left_out() -> None:
+    view = two_deployments(east=3)
+    found = predict(view, Scale("llama", {"east": 4}), EPOCH, load_s={"v1": 20.0})
+
+    assert without_other_deployments(view, "llama") == view
+    assert found.machines_launched >= 4
+    assert [place.ready_then for place in found.places] == [4, 2, 3]
+
+
+def test_a_part_of_a_fleet_keeps_the_budgets_of_the_whole() -> None:
+    shapes = tuple(DeploymentShape(f"model-{number}", {"east": 10, "west": 20}) for number in range(3))
+    limits = limits_of(fleet_of(FleetShape(shapes)), LedgerLimits())
+
+    assert (limits.region(0), limits.fleet(0)) == (3, 9)
+
+
+def test_the_other_regions_are_left_out_unless_a_rollout_binds_them() -> None:
+    view = fleet_of(SHAPE)
+    moved = RolloutView(1, "llama", "v1", "v2", RolloutState.RUNNING, 0, ("east", "west"), POLICY, 1, EPOCH)
+
+    assert {node.region for node in without_other_regions(view, "west").nodes.values()} == {"west"}
+    assert without_other_regions(replace(view, rollouts={"llama": moved}), "west").nodes == view.nodes

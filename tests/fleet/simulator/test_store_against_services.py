@@ -5,6 +5,7 @@ restarts of agents) is tested where it is.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime, timedelta
 from random import Random
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from django.db import IntegrityError, transaction
 
 from controlplane.kernel.transitions import StaleDecision
-from fleet.models import Deployment, Rollout
+from fleet.models import Deployment, Replacement, Rollout
 from fleet.planning.decisions import (
     ChangeRollout,
     CreateCell,
@@ -25,7 +26,8 @@ from fleet.planning.decisions import (
     StartCell,
     StopCell,
 )
-from fleet.planning.fault_decisions import CordonNode
+from fleet.planning.fault_decisions import CloseReplacement, CordonNode, ReplaceNode, WishReplacement
+from fleet.planning.fault_rules import Rule
 from fleet.planning.snapshot import FleetView
 from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
 from fleet.selectors.snapshot import fleet_view
@@ -73,7 +75,7 @@ class Draw:
         self._store = store
         self._kinds: tuple[Callable[[], Decision], ...] = (
             self._create, self._start, self._start, self._drain, self._drain, self._move, self._move, self._move,
-            self._stop, self._explain, self._move_node, self._cordon, self._rollout,
+            self._stop, self._explain, self._move_node, self._cordon, self._rollout, self._condemn, self._condemn,
         )  # fmt: skip
 
     def decision(self) -> Decision:
@@ -125,6 +127,18 @@ class Draw:
     def _cordon(self) -> Decision:
         return CordonNode(self._random.choice(sorted(self._store.nodes)), "a fault")
 
+    def _condemn(self) -> Decision:
+        """Wish for another node, take one out of use, or call that done."""
+        open_ones = [one.id for one in self._store.faults.replacements]
+        if open_ones and self._random.random() < 0.4:
+            return CloseReplacement(self._random.choice(open_ones) + (not self._is_right()), "done")
+        node = self._store.nodes[self._random.choice(sorted(self._store.nodes))]
+        cell = self._store.member_of.get(node.id, "") if self._is_right() else "sim-70b-us-east-1-1"
+        if cell and self._random.random() < 0.4:
+            return WishReplacement(node.id, cell, Rule.SLOW, "slow")
+        since = node.state_since if self._is_right() else node.state_since - timedelta(seconds=1)
+        return ReplaceNode(node.id, node.state, since, cell, Rule.HARD_SIGNATURE, "broken")
+
     def _rollout(self) -> Decision:
         rollouts = list(self._store.rollouts.values())
         if not rollouts:
@@ -135,6 +149,15 @@ class Draw:
             to = self._random.choice(list(RolloutState))
         revision = known.revision if self._is_right() else known.revision - 1
         return ChangeRollout(known.id, known.state, revision, to, known.stage + self._random.randint(0, 1), "goes on")
+
+
+def as_numbered_there(decision: Decision, store: Store) -> Decision:
+    """PostgreSQL numbers replacements in its own way."""
+    if not isinstance(decision, CloseReplacement):
+        return decision
+    node = next((one.node for one in store.faults.replacements if one.id == decision.replacement), "")
+    row = Replacement.objects.filter(node_id=node, closed_at__isnull=True).first()
+    return replace(decision, replacement=row.pk if row is not None else 0)
 
 
 def outcome(do: Callable[[Decision, datetime], None], decision: Decision, now: datetime) -> str:
@@ -163,7 +186,9 @@ def gist(view: FleetView) -> dict[str, Any]:
         rollout.id: (rollout.state, rollout.stage, rollout.revision, rollout.state_since, rollout.reason)
         for rollout in view.rollouts.values()
     }
-    return {"cells": cells, "nodes": nodes, "rollouts": rollouts, "version": view.deployments["sim-70b"].version}
+    work = sorted((one.node, one.cell, one.begun, one.rule) for one in view.faults.replacements)
+    version = view.deployments["sim-70b"].version
+    return {"cells": cells, "nodes": nodes, "rollouts": rollouts, "replacements": work, "version": version}
 
 
 def moments() -> Callable[[], datetime]:
@@ -185,8 +210,9 @@ def test_store_and_services_agree(seed: int) -> None:
     draw, tick, seen = Draw(Random(seed), store), moments(), []
     for _ in range(DECISIONS):
         decision, now = draw.decision(), tick()
+        there = as_numbered_there(decision, store)
         in_memory = outcome(store.apply, decision, now)
-        in_database = outcome(apply, decision, now)
+        in_database = outcome(apply, there, now)
         seen.append(in_memory)
         assert (in_memory, decision) == (in_database, decision), f"seed {seed}"
         assert gist(store.fleet()) == gist(fleet_view(now=now)), f"seed {seed}, after {decision}"
