@@ -3,7 +3,7 @@
 The cells run on virtual time, so an hour passes in a minute and twice the same. Every result is appended to a file;
 `report` sums it up.
 
-    .venv/bin/python -m docs.bench.traffic.replay mooncake|azure [--policies least,affinity-1.25] [--factors 1.0]
+    .venv/bin/python -m docs.bench.traffic.replay mooncake|azure [--policies least,sticky] [--factors 1.0]
 """
 
 import argparse
@@ -14,7 +14,7 @@ from typing import Any
 
 from docs.bench.traffic.arrivals import MOONCAKE_BLOCK_TOKENS, Arrival, azure, best_hit_rate, faster, mooncake
 from docs.bench.traffic.contenders import ROOT
-from docs.bench.traffic.routers import BoundedHash, LeastOutstanding, RandomCell, RoundRobin, Router
+from docs.bench.traffic.routers import BoundedHash, LeastOutstanding, RandomCell, RoundRobin, Router, Sticky, TwoHomes
 from docs.bench.traffic.simulation import Outcome, Simulation, hit_rate, percentile
 from engine_agent.engines.sim.batching import ModelParameters
 
@@ -31,11 +31,12 @@ POLICIES: dict[str, Callable[[], Router]] = {
     "round robin": RoundRobin,
     "random": RandomCell,
     "least": lambda: LeastOutstanding(with_queue=True),
-    "hash": lambda: BoundedHash(0, shared_queue=False),
-    "affinity-1.25": lambda: BoundedHash(1.25, shared_queue=True),
-    "affinity-1.5": lambda: BoundedHash(1.5, shared_queue=True),
-    "affinity-2": lambda: BoundedHash(2.0, shared_queue=True),
-    "affinity-1.25 own queues": lambda: BoundedHash(1.25, shared_queue=False),
+    "hash": lambda: BoundedHash(0, own_queues=True),
+    "bounded hash 1.25": lambda: BoundedHash(1.25, light_share=0.25),
+    "bounded hash 2": lambda: BoundedHash(2.0, light_share=0.25),
+    "two homes": TwoHomes,
+    "sticky": lambda: Sticky(0),
+    "sticky 1.25": lambda: Sticky(1.25),
 }
 
 

@@ -76,40 +76,80 @@ class LeastOutstanding:
 
 
 @dataclass
-class BoundedHash:
-    """Consistent hashing with bounded loads (Mirrokni et al. 2018), as HAProxy's `hash-balance-factor` has it.
+class HashRing:
+    """Consistent hashing: a key's cells in the order of its ring."""
 
-    HAProxy bounds what runs and not what waits: a request for a full cell waits for that cell. With `shared_queue` keys
-    count only while the bound keeps every cell below its limit; above that the least loaded cell with a place is taken,
-    and who finds none waits for the first. `load_bound` 0: no bound at all.
+    _ring: list[tuple[int, int]] = field(default_factory=list)
+
+    def cells_of(self, key: str, count: int) -> list[int]:
+        if not self._ring:
+            names = ((f"cell-{cell}:{point}", cell) for cell in range(count) for point in range(POINTS_PER_CELL))
+            self._ring = sorted((_place(name), cell) for name, cell in names)
+        start = bisect_right(self._ring, (_place(key), count))
+        return list(dict.fromkeys(cell for _, cell in (*self._ring[start:], *self._ring[:start])))
+
+
+@dataclass
+class BoundedHash:
+    """Consistent hashing with bounded loads (Mirrokni et al. 2018): the key's first cell that is not overloaded.
+
+    Overloaded is beyond `load_bound` times the mean (0: no bound), unless at most `light_share` of its places are in
+    use. A full cell is passed over, and who finds none waits for the first place. `own_queues`: full cells are not
+    passed over, who comes waits there, as with HAProxy's `balance hash` and `hash-balance-factor`.
     """
 
     load_bound: float
-    shared_queue: bool
-    _busy: LeastOutstanding = field(default_factory=lambda: LeastOutstanding(with_queue=True))
-    _ring: list[tuple[int, int]] = field(default_factory=list)
+    light_share: float = 0.0
+    own_queues: bool = False
+    ring: HashRing = field(default_factory=HashRing)
 
     def choose(self, key: str, loads: Sequence[CellLoad]) -> int | None:
-        if self.shared_queue and self._slots(loads) > min(load.most for load in loads):
-            return self._busy.choose(key, loads)
-        return self._preferred(key, loads)
-
-    def _slots(self, loads: Sequence[CellLoad]) -> float:
-        """How many requests a cell may have: the bound times the mean, with the request that comes."""
-        running = sum(load.in_flight for load in loads) + 1
-        return math.ceil(running * self.load_bound / len(loads)) if self.load_bound else math.inf
-
-    def _preferred(self, key: str, loads: Sequence[CellLoad]) -> int:
-        if not self._ring:
-            names = ((f"cell-{cell}:{point}", cell) for cell in range(len(loads)) for point in range(POINTS_PER_CELL))
-            self._ring = sorted((_place(name), cell) for name, cell in names)
-        slots = self._slots(loads)
-        start = bisect_right(self._ring, (_place(key), len(loads)))
-        for step in range(len(self._ring)):
-            cell = self._ring[(start + step) % len(self._ring)][1]
-            if loads[cell].in_flight < slots:
+        mean = (sum(load.in_flight for load in loads) + 1) / len(loads)
+        bound = math.ceil(mean * self.load_bound) if self.load_bound else math.inf
+        for cell in self.ring.cells_of(key, len(loads)):
+            load = loads[cell]
+            below = load.in_flight < max(bound, math.ceil(self.light_share * load.most))
+            if below and (self.own_queues or load.has_place):
                 return cell
-        raise AssertionError("a bound above 1 leaves one cell below it")
+        return None
+
+
+@dataclass
+class TwoHomes:
+    """The less loaded of the key's first two cells on the ring; the least loaded of all while both are full."""
+
+    ring: HashRing = field(default_factory=HashRing)
+    _least: LeastOutstanding = field(default_factory=lambda: LeastOutstanding(with_queue=True))
+
+    def choose(self, key: str, loads: Sequence[CellLoad]) -> int | None:
+        homes = self.ring.cells_of(key, len(loads))[:2]
+        best = min(homes, key=lambda cell: loads[cell].in_flight)
+        return best if loads[best].has_place else self._least.choose(key, loads)
+
+
+@dataclass
+class Sticky:
+    """A new key goes to the least loaded cell and stays there, while that has a place and is within the bound.
+
+    HAProxy has the like in stick tables. What ends the stay, a full cell or one beyond `load_bound` times the mean (0:
+    no bound), moves the key for good.
+    """
+
+    load_bound: float
+    _homes: dict[str, int] = field(default_factory=dict)
+    _least: LeastOutstanding = field(default_factory=lambda: LeastOutstanding(with_queue=True))
+
+    def choose(self, key: str, loads: Sequence[CellLoad]) -> int | None:
+        home = self._homes.get(key)
+        if home is None or not self._may_take(loads[home], loads):
+            home = self._least.choose(key, loads)
+            if home is not None:
+                self._homes[key] = home
+        return home
+
+    def _may_take(self, load: CellLoad, loads: Sequence[CellLoad]) -> bool:
+        mean = (sum(each.in_flight for each in loads) + 1) / len(loads)
+        return load.has_place and (not self.load_bound or load.in_flight < math.ceil(self.load_bound * mean))
 
 
 def _place(text: str) -> int:

@@ -1,7 +1,7 @@
 """Cells on virtual time: everybody is served, the same each time, and a slow cell gets less."""
 
 from docs.bench.traffic.arrivals import Arrival, heavy_tailed
-from docs.bench.traffic.routers import BoundedHash, LeastOutstanding, RoundRobin
+from docs.bench.traffic.routers import LeastOutstanding, RoundRobin, Sticky
 from docs.bench.traffic.simulation import Simulation, hit_rate, percentile
 from engine_agent.engines.sim.batching import ModelParameters
 
@@ -45,7 +45,7 @@ def test_affinity_finds_what_an_earlier_turn_left() -> None:
     others = [Arrival(at_s, 50, 1, f"other-{at_s}", (9, int(at_s * 100))) for at_s in (0.5, 1.5)]
     arrivals = sorted(turns + others, key=lambda arrival: arrival.at_s)
 
-    kept = Simulation(BoundedHash(1.25, shared_queue=True), CELL, [1.0] * 4, 2).run(arrivals)
+    kept = Simulation(Sticky(0), CELL, [1.0] * 4, 2).run(arrivals)
     spread = Simulation(RoundRobin(), CELL, [1.0] * 4, 2).run(arrivals)
 
     assert [outcome.found_tokens for outcome in kept if outcome.arrival.key == "talk"] == [0, 40, 40]
