@@ -38,10 +38,10 @@ def faults_after(
             return replace(faults, replacements=tuple(one for one in faults.replacements if one.id != known))
         case WishReplacement() | ReplaceNode():
             begun = isinstance(decision, ReplaceNode)
-            known = next((one for one in faults.replacements if one.node == decision.node), None)
-            others = tuple(one for one in faults.replacements if one is not known)
-            one = _replacement(number, decision, node, begun) if known is None else replace(known, begun=True)
-            return replace(faults, replacements=(*others, one))
+            before = next((one for one in faults.replacements if one.node == decision.node), None)
+            others = tuple(one for one in faults.replacements if one is not before)
+            after = _replacement(number, decision, node, begun) if before is None else replace(before, begun=True)
+            return replace(faults, replacements=(*others, after))
 
 
 def why_stale(faults: FaultsView, decision: FaultDecision, nodes: Mapping[str, NodeView], cell: str) -> str:

@@ -68,8 +68,8 @@ class Store:
         self.listening_since = fleet.listening_since
         self.member_of = {member.node: cell.id for cell in self.cells.values() for member in cell.members}
         self.versions: Counter[str] = Counter(dict.fromkeys(self.nodes, 1))
-        rows = (*fleet.faults.incidents, *fleet.faults.replacements)
-        self._fault_numbers = count(max((row.id for row in rows), default=0) + 1)
+        ids = [*(one.id for one in fleet.faults.incidents), *(one.id for one in fleet.faults.replacements)]
+        self._fault_numbers = count(max(ids, default=0) + 1)
         self._cell_numbers, self._node_numbers = count(len(self.cells) + 1), count(len(self.nodes) + 1)
         self.rollouts_begun = max((rollout.id for rollout in self.rollouts.values()), default=0)
         self.limits = LedgerLimits()
