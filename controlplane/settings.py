@@ -195,6 +195,7 @@ SPECTACULAR_SETTINGS = {
         "MemberRole": "controlplane.api.enums.MEMBER_ROLES",
         "VersionState": "controlplane.api.enums.VERSION_STATES",
         "Tone": "controlplane.api.enums.TONES",
+        "KeyState": "controlplane.api.enums.KEY_STATES",
         "RuleMode": "controlplane.api.enums.RULE_MODES",
         "ShiftKind": "controlplane.api.enums.SHIFT_KINDS",
         "OverrideKind": "controlplane.api.enums.OVERRIDE_KINDS",

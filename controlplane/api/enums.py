@@ -7,6 +7,7 @@ from fleet.planning.fault_rules import RuleMode
 from fleet.planning.snapshot import Finding
 from fleet.planning.states import CellState, IncidentState, NodeState, RolloutState, ServingClass, choices
 from models_registry.models import VersionState
+from traffic.planning.key import KeyState
 from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.planning.shift import ShiftKind
 
@@ -21,6 +22,7 @@ ENGINE_STATES = choices(EngineState)
 MEMBER_ROLES = choices(MemberRole)
 VERSION_STATES = VersionState.choices
 TONES = choices(Tone)
+KEY_STATES = choices(KeyState)
 RULE_MODES = choices(RuleMode)
 SHIFT_KINDS = choices(ShiftKind)
 OVERRIDE_KINDS = choices(OverrideKind)

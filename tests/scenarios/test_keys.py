@@ -1,4 +1,4 @@
-"""Application keys over the whole fleet: made and revoked by the API, enforced by every ingress, counted by both sides."""
+"""Application keys over the whole fleet: made and revoked by API, enforced by every ingress, counted on both sides."""
 
 import openai
 import pytest
