@@ -45,6 +45,7 @@ app.conf.update(
         "traffic-trim-usage": {"task": "traffic.trim_usage", "schedule": 3600.0},
         "traffic-autopilot": {"task": "traffic.autopilot", "schedule": 2.0, "options": {"expires": 4.0}},
         "traffic-ensure-ingresses": {"task": "traffic.ensure_ingresses", "schedule": 1.0, "options": {"expires": 2.0}},
+        "traffic-trim-async": {"task": "traffic.trim_async", "schedule": 60.0, "options": {"expires": 60.0}},
         "kernel-trim-events": {"task": "kernel.trim_events", "schedule": 3600.0},
     },
 )

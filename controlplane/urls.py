@@ -7,5 +7,6 @@ from fleet.api.enrolment import enrol
 urlpatterns: list[URLPattern | URLResolver] = [
     path("api/", include("controlplane.api.urls")),
     path("agents/enrol", enrol, name="agents-enrol"),
+    path("v1/async/", include("traffic.api.async_routes")),
     path("", include("controlplane.dashboard.urls")),
 ]

@@ -3,6 +3,8 @@
 from celery import shared_task
 
 from controlplane.kernel import clock
+from traffic.services.async_request import async_requests_trim
+from traffic.services.async_sending import async_requests_expire
 from traffic.services.autopilot import autopilot_run
 from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import keys_retire, revocations_confirm
@@ -17,6 +19,12 @@ def publish() -> None:
     revocations_confirm(now=clock.now())
 
 
+@shared_task(name="traffic.autopilot")
+def autopilot() -> None:
+    if autopilot_run(now=clock.now()):
+        tables_publish(now=clock.now())
+
+
 @shared_task(name="traffic.count_usage")
 def count_usage() -> None:
     usage_count(now=clock.now())
@@ -28,12 +36,12 @@ def trim_usage() -> None:
     keys_retire(now=clock.now())
 
 
-@shared_task(name="traffic.autopilot")
-def autopilot() -> None:
-    if autopilot_run(now=clock.now()):
-        tables_publish(now=clock.now())
-
-
 @shared_task(name="traffic.ensure_ingresses")
 def ensure_ingresses() -> None:
     ingresses_ensure(now=clock.now())
+
+
+@shared_task(name="traffic.trim_async")
+def trim_async() -> None:
+    async_requests_expire(now=clock.now())
+    async_requests_trim(now=clock.now())

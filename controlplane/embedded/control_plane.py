@@ -42,6 +42,11 @@ def beat(home: Home, environment: Mapping[str, str]) -> Service:
     return Service(name="beat", program=_python(arguments, environment), stop_within_s=5.0)
 
 
+def sender(environment: Mapping[str, str]) -> Service:
+    """Sends near-real-time requests. What it has not finished at its end, it gives back."""
+    return Service(name="sender", program=management_command(["sender"], environment), stop_within_s=5.0)
+
+
 def management_command(arguments: list[str], environment: Mapping[str, str]) -> Program:
     """One of Django's or our own commands."""
     return Program(arguments=(sys.executable, "manage.py", *arguments), environment=environment, folder=CHECKOUT)

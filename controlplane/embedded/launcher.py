@@ -99,6 +99,7 @@ class Launcher:
             control_plane.web(self._configuration, self._environment),
             control_plane.worker(self._environment),
             control_plane.beat(self._home, self._environment),
+            control_plane.sender(self._environment),
         ):
             await self._supervisor.start(service)
         await self._or_hopeless(self._wait_for_cells(management))

@@ -120,7 +120,7 @@ class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
     page_order = "-id"
 
     def get_queryset(self) -> QuerySet[WebhookDelivery]:
-        return WebhookDelivery.objects.select_related("webhook")
+        return WebhookDelivery.objects.filter(webhook__isnull=False).select_related("webhook")
 
 
 class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]):

@@ -32,9 +32,14 @@ class Webhook(models.Model):
 
 
 class WebhookDelivery(models.Model):
-    """One event for one webhook. `due_at`: when it is tried next, and while somebody tries it, until when he may."""
+    """One event for one webhook, or for one address that was named only for it, with the secret to sign with.
 
-    webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries")
+    `due_at`: when it is tried next, and while somebody tries it, until when he may.
+    """
+
+    webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries", null=True)
+    own_url = models.CharField(max_length=500, blank=True)
+    own_secret = models.CharField(max_length=128, blank=True)
     event = models.CharField(max_length=64)
     body = models.JSONField()
     state = models.CharField(max_length=16, choices=choices(DeliveryState), default=DeliveryState.PENDING.value)
@@ -50,9 +55,28 @@ class WebhookDelivery(models.Model):
         indexes = [
             models.Index(fields=["due_at"], name="delivery_due", condition=models.Q(state=DeliveryState.PENDING.value))
         ]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(webhook__isnull=False, own_url="") | models.Q(webhook=None) & ~models.Q(own_url=""),
+                name="delivery_has_one_address",
+            )
+        ]
 
     def __str__(self) -> str:
-        return f"{self.event} to {self.webhook_id}: {self.state}"
+        return f"{self.event} to {self.receiver}: {self.state}"
+
+    @property
+    def receiver(self) -> str:
+        """What it is called in the log."""
+        return f"webhook {self.webhook.name}" if self.webhook else self.own_url
+
+    @property
+    def url(self) -> str:
+        return self.webhook.url if self.webhook else self.own_url
+
+    @property
+    def secret(self) -> str:
+        return self.webhook.secret if self.webhook else self.own_secret
 
     @property
     def tone(self) -> Tone:

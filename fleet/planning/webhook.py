@@ -92,6 +92,20 @@ def parse_url(url: str) -> Target:
     return Target(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), path, parts.netloc)
 
 
+def check_url(url: str, settings: WebhookSettings) -> None:
+    """Refuse what could never be called. Names are resolved, and their addresses judged, at every attempt.
+
+    Raises:
+        RefusedUrl: see `parse_url`; or it names an address itself, and one that is not called.
+    """
+    target = parse_url(url)
+    try:
+        ip_address(target.host)
+    except ValueError:
+        return
+    choose_address(target, [target.host], settings)
+
+
 def choose_address(target: Target, resolved: Iterable[str], settings: WebhookSettings) -> str:
     """The address to connect to.
 

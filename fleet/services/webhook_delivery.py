@@ -10,7 +10,7 @@ from typing import Any
 
 from django.conf import settings as django_settings
 from django.db import transaction
-from django.db.models import F
+from django.db.models import F, Q
 
 from controlplane.kernel import live
 from controlplane.kernel.storable import storable_json
@@ -52,7 +52,7 @@ def _claim(now: datetime) -> list[WebhookDelivery]:
     with transaction.atomic():
         due = (
             WebhookDelivery.objects.select_for_update(skip_locked=True, of=("self",))
-            .filter(state=DeliveryState.PENDING.value, due_at__lte=now, webhook__enabled=True)
+            .filter(Q(webhook__enabled=True) | Q(webhook=None), state=DeliveryState.PENDING.value, due_at__lte=now)
             .select_related("webhook")
             .order_by("due_at", "id")[:BATCH]
         )
@@ -77,9 +77,9 @@ async def _send(delivery: WebhookDelivery, timestamp: int, settings: WebhookSett
         "X-Switchyard-Event": delivery.event,
         "X-Switchyard-Delivery": str(delivery.pk),
         "X-Switchyard-Timestamp": str(timestamp),
-        "X-Switchyard-Signature": signature(delivery.webhook.secret, timestamp, body),
+        "X-Switchyard-Signature": signature(delivery.secret, timestamp, body),
     }
-    return await post(delivery.webhook.url, body, headers, settings)
+    return await post(delivery.url, body, headers, settings)
 
 
 def message(delivery: WebhookDelivery) -> dict[str, Any]:
@@ -103,7 +103,7 @@ def _settle(delivery: WebhookDelivery, outcome: Outcome, settings: WebhookSettin
         changes |= {"state": DeliveryState.DELIVERED.value, "ended_at": now}
     elif wait_s is None:
         changes |= {"state": DeliveryState.FAILED.value, "ended_at": now}
-        log.warning("webhook %s gave up on delivery %d: %s", delivery.webhook.name, delivery.pk, outcome.reason)
+        log.warning("gave up on delivery %d to %s: %s", delivery.pk, delivery.receiver, outcome.reason)
     else:
         changes |= {"due_at": now + timedelta(seconds=wait_s)}
     with transaction.atomic():

@@ -22,3 +22,11 @@ def delivery_create(*, webhook: Webhook, event: str, body: dict[str, Any], now: 
     """Put one message for one webhook into the outbox."""
     hints.ring(SEND_TASK)
     return WebhookDelivery.objects.create(webhook=webhook, event=event, body=body, created_at=now, due_at=now)
+
+
+def delivery_create_to(*, url: str, secret: str, event: str, body: dict[str, Any], now: datetime) -> WebhookDelivery:
+    """Put one message for one address into the outbox: claimed, signed, sent and tried again as those of webhooks."""
+    hints.ring(SEND_TASK)
+    return WebhookDelivery.objects.create(
+        own_url=url, own_secret=secret, event=event, body=body, created_at=now, due_at=now
+    )

@@ -1,5 +1,6 @@
 """The tables of traffic, one noun a file."""
 
+from traffic.models.async_request import AsyncRequest
 from traffic.models.ingress import Ingress, IngressReport
 from traffic.models.key import ApplicationKey, KeyPolicy
 from traffic.models.routing_table import RoutingTable
@@ -8,6 +9,7 @@ from traffic.models.usage import UsageHour, UsageMark
 
 __all__ = [
     "ApplicationKey",
+    "AsyncRequest",
     "Ingress",
     "IngressReport",
     "KeyPolicy",

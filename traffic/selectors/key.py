@@ -3,12 +3,14 @@
 import functools
 from datetime import datetime, timedelta
 
+from django.conf import settings
 from django.db.models import BigIntegerField, F, OuterRef, Q, QuerySet, Subquery, Sum, Value
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, Coalesce
 
 from engine_agent.protocol.messages import ApiKey
 from traffic.models import ApplicationKey, Ingress, KeyPolicy, RoutingTable, UsageHour
+from traffic.planning.internal_key import internal_keys
 from traffic.planning.key import KeyStanding, KeyState
 
 COUNT: "BigIntegerField[int, int]" = BigIntegerField()
@@ -39,10 +41,11 @@ def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
         "prefix", "digest", "tenant", "serving_class", "deployments", "expires_at",
         "requests_per_min", "tokens_per_min", "max_concurrent",
     )  # fmt: skip
-    return tuple(
+    keys = tuple(
         ApiKey(prefix, digest, tenant, serving_class, tuple(pools), expires.timestamp() if expires else None, *limits)
         for prefix, digest, tenant, serving_class, pools, expires, *limits in columns.iterator(chunk_size=5000)
     )
+    return keys + internal_keys((key.tenant for key in keys), settings.SECRET_KEY)
 
 
 def ingresses_with_keys() -> QuerySet[Ingress]:

@@ -1,0 +1,23 @@
+"""Sends accepted near-real-time requests until it is told to stop."""
+
+import asyncio
+import signal
+from typing import Any
+
+from django.core.management.base import BaseCommand
+
+from traffic.services.async_sender import AsyncSender
+
+
+class Command(BaseCommand):
+    help = "Send accepted near-real-time requests through the ingresses of their regions, until SIGTERM."
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        asyncio.run(_send())
+
+
+async def _send() -> None:
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    await AsyncSender().run(stopping)

@@ -1,0 +1,179 @@
+"""Accepting, cancelling and ending near-real-time requests."""
+
+from datetime import timedelta
+
+import pytest
+from django.db import IntegrityError, transaction
+
+from fleet.models import WebhookDelivery
+from fleet.planning.states import ServingClass
+from tests.fleet.rows import NOW
+from tests.traffic.async_rows import BODY, accepted, serving_fleet
+from traffic.models import AsyncRequest
+from traffic.planning.async_request import AsyncSettings, AsyncState
+from traffic.selectors.application import Application
+from traffic.services.async_request import (
+    Asked,
+    AsyncRefused,
+    async_request_accept,
+    async_request_cancel,
+    async_request_end,
+    async_requests_trim,
+)
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture(autouse=True)
+def fleet() -> None:
+    serving_fleet()
+
+
+def accept(application: Application, settings: AsyncSettings | None = None, **asked: str) -> AsyncRequest:
+    wanted = Asked("/v1/chat/completions", BODY, **asked)
+    return async_request_accept(application=application, asked=wanted, now=NOW, settings=settings)[0]
+
+
+def test_what_is_accepted_waits_for_a_sender_with_its_deadline() -> None:
+    request = AsyncRequest.objects.get(id=accepted("acme", limit_ms="60000").id)
+    assert (request.state, request.tenant, request.model) == ("queued", "acme", "sim-70b")
+    assert (bytes(request.body), request.serving_class) == (BODY, "near_realtime")
+    assert request.deadline_at == NOW + timedelta(seconds=60)
+    assert (request.due_at, request.ended_at) == (NOW, None)
+
+
+def test_a_key_for_batch_work_is_not_made_more_urgent() -> None:
+    assert accept(Application("acme", serving_class=ServingClass.BATCH)).serving_class == "batch"
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        (b"{", 400, "invalid_json"),
+        (b"[]", 400, "invalid_json"),
+        (b"\xff", 400, "invalid_json"),
+        (b"[" * 100_000, 400, "invalid_json"),
+        (b'{"messages":[]}', 400, "missing_required_parameter"),
+        (b'{"model":5}', 400, "missing_required_parameter"),
+        (b'{"model":"sim-70b","stream":true}', 400, "invalid_value"),
+        (b'{"model":"gpt-9"}', 404, "model_not_found"),
+        (b'{"model":"sim-70b","x":"' + b"x" * 1024 * 1024 + b'"}', 413, "request_too_large"),
+    ],
+)
+def test_a_body_that_cannot_be_served_is_refused_at_once(body: bytes, status: int, code: str) -> None:
+    with pytest.raises(AsyncRefused) as caught:
+        accepted(body=body)
+    assert (caught.value.status, caught.value.code) == (status, code)
+    assert not AsyncRequest.objects.exists()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"limit_ms": "soon"},
+        {"idempotency_key": "x" * 129},
+        {"idempotency_key": "a\nb"},
+        {"callback_url": "ftp://example.com"},
+        {"callback_url": "https://user@example.com"},
+        {"callback_url": "http://169.254.169.254/latest/meta-data"},
+        {"callback_url": "https://127.0.0.1/"},
+        {"callback_url": "https://example.com/" + "x" * 500},
+    ],
+)
+def test_a_header_that_cannot_be_kept_is_refused_by_name(asked: dict[str, str]) -> None:
+    with pytest.raises(AsyncRefused) as caught:
+        accepted(**asked)
+    assert (caught.value.status, caught.value.code) == (400, "bad_header")
+
+
+def test_the_same_idempotency_key_finds_the_same_request() -> None:
+    first = accepted("acme", idempotency_key="k1")
+    assert accepted("acme", idempotency_key="k1", now=NOW + timedelta(hours=1)).id == first.id
+    assert accepted("globex", idempotency_key="k1").id != first.id
+    assert accepted("acme", idempotency_key="k2").id != first.id
+
+
+def test_an_idempotency_key_is_for_one_request_only() -> None:
+    accepted("acme", idempotency_key="k1")
+    with pytest.raises(AsyncRefused, match="belongs to another request") as caught:
+        accepted("acme", idempotency_key="k1", body=b'{"model":"sim-70b"}')
+    assert caught.value.status == 409
+
+
+def test_a_tenant_may_have_so_many_waiting_and_another_tenant_does_not_care() -> None:
+    two = AsyncSettings(max_open_per_tenant=2)
+    accept(Application("acme"), two)
+    accept(Application("acme"), two)
+    with pytest.raises(AsyncRefused) as caught:
+        accept(Application("acme"), two)
+    assert (caught.value.status, caught.value.code) == (429, "too_many_open")
+    accept(Application("globex"), two)
+
+
+def test_a_key_may_send_so_many_a_minute() -> None:
+    limited = Application("acme", key="ab12", requests_per_min=2)
+    accept(limited)
+    accept(limited)
+    with pytest.raises(AsyncRefused) as caught:
+        accept(limited)
+    assert (caught.value.status, caught.value.code) == (429, "rate_limit_exceeded")
+    accept(Application("acme", key="cd34", requests_per_min=2))
+
+
+def test_a_key_opens_only_its_deployments() -> None:
+    accept(Application("acme", deployments=("sim-70b",)))
+    with pytest.raises(AsyncRefused) as caught:
+        accept(Application("acme", deployments=("smollm2",)))
+    assert (caught.value.status, caught.value.code) == (403, "model_not_allowed")
+
+
+def test_a_request_ends_once_and_its_body_goes() -> None:
+    request = accepted()
+    rows = AsyncRequest.objects.filter(id=request.id, state="queued")
+    ended = async_request_end(rows, state=AsyncState.FAILED, now=NOW, reason="no")
+    assert ended is not None
+    assert (ended.state, ended.ended_at, bytes(ended.body)) == ("failed", NOW, b"")
+    assert async_request_end(rows, state=AsyncState.DONE, now=NOW) is None
+    assert AsyncRequest.objects.get(id=request.id).state == "failed"
+
+
+def test_the_database_takes_no_outcome_without_its_time() -> None:
+    request = accepted()
+    with pytest.raises(IntegrityError, match="async_ends_once"), transaction.atomic():
+        AsyncRequest.objects.filter(id=request.id).update(state="done")
+
+
+def test_whoever_left_an_address_is_told_of_the_end_once() -> None:
+    request = accepted("acme", callback_url="https://app.example.com/done")
+    assert len(request.callback_secret) == 64
+    cancel(request)
+    cancel(request)
+    (delivery,) = WebhookDelivery.objects.all()
+    assert (delivery.url, delivery.secret, delivery.event) == (
+        "https://app.example.com/done",
+        request.callback_secret,
+        "async.ended",
+    )
+    assert delivery.body == {"id": request.id, "status": "cancelled", "url": f"/v1/async/{request.id}"}
+
+
+def cancel(request: AsyncRequest, tenant: str = "acme") -> AsyncRequest | None:
+    return async_request_cancel(application=Application(tenant), request_id=request.id, now=NOW)
+
+
+def test_only_its_own_tenant_cancels_a_request() -> None:
+    request = accepted("acme")
+    assert cancel(request, "globex") is None
+    assert AsyncRequest.objects.get(id=request.id).state == "queued"
+    cancelled = cancel(request)
+    assert cancelled is not None
+    assert cancelled.state == "cancelled"
+
+
+def test_outcomes_are_kept_for_their_time() -> None:
+    request = accepted("acme")
+    cancel(request)
+    waiting = accepted("acme")
+    assert async_requests_trim(now=NOW + timedelta(seconds=86_400)) == 0
+    assert async_requests_trim(now=NOW + timedelta(seconds=86_401)) == 1
+    assert list(AsyncRequest.objects.values_list("id", flat=True)) == [waiting.id]

@@ -1,0 +1,47 @@
+"""What is known of near-real-time requests, and of where they go."""
+
+from datetime import datetime, timedelta
+
+from traffic.models import AsyncRequest, Ingress, RoutingTable
+from traffic.selectors.application import Application
+from traffic.selectors.routing import table_message
+
+
+def async_request_of(application: Application, request_id: str) -> AsyncRequest | None:
+    """The request, if it is the application's tenant's. Without the answer's owner it does not exist (I15)."""
+    return AsyncRequest.objects.filter(id=request_id, tenant=application.tenant).first()
+
+
+def accepted_since(application: Application, now: datetime, seconds: float) -> int:
+    """How many requests this key had accepted in the last seconds."""
+    since = now - timedelta(seconds=seconds)
+    of_tenant = AsyncRequest.objects.filter(tenant=application.tenant, created_at__gt=since)
+    return of_tenant.filter(key=application.key).count()
+
+
+def open_requests(tenant: str) -> int:
+    return AsyncRequest.objects.filter(tenant=tenant, ended_at=None).count()
+
+
+def serving_region(named: str) -> str | None:
+    """The region that a request came through if it has an ingress, else any that has; None without ingresses."""
+    regions = Ingress.objects.order_by("region_id").values_list("region_id", flat=True)
+    return named if named in regions else regions.first()
+
+
+def deployments_of_model(region: str, model: str) -> frozenset[str] | None:
+    """Deployments that answer to a model's name, by the region's newest table; None before the first table."""
+    table = RoutingTable.objects.filter(region_id=region).order_by("-revision").first()
+    if table is None:
+        return None
+    message = table_message(table)
+    split = {name for split in message.splits if split.model == model for name in split.shares}
+    return frozenset(split | {pool.name for pool in message.pools if model in pool.models})
+
+
+def ingress_addresses_by_region() -> dict[str, list[tuple[str, int]]]:
+    """Region -> addresses of its ingresses."""
+    found: dict[str, list[tuple[str, int]]] = {}
+    for region, address, port in Ingress.objects.order_by("id").values_list("region_id", "address", "port"):
+        found.setdefault(region, []).append((address, port))
+    return found

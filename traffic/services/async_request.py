@@ -1,0 +1,197 @@
+"""Accepts, cancels and ends near-real-time requests. What is accepted is in the database before anybody hears of it,
+and each request ends once: whoever ends it says from which state, and only the first is heard."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.conf import settings as django_settings
+from django.db import transaction
+from django.db.models import QuerySet
+
+from controlplane.kernel.refusals import Refusal
+from fleet.planning.states import ServingClass
+from fleet.planning.webhook import RefusedUrl, WebhookSettings, check_url, parse_networks
+from fleet.services.webhook_outbox import delivery_create_to
+from traffic.models import AsyncRequest
+from traffic.models.async_request import OPEN_STATES, new_callback_secret
+from traffic.planning.async_request import AsyncSettings, AsyncState, limit_of
+from traffic.selectors.application import Application
+from traffic.selectors.async_request import (
+    accepted_since,
+    async_request_of,
+    deployments_of_model,
+    open_requests,
+    serving_region,
+)
+
+MAX_IDEMPOTENCY_LETTERS = 128
+MAX_URL_LETTERS = 500
+ENDED_EVENT = "async.ended"
+"""What the address that came with a request is told."""
+
+
+class AsyncRefused(Refusal):
+    """A request that is not accepted: HTTP status, code and field as OpenAI's errors have them."""
+
+    def __init__(self, status: int, code: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.param = status, code, param
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What an application sent. Everything but `path` and `body` comes from headers; None: not given."""
+
+    path: str
+    body: bytes
+    region: str = ""
+    limit_ms: str | None = None
+    callback_url: str | None = None
+    idempotency_key: str | None = None
+
+
+def async_request_accept(
+    *, application: Application, asked: Asked, now: datetime, settings: AsyncSettings | None = None
+) -> tuple[AsyncRequest, bool]:
+    """Accept a request. Returns it, and whether it is new: the same idempotency key finds the same request.
+
+    Raises:
+        AsyncRefused: it is not accepted.
+    """
+    chosen = settings or AsyncSettings()
+    model = _checked_model(asked.body, chosen)
+    columns = {**_checked_headers(asked, now, chosen), **_place(application, asked, model)}
+    digest = hashlib.sha256(asked.path.encode() + b"\0" + asked.body).hexdigest()
+    if asked.idempotency_key and (earlier := _earlier(application, asked.idempotency_key, digest)):
+        return earlier, False
+    _check_quotas(application, now, chosen)
+    columns |= {"tenant": application.tenant, "path": asked.path, "model": model, "body": asked.body, "digest": digest}
+    columns |= {"key": application.key, "max_concurrent": application.max_concurrent, "created_at": now, "due_at": now}
+    if not asked.idempotency_key:
+        return AsyncRequest.objects.create(**columns), True
+    unique = {"tenant": columns.pop("tenant"), "idempotency_key": columns.pop("idempotency_key")}
+    request, created = AsyncRequest.objects.get_or_create(**unique, defaults=columns)
+    if not created and request.digest != digest:
+        raise _other_request(asked.idempotency_key)
+    return request, created
+
+
+def async_request_cancel(*, application: Application, request_id: str, now: datetime) -> AsyncRequest | None:
+    """Cancel what has not ended. Returns the request as it then is, or None if the tenant has none such."""
+    rows = AsyncRequest.objects.filter(id=request_id, tenant=application.tenant, state__in=OPEN_STATES)
+    async_request_end(rows, state=AsyncState.CANCELLED, now=now, reason="cancelled by its application")
+    return async_request_of(application, request_id)
+
+
+def async_request_end(
+    rows: "QuerySet[AsyncRequest]", *, state: AsyncState, now: datetime, **columns: Any
+) -> AsyncRequest | None:
+    """End the one request that `rows` selects, by id and the state that it must be in, and tell who wants to know, in
+    one transaction. Returns it, or None if it is not in that state any more."""
+    with transaction.atomic():
+        request = rows.select_for_update().first()
+        if request is None:
+            return None
+        for column, value in {
+            "state": state.value,
+            "ended_at": now,
+            "leased_until": None,
+            "body": b"",
+            **columns,
+        }.items():
+            setattr(request, column, value)
+        request.save()
+        if request.callback_url:
+            delivery_create_to(
+                url=request.callback_url,
+                secret=request.callback_secret,
+                event=ENDED_EVENT,
+                body={"id": request.id, "status": state.value, "url": f"/v1/async/{request.id}"},
+                now=now,
+            )
+    return request
+
+
+def async_requests_trim(*, now: datetime, settings: AsyncSettings | None = None) -> int:
+    """Forget outcomes that were kept for their time. Returns how many."""
+    kept_s = (settings or AsyncSettings()).kept_s
+    return AsyncRequest.objects.filter(ended_at__lt=now - timedelta(seconds=kept_s)).delete()[0]
+
+
+def _checked_model(body: bytes, settings: AsyncSettings) -> str:
+    if len(body) > settings.max_body_bytes:
+        raise AsyncRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
+    try:
+        asked = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise AsyncRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
+    if not isinstance(asked, dict):
+        raise AsyncRefused(400, "invalid_json", "the request body must be a JSON object")
+    model = asked.get("model")
+    if not isinstance(model, str) or not model:
+        raise AsyncRefused(400, "missing_required_parameter", "the field `model` must name a model", "model")
+    if asked.get("stream"):
+        raise AsyncRefused(400, "invalid_value", "nobody is there to stream to: leave out `stream`", "stream")
+    return model
+
+
+def _checked_headers(asked: Asked, now: datetime, settings: AsyncSettings) -> dict[str, Any]:
+    try:
+        limit_s = limit_of(asked.limit_ms, settings)
+    except ValueError as error:
+        raise AsyncRefused(400, "bad_header", f"X-Switchyard-Deadline-Ms {error}") from error
+    key = asked.idempotency_key or ""
+    if len(key) > MAX_IDEMPOTENCY_LETTERS or not key.isprintable():
+        raise AsyncRefused(400, "bad_header", f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_LETTERS} letters")
+    columns = {"deadline_at": now + timedelta(seconds=limit_s), "idempotency_key": key}
+    return columns | (_checked_callback(asked.callback_url) if asked.callback_url else {})
+
+
+def _checked_callback(url: str) -> dict[str, str]:
+    settings = WebhookSettings(allowed=parse_networks(django_settings.WEBHOOK_NETWORKS))
+    try:
+        if len(url) > MAX_URL_LETTERS:
+            raise RefusedUrl(f"must be at most {MAX_URL_LETTERS} letters long")
+        check_url(url, settings)
+    except RefusedUrl as refusal:
+        raise AsyncRefused(400, "bad_header", f"X-Switchyard-Callback-Url: {refusal}") from refusal
+    return {"callback_url": url, "callback_secret": new_callback_secret()}
+
+
+def _place(application: Application, asked: Asked, model: str) -> dict[str, str]:
+    region = serving_region(asked.region)
+    deployments = deployments_of_model(region, model) if region else None
+    if region is None or deployments is None:
+        raise AsyncRefused(503, "no_routing_table", "no region serves yet; try again shortly")
+    if not deployments:
+        raise AsyncRefused(404, "model_not_found", f"The model `{model[:200]}` does not exist", "model")
+    if not application.may_use(deployments):
+        raise AsyncRefused(403, "model_not_allowed", f"This API key is not for the model `{model[:200]}`", "model")
+    classes = list(ServingClass)
+    urgency = max(classes.index(ServingClass.NEAR_REALTIME), classes.index(application.serving_class))
+    return {"region_id": region, "serving_class": classes[urgency].value}
+
+
+def _check_quotas(application: Application, now: datetime, settings: AsyncSettings) -> None:
+    if open_requests(application.tenant) >= settings.max_open_per_tenant:
+        most = settings.max_open_per_tenant
+        raise AsyncRefused(429, "too_many_open", f"{most} requests wait already; ask again when some have ended")
+    limit = application.requests_per_min
+    if limit and accepted_since(application, now, 60.0) >= limit:
+        raise AsyncRefused(429, "rate_limit_exceeded", f"Rate limit reached on requests: Limit {limit} per minute")
+
+
+def _earlier(application: Application, idempotency_key: str, digest: str) -> AsyncRequest | None:
+    rows = AsyncRequest.objects.filter(tenant=application.tenant, idempotency_key=idempotency_key)
+    earlier = rows.first()
+    if earlier is not None and earlier.digest != digest:
+        raise _other_request(idempotency_key)
+    return earlier
+
+
+def _other_request(idempotency_key: str) -> AsyncRefused:
+    message = f"the Idempotency-Key {idempotency_key!r} belongs to another request; use a new one"
+    return AsyncRefused(409, "idempotency_conflict", message)
