@@ -40,6 +40,7 @@ app.conf.update(
         "fleet-step-windows": {"task": "fleet.step_windows", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-send-webhooks": {"task": "fleet.send_webhooks", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},
+        "fleet-trim-join-tokens": {"task": "fleet.trim_join_tokens", "schedule": 3600.0},
         "traffic-publish": {"task": "traffic.publish", "schedule": 1.0, "options": {"expires": 2.0}},
         "traffic-count-usage": {"task": "traffic.count_usage", "schedule": 5.0, "options": {"expires": 10.0}},
         "traffic-trim-usage": {"task": "traffic.trim_usage", "schedule": 3600.0},

@@ -3,6 +3,7 @@
 from celery import shared_task
 
 from controlplane.kernel import clock
+from fleet.services.enrolment import join_tokens_trim
 from fleet.services.reconcile import reconcile
 from fleet.services.step_windows import step_windows_cut
 from fleet.services.webhook_delivery import deliveries_send, deliveries_trim
@@ -26,3 +27,8 @@ def send_webhooks() -> None:
 @shared_task(name="fleet.trim_deliveries")
 def trim_deliveries() -> None:
     deliveries_trim(now=clock.now())
+
+
+@shared_task(name="fleet.trim_join_tokens")
+def trim_join_tokens() -> None:
+    join_tokens_trim(now=clock.now())

@@ -80,6 +80,7 @@ NODE: dict[str, Any] = {
     "port_base": 21000,
     "topology": ["local", "us-east-1", "rack-1"],
     "fingerprint": {"agent": "0.1.0", "kernel": "6.8.0", "sim.engine": "sim 0.1.0", "sim.python": "3.11.7"},
+    "accelerators": ["neuron 0: trainium2, 4 cores"],
     "connected": True,
     "last_seen_at": "2026-11-21T12:00:01Z",
     "agent_version": "0.1.0",

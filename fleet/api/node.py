@@ -55,6 +55,9 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     role = serializers.SerializerMethodField(help_text="`spare`: in no cell.")
     topology = serializers.ListField(child=serializers.CharField(), help_text="Network nodes, widest first.")
     fingerprint = serializers.DictField(child=serializers.CharField(), help_text="What the node's software stack is.")
+    accelerators = serializers.ListField(
+        child=serializers.CharField(), help_text="One line for each device that its agent found."
+    )
     connected = serializers.BooleanField()
     last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
     agent_version = serializers.CharField()
@@ -64,8 +67,8 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
         model = Node
         fields = [
             "id", "region", "instance_type", "state", "reason", "tone", "cordoned", "cell", "deployment", "rank",
-            "role", "address", "port_base", "topology", "fingerprint", "connected", "last_seen_at", "agent_version",
-            "engine", "state_since", "created_at",
+            "role", "address", "port_base", "topology", "fingerprint", "accelerators", "connected", "last_seen_at",
+            "agent_version", "engine", "state_since", "created_at",
         ]  # fmt: skip
 
     @extend_schema_field(serializers.ChoiceField(choices=ROLES))

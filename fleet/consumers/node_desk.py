@@ -30,7 +30,12 @@ class NodeDesk:
 
     def introduced(self, connection: AgentConnection) -> None:
         hello = connection.hello
-        node_introduced(node=hello.id, topology=hello.topology, fingerprint=hello.fingerprint)
+        node_introduced(
+            node=hello.id,
+            topology=hello.topology,
+            fingerprint=hello.fingerprint,
+            accelerators=hello.inventory.accelerators,
+        )
 
     def heard(self, connection: AgentConnection, message: UpMessage) -> bool:
         node = connection.identity.id

@@ -1,13 +1,16 @@
 """How an agent gets its credential: a join token, bound to one agent and short-lived, is exchanged once."""
 
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db import transaction
 
 from controlplane.kernel.secrets import secret_issue, secret_matches, secret_prefix
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, JoinToken
+
+JOIN_TOKENS_KEPT = timedelta(days=7)
+"""After they expired: until then, who shows one is told so instead of that nobody knows it."""
 
 
 class EnrolmentRefused(Exception):
@@ -67,6 +70,11 @@ def agent_enrol(*, token: str, kind: str, subject: str, now: datetime) -> str:
             created_at=now,
         )
     return issued.text
+
+
+def join_tokens_trim(*, now: datetime) -> int:
+    """Forget tokens that expired long ago, used or not. Returns how many."""
+    return JoinToken.objects.filter(expires_at__lt=now - JOIN_TOKENS_KEPT).delete()[0]
 
 
 def agent_identify(credential: str) -> AgentIdentity | None:

@@ -109,9 +109,11 @@ def _store(rows: list[NodeRow]) -> list[str]:
     return changed
 
 
-def node_introduced(*, node: str, topology: tuple[str, ...], fingerprint: dict[str, str]) -> None:
+def node_introduced(
+    *, node: str, topology: tuple[str, ...], fingerprint: dict[str, str], accelerators: tuple[str, ...]
+) -> None:
     """What a hello says of the machine itself."""
-    said = msgspec.json.encode({"fingerprint": fingerprint, "topology": topology})
+    said = msgspec.json.encode({"fingerprint": fingerprint, "topology": topology, "accelerators": accelerators})
     changes: dict[str, Any] = json.loads(storable_json(said))
     if not topology:
         del changes["topology"]

@@ -1,5 +1,6 @@
 """Nodes with their place and last report, for the lists and for one node's page."""
 
+from collections import Counter
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
@@ -24,6 +25,12 @@ class NodeRow:
     member: CellMember | None
     report: NodeReport | None
     silent_s: float | None
+
+    @property
+    def accelerators(self) -> str:
+        """`nvidia 0: H100`, `nvidia 1: H100` -> "2 x H100"; of a node whose agent found none: "none found"."""
+        alike = Counter(line.partition(": ")[2] or line for line in self.node.accelerators)
+        return ", ".join(f"{many} x {name}" for name, many in alike.items()) or "none found"
 
 
 @dataclass(frozen=True, slots=True)

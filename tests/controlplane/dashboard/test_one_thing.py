@@ -87,6 +87,12 @@ def test_a_node_shows_its_accelerators_and_their_errors() -> None:
     assert "Accelerators" not in part(f"/nodes/{rows.node('n-00000002').pk}/", "node-report")
 
 
+def test_a_node_shows_what_its_agent_found_in_it() -> None:
+    node = rows.node("n-00000001", accelerators=["nvidia 0: H100, 80 GiB", "nvidia 1: H100, 80 GiB", "odd"])
+    assert "<dd>2 x H100, 80 GiB, 1 x odd</dd>" in part(f"/nodes/{node.pk}/", "node")
+    assert "none found" in part(f"/nodes/{rows.node('n-00000002').pk}/", "node")
+
+
 def test_a_node_that_never_reported_names_its_log() -> None:
     node = rows.node("n-00000001")
     node.report.delete()

@@ -17,7 +17,8 @@ def ids(**query: Any) -> list[str]:
 
 
 def test_a_node_says_everything_about_itself() -> None:
-    leader = rows.node("n-00000001", fingerprint={"engine": "sim"}, report={"engine_pid": 42, "agent_version": "0.1.0"})
+    report = {"engine_pid": 42, "agent_version": "0.1.0"}
+    leader = rows.node("n-00000001", fingerprint={"engine": "sim"}, accelerators=["H100"], report=report)
     rows.cell("c", leader, rows.node("n-00000002"))
     assert bearer().get("/api/v1/nodes/n-00000001").json() == {
         "id": "n-00000001",
@@ -35,6 +36,7 @@ def test_a_node_says_everything_about_itself() -> None:
         "port_base": 40000,
         "topology": ["spine", "rack"],
         "fingerprint": {"engine": "sim"},
+        "accelerators": ["H100"],
         "connected": True,
         "last_seen_at": "2026-11-21T12:00:00Z",
         "agent_version": "0.1.0",

@@ -7,11 +7,13 @@ import pytest
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, JoinToken
 from fleet.services.enrolment import (
+    JOIN_TOKENS_KEPT,
     EnrolmentRefused,
     agent_enrol,
     agent_identify,
     credentials_revoked,
     join_token_issue,
+    join_tokens_trim,
 )
 from tests.fleet.rows import NOW
 
@@ -81,3 +83,13 @@ def test_enrolling_again_revokes_the_older_credential() -> None:
 @pytest.mark.parametrize("credential", ["", "x", "sw_11111111_22", "Bearer"])
 def test_nobody_is_identified_by_nonsense(credential: str) -> None:
     assert agent_identify(credential) is None
+
+
+def test_tokens_are_forgotten_a_week_after_they_expired() -> None:
+    text = token()
+    agent = enrol(text)
+    assert join_tokens_trim(now=LATER + JOIN_TOKENS_KEPT) == 0
+    with pytest.raises(EnrolmentRefused, match="expired at"):
+        agent_enrol(token=text, kind="node", subject="n-a", now=LATER + JOIN_TOKENS_KEPT)
+    assert join_tokens_trim(now=LATER + JOIN_TOKENS_KEPT + timedelta(seconds=1)) == 1
+    assert agent_identify(agent) is not None

@@ -119,13 +119,14 @@ def test_a_fault_of_an_unknown_node_is_passed_over() -> None:
 
 def test_a_hello_says_what_the_machine_is_and_an_empty_topology_keeps_the_one_known() -> None:
     rows.node("n-a", topology=["known"])
-    node_introduced(node="n-a", topology=(), fingerprint={"kernel": "6"})
+    node_introduced(node="n-a", topology=(), fingerprint={"kernel": "6"}, accelerators=("H100", "H100"))
     assert Node.objects.values_list("topology", "fingerprint").get() == (["known"], {"kernel": "6"})
-    node_introduced(node="n-a", topology=("x", "y"), fingerprint={})
+    assert Node.objects.get().accelerators == ["H100", "H100"]
+    node_introduced(node="n-a", topology=("x", "y"), fingerprint={}, accelerators=())
     assert Node.objects.get().topology == ["x", "y"]
 
 
 def test_a_hello_with_nul_bytes_is_kept_without_them() -> None:
     rows.node("n-a")
-    node_introduced(node="n-a", topology=("rack\x00",), fingerprint={"board": "x\x00"})
+    node_introduced(node="n-a", topology=("rack\x00",), fingerprint={"board": "x\x00"}, accelerators=("\x00",))
     assert Node.objects.values_list("topology", "fingerprint").get() == (["rack\ufffd"], {"board": "x\ufffd"})
