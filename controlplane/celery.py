@@ -40,6 +40,7 @@ app.conf.update(
         "fleet-step-windows": {"task": "fleet.step_windows", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-send-webhooks": {"task": "fleet.send_webhooks", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},
+        "models-validate": {"task": "models_registry.validate", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-trim-join-tokens": {"task": "fleet.trim_join_tokens", "schedule": 3600.0},
         "traffic-publish": {"task": "traffic.publish", "schedule": 1.0, "options": {"expires": 2.0}},
         "traffic-count-usage": {"task": "traffic.count_usage", "schedule": 5.0, "options": {"expires": 10.0}},
@@ -50,4 +51,4 @@ app.conf.update(
         "kernel-trim-events": {"task": "kernel.trim_events", "schedule": 3600.0},
     },
 )
-app.autodiscover_tasks(["controlplane.kernel", "fleet", "traffic"])
+app.autodiscover_tasks(["controlplane.kernel", "models_registry", "fleet", "traffic"])

@@ -38,6 +38,11 @@ SWITCHYARD_NODE_PORTS = int(os.environ.get("SWITCHYARD_NODE_PORTS", "21000"))
 """First port that the `local` provider hands to nodes; each owns a block from there upwards."""
 SWITCHYARD_URL = os.environ.get("SWITCHYARD_URL", f"http://127.0.0.1:{SWITCHYARD_PORT}")
 """Where agents reach the web process."""
+ARTIFACT_SOURCES = _words("SWITCHYARD_ARTIFACT_SOURCES", (SWITCHYARD_CACHE / "artifacts").as_uri())
+"""Folders and buckets (`file:///srv/models`, `s3://bucket/prefix`) whose artifacts may be read to validate versions."""
+ARTIFACT_MAX_GIB = int(os.environ.get("SWITCHYARD_ARTIFACT_MAX_GIB", "4096"))
+ARTIFACT_LIMIT_S = float(os.environ.get("SWITCHYARD_ARTIFACT_LIMIT_S", "14400"))
+"""How long a validation may take, whatever its artifacts' size."""
 WEBHOOK_NETWORKS = _words("SWITCHYARD_WEBHOOK_NETWORKS", "")
 """Networks that webhooks may be in though they are not public, such as `10.0.0.0/8`; http is allowed there."""
 
@@ -194,6 +199,8 @@ SPECTACULAR_SETTINGS = {
         "EngineState": "controlplane.api.enums.ENGINE_STATES",
         "MemberRole": "controlplane.api.enums.MEMBER_ROLES",
         "VersionState": "controlplane.api.enums.VERSION_STATES",
+        "ValidationState": "controlplane.api.enums.VALIDATION_STATES",
+        "DiffChange": "controlplane.api.enums.CHANGES",
         "Tone": "controlplane.api.enums.TONES",
         "KeyState": "controlplane.api.enums.KEY_STATES",
         "RuleMode": "controlplane.api.enums.RULE_MODES",

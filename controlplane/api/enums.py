@@ -6,7 +6,8 @@ from fleet.api.node import ROLES
 from fleet.planning.fault_rules import RuleMode
 from fleet.planning.snapshot import Finding
 from fleet.planning.states import CellState, IncidentState, NodeState, RolloutState, ServingClass, choices
-from models_registry.models import VersionState
+from models_registry.planning.diff import Change
+from models_registry.planning.lifecycle import ValidationState, VersionState
 from traffic.planning.key import KeyState
 from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.planning.shift import ShiftKind
@@ -20,9 +21,11 @@ INCIDENT_STATES = choices(IncidentState)
 SERVING_CLASSES = choices(ServingClass)
 ENGINE_STATES = choices(EngineState)
 MEMBER_ROLES = choices(MemberRole)
-VERSION_STATES = VersionState.choices
+VERSION_STATES = choices(VersionState)
 TONES = choices(Tone)
 KEY_STATES = choices(KeyState)
+VALIDATION_STATES = choices(ValidationState)
+CHANGES = choices(Change)
 RULE_MODES = choices(RuleMode)
 SHIFT_KINDS = choices(ShiftKind)
 OVERRIDE_KINDS = choices(OverrideKind)

@@ -90,7 +90,7 @@ class ProposalSerializer(StrictSerializer):
     allow_unreleased = serializers.BooleanField(
         required=False,
         default=False,
-        help_text="Take a version that nobody has released; it may break its canary.",
+        help_text="Take a validated version that nobody has released; it may break its canary.",
     )
 
 

@@ -27,7 +27,7 @@ SIM_70B: dict[str, Any] = {
     "load_time_s": 3,
     "seed": 7,
 }
-# What operators can roll out: a better version, and drafts that no gate should let pass.
+# What operators can roll out: a better version, and unreleased ones that no gate should let pass.
 SIM_70B_FASTER: dict[str, Any] = {**SIM_70B, "decode_step_ms": 12.5}
 SIM_70B_BAD: dict[str, dict[str, Any]] = {
     "bad-crash": {**SIM_70B, "fault": '{"kind":"crash"}'},
@@ -135,15 +135,18 @@ def _sim_70b(now: datetime) -> ModelVersion:
     first = version("1", SIM_70B)
     version("2", SIM_70B_FASTER)
     for name, options in SIM_70B_BAD.items():
-        version(name, options, VersionState.DRAFT)
+        version(name, options, VersionState.VALIDATED)
     return first
 
 
 def _version(
     model: Model, name: str, parallelism: dict[str, dict[str, int]], now: datetime, **columns: Any
 ) -> ModelVersion:
+    state = columns.pop("state", VersionState.RELEASED)
     found = ModelVersion.objects.filter(model=model, version=name).first()
     if found is not None:
+        if found.state == VersionState.DRAFT:  # as earlier releases seeded it; drafts are not rolled out any more
+            ModelVersion.objects.filter(pk=found.pk).update(state=state)
         return found
     return version_register(
         model=model,
@@ -152,7 +155,8 @@ def _version(
         now=now,
         parallelism=parallelism,
         golden_prompts=GOLDEN_SIM if columns["engine"] == "sim" else GOLDEN_VLLM,
-        **{"state": VersionState.RELEASED, **columns},
+        state=state,
+        **columns,
     )
 
 

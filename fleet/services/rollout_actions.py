@@ -22,8 +22,10 @@ from fleet.selectors.snapshot import deployment_view
 from fleet.services.rollout import rollout_event, rollout_locked, rollout_save
 from models_registry.models import ModelVersion, VersionState
 from models_registry.planning.engine_arguments import render_engine_plan
+from models_registry.planning.lifecycle import may_be_rolled_out
 from models_registry.planning.versions import InvalidVersion
 from models_registry.selectors.model import version_by_reference
+from models_registry.services.lifecycle import version_hold
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,7 @@ class Proposal:
 
     deployment: Deployment
     version: ModelVersion
+    allow_unreleased: bool
     policy: UpdatePolicy
     wanted: Mapping[str, int]
     regions: tuple[str, ...]
@@ -57,7 +60,7 @@ def rollout_propose(
     if against := objection(whole, wanted):
         raise InvalidInput(field="policy.strategy", rule="policy", message=against)
     regions = order_of_regions(wanted, list(Region.objects.order_by("position", "name").values_list("name", flat=True)))
-    return Proposal(row, chosen, whole, wanted, regions)
+    return Proposal(row, chosen, allow_unreleased, whole, wanted, regions)
 
 
 def _version(deployment: Deployment, reference: str, allow_unreleased: bool) -> ModelVersion:
@@ -71,7 +74,9 @@ def _version(deployment: Deployment, reference: str, allow_unreleased: bool) -> 
         raise refuse("same_model", f"{reference} is another model than {deployment.model_version.reference}")
     if version.state == VersionState.RETIRED:
         raise refuse("released", f"{reference} is retired")
-    if version.state != VersionState.RELEASED and not allow_unreleased:
+    if version.state == VersionState.DRAFT:
+        raise refuse("released", f"{reference} is a draft, which may still change; validate it first")
+    if not may_be_rolled_out(VersionState(version.state), allow_unreleased=allow_unreleased):
         raise refuse("released", f"{reference} is {version.state}; release it, or say allow_unreleased")
     try:
         render_engine_plan(version.spec(), deployment.instance_type.shape())
@@ -84,10 +89,11 @@ def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "
     """Begin to move a deployment to the proposed version. A rollout that is active there ends in favour of this one.
 
     Raises:
-        Conflict: every cell runs this version already.
+        Conflict: every cell runs this version already, or it was retired since it was proposed.
     """
     with transaction.atomic():
         deployment = Deployment.objects.select_for_update().get(name=proposal.deployment.name)
+        version_hold(version_id=proposal.version.pk, allow_unreleased=proposal.allow_unreleased)
         before = Rollout.objects.select_for_update().filter(deployment=deployment, state__in=ACTIVE).first()
         if before is None and _is_there(deployment, proposal.version):
             raise Conflict(f"every cell of {deployment.name} runs {proposal.version.reference} already")

@@ -9,11 +9,46 @@ MODEL: dict[str, Any] = {
     "created_at": "2026-11-21T11:57:00Z",
 }
 
+NEW_MODEL: dict[str, Any] = {"name": "smollm2", "description": "SmolLM2 135M Instruct"}
+
+NEW_DRAFT: dict[str, Any] = {
+    "model": "smollm2",
+    "version": "2",
+    "based_on": "smollm2@1",
+    "engine_options": {"enforce_eager": False},
+}
+
+CHANGE_DRAFT: dict[str, Any] = {"context_length": 4096, "revision": 1}
+
+VALIDATION: dict[str, Any] = {
+    "state": "passed",
+    "tone": "ok",
+    "reason": "9 files of 269080000 bytes are as their digests say",
+    "actor": "operator",
+    "files_done": 9,
+    "files_total": 9,
+    "bytes_done": 269080000,
+    "bytes_total": 269080000,
+    "evidence": {
+        "artifacts": [
+            {"uri": "file:///srv/artifacts/smollm2", "digest": "sha256:1f3c…", "files": 9, "bytes": 269080000}
+        ],
+        "instance_types": [{"instance_type": "local.cpu", "problem": ""}],
+        "golden_prompts": 1,
+        "golden_waiver": "",
+    },
+    "started_at": "2026-11-21T11:56:00Z",
+    "ended_at": "2026-11-21T11:56:04Z",
+}
+
 VERSION: dict[str, Any] = {
     "id": "smollm2@1",
     "model": "smollm2",
     "version": "1",
     "state": "released",
+    "tone": "ok",
+    "reason": "released by operator: a week on canaries",
+    "revision": 3,
     "engine": "vllm",
     "artifact_uri": "file:///srv/artifacts/smollm2",
     "artifact_digest": "sha256:1f3c…",
@@ -29,6 +64,7 @@ VERSION: dict[str, Any] = {
     "engine_options": {"enforce_eager": True},
     "engine_env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
     "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],
+    "golden_waiver": "",
     "renderings": [
         {
             "instance_type": "local.cpu",
@@ -43,5 +79,27 @@ VERSION: dict[str, Any] = {
             "notes": [],
         }
     ],
-    "created_at": "2026-11-21T11:57:00Z",
+    "validation": VALIDATION,
+    "created_at": "2026-11-21T11:55:00Z",
+    "state_since": "2026-11-21T11:57:00Z",
+}
+
+DIFF: dict[str, Any] = {
+    "before": "sim-70b@1",
+    "after": "sim-70b@2",
+    "same": False,
+    "fields": [
+        {"name": "context_length", "before": 8192, "after": 8192, "change": "same"},
+        {"name": "engine_options.decode_step_ms", "before": 14, "after": 12.5, "change": "changed"},
+    ],
+    "instance_types": [
+        {
+            "instance_type": "local.cpu",
+            "change": "changed",
+            "problem_before": "",
+            "problem_after": "",
+            "degrees": [{"name": "nodes", "before": 2, "after": 2, "change": "same"}],
+            "arguments": [{"name": "--decode-step-ms", "before": "14", "after": "12.5", "change": "changed"}],
+        }
+    ],
 }

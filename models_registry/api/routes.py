@@ -1,6 +1,7 @@
 """What the model registry shows under /api/v1/: (path, view set, noun)."""
 
-from models_registry.api.model import ModelVersionViewSet, ModelViewSet
+from models_registry.api.model import ModelViewSet
+from models_registry.api.version import ModelVersionViewSet
 
 ROUTES = (
     ("models", ModelViewSet, "model"),

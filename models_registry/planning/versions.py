@@ -38,6 +38,7 @@ class VersionSpec:
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     engine_env: Mapping[str, str] = field(default_factory=dict)
     golden_prompts: tuple[tuple[str, str], ...] = ()
+    golden_waiver: str = ""
     heads: HeadCounts = HeadCounts()
     speculation: Mapping[str, Any] = field(default_factory=dict)
     quantization: Mapping[str, Any] = field(default_factory=dict)

@@ -2,13 +2,26 @@
 
 from django.db.models import Prefetch, QuerySet
 
-from models_registry.models import Model, ModelVersion
+from models_registry.models import Model, ModelVersion, Validation
+
+_LAST = "last_validations"
 
 
 def models_described() -> QuerySet[Model]:
     """Models with their versions, newest first: two queries."""
     versions = ModelVersion.objects.order_by("-id")
     return Model.objects.prefetch_related(Prefetch("versions", queryset=versions))
+
+
+def versions_described() -> QuerySet[ModelVersion]:
+    """Versions, each with its last validation (see `latest_validation`): two queries."""
+    last = Validation.objects.order_by("-id").defer("checked")[:1]
+    return ModelVersion.objects.prefetch_related(Prefetch("validations", queryset=last, to_attr=_LAST))
+
+
+def latest_validation(version: ModelVersion) -> Validation | None:
+    """The last validation of a version of `versions_described`, None if nobody has asked for one."""
+    return next(iter(getattr(version, _LAST)), None)
 
 
 def version_by_reference(versions: QuerySet[ModelVersion], reference: str) -> ModelVersion | None:

@@ -1,10 +1,11 @@
 """What a version is on each instance type it names: its degrees and engine arguments, or why it cannot be served."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import render_version
-from models_registry.planning.instance_types import INSTANCE_TYPES
+from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.parallelism import Degrees
 from models_registry.planning.versions import InvalidVersion
 
@@ -20,16 +21,17 @@ class InstanceRendering:
     notes: tuple[str, ...] = ()
 
 
-def renderings(version: ModelVersion) -> list[InstanceRendering]:
-    """By instance type. Types without public figures are not rendered; they are checked where they are deployed."""
+def renderings(version: ModelVersion, machines: Mapping[str, InstanceShape]) -> list[InstanceRendering]:
+    """By instance type, on the machines that there are."""
     spec = version.spec()
     rendered = []
     for name in sorted(spec.parallelism):
-        if name not in INSTANCE_TYPES:
-            rendered.append(InstanceRendering(name, notes=("Checked when it is deployed: not in the table of types.",)))
+        if name not in machines:
+            known = ", ".join(sorted(machines))
+            rendered.append(InstanceRendering(name, f"there is no instance type {name!r}; there are {known}"))
             continue
         try:
-            found = render_version(spec, INSTANCE_TYPES[name])
+            found = render_version(spec, machines[name])
         except InvalidVersion as error:
             rendered.append(InstanceRendering(name, problem=str(error)))
         else:

@@ -17,7 +17,8 @@ def region(name: str = "us-east-1", **columns: Any) -> Region:
 
 def version(name: str = "1", *, nodes: int = 2, **columns: Any) -> ModelVersion:
     model, _ = Model.objects.get_or_create(name="sim-70b", defaults={"created_at": NOW})
-    defaults = {"engine": "sim", "parallelism": {KIND: {"nodes": nodes}}, "created_at": NOW, **columns}
+    own = {"engine": "sim", "state": "released", "parallelism": {KIND: {"nodes": nodes}}, "created_at": NOW}
+    defaults = {**own, **columns}
     return ModelVersion.objects.get_or_create(model=model, version=name, defaults=defaults)[0]
 
 

@@ -50,10 +50,11 @@ def test_a_rollout_is_started_listed_and_read() -> None:
     assert bearer().get(URL, {"state": "paused"}).json()["results"] == []
 
 
-def test_a_draft_is_rolled_out_only_by_who_says_so() -> None:
-    refused = start(version="sim-70b@draft")
-    assert (refused.status_code, rules(refused)) == (400, {"version": "released"})
-    assert start(version="sim-70b@draft", allow_unreleased=True).status_code == 200
+def test_a_validated_version_is_rolled_out_only_by_who_says_so_and_a_draft_never() -> None:
+    rows.version("validated", state=VersionState.VALIDATED)
+    assert rules(start(version="sim-70b@validated")) == {"version": "released"}
+    assert rules(start(version="sim-70b@draft", allow_unreleased=True)) == {"version": "released"}
+    assert start(version="sim-70b@validated", allow_unreleased=True).status_code == 200
 
 
 def test_what_breaks_a_rule_is_named() -> None:

@@ -1,9 +1,11 @@
 """Models and model versions over HTTP."""
 
+from typing import Any
+
 import pytest
 
 from models_registry.models import Model, ModelVersion
-from tests.controlplane.api.client import bearer
+from tests.controlplane.api.client import bearer, rules
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
@@ -36,6 +38,26 @@ def test_a_model_names_its_versions() -> None:
     }
 
 
+def test_a_model_is_created_once() -> None:
+    asked = {"name": "llama", "description": "eight billion"}
+    created = bearer().post("/api/v1/models", asked, format="json").json()
+    assert (created["name"], created["description"], created["versions"]) == ("llama", "eight billion", [])
+    taken = bearer().post("/api/v1/models", asked, format="json")
+    assert (taken.status_code, taken.json()["detail"]) == (409, "there is a model 'llama' already")
+
+
+@pytest.mark.parametrize(
+    ("asked", "broken"),
+    [
+        ({}, {"name": "required"}),
+        ({"name": "a b"}, {"name": "invalid"}),
+        ({"name": "llama", "size": 8}, {"size": "unknown"}),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_by_name(asked: dict[str, Any], broken: dict[str, str]) -> None:
+    assert rules(bearer().post("/api/v1/models", asked, format="json")) == broken
+
+
 def test_models_are_found_by_the_engine_of_a_version() -> None:
     assert [row["name"] for row in bearer().get("/api/v1/models?engine=sim").json()["results"]] == ["sim-70b"]
 
@@ -46,6 +68,9 @@ def test_a_version_says_how_it_is_served() -> None:
         "model": "smollm2",
         "version": "1",
         "state": "released",
+        "tone": "ok",
+        "reason": "",
+        "revision": 1,
         "engine": "vllm",
         "artifact_uri": "",
         "artifact_digest": "",
@@ -61,6 +86,7 @@ def test_a_version_says_how_it_is_served() -> None:
         "engine_options": {"enforce_eager": True, "seed": 7},
         "engine_env": {"VLLM_CPU_KVCACHE_SPACE": "1"},
         "golden_prompts": [{"prompt": "2 + 2 =", "expect": "4"}],
+        "golden_waiver": "",
         "renderings": [
             {
                 "instance_type": "local.cpu",
@@ -70,7 +96,9 @@ def test_a_version_says_how_it_is_served() -> None:
                 "notes": [],
             }
         ],
+        "validation": None,
         "created_at": "2026-11-21T12:00:00Z",
+        "state_since": None,
     }
 
 
@@ -86,7 +114,7 @@ def test_a_version_shows_what_it_is_on_every_instance_type() -> None:
     local, own, p5 = shown
     assert local["degrees"] == {"nodes": 3, "tp": 3, "cp": 1, "dp": 1, "pp": 1}
     assert local["arguments"][-4::2] == ["--speculative-config", "--tensor-parallel-size"]
-    assert own["notes"] == ["Checked when it is deployed: not in the table of types."]
+    assert own["problem"].startswith("there is no instance type 'own.gpu'; there are inf2.48xlarge, local.cpu")
     assert p5["problem"].endswith("tp is 8; it must divide 9 attention heads: 1, 3 would do")
 
 

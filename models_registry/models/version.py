@@ -1,43 +1,27 @@
-"""Models and their versions. A version is an immutable description of how a model is served."""
+"""Model versions. One is a description of how a model is served, and immutable once it was validated."""
 
 from django.db import models
 
+from controlplane.kernel.tones import Tone
+from models_registry.models.model import Model
+from models_registry.planning.lifecycle import VERSION_TONE, VersionState, choices
 from models_registry.planning.versions import HeadCounts, VersionSpec
 
 
-class VersionState(models.TextChoices):
-    DRAFT = "draft", "Draft"
-    VALIDATED = "validated", "Validated"
-    RELEASED = "released", "Released"
-    RETIRED = "retired", "Retired"
-
-
-class Model(models.Model):
-    """Something that answers prompts, under the name that applications ask for."""
-
-    name = models.SlugField(max_length=96, primary_key=True)
-    description = models.TextField(blank=True)
-    created_at = models.DateTimeField()
-
-    class Meta:
-        ordering = ["name"]
-
-    def __str__(self) -> str:
-        return self.name
-
-
 class ModelVersion(models.Model):
-    """One immutable way to serve a model.
+    """One way to serve a model. `revision` grows with every change and is what changes compare and set.
 
     `parallelism` maps instance type -> {"nodes": n, "tp": t, …} (see `models_registry.planning.parallelism`);
-    `engine_options` holds the engine's own options by name; `golden_prompts` is a list of {"prompt", "expect"}.
-    `attention_heads`, `kv_heads` and `layers` are the model's own and let degrees be checked; null is unknown.
-    `speculation` and `quantization` are read by the modules of these names in `models_registry.planning`.
+    `engine_options` holds the engine's own options by name; `golden_prompts` is a list of {"prompt", "expect"}, and
+    `golden_waiver` says why it is empty, where it is. `attention_heads`, `kv_heads` and `layers` are the model's own
+    and let degrees be checked; null is unknown. `speculation` and `quantization` are read by the modules of these names
+    in `models_registry.planning`. `reason` is why it is in its state; `state_since` null: since it was registered.
     """
 
     model = models.ForeignKey(Model, on_delete=models.PROTECT, related_name="versions")
     version = models.CharField(max_length=64)
-    state = models.CharField(max_length=16, choices=VersionState.choices, default=VersionState.DRAFT)
+    state = models.CharField(max_length=16, choices=choices(VersionState), default=VersionState.DRAFT.value)
+    reason = models.TextField(blank=True)
     engine = models.CharField(max_length=32)
     artifact_uri = models.CharField(max_length=512, blank=True)
     artifact_digest = models.CharField(max_length=80, blank=True)
@@ -48,12 +32,15 @@ class ModelVersion(models.Model):
     engine_options = models.JSONField(default=dict, blank=True)
     engine_env = models.JSONField(default=dict, blank=True)
     golden_prompts = models.JSONField(default=list, blank=True)
+    golden_waiver = models.TextField(blank=True)
     attention_heads = models.PositiveIntegerField(null=True, blank=True)
     kv_heads = models.PositiveIntegerField(null=True, blank=True)
     layers = models.PositiveIntegerField(null=True, blank=True)
     speculation = models.JSONField(default=dict, blank=True)
     quantization = models.JSONField(default=dict, blank=True)
+    revision = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
+    state_since = models.DateTimeField(null=True)
 
     class Meta:
         ordering = ["model_id", "-id"]
@@ -66,6 +53,10 @@ class ModelVersion(models.Model):
     def reference(self) -> str:
         """Name by which people and the API speak of it: `model@version`."""
         return f"{self.model_id}@{self.version}"
+
+    @property
+    def tone(self) -> Tone:
+        return VERSION_TONE[VersionState(self.state)]
 
     def spec(self) -> VersionSpec:
         """The row as the pure planners take it."""
@@ -82,6 +73,7 @@ class ModelVersion(models.Model):
             engine_options=self.engine_options,
             engine_env=self.engine_env,
             golden_prompts=tuple((item["prompt"], item["expect"]) for item in self.golden_prompts),
+            golden_waiver=self.golden_waiver,
             heads=HeadCounts(attention=self.attention_heads, kv=self.kv_heads, layers=self.layers),
             speculation=self.speculation,
             quantization=self.quantization,

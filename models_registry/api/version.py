@@ -1,0 +1,245 @@
+"""Model versions over HTTP: draft, edit, validate, release, retire, delete and compare them. Decides nothing."""
+
+from typing import Any
+
+from django.db.models import QuerySet
+from django.http import Http404
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import (
+    OpenApiExample,
+    OpenApiParameter,
+    extend_schema,
+    extend_schema_field,
+    extend_schema_serializer,
+)
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import ReadOnlyModelViewSet
+
+from controlplane.kernel import clock
+from controlplane.kernel.refusals import InvalidInput
+from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.tones import Tone
+from models_registry.api import examples
+from models_registry.api.diff import VersionDiffSerializer
+from models_registry.api.version_requests import CreateDraftSerializer, EditDraftSerializer, ReasonSerializer
+from models_registry.models import ModelVersion, Validation
+from models_registry.planning.diff import diff_versions
+from models_registry.planning.lifecycle import ValidationState, VersionState, choices
+from models_registry.selectors.fleet_answers import machines_known
+from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
+from models_registry.selectors.rendering import renderings
+from models_registry.services.draft import draft_change, draft_create, draft_delete
+from models_registry.services.lifecycle import version_release, version_retire
+from models_registry.services.validation import validation_start
+
+
+class GoldenPromptSerializer(serializers.Serializer[Any]):
+    prompt = serializers.CharField()
+    expect = serializers.CharField()
+
+
+class DegreesSerializer(serializers.Serializer[Any]):
+    nodes = serializers.IntegerField()
+    tp = serializers.IntegerField(help_text="Tensor-parallel ranks of the whole cell.")
+    cp = serializers.IntegerField(help_text="Context parallelism of prefill, a share of `tp`.")
+    dp = serializers.IntegerField(help_text="Data parallelism of decode, a share of `tp`.")
+    pp = serializers.IntegerField(help_text="Pipeline stages.")
+
+
+class RenderingSerializer(serializers.Serializer[Any]):
+    instance_type = serializers.CharField()
+    problem = serializers.CharField(help_text="Why it cannot be served there: field, value and rule. Empty if it can.")
+    degrees = DegreesSerializer(allow_null=True, help_text="Stated ones, and the defaults of the instance type.")
+    arguments = serializers.ListField(
+        child=serializers.CharField(), help_text="The engine's arguments, as on every rank."
+    )
+    notes = serializers.ListField(child=serializers.CharField(), help_text="Allowed, but worth knowing.")
+
+
+class ValidationSerializer(serializers.ModelSerializer[Validation]):
+    """The last attempt to show that a draft can be served."""
+
+    state = serializers.ChoiceField(choices=choices(ValidationState))
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    evidence = serializers.DictField(help_text="What was found: artifacts, instance types, golden prompts.")
+    bytes_total = serializers.IntegerField(help_text="0 until the manifests were read.")
+    bytes_done = serializers.IntegerField()
+
+    class Meta:
+        model = Validation
+        fields = [
+            "state", "tone", "reason", "actor", "files_done", "files_total", "bytes_done", "bytes_total", "evidence",
+            "started_at", "ended_at",
+        ]  # fmt: skip
+
+
+@extend_schema_serializer(examples=[OpenApiExample("model version", examples.VERSION, response_only=True)])
+class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
+    id = serializers.CharField(source="reference", help_text="`model@version`")
+    model = serializers.CharField(source="model_id")
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    reason = serializers.CharField(help_text="Why it is in its state.")
+    revision = serializers.IntegerField(help_text="Grows with every change.")
+    ready_timeout_s = serializers.FloatField()
+    parallelism = serializers.DictField(
+        child=serializers.DictField(child=serializers.IntegerField()),
+        help_text="Instance type -> nodes per cell, and degrees over the whole cell: `tp`, `cp`, `dp`, `pp`.",
+    )
+    engine_options = serializers.DictField(help_text="The engine's own options, by name.")
+    engine_env = serializers.DictField(help_text="Environment variables of the engine.")
+    golden_prompts = GoldenPromptSerializer(many=True)
+    golden_waiver = serializers.CharField(help_text="Why there are no golden prompts, if there are none.")
+    speculation = serializers.DictField(
+        help_text="`method` (`ngram`, `draft_model`, `medusa`, `eagle`, `eagle3`) and its settings; empty: none."
+    )
+    quantization = serializers.DictField(help_text="How weights are quantized, in the engine's terms; empty: not.")
+    renderings = serializers.SerializerMethodField(help_text="What a cell of it is on each instance type.")
+    validation = serializers.SerializerMethodField(help_text="Null if nobody has asked for one.")
+
+    class Meta:
+        model = ModelVersion
+        fields = [
+            "id", "model", "version", "state", "tone", "reason", "revision", "engine", "artifact_uri",
+            "artifact_digest", "context_length", "max_concurrency", "ready_timeout_s", "attention_heads", "kv_heads",
+            "layers", "parallelism", "speculation", "quantization", "engine_options", "engine_env", "golden_prompts",
+            "golden_waiver", "renderings", "validation", "created_at", "state_since",
+        ]  # fmt: skip
+
+    @extend_schema_field(RenderingSerializer(many=True))
+    def get_renderings(self, version: ModelVersion) -> list[dict[str, Any]]:
+        if "machines" not in self.context:
+            self.context["machines"] = machines_known()  # once for a whole list
+        return list(RenderingSerializer(renderings(version, self.context["machines"]), many=True).data)
+
+    @extend_schema_field(ValidationSerializer(allow_null=True))
+    def get_validation(self, version: ModelVersion) -> dict[str, Any] | None:
+        validation = latest_validation(version)
+        return ValidationSerializer(validation).data if validation else None
+
+
+class ModelVersionFilter(filters.FilterSet):
+    model = filters.CharFilter(field_name="model_id")
+    engine = filters.CharFilter()
+    state = filters.MultipleChoiceFilter(choices=choices(VersionState), distinct=False, help_text="May be repeated.")
+
+    class Meta:
+        model = ModelVersion
+        fields: list[str] = []
+
+
+class AgainstSerializer(StrictSerializer):
+    against = serializers.CharField(max_length=170)
+
+
+class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
+    """Descriptions of how a model is served, newest first. One is named `model@version`; a draft may change, all others
+    are immutable."""
+
+    serializer_class = ModelVersionSerializer
+    filterset_class = ModelVersionFilter
+    lookup_url_kwarg = "id"
+    lookup_value_regex = r"[^/@\x00-\x1f]+@[^/\x00-\x1f]+"
+    page_order = "-id"
+
+    def get_queryset(self) -> QuerySet[ModelVersion]:
+        return versions_described()
+
+    def get_object(self) -> ModelVersion:
+        return self._found(self.filter_queryset(self.get_queryset()))
+
+    def _found(self, versions: QuerySet[ModelVersion]) -> ModelVersion:
+        version = version_by_reference(versions, self.kwargs["id"])
+        if version is None:
+            raise Http404
+        return version
+
+    @extend_schema(
+        operation_id="model_versions_create", request=CreateDraftSerializer, responses={200: ModelVersionSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Add a draft. `renderings` of the answer say where a cell could be made of it, and what is wrong elsewhere.
+        409 if the model has a version of this name."""
+        asked = _valid(CreateDraftSerializer(data=request.data))
+        names = {name: asked.pop(name) for name in ("model", "version", "based_on")}
+        made = draft_create(**names, columns=asked, actor=actor_of(request), now=clock.now())
+        return self._answer(made.pk)
+
+    @extend_schema(
+        operation_id="model_versions_change", request=EditDraftSerializer, responses={200: ModelVersionSerializer}
+    )
+    def partial_update(self, request: Request, id: str) -> Response:
+        """Change what is given of a draft. 409 if it is no draft any more, is in use, or has a newer revision."""
+        version = self.get_object()
+        asked = _valid(EditDraftSerializer(data=request.data))
+        revision = asked.pop("revision", None)
+        draft_change(version_id=version.pk, columns=asked, revision=revision, actor=actor_of(request), now=clock.now())
+        return self._answer(version.pk)
+
+    @extend_schema(operation_id="model_versions_delete", responses={200: ModelVersionSerializer})
+    def destroy(self, request: Request, id: str) -> Response:
+        """Remove a draft. Answers what it was. 409 if it is no draft any more, or is in use."""
+        version = self.get_object()
+        shown = self.get_serializer(version).data
+        draft_delete(version_id=version.pk, actor=actor_of(request), now=clock.now())
+        return Response(shown)
+
+    @extend_schema(operation_id="model_versions_validate", request=None, responses={200: ModelVersionSerializer})
+    @action(detail=True, methods=["post"])
+    def validate(self, request: Request, id: str) -> Response:
+        """Have a draft validated: its artifacts are read and compared with their digests, a cell must be possible on an
+        instance type, and golden prompts or a waiver must be there. The work goes on after this answer; `validation`
+        shows how far it is, and why it failed. 409 if it is no draft, or is being validated."""
+        version = self.get_object()
+        validation_start(version_id=version.pk, actor=actor_of(request), now=clock.now())
+        return self._answer(version.pk)
+
+    @extend_schema(
+        operation_id="model_versions_release", request=ReasonSerializer, responses={200: ModelVersionSerializer}
+    )
+    @action(detail=True, methods=["post"])
+    def release(self, request: Request, id: str) -> Response:
+        """Promote a validated version: it may be rolled out. 409 if it is not validated."""
+        return self._move(version_release, request)
+
+    @extend_schema(
+        operation_id="model_versions_retire", request=ReasonSerializer, responses={200: ModelVersionSerializer}
+    )
+    @action(detail=True, methods=["post"])
+    def retire(self, request: Request, id: str) -> Response:
+        """Take a version out of service for good. 409 while a deployment, an active rollout or a live cell uses it."""
+        return self._move(version_retire, request)
+
+    @extend_schema(
+        operation_id="model_versions_diff",
+        parameters=[OpenApiParameter("against", str, required=True, description="`model@version` to compare with.")],
+        responses={200: VersionDiffSerializer},
+    )
+    @action(detail=True, methods=["get"])
+    def diff(self, request: Request, id: str) -> Response:
+        """What differs between this version and another: what they say, and what a cell of each is on every instance
+        type, side by side."""
+        asked = _valid(AgainstSerializer(data=request.query_params.dict()))
+        version = self._found(self.get_queryset())
+        against = version_by_reference(self.get_queryset(), asked["against"])
+        if against is None:
+            message = f"there is no model version {asked['against']!r}; it reads model@version"
+            raise InvalidInput(field="against", rule="exists", message=message)
+        found = diff_versions(against.spec(), version.spec(), machines_known())
+        return Response(VersionDiffSerializer(found).data)
+
+    def _move(self, service: Any, request: Request) -> Response:
+        version = self.get_object()
+        asked = _valid(ReasonSerializer(data=request.data))
+        service(version_id=version.pk, why=asked["why"], actor=actor_of(request), now=clock.now())
+        return self._answer(version.pk)
+
+    def _answer(self, version_id: int) -> Response:
+        return Response(self.get_serializer(self.get_queryset().get(pk=version_id)).data)
+
+
+def _valid(asked: serializers.Serializer[Any]) -> dict[str, Any]:
+    asked.is_valid(raise_exception=True)
+    return dict(asked.validated_data)

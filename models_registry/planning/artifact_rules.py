@@ -1,0 +1,116 @@
+"""Which places artifacts may be read from, and what of a manifest is refused before any file is read. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, Manifest, lies_outside
+
+_BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+"""https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
+_UNPRINTABLE = re.compile(r"[\x00-\x20\x7f?#]")
+_RULE = "it must be file:///absolute/path or s3://bucket/prefix"
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactLimits:
+    """What a validation puts up with. Bytes and seconds as the names say."""
+
+    manifest_bytes: int = 8 * 1024 * 1024
+    files: int = 10_000
+    """Checkpoints of 405 billion parameters come in some 200 files."""
+    artifact_bytes: int = 4 * 1024**4
+    validation_s: float = 4 * 3600.0
+    file_s: float = 480.0
+    """Below the task's own limit. At one stream's 80 MB/s that is 38 GB; shards of checkpoints have 5 to 10."""
+    troubles: int = 5
+    """How often a source may fail to answer before the validation is given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A URI taken apart: `host` is the bucket, or empty for a folder; `path` has no slash at its end, and for a bucket
+    none at its start."""
+
+    scheme: str
+    host: str
+    path: str
+
+    def __str__(self) -> str:
+        return f"s3://{self.host}/{self.path}".rstrip("/") if self.scheme == "s3" else f"file://{self.path}"
+
+    def holds(self, other: "Place") -> bool:
+        """Whether the other place is this one or lies in it."""
+        if (self.scheme, self.host) != (other.scheme, other.host):
+            return False
+        return self.path in ("", other.path) or other.path.startswith(self.path + "/")
+
+
+def parse_place(uri: str) -> Place:
+    """Take the URI of an artifact, or of a source of artifacts, apart.
+
+    Raises:
+        BadArtifact: it is neither a folder nor a place in S3, or a path that climbs.
+    """
+    try:
+        parts = urlsplit(uri)
+    except ValueError as error:
+        raise BadArtifact(f"{uri!r} is no URI ({error}); {_RULE}") from None
+    if _UNPRINTABLE.search(uri):
+        raise BadArtifact(f"{uri!r} has blanks, a query or a fragment; {_RULE}, other letters percent-encoded")
+    path = unquote(parts.path).rstrip("/")
+    if "\x00" in path or ".." in path.split("/"):
+        raise BadArtifact(f"{uri!r} leaves its folder; {_RULE}, without ..")
+    if parts.scheme == "file" and parts.netloc in ("", "localhost") and path.startswith("/"):
+        return Place("file", "", path)
+    if parts.scheme == "s3" and _BUCKET.fullmatch(parts.netloc):
+        return Place("s3", parts.netloc, path.lstrip("/"))
+    raise BadArtifact(f"{uri!r} is no place of artifacts; {_RULE}")
+
+
+def check_source(place: Place, sources: Iterable[Place]) -> None:
+    """Check that artifacts may be read from there.
+
+    Raises:
+        BadArtifact: no source on the allow-list holds the place.
+    """
+    allowed = list(sources)
+    if not any(source.holds(place) for source in allowed):
+        listed = ", ".join(map(str, allowed)) or "none"
+        raise BadArtifact(f"{place} is in no source that is allowed; SWITCHYARD_ARTIFACT_SOURCES has {listed}")
+
+
+def check_manifest(place: Place, manifest: Manifest, expected_digest: str, limits: ArtifactLimits) -> None:
+    """Check what a manifest says before anything that it lists is looked at. No expected digest: any will do.
+
+    Raises:
+        BadArtifact: it is another artifact than the expected one, lists too many files, or one that lies outside.
+    """
+    if expected_digest and manifest.digest != expected_digest:
+        raise BadArtifact(f"{place} holds {manifest.digest}, but the version says {expected_digest}")
+    if not manifest.files:
+        raise BadArtifact(f"{place}/{MANIFEST_NAME} lists no file")
+    if len(manifest.files) > limits.files:
+        raise BadArtifact(f"{place}/{MANIFEST_NAME} lists {len(manifest.files)} files; at most {limits.files} may be")
+    for path in manifest.files:
+        if lies_outside(path):
+            raise BadArtifact(f"{place}/{MANIFEST_NAME} lists {path!r}, which lies outside of the artifact")
+
+
+def check_sizes(place: Place, manifest: Manifest, sizes: Mapping[str, int], limits: ArtifactLimits) -> None:
+    """Compare what lies there with what the manifest lists.
+
+    Raises:
+        BadArtifact: a file is missing or not listed, or all together are too large.
+    """
+    if missing := sorted(manifest.files.keys() - sizes.keys()):
+        raise BadArtifact(f"{place}/{missing[0]} is missing, one of {len(missing)} files of {MANIFEST_NAME}")
+    if strange := sorted(sizes.keys() - manifest.files.keys()):
+        raise BadArtifact(f"{place}/{strange[0]} is not in {MANIFEST_NAME}, nor are {len(strange) - 1} others")
+    total = sum(sizes.values())
+    if total > limits.artifact_bytes:
+        raise BadArtifact(
+            f"{place} has {total / 1e9:.1f} GB; an artifact may have {limits.artifact_bytes / 1e9:.1f} GB "
+            "(SWITCHYARD_ARTIFACT_MAX_GIB)"
+        )

@@ -1,0 +1,112 @@
+"""What a draft may say at all: every field by itself, so that a mistake is named as soon as it is written. Pure.
+
+Whether a cell can be made of it is for its validation, which looks at the fields together.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from engine_agent.protocol.manifest import BadArtifact
+from models_registry.planning.artifact_rules import parse_place
+from models_registry.planning.engine_arguments import ENGINES
+from models_registry.planning.fields import one_of
+from models_registry.planning.parallelism import stated_degrees
+from models_registry.planning.quantization import read_quantization
+from models_registry.planning.speculation import read_speculation
+from models_registry.planning.versions import InvalidVersion, VersionSpec
+
+GOLDEN_PROMPTS_MAX = 16
+"""Each is asked before a cell takes traffic, one after the other."""
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass
+class BrokenRule(ValueError):
+    """A field of a draft breaks a rule: dotted path of the field, the rule's short name, and what would be right."""
+
+    field: str
+    rule: str
+    message: str
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def check_draft(spec: VersionSpec) -> None:
+    """Check each field by itself.
+
+    Raises:
+        BrokenRule: the first field that breaks a rule.
+    """
+    if spec.engine not in ENGINES:
+        raise BrokenRule("engine", "choice", f"engine is {spec.engine!r}; {one_of(ENGINES, spec.engine)}")
+    _check_artifact(spec)
+    _check_engine(spec)
+    _check_golden(spec)
+    _check_storable(spec)
+    for kind in spec.parallelism:
+        _read("parallelism", stated_degrees, spec.reference, spec.parallelism, kind)
+    _read("speculation", read_speculation, spec.reference, spec.engine, spec.speculation)
+    _read("quantization", read_quantization, spec.reference, spec.engine, spec.quantization)
+
+
+def _read(field: str, read: Any, *arguments: Any) -> None:
+    try:
+        read(*arguments)
+    except InvalidVersion as error:
+        raise BrokenRule(field, "readable", str(error)) from None
+
+
+def _check_artifact(spec: VersionSpec) -> None:
+    if spec.artifact_uri:
+        try:
+            parse_place(spec.artifact_uri)
+        except BadArtifact as error:
+            raise BrokenRule("artifact_uri", "place", str(error)) from None
+    if spec.artifact_digest and not _DIGEST.fullmatch(spec.artifact_digest):
+        raise BrokenRule(
+            "artifact_digest",
+            "digest",
+            f"artifact_digest is {spec.artifact_digest!r}; it must be sha256: and 64 hexadecimal digits, or empty: "
+            "validation then computes it",
+        )
+    if spec.artifact_digest and not spec.artifact_uri:
+        raise BrokenRule("artifact_digest", "place", "artifact_digest is given, and artifact_uri says no place of it")
+
+
+def _check_engine(spec: VersionSpec) -> None:
+    for name, value in spec.engine_options.items():
+        if not isinstance(value, str | int | float | dict) and value is not None:
+            message = f"engine_options.{name} is {value!r}; it must be text, a number or true/false"
+            raise BrokenRule(f"engine_options.{name}", "type", message)
+    for name in spec.engine_env:
+        if not _VARIABLE.fullmatch(name):
+            message = f"engine_env names {name!r}; a variable has letters, digits and _, and starts with no digit"
+            raise BrokenRule("engine_env", "name", message)
+
+
+def _check_golden(spec: VersionSpec) -> None:
+    if len(spec.golden_prompts) > GOLDEN_PROMPTS_MAX:
+        many = len(spec.golden_prompts)
+        raise BrokenRule("golden_prompts", "count", f"{many} golden prompts; at most {GOLDEN_PROMPTS_MAX} may be")
+    if spec.golden_prompts and spec.golden_waiver:
+        message = "golden_waiver says why there are no golden prompts, and there are some; empty one of the two"
+        raise BrokenRule("golden_waiver", "either", message)
+
+
+def _check_storable(spec: VersionSpec) -> None:
+    for field in ("parallelism", "engine_options", "engine_env", "speculation", "quantization"):
+        if _has_nul(getattr(spec, field)):
+            raise BrokenRule(field, "nul", f"{field} holds a NUL character, which no column takes")
+
+
+def _has_nul(value: Any) -> bool:
+    if isinstance(value, str):
+        return "\x00" in value
+    if isinstance(value, dict):
+        return any(_has_nul(key) or _has_nul(part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return any(_has_nul(part) for part in value)
+    return False

@@ -1,0 +1,16 @@
+"""Celery's way into the model registry's services."""
+
+from celery import shared_task
+from django.conf import settings
+
+from models_registry.planning.artifact_rules import ArtifactLimits, parse_place
+from models_registry.services.validation import TASK, Slice, validations_advance
+
+SOFT_LIMIT_S, HARD_LIMIT_S = 540, 570
+"""Above what one file may take (`ArtifactLimits.file_s`), below the broker's visibility timeout."""
+
+
+@shared_task(name=TASK, soft_time_limit=SOFT_LIMIT_S, time_limit=HARD_LIMIT_S)
+def validate() -> None:
+    limits = ArtifactLimits(artifact_bytes=settings.ARTIFACT_MAX_GIB * 1024**3, validation_s=settings.ARTIFACT_LIMIT_S)
+    validations_advance(Slice(tuple(map(parse_place, settings.ARTIFACT_SOURCES)), limits))

@@ -1,0 +1,42 @@
+"""What the fleet tells the model registry."""
+
+import pytest
+
+from fleet.models import InstanceType
+from fleet.selectors.version_uses import machines_known, version_uses
+from models_registry.planning.instance_types import INSTANCE_TYPES
+from models_registry.selectors import fleet_answers
+from tests.fleet import rows
+
+pytestmark = pytest.mark.django_db
+
+
+def test_a_version_that_nothing_uses_has_no_uses() -> None:
+    assert version_uses(rows.version("2").pk) == []
+
+
+def test_deployments_and_live_cells_are_uses() -> None:
+    rows.deployment()
+    rows.cell("a")
+    rows.cell("b", state="lost")
+    rows.cell("c", state="stopped")
+    assert version_uses(rows.version().pk) == ["deployment sim-70b", "cell a", "cell b"]
+    assert fleet_answers.version_uses(rows.version().pk) == version_uses(rows.version().pk)
+
+
+def test_the_fleets_own_instance_types_win_over_the_public_ones() -> None:
+    InstanceType.objects.create(name="p5.48xlarge", accelerator="h100", cores=4)
+    InstanceType.objects.create(name="own.gpu", accelerator="b200", cores=2)
+    known = machines_known()
+    assert known["p5.48xlarge"].cores == 4
+    assert known["own.gpu"].cores == 2
+    assert known["trn1.32xlarge"] == INSTANCE_TYPES["trn1.32xlarge"]
+    assert fleet_answers.machines_known() == known
+
+
+def test_without_a_fleet_nothing_passes_for_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fleet_answers, "_fleet", fleet_answers._Registered())
+    with pytest.raises(LookupError, match="no fleet has registered who uses"):
+        fleet_answers.version_uses(1)
+    with pytest.raises(LookupError, match="no fleet has registered its instance types"):
+        fleet_answers.machines_known()

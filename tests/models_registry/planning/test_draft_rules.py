@@ -1,0 +1,58 @@
+"""A draft may be unfinished; a field that makes no sense by itself is named at once."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from models_registry.planning.draft_rules import BrokenRule, check_draft
+from tests.models_registry.planning.specs import LOCAL, spec
+
+DIGEST = "sha256:" + "0" * 64
+DRAFT = spec("vllm", LOCAL, artifact_uri="file:///weights", artifact_digest=DIGEST)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"artifact_uri": "", "artifact_digest": ""},
+        {"artifact_digest": ""},
+        {"parallelism": {}},
+        {"parallelism": {"nowhere.yet": {"nodes": 2, "within": 1}}},
+        {"parallelism": {"local.cpu": {"tp": 2}}},
+        {"golden_prompts": (("2 + 2 =", "4"),)},
+        {"golden_waiver": "a toy"},
+        {"engine_options": {"seed": None, "neuron_config": {"buckets": [1]}, "enforce_eager": True}},
+    ],
+)
+def test_what_is_unfinished_is_no_mistake(changes: dict[str, Any]) -> None:
+    check_draft(replace(DRAFT, **changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field", "rule", "said"),
+    [
+        ({"engine": "vlm"}, "engine", "choice", r"engine is 'vlm'; .* \(did you mean vllm\?\)"),
+        ({"artifact_uri": "http://x"}, "artifact_uri", "place", "it must be file:///absolute/path or s3://"),
+        ({"artifact_digest": "sha256:ab"}, "artifact_digest", "digest", "64 hexadecimal digits, or empty"),
+        ({"artifact_uri": ""}, "artifact_digest", "place", "artifact_uri says no place of it"),
+        ({"parallelism": {"a": {"tq": 1}}}, "parallelism", "readable", "names 'tq'"),
+        ({"parallelism": {"a": {"tp": 0}}}, "parallelism", "readable", "it must be a whole number from 1"),
+        ({"speculation": {"method": "medusa"}}, "speculation", "readable", "on engine vllm it must be one of"),
+        ({"quantization": {"method": ""}}, "quantization", "readable", "a text that is not empty"),
+        ({"engine_options": {"a": [1]}}, "engine_options.a", "type", "it must be text, a number or true/false"),
+        ({"engine_env": {"1A": "x"}}, "engine_env", "name", "starts with no digit"),
+        ({"golden_prompts": (("p", "e"),) * 17}, "golden_prompts", "count", "17 golden prompts; at most 16"),
+        (
+            {"golden_prompts": (("p", "e"),), "golden_waiver": "none needed"},
+            *("golden_waiver", "either", "empty one of the two"),
+        ),
+        ({"engine_options": {"a": {"b": "\x00"}}}, "engine_options", "nul", "holds a NUL character"),
+        ({"engine_env": {"A": "\x00"}}, "engine_env", "nul", "holds a NUL character"),
+    ],
+)
+def test_a_mistake_is_named_with_its_field_and_rule(changes: dict[str, Any], field: str, rule: str, said: str) -> None:
+    with pytest.raises(BrokenRule, match=said) as raised:
+        check_draft(replace(DRAFT, **changes))
+    assert (raised.value.field, raised.value.rule) == (field, rule)
