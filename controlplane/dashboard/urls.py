@@ -1,7 +1,8 @@
 """The pages that people open in a browser."""
 
 from django.contrib.auth.views import LogoutView
-from django.urls import path
+from django.urls import path, register_converter
+from django.urls.converters import StringConverter
 
 from controlplane.accounts.views import Login
 from controlplane.dashboard.fragments import Page, View, page_view
@@ -11,7 +12,7 @@ from controlplane.dashboard.pages.events import EVENTS
 from controlplane.dashboard.pages.incidents import INCIDENT, INCIDENTS
 from controlplane.dashboard.pages.key_actions import key_action, key_new, keys_require_ask
 from controlplane.dashboard.pages.keys import KEY, KEYS
-from controlplane.dashboard.pages.models import MODELS
+from controlplane.dashboard.pages.models import MODEL, MODELS
 from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
 from controlplane.dashboard.pages.rollout_actions import rollout_action
@@ -19,6 +20,24 @@ from controlplane.dashboard.pages.rollouts import ROLLOUT, ROLLOUTS
 from controlplane.dashboard.pages.shell import SHELL
 from controlplane.dashboard.pages.traffic import TRAFFIC
 from controlplane.dashboard.pages.traffic_actions import evacuate, override_end_now
+from controlplane.dashboard.pages.version_actions import version_action
+from controlplane.dashboard.pages.versions import VERSION, VERSION_DIFF
+
+
+class ModelName(StringConverter):
+    """The name of a model, which no version's reference looks like."""
+
+    regex = "[^/@]+"
+
+
+class Reference(StringConverter):
+    """`model@version`"""
+
+    regex = "[^/@]+@[^/]+"
+
+
+register_converter(ModelName, "model")
+register_converter(Reference, "version")
 
 
 def _view(page: Page) -> View:
@@ -45,6 +64,10 @@ urlpatterns = [
     path("keys/<str:key>/", _view(KEY), name="key"),
     path("keys/<str:key>/ask/<str:action>/", key_action, name="key-action"),
     path("models/", _view(MODELS), name="models"),
+    path("models/<model:key>/", _view(MODEL), name="model"),
+    path("models/<version:key>/", _view(VERSION), name="version"),
+    path("models/<version:key>/diff/", _view(VERSION_DIFF), name="version-diff"),
+    path("models/<version:key>/ask/<str:action>/", version_action, name="version-action"),
     path("incidents/", _view(INCIDENTS), name="incidents"),
     path("incidents/<str:key>/", _view(INCIDENT), name="incident"),
     path("events/", _view(EVENTS), name="events"),

@@ -2,7 +2,7 @@
 
 from controlplane.kernel.events import event_record
 from fleet.models import Cell, Deployment, DeploymentRegion, Incident, InstanceType, Rollout
-from models_registry.models import Model, ModelVersion
+from models_registry.models import Model, ModelVersion, Validation
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import (
@@ -33,8 +33,11 @@ def one_more_of_everything(number: int) -> Cell:
         state="released",
         parallelism={"local.cpu": {"nodes": 2, "tp": 4}},
         artifact_digest="sha256:0123456789abcdef",
+        golden_prompts=[{"prompt": "2 + 2 =", "expect": "4"}],
         created_at=NOW,
+        state_since=NOW,
     )
+    validated(version)
     deployment = Deployment.objects.create(
         name=f"deployment-{number}", model_version=version, instance_type=kind, created_at=NOW
     )
@@ -64,6 +67,23 @@ def one_more_of_everything(number: int) -> Cell:
     )
     _traffic(number, cell)
     return cell
+
+
+def validated(version: ModelVersion) -> Validation:
+    """What a validation leaves behind."""
+    kinds = [{"instance_type": "local.cpu", "problem": ""}]
+    event_record(kind="version.released", message="released", now=NOW, detail={"version": version.reference})
+    return Validation.objects.create(
+        version=version,
+        version_revision=1,
+        state="passed",
+        reason="it names no artifact",
+        actor="ada",
+        evidence={"artifacts": [], "instance_types": kinds, "golden_prompts": 1, "golden_waiver": ""},
+        started_at=NOW,
+        seen_at=NOW,
+        ended_at=NOW,
+    )
 
 
 def _cell(number: int, deployment: Deployment, version: ModelVersion) -> Cell:
