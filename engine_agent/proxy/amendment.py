@@ -1,6 +1,7 @@
-"""Adds members to the JSON object of a request on its way to the engine: the priority of its class, and the wish for a
-usage count. Pure. What it adds comes last, where it overrides the same names before it. A body that is no JSON object
-keeps its meaning, and no body has to be there as a whole for something to be added to it.
+"""Adds members to the JSON object of a request on its way to the engine: the priority of its class, the wish for a
+usage count, and the engine's own name of the model where the request came by another. Pure. What it adds comes last,
+where it overrides the same names before it. A body that is no JSON object keeps its meaning, and no body has to be
+there as a whole for something to be added to it.
 """
 
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ _BLANKS = b" \t\r\n"
 
 
 class _Body(msgspec.Struct):
+    model: Any = None
     stream: Any = None
     stream_options: Any = None
     priority: Any = None
@@ -35,17 +37,21 @@ class Amendment:
     hides_usage: bool = False
 
 
-def amend(path: bytes, body: bytes | None, priority: int | None) -> Amendment:
-    """What to add to a request. `body` None: it is too long to be looked at. `priority` None: the engine knows none."""
+def amend(path: bytes, body: bytes | None, priority: int | None, model: str | None = None) -> Amendment:
+    """What to add to a request. `body` None: it is too long to be looked at. `priority` None: the engine knows none.
+
+    `model` is what the engine must be asked for; None: what the request says.
+    """
     if path not in PRIORITY_PATHS:
         return Amendment()
     if body is None:
-        return Amendment(b"" if priority is None else _priority(priority))
+        unseen = [] if model is None else [_model(model)]
+        return Amendment(b",".join(unseen if priority is None else [*unseen, _priority(priority)]))
     try:
         asked = _decoder.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return Amendment()
-    members = []
+    members = [_model(model)] if model is not None and isinstance(asked.model, str) and asked.model != model else []
     if priority is not None and (priority or asked.priority is not None):
         members.append(_priority(priority))
     options = _usage_options(asked) if path in USAGE_PATHS and asked.stream is True else None
@@ -62,6 +68,10 @@ def _usage_options(asked: _Body) -> dict[str, Any] | None:
     if not isinstance(options, dict) or options.get("include_usage") not in {None, False}:
         return None
     return {**options, "include_usage": True}
+
+
+def _model(name: str) -> bytes:
+    return b'"model":' + msgspec.json.encode(name)
 
 
 def _priority(priority: int) -> bytes:

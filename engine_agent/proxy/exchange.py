@@ -12,13 +12,15 @@ from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
 from engine_agent.proxy.terms import BadTerms, read_terms
-from engine_agent.proxy.tokens import is_error_event
+from engine_agent.proxy.tokens import is_error_event, usage_of
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.upstream import EngineConnection, UpstreamFault
 from engine_agent.proxy.usage_events import UsageHider
 from engine_agent.proxy.wire import (
+    COMPLETION_TOKENS_HEADER,
     CONTINUE,
     LAST_CHUNK,
+    PROMPT_TOKENS_HEADER,
     Headers,
     RequestHead,
     ResponseHead,
@@ -135,7 +137,8 @@ class Exchange:
         self._sent = True
         if not any(name == b"content-encoding" for name, _ in self._head.headers):
             priority = PRIORITIES[self._account.terms.serving_class] if self._cell.settings.priorities else None
-            amendment = amend(self._head.path, self._upload.whole(), priority)
+            model = self._cell.settings.model if self._account.terms.is_routed else None
+            amendment = amend(self._head.path, self._upload.whole(), priority, model)
             self._upload.members = amendment.members
             self._hider = UsageHider() if amendment.hides_usage else None
         connection = self._cell.pool.take()
@@ -228,7 +231,7 @@ class Exchange:
             shown = self._hider.pass_on(body, complete=complete)
             if not (shown or complete or self._answering):
                 return  # the beginning of an event: the answer begins with its end
-        opening = b"" if self._answering else self._open(answer)
+        opening = b"" if self._answering else self._open(answer, body if complete else b"")
         if self._chunked:
             self._client.write(opening + chunk(shown) + (LAST_CHUNK if complete else b""))
         else:
@@ -237,14 +240,18 @@ class Exchange:
         if complete:
             self._finish(answer)
 
-    def _open(self, answer: ResponseHead) -> bytes:
-        """Begin the answer: from here on the request can be repeated nowhere."""
+    def _open(self, answer: ResponseHead, whole: bytes) -> bytes:
+        """Begin the answer: from here on the request can be repeated nowhere. `whole`: its body, if it is all there."""
         self._answering = True
         self._upload.forget()
         self._account.open(answer)
         own = self._own_headers()
         if answer.status == 503:
             own.append(RETRY_HEADER)
+        if not answer.is_stream and (usage := usage_of(whole)):
+            own += zip(
+                (PROMPT_TOKENS_HEADER, COMPLETION_TOKENS_HEADER), (b"%d" % count for count in usage), strict=True
+            )
         self._keep_alive = self._client.may_keep_alive()
         if answer.content_length is not None and not answer.bodiless:
             own.append((b"content-length", b"%d" % answer.content_length))

@@ -12,6 +12,7 @@ from engine_agent.proxy.wire import Headers
 CLASS_HEADER = b"x-switchyard-class"
 TENANT_HEADER = b"x-switchyard-tenant"
 DEADLINE_HEADER = b"x-switchyard-deadline-ms"
+DEPLOYMENT_HEADER = b"x-switchyard-deployment"
 _TENANT = re.compile(rb"[A-Za-z0-9._:@-]{1,64}")
 _MILLISECONDS = re.compile(rb"-?\d{1,10}")
 """Up to 115 days; a longer bound is none."""
@@ -19,11 +20,15 @@ _MILLISECONDS = re.compile(rb"-?\d{1,10}")
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`tenant` is empty where nobody is named; `limit_s` None: no deadline, else seconds from its arrival."""
+    """`tenant` is empty where nobody is named; `limit_s` None: no deadline, else seconds from its arrival.
+
+    `is_routed`: an ingress chose this deployment for the model's name, which the engine need not know.
+    """
 
     serving_class: ServingClass = ServingClass.REALTIME
     tenant: str = ""
     limit_s: float | None = None
+    is_routed: bool = False
 
 
 class BadTerms(ValueError):
@@ -40,7 +45,7 @@ def read_terms(headers: Headers) -> Terms:
     Raises:
         BadTerms: a class that does not exist, or a deadline that is no number.
     """
-    serving_class, tenant, limit_s = ServingClass.REALTIME, "", None
+    serving_class, tenant, limit_s, is_routed = ServingClass.REALTIME, "", None, False
     for name, value in headers:
         if name == CLASS_HEADER:
             serving_class = _serving_class(value)
@@ -48,7 +53,9 @@ def read_terms(headers: Headers) -> Terms:
             tenant = value.decode() if _TENANT.fullmatch(value) else OTHER_TENANTS
         elif name == DEADLINE_HEADER:
             limit_s = _limit_s(value)
-    return Terms(serving_class, tenant, limit_s)
+        elif name == DEPLOYMENT_HEADER:
+            is_routed = True
+    return Terms(serving_class, tenant, limit_s, is_routed)
 
 
 def _serving_class(value: bytes) -> ServingClass:

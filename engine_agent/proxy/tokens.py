@@ -65,6 +65,13 @@ class TokenCount:
         return not self._tail or self._tail.endswith((b"\n\n", b"\r\n\r\n"))
 
 
+def usage_of(answer: bytes) -> tuple[int, int] | None:
+    """Prompt and completion tokens of an answer that is here as a whole and no stream, as its engine says."""
+    tail = answer[-_TAIL_BYTES:]
+    prompt, completion = _PROMPT.findall(tail), _USAGE.findall(tail)
+    return (int(prompt[-1]), int(completion[-1])) if prompt and completion else None
+
+
 def _is_no_token(piece: bytes, *, first: bool) -> int:
     """Events in this piece that carry no token: the end mark, the usage, and the role that opens a chat."""
     usage = piece.count(b'"choices":[]') + piece.count(b'"choices": []')

@@ -23,10 +23,21 @@ _HOP_BY_HOP = frozenset(
         b"upgrade",
     }
 )
-_FOR_THE_CELL = {b"x-switchyard-class", b"x-switchyard-deadline-ms", b"x-switchyard-hop", b"x-switchyard-tenant"}
+_FOR_THE_CELL = {
+    b"x-switchyard-class",
+    b"x-switchyard-deadline-ms",
+    b"x-switchyard-deployment",
+    b"x-switchyard-hop",
+    b"x-switchyard-pool",
+    b"x-switchyard-tenant",
+}
 """What the ingress tells the cell, and the engine need not know."""
 _REQUEST_OWN = _HOP_BY_HOP | _FOR_THE_CELL | {b"content-length", b"expect", b"host", b"x-request-id"}
-_RESPONSE_OWN = _HOP_BY_HOP | {b"content-length", b"x-request-id", b"x-switchyard-cell", RETRY_HEADER[0]}
+PROMPT_TOKENS_HEADER = b"x-switchyard-prompt-tokens"
+COMPLETION_TOKENS_HEADER = b"x-switchyard-completion-tokens"
+"""On an answer that was whole before its head left: what it used, for the ingress's access log."""
+_OWN_WORDS = {b"x-switchyard-cell", RETRY_HEADER[0], PROMPT_TOKENS_HEADER, COMPLETION_TOKENS_HEADER}
+_RESPONSE_OWN = _HOP_BY_HOP | _OWN_WORDS | {b"content-length", b"x-request-id"}
 
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"

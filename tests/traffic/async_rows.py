@@ -26,9 +26,9 @@ def serving_fleet(port: int = 9) -> Ingress:
     return ingress
 
 
-def accepted(tenant: str = "", *, now: datetime = NOW, body: bytes = BODY, **asked: str) -> AsyncRequest:
+def accepted(tenant: str = "", *, now: datetime = NOW, body: bytes = BODY, **asked: str | None) -> AsyncRequest:
     request, _ = async_request_accept(
-        application=Application(tenant=tenant), asked=Asked("/v1/chat/completions", body, **asked), now=now
+        application=Application(tenant=tenant), asked=Asked("/v1/chat/completions", body, "", **asked), now=now
     )
     return request
 

@@ -40,6 +40,13 @@ def test_a_request_is_given(body: bytes | None, priority: int | None, members: b
     assert amend(CHAT, body, priority) == Amendment(members, hides_usage)
 
 
+def test_a_request_that_came_by_another_name_is_given_the_engines() -> None:
+    assert amend(CHAT, b'{"model":"alias"}', 200, "own") == Amendment(b'"model":"own","priority":200')
+    assert amend(CHAT, b'{"model":"own"}', None, "own") == Amendment()
+    assert amend(CHAT, b'{"model":7}', None, "own") == Amendment(), "what is wrong is the engine's to say"
+    assert amend(CHAT, None, 0, 'o"wn') == Amendment(b'"model":"o\\"wn","priority":0'), "too long to be looked at"
+
+
 def test_other_paths_are_left_alone() -> None:
     assert amend(b"/v1/models", b'{"stream":true}', 200) == Amendment()
     assert amend(b"/v1/embeddings", b'{"stream":true}', 200) == Amendment(b'"priority":200')

@@ -86,6 +86,8 @@ async def test_an_answer_with_a_length_keeps_it_and_its_usage_is_counted() -> No
     async with running_engine(script) as engine, running_proxy(engine) as proxy:
         answer = await proxy.complete()
         assert answer.headers["content-length"] == str(len(body))
+        assert answer.headers["x-switchyard-prompt-tokens"] == "3"
+        assert answer.headers["x-switchyard-completion-tokens"] == "7"
         assert answer.body == body
         metrics = (await proxy.admin("/metrics")).body.decode()
         assert 'switchyard_proxy_tokens_total{cell="c-test"} 7' in metrics

@@ -20,6 +20,10 @@ def test_all_three_are_read() -> None:
     assert read_terms(headers) == Terms(ServingClass.BATCH, "acme", 1.5)
 
 
+def test_an_ingress_says_that_it_chose_the_deployment() -> None:
+    assert read_terms([(b"x-switchyard-deployment", b"chat-v2")]).is_routed
+
+
 @pytest.mark.parametrize("tenant", [b"a b", b"", b"x" * 65, "ä".encode(), b'x"', b"~others"])
 def test_a_name_that_no_tenant_has_is_counted_among_the_others(tenant: bytes) -> None:
     assert read_terms([(b"x-switchyard-tenant", tenant)]).tenant == OTHER_TENANTS

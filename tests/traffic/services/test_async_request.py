@@ -29,9 +29,9 @@ def fleet() -> None:
     serving_fleet()
 
 
-def accept(application: Application, settings: AsyncSettings | None = None, **asked: str) -> AsyncRequest:
-    wanted = Asked("/v1/chat/completions", BODY, **asked)
-    return async_request_accept(application=application, asked=wanted, now=NOW, settings=settings)[0]
+def accept(application: Application, settings: AsyncSettings | None = None) -> AsyncRequest:
+    asked = Asked("/v1/chat/completions", BODY)
+    return async_request_accept(application=application, asked=asked, now=NOW, settings=settings)[0]
 
 
 def test_what_is_accepted_waits_for_a_sender_with_its_deadline() -> None:
@@ -82,7 +82,7 @@ def test_a_body_that_cannot_be_served_is_refused_at_once(body: bytes, status: in
 )
 def test_a_header_that_cannot_be_kept_is_refused_by_name(asked: dict[str, str]) -> None:
     with pytest.raises(AsyncRefused) as caught:
-        accepted(**asked)
+        async_request_accept(application=Application(), asked=Asked("/v1/completions", BODY, **asked), now=NOW)
     assert (caught.value.status, caught.value.code) == (400, "bad_header")
 
 

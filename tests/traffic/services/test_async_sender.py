@@ -72,8 +72,8 @@ def all_ended() -> bool:
     return not AsyncRequest.objects.filter(ended_at=None).exists()
 
 
-def now_accepted(tenant: str = "", **asked: str) -> AsyncRequest:
-    return accepted(tenant, now=timezone.now(), **asked)
+def now_accepted(tenant: str = "", limit_ms: str | None = None) -> AsyncRequest:
+    return accepted(tenant, now=timezone.now(), limit_ms=limit_ms)
 
 
 def test_a_request_is_sent_as_its_tenants_at_its_class_within_its_time(ingress: Receiver) -> None:
