@@ -1,0 +1,92 @@
+"""The real proxy before the real simulator: who leaves or is late stops the engine, and the urgent go first."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine_agent.engines.sim.cells import CHAT, ENDLESS, MODEL, Cell, Member
+from tests.engine_agent.proxy.engine import Engine
+from tests.engine_agent.proxy.http_stream import Message, read_chunk, read_head, request
+from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
+
+pytestmark = pytest.mark.asyncio
+PATH = "/v1/chat/completions"
+
+
+@asynccontextmanager
+async def cell(home: Path, *arguments: str, max_concurrency: int = 4) -> AsyncIterator[tuple[ProxyProcess, Member]]:
+    """A simulated cell of one node and its proxy."""
+    engines = Cell(home, followers=0)
+    leader = engines.start(0, *arguments)
+    engine = Engine()
+    engine.port = int(leader.url.rpartition(":")[2])
+    try:
+        options = ("--priorities", "--model", MODEL)
+        async with running_proxy(engine, *options, max_concurrency=max_concurrency) as proxy:
+            yield proxy, leader
+    finally:
+        engines.stop()
+
+
+async def metric_is(leader: Member, name: str, value: float) -> bool:
+    return await asyncio.to_thread(leader.metric, name) == value
+
+
+async def ask(proxy: ProxyProcess, body: dict[str, Any], **headers: str) -> Message:
+    return await proxy.ask(request(PATH, json.dumps(body).encode(), **headers))
+
+
+async def test_a_client_that_leaves_stops_the_engine(tmp_path: Path) -> None:
+    async with cell(tmp_path) as (proxy, leader):
+        reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+        writer.write(request(PATH, json.dumps(ENDLESS).encode(), x_switchyard_tenant="acme"))
+        await read_head(reader)
+        await read_chunk(reader)
+        assert await metric_is(leader, "vllm:num_requests_running", 1)
+        writer.close()
+        await until(lambda: metric_is(leader, "vllm:num_requests_running", 0), "the engine stops")
+        use = (await proxy.status())["load"]["tenants"]["acme"]
+        assert use["in_flight"] == 0
+        assert use["prompt_tokens_total"] > 0
+        assert use["completion_tokens_total"] > 0
+
+
+async def test_a_deadline_stops_the_engine_and_a_stream_says_so(tmp_path: Path) -> None:
+    async with cell(tmp_path) as (proxy, leader):
+        answer = await ask(proxy, ENDLESS, x_switchyard_deadline_ms="300")
+        assert b'"code":"deadline_exceeded"' in answer.body
+        whole = await ask(proxy, {**ENDLESS, "stream": False}, x_switchyard_deadline_ms="300")
+        assert whole.status == 504
+        await until(lambda: metric_is(leader, "vllm:num_requests_running", 0), "the engine stops")
+
+
+async def test_what_the_engine_counted_is_what_is_reported(tmp_path: Path) -> None:
+    async with cell(tmp_path) as (proxy, _):
+        body = {**CHAT, "max_tokens": 7, "ignore_eos": True}
+        streamed = await ask(proxy, {**body, "stream": True}, x_switchyard_tenant="acme")
+        assert b'"usage"' not in streamed.body
+        assert streamed.body.endswith(b"data: [DONE]\n\n")
+        whole = (await ask(proxy, body, x_switchyard_tenant="acme")).json()["usage"]
+        use = (await proxy.status())["load"]["tenants"]["acme"]
+        assert use["prompt_tokens_total"] == 2 * whole["prompt_tokens"]
+        assert use["completion_tokens_total"] == 14
+
+
+async def test_a_real_time_request_overtakes_batch_work_that_waits(tmp_path: Path) -> None:
+    async with cell(tmp_path, "--max-num-seqs", "1", max_concurrency=6) as (proxy, leader):
+        ended: list[str] = []
+
+        async def run(serving_class: str) -> None:
+            body = {**CHAT, "max_tokens": 100, "ignore_eos": True}
+            assert (await ask(proxy, body, x_switchyard_class=serving_class)).status == 200
+            ended.append(serving_class)
+
+        batch = [asyncio.create_task(run("batch")) for _ in range(3)]
+        await until(lambda: metric_is(leader, "vllm:num_requests_waiting", 2), "two batch requests wait")
+        await asyncio.gather(run("realtime"), *batch)
+        assert ended == ["batch", "realtime", "batch", "batch"]
