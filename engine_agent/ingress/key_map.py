@@ -42,6 +42,9 @@ class KeyField(IntEnum):
     TOKENS_PER_MIN = 6
     MAX_CONCURRENT = 7
     SCOPED = 8
+    """1: it opens only the pools that have an entry for it."""
+    LIMITED = 9
+    """1: it has a limit."""
 
 
 def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, str]:
@@ -89,6 +92,7 @@ def _record(key: ApiKey) -> str:
         KeyField.TOKENS_PER_MIN: key.tokens_per_min,
         KeyField.MAX_CONCURRENT: key.max_concurrent,
         KeyField.SCOPED: int(bool(key.pools)),
+        KeyField.LIMITED: int(any(limits)),
     }
     return SEPARATOR.join(str(fields[place]) for place in KeyField)
 

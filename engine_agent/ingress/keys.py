@@ -26,10 +26,6 @@ EXPIRED_KEY = Answer(401, "expired_api_key", "This API key has expired; ask for 
 MODEL_NOT_ALLOWED = Answer(
     403, "model_not_allowed", "This API key is not for the model `%[var(txn.model),json(utf8s)]`", "model"
 )
-KINDS = ("requests", "tokens")
-"""What is limited per minute."""
-MOST_TOKENS_FIELDS = ("max_tokens", "max_completion_tokens")
-"""Where a request says how long its answer may be; the newer name counts."""
 
 
 def identity_rules() -> list[str]:
@@ -44,14 +40,17 @@ def identity_rules() -> list[str]:
         "http-request del-header Authorization",
         "acl shows_key var(txn.key_text) -m beg sw_",
         f"http-request set-var(txn.key) var(txn.key_text),sha2(256),hex,lower,map_str({KEYS_MAP}) if shows_key",
-        "http-request unset-var(txn.key_text) if !shows_key",
         "acl has_key var(txn.key) -m found",
         f"acl keys_required str({REQUIRED_ENTRY}),map_str({KEYS_MAP}) 1",
-        *_field("key_expires", KeyField.EXPIRES_AT),
-        *_field("key_prefix", KeyField.PREFIX),
-        *_denied(INVALID_KEY, "shows_key !has_key"),
-        *_denied(MISSING_KEY, "!has_key !is_marked keys_required"),
-        *_denied(EXPIRED_KEY, "has_key { date,sub(txn.key_expires) ge 0 }"),
+        f"http-request set-var(txn.key_prefix) {_value(KeyField.PREFIX)} if has_key",
+        f"http-request set-var(txn.key_expires) {_value(KeyField.EXPIRES_AT)} if has_key",
+        _refusal(INVALID_KEY, "shows_key !has_key"),
+        _refusal(MISSING_KEY, "!shows_key !is_marked keys_required"),
+        _refusal(EXPIRED_KEY, "has_key { date,sub(txn.key_expires) ge 0 }"),
+        "acl is_refused var(txn.refusal) -m found",
+        "http-request set-var(txn.refusal_status) int(401) if is_refused",
+        # The body may not have arrived; a client that is still sending it must be able to hear the answer.
+        "http-request use-service lua.refuse if is_refused",
         f"http-request set-header {headers.TENANT} %[{_value(KeyField.TENANT)}] if has_key",
         *_class_rules(),
     ]
@@ -78,35 +77,21 @@ def named_scope_rules() -> list[str]:
 
 
 def limit_rules() -> list[str]:
-    """How much the key may ask for; the last of all questions, so that nothing else that is wrong costs its limits."""
+    """How much the key may ask for; the last of all questions, so that nothing else that is wrong costs its limits.
+    Only keys with limits come to the script, which counts and refuses."""
     return [
         f"http-request track-sc0 var(txn.key_prefix) table {KEY_TABLE} if has_key",
-        *_field("key_rpm", KeyField.REQUESTS_PER_MIN),
-        *_field("key_tpm", KeyField.TOKENS_PER_MIN),
-        *_field("key_concurrent", KeyField.MAX_CONCURRENT),
-        "acl has_concurrency_limit var(txn.key_concurrent) -m int gt 0",
-        "acl too_many_at_once sc_conn_cur(0),sub(txn.key_concurrent) gt 0",
-        "http-request set-var(txn.refused_for) str(concurrency) if has_key has_concurrency_limit too_many_at_once",
-        *_refusal_of_concurrency("has_key has_concurrency_limit too_many_at_once"),
-        *_token_question(),
-        "acl has_rate_limit var(txn.key_rpm) -m int gt 0",
-        "acl has_rate_limit var(txn.key_tpm) -m int gt 0",
-        "acl is_over_limit var(txn.refused_for) -m found",
-        "http-request lua.admit_key if has_key has_rate_limit !is_over_limit",
-        "http-request sc-inc-gpc(0,0) if is_over_limit",
-        *_refused_over_limit("is_over_limit"),
+        f"http-request lua.admit_key if has_key {{ {_value(KeyField.LIMITED)} 1 }}",
+        "http-request sc-inc-gpc(0,0) if is_refused",
+        "http-request use-service lua.refuse if is_refused",
+        "http-response lua.answer_key if { var(txn.limited) -m found }",
     ]
 
 
-def answer_rules() -> list[str]:
-    """What a limited key is told with every answer, in OpenAI's form, and the settling of its tokens."""
-    told = [
-        f"http-after-response set-header x-ratelimit-{what}-{kind} %[var(txn.rl_{what}_{kind})]"
-        f" if {{ var(txn.rl_{what}_{kind}) -m found }}"
-        for kind in KINDS
-        for what in ("limit", "remaining", "reset")
-    ]
-    return ["filter lua.token_meter", "http-response lua.settle_refused if { status ge 400 }", *told]
+def meter_lines(meters_tokens: bool) -> list[str]:
+    """The filter that counts the tokens of answers. It costs each request as much as all the rest of the ingress, so it
+    is there only while some key has a limit of tokens; the first such key costs a reload."""
+    return ["filter lua.token_meter"] if meters_tokens else []
 
 
 def key_store() -> str:
@@ -120,13 +105,8 @@ def _value(field: KeyField) -> str:
     return f"var(txn.key),field({field.value},{SEPARATOR})"
 
 
-def _field(variable: str, field: KeyField) -> list[str]:
-    return [f"http-request set-var(txn.{variable}) {_value(field)} if has_key"]
-
-
-def _denied(answer: Answer, condition: str) -> list[str]:
-    # The body may not have arrived; a client that is still sending it must be able to hear the answer.
-    return answers.refused(answer, condition)
+def _refusal(answer: Answer, condition: str) -> str:
+    return f"http-request set-var-fmt(txn.refusal) '{answer.body}' if {condition}"
 
 
 def _class_rules() -> list[str]:
@@ -138,38 +118,3 @@ def _class_rules() -> list[str]:
         is_allowed = f"{{ req.hdr({headers.CLASS}) {' '.join(classes[urgency:])} }}"
         rules.append(f"http-request set-header {headers.CLASS} {ceiling} if has_key {is_ceiling} !{is_allowed}")
     return rules
-
-
-def _token_question() -> list[str]:
-    """What the estimate of tokens is made of; only a key with a limit of tokens is asked."""
-    limited = "has_key { var(txn.key_tpm) -m int gt 0 }"
-    rules = [
-        f"http-request set-var(txn.prompt_bytes) req.body_size if {limited}",
-        f"http-request set-var(txn.prompt_bytes) req.hdr_val(content-length) if {limited} is_long",
-    ]
-    for name in MOST_TOKENS_FIELDS:
-        found = f"req.body,json_query('$.{name}','int')"
-        rules.append(f"http-request set-var(txn.max_tokens) {found} if {limited} !is_long {{ {found} -m found }}")
-    return rules
-
-
-def _refusal_of_concurrency(condition: str) -> list[str]:
-    limit = "%[var(txn.key_concurrent)]"
-    why = f"Rate limit reached on concurrent requests: Limit {limit}. Please try again when one has ended."
-    return [
-        f"http-request set-var-fmt(txn.refused_why) '{why}' if {condition}",
-        f"http-request set-var(txn.refused_s) int(1) if {condition}",
-    ]
-
-
-def _refused_over_limit(condition: str) -> list[str]:
-    body = (
-        '{"error":{"message":"%[var(txn.refused_why)]","type":"%[var(txn.refused_for)]",'
-        '"param":null,"code":"rate_limit_exceeded"}}'
-    )
-    return [
-        f"http-request set-var-fmt(txn.refusal) '{body}' if {condition}",
-        f"http-request set-var(txn.refusal_status) int(429) if {condition}",
-        f"http-request set-var(txn.refusal_retry_after) var(txn.refused_s) if {condition}",
-        f"http-request use-service lua.refuse if {condition}",
-    ]

@@ -87,7 +87,8 @@ class PoolBackends:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """All that HAProxy must be. `told` False: there was never a table, so nothing may be said about models."""
+    """All that HAProxy must be. `told` False: there was never a table, so nothing may be said about models.
+    `meters_tokens`: some key has a limit of tokens."""
 
     revision: int
     pools: tuple[PoolBackends, ...]
@@ -96,6 +97,7 @@ class Layout:
     max_body_bytes: int
     retry_after_s: int
     told: bool = True
+    meters_tokens: bool = False
 
 
 UNTOLD = Layout(
@@ -130,6 +132,7 @@ def lay_out(table: RoutingTable) -> Layout:
         maps=_maps(table, pools, {name: backend.local for name, backend in backends.items()}),
         max_body_bytes=table.max_body_bytes,
         retry_after_s=table.retry_after_s,
+        meters_tokens=any(key.tokens_per_min for key in table.keys),
     )
 
 

@@ -1,11 +1,12 @@
--- Requests and tokens per minute of application keys. A limit of N is a bucket of N that fills at N a minute: N may come
--- at once, and an answer of "too many" says exactly when to come back. Tokens are charged at admission, by an estimate,
--- and settled when the answer ends, by what was really generated. Only requests of keys with such limits come here; it
--- never routes, and what it knows is this process's own and gone with it.
+-- Limits of application keys: requests and tokens per minute, and requests at once. A limit of N per minute is a bucket
+-- of N that fills at N a minute: N may come at once, and an answer of "too many" says exactly when to come back. Tokens
+-- are charged at admission, by an estimate, and settled when the answer ends, by what was really generated. Only requests
+-- of keys with limits come here; it never routes, and what it knows is this process's own and gone with it.
 --
--- In (admit_key): txn.key_prefix, txn.key_rpm, txn.key_tpm, txn.prompt_bytes, txn.max_tokens (0: not given).
--- Out: txn.rl_* for the headers; of a refused request txn.refused_for, txn.refused_why and txn.refused_s.
+-- In (admit_key): txn.key, the record of the key in its map; the request, tracked as sc0 by the key.
+-- Out: of a request over a limit txn.refusal, as refuse.lua takes it; of every one txn.limited.
 
+local PREFIX, REQUESTS, TOKENS, CONCURRENT = 1, 5, 6, 7 -- places in the record; key_map.py has all of them
 local BYTES_PER_TOKEN = 4     -- OpenAI's rule of thumb for English text
 local FIRST_GUESS_TOKENS = 256 -- of an answer, until a key has had some
 local WEIGHT = 0.2            -- of the newest answer in a key's mean
@@ -19,8 +20,8 @@ local function now_s()
     return now.sec + now.usec / 1e6
 end
 
-local function number(txn, name)
-    return tonumber(txn:get_var(name)) or 0
+local function number(text)
+    return tonumber(text) or 0
 end
 
 local function filled(bucket, limit, now)
@@ -48,39 +49,60 @@ local function tell(txn, kind, bucket, limit)
     txn:set_var("txn.rl_reset_" .. kind, duration(seconds_until(bucket, limit, limit)))
 end
 
-local function refuse(txn, kind, bucket, limit, wanted)
+local function refuse(txn, kind, retry_after_s, why)
+    txn:set_var("txn.refusal_status", 429)
+    txn:set_var("txn.refusal_retry_after", math.max(1, math.ceil(retry_after_s)))
+    txn:set_var("txn.refusal", string.format(
+        '{"error":{"message":"Rate limit reached on %s","type":"%s","param":null,"code":"rate_limit_exceeded"}}',
+        why, kind))
+end
+
+local function refuse_for_now(txn, kind, bucket, limit, wanted)
     local wait_s = seconds_until(bucket, limit, wanted)
     local used = math.max(0, math.ceil(limit - bucket.level))
-    txn:set_var("txn.refused_for", kind)
-    txn:set_var("txn.refused_s", math.max(1, math.ceil(wait_s)))
-    txn:set_var("txn.refused_why", string.format(
-        "Rate limit reached on %s per min: Limit %d, Used %d, Requested %d. Please try again in %s.",
+    refuse(txn, kind, wait_s, string.format(
+        "%s per min: Limit %d, Used %d, Requested %d. Please try again in %s.",
         kind, limit, used, math.ceil(wanted), duration(wait_s)))
 end
 
+-- Tokens of the prompt, and of the answer, of which the request may say how long it may be at most.
 local function estimate(txn, account)
-    local prompt = math.ceil(number(txn, "txn.prompt_bytes") / BYTES_PER_TOKEN)
+    local bytes = math.max(number(txn.f:req_body_size()), number(txn.f:req_hdr_val("content-length")))
     local answer = account.mean_tokens or FIRST_GUESS_TOKENS
-    local most = number(txn, "txn.max_tokens")
-    if most > 0 then answer = math.min(answer, most) end
-    return prompt, math.ceil(answer)
+    local body = txn.sf:req_body()
+    for _, name in ipairs({ "max_tokens", "max_completion_tokens" }) do
+        local most = tonumber(body:match('"' .. name .. '"%s*:%s*(%d+)'))
+        if most then answer = math.min(answer, most) end
+    end
+    return math.ceil(bytes / BYTES_PER_TOKEN), math.ceil(answer)
+end
+
+local function fields_of(record)
+    local fields = {}
+    for field in record:gmatch("[^|]+") do fields[#fields + 1] = field end
+    return fields[PREFIX], number(fields[REQUESTS]), number(fields[TOKENS]), number(fields[CONCURRENT])
 end
 
 local function admit_key(txn)
-    local prefix = txn:get_var("txn.key_prefix")
-    local rpm, tpm = number(txn, "txn.key_rpm"), number(txn, "txn.key_tpm")
+    local prefix, rpm, tpm, concurrent = fields_of(txn:get_var("txn.key"))
+    txn:set_var("txn.limited", 1)
+    if concurrent > 0 and number(txn.f:sc0_conn_cur()) > concurrent then
+        return refuse(txn, "concurrency", 1, string.format(
+            "concurrent requests: Limit %d. Please try again when one has ended.", concurrent))
+    end
     local account = accounts[prefix] or {}
     accounts[prefix] = account
     local now = now_s()
     account.requests = rpm > 0 and filled(account.requests, rpm, now) or nil
     account.tokens = tpm > 0 and filled(account.tokens, tpm, now) or nil
-    local prompt, answer = estimate(txn, account)
+    local prompt, answer = 0, 0
+    if account.tokens then prompt, answer = estimate(txn, account) end
     -- One request may ask for more than a minute's tokens: it passes when all of them are there, and leaves a debt.
     local wanted = math.min(prompt + answer, tpm)
     if account.requests and account.requests.level < 1 then
-        refuse(txn, "requests", account.requests, rpm, 1)
+        refuse_for_now(txn, "requests", account.requests, rpm, 1)
     elseif account.tokens and account.tokens.level < wanted then
-        refuse(txn, "tokens", account.tokens, tpm, wanted)
+        refuse_for_now(txn, "tokens", account.tokens, tpm, wanted)
     else
         if account.requests then account.requests.level = account.requests.level - 1 end
         if account.tokens then
@@ -107,8 +129,15 @@ local function settle(txn, total, answer)
     end
 end
 
-local function settle_refused(txn)
-    settle(txn, 0, nil)
+-- Says in OpenAI's headers what is left, and takes back what an answer that failed was charged.
+local function answer_key(txn)
+    for _, kind in ipairs({ "requests", "tokens" }) do
+        for _, what in ipairs({ "limit", "remaining", "reset" }) do
+            local value = txn:get_var("txn.rl_" .. what .. "_" .. kind)
+            if value then txn.http:res_set_header("x-ratelimit-" .. what .. "-" .. kind, tostring(value)) end
+        end
+    end
+    if txn.f:status() >= 400 then settle(txn, 0, nil) end
 end
 
 local function last_match(text, pattern)
@@ -161,5 +190,5 @@ end
 
 core.register_filter("token_meter", Meter, function(meter) return meter end)
 core.register_action("admit_key", { "http-req" }, admit_key)
-core.register_action("settle_refused", { "http-res" }, settle_refused)
+core.register_action("answer_key", { "http-res" }, answer_key)
 core.register_task(sweep)

@@ -8,6 +8,7 @@ import msgspec
 from engine_agent.ingress.config import map_file, render, structure_of
 from engine_agent.ingress.layout import UNTOLD, lay_out
 from engine_agent.ingress.settings import IngressSettings
+from tests.engine_agent.ingress.keyed import keyed
 from tests.engine_agent.ingress.test_layout import CELL, POOL, TABLE, with_cell, with_pool
 
 GOLDEN = Path(__file__).with_name("golden")
@@ -24,7 +25,7 @@ def test_the_file_before_the_first_table_is_the_golden_one() -> None:
     assert render(UNTOLD, SETTINGS) == (GOLDEN / "untold.cfg").read_text()
 
 
-def test_only_pools_limits_and_settings_are_structure() -> None:
+def test_only_pools_limits_settings_and_whether_tokens_are_metered_are_structure() -> None:
     structure = structure_of(lay_out(TABLE), SETTINGS)
     same = [
         with_pool(cells=()),
@@ -33,9 +34,11 @@ def test_only_pools_limits_and_settings_are_structure() -> None:
         with_pool(fractions={"east": 1.0}),
         with_pool(models=("chat", "new")),
         msgspec.structs.replace(TABLE, revision=6),
+        msgspec.structs.replace(TABLE, keys=(keyed(requests_per_min=6).entry,), keys_required=True),
     ]
     others = [
         msgspec.structs.replace(TABLE, pools=()),
+        msgspec.structs.replace(TABLE, keys=(keyed(tokens_per_min=6).entry,)),
         msgspec.structs.replace(TABLE, pools=(POOL, msgspec.structs.replace(POOL, name="b", models=("b",)))),
         msgspec.structs.replace(TABLE, max_body_bytes=1),
         msgspec.structs.replace(TABLE, retry_after_s=1),

@@ -20,7 +20,7 @@ KEYS = 20_000
 def many(count: int) -> tuple[ApiKey, ...]:
     digests = (hashlib.sha256(b"%d" % number).hexdigest() for number in range(count))
     return tuple(
-        ApiKey(f"{number:08x}", digest, f"tenant-{number % 100}", "realtime", ("demo",), None, 600, 200_000, 32)
+        ApiKey(f"{number:08x}", digest, f"tenant-{number % 100}", "realtime", ("demo",), None, 600, 0, 32)
         for number, digest in enumerate(digests)
     )
 
