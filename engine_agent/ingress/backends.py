@@ -65,6 +65,7 @@ def pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) 
             + f" if {{ avg_queue gt {queue.waiting_per_cell} }}",
             replay_rule(settings, body_bytes=held_bytes(layout, settings)),
             *_priorities(pool.serving_class, settings),
+            f"http-request set-header {headers.DEPLOYMENT} {pool.name}",
             *(affinity.PICK_RULES if pool.has_affinity else ()),
             f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)]",
             f"http-response set-header {headers.REGION} {settings.region}",

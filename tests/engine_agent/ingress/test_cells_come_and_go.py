@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import random
 
 import pytest
 
@@ -90,21 +91,31 @@ async def test_a_cell_that_the_table_drains_is_not_woken_by_its_agent_check(ingr
 
 
 @pytest.mark.asyncio
-async def test_twenty_cells_come_and_go_under_streams_and_none_breaks(ingress: RunningIngress) -> None:
+async def test_a_hundred_changes_of_cells_under_streams_break_none(ingress: RunningIngress) -> None:
+    order = random.Random(5)
     async with contextlib.AsyncExitStack() as stack:
-        cells = [await stack.enter_async_context(FakeCell(chunks=40, step_s=0.02).running()) for _ in range(21)]
+        cells = [await stack.enter_async_context(FakeCell(chunks=40, step_s=0.02).running()) for _ in range(12)]
         client = await stack.enter_async_context(ingress.client())
-        await ingress.route(pool(cells[0]))
-        await ingress.sees(**{cells[0].name: "up"})
+        await ingress.route(pool(*cells[:6]))
+        await ingress.sees(**{cell.name: "up" for cell in cells[:6]})
         worker = ingress.worker_pid
+        routed, draining = cells[:6], list[FakeCell]()
         streams: list[asyncio.Task[str]] = []
-        for number in (*range(2, 22), *range(21, 0, -1)):
-            await ingress.route(pool(*cells[:number]))
-            streams += [asyncio.create_task(read_stream(client)) for _ in range(2)]
+        for _ in range(
+            25
+        ):  # each changes four cells: one comes, one goes, one drains or no more, one has another limit
+            routed.append(come := order.choice([cell for cell in cells if cell not in routed]))
+            routed.remove(order.choice([cell for cell in routed if cell is not come]))
+            draining = [order.choice(routed)]
+            order.choice(routed).max_connections = order.choice([8, 16, 32])
+            await ingress.route(pool(*routed, draining=draining))
+            streams += [asyncio.create_task(read_stream(client)) for _ in range(4)]
         whole = "".join(f"{number} " for number in range(40))
         assert set(await asyncio.gather(*streams)) == {whole}
         assert ingress.worker_pid == worker, "servers changed without a reload"
-        await eventually(lambda: len(ingress.running_servers) == 1)
+        assert ingress.reports[-1].changes.reloads_total == 1, "the one that brought the pool"
+        assert ingress.reports[-1].changes.applied_total >= 75
+        await eventually(lambda: len(ingress.running_servers) == len(routed))
         assert sum(bool(cell.requests) for cell in cells) > 5
 
 

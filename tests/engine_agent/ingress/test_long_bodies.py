@@ -171,7 +171,8 @@ async def until_long_bodies_are_read(ingress: RunningIngress) -> None:
     """Wait for it; meanwhile they are refused in words, and short ones are served."""
     async with asyncio.timeout(10):
         while (answer := await ingress.post(body_of(LONG))).status_code != 200:
-            assert (answer.status_code, answer.json()["error"]["code"]) == (503, "long_bodies_unread")
+            # The very first may still have found it, and was lost with it.
+            assert answer.json()["error"]["code"] in {"long_bodies_unread", "long_body_lost"}
             assert (await ingress.post(body_of(100))).status_code == 200
 
 
