@@ -89,8 +89,8 @@ def limit_rules() -> list[str]:
 
 
 def meter_lines(meters_tokens: bool) -> list[str]:
-    """The filter that counts the tokens of answers. It costs each request as much as all the rest of the ingress, so it
-    is there only while some key has a limit of tokens; the first such key costs a reload."""
+    """The filter that counts the tokens of answers. It costs every request a third more, so it is there only while some
+    key has a limit of tokens; the first such key costs a reload."""
     return ["filter lua.token_meter"] if meters_tokens else []
 
 
