@@ -46,7 +46,7 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
 
     def to_representation(self, instance: Deployment) -> dict[str, Any]:
         rule: TrafficRule | None = getattr(instance, "traffic_rule", None)
-        return super().to_representation(  # type: ignore[no-any-return]
+        return super().to_representation(
             {
                 "deployment": instance.name,
                 **traffic_policy_as_json(rule.policy() if rule else TrafficPolicy()),
