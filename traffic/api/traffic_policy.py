@@ -40,6 +40,15 @@ class TrafficPolicySerializer(serializers.Serializer[Deployment]):
     tested_concurrency = serializers.IntegerField(
         allow_null=True, help_text="Requests at once that a cell was tested for; null: its version's `max_concurrency`."
     )
+    load_bound = serializers.FloatField(
+        allow_null=True,
+        help_text="Requests of one prefix keep to a cell with at most this many times the mean load; null: no.",
+    )
+    split = serializers.DictField(
+        child=serializers.IntegerField(),
+        help_text="Deployment -> weight by which it answers to this one's model names; empty: this one alone.",
+    )
+    split_sticky = serializers.BooleanField(help_text="Whether a conversation stays with the deployment it began with.")
     revision = serializers.IntegerField(help_text="Grows with every change; 0: all defaults.")
     actor = serializers.CharField(help_text="Who changed it last.")
     changed_at = serializers.DateTimeField(allow_null=True)
@@ -69,6 +78,9 @@ class TrafficPolicyChangeSerializer(StrictSerializer):
     cost_latency_ms = serializers.FloatField(required=False)
     utilisation_cap = serializers.FloatField(required=False)
     tested_concurrency = serializers.IntegerField(required=False, allow_null=True)
+    load_bound = serializers.FloatField(required=False, allow_null=True)
+    split = serializers.DictField(child=serializers.IntegerField(), required=False)
+    split_sticky = serializers.BooleanField(required=False)
 
 
 class TrafficPolicyFilter(filters.FilterSet):

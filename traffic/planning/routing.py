@@ -7,9 +7,9 @@ case: a region that may not serve an origin's requests is no target of it, not e
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from engine_agent.protocol.messages import CellEndpoint, Pool, SpillTarget
+from engine_agent.protocol.messages import Affinity, CellEndpoint, Pool, SpillTarget, Split
 from traffic.planning.matrix import Matrix, whole_row
 from traffic.planning.traffic_policy import TrafficPolicy
 
@@ -78,11 +78,25 @@ def plan_pools(
     for cell in cells:
         if cell.state in ROUTED:
             by_pool[cell.deployment, cell.region].append(cell)
+    named = with_names_of_their_own(deployments)
     gates = {gate.region: gate for gate in sorted(ingresses, key=lambda gate: (gate.region, gate.port), reverse=True)}
     return tuple(
         _pool(deployment, region, by_pool, gates, (steerings or {}).get(deployment.name, UNSTEERED))
-        for deployment in sorted(deployments, key=lambda deployment: deployment.name)
+        for deployment in named
     )
+
+
+def with_names_of_their_own(deployments: Iterable[ServedDeployment]) -> list[ServedDeployment]:
+    """In the order of their names, each with the model names that lead to it alone.
+
+    Versions of one model share its name: that leads to the deployment that is called so, else to the first that has it.
+    """
+    ordered = sorted(deployments, key=lambda deployment: deployment.name)
+    owners = {deployment.name: deployment.name for deployment in ordered}
+    for deployment in ordered:
+        for model in deployment.models:
+            owners.setdefault(model, deployment.name)
+    return [replace(one, models=tuple(model for model in one.models if owners[model] == one.name)) for one in ordered]
 
 
 def _pool(
@@ -116,7 +130,21 @@ def _pool(
         ),
         spill=tuple(SpillTarget(region=name, address=gates[name].address, port=gates[name].port) for name in others),
         fractions=_fractions(region, ready, others, steering.matrix.get(region, {})),
+        affinity=None if steering.policy.load_bound is None else Affinity(steering.policy.load_bound),
     )
+
+
+def plan_splits(deployments: Iterable[ServedDeployment], steerings: Mapping[str, Steering]) -> tuple[Split, ...]:
+    """The names that several deployments answer, in a stable order. Shares of deployments that are gone fall to the
+    others; a split that leaves nobody is none."""
+    served = {deployment.name: deployment for deployment in with_names_of_their_own(deployments)}
+    splits = []
+    for name in sorted(served):
+        policy = steerings.get(name, UNSTEERED).policy
+        shares = {other: weight for other, weight in sorted(policy.split.items()) if other in served and weight > 0}
+        if shares:
+            splits += [Split(model, shares, policy.split_sticky) for model in served[name].models]
+    return tuple(splits)
 
 
 def _fractions(region: str, ready: Mapping[str, int], others: list[str], row: Mapping[str, float]) -> dict[str, float]:

@@ -9,6 +9,9 @@ from typing import Any
 MOST_UTILISED = 0.8
 """design.md §5: at most 80 % of tested capacity. The rest is for bursts and for the seconds before a shift."""
 
+MAX_WEIGHT = 10_000
+"""What an ingress can tell apart: a share of a hundredth of a per cent."""
+
 
 class InvalidTrafficPolicy(ValueError):
     """A policy that breaks a rule. `field` is the key; the text names it, the value and what would be right."""
@@ -26,6 +29,9 @@ class TrafficPolicy:
     `cost` is a region's relative price (1.0 where not named): while a cheaper region is filled to less than
     `cost_utilisation`, requests go there from a dearer one, if it is at most `cost_latency_ms` away.
     `tested_concurrency` is how many requests at once a cell was tested for; None: its version's `max_concurrency`.
+    `load_bound`: requests that share a prefix keep to one cell, while it has at most so many times the mean load; None:
+    each goes to the cell with the fewest. `split` maps deployments to the weights by which they answer to this one's
+    model names (empty: this one alone), and `split_sticky` keeps a conversation with the one that it began with.
     """
 
     residency: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -34,6 +40,9 @@ class TrafficPolicy:
     cost_latency_ms: float = 50.0
     utilisation_cap: float = MOST_UTILISED
     tested_concurrency: int | None = None
+    load_bound: float | None = None
+    split: Mapping[str, int] = field(default_factory=dict)
+    split_sticky: bool = True
 
     def may_serve(self, origin: str, region: str) -> bool:
         """Whether residency lets `region` serve requests that arrive in `origin`."""
@@ -47,6 +56,7 @@ NUMBERS = {
     "cost_utilisation": (0.0, MOST_UTILISED),
     "cost_latency_ms": (0.0, 1000.0),
     "utilisation_cap": (0.05, MOST_UTILISED),
+    "load_bound": (1.0, 10.0),
 }
 
 
@@ -72,7 +82,7 @@ def traffic_policy_as_json(policy: TrafficPolicy) -> dict[str, Any]:
     """What `parse_traffic_policy` reads back into an equal policy."""
     plain = {one.name: getattr(policy, one.name) for one in fields(policy)}
     residency = {origin: list(regions) for origin, regions in policy.residency.items()}
-    return {**plain, "residency": residency, "cost": dict(policy.cost)}
+    return {**plain, "residency": residency, "cost": dict(policy.cost), "split": dict(policy.split)}
 
 
 def _value(key: str, value: Any, known: frozenset[str] | None) -> Any:
@@ -86,6 +96,12 @@ def _value(key: str, value: Any, known: frozenset[str] | None) -> Any:
             _region(key, region, known): _number(f"cost.{region}", price, 0.01, 100.0)
             for region, price in _mapping(key, value).items()
         }
+    if key == "split":
+        return {str(name): _weight(f"split.{name}", weight) for name, weight in _mapping(key, value).items()}
+    if key == "split_sticky":
+        return _yes_or_no(key, value)
+    if key == "load_bound" and value is None:
+        return None
     if key == "tested_concurrency":
         return _concurrency(value)
     return _number(key, value, *NUMBERS[key])
@@ -93,7 +109,7 @@ def _value(key: str, value: Any, known: frozenset[str] | None) -> Any:
 
 def _mapping(key: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise InvalidTrafficPolicy(key, f"{key} is {value!r}; it must be an object with names of regions as keys")
+        raise InvalidTrafficPolicy(key, f"{key} is {value!r}; it must be an object")
     return value
 
 
@@ -108,6 +124,18 @@ def _region(key: str, name: Any, known: frozenset[str] | None) -> str:
         there = ", ".join(sorted(known or ())) or "none"
         raise InvalidTrafficPolicy(key, f"there is no region {name!r}; there are: {there}")
     return name
+
+
+def _weight(key: str, value: Any) -> int:
+    if type(value) is int and 0 <= value <= MAX_WEIGHT:
+        return value
+    raise InvalidTrafficPolicy(key, f"{key} is {value!r}; it must be a whole number from 0 to {MAX_WEIGHT}")
+
+
+def _yes_or_no(key: str, value: Any) -> bool:
+    if isinstance(value, bool):
+        return value
+    raise InvalidTrafficPolicy(key, f"{key} is {value!r}; it must be true or false")
 
 
 def _concurrency(value: Any) -> int | None:

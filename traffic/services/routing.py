@@ -10,16 +10,16 @@ from controlplane.kernel import live
 from controlplane.kernel.events import event_record
 from controlplane.kernel.leases import lease_held_since
 from controlplane.kernel.tones import Tone
-from engine_agent.protocol.messages import JsonObject, Pool
+from engine_agent.protocol.messages import JsonObject, Pool, Split
 from fleet.models import Cell, Region
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.cell import cell_mark_unrouted
 from traffic.models import RoutingTable
-from traffic.planning.changes import describe_change
+from traffic.planning.changes import describe_change, describe_splits
 from traffic.planning.drain import plan_unrouted
 from traffic.planning.key import describe_keys, key_ring
-from traffic.planning.routing import plan_pools
+from traffic.planning.routing import plan_pools, plan_splits
 from traffic.selectors.key import KEY_RING, key_standing
 from traffic.selectors.routing import (
     following_ingresses,
@@ -42,30 +42,41 @@ def tables_publish(*, now: datetime) -> list[str]:
     deployments, cells, gates = served_deployments(), routable_cells(), ingress_addresses()
     shared = steerings((deployment.name for deployment in deployments), now)
     standing, gates_of = key_standing(), Counter(gate.region for gate in gates)
+    splits = plan_splits(deployments, shared)
     published = []
     for region in Region.objects.values_list("name", flat=True):
         pools = plan_pools(region, deployments, cells, gates, shared)
-        if _publish(region, pools, key_ring(standing, gates_of[region]), current.get(region), now):
+        if _publish(region, pools, splits, key_ring(standing, gates_of[region]), current.get(region), now):
             published.append(region)
     return published
 
 
 def _publish(
-    region: str, pools: tuple[Pool, ...], keys: JsonObject, current: RoutingTable | None, now: datetime
+    region: str,
+    pools: tuple[Pool, ...],
+    splits: tuple[Split, ...],
+    keys: JsonObject,
+    current: RoutingTable | None,
+    now: datetime,
 ) -> bool:
     before = msgspec.convert(current.body["pools"], tuple[Pool, ...]) if current else ()
+    splits_before = msgspec.convert(current.body.get("splits", ()), tuple[Split, ...]) if current else ()
     keys_before = current.body.get(KEY_RING, {}) if current else {}
-    if current is not None and before == pools and keys_before == keys:
+    if current is not None and (before, splits_before, keys_before) == (pools, splits, keys):
         return False
     revision = current.revision + 1 if current else 1
     changes = [describe_change(before, pools)] if current is None or before != pools else []
-    reason = "; ".join([*changes, *describe_keys(keys_before, keys)])
+    reason = "; ".join([*changes, *describe_splits(splits_before, splits), *describe_keys(keys_before, keys)])
     try:
         with transaction.atomic():
             RoutingTable.objects.create(
                 region_id=region,
                 revision=revision,
-                body={"pools": msgspec.to_builtins(pools)} | ({KEY_RING: keys} if keys else {}),
+                body={
+                    "pools": msgspec.to_builtins(pools),
+                    **({"splits": msgspec.to_builtins(splits)} if splits else {}),
+                    **({KEY_RING: keys} if keys else {}),
+                },
                 reason=reason,
                 created_at=now,
             )

@@ -25,7 +25,7 @@ def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: 
     """State parts of a deployment's traffic policy; what is not named stays. Returns the whole.
 
     Raises:
-        InvalidInput: an unknown key or region, a value outside its range, or a residency without its own region.
+        InvalidInput: an unknown key, region or deployment, a value outside its range, a residency without its region.
     """
     with transaction.atomic():
         Deployment.objects.select_for_update().get(name=deployment)
@@ -60,6 +60,11 @@ def _parse(stated: Mapping[str, Any], before: TrafficPolicy) -> TrafficPolicy:
         policy = parse_traffic_policy(stated, Region.objects.values_list("name", flat=True), before)
     except InvalidTrafficPolicy as wrong:
         raise InvalidInput(field=wrong.field, rule="policy", message=str(wrong)) from None
+    there = set(Deployment.objects.values_list("name", flat=True))
+    for name in policy.split:
+        if name not in there:
+            said = f"there is no deployment {name}; there are: {', '.join(sorted(there))}"
+            raise InvalidInput(field=f"split.{name}", rule="policy", message=said)
     for origin, regions in policy.residency.items():
         if origin not in regions:
             said = f"residency of {origin} must name {origin} too: its ingress serves there what no other can take"

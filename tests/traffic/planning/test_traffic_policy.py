@@ -19,6 +19,9 @@ WHOLE: dict[str, Any] = {
     "cost_latency_ms": 100.0,
     "utilisation_cap": 0.7,
     "tested_concurrency": 24,
+    "load_bound": 1.5,
+    "split": {"chat": 95, "chat-v2": 5},
+    "split_sticky": False,
 }
 
 
@@ -52,6 +55,10 @@ def test_residency_binds_only_the_origins_that_it_names() -> None:
         ({"residency": {"eu-west-1": []}}, "residency.eu-west-1", "at least one"),
         ({"residency": {"eu-west-1": ["mars"]}}, "residency.eu-west-1", "there is no region 'mars'"),
         ({"tested_concurrency": 0}, "tested_concurrency", "from 1 to 10000, or null"),
+        ({"load_bound": 0.9}, "load_bound", "from 1 to 10"),
+        ({"split": {"chat": -1}}, "split.chat", "whole number from 0 to 10000"),
+        ({"split": {"chat": 0.5}}, "split.chat", "whole number"),
+        ({"split_sticky": 1}, "split_sticky", "true or false"),
         ({"tested_concurrency": 1.5}, "tested_concurrency", "whole number"),
     ],
 )

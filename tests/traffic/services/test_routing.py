@@ -9,6 +9,7 @@ from django.test.utils import CaptureQueriesContext
 
 from controlplane.kernel.leases import lease_take
 from engine_agent.protocol.codec import decode_down, encode
+from engine_agent.protocol.messages import Affinity
 from fleet.models import Cell
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
@@ -19,6 +20,7 @@ from traffic.selectors.routing import latest_tables, routable_cells, table_messa
 from traffic.services import routing
 from traffic.services.ingress import ingress_create
 from traffic.services.routing import TABLES_KEPT, drained_cells_mark, tables_publish
+from traffic.services.traffic_policy import traffic_policy_change
 
 pytestmark = pytest.mark.django_db
 
@@ -142,3 +144,16 @@ def test_a_pass_over_a_hundred_cells_asks_as_often_as_one_over_ten() -> None:
             assert tables_publish(now=NOW) == []
         asked.append(len(captured))
     assert asked[0] == asked[1] <= 9
+
+
+def test_a_policy_of_splits_and_prefixes_is_in_the_next_table() -> None:
+    rows.deployment()
+    rows.region("us-west-2")
+    tables_publish(now=NOW)
+    stated = {"load_bound": 1.5, "split": {"sim-70b": 1}, "split_sticky": False}
+    traffic_policy_change(deployment="sim-70b", stated=stated, actor="ada", now=NOW)
+    assert tables_publish(now=NOW)
+    message = table_message(latest_tables()["us-east-1"])
+    assert message.pools[0].affinity == Affinity(1.5)
+    assert {split.model: split.shares for split in message.splits}["sim-70b"] == {"sim-70b": 1}
+    assert tables_publish(now=NOW) == []

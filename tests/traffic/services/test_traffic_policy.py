@@ -36,6 +36,7 @@ def test_a_change_that_changes_nothing_leaves_no_trace() -> None:
         ({"residency": {"us-east-1": ["us-west-2"]}}, "residency.us-east-1"),
         ({"cost": {"mars": 2}}, "cost"),
         ({"colour": 1}, "colour"),
+        ({"split": {"sim-70b": 9, "nowhere": 1}}, "split.nowhere"),
     ],
 )
 def test_what_breaks_a_rule_is_refused_whole(stated: dict[str, object], field: str) -> None:
