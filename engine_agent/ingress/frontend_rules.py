@@ -5,7 +5,7 @@ none of them picks a cell.
 """
 
 from engine_agent.ingress import affinity, answers, headers, splits
-from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, SHARE_SCALE, SHARES_MAP, Layout
+from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, SHARE_SCALE, Layout
 from engine_agent.ingress.sections import (
     LOOK_UP_RULE,
     MAX_HEAD_BYTES,
@@ -138,7 +138,7 @@ def judgement_rules(layout: Layout) -> list[str]:
     """Whether cells here, or another region, can serve the pool; if neither, say so."""
     nobody = answers.returned(answers.no_ready_cell(layout.retry_after_s))
     return [
-        f"http-request set-var(txn.share) var(txn.pool),map_str_int({SHARES_MAP},0)",
+        f"http-request set-var(txn.share) var(txn.pool),map_str_int({splits.SHARES_MAP},0)",
         f"acl must_spill rand({SHARE_SCALE}),sub(txn.share) lt 0",
         f"{nobody} if has_pool !can_serve is_marked",
         f"{nobody} if has_pool !can_serve !can_spill",

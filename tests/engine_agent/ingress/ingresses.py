@@ -57,7 +57,7 @@ class RunningIngress:
         self.use(IngressSettings(f"i-{region}", region, home, port=free_port(), max_connections=1000))
         self.reports: list[IngressReport] = []
         self.revision = 0
-        self.hop_secrets = (HOP_SECRET,)
+        self.hop_secrets: tuple[str, ...] = (HOP_SECRET,)
         self.http: httpx.AsyncClient
         self._task: asyncio.Task[None]
 

@@ -46,7 +46,7 @@ async def test_a_conversation_is_known_by_what_it_says_of_itself_or_how_it_begin
     first, answer, more = said("user", "why?"), said("assistant", "because"), said("user", "and?")
     system = said("system", "Be brief.")
     parts = said("user", [{"type": "text", "text": "a picture"}])
-    same = [
+    same: list[list[dict[str, Any]]] = [
         [{"prompt_cache_key": "k", "user": "x"}, {"prompt_cache_key": "k", "user": "y", "messages": [first]}],
         [{"user": "u"}, {"user": "u", "messages": [first]}],
         [{"messages": [first]}, {"messages": [first, answer, more]}],

@@ -6,8 +6,10 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.classes import ServingClass
-from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, SHARES_MAP, BadTable, PoolBackends, Server, lay_out
+from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, PoolBackends, Server, lay_out
+from engine_agent.ingress.splits import SHARES_MAP
 from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
 
 CELL = CellEndpoint("c-1", 3, "127.0.0.1", 9000, 9001, max_connections=8)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import msgspec
 
-from engine_agent.ingress.layout import MODELS_MAP, SHARES_MAP, Layout, Server, lay_out
+from engine_agent.ingress.layout import MODELS_MAP, Layout, Server, lay_out
 from engine_agent.ingress.plan import (
     AddServer,
     DrainServer,
@@ -18,6 +18,7 @@ from engine_agent.ingress.plan import (
     plan_steps,
 )
 from engine_agent.ingress.running import Running
+from engine_agent.ingress.splits import SHARES_MAP
 from engine_agent.protocol.messages import RoutingTable
 from tests.engine_agent.ingress.haproxies import running_of
 from tests.engine_agent.ingress.test_layout import CELL, POOL, TABLE, with_cell, with_pool
