@@ -23,7 +23,7 @@ CHANGE_DRAFT: dict[str, Any] = {"context_length": 4096, "revision": 1}
 VALIDATION: dict[str, Any] = {
     "state": "passed",
     "tone": "ok",
-    "reason": "9 files of 269080000 bytes are as their digests say",
+    "reason": "9 files, 269.1 MB, are as their digests say",
     "actor": "operator",
     "files_done": 9,
     "files_total": 9,

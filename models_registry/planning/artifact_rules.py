@@ -47,6 +47,14 @@ class Place:
         return self.path in ("", other.path) or other.path.startswith(self.path + "/")
 
 
+def size_words(size_bytes: int) -> str:
+    """`269080000` -> "269.1 MB"."""
+    for unit, length in (("TB", 10**12), ("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
+        if size_bytes >= length:
+            return f"{size_bytes / length:.1f} {unit}"
+    return f"{size_bytes} B"
+
+
 def parse_place(uri: str) -> Place:
     """Take the URI of an artifact, or of a source of artifacts, apart.
 
@@ -111,6 +119,6 @@ def check_sizes(place: Place, manifest: Manifest, sizes: Mapping[str, int], limi
     total = sum(sizes.values())
     if total > limits.artifact_bytes:
         raise BadArtifact(
-            f"{place} has {total / 1e9:.1f} GB; an artifact may have {limits.artifact_bytes / 1e9:.1f} GB "
+            f"{place} has {size_words(total)}; an artifact may have {size_words(limits.artifact_bytes)} "
             "(SWITCHYARD_ARTIFACT_MAX_GIB)"
         )

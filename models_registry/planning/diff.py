@@ -19,6 +19,9 @@ SHOWN_APART = ("parallelism", "heads")
 """The first goes with what it renders to; the second is named as the API names it."""
 
 
+NOT_NAMED = "it does not name this instance type"
+
+
 class Change(StrEnum):
     SAME = "same"
     CHANGED = "changed"
@@ -134,13 +137,13 @@ def _instance_type(
 
 def _rendered(spec: VersionSpec, kind: str, machines: Mapping[str, InstanceShape]) -> tuple[Rendering | None, str]:
     if kind not in spec.parallelism:
-        return None, f"{spec.reference} does not name it"
+        return None, NOT_NAMED
     if kind not in machines:
         return None, "there is no such instance type"
     try:
         return render_version(spec, machines[kind]), ""
     except InvalidVersion as error:
-        return None, str(error)
+        return None, str(error).removeprefix(f"{spec.reference}: ")
 
 
 def _degrees(spec: VersionSpec, kind: str, rendering: Rendering | None) -> dict[str, Any]:

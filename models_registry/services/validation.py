@@ -20,7 +20,7 @@ from controlplane.kernel.refusals import Conflict
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.manifest import BadArtifact
 from models_registry.models import ModelVersion, Validation
-from models_registry.planning.artifact_rules import ArtifactLimits, Place
+from models_registry.planning.artifact_rules import ArtifactLimits, Place, size_words
 from models_registry.planning.lifecycle import ValidationState, VersionState
 from models_registry.planning.validation_rules import artifacts_of, judge_version
 from models_registry.selectors.fleet_answers import machines_known
@@ -224,7 +224,7 @@ def _pass(validation: Validation, artifacts: list[OpenArtifact], now: datetime) 
     with transaction.atomic():
         evidence = _evidence(version, artifacts)
         files, size = validation.files_total, validation.bytes_total
-        read = f"{files} files of {size} bytes are as their digests say" if files else "it names no artifact"
+        read = f"{files} files, {size_words(size)}, are as their digests say" if files else "it names no artifact"
         ended = _running(validation).update(
             state=ValidationState.PASSED.value,
             reason=read,

@@ -63,7 +63,8 @@ def model_find(name: str) -> ModelPage | None:
 
 def _versions() -> "QuerySet[ModelVersion]":
     live = Count("cells", filter=~Q(cells__state=CellState.STOPPED.value))
-    return ModelVersion.objects.select_related("model").prefetch_related("deployments").annotate(live_cells=live)
+    versions = ModelVersion.objects.select_related("model").prefetch_related("deployments")
+    return versions.annotate(live_cells=live).order_by("model_id", "-id")
 
 
 def _list(versions: "QuerySet[ModelVersion]", filtered: bool, limit: int) -> VersionList:

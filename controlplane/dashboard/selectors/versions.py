@@ -12,7 +12,15 @@ from fleet.models import Cell, Deployment, Rollout
 from fleet.planning.states import CELL_TONE, CellState
 from fleet.selectors.rollout import ACTIVE, rollouts_described
 from models_registry.models import ModelVersion, Validation
-from models_registry.planning.diff import Change, InstanceTypeDiff, Line, VersionDiff, diff_versions, said_by
+from models_registry.planning.diff import (
+    NOT_NAMED,
+    Change,
+    InstanceTypeDiff,
+    Line,
+    VersionDiff,
+    diff_versions,
+    said_by,
+)
 from models_registry.planning.lifecycle import ValidationState, VersionState
 from models_registry.selectors.fleet_answers import machines_known, version_uses
 from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
@@ -127,10 +135,26 @@ class DiffPage:
         """What the two say of engine, artifacts and prompts."""
         return _apart(self.diff.fields) if self.diff else _apart(())
 
-    def kinds(self) -> tuple[tuple[InstanceTypeDiff, Lines], ...]:
-        """Instance types, with the degrees and engine arguments of a cell there."""
-        kinds = self.diff.instance_types if self.diff else ()
-        return tuple((kind, _apart((*kind.degrees, *kind.arguments))) for kind in kinds)
+    def kinds(self) -> tuple["KindLines", ...]:
+        """Instance types, with the degrees of a cell there, and its engine arguments where both sides have some."""
+        return tuple(_kind_lines(kind, self) for kind in self.diff.instance_types) if self.diff else ()
+
+
+@dataclass(frozen=True, slots=True)
+class KindLines:
+    """`unlike` says of which version no cell can be made there, and why; `is_named` is false of one that does not even
+    name the instance type."""
+
+    instance_type: str
+    unlike: tuple[tuple[str, str, bool], ...]
+    lines: Lines
+
+
+def _kind_lines(kind: InstanceTypeDiff, page: DiffPage) -> KindLines:
+    problems = ((page.against, kind.problem_before), (page.version.reference, kind.problem_after))
+    unlike = tuple((reference, problem, problem != NOT_NAMED) for reference, problem in problems if problem)
+    lines = kind.degrees if unlike else (*kind.degrees, *kind.arguments)
+    return KindLines(kind.instance_type, unlike, _apart(lines))
 
 
 def _apart(lines: tuple[Line, ...]) -> Lines:
@@ -146,11 +170,16 @@ def version_find(reference: str) -> ModelVersion | None:
 def version_page(version: ModelVersion) -> VersionPage:
     return VersionPage(
         version=version,
-        said=tuple(sorted(said_by(version.spec()).items())),
+        said=tuple(sorted((name, value) for name, value in said_by(version.spec()).items() if _is_option(name))),
         validation=latest_validation(version),
         uses=tuple(version_uses(version.pk)),
         siblings=_siblings(version),
     )
+
+
+def _is_option(name: str) -> bool:
+    """Golden prompts have a part of the page for themselves."""
+    return not name.startswith("golden_")
 
 
 def version_cells(version: ModelVersion) -> tuple[CellOfVersion, ...]:

@@ -110,7 +110,7 @@ def test_a_version_is_validated_released_and_retired_from_its_page() -> None:
 def test_a_draft_is_deleted_from_its_page_by_its_name() -> None:
     draft()
     status, text = ask("delete", name="toy@2")
-    assert (status, "To delete it, write its name, toy@1." in text) == (409, True)
+    assert (status, "to delete it, write its name, toy@1." in text) == (409, True)
     assert "No version yet" in ask("delete", name="toy@1")[1]
     assert not ModelVersion.objects.exists()
 
@@ -119,7 +119,7 @@ def test_what_is_refused_is_said() -> None:
     draft()
     status, text = ask("release", why="now")
     assert status == 409
-    assert "Toy@1 is draft; release needs one that is validated." in text
+    assert "toy@1 is draft; release needs one that is validated." in text
 
 
 def test_what_is_in_use_is_not_asked_to_go() -> None:

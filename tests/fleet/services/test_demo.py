@@ -68,6 +68,15 @@ def test_seeding_again_keeps_what_an_operator_changed() -> None:
     assert set(Region.objects.values_list("spares__local.cpu", flat=True)) == {None}
 
 
+def test_bad_versions_are_validated_whatever_an_earlier_release_called_them() -> None:
+    seed()
+    bad = ModelVersion.objects.filter(version__startswith="bad-")
+    assert set(bad.values_list("state", flat=True)) == {"validated"}
+    bad.update(state="draft")
+    seed()
+    assert set(bad.values_list("state", flat=True)) == {"validated"}
+
+
 def test_another_port_moves_the_addresses() -> None:
     seed()
     seed(port=9000)

@@ -12,6 +12,7 @@ from models_registry.planning.artifact_rules import (
     check_sizes,
     check_source,
     parse_place,
+    size_words,
 )
 
 PLACE = Place("s3", "models", "llama/3")
@@ -112,3 +113,11 @@ def test_a_manifest_is_refused_before_its_files_are_read(manifest: Manifest, sai
 def test_what_lies_there_must_be_what_the_manifest_lists(sizes: dict[str, int], said: str) -> None:
     with pytest.raises(BadArtifact, match=said):
         check_sizes(PLACE, MANIFEST, sizes, replace(LIMITS, artifact_bytes=4_000_000_000))
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [(0, "0 B"), (999, "999 B"), (8002, "8.0 kB"), (269_080_000, "269.1 MB"), (4 * 10**12, "4.0 TB")],
+)
+def test_sizes_are_said_in_the_unit_that_fits(size: int, words: str) -> None:
+    assert size_words(size) == words

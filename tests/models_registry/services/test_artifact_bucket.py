@@ -9,6 +9,7 @@ from threading import Thread
 from types import SimpleNamespace
 from typing import Any
 
+import boto3
 import pytest
 from botocore.exceptions import ClientError
 
@@ -79,7 +80,7 @@ def test_what_is_not_there_is_said(store: Store, uri: str, said: str) -> None:
 
 
 def test_a_bucket_that_is_not_on_the_list_is_not_asked(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(artifact_bucket.boto3, "client", lambda *_, **__: pytest.fail("it was asked"))
+    monkeypatch.setattr(boto3, "client", lambda *_, **__: pytest.fail("it was asked"))
     with pytest.raises(BadArtifact, match="s3://models/llama/3 is in no source that is allowed"):
         store.open(sources="s3://others")
 
@@ -127,7 +128,7 @@ def test_without_credentials_the_way_out_is_said(store: Store, monkeypatch: pyte
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setattr(artifact_bucket.boto3, "DEFAULT_SESSION", None)
+    monkeypatch.setattr(boto3, "DEFAULT_SESSION", None)
     with pytest.raises(BadArtifact, match="the control plane has no AWS credentials"):
         store.open()
 

@@ -1,6 +1,7 @@
 """A draft is validated by evidence alone, in slices that a crash does not undo."""
 
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
@@ -66,7 +67,7 @@ def test_a_draft_whose_artifact_is_whole_is_validated_with_its_evidence(folder: 
     assert start(row).state == "running"
     found = advance(folder)
     digest = artifact(folder).digest
-    assert (found.state, found.reason) == ("passed", "2 files of 8002 bytes are as their digests say")
+    assert (found.state, found.reason) == ("passed", "2 files, 8.0 kB, are as their digests say")
     assert found.evidence == {
         "artifacts": [{"uri": folder.as_uri(), "digest": digest, "files": 2, "bytes": 8002}],
         "instance_types": [{"instance_type": "local.cpu", "problem": ""}],
@@ -75,7 +76,7 @@ def test_a_draft_whose_artifact_is_whole_is_validated_with_its_evidence(folder: 
     }
     assert state(row) == "validated"
     assert (row.artifact_digest, row.revision) == (digest, 2)
-    assert row.reason == "validated for ada: 2 files of 8002 bytes are as their digests say"
+    assert row.reason == "validated for ada: 2 files, 8.0 kB, are as their digests say"
     kinds = list(Event.objects.order_by("id").values_list("kind", flat=True))
     assert kinds == ["version.drafted", "version.validation_started", "version.validated"]
 
@@ -157,7 +158,12 @@ def test_an_artifact_from_elsewhere_is_not_even_looked_at(folder: Path, tmp_path
 def test_a_slice_ends_and_the_next_reads_what_is_left(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     chunks = FolderSource.chunks
-    monkeypatch.setattr(FolderSource, "chunks", lambda self, path: read.append(path) or chunks(self, path))
+
+    def note_and_read(self: FolderSource, path: str) -> Iterator[bytes]:
+        read.append(path)
+        return chunks(self, path)
+
+    monkeypatch.setattr(FolderSource, "chunks", note_and_read)
     row = of_folder(folder)
     start(row)
     half = advance(folder, Clock(step_s=1), slice_s=4)
