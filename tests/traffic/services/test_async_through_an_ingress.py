@@ -1,0 +1,66 @@
+"""Accepted work reaches a cell through the real HAProxy, as its tenant's, where keys are required."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+from asgiref.sync import sync_to_async
+from django.db import connections
+from django.utils import timezone
+
+from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.ingress.ingresses import RunningIngress, pool
+from tests.fleet.rows import NOW
+from tests.traffic.async_rows import BODY, accepted, serving_fleet
+from traffic.models import AsyncRequest
+from traffic.planning.async_request import AsyncSettings
+from traffic.selectors.key import keys_to_tell
+from traffic.services.async_sender import AsyncSender
+from traffic.services.key import key_create
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+LIMIT_S = 30.0
+T = TypeVar("T")
+
+
+async def asked_of_the_database(work: Callable[[], T]) -> T:
+    return await sync_to_async(work, thread_sensitive=True)()
+
+
+async def send_all() -> None:
+    sender, stopping = AsyncSender(AsyncSettings(poll_s=0.05, first_retry_s=0.1)), asyncio.Event()
+    running = asyncio.create_task(sender.run(stopping))
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while await asked_of_the_database(AsyncRequest.objects.filter(ended_at=None).exists):
+                await asyncio.wait({running}, timeout=0.1)
+    finally:
+        stopping.set()
+        await running
+
+
+async def test_the_ingress_takes_it_for_the_tenants_and_the_cell_is_told_its_class(tmp_path: Path) -> None:
+    async with RunningIngress(tmp_path / "home").running() as ingress, FakeCell().running() as cell:
+
+        def accept() -> AsyncRequest:
+            key_create(name="app", tenant="acme", actor="root", now=NOW)
+            serving_fleet(ingress.settings.port)
+            return accepted("acme", now=timezone.now())
+
+        request = await asked_of_the_database(accept)
+        keys = await asked_of_the_database(keys_to_tell)
+        pools = pool(cell, name="sim-70b", models=("sim-70b",))
+        await ingress.route(pools, keys=keys, keys_required=True)
+        await ingress.sees(**{cell.name: "up"})
+        assert (await ingress.post(BODY)).status_code == 401
+        await send_all()
+        row = await asked_of_the_database(lambda: AsyncRequest.objects.get(id=request.id))
+        await asked_of_the_database(connections.close_all)
+        assert (row.state, row.status, row.reason) == ("done", 200, "")
+        (heard,) = cell.requests
+        assert heard.headers["x-switchyard-tenant"] == "acme"
+        assert heard.headers["x-switchyard-class"] == "near_realtime"
+        assert 0 < int(heard.headers["x-switchyard-deadline-ms"]) <= 900_000
+        assert "authorization" not in heard.headers
