@@ -61,8 +61,7 @@ def pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) 
             *RETRIES,
             f"timeout queue {queue.wait_s}s",
             *_check("/healthz"),
-            answers.returned(answers.queue_full(layout.retry_after_s))
-            + f" if {{ avg_queue gt {queue.waiting_per_cell} }}",
+            *_queue_limits(pool.serving_class, layout, settings),
             replay_rule(settings, body_bytes=held_bytes(layout, settings)),
             *_priorities(pool.serving_class, settings),
             f"http-request set-header {headers.DEPLOYMENT} {pool.name}",
@@ -73,6 +72,17 @@ def pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) 
             *_servers(pool.local, layout, settings.times),
         ],
     )
+
+
+def _queue_limits(pool_class: ServingClass, layout: Layout, settings: IngressSettings) -> list[str]:
+    """Who may wait at all. Less urgent requests may fill half of the queue, so that there is room to overtake them."""
+    full = answers.returned(answers.queue_full(layout.retry_after_s))
+    waiting = settings.queues[pool_class].waiting_per_cell
+    rules = [f"{full} if {{ avg_queue gt {waiting} }}"]
+    if less_urgent := list(ServingClass)[list(ServingClass).index(pool_class) + 1 :]:
+        is_less = f"{{ req.hdr({headers.CLASS}) {' '.join(less_urgent)} }}"
+        rules.append(f"{full} if {{ avg_queue gt {waiting // 2} }} {is_less}")
+    return rules
 
 
 def _priorities(pool_class: ServingClass, settings: IngressSettings) -> list[str]:

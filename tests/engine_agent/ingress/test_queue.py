@@ -64,6 +64,26 @@ async def test_less_urgent_requests_wait_behind_urgent_ones(ingress: RunningIngr
 
 
 @pytest.mark.asyncio
+async def test_batch_work_cannot_fill_the_queue_against_urgent_requests(impatient: RunningIngress) -> None:
+    async with FakeCell(max_connections=1).running() as cell, asyncio.TaskGroup() as group:
+        cell.gate.clear()
+        await impatient.route(pool(cell))
+        await impatient.sees(**{cell.name: "up"})
+        batch = [
+            group.create_task(impatient.post(b'{"model": "demo"}', **{"X-Switchyard-Class": "batch"})) for _ in range(8)
+        ]
+        await eventually(lambda: any(task.done() for task in batch))
+        assert next(task for task in batch if task.done()).result().json()["error"]["code"] == "queue_full"
+        urgent = group.create_task(impatient.post(b'{"model": "demo", "n": "urgent"}'))
+        await eventually(
+            lambda: queued(impatient) == 3, what="half of 3, rounded down, and one more, and the urgent one"
+        )
+        cell.gate.set()
+        assert (await urgent).status_code == 200
+    assert cell.requests[1].json.get("n") == "urgent"
+
+
+@pytest.mark.asyncio
 async def test_a_client_that_leaves_gives_its_place_back(ingress: RunningIngress) -> None:
     async with FakeCell(max_connections=1).running() as cell, ingress.client() as client:
         cell.gate.clear()
