@@ -12,14 +12,17 @@ from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.refusal import Refusal
 
-OVERLOAD_FACTOR = 2
+OVERLOAD_FACTOR = 2.0
 """Several ingresses share a cell and each holds about 1.25 x its share: twice the limit is only passed by a fault. What
-is above the concurrency waits in the engine, so this bounds its queue; only real-time requests may wait there."""
+is above the concurrency waits in the engine, so this bounds its queue."""
+LESS_URGENT_FACTOR = 1.5
+"""The same for the less urgent while nobody more urgent comes: the ingress's own limit binds first, and its queue keeps
+what waits. A real-time request always finds room above."""
 RESERVED = {ServingClass.NEAR_REALTIME: 0.10, ServingClass.BATCH: 0.25}
-"""Share of the concurrency that is kept free for what is more urgent, while there is such traffic."""
+"""Share of the concurrency that is closed to a class while there is more urgent traffic."""
 URGENT_MEMORY_S = 60.0
-"""So long after the last more urgent request the reservation holds. Afterwards one slot is kept free: it takes the
-first urgent request that comes, and with that one the reservation is back."""
+"""So long after the last more urgent request the reservation holds. The first one after a pause waits at the head of
+the ingress's queue until any of the cell's requests ends, and brings the reservation back."""
 MIN_TTFT_SAMPLES = 20
 """Fewer times to first token say nothing about whether a deadline can be met."""
 
@@ -27,9 +30,10 @@ MIN_TTFT_SAMPLES = 20
 def limit_of(serving_class: ServingClass, *, max_concurrency: int, urgent_lately: bool) -> int:
     """Requests in flight, of all classes, at which this class is full."""
     if serving_class is ServingClass.REALTIME:
-        return max_concurrency * OVERLOAD_FACTOR
-    reserved = math.ceil(RESERVED[serving_class] * max_concurrency) if urgent_lately else 1
-    return max(1, max_concurrency - reserved)
+        return round(max_concurrency * OVERLOAD_FACTOR)
+    if not urgent_lately:
+        return math.ceil(max_concurrency * LESS_URGENT_FACTOR)
+    return max(1, max_concurrency - math.ceil(RESERVED[serving_class] * max_concurrency))
 
 
 def refuse(

@@ -32,18 +32,19 @@ def test_admission(phase: Phase, healthy: bool, in_flight: int, code: str | None
     ("serving_class", "max_concurrency", "urgent_lately", "limit"),
     [
         (REALTIME, 64, True, 128),
+        (REALTIME, 64, False, 128),
         (NEAR, 64, True, 57),
-        (NEAR, 64, False, 63),
+        (NEAR, 64, False, 96),
         (BATCH, 64, True, 48),
-        (BATCH, 64, False, 63),
+        (BATCH, 64, False, 96),
         (BATCH, 4, True, 3),
         (NEAR, 4, True, 3),
         (BATCH, 2, True, 1),
         (BATCH, 1, True, 1),
-        (BATCH, 1, False, 1),
+        (BATCH, 1, False, 2),
     ],
 )
-def test_the_last_slots_are_kept_for_the_urgent(
+def test_slots_are_closed_to_the_less_urgent_while_the_urgent_come(
     serving_class: ServingClass, max_concurrency: int, urgent_lately: bool, limit: int
 ) -> None:
     assert limit_of(serving_class, max_concurrency=max_concurrency, urgent_lately=urgent_lately) == limit
@@ -51,10 +52,11 @@ def test_the_last_slots_are_kept_for_the_urgent(
 
 @pytest.mark.parametrize("max_concurrency", range(2, 300))
 def test_however_much_batch_work_there_is_a_real_time_request_finds_a_slot(max_concurrency: int) -> None:
-    for urgent_lately in (True, False):
+    urgent = limit_of(REALTIME, max_concurrency=max_concurrency, urgent_lately=False)
+    for urgent_lately, most in ((True, max_concurrency), (False, urgent)):
         near = limit_of(NEAR, max_concurrency=max_concurrency, urgent_lately=urgent_lately)
         batch = limit_of(BATCH, max_concurrency=max_concurrency, urgent_lately=urgent_lately)
-        assert 1 <= batch <= near < max_concurrency
+        assert 1 <= batch <= near < most
 
 
 @pytest.mark.parametrize(
