@@ -78,7 +78,9 @@ class Ejections:
         return record
 
     def _judge(self, pool: list[RunningServer], now_s: float) -> None:
-        records = [self._records[server.backend, server.name] for server in pool if server.usable]
+        known = [(server, self._records[server.backend, server.name]) for server in pool]
+        # One that HAProxy has just marked down for its failures is not usable at this moment.
+        records = [record for server, record in known if server.usable or record.run >= self._limits.failures]
         away = sum(record.until_s > now_s for record in records)
         for record in records:
             others = any(other.does_well and other.until_s <= now_s for other in records if other is not record)

@@ -23,7 +23,8 @@ PIPE_BYTES = 1024 * 1024
 MAX_FILE_BYTES = 64 * 1024 * 1024
 FILES_KEPT = 4
 """Older files beside the one that is written: 320 MiB in all."""
-PATIENCE_S = 0.25
+PATIENCE_MS = 250
+RETRY_S = 1.0
 GATHER_S = 0.05
 """After something came: a little more comes with it, and is written at once."""
 
@@ -58,12 +59,16 @@ class LogPipe:
     async def carry(self) -> None:
         """Carry until cancelled. A disk that refuses is said in `trouble` and tried again."""
         pipe = await self._open()
+        carried = None
         try:
             while True:
-                # In a thread: a disk may take its time, and streams and reports must not wait for it.
-                if await asyncio.to_thread(self._carry_some, pipe):
+                # In a thread: a disk may take its time, and reports must not wait for it.
+                carried = asyncio.get_running_loop().run_in_executor(None, self._carry_some, pipe)
+                if await asyncio.shield(carried):
                     await asyncio.sleep(GATHER_S)
         finally:
+            if carried is not None:
+                await asyncio.wait([carried])  # once closed, the number of the pipe may be another file's
             os.close(pipe)
 
     async def _open(self) -> int:
@@ -73,11 +78,13 @@ class LogPipe:
                 return open_pipe(self._home)
             except OSError as error:
                 self._note(f"access log: {error}")
-                await asyncio.sleep(PATIENCE_S)
+                await asyncio.sleep(RETRY_S)
 
     def _carry_some(self, pipe: int) -> bool:
         """Move what is there, or wait a moment for something. Returns whether there was something."""
-        if not select.select([pipe], [], [], PATIENCE_S)[0]:
+        poll = select.poll()
+        poll.register(pipe, select.POLLIN)
+        if not poll.poll(PATIENCE_MS):
             return False
         try:
             written = os.read(pipe, PIPE_BYTES)

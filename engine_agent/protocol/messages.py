@@ -184,7 +184,7 @@ class IngressObserved(Struct, frozen=True):
     cells: dict[str, str] = field(default_factory=dict)
 
 
-class CellTraffic(Struct, frozen=True):
+class CellTraffic(Struct, frozen=True, omit_defaults=True):
     """What an ingress sent to one cell. `…_total` count since its HAProxy's worker started, and from 0 in a new one.
 
     `errors_total` are connections and answers that broke, `failures_total` answers of 5xx, `retries_total` further

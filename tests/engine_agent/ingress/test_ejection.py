@@ -55,6 +55,12 @@ def test_a_pool_keeps_at_least_half_of_its_cells() -> None:
     assert len(Pool(5).look(0.0, (0, 9), (0, 9), (0, 9), (0, 9), (9, 0))) == 2
 
 
+def test_a_cell_that_haproxy_has_marked_down_for_its_failures_is_ejected_too() -> None:
+    seen = Pool(2)
+    seen.servers[0] = replace(seen.servers[0], usable=False)
+    assert seen.look(0.0, (0, 5), (9, 0)) == {"c-0"}
+
+
 def test_failures_are_forgotten_with_a_success_and_with_a_new_worker() -> None:
     seen = Pool(2)
     assert seen.look(0.0, (0, 4), (9, 0)) == set()
