@@ -4,7 +4,7 @@ import functools
 from datetime import datetime, timedelta
 
 from django.conf import settings
-from django.db.models import BigIntegerField, F, OuterRef, Q, QuerySet, Subquery, Sum, Value
+from django.db.models import BigIntegerField, OuterRef, Q, QuerySet, Subquery, Sum, Value
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, Coalesce
 
@@ -49,16 +49,17 @@ def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
 
 
 def ingresses_with_keys() -> QuerySet[Ingress]:
-    """Ingresses that have ever served, with the `version` of keys that each enforces and the one it should.
+    """Ingresses with the `version` of keys that each enforces and the one it should.
 
-    An ingress whose table is so old that it is no longer kept counts as one that knows nothing of any change.
+    One that said nothing yet, or whose table is so old that it is no longer kept, counts as knowing of no change: it
+    may be serving all the same.
     """
     in_force = RoutingTable.objects.filter(region_id=OuterRef("region_id"), revision=OuterRef("report__revision"))
     newest = RoutingTable.objects.filter(region_id=OuterRef("region_id")).order_by("-revision")
-    return Ingress.objects.filter(report__revision__gt=0).annotate(
+    return Ingress.objects.annotate(
         version=Coalesce(_version_of(in_force), Value(0)),
         wanted_version=Coalesce(_version_of(newest), Value(0)),
-        connected=F("report__connected"),
+        connected=Coalesce("report__connected", Value(False)),
     )
 
 

@@ -113,7 +113,7 @@ def policy_view(now: datetime) -> PolicyView:
     policy = KeyPolicy.objects.first()
     required = policy.required if policy else False
     active = keys_in_state(ApplicationKey.objects.all(), KeyState.ACTIVE, now).count()
-    gates = ingresses_with_keys().select_related("report").order_by("region_id", "id")
+    gates = ingresses_with_keys().order_by("region_id", "id")
     confirmed = ApplicationKey.objects.filter(refused_everywhere_at__isnull=False).order_by("-refused_everywhere_at")
     lags = [key.revocation_lag_s or 0.0 for key in confirmed[:100]]
     return PolicyView(

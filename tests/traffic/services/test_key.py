@@ -169,8 +169,19 @@ def test_a_revocation_is_confirmed_once_the_last_ingress_enforces_it() -> None:
     assert revocations_confirm(now=LATER) == []
 
 
-def test_an_ingress_that_never_served_holds_up_no_revocation() -> None:
-    ingress()
+def test_an_ingress_that_said_nothing_yet_may_be_serving_and_is_waited_for() -> None:
+    gate = ingress()
+    key = new_key().key
+    key_revoke(prefix=key.prefix, actor="ann", now=NOW)
+    publish()
+    assert revocations_confirm(now=NOW) == []
+    acknowledge(gate, 0)
+    assert revocations_confirm(now=NOW) == []
+    acknowledge(gate, 1)
+    assert revocations_confirm(now=NOW) == [key.prefix]
+
+
+def test_without_any_ingress_there_is_nobody_to_wait_for() -> None:
     key = new_key().key
     key_revoke(prefix=key.prefix, actor="ann", now=NOW)
     assert revocations_confirm(now=NOW) == [key.prefix]
