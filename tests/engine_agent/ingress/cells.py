@@ -86,6 +86,8 @@ class FakeCell:
         finally:
             self.gate.set()
             self.die()
+            await asyncio.sleep(0)  # what was accepted at the last moment begins its conversation only now
+            self.die()
             for conversation in self._conversations:
                 conversation.cancel()
             await asyncio.gather(*self._conversations, return_exceptions=True)
