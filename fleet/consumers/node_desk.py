@@ -34,7 +34,7 @@ class NodeDesk:
             node=hello.id,
             topology=hello.topology,
             fingerprint=hello.fingerprint,
-            accelerators=hello.inventory.accelerators,
+            accelerators=hello.inventory.accelerators if hello.inventory else (),
         )
 
     def heard(self, connection: AgentConnection, message: UpMessage) -> bool:

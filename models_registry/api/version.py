@@ -1,5 +1,6 @@
 """Model versions over HTTP: draft, edit, validate, release, retire, delete and compare them. Decides nothing."""
 
+from functools import cache
 from typing import Any
 
 from django.db.models import QuerySet
@@ -110,9 +111,8 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
 
     @extend_schema_field(RenderingSerializer(many=True))
     def get_renderings(self, version: ModelVersion) -> list[dict[str, Any]]:
-        if "machines" not in self.context:
-            self.context["machines"] = machines_known()  # once for a whole list
-        return list(RenderingSerializer(renderings(version, self.context["machines"]), many=True).data)
+        machines = self.context["machines"]()
+        return list(RenderingSerializer(renderings(version, machines), many=True).data)
 
     @extend_schema_field(ValidationSerializer(allow_null=True))
     def get_validation(self, version: ModelVersion) -> dict[str, Any] | None:
@@ -146,6 +146,10 @@ class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
 
     def get_queryset(self) -> QuerySet[ModelVersion]:
         return versions_described()
+
+    def get_serializer_context(self) -> dict[str, Any]:
+        """With the instance types, which are looked up once for a whole list."""
+        return {**super().get_serializer_context(), "machines": cache(machines_known)}
 
     def get_object(self) -> ModelVersion:
         return self._found(self.filter_queryset(self.get_queryset()))

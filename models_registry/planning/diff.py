@@ -68,8 +68,8 @@ class VersionDiff:
     @property
     def same(self) -> bool:
         """Whether cells of both are the same in every respect that versions speak of."""
-        parts = (*self.fields, *self.instance_types)
-        return all(part.change is Change.SAME for part in parts)
+        changes = [line.change for line in self.fields] + [kind.change for kind in self.instance_types]
+        return all(change is Change.SAME for change in changes)
 
 
 def diff_versions(before: VersionSpec, after: VersionSpec, machines: Mapping[str, InstanceShape]) -> VersionDiff:

@@ -265,7 +265,7 @@ def _evidence(version: ModelVersion, artifacts: list[OpenArtifact]) -> dict[str,
 
 
 def _end(validation: Validation, state: ValidationState, reason: str, now: datetime) -> None:
-    ended = {"state": state.value, "reason": reason, "checked": {}, "seen_at": now, "ended_at": now}
+    ended: dict[str, Any] = {"state": state.value, "reason": reason, "checked": {}, "seen_at": now, "ended_at": now}
     with transaction.atomic():
         if _running(validation).update(**ended):
             message = f"{validation.version} is not validated: {reason}"

@@ -131,6 +131,13 @@ class DiffPage:
     diff: VersionDiff | None
     siblings: tuple[str, ...]
 
+    @property
+    def sides(self) -> tuple[str, str]:
+        """Short names of what is compared: without the model, where it is the same."""
+        sides = (self.against, self.version.reference)
+        models = {side.partition("@")[0] for side in sides}
+        return (sides[0].partition("@")[2], sides[1].partition("@")[2]) if len(models) == 1 else sides
+
     def said(self) -> Lines:
         """What the two say of engine, artifacts and prompts."""
         return _apart(self.diff.fields) if self.diff else _apart(())

@@ -153,6 +153,7 @@ def test_two_versions_are_shown_side_by_side() -> None:
     text = fragment(signed_in(), "/models/toy@2/diff/?against=toy@1", "version-diff")
     for words in ("differs", "engine_options.decode_step_ms", "12.5", "not said", "--decode-step-ms", "the same"):
         assert words in text
+    assert '<th scope="col">1</th><th scope="col">2</th>' in text
 
 
 def test_versions_that_are_the_same_say_so() -> None:

@@ -16,6 +16,7 @@ from engine_agent.protocol.manifest import MANIFEST_NAME
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.artifact_rules import ArtifactLimits, parse_place
 from models_registry.services import validation as service
+from models_registry.services.artifact_reading import file_sha256
 from models_registry.services.artifact_source import FolderSource, SourceTrouble
 from models_registry.services.draft import draft_change, draft_delete
 from models_registry.services.validation import LEASE, Slice, validation_start, validations_advance
@@ -247,12 +248,11 @@ def test_a_change_at_the_last_moment_wins(folder: Path, monkeypatch: pytest.Monk
 def test_a_draft_that_was_deleted_meanwhile_ends_the_work(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = of_folder(folder)
     start(row)
-    read = service.file_sha256
 
     def delete_first(*arguments: Any) -> str:
         if ModelVersion.objects.exists():
             draft_delete(version_id=row.pk, actor="bob", now=NOW)
-        return read(*arguments)
+        return file_sha256(*arguments)
 
     monkeypatch.setattr(service, "file_sha256", delete_first)
     validations_advance(Slice((parse_place(folder.parent.as_uri()),), LIMITS, Clock()))
