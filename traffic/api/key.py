@@ -133,12 +133,14 @@ class RotateKeySerializer(StrictSerializer):
 
 
 class RequireKeysSerializer(WhySerializer):
-    required = serializers.BooleanField()
+    required = serializers.BooleanField()  # type: ignore[assignment] # a serializer takes its fields away
 
 
 @extend_schema_serializer(examples=[OpenApiExample("policy", examples.POLICY, response_only=True)])
 class KeyPolicySerializer(serializers.ModelSerializer[KeyPolicy]):
-    required = serializers.BooleanField(help_text="Nobody is served without a key.")
+    required = serializers.BooleanField(  # type: ignore[assignment] # a serializer takes its fields away
+        help_text="Nobody is served without a key."
+    )
     version = serializers.IntegerField(help_text="Grows with every change of any key.")
 
     class Meta:

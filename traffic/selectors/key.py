@@ -2,6 +2,7 @@
 
 import functools
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db.models import BigIntegerField, OuterRef, Q, QuerySet, Subquery, Sum, Value
@@ -70,7 +71,8 @@ def _version_of(tables: QuerySet[RoutingTable]) -> Subquery:
 
 def keys_in_force() -> dict[str, int]:
     """Ingress -> the version of keys that it enforces."""
-    return dict(ingresses_with_keys().values_list("id", "version"))
+    rows: QuerySet[Any] = ingresses_with_keys()
+    return {row.id: row.version for row in rows}
 
 
 def ingresses_waited_for(version: int) -> tuple[str, ...]:

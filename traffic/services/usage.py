@@ -85,7 +85,7 @@ def _add(plan: UsagePlan, now: datetime) -> int:
     tenants = dict(ApplicationKey.objects.filter(prefix__in=prefixes).values_list("prefix", "tenant"))
     ApplicationKey.objects.filter(prefix__in=prefixes).update(last_used_at=now)
     hour = now.replace(minute=0, second=0, microsecond=0)
-    rows = []
+    rows: list[tuple[str | int | datetime, ...]] = []
     for subject, counts in sorted(plan.used.items()):  # in one order, so that no two writers wait for each other
         key = subject.removeprefix(KEY) if subject.startswith(KEY) else ""
         tenant = tenants.get(key) if key else subject.removeprefix(TENANT)

@@ -3,8 +3,9 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Any
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from controlplane.kernel.tones import Tone
 from traffic.models import ApplicationKey, Ingress, KeyPolicy, UsageHour
@@ -90,7 +91,7 @@ def key_tenants() -> Iterable[str]:
 
 
 def key_find(prefix: str, now: datetime) -> KeyDetail | None:
-    key = keys_described(now).filter(prefix=prefix).first()
+    key: Any = keys_described(now).filter(prefix=prefix).first()
     if key is None:
         return None
     waits = key.revoked_version is not None and key.refused_everywhere_at is None
@@ -113,7 +114,7 @@ def policy_view(now: datetime) -> PolicyView:
     policy = KeyPolicy.objects.first()
     required = policy.required if policy else False
     active = keys_in_state(ApplicationKey.objects.all(), KeyState.ACTIVE, now).count()
-    gates = ingresses_with_keys().order_by("region_id", "id")
+    gates: QuerySet[Any] = ingresses_with_keys().order_by("region_id", "id")
     confirmed = ApplicationKey.objects.filter(refused_everywhere_at__isnull=False).order_by("-refused_everywhere_at")
     lags = [key.revocation_lag_s or 0.0 for key in confirmed[:100]]
     return PolicyView(

@@ -1,5 +1,7 @@
 """What a routing table says of keys, as entries of a map; and which keys no ingress takes."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -30,7 +32,7 @@ def test_a_key_without_limits_pools_and_expiry_says_so() -> None:
 
 
 def test_equal_keys_give_one_mark_and_any_change_another() -> None:
-    changes = [{"tenant": "other"}, {"requests_per_min": 61}, {"pools": ()}, {"expires_at": None}]
+    changes: list[dict[str, Any]] = [{"tenant": "other"}, {"requests_per_min": 61}, {"pools": ()}, {"expires_at": None}]
     marks = {entries(msgspec.structs.replace(KEY, **change))[CONTENT_ENTRY] for change in changes}
     marks |= {entries()[CONTENT_ENTRY], entries(required=True)[CONTENT_ENTRY]}
     assert len(marks) == len(changes) + 2
@@ -54,7 +56,7 @@ def test_whether_keys_are_required_is_an_entry() -> None:
         ({"max_concurrent": 2**31}, "limits of key 0a1b2c3d must be between 0"),
     ],
 )
-def test_a_key_that_cannot_be_meant_refuses_the_table(change: dict[str, object], said: str) -> None:
+def test_a_key_that_cannot_be_meant_refuses_the_table(change: dict[str, Any], said: str) -> None:
     with pytest.raises(BadTable, match=said):
         entries(msgspec.structs.replace(KEY, **change))
 

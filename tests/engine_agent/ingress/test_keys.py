@@ -13,8 +13,10 @@ from tests.engine_agent.ingress.traffic import BODY
 OTHERS = {"Authorization": "Bearer sw_ffffffff_" + "0" * 48}
 
 
-async def asked(ingress: RunningIngress, key: Keyed | None = None, body: bytes = BODY, **headers: str) -> int:
-    answer = await ingress.post(body, **(key.headers if key else {}), **headers)
+async def asked(
+    ingress: RunningIngress, key: Keyed | None = None, body: bytes = BODY, headers: dict[str, str] | None = None
+) -> int:
+    answer = await ingress.post(body, **(key.headers if key else {}), **(headers or {}))
     return answer.status_code
 
 
@@ -41,7 +43,7 @@ async def test_a_key_opens_and_its_tenant_goes_with_the_request_and_its_text_doe
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell), keys=(key.entry,), keys_required=True)
         await ingress.sees(**{cell.name: "up"})
-        assert await asked(ingress, key, **{"X-Switchyard-Tenant": "somebody-else"}) == 200
+        assert await asked(ingress, key, headers={"X-Switchyard-Tenant": "somebody-else"}) == 200
         assert await refusal(ingress, {}) == (401, "missing_api_key")
         assert await refusal(ingress, {"Authorization": "Bearer none"}) == (401, "missing_api_key")
         assert await refusal(ingress, OTHERS) == (401, "invalid_api_key")
@@ -91,7 +93,7 @@ async def test_a_key_opens_only_its_deployments_with_short_and_with_long_request
             assert await asked(ingress, key, long % (b"x" * size, b"demo")) == 200
             refused = await ingress.post(long % (b"x" * size, b"other"), **key.headers)
             assert (refused.status_code, refused.json()["error"]["code"]) == (403, "model_not_allowed")
-            assert await asked(ingress, None, long % (b"x" * size, b"other"), **{"X-Switchyard-Key": "0a1b2c3d"}) == 200
+            assert await asked(ingress, None, long % (b"x" * size, b"other"), {"X-Switchyard-Key": "0a1b2c3d"}) == 200
         assert [request.headers["x-switchyard-tenant"] for request in cell.requests] == ["rufus", "rufus"]
         assert all("x-switchyard-key" not in request.headers for request in (*cell.requests, *other.requests))
 
@@ -103,7 +105,7 @@ async def test_a_request_more_urgent_than_its_key_allows_is_made_less_urgent(ing
         await ingress.route(pool(cell), keys=(batch.entry, near.entry))
         await ingress.sees(**{cell.name: "up"})
         for key, said in ((batch, "realtime"), (batch, ""), (near, "realtime"), (near, "batch")):
-            assert await asked(ingress, key, **({"X-Switchyard-Class": said} if said else {})) == 200
+            assert await asked(ingress, key, headers={"X-Switchyard-Class": said} if said else {}) == 200
         classes = [request.headers["x-switchyard-class"] for request in cell.requests]
         assert classes == ["batch", "batch", "near_realtime", "batch"]
 
@@ -114,6 +116,7 @@ async def test_a_request_from_another_region_was_asked_there_and_keeps_its_tenan
         await ingress.route(pool(cell), keys_required=True)
         await ingress.sees(**{cell.name: "up"})
         tenant = {"X-Switchyard-Tenant": "rufus"}
-        assert await asked(ingress, None, **tenant, **{"X-Switchyard-Hop": "us-west-2"}) == 401, "anybody can say that"
-        assert await asked(ingress, None, **tenant, **marked(HOP_SECRET)) == 200
+        said = {**tenant, "X-Switchyard-Hop": "us-west-2"}
+        assert await asked(ingress, headers=said) == 401, "anybody can say that"
+        assert await asked(ingress, headers={**tenant, **marked(HOP_SECRET)}) == 200
         assert cell.requests[0].headers["x-switchyard-tenant"] == "rufus"

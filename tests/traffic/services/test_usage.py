@@ -18,7 +18,7 @@ from traffic.services.usage import HOURS_KEPT, MARKS_KEPT, usage_count, usage_tr
 pytestmark = pytest.mark.django_db
 
 
-def ingress_says(since: str = "7@1", where: str = "us-east-1", **totals: list[int]) -> None:
+def ingress_says(totals: dict[str, list[int]], *, since: str = "7@1", where: str = "us-east-1") -> None:
     gate = ingress_create(region=rows.region(where), address="127.0.0.1", port=8080, now=NOW)
     telemetry = {"worker_pid": 7, "keys": {"since": since, "totals": totals}}
     IngressReport.objects.update_or_create(ingress=gate, defaults={"telemetry": telemetry})
@@ -40,21 +40,21 @@ def a_key(tenant: str = "rufus") -> str:
 def test_keys_and_tenants_add_up_by_the_hour_and_no_look_counts_twice() -> None:
     key = a_key()
     rows.node("n-a")
-    ingress_says(**{key: [10, 2, 1]})
+    ingress_says({key: [10, 2, 1]})
     cell_says("n-a", rufus=TenantLoad(1.0, requests_total=8, prompt_tokens_total=100, completion_tokens_total=50))
     for _ in range(2):
         usage_count(now=NOW)
-    ingress_says(**{key: [15, 2, 1]})
+    ingress_says({key: [15, 2, 1]})
     usage_count(now=NOW)
     assert counted() == [("rufus", "", 8, 0, 0, 100, 50), ("rufus", key, 15, 2, 1, 0, 0)]
-    ingress_says(**{key: [16, 2, 1]})
+    ingress_says({key: [16, 2, 1]})
     usage_count(now=NOW + timedelta(hours=1))
     assert counted(hour=NOW + timedelta(hours=1)) == [("rufus", key, 1, 0, 0, 0, 0)]
 
 
 def test_a_tenant_gets_nothing_of_what_another_used() -> None:
     ours, theirs = a_key("rufus"), a_key("other")
-    ingress_says(**{ours: [3, 0, 0], theirs: [5, 0, 0]})
+    ingress_says({ours: [3, 0, 0], theirs: [5, 0, 0]})
     usage_count(now=NOW)
     assert [row[:3] for row in counted(tenant="rufus")] == [("rufus", ours, 3)]
     assert [row[:3] for row in counted(tenant="other")] == [("other", theirs, 5)]
@@ -62,25 +62,25 @@ def test_a_tenant_gets_nothing_of_what_another_used() -> None:
 
 def test_use_is_seen_at_the_key_and_a_key_that_nobody_knows_is_passed_over() -> None:
     key = a_key()
-    ingress_says(ffffffff=[1, 0, 0])
+    ingress_says({"ffffffff": [1, 0, 0]})
     assert usage_count(now=NOW) == 0
-    ingress_says(**{key: [1, 0, 0]})
+    ingress_says({key: [1, 0, 0]})
     assert usage_count(now=NOW) == 1
     assert ApplicationKey.objects.get().last_used_at == NOW
 
 
 def test_several_ingresses_and_a_reloaded_worker_add_up() -> None:
     key = a_key()
-    ingress_says(**{key: [3, 0, 0]})
-    ingress_says(where="us-west-2", **{key: [4, 0, 0]})
+    ingress_says({key: [3, 0, 0]})
+    ingress_says({key: [4, 0, 0]}, where="us-west-2")
     usage_count(now=NOW)
-    ingress_says(since="9@2", **{key: [2, 0, 0]})
+    ingress_says({key: [2, 0, 0]}, since="9@2")
     usage_count(now=NOW)
     assert counted() == [("rufus", key, 9, 0, 0, 0, 0)]
 
 
 def test_old_hours_and_marks_are_forgotten() -> None:
-    ingress_says(**{a_key(): [3, 0, 0]})
+    ingress_says({a_key(): [3, 0, 0]})
     usage_count(now=NOW)
     usage_trim(now=NOW + MARKS_KEPT - timedelta(days=1))
     assert (UsageHour.objects.count(), UsageMark.objects.count()) == (1, 1)
