@@ -17,11 +17,13 @@ from traffic.planning.shift import (
     AutopilotSettings,
     Decision,
     HoldTable,
+    RegionView,
     ShiftKind,
     ShiftTraffic,
     TrafficView,
     describe_rows,
 )
+from traffic.planning.traffic_policy import TrafficPolicy
 
 ROUNDING = 1e-3
 """What shares in hundredths of a point may add to a region's load."""
@@ -68,11 +70,14 @@ def task_of(view: TrafficView, orders: Orders) -> Task:
     """What is to be placed, with what regions carry under the table in force."""
     demand = {region.name: max(region.demand, LEAST_DEMAND) for region in view.regions}
     carried = loads(view.in_force, demand)
-    places = {
-        region.name: Place(region.name, region.capacity, region.capacity_now, carried.get(region.name, 0.0))
-        for region in view.regions
-    }
+    places = {region.name: _place(region, carried.get(region.name, 0.0), view.policy) for region in view.regions}
     return Task(demand, places, view.policy, orders, view.latency_ms)
+
+
+def _place(region: RegionView, carried: float, policy: TrafficPolicy) -> Place:
+    """A region that starts keeps what it has: it would else send all of it away, to take it back in steps."""
+    holds = carried / policy.utilisation_cap if region.starting else 0.0
+    return Place(region.name, region.capacity, max(region.capacity_now, holds), carried)
 
 
 def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime) -> str:

@@ -1,7 +1,7 @@
 """Predicts what evacuating a region, or fixing shares, would do to a deployment once all has moved: who receives what,
 how full everybody is then, and what fits nowhere. Pure; it changes nothing and promises no time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from traffic.planning.autopilot import task_of
@@ -46,12 +46,14 @@ class Effect:
 
 def predict(view: TrafficView, order: OverrideView, now: datetime) -> Effect:
     """The deployment after `order` was carried out beside those that hold already."""
-    task = task_of(view, orders_for(view.deployment, (*view.overrides, order), now))
+    # In the end the capacity of this moment counts, not the least of a minute.
+    settled = replace(view, regions=tuple(replace(one, capacity=one.capacity_now) for one in view.regions))
+    task = task_of(settled, orders_for(view.deployment, (*view.overrides, order), now))
     placed = place_demand(task)
     after = loads(placed.matrix, task.demand)
     regions = tuple(
-        RegionEffect(name, place.capacity_now, place.carried, after.get(name, 0.0))
-        for name, place in sorted(task.places.items())
+        RegionEffect(one.name, one.capacity_now, task.places[one.name].carried, after.get(one.name, 0.0))
+        for one in sorted(view.regions, key=lambda one: one.name)
     )
     over = tuple(
         one.region for one in regions if one.load_after > task.cap(one.region) * 1.001 and one.load_after > 0.01

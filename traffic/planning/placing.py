@@ -73,7 +73,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """`unplaced`: origin -> requests at once for which there is no room below the caps."""
+    """`unplaced`: origin -> requests at once for which there is no room below the caps; idle origins are not there."""
 
     matrix: Matrix
     unplaced: Mapping[str, float]
@@ -92,13 +92,17 @@ def place_demand(task: Task) -> Placement:
     sent: dict[str, dict[str, float]] = {origin: {} for origin in free}
     for (origin, region), units in flow.items():
         sent[origin][region] = units / UNITS_PER_SLOT
-    left = {origin: units / UNITS_PER_SLOT - sum(sent[origin].values()) for origin, units in free.items()}
-    unplaced = {origin: slots for origin, slots in left.items() if slots > LEAST_DEMAND / 2}
-    for origin, slots in unplaced.items():
-        _squeeze(task, origin, slots, sent[origin])
+    left = {
+        origin: (units - sum(flow.get((origin, region), 0) for region in task.places)) / UNITS_PER_SLOT
+        for origin, units in free.items()
+    }
+    for origin, slots in left.items():
+        if slots > 0:
+            _squeeze(task, origin, slots, sent[origin])
     _keep_alive(task, sent, taken)
     _prefer_cheaper(task, sent, taken)
     matrix = {**fixed, **{origin: whole_row(row, origin) for origin, row in sent.items()}}
+    unplaced = {origin: slots for origin, slots in left.items() if slots > 2 * LEAST_DEMAND}
     return Placement({origin: matrix[origin] for origin in sorted(matrix)}, unplaced)
 
 

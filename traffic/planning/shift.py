@@ -30,7 +30,8 @@ class AutopilotSettings:
 @dataclass(frozen=True, slots=True)
 class RegionView:
     """A region that has an ingress. `demand` and capacities are requests at once, `share_lost` is of the last minute
-    (see `windows`). `heard_at`: the last report of its ingress that was silent longest; None: one never reported."""
+    (see `windows`). `heard_at`: the last report of its ingress that was silent longest; None: one never reported.
+    `starting`: it has no capacity yet, and nobody knows better; its ingress spills by itself until it has."""
 
     name: str
     demand: float
@@ -38,6 +39,7 @@ class RegionView:
     capacity_now: float
     share_lost: float
     heard_at: datetime | None
+    starting: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,12 @@ def share_lost(samples: Sequence[Sample], now: float) -> float:
     return max((1 - capacity / peak for capacity, peak in zip(capacities, peaks, strict=True) if peak > 0), default=0.0)
 
 
+def is_starting(samples: Sequence[Sample], now: float) -> bool:
+    """Whether there never was capacity and it has not been waited for a whole window: a region that comes up with the
+    rest of its fleet, not one that went down."""
+    return not any(sample.capacity for sample in samples) and not any(now - s.at >= WINDOW_S for s in samples)
+
+
 def arrivals_to_expect(samples: Sequence[Sample]) -> float:
     """The greatest average over `SMOOTHING_S`, in requests a second; of samples that are too few, their average."""
     means = [

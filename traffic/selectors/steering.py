@@ -17,7 +17,14 @@ from traffic.planning.overrides import EvacuationMode, OverrideKind, OverrideVie
 from traffic.planning.routing import Steering
 from traffic.planning.shift import RegionView, TrafficView
 from traffic.planning.traffic_policy import TrafficPolicy
-from traffic.planning.windows import Sample, arrivals_to_expect, capacity_to_count_on, service_time_s, share_lost
+from traffic.planning.windows import (
+    Sample,
+    arrivals_to_expect,
+    capacity_to_count_on,
+    is_starting,
+    service_time_s,
+    share_lost,
+)
 
 UP = "up"
 """As an ingress agent says it of a cell."""
@@ -157,6 +164,7 @@ def _region_views(
             capacity_now=windows[region][-1].capacity if windows.get(region) else 0.0,
             share_lost=share_lost(windows.get(region, ()), at),
             heard_at=seen,
+            starting=is_starting(windows.get(region, ()), at),
         )
         for region, seen in sorted(heard.items())
     )

@@ -11,7 +11,7 @@ from controlplane.kernel.events import event_record
 from controlplane.kernel.refusals import InvalidInput
 from controlplane.kernel.tones import Tone
 from fleet.models import Deployment, Region
-from traffic.models import TrafficRule
+from traffic.models import TrafficRule, TrafficWindow
 from traffic.planning.traffic_policy import (
     InvalidTrafficPolicy,
     TrafficPolicy,
@@ -34,6 +34,9 @@ def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: 
         policy = _parse(stated, before)
         if policy == before:
             return policy
+        if policy.tested_concurrency != before.tested_concurrency:
+            # In another measure the old samples would look like capacity that came or went.
+            TrafficWindow.objects.filter(deployment_id=deployment).update(samples=[])
         revision = rule.revision + 1 if rule else 1
         TrafficRule.objects.update_or_create(
             deployment_id=deployment,

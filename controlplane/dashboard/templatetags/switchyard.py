@@ -132,7 +132,7 @@ def share(value: object) -> str:
 def one_decimal(value: object) -> str:
     """A quantity that is no count: requests at once."""
     number = _number(value)
-    return NOTHING if number is None else f"{number:.1f}"
+    return NOTHING if number is None else f"{number:.1f}".replace("-0.0", "0.0")
 
 
 @register.filter

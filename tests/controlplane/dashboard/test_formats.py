@@ -52,6 +52,7 @@ def test_an_age_is_in_the_largest_unit_of_which_there_are_two(age_s: float, word
         (share(62.6), "63 %"),
         (one_decimal(""), NOTHING),
         (one_decimal(24), "24.0"),
+        (one_decimal(-0.01), "0.0"),
         (gib(None), NOTHING),
         (gib(0), "0 GiB"),
         (gib(782486784), "0.7 GiB"),

@@ -11,7 +11,7 @@ from traffic.planning.matrix import Matrix, distance, loads
 from traffic.planning.overrides import OverrideView, orders_for
 from traffic.planning.shift import AutopilotSettings, Decision, HoldTable, RegionView, ShiftTraffic, TrafficView
 from traffic.planning.traffic_policy import TrafficPolicy
-from traffic.planning.windows import Sample, arrivals_to_expect, capacity_to_count_on, kept, share_lost
+from traffic.planning.windows import Sample, arrivals_to_expect, capacity_to_count_on, is_starting, kept, share_lost
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SETTINGS = AutopilotSettings()
@@ -28,10 +28,11 @@ def region(
     now: float | None = None,
     lost: float = 0.0,
     heard_s_ago: float | None = 1.0,
+    starting: bool = False,
 ) -> RegionView:
     """`now`: the capacity of this moment, where it is more than what may be counted on."""
     heard = None if heard_s_ago is None else NOW - timedelta(seconds=heard_s_ago)
-    return RegionView(name, demand, capacity, capacity if now is None else now, lost, heard)
+    return RegionView(name, demand, capacity, capacity if now is None else now, lost, heard, starting)
 
 
 def view(
@@ -135,6 +136,7 @@ class ClosedLoop:
                     capacity_now=samples[-1].capacity,
                     share_lost=share_lost(samples, at),
                     heard_at=NOW + timedelta(seconds=self._heard[name]),
+                    starting=is_starting(samples, at),
                 )
             )
         return TrafficView(

@@ -82,6 +82,13 @@ def test_a_region_that_starts_keeps_what_it_carries_though_its_minute_has_not_pa
     assert decide(view(region("a", 50, 0, now=100), region("b", 20, 100))) is None
 
 
+def test_a_region_whose_first_cell_is_still_coming_keeps_its_share() -> None:
+    """Its ingress spills by itself meanwhile; were it sent away, it would come back in steps."""
+    assert decide(view(region("a", 20, 0, starting=True), region("b", 20, 0, now=50))) is None
+    shift = shifted(view(region("a", 20, 0), region("b", 20, 50)))
+    assert shift.matrix["a"] == {"b": 1.0}, "one that has waited a whole minute for nothing does not"
+
+
 def test_less_than_a_point_is_left_where_it_is() -> None:
     away = {"a": {"a": 0.995, "b": 0.005}, "b": {"b": 1.0}}
     assert decide(view(region("a", 20, 100), region("b", 20, 100), in_force=away)) is None

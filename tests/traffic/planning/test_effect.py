@@ -68,3 +68,10 @@ def test_a_region_that_is_filled_by_order_makes_room_by_sending_its_own_elsewher
     effect = predict(view(region("a", 60, 100), region("b", 50, 100)), order, NOW)
     assert effect.matrix["b"]["a"] == pytest.approx((95 - 76) / 50, abs=1e-3)
     assert effect.over_cap == ()
+
+
+def test_capacity_that_has_just_come_counts_and_an_idle_origin_misses_no_room() -> None:
+    effect = predict(view(region("a", 40, 100), region("b", 0, 0, now=100)), evacuating("a", EvacuationMode.REAL), NOW)
+    assert (effect.unplaced, effect.over_cap) == ({}, ())
+    idle = predict(view(region("a", 0, 100), region("b", 0, 0)), evacuating("a"), NOW)
+    assert idle.unplaced == {}

@@ -7,6 +7,7 @@ from traffic.planning.windows import (
     Sample,
     arrivals_to_expect,
     capacity_to_count_on,
+    is_starting,
     kept,
     service_time_s,
     share_lost,
@@ -48,6 +49,16 @@ def test_the_first_moments_of_a_window_do_not_count_as_a_peak() -> None:
 def test_how_long_a_request_takes_is_littles_law() -> None:
     assert service_time_s(samples(1, 1, 1)) == 2.0
     assert service_time_s(samples(1, arrivals=0.0)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("capacities", "now", "starting"),
+    [((), 0, True), ((0, 0), 4, True), ((0, 0), 61, False), ((0, 5), 4, False), ((5, 0), 4, False)],
+)
+def test_a_region_starts_until_its_first_cell_or_for_a_minute(
+    capacities: tuple[float, ...], now: float, starting: bool
+) -> None:
+    assert is_starting(samples(*capacities), now) is starting
 
 
 def test_windows_are_bounded_in_time_and_number() -> None:

@@ -6,7 +6,7 @@ from controlplane.kernel.models import Event
 from controlplane.kernel.refusals import InvalidInput
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import TrafficRule
+from traffic.models import TrafficRule, TrafficWindow
 from traffic.selectors.steering import traffic_policies
 from traffic.services.traffic_policy import traffic_policy_change
 
@@ -28,6 +28,17 @@ def test_a_change_that_changes_nothing_leaves_no_trace() -> None:
     traffic_policy_change(deployment="sim-70b", stated={"utilisation_cap": 0.8}, actor="ada", now=NOW)
     assert not TrafficRule.objects.exists()
     assert not Event.objects.exists()
+
+
+def test_another_measure_of_capacity_looks_like_no_loss() -> None:
+    rows.deployment()
+    window = TrafficWindow.objects.create(deployment_id="sim-70b", region=rows.region(), samples=[[1, 2, 3, 64]])
+    traffic_policy_change(deployment="sim-70b", stated={"utilisation_cap": 0.7}, actor="ada", now=NOW)
+    window.refresh_from_db()
+    assert window.samples
+    traffic_policy_change(deployment="sim-70b", stated={"tested_concurrency": 4}, actor="ada", now=NOW)
+    window.refresh_from_db()
+    assert window.samples == []
 
 
 @pytest.mark.parametrize(
