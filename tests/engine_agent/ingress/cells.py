@@ -10,6 +10,8 @@ from typing import Any
 
 from engine_agent.protocol.messages import CellEndpoint
 
+TURNS_TO_BEGIN = 5
+"""Of the event loop, until an accepted connection has its conversation: transport, protocol, task."""
 _numbers = itertools.count(1)
 
 
@@ -86,8 +88,9 @@ class FakeCell:
         finally:
             self.gate.set()
             self.die()
-            await asyncio.sleep(0)  # what was accepted at the last moment begins its conversation only now
-            self.die()
+            for _ in range(TURNS_TO_BEGIN):
+                await asyncio.sleep(0)
+            self.die()  # what was accepted at the last moment has begun its conversation only now
             for conversation in self._conversations:
                 conversation.cancel()
             await asyncio.gather(*self._conversations, return_exceptions=True)
