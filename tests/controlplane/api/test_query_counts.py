@@ -76,9 +76,9 @@ def one_more_of_everything(number: int) -> None:
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)
     TrafficShift.objects.create(deployment=deployment, revision=1, kind="step", shares={}, moved=0, reason="r", at=NOW)
-    for kind in ("shares", "evacuation"):
+    for order in ("shares", "evacuation"):
         TrafficOverride.objects.create(
-            kind=kind, deployment=deployment, region=region, why="w", actor="a", created_at=NOW, expires_at=NOW
+            kind=order, deployment=deployment, region=region, why="w", actor="a", created_at=NOW, expires_at=NOW
         )
 
 
