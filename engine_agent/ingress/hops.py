@@ -6,7 +6,7 @@ to a minute; the secret is the fleet's, comes with the table, and changes withou
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from engine_agent.ingress import headers
 from engine_agent.ingress.bad_table import BadTable
@@ -20,7 +20,7 @@ CLOCKS_APART_S = 60
 """How old, or how far ahead by another machine's clock, a mark may be."""
 
 
-def hop_entries(secrets: Sequence[str]) -> Mapping[str, str]:
+def hop_entries(secrets: Sequence[str]) -> dict[str, str]:
     """The map of a table's secrets.
 
     Raises:
