@@ -71,6 +71,7 @@ def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
     lines += async_requests.async_rules(settings, layout.retry_after_s)
     lines += [*frontend_rules.listing_rules(), *frontend_rules.path_rules()]
     lines += [*frontend_rules.body_rules(layout, settings), access_log.ARRIVAL_RULE]
+    lines += frontend_rules.deadline_rules()
     lines += [*frontend_rules.pool_rules(has_body=True), *keys.scope_rules()]
     lines += [*judgement, *keys.limit_rules(), *keys.meter_lines(layout.meters_tokens)]
     lines += [*async_requests.async_choice(settings), "use_backend reader if is_long", *CHOICE]

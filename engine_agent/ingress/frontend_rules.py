@@ -134,6 +134,15 @@ def pool_rules(*, has_body: bool) -> list[str]:
     ]
 
 
+def deadline_rules() -> list[str]:
+    """From when a deadline counts: from here, also where the request waits, and not from another region anew."""
+    return [
+        f"http-request del-header {headers.ARRIVED} if !is_marked",
+        f"http-request set-header {headers.ARRIVED} %[date(0,ms)]"
+        f" if !is_marked {{ req.hdr({headers.DEADLINE}) -m found }}",
+    ]
+
+
 def judgement_rules(layout: Layout) -> list[str]:
     """Whether cells here, or another region, can serve the pool; if neither, say so."""
     nobody = answers.returned(answers.no_ready_cell(layout.retry_after_s))

@@ -3,7 +3,7 @@ with the first byte of a body, so that an engine that dies before it becomes an 
 elsewhere; it never repeats a request of which the engine may have answered a byte."""
 
 import asyncio
-from time import monotonic
+from time import monotonic, time
 
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.account import CLIENT_GONE_STATUS, Account, Outcome
@@ -115,7 +115,7 @@ class Exchange:
         self._started = True
         self._account.trace()
         try:
-            self._account.terms = read_terms(self._head.headers)
+            self._account.terms = read_terms(self._head.headers, time())
             refusal = self._cell.refusal(self._account.terms)
         except BadTerms as error:
             refusal = error.refusal

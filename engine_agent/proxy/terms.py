@@ -13,14 +13,16 @@ CLASS_HEADER = b"x-switchyard-class"
 TENANT_HEADER = b"x-switchyard-tenant"
 DEADLINE_HEADER = b"x-switchyard-deadline-ms"
 DEPLOYMENT_HEADER = b"x-switchyard-deployment"
+ARRIVED_HEADER = b"x-switchyard-arrived-ms"
 _TENANT = re.compile(rb"[A-Za-z0-9._:@-]{1,64}")
 _MILLISECONDS = re.compile(rb"-?\d{1,10}")
 """Up to 115 days; a longer bound is none."""
+_UNIX_MS = re.compile(rb"\d{13}")
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """`tenant` is empty where nobody is named; `limit_s` None: no deadline, else seconds from its arrival.
+    """`tenant` is empty where nobody is named; `limit_s` None: no deadline, else seconds that are left.
 
     `is_routed`: an ingress chose this deployment for the model's name, which the engine need not know.
     """
@@ -39,13 +41,16 @@ class BadTerms(ValueError):
         self.refusal = refusal
 
 
-def read_terms(headers: Headers) -> Terms:
-    """The terms of one request. Of a header that is there twice the last counts.
+def read_terms(headers: Headers, now: float) -> Terms:
+    """The terms of one request, at `now` in seconds since 1970. Of a header that is there twice the last counts.
+
+    What the request waited at its ingress is taken off its time, by the clocks of both machines.
 
     Raises:
         BadTerms: a class that does not exist, or a deadline that is no number.
     """
     serving_class, tenant, limit_s, is_routed = ServingClass.REALTIME, "", None, False
+    waited_s = 0.0
     for name, value in headers:
         if name == CLASS_HEADER:
             serving_class = _serving_class(value)
@@ -55,7 +60,9 @@ def read_terms(headers: Headers) -> Terms:
             limit_s = _limit_s(value)
         elif name == DEPLOYMENT_HEADER:
             is_routed = True
-    return Terms(serving_class, tenant, limit_s, is_routed)
+        elif name == ARRIVED_HEADER and _UNIX_MS.fullmatch(value):
+            waited_s = max(0.0, now - int(value) / 1000)
+    return Terms(serving_class, tenant, None if limit_s is None else limit_s - waited_s, is_routed)
 
 
 def _serving_class(value: bytes) -> ServingClass:

@@ -24,6 +24,7 @@ _HOP_BY_HOP = frozenset(
     }
 )
 _FOR_THE_CELL = {
+    b"x-switchyard-arrived-ms",
     b"x-switchyard-class",
     b"x-switchyard-deadline-ms",
     b"x-switchyard-deployment",
