@@ -3,10 +3,12 @@
 from django.urls import URLPattern, URLResolver, include, path
 
 from fleet.api.enrolment import enrol
+from traffic.api.own_usage import own_usage
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("api/", include("controlplane.api.urls")),
     path("agents/enrol", enrol, name="agents-enrol"),
     path("v1/async/", include("traffic.api.async_routes")),
+    path("v1/usage", own_usage, name="own-usage"),
     path("", include("controlplane.dashboard.urls")),
 ]

@@ -1,4 +1,5 @@
-"""Near-real-time requests in HAProxy's configuration: they go to the control plane, which keeps them. Pure text.
+"""Near-real-time requests in HAProxy's configuration: they go to the control plane, which keeps them, as do questions
+about usage. Pure text.
 
 Who asks is known by then; the key goes along, because the control plane must see for itself whose request it keeps.
 """
@@ -11,6 +12,8 @@ from engine_agent.ingress.sections import refuse_longer_than, section
 from engine_agent.ingress.settings import IngressSettings
 
 ASYNC_PREFIX = "/v1/async/"
+USAGE_PATH = "/v1/usage"
+"""What a tenant used, which the control plane alone knows."""
 BACKEND = "control_plane"
 MAX_BODY_BYTES = 1024 * 1024
 """What the control plane accepts (`traffic.planning.async_request.AsyncSettings`)."""
@@ -27,6 +30,7 @@ def async_rules(settings: IngressSettings, retry_after_s: int) -> list[str]:
         return []
     return [
         f"acl is_async path_beg {ASYNC_PREFIX}",
+        f"acl is_async path {USAGE_PATH}",
         f"acl has_control_plane nbsrv({BACKEND}) gt 0",
         *answers.refused(_away(retry_after_s), "is_async !has_control_plane"),
         *(f"{rule} is_async" for rule in refuse_longer_than(MAX_BODY_BYTES, "req.hdr_val(content-length)")),
@@ -59,5 +63,5 @@ def async_backend(settings: IngressSettings) -> list[str]:
 
 
 def _away(retry_after_s: int) -> Answer:
-    message = "near-real-time requests cannot be kept now; try again shortly"
+    message = "near-real-time requests and usage cannot be served now; try again shortly"
     return Answer(503, "control_plane_away", message, None, retry_after_s)

@@ -105,3 +105,15 @@ async def test_without_the_control_plane_that_is_said_and_everything_else_is_ser
         await web.start()
         await until(is_accepted, "its check has succeeded")
     web.stop()
+
+
+async def test_a_question_about_usage_is_passed_on_with_its_key(tmp_path: Path) -> None:
+    web, key = ControlPlane(), keyed(tenant="acme")
+    await web.start()
+    async with ingress_of(tmp_path / "home", web) as ingress:
+        await ingress.route(keys=(key.entry,))
+        assert (await ingress.http.get("/v1/usage?hours=2", headers=key.headers)).status_code == 202
+        (heard,) = web.heard
+        assert heard.first_line == "GET /v1/usage?hours=2 HTTP/1.1"
+        assert heard.headers["authorization"] == f"Bearer {key.text}"
+    web.stop()
