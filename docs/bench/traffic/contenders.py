@@ -52,7 +52,7 @@ PEERS = (
         "vllm-router",
         "vllm-router==0.1.17",
         ("vllm-router", "--worker-urls", "URL1", "URL2", "--policy", "power_of_two", "--host", "127.0.0.1",
-         "--port", "PORT", "--prometheus-port", "METRICS", "--log-level", "warn"),
+         "--port", "PORT", "--prometheus-port", "METRICS", "--log-level", "warning"),
     ),
     Peer(
         "smg",
@@ -69,7 +69,7 @@ PEERS = (
     Peer(
         "litellm",
         "litellm[proxy]==1.106.0",
-        ("litellm", "--config", "CONFIG", "--host", "127.0.0.1", "--port", "PORT", "--num_workers", "2"),
+        ("litellm", "--config", "CONFIG", "--host", "127.0.0.1", "--port", "PORT", "--num_workers", "1"),
         rate=20,
     ),
 )  # fmt: skip
@@ -180,7 +180,7 @@ def cell_proxy(folder: Path, number: int, port: int, engine_port: int) -> Iterat
 
 @contextlib.contextmanager
 def peer_process(peer: Peer, programs: Path, folder: Path, port: int, cells: Sequence[int]) -> Iterator[psutil.Process]:
-    """A peer that serves `MODEL` from the cells on these ports."""
+    """A peer that serves `MODEL` from the cells on these ports, without asking others for anything."""
     config = folder / f"{peer.name}.json"
     entries = [
         {
@@ -197,15 +197,17 @@ def peer_process(peer: Peer, programs: Path, folder: Path, port: int, cells: Seq
     values = {"PORT": str(port), "METRICS": str(port + 50), "CONFIG": str(config)}
     values |= {f"URL{number}": f"http://127.0.0.1:{cell}" for number, cell in enumerate(cells, 1)}
     words = [values.get(word, word) for word in peer.words]
-    with spawned((str(programs / words[0]), *words[1:]), folder / f"{peer.name}.log") as process:
+    # vllm-router writes a line for every request unless it is told so here; litellm asks the internet for prices.
+    quiet = {"RUST_LOG": "warn", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    with spawned((str(programs / words[0]), *words[1:]), folder / f"{peer.name}.log", quiet) as process:
         yield process
 
 
-def wait_until_it_answers(port: int, within_s: float = READY_WITHIN_S) -> None:
+def wait_until_it_answers(port: int, within_s: float = READY_WITHIN_S, process: psutil.Process | None = None) -> None:
     """Return once a completion succeeds on this port.
 
     Raises:
-        RuntimeError: it did not within the time; the text is what it said last.
+        RuntimeError: it did not within the time, or its process ended; the text is what it said last.
     """
     body = {"model": MODEL, "messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
     ends_at = time.monotonic() + within_s
@@ -221,5 +223,7 @@ def wait_until_it_answers(port: int, within_s: float = READY_WITHIN_S) -> None:
                 return
         except OSError as error:
             said = str(error)
+        if process is not None and (not process.is_running() or process.status() == psutil.STATUS_ZOMBIE):
+            raise RuntimeError("its process ended at once; see its log under .cache/bench/runs")
         time.sleep(0.2)
     raise RuntimeError(f"no answer on port {port} within {within_s:g} s: {said}")

@@ -25,7 +25,7 @@ CACHE = contenders.ROOT / ".cache" / "bench"
 RESULTS = CACHE / "proxies.jsonl"
 CELLS = 2
 CONNECTIONS = 64
-CLOSED_S, RATE_S, CHUNKS_S = 2.0, 4.0, 2.0
+CLOSED_S, RATE_S, CHUNKS_S = 1.5, 3.0, 1.5
 PROMPT = {"model": MODEL, "messages": [{"role": "user", "content": "why? " * 100}]}
 WHOLE: dict[str, Any] = {**PROMPT, "max_tokens": 1}
 STREAM: dict[str, Any] = {**PROMPT, "stream": True, "max_tokens": 16, "seed": 20_000}
@@ -60,7 +60,7 @@ def everything(program: Path, base: int, only: set[str]) -> Iterator[tuple[list[
                 programs = contenders.install(peer, CACHE)
                 port = base + 200 + number
                 process = stack.enter_context(contenders.peer_process(peer, programs, folder, port, stubs))
-                contenders.wait_until_it_answers(port)
+                contenders.wait_until_it_answers(port, process=process)
                 found.append(Contender(peer.name, port, (process,), peer.rate))
             except (RuntimeError, OSError) as error:
                 absent[peer.name] = str(error)
