@@ -63,7 +63,7 @@ def arrivals_per_s(counted: Mapping[str, Iterable[Counted]]) -> dict[str, float]
 def in_service(telemetry: JsonObject, cells: Iterable[str]) -> float:
     """How many requests these cells work on, as an ingress sees it; those that wait for a cell are not among them."""
     there = telemetry.get("cells", {})
-    return float(sum(there[cell]["in_flight"] for cell in cells if cell in there))
+    return float(sum(there[cell].get("in_flight", 0) for cell in cells if cell in there))
 
 
 def _per_s(before: Counted, now: Counted, was: int, total: int) -> float:

@@ -9,7 +9,11 @@ from traffic.planning.arrivals import Counted, arrivals_per_s, count, in_service
 
 def telemetry(local: int, worker: int = 7, **spilled: int) -> dict[str, Any]:
     pool = {"requests_total": local, "spilled_to": spilled}
-    return {"worker_pid": worker, "pools": {"llama": pool}, "cells": {"c1": {"in_flight": 3}, "c2": {"in_flight": 4}}}
+    return {
+        "worker_pid": worker,
+        "pools": {"llama": pool},
+        "cells": {"c1": {"in_flight": 3}, "c2": {"in_flight": 4}, "c3": {}},
+    }
 
 
 def test_rates_are_the_difference_between_two_words() -> None:
@@ -49,4 +53,4 @@ def test_what_another_region_sent_is_not_demand_of_this_one() -> None:
 
 
 def test_only_what_cells_work_on_is_in_service() -> None:
-    assert in_service(telemetry(0), ["c1", "gone"]) == 3.0
+    assert in_service(telemetry(0), ["c1", "c3", "gone"]) == 3.0
