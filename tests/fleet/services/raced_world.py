@@ -1,0 +1,228 @@
+"""A simulated world over real rows: machines and engines on virtual time, the fleet in PostgreSQL, and every round run
+by two reconcilers at once that disagree.
+
+Both plan from the same moment. One of them sees the cells in the reverse order, as one of another release might prefer
+others, and does not know of one fault yet; so they want to take down different cells, condemn different machines, and
+give the same machine to different cells. No lease holds them apart: only the services keep the fleet whole.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import datetime, timedelta
+from threading import Barrier
+from typing import Any
+
+import pytest
+from django.db import IntegrityError, connections
+from django.db.models import Count
+
+from controlplane.kernel import clock
+from controlplane.kernel.transitions import StaleDecision
+from fleet.models import CellMember, Disruption, Node, Replacement
+from fleet.planning.decisions import Decision
+from fleet.planning.fault_rules import Rule
+from fleet.planning.faults import plan_faults
+from fleet.planning.planners import MAX_ROUNDS, PLANNERS
+from fleet.planning.reconcile import plan_reconcile
+from fleet.planning.snapshot import FleetView, ProviderStatus
+from fleet.planning.states import CellState
+from fleet.providers.base import LaunchSpec
+from fleet.selectors.snapshot import fleet_view
+from fleet.services import reconcile
+from fleet.services.cell import cell_mark_unrouted
+from fleet.services.reports import NodeRow, reports_store
+from fleet.simulator.clock import EventQueue
+from fleet.simulator.control import ControlPlane
+from fleet.simulator.store import Store
+from fleet.simulator.world import World
+from fleet.simulator.writes import Write
+from tests.fleet.cloud import Cloud
+from tests.fleet.rows import NOW
+
+DEADLINE_S = 30.0
+NEWS_FOR = timedelta(seconds=3)
+DISAGREE_ON = (plan_faults, plan_reconcile)
+"""Of a rollout's words they must agree: each would correct the other's for ever."""
+
+
+class RealRows(Store):
+    """What was last loaded from PostgreSQL. Changes go there first."""
+
+    def mark_unrouted(self, cell_id: str, generation: int, now: datetime) -> bool:
+        return cell_mark_unrouted(cell_id=cell_id, generation=generation, now=now)
+
+    def load(self, view: FleetView, now: datetime) -> None:
+        """Take over what the database says, and tell of every cell that changed."""
+        before, self.cells = self.cells, dict(view.cells)
+        self.nodes, self.deployments, self.rollouts = dict(view.nodes), dict(view.deployments), dict(view.rollouts)
+        self.faults, self.listening_since = view.faults, view.listening_since
+        self.member_of = {member.node: cell.id for cell in self.cells.values() for member in cell.members}
+        for name in sorted({*before, *self.cells}):
+            was, now_is = before.get(name), self.cells.get(name)
+            if was is not None and now_is is None:
+                now_is = replace(was, state=CellState.STOPPED, members=(), disruption=None)
+            if was != now_is:
+                self._commit(Write("two reconcilers", now, was, now_is))
+        versions = Counter(dict(Node.objects.values_list("id", "desired_version")))
+        changed = [node for node, version in versions.items() if version != self.versions[node]]
+        self.versions = versions
+        self.on_order(changed)
+
+
+class SimulatedCloud(Cloud):
+    """Says how the simulated machines are. What it is asked to do waits until both reconcilers are done."""
+
+    world: World
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.effects: list[Any] = []
+
+    def launch(self, spec: LaunchSpec) -> None:
+        self.effects.append(lambda: self.world.machines.launch(spec.id, spec.region, spec.topology))
+
+    def restart_agent(self, node_id: str) -> None:
+        self.effects.append(lambda: self.world.machines.restart_agent(node_id))
+
+    def terminate(self, node_id: str) -> None:
+        self.effects.append(lambda: self.world.machines.terminate(node_id))
+
+    def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
+        return {node: self.world.machines.describe(node) for node in node_ids}
+
+    def work(self) -> None:
+        effects, self.effects = self.effects, []
+        for effect in effects:
+            effect()
+
+
+class TwoReconcilers(ControlPlane):
+    """Both at every step of every pass, each on a connection of its own. `refused`: what one of them could not have."""
+
+    cloud: SimulatedCloud
+    threads: ThreadPoolExecutor
+    refused: list[str]
+
+    def run_pass(self) -> None:
+        now, rows = self.site.queue.now, self.store
+        assert isinstance(rows, RealRows)
+        reports_store([_row(node.id, node.report) for node in rows.nodes.values() if node.report.last_seen_at])
+        for _ in range(MAX_ROUNDS):
+            view = reconcile._view(self.settings, now)
+            rows.load(view, now)
+            if not self._both_decide(view, now):
+                break
+        self.cloud.work()
+        self.passes += 1
+        self.on_pass()
+
+    def _both_decide(self, view: FleetView, now: datetime) -> int:
+        """The first planner of which either applies something ends the round."""
+        for planner in PLANNERS:
+            other = mirrored(view, now) if planner in DISAGREE_ON else view
+            ours, theirs = planner(view, self.settings, now), planner(other, self.settings, now)
+            if (ours or theirs) and (done := self._race(ours, theirs, now)):
+                return done
+        return 0
+
+    def _race(self, ours: Sequence[Decision], theirs: Sequence[Decision], now: datetime) -> int:
+        together = Barrier(2, timeout=DEADLINE_S)
+        racing = [self.threads.submit(self._apply_all, decisions, now, together) for decisions in (ours, theirs)]
+        return sum(running.result(DEADLINE_S) for running in racing)
+
+    def _apply_all(self, decisions: Sequence[Decision], now: datetime, together: Barrier) -> int:
+        done = 0
+        together.wait()
+        for decision in decisions:
+            try:
+                reconcile.apply(decision, now)
+                done += 1
+            except (StaleDecision, IntegrityError) as refused:
+                self.refused.append(f"{type(decision).__name__}: {refused}")
+        return done
+
+
+class RacedWorld(World):
+    """The fleet of the database. Close it with `close`."""
+
+    rows = RealRows
+    reconciler = TwoReconcilers
+
+
+def mirrored(view: FleetView, now: datetime) -> FleetView:
+    """The same fleet for somebody to whom the youngest cells come first, and who hears of one fault a little later."""
+    first = view.faults.signals[:1]
+    is_news = any(now - signal.first_at < NEWS_FOR for signal in first)
+    moments = sorted(cell.created_at for cell in view.cells.values())
+    other = dict(zip(moments, reversed(moments), strict=True))
+    cells = [replace(cell, created_at=other[cell.created_at]) for cell in list(view.cells.values())[::-1]]
+    return replace(
+        view,
+        cells={cell.id: cell for cell in cells},
+        faults=replace(view.faults, signals=view.faults.signals[1:]) if is_news else view.faults,
+    )
+
+
+def raced_world(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[World, TwoReconcilers]:
+    """The fleet of the database, and the two that race in it."""
+    queue = EventQueue(NOW)
+    monkeypatch.setattr(clock, "now", lambda: queue.now)
+    world = RacedWorld(fleet_view(now=NOW), queue=queue, **options)
+    both = world.control
+    assert isinstance(both, TwoReconcilers)
+    both.cloud, both.threads, both.refused = SimulatedCloud(), ThreadPoolExecutor(2), []
+    both.cloud.world = world
+    for module in ("reconcile", "node"):
+        monkeypatch.setattr(f"fleet.services.{module}.provider_named", lambda _: both.cloud)
+    return world, both
+
+
+def close(both: TwoReconcilers) -> None:
+    """End the threads with their connections."""
+    together = Barrier(2, timeout=DEADLINE_S)
+
+    def hang_up() -> None:
+        together.wait()
+        connections.close_all()
+
+    for ending in [both.threads.submit(hang_up) for _ in range(2)]:
+        ending.result(DEADLINE_S)
+    both.threads.shutdown()
+
+
+def broken_rows(max_unavailable: int) -> Iterator[str]:
+    """The invariants that two reconcilers could break together, counted in the database by themselves."""
+    open_entries = Disruption.objects.filter(closed_at__isnull=True)
+    for deployment, count in Counter(open_entries.values_list("deployment_id", flat=True)).items():
+        if count > max_unavailable:
+            yield f"I10: {count} cells of {deployment} are down on purpose, {max_unavailable} may be"
+    twice = CellMember.objects.values("node_id").annotate(cells=Count("cell_id")).filter(cells__gt=1)
+    yield from (f"I4: {row['node_id']} is in {row['cells']} cells" for row in twice)
+    # A machine that was lost is a fact, however many are replaced already.
+    decided = Replacement.objects.exclude(rule__in=[Rule.SILENCE, Rule.OPERATOR])
+    work = decided.filter(closed_at__isnull=True).select_related("node")
+    for cell, count in Counter(one.cell for one in work if one.cell).items():
+        if count > 1:
+            yield f"{count} nodes of {cell} are being replaced at once"
+    for pool, count in Counter((one.node.region_id, one.node.instance_type_id) for one in work).items():
+        if count > 1:
+            yield f"{count} nodes of {pool} are being replaced at once"
+
+
+def _row(node: str, report: Any) -> NodeRow:
+    return NodeRow(
+        node=node,
+        connection="k",
+        connected=report.connected,
+        changed_at=report.connection_changed_at,
+        seen_at=report.last_seen_at,
+        state=report.state.value,
+        cell=report.cell,
+        generation=report.generation,
+        reason=report.reason,
+        healthy=report.unhealthy_since is None,
+        health={"reason": report.health_reason},
+        load={"in_flight": report.in_flight},
+    )
