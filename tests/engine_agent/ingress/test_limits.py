@@ -36,7 +36,8 @@ async def test_requests_over_the_limit_are_told_when_to_come_back_in_the_form_th
     ingress: RunningIngress,
 ) -> None:
     limited, free = keyed("0a0a0a0a", requests_per_min=3), keyed("0b0b0b0b")
-    async with FakeCell().running() as cell:
+    client = openai.AsyncOpenAI(base_url=f"{ingress.url}/v1", api_key=limited.text, max_retries=0)
+    async with client, FakeCell().running() as cell:
         await route(ingress, cell, limited, free)
         answers = [await ingress.post(BODY, **limited.headers) for _ in range(4)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
@@ -51,9 +52,8 @@ async def test_requests_over_the_limit_are_told_when_to_come_back_in_the_form_th
         unlimited = await ingress.post(BODY, **free.headers)
         assert unlimited.status_code == 200
         assert "x-ratelimit-limit-requests" not in unlimited.headers
-        async with openai.AsyncOpenAI(base_url=f"{ingress.url}/v1", api_key=limited.text, max_retries=0) as client:
-            with pytest.raises(openai.RateLimitError):
-                await ask(client)
+        with pytest.raises(openai.RateLimitError):
+            await ask(client)
 
 
 @pytest.mark.asyncio
