@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up down status engine test check check-code check-format check-types check-imports check-templates
-.PHONY: fmt bench simulate environment environment-dev
+.PHONY: fmt bench bench-fleet simulate environment environment-dev
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
@@ -64,7 +64,18 @@ fmt: environment-dev ## Format the code and fix what can be fixed.
 	$(VENV) -m ruff check --fix .
 	$(VENV) -m ruff format .
 
-bench: environment-dev ## Measure proxies and placement, and how the fleet of make up answers and heals.
+bench: environment-dev ## Measure the request path beside PyPI's routers, routing rules, caches, a retry storm (45 minutes).
+	rm -f .cache/bench/*.jsonl
+	$(VENV) -m docs.bench.traffic.proxies --rounds 10
+	$(VENV) -m docs.bench.traffic.routing
+	$(VENV) -m docs.bench.traffic.real_routing --rounds 2
+	$(VENV) -m docs.bench.traffic.replay mooncake --factors 1.0,1.3
+	$(VENV) -m docs.bench.traffic.replay azure --policies "least,round robin,random" --cells 2
+	$(VENV) -m docs.bench.traffic.real_replay
+	$(VENV) -m docs.bench.traffic.retry_storm
+	$(VENV) -m docs.bench.traffic.report
+
+bench-fleet: environment-dev ## Measure the cell proxy, placement, and how the fleet of make up answers and heals.
 	$(VENV) docs/bench/proxy_overhead.py
 	$(VENV) docs/bench/added_ttft.py
 	$(VENV) docs/bench/placement.py
