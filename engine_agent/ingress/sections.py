@@ -21,10 +21,10 @@ THREAD_LUA_FILES = ("pick_cell.lua",)
 """Those that every thread has for itself, because most requests may come to them."""
 UNSENT_STATUS = 425
 """What the cell did not answer, as the reader is told: it may send the request again. Applications never see it."""
-HEAD_ROOM_BYTES = 64 * 1024
+HEAD_ROOM_BYTES = 32 * 1024
 """Room for a request's head beside the longest body: both must lie in one buffer to be read and replayed."""
-MAX_REWRITE_BYTES = 16 * 1024
-MAX_HEAD_BYTES = 32 * 1024
+MAX_REWRITE_BYTES = 8 * 1024
+MAX_HEAD_BYTES = 16 * 1024
 """Half the room, because HAProxy keeps some of it for itself and a few bytes for each header."""
 HOT_BUFFERS = 16
 """Free buffers that each thread keeps, because memory fresh from the system must be cleared first."""

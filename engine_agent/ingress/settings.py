@@ -69,10 +69,10 @@ class IngressSettings:
     max_connections: int = 4000
     threads: int = 2
     retries: int = 3
-    short_body_bytes: int = 64 * 1024
+    short_body_bytes: int = 32 * 1024
     """Bodies up to here are read, replayed and routed by the serving HAProxy; longer ones go through the reader first.
-    About 16,000 tokens of text. Every request pays for it, as a replay needs a copy of a whole buffer: with 256 KiB a
-    short request cost 108 µs of CPU, with 64 KiB 56 µs (docs/bench/traffic.md)."""
+    About 8,000 tokens of text. Every request pays for it, because a replay needs a copy of a whole buffer
+    (docs/bench/traffic.md has what it costs)."""
     replay_bytes: int = 1024**3
     """Memory per pool, and of the reader, for copies of requests whose answer has not begun, a buffer each; beyond that
     many requests only those that found no connection are tried elsewhere."""

@@ -38,7 +38,7 @@ async def test_a_long_body_reaches_a_cell_of_its_model_whole(ingress: RunningIng
     async with FakeCell().running() as one, FakeCell().running() as other:
         await ingress.route(pool(one), pool(other, name="other", models=("org/other",)))
         await ingress.sees(**{one.name: "up", other.name: "up"})
-        for size in (64 * KIB, 64 * KIB + 1, LONG, KIB * KIB, LIMIT):
+        for size in (32 * KIB, 32 * KIB + 1, LONG, KIB * KIB, LIMIT):
             for cell, model in ((one, "demo"), (other, "org/other")):
                 for model_first in (False, True):
                     body = body_of(size, model, model_first=model_first)
