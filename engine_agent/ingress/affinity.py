@@ -52,13 +52,14 @@ def key_rules() -> list[str]:
     is_led = "{ var(txn.role) -m str system developer }"
     return [
         "acl has_said var(txn.said) -m len gt 0",
+        "acl has_user_said var(txn.user_said) -m found",
         f"{ask}('$.prompt_cache_key') {asked} {{ req.body -m sub '\"prompt_cache_key\"' }}",
         f"{ask}('$.user') {asked} {{ req.body -m sub '\"user\":' '\"user\" :' }}",
         f"http-request set-var(txn.said) req.hdr({headers.SESSION}) {asked}",
         f"http-request set-var(txn.role) req.body,json_query('$.messages[0].role') {asked}",
         *(
-            f"http-request set-var(txn.user_said) {_beginning(place)} {asked} {is_led}"
-            for place in ("messages[1].content[0].text", "messages[1].content")
+            f"http-request set-var(txn.user_said) {_beginning(place)} {asked} {is_led} !has_user_said"
+            for place in ("messages[1].content", "messages[1].content[0].text")
         ),
         *(f"http-request set-var(txn.said) {_beginning(place)} {asked}" for place in BEGINNINGS),
         "http-request set-var(txn.affinity) var(txn.said),concat(,txn.user_said),xxh32 if wants_key has_said",

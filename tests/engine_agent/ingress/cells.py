@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from engine_agent.protocol.messages import CellEndpoint
 
 TURNS_TO_BEGIN = 5
 """Of the event loop, until an accepted connection has its conversation: transport, protocol, task."""
+Writer = asyncio.StreamWriter
 _numbers = itertools.count(1)
 
 
@@ -67,8 +69,9 @@ class FakeCell:
 
     async def start(self) -> None:
         """Listen, on the ports of the time before if there was one."""
-        for handler, port in ((self._serve, self.port), (self._agent_check, self.agent_check_port)):
-            server = await asyncio.start_server(handler, "127.0.0.1", port, backlog=1024)
+        for converse, port in ((self._serve, self.port), (self._agent_check, self.agent_check_port)):
+            begin = functools.partial(self._begin, converse)
+            server = await asyncio.start_server(begin, "127.0.0.1", port, backlog=1024)
             self._servers.append(server)
         self.port, self.agent_check_port = (server.sockets[0].getsockname()[1] for server in self._servers)
 
@@ -95,23 +98,28 @@ class FakeCell:
                 conversation.cancel()
             await asyncio.gather(*self._conversations, return_exceptions=True)
 
-    async def _agent_check(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(f"{self.agent_word}\n".encode())
-        writer.close()
+    def _begin(
+        self, converse: Callable[..., Coroutine[None, None, None]], reader: asyncio.StreamReader, writer: Writer
+    ) -> None:
+        """A connection is known from its first moment on, so that none outlives the test."""
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        if (task := asyncio.current_task()) is not None:
-            self._conversations.add(task)
-            task.add_done_callback(self._conversations.discard)
-        try:
-            while True:
-                await self._answer(await _read_request(reader), writer)
-        except (OSError, EOFError):
-            pass
-        finally:
+        def end(task: asyncio.Task[None]) -> None:
+            self._conversations.discard(task)
             self._writers.discard(writer)
             writer.close()
+
+        self._writers.add(writer)
+        task = asyncio.get_running_loop().create_task(converse(reader, writer))
+        self._conversations.add(task)
+        task.add_done_callback(end)
+
+    async def _agent_check(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(f"{self.agent_word}\n".encode())
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while True:
+                await self._answer(await _read_request(reader), writer)
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
         if request.path == "/healthz":
