@@ -101,6 +101,21 @@ async def test_tokens_of_streams_count_by_usage_or_by_events_and_the_client_says
 
 
 @pytest.mark.asyncio
+async def test_a_request_larger_than_a_minutes_tokens_passes_when_all_are_there_and_leaves_a_debt(
+    ingress: RunningIngress,
+) -> None:
+    key = keyed(tokens_per_min=60)
+    large = b'{"model": "demo", "messages": [{"role": "user", "content": "%s"}], "max_tokens": 1}' % (b"x" * 4000)
+    async with FakeCell().running() as cell:
+        cell.usage = {"prompt_tokens": 1000, "completion_tokens": 1, "total_tokens": 1001}
+        await route(ingress, cell, key)
+        assert (await ingress.post(large, **key.headers)).status_code == 200
+        refused = await ingress.post(BODY, **key.headers)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) > 900
+
+
+@pytest.mark.asyncio
 async def test_an_answer_that_failed_or_never_came_costs_no_tokens(ingress: RunningIngress) -> None:
     key = keyed(tokens_per_min=1000)
     async with FakeCell().running() as cell:
