@@ -28,9 +28,9 @@ LOOK_EVERY_S = 15.0
 CALM_S = 60.0
 """So long nothing must have been on its way for the change to be over."""
 PACE = Pace(every_s=5.0, quiet_s=15.0, doorbell_s=0.5)
-PACE_OF_MANY = Pace(every_s=15.0, quiet_s=30.0, doorbell_s=2.0)
+PACE_OF_MANY = Pace(every_s=20.0, quiet_s=30.0, doorbell_s=4.0)
 MACHINES_PACED = 300
-"""Beyond so many machines passes are rarer, and moments up to a quarter of a minute late: an answer must come soon."""
+"""Beyond so many machines passes are rarer, and moments up to 20 s late: an answer must come soon."""
 STEPS_TOLD = 500
 TOLD = ("rollout.", "cell.", "node.")
 
