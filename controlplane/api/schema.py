@@ -7,6 +7,7 @@ from drf_spectacular.views import SpectacularAPIView
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.settings import APISettings
 
+import controlplane.accounts.schema  # noqa: F401 - tells drf-spectacular of bearer tokens
 from controlplane.api.problems import CONTENT_TYPE
 
 JsonObject = dict[str, Any]

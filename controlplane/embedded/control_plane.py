@@ -14,6 +14,8 @@ WORKER_CONCURRENCY = 2
 MAX_FRAME_BYTES = 256 * 1024
 """The agent protocol's limit (engine_agent.protocol.codec)."""
 _WEB_GRACE_S = 3
+UNCHECKED = {"CELERY_SKIP_CHECKS": "1"}
+"""Django's checks load the whole API; `migrate` has run them just before. Without them a worker starts sooner."""
 
 
 def web(configuration: Configuration, environment: Mapping[str, str]) -> Service:
@@ -31,7 +33,7 @@ def worker(environment: Mapping[str, str]) -> Service:
     arguments = ["celery", "--quiet", "-A", "controlplane.celery:app", "worker"]
     arguments += ["--without-gossip", "--without-mingle"]
     arguments += ["--pool", "prefork", "--concurrency", str(WORKER_CONCURRENCY), "--loglevel", "info"]
-    program = _python(arguments, environment, death_signal=signal.SIGQUIT)
+    program = _python(arguments, {**environment, **UNCHECKED}, death_signal=signal.SIGQUIT)
     return Service(name="worker", program=program, stop_within_s=10.0)
 
 
@@ -39,7 +41,7 @@ def beat(home: Home, environment: Mapping[str, str]) -> Service:
     """Celery's clock."""
     arguments = ["celery", "--quiet", "-A", "controlplane.celery:app", "beat", "--schedule", str(home.beat_schedule)]
     arguments += ["--pidfile=", "--loglevel", "warning"]
-    return Service(name="beat", program=_python(arguments, environment), stop_within_s=5.0)
+    return Service(name="beat", program=_python(arguments, {**environment, **UNCHECKED}), stop_within_s=5.0)
 
 
 def sender(environment: Mapping[str, str]) -> Service:
