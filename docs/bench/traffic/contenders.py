@@ -199,6 +199,7 @@ def peer_process(peer: Peer, programs: Path, folder: Path, port: int, cells: Seq
     words = [values.get(word, word) for word in peer.words]
     # vllm-router writes a line for every request unless it is told so here; litellm asks the internet for prices.
     quiet = {"RUST_LOG": "warn", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    quiet["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # it serves loopback, to this bench alone
     with spawned((str(programs / words[0]), *words[1:]), folder / f"{peer.name}.log", quiet) as process:
         yield process
 

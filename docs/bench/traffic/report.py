@@ -102,15 +102,8 @@ def routing(rows: list[Row]) -> str:
     lines = []
     for policy in dict.fromkeys(row["policy"] for row in rows):
         at = [spread([row["p99_ms"] for row in of(rows, policy=policy, rate=rate)]) for rate in rates]
-        best = [
-            str(
-                max(
-                    (row["sustained"] for row in of(rows, policy=policy, slow_factor=factor) if "sustained" in row),
-                    default=0,
-                )
-            )
-            for factor in (1.0, 3.0)
-        ]
+        found = [row for row in of(rows, policy=policy) if "sustained" in row]
+        best = [str(max((row["sustained"] for row in of(found, slow_factor=f)), default=NONE)) for f in (1.0, 3.0)]
         lines.append([policy, *at, *best])
     bound = next((row["bound_ms"] for row in rows if "bound_ms" in row), 0)
     head = ["rule", *(f"p99 ms at {rate:g}/s" for rate in rates)]
