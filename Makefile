@@ -70,7 +70,7 @@ bench: environment-dev ## Measure the request path beside PyPI's routers, routin
 	$(VENV) -m docs.bench.traffic.routing
 	$(VENV) -m docs.bench.traffic.real_routing --rounds 2
 	$(VENV) -m docs.bench.traffic.replay mooncake --factors 1.0,1.3
-	$(VENV) -m docs.bench.traffic.replay azure --policies "least,round robin,random" --cells 2
+	$(VENV) -m docs.bench.traffic.replay azure --policies "least,round robin" --cells 3
 	$(VENV) -m docs.bench.traffic.real_replay
 	$(VENV) -m docs.bench.traffic.retry_storm
 	$(VENV) -m docs.bench.traffic.report

@@ -127,15 +127,11 @@ def real_routing(rows: list[Row]) -> str:
 
 
 def replay(rows: list[Row]) -> str:
-    """One line for each rule, speed and cache; later runs of the same replace earlier ones."""
-    runs = {
-        (row["trace"], row["factor"], row["cache_tokens"], row["policy"]): row
-        for row in rows
-        if row["policy"] != "ideal"
-    }
+    """One line for each rule and speed; later runs of the same replace earlier ones."""
+    runs = {(row["trace"], row["cells"], row["factor"], row["policy"]): row for row in rows if row["policy"] != "ideal"}
     lines = [
         [
-            f"{row['trace']}, {row['policy']}", f"{row['factor']:g}x", f"{row['cache_tokens']:,}",
+            f"{row['trace']}, {row['cells']} cells, {row['policy']}", f"{row['factor']:g}x",
             f"{row['hit_rate']:.1%}",
             *(f"{row['ttft_s'][share]:.2f}" for share in ("0.5", "0.9", "0.99")),
             f"{row['prompt_tokens_per_s']:,.0f}", f"{row['most_over_mean']:.2f}",
@@ -143,9 +139,8 @@ def replay(rows: list[Row]) -> str:
         for _, row in sorted(runs.items(), key=lambda run: run[0][:3])
     ]  # fmt: skip
     head = [
-        "trace, rule",
+        "trace, cells, rule",
         "speed",
-        "cache tokens a cell",
         "hit rate",
         "TTFT p50 s",
         "p90 s",
