@@ -101,6 +101,6 @@ class AnyStory(RuleBasedStateMachine):
 
 
 AnyStory.TestCase.settings = settings(
-    max_examples=8, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=15, stateful_step_count=12, deadline=None, suppress_health_check=list(HealthCheck)
 )
 test_any_story_ends_well = AnyStory.TestCase
