@@ -1,44 +1,96 @@
-"""Rollouts on the running fleet under load: no request fails, and a bad version touches one cell only."""
+"""Rollouts on the running fleet under load: no request fails, a bad version touches one cell only, and what is killed
+or steered on the way ends where it should."""
 
+import time
 from typing import Any
 
+import psutil
 import pytest
 
+from tests.load import Answer
 from tests.scenarios.running_fleet import RunningFleet, eventually
 from tests.scenarios.test_healing import under_load
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 
 NO_BAKE = {"canary_bake_s": 0, "bake_s": 0, "min_healthy_s": 2}
+GATED = {**NO_BAKE, "canary_bake_s": 10, "gate": {"min_samples": 20}}
 ENDED = {"succeeded", "rolled_back", "failed", "paused"}
 
 
-def roll_out(fleet: RunningFleet, version: str) -> Any:
-    """Start a rollout and wait for its end."""
-    asked = {"deployment": "sim-70b", "version": f"sim-70b@{version}", "policy": NO_BAKE, "allow_unreleased": True}
-    started = fleet.post("rollouts", asked)["id"]
-    eventually(lambda: fleet.api(f"rollouts/{started}")["state"] in ENDED, 240)
-    return fleet.api(f"rollouts/{started}")
+def start(fleet: RunningFleet, version: str, policy: dict[str, Any] = NO_BAKE) -> int:
+    asked = {"deployment": "sim-70b", "version": f"sim-70b@{version}", "policy": policy, "allow_unreleased": True}
+    return int(fleet.post("rollouts", asked)["id"])
 
 
-def versions(fleet: RunningFleet) -> list[str]:
-    return [cell["model_version"] for cell in fleet.cells(deployment="sim-70b", state="ready").values()]
+def ended(fleet: RunningFleet, rollout: int) -> Any:
+    eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] in ENDED, 240)
+    return fleet.api(f"rollouts/{rollout}")
 
 
-def test_a_version_that_crashes_touches_one_cell_and_is_rolled_back(fleet: RunningFleet) -> None:
+def versions(fleet: RunningFleet, state: str = "ready") -> list[str]:
+    return [cell["model_version"] for cell in fleet.cells(deployment="sim-70b", state=state).values()]
+
+
+def failed(answers: list[Answer]) -> list[Answer]:
+    return [answer for answer in answers if answer.error]
+
+
+@pytest.mark.parametrize(
+    ("version", "policy", "words"),
+    [
+        ("bad-crash", NO_BAKE, "2 failures of updated cells"),
+        ("bad-answer", NO_BAKE, "golden prompt"),
+        ("bad-slow", GATED, "times the old version's"),
+    ],
+    ids=["crashes", "answers wrong", "is slower"],
+)
+def test_a_bad_version_touches_one_cell_and_is_rolled_back(
+    fleet: RunningFleet, version: str, policy: dict[str, Any], words: str
+) -> None:
     before = fleet.cells(deployment="sim-70b")
-    ended: list[Any] = []
-    answers = under_load(fleet, lambda _: ended.append(roll_out(fleet, "bad-crash")))
-    assert [answer for answer in answers if answer.error] == []
-    assert ended[0]["state"] == "rolled_back", ended[0]["reason"]
+    done: list[Any] = []
+    answers = under_load(fleet, lambda _: done.append(ended(fleet, start(fleet, version, policy))), rate=8)
+    assert failed(answers) == []
+    assert done[0]["state"] == "rolled_back", done[0]["reason"]
+    assert words in fleet.api("events", kind="rollout.rolling_back")["results"][0]["message"]
     after = fleet.cells(deployment="sim-70b")
     assert sum(after[name]["generation"] != cell["generation"] for name, cell in before.items()) == 1
-    assert len(ended[0]["failed"]) == 2
+    assert {cell["model_version"] for cell in after.values()} == {cell["model_version"] for cell in before.values()}
 
 
-def test_a_good_version_reaches_every_cell_and_no_request_fails(fleet: RunningFleet) -> None:
-    ended: list[Any] = []
-    answers = under_load(fleet, lambda _: ended.append(roll_out(fleet, "2")))
-    assert [answer for answer in answers if answer.error] == []
-    assert ended[0]["state"] == "succeeded", ended[0]["reason"]
+def test_a_good_version_reaches_every_cell_though_the_worker_is_killed_on_the_way(fleet: RunningFleet) -> None:
+    done: list[Any] = []
+
+    def roll_out(_: list[Answer]) -> None:
+        rollout = start(fleet, "2")
+        eventually(lambda: "sim-70b@2" in versions(fleet, "starting"))
+        worker = fleet.service("worker")
+        gone = [*worker.children(recursive=True), worker]
+        for process in gone:
+            process.kill()
+        psutil.wait_procs(gone, timeout=10)
+        done.append(ended(fleet, rollout))
+
+    assert failed(under_load(fleet, roll_out)) == []
+    assert done[0]["state"] == "succeeded", done[0]["reason"]
     eventually(lambda: versions(fleet) == ["sim-70b@2"] * 4, 60)
+
+
+def test_a_paused_rollout_moves_nothing_and_can_still_be_rolled_back(fleet: RunningFleet) -> None:
+    (stable,) = set(versions(fleet))
+    goal = "sim-70b@1" if stable != "sim-70b@1" else "sim-70b@2"
+
+    def steer(_: list[Answer]) -> None:
+        rollout = start(fleet, goal.partition("@")[2])
+        eventually(lambda: goal in versions(fleet), 60)
+        fleet.post(f"rollouts/{rollout}/pause", {"why": "lunch"})
+        eventually(lambda: len(versions(fleet)) == 4, 60)
+        held = versions(fleet)
+        time.sleep(3)
+        assert versions(fleet) == held
+        fleet.post(f"rollouts/{rollout}/roll-back")
+        assert ended(fleet, rollout)["state"] == "rolled_back"
+
+    assert failed(under_load(fleet, steer)) == []
+    assert versions(fleet) == [stable] * 4
