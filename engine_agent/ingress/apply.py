@@ -18,7 +18,7 @@ from engine_agent.ingress.plan import (
 )
 from engine_agent.ingress.settings import Times
 
-BYTES_PER_COMMAND = 64 * 1024
+BYTES_PER_COMMAND = 16 * 1024
 """Of map entries sent at once, far below the buffer that a command must fit into. One entry may be longer."""
 
 
