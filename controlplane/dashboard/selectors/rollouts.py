@@ -159,6 +159,6 @@ def _waves(rollout: Rollout) -> tuple[Wave, ...]:
         elif stage.index == rollout.stage:
             word, tone = rollout.get_state_display().lower(), str(rollout.tone)
         else:
-            word, tone = "to come", "idle"
+            word, tone = "to come" if rollout.state in ACTIVE else "not reached", "idle"
         found.append(Wave(stage.label, stage.cells, stage.of, word, tone))
     return tuple(found)

@@ -56,9 +56,12 @@ def test_a_gate_shows_the_new_version_beside_the_old_one(rollout: Rollout) -> No
 
 
 def test_a_version_that_went_back_leaves_no_wave_done(rollout: Rollout) -> None:
-    Rollout.objects.update(stage=4, state="rolled_back")
+    assert "to come" in fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout")
+    Rollout.objects.update(stage=4, state="rolled_back", ended_at=NOW)
     shown = fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout")
     assert "taken back" in shown
+    assert "ended before any gate" in shown
+    assert "to come" not in shown
     assert ">done" not in shown
 
 
