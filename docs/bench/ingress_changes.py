@@ -1,9 +1,10 @@
 """Whether changes of an ingress break streams, and how soon a killed HAProxy is back.
 
 Cells, clients and the ingress (the agent's own loop around the real HAProxy) are three processes. Streams arrive at a
-fixed rate by a Poisson process; a stream is whole if all of its tokens and its end arrived. Meanwhile cells are added,
-removed, drained, undrained and limited through routing tables, each change waited for; then pools come and go, which is
-a reload. Last, without streams, HAProxy's master is killed with SIGKILL and requests are tried until one is answered.
+fixed rate by a Poisson process; a stream is whole if all of its tokens and its end arrived, and refused if its answer
+was an error from its first byte on, which happens where the machine is too slow for the rate. Meanwhile cells are added,
+removed, drained, undrained and limited through routing tables, each change waited for; then pools come and go, which
+is a reload. Last, without streams, HAProxy's master is killed with SIGKILL and requests are tried until one is answered.
 
     python docs/bench/ingress_changes.py [--rate 300] [--changes 100] [--reloads 10] [--kills 10] [--base-port 23100]
 """
@@ -260,10 +261,11 @@ async def under_streams(bench: Bench, rate: float, work: str, count: int) -> tup
     said, _ = await client.communicate(b"")
     result = json.loads(said)
     outcomes, ttft_ms = result["outcomes"], result["ttft_ms"]
-    broken = sum(number for outcome, number in outcomes.items() if outcome != "whole")
+    refused = outcomes.get("refused", 0)
+    broken = sum(outcomes.values()) - outcomes.get("whole", 0) - refused
     after = bench.changes
     row = (
-        f"| {count} {work} | {sum(outcomes.values()):,} | **{broken}** | {statistics.median(took_s):.2f} / "
+        f"| {count} {work} | {sum(outcomes.values()):,} | **{broken}** | {refused} | {statistics.median(took_s):.2f} / "
         f"{max(took_s):.2f} | {ttft_ms[len(ttft_ms) // 2]:.1f} / {ttft_ms[int(len(ttft_ms) * 0.99)]:.1f} | "
         f"{after.applied_total - before.applied_total} | {after.reloads_total - before.reloads_total} |"
     )
@@ -286,8 +288,8 @@ async def measure(options: argparse.Namespace) -> None:
     print(
         f"{os.cpu_count()} cores, {platform.python_implementation()} {platform.python_version()}, load average "
         f"{os.getloadavg()[0]:.1f}; {options.rate:g} streams/s of {TOKENS} tokens, {TOKENS * TOKEN_S:g} s each\n\n"
-        "| under streams | streams | broken | until in force, s, p50 / max | time to first byte, ms, p50 / p99 "
-        "| steps in place | reloads |\n| --- | --- | --- | --- | --- | --- | --- |"
+        "| under streams | streams | broken | refused | until in force, s, p50 / max | to first byte, ms, p50 / p99 "
+        "| steps in place | reloads |\n| --- | --- | --- | --- | --- | --- | --- | --- |"
     )
     print("\n".join(row for row, _ in rows) + "\n")
     print("\n".join(f"- {what}" for _, what in rows))
