@@ -2,9 +2,10 @@
 
 Cells, clients and the ingress (the agent's own loop around the real HAProxy) are three processes. Streams arrive at a
 fixed rate by a Poisson process; a stream is whole if all of its tokens and its end arrived, and refused if its answer
-was an error from its first byte on, which happens where the machine is too slow for the rate. Meanwhile cells are added,
-removed, drained, undrained and limited through routing tables, each change waited for; then pools come and go, which
-is a reload. Last, without streams, HAProxy's master is killed with SIGKILL and requests are tried until one is answered.
+was an error from its first byte on, which happens where the machine is too slow for the rate. Meanwhile cells are
+added, removed, drained, undrained and limited through routing tables, each change waited for; then pools come and go,
+which is a reload. Last, without streams, HAProxy's master is killed with SIGKILL and requests are tried until one is
+answered.
 
     python docs/bench/ingress_changes.py [--rate 300] [--changes 100] [--reloads 10] [--kills 10] [--base-port 23100]
 """
