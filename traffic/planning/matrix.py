@@ -54,7 +54,10 @@ def loads(matrix: Matrix, demand: Mapping[str, float]) -> dict[str, float]:
 
 
 def towards(row: Row, target: Row, step: float, home: str) -> dict[str, float]:
-    """The row moved towards the target by at most `step` (in total variation), in equal steps if it takes several."""
+    """The row moved towards the target by at most `step` (in total variation), in equal steps if it takes several.
+
+    Rounding may make them one more than exact shares would take.
+    """
     steps = math.ceil(distance(row, target) / step - 1e-9)
     part = 1 / max(1, steps)
     blend = {name: (1 - part) * row.get(name, 0.0) + part * target.get(name, 0.0) for name in {*row, *target}}
