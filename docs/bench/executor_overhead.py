@@ -78,7 +78,8 @@ def main() -> None:
         "# A decode step in a two-node cell\n",
         f"{time.strftime('%Y-%m-%d')}, SmolLM2-135M, bf16, tensor-parallel 2, one thread a rank, {options.rounds} "
         f"rounds of {options.tokens} tokens, all replicas on one machine and asked in turn; "
-        f"load average {os.getloadavg()[1]:.0f}.\n",
+        f"load average {os.getloadavg()[1]:.0f}, most of it their own. In some rounds of a batch of 16 the client got "
+        "several tokens at once, and the median gap says nothing: hence the extremes.\n",
         "| executor | batch | ms a step, median | of vLLM's mp, median of rounds | lowest to highest |",
         "| --- | --- | --- | --- | --- |",
     ]
