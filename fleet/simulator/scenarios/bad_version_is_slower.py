@@ -1,37 +1,6 @@
 """A new version that is 1.5 times slower: the gate after the canary sees it beside the others, and goes back."""
 
-from collections.abc import Iterator
-
-from fleet.planning.policy import UpdatePolicy
+from fleet.simulator.bad_version import bad_version
 from fleet.simulator.behaviour import VersionBehaviour
-from fleet.simulator.happenings import all_well, mixed_versions, never_touched, roll_out, touched_cells
-from fleet.simulator.scenario import Scenario
-from fleet.simulator.shape import DeploymentShape, FleetShape
-from fleet.simulator.world import World
 
-POLICY = UpdatePolicy(canary_bake_s=60.0, bake_s=60.0, min_healthy_s=10.0)
-
-
-def play(world: World) -> None:
-    world.queue.at(20.0, lambda: roll_out(world, "llama", "v2"))
-
-
-def expect(world: World) -> Iterator[str]:
-    yield from all_well(world)
-    yield from mixed_versions(world)
-    yield from never_touched(world, ("rollout.succeeded",))
-    if not world.journal.counts["rollout.rolled_back"]:
-        yield "the rollout was not rolled back"
-    if len(touched := touched_cells(world)) > 1:
-        yield f"{len(touched)} cells were touched: {', '.join(sorted(touched))}"
-
-
-SCENARIO = Scenario(
-    about="v2 is 1.5 times slower.",
-    shape=FleetShape((DeploymentShape("llama", {"east": 4, "west": 2}, policy=POLICY),)),
-    play=play,
-    until_s=1800.0,
-    busy_s=100.0,
-    expect=expect,
-    behaviours={"v2": VersionBehaviour(slowness=1.5)},
-)
+SCENARIO = bad_version("v2 is 1.5 times slower.", VersionBehaviour(slowness=1.5))
