@@ -13,6 +13,9 @@ from tests.scenarios.test_healing import under_load
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 
+HELD_S = 3.0
+"""Three passes of the reconciler. That nothing moves is no event to wait for."""
+
 NO_BAKE = {"canary_bake_s": 0, "bake_s": 0, "min_healthy_s": 2}
 GATED = {**NO_BAKE, "canary_bake_s": 10, "gate": {"min_samples": 20}}
 ENDED = {"succeeded", "rolled_back", "failed", "paused"}
@@ -87,7 +90,7 @@ def test_a_paused_rollout_moves_nothing_and_can_still_be_rolled_back(fleet: Runn
         fleet.post(f"rollouts/{rollout}/pause", {"why": "lunch"})
         eventually(lambda: len(versions(fleet)) == 4, 60)
         held = versions(fleet)
-        time.sleep(3)
+        time.sleep(HELD_S)
         assert versions(fleet) == held
         fleet.post(f"rollouts/{rollout}/roll-back")
         assert ended(fleet, rollout)["state"] == "rolled_back"
