@@ -373,9 +373,10 @@ class Store:
         self._commit(Write(decision, now))
 
     def _order_anew(self, nodes: Iterable[str]) -> None:
-        for node in nodes:
+        in_order = sorted(nodes)  # a set's order differs between processes, and a seed must tell one story
+        for node in in_order:
             self.versions[node] += 1
-        self.on_order(nodes)
+        self.on_order(in_order)
 
     def _commit(self, write: Write) -> None:
         self.writes += 1

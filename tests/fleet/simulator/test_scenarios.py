@@ -1,5 +1,9 @@
 """Every scenario holds its promises for some seeds; `make simulate` tries many more."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from fleet.simulator.scenario import UnknownScenario, run, scenario_named, scenario_names
@@ -23,6 +27,20 @@ def test_a_run_repeats_itself() -> None:
 
     assert first.journal.entries == second.journal.entries
     assert first.queue.done == second.queue.done
+
+
+def test_a_run_repeats_itself_in_another_process() -> None:
+    """Sets of names come in another order there."""
+    command = [sys.executable, "-m", "fleet.simulator", "rollout_under_faults", "--first-seed", "43", "-v"]
+    told = [
+        subprocess.run(
+            command, env={**os.environ, "PYTHONHASHSEED": order}, capture_output=True, text=True, check=True
+        ).stdout.rpartition(" in ")[0]
+        for order in ("1", "2")
+    ]
+
+    assert "last seed 43" in told[0]
+    assert told[0] == told[1]
 
 
 def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:
