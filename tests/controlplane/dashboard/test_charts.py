@@ -1,0 +1,66 @@
+"""A chart's figure and its table say the same, and a figure has no more lines than a reader can tell apart."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from itertools import product
+from pathlib import Path
+
+import pytest
+from django.template.loader import render_to_string
+
+from controlplane.dashboard.charts import BY_PLACE, Band, Chart, Series
+from tests.controlplane.dashboard.test_stylesheet import GROUND, STATIC, TOKENS, contrast
+
+START = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
+CSS = (STATIC / "charts.css").read_text()
+LINES = {
+    name: (light, dark)
+    for name, light, dark in re.findall(r"(--series-\d): light-dark\((#[0-9a-f]{6}), (#[0-9a-f]{6})\)", CSS)
+}
+
+
+def chart(*values: float | None, series: int = 1, **more: object) -> Chart:
+    lines = tuple(Series(f"cell {number}", values) for number in range(series))
+    return Chart("rate", "Requests", "/s", START, 15.0, lines, **more)  # type: ignore[arg-type]
+
+
+def test_the_figure_and_the_table_hold_the_same_numbers() -> None:
+    one = chart(1.0, None, 3.5)
+    trace = json.loads(one.figure)["data"][0]
+    assert (trace["x0"], trace["dx"], trace["y"]) == ("2026-11-21 12:00:00", 15000.0, [1.0, None, 3.5])
+    assert list(one.rows()) == [(START + timedelta(seconds=30), (3.5,)), (START, (1.0,))]
+
+
+def test_a_band_without_an_end_lasts_to_the_end_of_the_chart() -> None:
+    layout = json.loads(chart(1.0, 2.0, 3.0, bands=(Band("bake", START, None),)).figure)["layout"]
+    assert (layout["shapes"][0]["x1"], layout["annotations"][0]["text"]) == ("2026-11-21 12:00:30", "bake")
+
+
+def test_six_lines_are_refused() -> None:
+    with pytest.raises(ValueError, match="rate has 6 series; at most 5 can be told apart"):
+        chart(1.0, series=6)
+
+
+def test_a_chart_without_any_number_says_so() -> None:
+    assert "Nothing was measured in this time." in render_to_string(
+        "dashboard/charts/chart.html", {"chart": chart(None, None)}
+    )
+
+
+def test_a_name_from_outside_cannot_leave_its_attribute() -> None:
+    named = Chart("rate", "<b>", "/s", START, 15.0, (Series("\"'><script>", (1.0,)),))
+    html = render_to_string("dashboard/charts/chart.html", {"chart": named})
+    assert "<script>" not in html
+    assert "<b>" not in html
+
+
+@pytest.mark.parametrize(("line", "ground", "theme"), list(product(BY_PLACE, GROUND, (0, 1))))
+def test_lines_stand_out_from_every_ground(line: str, ground: str, theme: int) -> None:
+    assert contrast(LINES[line][theme], TOKENS[ground][theme]) >= 4.5
+
+
+def test_only_chart_pages_load_what_draws_them() -> None:
+    templates = Path(__file__).parents[3] / "templates"
+    users = [path for path in templates.rglob("*.html") if "plotly" in path.read_text()]
+    assert [path.name for path in users] == ["assets.html"]
