@@ -1,19 +1,118 @@
-"""API tokens, and failed logins while they still count. Secrets are shown once and stored as hashes."""
+"""Who people and programs are and what they may do: API tokens, roles of groups, grants, identities elsewhere, logins.
+Secrets are shown once and stored as hashes."""
 
 from datetime import datetime
 
 from django.conf import settings
+from django.contrib.auth.models import Group
 from django.db import models
+
+from controlplane.kernel.access import Role, Scope
+
+ROLES = [(role.value, role.value) for role in Role]
+SCOPES = [(scope.value, scope.value) for scope in Scope]
+
+
+class GroupRole(models.Model):
+    """The role of a group's members. `claim`: the group's name at the identity provider, whose members join it here."""
+
+    group = models.OneToOneField(Group, on_delete=models.CASCADE, primary_key=True, related_name="role")
+    role = models.CharField(max_length=16, choices=ROLES)
+    claim = models.CharField(max_length=256, blank=True)
+
+    class Meta:
+        ordering = ["group__name"]
+
+    def __str__(self) -> str:
+        return f"{self.group.name}: {self.role}"
+
+
+class Grant(models.Model):
+    """A role for the things of one deployment, to a user or to the members of a group."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, null=True, related_name="grants")
+    group = models.ForeignKey(Group, on_delete=models.CASCADE, null=True, related_name="grants")
+    deployment = models.CharField(max_length=96)
+    role = models.CharField(max_length=16, choices=ROLES)
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["deployment", "id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(user__isnull=True) ^ models.Q(group__isnull=True), name="grant_to_one"
+            ),
+            models.UniqueConstraint(fields=["user", "deployment"], name="grant_once_a_user"),
+            models.UniqueConstraint(fields=["group", "deployment"], name="grant_once_a_group"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.role} of {self.deployment} for {self.user or self.group}"
+
+
+class ServiceAccount(models.Model):
+    """A user that is a program: it has tokens and no password."""
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, primary_key=True, related_name="service_account"
+    )
+    description = models.CharField(max_length=200, blank=True)
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["user__username"]
+
+    def __str__(self) -> str:
+        return self.user.get_username()
+
+
+class Identity(models.Model):
+    """Who a user is at an identity provider. Names there may change hands; `subject` never does."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="identities")
+    issuer = models.CharField(max_length=255)
+    subject = models.CharField(max_length=255)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["issuer", "subject"], name="identity_once")]
+
+    def __str__(self) -> str:
+        return f"{self.user} at {self.issuer}"
+
+
+class LoginSession(models.Model):
+    """One login in one browser. `session_key` names Django's session, and is a secret: it is never shown."""
+
+    session_key = models.CharField(max_length=40, unique=True)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="logins")
+    method = models.CharField(max_length=16)
+    address = models.CharField(max_length=64, blank=True)
+    browser = models.CharField(max_length=200, blank=True)
+    created_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.user} from {self.address}"
 
 
 class ApiToken(models.Model):
-    """A bearer token of the REST API, acting as its user."""
+    """A bearer token of the REST API, acting as its user, within its scope."""
 
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
     name = models.CharField(max_length=96)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
+    scope = models.CharField(max_length=8, choices=SCOPES, default=Scope.ADMIN.value)
+    created_by = models.CharField(max_length=64, blank=True)
     created_at = models.DateTimeField()
+    last_used_at = models.DateTimeField(null=True)
     expires_at = models.DateTimeField(null=True)
     revoked_at = models.DateTimeField(null=True)
 

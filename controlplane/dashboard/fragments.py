@@ -18,6 +18,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from controlplane.kernel import clock
+from controlplane.kernel.access import Role, require
 
 Context = dict[str, Any]
 Load = Callable[["Asked"], object]
@@ -75,14 +76,18 @@ class Fragment:
 @dataclass(frozen=True, slots=True)
 class Page:
     """One page. `section` is the navigation entry it belongs to; `narrow`, if any, loads what its filter offers.
+    `charts`: it has some, and so needs what draws them.
 
     The filter narrows the first fragment. A page about one thing has no title of its own: its first fragment shows one.
+    `role` is what it takes to see it.
     """
 
     section: str
     title: str
     fragments: tuple[Fragment, ...]
     narrow: Callable[[Asked], Filter] | None = None
+    charts: bool = False
+    role: Role = Role.VIEWER
 
 
 View = Callable[..., HttpResponse]
@@ -96,6 +101,7 @@ def page_view(page: Page, shell: Fragment) -> View:
     def view(request: HttpRequest, key: str = "") -> HttpResponse:
         if not request.user.is_authenticated:
             return _to_login(request)
+        require(request, page.role)
         asked = Asked(key=_storable(key), filters=request.GET, now=clock.now())
         wanted = request.headers.get("HX-Target", "")
         one = next((fragment for fragment in (shell, *page.fragments) if fragment.name == wanted), None)

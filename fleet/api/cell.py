@@ -152,6 +152,9 @@ class CellViewSet(ReadOnlyModelViewSet[Cell]):
     lookup_field = "id"
     lookup_value_regex = r"[-\w.:@+]+"
 
+    def deployment_of(self, cell: Cell) -> str:
+        return cell.deployment_id
+
     def get_queryset(self) -> QuerySet[Cell]:
         return cells_described()
 

@@ -92,6 +92,9 @@ class DeploymentViewSet(ReadOnlyModelViewSet[Deployment]):
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
 
+    def deployment_of(self, deployment: Deployment) -> str:
+        return deployment.name
+
     def get_queryset(self) -> QuerySet[Deployment]:
         return deployments_described()
 

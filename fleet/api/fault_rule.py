@@ -10,6 +10,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.access import Role
 from controlplane.kernel.requests import WhySerializer, actor_of
 from fleet.models import FaultRule
 from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode
@@ -53,6 +54,7 @@ class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
     lookup_url_kwarg = "name"
     lookup_value_regex = r"[a-z_]+"
     page_order = "rule"
+    needs = {"partial_update": Role.ADMIN}
 
     def get_queryset(self) -> QuerySet[FaultRule]:
         return FaultRule.objects.all()

@@ -94,6 +94,8 @@ class ForecastSerializer(serializers.Serializer[Any]):
 class PlanViewSet(ViewSet):
     """What would happen. Nothing is changed."""
 
+    reads = frozenset({"create"})
+
     @extend_schema(operation_id="plan", request=QuestionSerializer, responses={200: ForecastSerializer})
     def create(self, request: Request) -> Response:
         """Let the change happen to a simulation that begins as the fleet is now, with the live planners and typical

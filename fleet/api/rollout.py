@@ -13,6 +13,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.access import deployment_in_body
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
 from controlplane.kernel.tones import Tone
 from fleet.api import rollout_examples as examples
@@ -160,6 +161,13 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     lookup_field = "id"
     lookup_value_regex = r"[0-9]+"
     page_order = "-id"
+    reads = frozenset({"preview"})
+
+    def deployment_of(self, rollout: Rollout) -> str:
+        return rollout.deployment_id
+
+    def deployment_asked(self, request: Request) -> str:
+        return deployment_in_body(request)
 
     def get_queryset(self) -> QuerySet[Rollout]:
         return rollouts_described()

@@ -14,6 +14,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet, ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.access import Role
 from controlplane.kernel.requests import StrictSerializer, actor_of
 from controlplane.kernel.tones import Tone
 from fleet.models import Webhook, WebhookDelivery
@@ -131,6 +132,7 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
     lookup_field = "name"
     lookup_value_regex = r"[-\w]+"
     page_order = "name"
+    needs = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
 
     def get_queryset(self) -> QuerySet[Webhook]:
         return Webhook.objects.all()

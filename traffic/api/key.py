@@ -15,6 +15,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import GenericViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.access import Role
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
 from controlplane.kernel.tones import Tone
 from fleet.planning.states import ServingClass, choices
@@ -169,6 +170,7 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     lookup_url_kwarg = "id"
     lookup_value_regex = r"[0-9a-f]{1,16}"
     page_order = "-id"
+    needs = {"require": Role.ADMIN}
 
     def get_queryset(self) -> QuerySet[ApplicationKey]:
         return keys_described(clock.now())

@@ -12,6 +12,7 @@ from rest_framework.response import Response
 from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
+from controlplane.kernel.access import deployment_in_body
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
 from fleet.planning.states import choices
 from traffic.api import steering_examples as examples
@@ -145,6 +146,13 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     lookup_field = "id"
     lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
+    reads = frozenset({"preview"})
+
+    def deployment_of(self, order: TrafficOverride) -> str:
+        return order.deployment_id or ""
+
+    def deployment_asked(self, request: Request) -> str:
+        return deployment_in_body(request)
 
     def get_queryset(self) -> QuerySet[TrafficOverride]:
         return TrafficOverride.objects.all()
@@ -180,6 +188,10 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     lookup_field = "id"
     lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
+    reads = frozenset({"preview"})
+
+    def deployment_asked(self, request: Request) -> str:
+        return deployment_in_body(request)
 
     def get_queryset(self) -> QuerySet[TrafficOverride]:
         return TrafficOverride.objects.filter(kind=OverrideKind.EVACUATION.value)

@@ -99,6 +99,9 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
 
+    def deployment_of(self, deployment: Deployment) -> str:
+        return deployment.name
+
     def get_queryset(self) -> QuerySet[Deployment]:
         return Deployment.objects.select_related("traffic_rule")
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
-from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
 from controlplane.kernel import clock
+from controlplane.kernel.access import Role, needs
 from controlplane.kernel.refusals import InvalidInput, Refusal
 from fleet.models import Deployment
 from fleet.planning.states import ServingClass, choices
@@ -26,7 +26,7 @@ FORM_FIELDS = ("name", "tenant", "serving_class", *LIMITS, "expires_at")
 
 
 @never_cache
-@login_required
+@needs(Role.OPERATOR)
 @require_http_methods(["GET", "HEAD", "POST"])
 def key_new(request: HttpRequest) -> HttpResponse:
     """A form; asked by POST, the new key on a page of its own, once."""
@@ -46,7 +46,7 @@ def key_new(request: HttpRequest) -> HttpResponse:
 
 
 @never_cache
-@login_required
+@needs(Role.OPERATOR)
 @require_POST
 def key_action(request: HttpRequest, key: str, action: str) -> HttpResponse:
     """Ask, and show the page again; what was refused is said on a page of its own."""
@@ -66,7 +66,7 @@ def key_action(request: HttpRequest, key: str, action: str) -> HttpResponse:
 
 
 @never_cache
-@login_required
+@needs(Role.ADMIN)
 @require_POST
 def keys_require_ask(request: HttpRequest) -> HttpResponse:
     """Require keys, or no longer; to require them one writes so."""

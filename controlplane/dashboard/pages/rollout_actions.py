@@ -2,13 +2,13 @@
 
 from collections.abc import Callable
 
-from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from controlplane.kernel import clock
+from controlplane.kernel.access import Role, needs
 from controlplane.kernel.refusals import Refusal
 from fleet.models import Rollout
 from fleet.services.rollout_actions import (
@@ -30,8 +30,12 @@ SERVICES: dict[str, Callable[..., None]] = {
 }
 
 
+def _deployment(request: HttpRequest, rollout_id: int, action: str) -> str:
+    return Rollout.objects.filter(pk=rollout_id).values_list("deployment_id", flat=True).first() or ""
+
+
 @never_cache
-@login_required
+@needs(Role.OPERATOR, deployment=_deployment)
 @require_POST
 def rollout_action(request: HttpRequest, rollout_id: int, action: str) -> HttpResponse:
     """Ask, and show the page again; what was refused is said on a page of its own."""

@@ -3,7 +3,6 @@ one form and one service; nothing is decided here."""
 
 from collections.abc import Iterable
 
-from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
@@ -11,6 +10,7 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from controlplane.dashboard.selectors.steering import EffectTable, effect_tables
 from controlplane.kernel import clock
+from controlplane.kernel.access import Role, needs
 from controlplane.kernel.refusals import Refusal
 from fleet.models import Deployment, Region
 from traffic.models import TrafficOverride
@@ -24,8 +24,16 @@ LONGEST_MINUTES_TEXT = 6
 LONGEST_TEXT = 200
 
 
+def _deployment_evacuated(request: HttpRequest, region: str) -> str:
+    return str((request.POST if request.method == "POST" else request.GET).get("deployment", ""))
+
+
+def _deployment_of_override(request: HttpRequest, override_id: int) -> str:
+    return TrafficOverride.objects.filter(pk=override_id).values_list("deployment_id", flat=True).first() or ""
+
+
 @never_cache
-@login_required
+@needs(Role.OPERATOR, deployment=_deployment_evacuated)
 @require_http_methods(["GET", "HEAD", "POST"])
 def evacuate(request: HttpRequest, region: str) -> HttpResponse:
     """Show what evacuating a region would do; asked by POST, with the region's name typed once more, do it."""
@@ -49,7 +57,7 @@ def evacuate(request: HttpRequest, region: str) -> HttpResponse:
 
 
 @never_cache
-@login_required
+@needs(Role.OPERATOR, deployment=_deployment_of_override)
 @require_POST
 def override_end_now(request: HttpRequest, override_id: int) -> HttpResponse:
     """End an order before its time; one that has ended already is as asked."""

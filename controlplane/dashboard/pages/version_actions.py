@@ -4,7 +4,6 @@ nothing but whether the version was named, where that is asked for."""
 from collections.abc import Callable
 from datetime import datetime
 
-from django.contrib.auth.decorators import login_required
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
@@ -12,6 +11,7 @@ from django.views.decorators.http import require_POST
 
 from controlplane.dashboard.selectors.versions import FINAL, version_find
 from controlplane.kernel import clock
+from controlplane.kernel.access import Role, needs
 from controlplane.kernel.refusals import InvalidInput, Refusal
 from models_registry.models import ModelVersion
 from models_registry.services.draft import draft_delete
@@ -31,7 +31,7 @@ SERVICES: dict[str, Service] = {
 
 
 @never_cache
-@login_required
+@needs(Role.OPERATOR)
 @require_POST
 def version_action(request: HttpRequest, key: str, action: str) -> HttpResponse:
     """Ask, and show the page again; what was refused is said on a page of its own."""

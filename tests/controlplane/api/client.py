@@ -105,7 +105,7 @@ def browser(username: str = "operator") -> DescribedClient:
 
 
 def _user(username: str) -> User:
-    return User.objects.get_or_create(username=username)[0]
+    return User.objects.get_or_create(username=username, defaults={"is_superuser": True})[0]
 
 
 def rules(response: Any) -> dict[str, str]:

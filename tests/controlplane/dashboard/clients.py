@@ -6,7 +6,7 @@ from django.test import Client
 
 def signed_in() -> Client:
     client = Client()
-    client.force_login(User.objects.get_or_create(username="operator")[0])
+    client.force_login(User.objects.get_or_create(username="operator", defaults={"is_superuser": True})[0])
     return client
 
 

@@ -1,0 +1,13 @@
+"""What a caller may do for one deployment, as templates ask it. Decides nothing: `controlplane.kernel.access` does."""
+
+from django import template
+
+from controlplane.kernel.access import Access, Role
+
+register = template.Library()
+
+
+@register.filter
+def operates(may: Access, deployment: str) -> bool:
+    """`{% if may|operates:deployment.name %}`: whether the caller may change things of this deployment."""
+    return may.may(Role.OPERATOR, deployment)
