@@ -33,6 +33,17 @@ LINK = ("sybench0", "sybench1")
 APART = (Host("10.77.0.1"), Host("10.77.0.2", ("ip", "netns", "exec", NAMESPACE)))
 """Leader and follower at the two ends of a link between network namespaces."""
 
+SERVE = "from vllm.entrypoints.launchers.api_server.entry import main; main()"
+FOLLOW = """
+from vllm.entrypoints.cli.serve import run_headless
+from vllm.entrypoints.launchers.cli_args import make_arg_parser
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+arguments = make_arg_parser(FlexibleArgumentParser()).parse_args()
+arguments.api_server_count = 0
+run_headless(arguments)
+"""
+"""What `vllm serve` and `vllm serve --headless` do; that program itself needs the package to be called vllm."""
+
 Hosts = tuple[Host, ...]
 Maker = Callable[[float, Hosts], AbstractContextManager["Pair"]]
 
@@ -105,12 +116,12 @@ def _pair(started: Engine) -> Pair:
 def own_nodes(hang_s: float, hosts: Hosts) -> Iterator[Pair]:
     """vLLM's own two nodes."""
     folder, _ = artifact()
-    serve = "from vllm.entrypoints.launchers.api_server.entry import main; main()"
     nodes = []
     for rank in range(2):
         argv = [
             *hosts[rank].inside,
-            *(str(PYTHON), "-c", serve, "--model", str(folder), "--served-model-name", "m", *ARGS),
+            *(str(PYTHON), "-c", FOLLOW if rank else SERVE),
+            *("--model", str(folder), "--served-model-name", "m", *ARGS),
             *("--tensor-parallel-size", "2", "--nnodes", "2", "--node-rank", str(rank)),
             *("--master-addr", hosts[0].address, "--master-port", str(LIBRARY_PORT + 1)),
             *("--host", hosts[0].address, "--port", str(LIBRARY_PORT), *(("--headless",) if rank else ())),
