@@ -52,3 +52,5 @@ app.conf.update(
     },
 )
 app.autodiscover_tasks(["controlplane.kernel", "models_registry", "fleet", "traffic"])
+        "kernel-trim-changes": {"task": "kernel.trim_changes", "schedule": 600.0},
+        "kernel-trim-idempotent": {"task": "kernel.trim_idempotent_answers", "schedule": 3600.0},

@@ -162,11 +162,22 @@ REST_FRAMEWORK = {
         "rest_framework.authentication.SessionAuthentication",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["controlplane.kernel.access.RolePermission"],
+API_READS_PER_MIN = int(os.environ.get("SWITCHYARD_API_READS_PER_MIN", "12000"))
+"""Of one user, whatever the token; 0: no limit. Two hundred a second are more than a web process answers."""
+API_WRITES_PER_MIN = int(os.environ.get("SWITCHYARD_API_WRITES_PER_MIN", "1200"))
+API_STRANGER_REQUESTS_PER_MIN = int(os.environ.get("SWITCHYARD_API_STRANGER_REQUESTS_PER_MIN", "1200"))
+"""Of one address, while nobody knows who it is."""
+
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["controlplane.api.parsers.BoundedJSONParser"],
-    "DEFAULT_FILTER_BACKENDS": ["controlplane.api.filters.StrictFilterBackend"],
+    "DEFAULT_FILTER_BACKENDS": [
+        "controlplane.api.filters.StrictFilterBackend",
+        "controlplane.api.filters.Ordering",
+        "controlplane.api.filters.Watching",
+    ],
+    "DEFAULT_THROTTLE_CLASSES": ["controlplane.kernel.rest.rate.CallerRate"],
     "DEFAULT_PAGINATION_CLASS": "controlplane.api.pagination.CursorPages",
-    "DEFAULT_SCHEMA_CLASS": "drf_spectacular.openapi.AutoSchema",
+    "DEFAULT_SCHEMA_CLASS": "controlplane.api.operations.ConventionsSchema",
     "EXCEPTION_HANDLER": "controlplane.api.problems.answer_problem",
     "URL_FORMAT_OVERRIDE": None,
 }

@@ -8,9 +8,9 @@ from django_filters import rest_framework as filters
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel.models import Event
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from controlplane.kernel.tones import Tone
 from fleet.planning.states import choices
 
@@ -69,6 +69,8 @@ class EventViewSet(ReadOnlyModelViewSet[Event]):
     lookup_field = "id"
     lookup_value_regex = r"[0-9]+"
     page_order = "-id"
+    ordering_fields = ("id", "at", "kind", "actor")
+    watch_kind = "event"
 
     def get_queryset(self) -> QuerySet[Event]:
         return Event.objects.all()

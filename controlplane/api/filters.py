@@ -7,7 +7,10 @@ from django.db.models import QuerySet
 from django.http import QueryDict
 from django_filters import rest_framework as filters
 from rest_framework.exceptions import ErrorDetail, ValidationError
+from rest_framework.filters import BaseFilterBackend
 from rest_framework.request import Request
+
+from controlplane.kernel.rest.changes import BEGINNING, DEFAULT_PATIENCE_S, FORM, LONGEST_PATIENCE_S, is_revision
 
 BOOLEANS = ("true", "false")
 
@@ -25,13 +28,100 @@ class StrictFilterBackend(filters.DjangoFilterBackend):
         """
         filterset = None if view.detail else self.get_filterset(request, queryset, view)
         known: Mapping[str, Any] = filterset.filters if filterset else {}
-        paging = () if view.detail else (view.paginator.cursor_query_param, view.paginator.page_size_query_param)
-        errors = _misused(request.query_params, known, paging)
+        errors = _misused(request.query_params, known, _common(view))
         if filterset is not None:
             errors |= _malformed(filterset, skip=set(errors))
         if errors:
             raise ValidationError(errors)
         return queryset if filterset is None else filterset.qs
+
+    def get_filterset_kwargs(self, request: Request, queryset: QuerySet[Any], view: Any) -> dict[str, Any]:
+        """`since` may be a time, for filters, or a revision, for watching."""
+        kwargs: dict[str, Any] = super().get_filterset_kwargs(request, queryset, view)
+        if is_revision(request.query_params.get("since", "")):
+            kwargs["data"] = kwargs["data"].copy()
+            del kwargs["data"]["since"]
+        return kwargs
+
+
+class Ordering(BaseFilterBackend):
+    """Describes `?ordering=`; controlplane.api.pagination obeys it, because cursors depend on it."""
+
+    def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: Any) -> QuerySet[Any]:
+        return queryset
+
+    def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
+        names = [sign + name for name in getattr(view, "ordering_fields", ()) for sign in ("", "-")]
+        if not names:
+            return []
+        described = "Fields to order by, the first counts most; `-` before one: descending."
+        schema = {"type": "array", "items": {"type": "string", "enum": names}, "maxItems": MOST_FIELDS}
+        return [_parameter("ordering", described, schema) | {"style": "form", "explode": False}]
+
+
+class Watching(BaseFilterBackend):
+    """Checks and describes `?since=` and `?timeout=`; controlplane.kernel.rest.view_sets answers them."""
+
+    def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: Any) -> QuerySet[Any]:
+        """The same rows.
+
+        Raises:
+            ValidationError: no revision where only a revision makes sense, or no such timeout.
+        """
+        if view.detail or not getattr(view, "watch_kind", None):
+            return queryset
+        errors: Errors = {}
+        since, timeout = (request.query_params.get(name) for name in WATCHING)
+        watches = since is not None and is_revision(since)
+        if since is not None and not watches and not _is_time_filter(view):
+            message = f"is no revision; take that of an earlier answer, or {BEGINNING} to begin"
+            errors["since"] = [ErrorDetail(message, "revision")]
+        if timeout is not None and not (timeout.isascii() and timeout.isdecimal() and _patient(timeout)):
+            message = f"must be a whole number of seconds from 0 to {LONGEST_PATIENCE_S}, and is {timeout[:20]!r}"
+            errors["timeout"] = [ErrorDetail(message, "range")]
+        elif timeout is not None and not watches:
+            errors["timeout"] = [ErrorDetail("goes with a revision in `since`", "needs_since")]
+        if errors:
+            raise ValidationError(errors)
+        return queryset
+
+    def get_schema_operation_parameters(self, view: Any) -> list[dict[str, Any]]:
+        if not getattr(view, "watch_kind", None):
+            return []
+        since = (
+            f"Only what changed after this revision, with `gone` and the next `revision`; `{BEGINNING}`: everything."
+        )
+        patience = "How many seconds to wait for a change, if there is none yet."
+        limits = {"type": "integer", "minimum": 0, "maximum": LONGEST_PATIENCE_S, "default": DEFAULT_PATIENCE_S}
+        described = (
+            [] if _is_time_filter(view) else [_parameter("since", since, {"type": "string", "pattern": f"^({FORM})$"})]
+        )
+        return [*described, _parameter("timeout", patience, limits)]
+
+
+WATCHING = ("since", "timeout")
+MOST_FIELDS = 3
+
+
+def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+
+
+def _patient(timeout: str) -> bool:
+    return len(timeout) <= 2 and int(timeout) <= LONGEST_PATIENCE_S
+
+
+def _is_time_filter(view: Any) -> bool:
+    return "since" in getattr(getattr(view, "filterset_class", None), "base_filters", {})
+
+
+def _common(view: Any) -> tuple[str, ...]:
+    """Parameters that are no filters."""
+    if view.detail:
+        return ()
+    paging = (view.paginator.cursor_query_param, view.paginator.page_size_query_param)
+    ordering = ("ordering",) if getattr(view, "ordering_fields", None) else ()
+    return (*ordering, *paging, *(WATCHING if getattr(view, "watch_kind", None) else ()))
 
 
 def _misused(given: QueryDict, known: Mapping[str, Any], paging: tuple[str, ...]) -> Errors:
@@ -39,7 +129,7 @@ def _misused(given: QueryDict, known: Mapping[str, Any], paging: tuple[str, ...]
     for name, values in given.lists():
         repeatable = isinstance(known.get(name), filters.MultipleChoiceFilter)
         if name not in known and name not in paging:
-            allowed = ", ".join([*sorted(known), *paging]) or "none here"
+            allowed = ", ".join(dict.fromkeys([*sorted(known), *paging])) or "none here"
             errors[name] = [ErrorDetail(f"unknown parameter; allowed: {allowed}", "unknown_parameter")]
         elif any(value == "" for value in values):
             errors[name] = [ErrorDetail("is empty; leave it out, or give a value", "blank")]

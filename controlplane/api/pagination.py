@@ -1,28 +1,75 @@
-"""Cursor pages `{next, previous, results}`: a list that changes while it is read neither repeats nor skips rows."""
+"""Cursor pages `{next, previous, results}`: a list that changes while it is read neither repeats nor skips rows.
+
+A cursor holds the values of the last row in the order of the list, the primary key last, so it stays right however many
+rows are equal in what they are ordered by. Cursors are signed: what does not come from us is refused before the
+database sees it.
+"""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 
-from django.db.models import QuerySet
-from rest_framework.exceptions import ErrorDetail, NotFound, ValidationError
-from rest_framework.pagination import CursorPagination
+from django.core import signing
+from django.db.models import F, Model, Q, QuerySet
+from rest_framework.exceptions import ErrorDetail, ValidationError
+from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.utils.urls import remove_query_param, replace_query_param
 from rest_framework.views import APIView
 
-NEXT = "http://127.0.0.1:8000/api/v1/events?cursor=cD00NzEw"
+from controlplane.api.filters import MOST_FIELDS
+
+NEXT = "http://127.0.0.1:8000/api/v1/events?cursor=eyJkIjoibiJ9%3A1vMxyz%3Aabc"
+_SALT = "controlplane.api.pagination"
 
 
-class CursorPages(CursorPagination):
-    """Orders by the view's `page_order`, a unique field; by the primary key if it has none."""
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A column to order by. Where it may have no value, rows without one come last."""
+
+    column: str
+    descends: bool
+    nullable: bool = False
+
+
+class CursorPages(BasePagination):
+    """Orders by `?ordering=`, else by the view's `page_order`; rows that are equal in that, by the primary key."""
 
     page_size = 100
     page_size_query_param = "page_size"
-    page_size_query_description = "Results per page."
+    cursor_query_param = "cursor"
     max_page_size = 1000
-    cursor_query_description = "Where to go on; take the links `next` and `previous` instead of making one."
 
-    def get_ordering(self, request: Request, queryset: QuerySet[Any], view: APIView) -> tuple[str, ...]:
-        return (getattr(view, "page_order", "pk"),)
+    def paginate_queryset(
+        self, queryset: QuerySet[Any], request: Request, view: APIView | None = None
+    ) -> list[Any] | None:
+        size, keys = self.get_page_size(request), _keys(request, view, queryset.model)
+        cursor = _read_cursor(request, keys)
+        back = cursor is not None and cursor["b"]
+        rows = queryset.order_by(*(_order(key, back) for key in keys))
+        if cursor is not None:
+            rows = rows.filter(_beyond(keys, _typed(cursor["v"]), back))
+        found = list(rows[: size + 1])
+        more, page = len(found) > size, found[:size]
+        if back:
+            page.reverse()
+        self._url = request.build_absolute_uri()
+        self._next = self._previous = None
+        if page and (more or back):
+            self._next = _cursor(keys, page[-1], back=False)
+        if page and (more if back else cursor is not None):
+            self._previous = _cursor(keys, page[0], back=True)
+        return page
+
+    def get_paginated_response(self, data: Any) -> Response:
+        return Response({"next": self._link(self._next), "previous": self._link(self._previous), "results": data})
+
+    def _link(self, cursor: str | None) -> str | None:
+        if cursor is None:
+            return None
+        return replace_query_param(remove_query_param(self._url, self.cursor_query_param), "cursor", cursor)
 
     def get_page_size(self, request: Request) -> int:
         text = request.query_params.get("page_size")
@@ -32,23 +79,6 @@ class CursorPages(CursorPagination):
             message = f"must be a whole number from 1 to {self.max_page_size}, and is {text[:20]!r}"
             raise ValidationError({"page_size": [ErrorDetail(message, "range")]})
         return int(text)
-
-    def paginate_queryset(
-        self, queryset: QuerySet[Any] | Sequence[Any], request: Request, view: APIView | None = None
-    ) -> list[Any] | None:
-        try:
-            return super().paginate_queryset(queryset, request, view)
-        except ValueError as error:
-            raise _bad_cursor() from error
-
-    def decode_cursor(self, request: Request) -> Any:
-        try:
-            cursor = super().decode_cursor(request)
-        except NotFound as error:
-            raise _bad_cursor() from error
-        if cursor is not None and "\0" in str(cursor.position):
-            raise _bad_cursor()
-        return cursor
 
     def get_paginated_response_schema(self, schema: dict[str, Any]) -> dict[str, Any]:
         link = {"type": ["string", "null"], "format": "uri"}
@@ -63,10 +93,92 @@ class CursorPages(CursorPagination):
         }
 
     def get_schema_operation_parameters(self, view: APIView) -> list[dict[str, Any]]:
-        parameters = super().get_schema_operation_parameters(view)
-        size = next(parameter for parameter in parameters if parameter["name"] == self.page_size_query_param)
-        size["schema"] = {"type": "integer", "minimum": 1, "maximum": self.max_page_size, "default": self.page_size}
-        return parameters
+        size = {"type": "integer", "minimum": 1, "maximum": self.max_page_size, "default": self.page_size}
+        where = "Where to go on; take the links `next` and `previous` instead of making one."
+        return [
+            _parameter(self.cursor_query_param, where, {"type": "string"}),
+            _parameter(self.page_size_query_param, "Results per page.", size),
+        ]
+
+
+def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"name": name, "in": "query", "required": False, "description": description, "schema": schema}
+
+
+def _keys(request: Request, view: Any, model: type[Model]) -> tuple[Key, ...]:
+    """The order that was asked for, or that of the view, made total by the primary key."""
+    fields = getattr(view, "ordering_fields", ())
+    asked = request.query_params.get("ordering")
+    if asked is None or not fields:
+        order = getattr(view, "page_order", "pk")
+        return _total([Key(order.removeprefix("-"), order.startswith("-"))])
+    names = asked.split(",")
+    unknown = [name for name in names if name.removeprefix("-") not in fields]
+    if unknown:
+        message = f"{unknown[0]!r} is no field to order by; allowed, each also with `-` before it: {', '.join(fields)}"
+        raise ValidationError({"ordering": [ErrorDetail(message, "invalid_choice")]})
+    if len(names) > MOST_FIELDS:
+        raise ValidationError({"ordering": [ErrorDetail(f"may name {MOST_FIELDS} fields at most", "max_length")]})
+    return _total([_declared(model, name) for name in names])
+
+
+def _declared(model: type[Model], name: str) -> Key:
+    """Nullable is said only where it is so, because an index orders without that."""
+    field: Any = model._meta.get_field(name.removeprefix("-"))
+    return Key(field.attname, name.startswith("-"), field.null)
+
+
+def _total(keys: list[Key]) -> tuple[Key, ...]:
+    return tuple(keys) if keys[-1].column in {"pk", "id"} else (*keys, Key("pk", keys[-1].descends))
+
+
+def _order(key: Key, back: bool) -> Any:
+    """Backwards is the exact mirror, rows without a value first."""
+    last = {"nulls_first" if back else "nulls_last": True} if key.nullable else {}
+    return F(key.column).desc(**last) if key.descends != back else F(key.column).asc(**last)
+
+
+def _beyond(keys: Sequence[Key], values: Sequence[Any], back: bool) -> Q:
+    """Rows that come after these values: equal in the first few, and beyond in the next."""
+    beyond, equal = Q(pk__in=[]), Q()
+    for key, value in zip(keys, values, strict=True):
+        beyond |= equal & _after(key, value, back)
+        equal &= Q(**{f"{key.column}__isnull": True}) if value is None else Q(**{key.column: value})
+    return beyond
+
+
+def _after(key: Key, value: Any, back: bool) -> Q:
+    if value is None:
+        return Q(**{f"{key.column}__isnull": False}) if back else Q(pk__in=[])
+    step = Q(**{f"{key.column}__{'lt' if key.descends != back else 'gt'}": value})
+    return step | Q(**{f"{key.column}__isnull": True}) if key.nullable and not back else step
+
+
+def _cursor(keys: Sequence[Key], row: Any, *, back: bool) -> str:
+    values = [getattr(row, key.column) for key in keys]
+    plain = [{"t": value.isoformat()} if isinstance(value, datetime) else value for value in values]
+    return signing.dumps({"k": _signature(keys), "v": plain, "b": back}, salt=_SALT)
+
+
+def _signature(keys: Sequence[Key]) -> str:
+    return ",".join(f"{'-' if key.descends else ''}{key.column}" for key in keys)
+
+
+def _typed(values: list[Any]) -> list[Any]:
+    return [datetime.fromisoformat(value["t"]) if isinstance(value, dict) else value for value in values]
+
+
+def _read_cursor(request: Request, keys: Sequence[Key]) -> dict[str, Any] | None:
+    text = request.query_params.get("cursor")
+    if text is None:
+        return None
+    try:
+        cursor: dict[str, Any] = signing.loads(text, salt=_SALT)
+    except (signing.BadSignature, ValueError):
+        raise _bad_cursor() from None
+    if cursor["k"] != _signature(keys):
+        raise _bad_cursor()
+    return cursor
 
 
 def _bad_cursor() -> ValidationError:

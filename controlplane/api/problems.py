@@ -1,6 +1,7 @@
 """Every error of the API as RFC 9457 problem+json: what was wrong, where, and which rule would be right."""
 
 import logging
+import math
 from http import HTTPStatus
 from typing import Any
 
@@ -38,11 +39,11 @@ def answer_problem(error: Exception, context: dict[str, Any]) -> Response:
     if isinstance(failure, ServerFault):
         log.error("%s %s failed", request.method, request.path, exc_info=error)
         got_request_exception.send(sender=None, request=request._request)
-    headers = {}
+    headers = dict(getattr(failure, "headers", {}))
     if auth_header := getattr(failure, "auth_header", None):
         headers["WWW-Authenticate"] = auth_header
     if (wait_s := getattr(failure, "wait", None)) is not None:
-        headers["Retry-After"] = str(int(wait_s))
+        headers["Retry-After"] = str(math.ceil(wait_s))
     # Whatever was negotiated (HTML of the documentation page, YAML), a problem is JSON.
     request.accepted_renderer, request.accepted_media_type = JSONRenderer(), JSONRenderer.media_type
     document = _document(failure, escape_uri_path(request.path))
@@ -84,6 +85,8 @@ def _document(failure: exceptions.APIException, path: str) -> dict[str, Any]:
         errors = _errors(failure.detail, "")
         fields = ", ".join(dict.fromkeys(error["field"] or "the request" for error in errors))
         return document | {"detail": f"Not accepted: {fields}.", "errors": errors}
+    if isinstance(failure, exceptions.ParseError):
+        return document | {"detail": str(failure.detail), "errors": _errors([failure.detail], "")}
     return document | {"detail": str(failure.detail)}
 
 

@@ -8,7 +8,10 @@ from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.settings import APISettings
 
 import controlplane.accounts.schema  # noqa: F401 - tells drf-spectacular of bearer tokens
+from controlplane.api.operations import ETAG, RATE_HEADERS, described_header
 from controlplane.api.problems import CONTENT_TYPE
+from controlplane.kernel.rest import idempotency
+from controlplane.kernel.rest.changes import BEGINNING, FORM
 
 JsonObject = dict[str, Any]
 Endpoint = tuple[str, str, str, Any]
@@ -51,15 +54,44 @@ UNKNOWN_PARAMETER = {
 WHEN: dict[HTTPStatus, tuple[str, str]] = {
     HTTPStatus.BAD_REQUEST: ("A parameter or the body breaks a rule; nothing was changed.", "Not accepted: stat."),
     HTTPStatus.UNAUTHORIZED: ("No valid token or session.", "Authentication credentials were not provided."),
-    HTTPStatus.FORBIDDEN: ("A session without its CSRF token.", "CSRF Failed: CSRF token missing."),
+    HTTPStatus.FORBIDDEN: (
+        "Your role, or the scope of your token, does not cover it; or a session came without its CSRF token.",
+        "This takes the role operator; you are viewer here.",
+    ),
     HTTPStatus.NOT_FOUND: ("There is no such thing.", "there is no cell 'sim-70b-us-east-1-9'"),
     HTTPStatus.NOT_ACCEPTABLE: ("`Accept` excludes JSON.", "Could not satisfy the request Accept header."),
     HTTPStatus.CONFLICT: (
         "Does not fit the state that the thing is in.",
         "cell sim-70b-us-east-1-1 is starting; drain needs a cell that is ready",
     ),
+    HTTPStatus.GONE: (
+        "What changed since that revision is no longer known; read the list again.",
+        "what changed since r700-702-700 is no longer known; begin again with r0",
+    ),
+    HTTPStatus.PRECONDITION_FAILED: (
+        "It has changed since you read it; `ETag` is the present one.",
+        'it has changed since; it is "0f1e2d3c4b5a69788796-a1b2c3d4e5f60718293a" now',
+    ),
     HTTPStatus.REQUEST_ENTITY_TOO_LARGE: ("The body is too large.", "The body may have at most 262144 bytes."),
     HTTPStatus.UNSUPPORTED_MEDIA_TYPE: ("The body is not JSON.", 'Unsupported media type "text/plain" in request.'),
+    HTTPStatus.UNPROCESSABLE_ENTITY: (
+        "The `Idempotency-Key` came with another request before.",
+        "this Idempotency-Key came with another request before; every request needs its own",
+    ),
+    HTTPStatus.PRECONDITION_REQUIRED: (
+        "This needs `If-Match`.",
+        "this needs If-Match with the ETag of what you looked at, or `*`",
+    ),
+    HTTPStatus.TOO_MANY_REQUESTS: (
+        "Too many requests in this minute; `Retry-After` says when the next one begins.",
+        "Request was throttled. Expected available in 12 seconds.",
+    ),
+}
+
+
+_HEADERS_OF: dict[HTTPStatus, JsonObject] = {
+    HTTPStatus.PRECONDITION_FAILED: ETAG,
+    HTTPStatus.TOO_MANY_REQUESTS: {"Retry-After": described_header("Seconds.", "integer")},
 }
 
 
@@ -90,7 +122,10 @@ def with_problems(result: JsonObject, generator: Any, request: Any, public: bool
             operation["responses"]["200"]["description"] = "Done."
             for parameter in operation.get("parameters", ()):
                 _refuse_empty(parameter)
-            for status in _statuses(path, method):
+                _take_revision(parameter, operation)
+            if any(parameter["name"] == "timeout" for parameter in operation.get("parameters", ())):
+                _tell_changes(operation, components["schemas"])
+            for status in _statuses(path, method, operation):
                 operation["responses"][str(status.value)] = {"$ref": f"#/components/responses/{_name(status)}"}
     return result
 
@@ -99,6 +134,8 @@ def _complete(name: str, schema: JsonObject) -> None:
     """Answers always carry all of their fields; requests are refused if they carry others."""
     if name.endswith("Request"):
         schema["additionalProperties"] = False
+    elif name.startswith("Paginated"):
+        return  # says itself what is there only for those who watch
     elif "properties" in schema:
         schema["required"] = sorted(schema["properties"])
 
@@ -109,17 +146,42 @@ def _refuse_empty(parameter: JsonObject) -> None:
         parameter["schema"] = {"type": "string", "pattern": r"^[^\u0000]+$"}
 
 
-def _statuses(path: str, method: str) -> list[HTTPStatus]:
-    statuses = [HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.NOT_ACCEPTABLE]
+def _take_revision(parameter: JsonObject, operation: JsonObject) -> None:
+    """A list that is filtered by time takes, in the same parameter, revisions too."""
+    times = parameter["name"] == "since" and parameter["schema"].get("format") == "date-time"
+    if times and any(other["name"] == "timeout" for other in operation["parameters"]):
+        parameter["schema"] = {"type": "string", "anyOf": [parameter["schema"], {"pattern": f"^({FORM})$"}]}
+        told = (
+            f"Or a revision: only what changed after it, with `gone` and the next `revision`; `{BEGINNING}`: all of it."
+        )
+        parameter["description"] = f"{parameter.get('description', '')} {told}".strip()
+
+
+def _tell_changes(operation: JsonObject, schemas: JsonObject) -> None:
+    """Pages of lists that can be watched have two more fields, for those who do."""
+    page = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
+    gone = {"type": "array", "items": {"type": "string"}}
+    schemas[page]["properties"] |= {
+        "gone": {**gone, "description": "With a revision in `since`: what is no longer in the list."},
+        "revision": {"type": "string", "description": "With a revision in `since`: where to go on from."},
+    }
+
+
+def _statuses(path: str, method: str, operation: JsonObject) -> list[HTTPStatus]:
+    statuses = [HTTPStatus.BAD_REQUEST, HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.NOT_ACCEPTABLE]
+    statuses.append(HTTPStatus.TOO_MANY_REQUESTS)
+    named = {parameter["name"]: parameter for parameter in operation.get("parameters", ())}
     if "{" in path:
         statuses.append(HTTPStatus.NOT_FOUND)
     if method in WRITES:
-        statuses += [
-            HTTPStatus.FORBIDDEN,
-            HTTPStatus.CONFLICT,
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-            HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-        ]
+        statuses += [HTTPStatus.CONFLICT, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNSUPPORTED_MEDIA_TYPE]
+    if "timeout" in named:
+        statuses.append(HTTPStatus.GONE)
+    if idempotency.HEADER in named:
+        statuses.append(HTTPStatus.UNPROCESSABLE_ENTITY)
+    if "If-Match" in named:
+        statuses.append(HTTPStatus.PRECONDITION_FAILED)
+        statuses += [HTTPStatus.PRECONDITION_REQUIRED] * named["If-Match"]["required"]
     return sorted(statuses)
 
 
@@ -139,4 +201,5 @@ def _response(status: HTTPStatus) -> JsonObject:
     if status is HTTPStatus.BAD_REQUEST:
         example["errors"] = [UNKNOWN_PARAMETER]
     schema = {"$ref": "#/components/schemas/Problem"}
-    return {"description": description, "content": {CONTENT_TYPE: {"schema": schema, "example": example}}}
+    described = {"description": description, "content": {CONTENT_TYPE: {"schema": schema, "example": example}}}
+    return {**described, "headers": dict(_HEADERS_OF.get(status, {}), **RATE_HEADERS)}

@@ -1,8 +1,15 @@
 """Records that every app needs: what happened, and who may act. They know nothing of fleets or traffic."""
 
+from typing import TYPE_CHECKING, Any
+
 from django.db import models
 
 from controlplane.kernel.tones import Tone
+
+if TYPE_CHECKING:
+    _Field = models.Field[Any, Any]
+else:
+    _Field = models.Field  # has no type parameters while it runs
 
 
 class Event(models.Model):
@@ -43,3 +50,59 @@ class Lease(models.Model):
 
     def __str__(self) -> str:
         return f"{self.name} held by {self.holder} until {self.expires_at:%H:%M:%S}"
+
+
+class TransactionIdField(_Field):
+    """PostgreSQL's `xid8`: the id of a transaction, which never comes again. Only SQL compares it."""
+
+    def db_type(self, connection: Any) -> str:
+        return "xid8"
+
+
+class Change(models.Model):
+    """A watched thing changed; triggers write it, in the transaction of the change (controlplane.kernel.watched).
+
+    `thing`: primary key, as text; `key`: what the API calls it, "" where only the row itself knows.
+    """
+
+    kind = models.CharField(max_length=32)
+    thing = models.TextField()
+    key = models.TextField()
+    xid = TransactionIdField()
+    at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["kind", "xid"], name="change_kind_xid"),
+            models.Index(fields=["xid"], name="change_xid"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key or self.thing}"
+
+
+class ChangeHorizon(models.Model):
+    """One row: changes of transactions up to `xid` may have been forgotten."""
+
+    xid = TransactionIdField()
+
+    def __str__(self) -> str:
+        return f"changes after {self.xid}"
+
+
+class IdempotentAnswer(models.Model):
+    """What a POST with an `Idempotency-Key` was answered. `body` NULL: it showed a secret."""
+
+    caller = models.CharField(max_length=64)
+    key = models.CharField(max_length=255)
+    fingerprint = models.CharField(max_length=64)
+    status = models.PositiveIntegerField()
+    body = models.BinaryField(null=True)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["caller", "key"], name="idempotent_answer_once")]
+
+    def __str__(self) -> str:
+        return f"{self.key} of {self.caller}"

@@ -10,10 +10,10 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.requests import WhySerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import MemberRole
 from fleet.api import examples
@@ -151,6 +151,9 @@ class CellViewSet(ReadOnlyModelViewSet[Cell]):
     filterset_class = CellFilter
     lookup_field = "id"
     lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("id", "state", "generation", "restarts", "state_since", "created_at", "region", "deployment")
+    watch_kind = "cell"
+    measured = frozenset({"load", "fingerprints"})
 
     def deployment_of(self, cell: Cell) -> str:
         return cell.deployment_id

@@ -8,10 +8,10 @@ from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_f
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.api import examples
 from fleet.models import Deployment
 from fleet.planning.states import ServingClass, choices
@@ -91,6 +91,9 @@ class DeploymentViewSet(ReadOnlyModelViewSet[Deployment]):
     filterset_class = DeploymentFilter
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("name", "serving_class", "created_at", "instance_type")
+    watch_kind = "deployment"
+    measured = frozenset({"ready"})
 
     def deployment_of(self, deployment: Deployment) -> str:
         return deployment.name

@@ -7,11 +7,11 @@ from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_s
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.access import Role
 from controlplane.kernel.requests import WhySerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.models import FaultRule
 from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode
 from fleet.planning.states import choices
@@ -55,6 +55,8 @@ class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
     lookup_value_regex = r"[a-z_]+"
     page_order = "rule"
     needs = {"partial_update": Role.ADMIN}
+    ordering_fields = ("rule", "mode", "changed_at")
+    watch_kind = "fault-rule"
 
     def get_queryset(self) -> QuerySet[FaultRule]:
         return FaultRule.objects.all()

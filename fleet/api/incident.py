@@ -7,10 +7,10 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.requests import WhySerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from controlplane.kernel.tones import Tone
 from fleet.api import examples
 from fleet.models import Incident, Replacement
@@ -70,6 +70,9 @@ class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     lookup_field = "id"
     lookup_value_regex = r"[0-9]+"
     page_order = "-id"
+    ordering_fields = ("id", "kind", "state", "region", "deployment", "opened_at", "closed_at")
+    watch_kind = "incident"
+    measured = frozenset({"seen_at", "evidence"})
 
     def get_queryset(self) -> QuerySet[Incident]:
         return Incident.objects.prefetch_related("replacements")

@@ -9,10 +9,10 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.requests import WhySerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import EngineState, MemberRole
 from fleet.api import examples
@@ -114,6 +114,9 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
     filterset_class = NodeFilter
     lookup_field = "id"
     lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("id", "state", "cordoned", "state_since", "created_at", "region", "instance_type")
+    watch_kind = "node"
+    measured = frozenset({"last_seen_at", "connected", "engine", "agent_version"})
 
     def get_queryset(self) -> QuerySet[Node]:
         return nodes_described()

@@ -7,10 +7,10 @@ from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_s
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.requests import StrictSerializer
+from controlplane.kernel.rest.view_sets import ViewSet
 from fleet.api import plan_examples as examples
 from fleet.api.deployment import ScaleSerializer
 from fleet.services.plan import plan_lost_region, plan_rollout, plan_scale

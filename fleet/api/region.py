@@ -8,8 +8,8 @@ from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.api import examples
 from fleet.models import InstanceType, Region
 from fleet.planning.states import CellState, NodeState
@@ -68,6 +68,9 @@ class RegionViewSet(ReadOnlyModelViewSet[Region]):
     filterset_class = RegionFilter
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("name", "position", "provider")
+    watch_kind = "region"
+    measured = frozenset({"nodes", "cells"})
 
     def get_queryset(self) -> QuerySet[Region]:
         return Region.objects.all()
@@ -105,6 +108,8 @@ class InstanceTypeViewSet(ReadOnlyModelViewSet[InstanceType]):
     filterset_class = InstanceTypeFilter
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("name", "accelerator", "chips", "memory_gib", "price_per_hour", "watts")
+    watch_kind = "instance-type"
 
     def get_queryset(self) -> QuerySet[InstanceType]:
         return InstanceType.objects.all()

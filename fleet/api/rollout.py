@@ -10,13 +10,13 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.access import deployment_in_body
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
 from controlplane.kernel.tones import Tone
 from fleet.api import rollout_examples as examples
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.models import Rollout
 from fleet.planning.policy import parse_policy, policy_as_json
 from fleet.planning.preview import preview_seconds, preview_stages
@@ -164,6 +164,9 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     reads = frozenset({"preview"})
 
     def deployment_of(self, rollout: Rollout) -> str:
+    ordering_fields = ("id", "state", "created_at", "state_since", "ended_at", "deployment")
+    watch_kind = "rollout"
+    measured = frozenset({"verdict"})
         return rollout.deployment_id
 
     def deployment_asked(self, request: Request) -> str:

@@ -8,14 +8,14 @@ from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.decorators import action
-from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
+from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import GenericViewSet, ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.access import Role
 from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
 from controlplane.kernel.tones import Tone
 from fleet.models import Webhook, WebhookDelivery
 from fleet.planning.states import choices
@@ -119,6 +119,8 @@ class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
     lookup_field = "id"
     lookup_value_regex = r"[0-9]+"
     page_order = "-id"
+    ordering_fields = ("id", "event", "state", "created_at", "due_at", "ended_at")
+    watch_kind = "webhook-delivery"
 
     def get_queryset(self) -> QuerySet[WebhookDelivery]:
         return WebhookDelivery.objects.filter(webhook__isnull=False).select_related("webhook")
@@ -133,6 +135,9 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
     lookup_value_regex = r"[-\w]+"
     page_order = "name"
     needs = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
+    ordering_fields = ("name", "enabled", "created_at")
+    watch_kind = "webhook"
+    shown_once = frozenset({"create"})
 
     def get_queryset(self) -> QuerySet[Webhook]:
         return Webhook.objects.all()

@@ -6,10 +6,10 @@ from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_f
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from models_registry.api import examples
 from models_registry.models import Model
 from models_registry.selectors.model import models_described
@@ -52,6 +52,8 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
     filterset_class = ModelFilter
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("name", "created_at")
+    watch_kind = "model"
 
     def get_queryset(self) -> QuerySet[Model]:
         return models_described()

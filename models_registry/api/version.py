@@ -17,11 +17,11 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.refusals import InvalidInput
 from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from controlplane.kernel.tones import Tone
 from models_registry.api import examples
 from models_registry.api.diff import VersionDiffSerializer
@@ -143,6 +143,9 @@ class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
     lookup_url_kwarg = "id"
     lookup_value_regex = r"[^/@\x00-\x1f]+@[^/\x00-\x1f]+"
     page_order = "-id"
+    ordering_fields = ("version", "state", "engine", "created_at", "state_since", "model")
+    watch_kind = "model-version"
+    measured = frozenset({"validation"})
 
     def get_queryset(self) -> QuerySet[ModelVersion]:
         return versions_described()
@@ -150,6 +153,9 @@ class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
     def get_serializer_context(self) -> dict[str, Any]:
         """With the instance types, which are looked up once for a whole list."""
         return {**super().get_serializer_context(), "machines": cache(machines_known)}
+
+    def watch_key(self, row: ModelVersion) -> str:
+        return row.reference
 
     def get_object(self) -> ModelVersion:
         return self._found(self.filter_queryset(self.get_queryset()))

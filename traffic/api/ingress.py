@@ -4,8 +4,8 @@ from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import examples
 from traffic.models import Ingress
 from traffic.selectors.ingress import ingresses_described
@@ -51,6 +51,9 @@ class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
     filterset_class = IngressFilter
     lookup_field = "id"
     lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("id", "created_at", "region")
+    watch_kind = "ingress"
+    measured = frozenset({"connected", "last_seen_at", "revision", "haproxy_pid", "reason", "cells", "wanted_revision"})
 
     def get_queryset(self) -> QuerySet[Ingress]:
         return ingresses_described()

@@ -9,14 +9,14 @@ from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.decorators import action
-from rest_framework.mixins import ListModelMixin, RetrieveModelMixin
+from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import GenericViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.access import Role
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
+from controlplane.kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from controlplane.kernel.tones import Tone
 from fleet.planning.states import ServingClass, choices
 from traffic.api import key_examples as examples
@@ -171,6 +171,21 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     lookup_value_regex = r"[0-9a-f]{1,16}"
     page_order = "-id"
     needs = {"require": Role.ADMIN}
+    ordering_fields = ("prefix", "name", "tenant", "created_at", "expires_at", "last_used_at")
+    watch_kind = "key"
+    measured = frozenset(
+        {
+            "last_used_at",
+            "requests_24h",
+            "limited_24h",
+            "errors_24h",
+            "effect_of_revoking",
+            "waits_for",
+            "state",
+            "tone",
+        }
+    )
+    shown_once = frozenset({"create", "rotate"})
 
     def get_queryset(self) -> QuerySet[ApplicationKey]:
         return keys_described(clock.now())

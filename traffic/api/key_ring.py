@@ -4,8 +4,8 @@ from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import key_examples as examples
 from traffic.models import Ingress
 from traffic.selectors.key import ingresses_with_keys
@@ -39,6 +39,9 @@ class KeyRingViewSet(ReadOnlyModelViewSet[Ingress]):
     filterset_class = KeyRingFilter
     lookup_field = "id"
     lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("id", "region")
+    watch_kind = "key-ring"
+    measured = frozenset({"connected", "version", "wanted_version"})
 
     def get_queryset(self) -> QuerySet[Ingress]:
         return ingresses_with_keys()

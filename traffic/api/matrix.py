@@ -6,8 +6,8 @@ from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.models import Deployment
 from fleet.planning.states import choices
 from traffic.api import steering_examples as examples
@@ -93,6 +93,8 @@ class MatrixViewSet(ReadOnlyModelViewSet[Deployment]):
     filterset_class = MatrixFilter
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("name",)
+    watch_kind = "matrix"
 
     def get_queryset(self) -> QuerySet[Deployment]:
         return Deployment.objects.select_related("traffic_matrix")
@@ -127,6 +129,8 @@ class ShiftViewSet(ReadOnlyModelViewSet[TrafficShift]):
     lookup_field = "id"
     lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
+    ordering_fields = ("id", "kind", "moved", "at", "deployment")
+    watch_kind = "shift"
 
     def get_queryset(self) -> QuerySet[TrafficShift]:
         return TrafficShift.objects.all()

@@ -9,13 +9,13 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.access import deployment_in_body
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
 from fleet.planning.states import choices
 from traffic.api import steering_examples as examples
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.models import TrafficOverride
 from traffic.planning.effect import Effect
 from traffic.planning.overrides import EvacuationMode, OverrideKind
@@ -149,6 +149,9 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     reads = frozenset({"preview"})
 
     def deployment_of(self, order: TrafficOverride) -> str:
+    ordering_fields = ("id", "kind", "created_at", "expires_at", "ended_at", "deployment", "region")
+    watch_kind = "override"
+    measured = frozenset({"active"})
         return order.deployment_id or ""
 
     def deployment_asked(self, request: Request) -> str:
@@ -191,6 +194,9 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     reads = frozenset({"preview"})
 
     def deployment_asked(self, request: Request) -> str:
+    ordering_fields = ("id", "created_at", "expires_at", "ended_at", "deployment", "region")
+    watch_kind = "evacuation"
+    measured = frozenset({"active"})
         return deployment_in_body(request)
 
     def get_queryset(self) -> QuerySet[TrafficOverride]:

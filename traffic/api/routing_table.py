@@ -5,8 +5,8 @@ from django.http import Http404
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import examples
 from traffic.models import RoutingTable
 from traffic.selectors.routing_table import routing_tables_described, table_by_reference
@@ -54,6 +54,8 @@ class RoutingTableViewSet(ReadOnlyModelViewSet[RoutingTable]):
     lookup_url_kwarg = "id"
     lookup_value_regex = r"[-\w]+@[0-9]{1,18}"
     page_order = "-id"
+    ordering_fields = ("id", "created_at", "region", "revision")
+    watch_kind = "routing-table"
 
     def get_queryset(self) -> QuerySet[RoutingTable]:
         tables = routing_tables_described()
@@ -61,6 +63,9 @@ class RoutingTableViewSet(ReadOnlyModelViewSet[RoutingTable]):
 
     def get_serializer_class(self) -> type[RoutingTableSerializer]:
         return RoutingTableDetailSerializer if self.detail else RoutingTableSerializer
+
+    def watch_key(self, row: RoutingTable) -> str:
+        return f"{row.region_id}@{row.revision}"
 
     def get_object(self) -> RoutingTable:
         table = table_by_reference(self.filter_queryset(self.get_queryset()), self.kwargs["id"])

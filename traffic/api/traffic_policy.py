@@ -8,10 +8,10 @@ from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_s
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.kernel import clock
 from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.models import Deployment
 from traffic.api import steering_examples as examples
 from traffic.models import TrafficRule
@@ -98,6 +98,8 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
     filterset_class = TrafficPolicyFilter
     lookup_field = "name"
     lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("name",)
+    watch_kind = "traffic-policy"
 
     def deployment_of(self, deployment: Deployment) -> str:
         return deployment.name

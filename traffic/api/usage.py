@@ -4,9 +4,8 @@ from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
-from rest_framework.mixins import ListModelMixin
-from rest_framework.viewsets import GenericViewSet
 
+from controlplane.kernel.rest.view_sets import GenericViewSet, ListModelMixin
 from traffic.api import key_examples as examples
 from traffic.models import UsageHour
 
@@ -41,6 +40,7 @@ class UsageViewSet(ListModelMixin, GenericViewSet[UsageHour]):
     serializer_class = UsageSerializer
     filterset_class = UsageFilter
     page_order = "-id"
+    ordering_fields = ("id", "hour", "tenant", "key", "requests", "prompt_tokens", "completion_tokens")
 
     def get_queryset(self) -> QuerySet[UsageHour]:
         return UsageHour.objects.all()

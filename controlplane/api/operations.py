@@ -1,0 +1,57 @@
+"""Describes every operation's share in what view sets inherit (controlplane.kernel.rest.view_sets): headers of requests
+and answers, and the statuses that go with them. DRF loads it by its name in the settings, before any view."""
+
+from typing import Any
+
+from drf_spectacular.openapi import AutoSchema
+
+from controlplane.kernel.rest import idempotency
+from controlplane.kernel.rest.etags import SHOWN
+
+JsonObject = dict[str, Any]
+
+
+def described_header(description: str, kind: str = "string", **more: Any) -> JsonObject:
+    return {"description": description, "schema": {"type": kind, **more}}
+
+
+RATE_HEADERS: JsonObject = {
+    "RateLimit-Limit": described_header(
+        "Requests that you may make in a minute; the headers are missing if nobody counts.", "integer"
+    ),
+    "RateLimit-Remaining": described_header("Those that are left.", "integer"),
+    "RateLimit-Reset": described_header("Seconds until the next minute begins.", "integer"),
+}
+ETAG: JsonObject = {"ETag": described_header("Of the object as it is now; strong.")}
+
+
+class ConventionsSchema(AutoSchema):
+    """Describes what view sets inherit from `controlplane.kernel.rest.view_sets`."""
+
+    def get_operation(self, *args: Any, **kwargs: Any) -> JsonObject | None:
+        operation: JsonObject | None = super().get_operation(*args, **kwargs)
+        if operation is None or not hasattr(self.view, "needs_if_match"):
+            return operation
+        action, detail = self.view.action or "", bool(getattr(self.view, "detail", False))
+        parameters = operation.setdefault("parameters", [])
+        headers = dict(RATE_HEADERS)
+        if self.method == "GET" and action == "retrieve":
+            parameters.append(_asked("If-None-Match", "ETags that you have: 304 if one of them is the present one."))
+            operation["responses"]["304"] = {"description": "You have it already.", "headers": {**ETAG, **headers}}
+        elif detail and self.method != "GET":
+            required = action in self.view.needs_if_match
+            parameters.append(_asked("If-Match", "The ETag of what you looked at: 412 if it is another now.", required))
+        if self.method == "POST":
+            told = "Makes repeating harmless: for 24 hours the same key and request get the answer of the first."
+            form = {"type": "string", "minLength": 1, "maxLength": idempotency.LONGEST, "pattern": "^[!-~]+$"}
+            parameters.append({**_asked(idempotency.HEADER, told), "schema": form})
+            headers[idempotency.REPLAYED] = described_header("`true`: this answer was given before.")
+        if action in SHOWN and detail:
+            headers |= ETAG
+        operation["responses"].get("200", {}).setdefault("headers", {}).update(headers)
+        return operation
+
+
+def _asked(name: str, description: str, required: bool = False) -> JsonObject:
+    about = {"required": required, "description": description}
+    return {"name": name, "in": "header", **about, "schema": {"type": "string"}}

@@ -1,0 +1,67 @@
+"""Migration operations that have PostgreSQL note every change of a table, whoever makes it: ORM, bulk, COPY, a person.
+
+A trigger writes one row of `kernel_change` in the transaction of the change, so a change without its note cannot be.
+Only tables that change when something happens are watched, or only such columns: never what reports rewrite by the
+second.
+"""
+
+from collections.abc import Sequence
+
+from django.db.migrations.operations import RunSQL
+
+_FUNCTION = """
+CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    IF TG_OP <> 'DELETE' AND NEW.{thing} IS NOT NULL THEN
+        INSERT INTO kernel_change (kind, thing, key, xid, at)
+        VALUES ('{kind}', NEW.{thing}::text, {new_key}, pg_current_xact_id(), clock_timestamp());
+    END IF;
+    IF TG_OP <> 'INSERT' AND OLD.{thing} IS NOT NULL AND (TG_OP = 'DELETE' OR OLD.{thing} IS DISTINCT FROM NEW.{thing})
+    THEN
+        INSERT INTO kernel_change (kind, thing, key, xid, at)
+        VALUES ('{kind}', OLD.{thing}::text, {old_key}, pg_current_xact_id(), clock_timestamp());
+    END IF;
+    RETURN NULL;
+END $$;
+"""
+_ENDS = "CREATE TRIGGER {name}_ends AFTER {ends} ON {table} FOR EACH ROW EXECUTE FUNCTION {name}();\n"
+_UPDATE = """
+CREATE TRIGGER {name}_update AFTER UPDATE ON {table} FOR EACH ROW
+WHEN ({before} IS DISTINCT FROM {after}) EXECUTE FUNCTION {name}();
+"""
+_DROP = "DROP FUNCTION IF EXISTS {name}() CASCADE;"
+
+
+class NoteChanges(RunSQL):
+    """Note changes of `table` as changes of the API's `kind`, which is the noun of its view set.
+
+    `thing`: the column with the primary key of what changed: the row's own, or that of the thing it belongs to.
+    `key`: SQL of what the API calls it, with `{row}` for the row; "" if the row does not know.
+    `columns`: those whose change counts; all, if none are named. `only_new`: neither changes nor ends are noted.
+    """
+
+    def __init__(
+        self,
+        *,
+        table: str,
+        kind: str,
+        thing: str,
+        key: str = "",
+        columns: Sequence[str] = (),
+        only_new: bool = False,
+    ) -> None:
+        name = f"note_{table}_{kind.replace('-', '_').replace('/', '_')}"
+        told = key or "''"
+        sql = _FUNCTION.format(
+            name=name, kind=kind, thing=thing, new_key=told.format(row="NEW"), old_key=told.format(row="OLD")
+        )
+        sql += _ENDS.format(name=name, table=table, ends="INSERT" if only_new else "INSERT OR DELETE")
+        if not only_new:
+            sql += _UPDATE.format(name=name, table=table, before=_row("OLD", columns), after=_row("NEW", columns))
+        super().__init__(sql, _DROP.format(name=name))
+
+
+def _row(row: str, columns: Sequence[str]) -> str:
+    return (
+        f"({', '.join(f'{row}.{column}' for column in columns)})" if len(columns) > 1 else f"{row}.{[*columns, '*'][0]}"
+    )

@@ -1,0 +1,27 @@
+# Every change of what the API shows is noted for those who watch it (docs/adr/0028-rest-conventions.md).
+
+from django.db import migrations
+
+from controlplane.kernel.watched import NoteChanges
+
+NAME = '{row}.name'
+
+
+class Migration(migrations.Migration):
+
+    dependencies = [
+        ('kernel', '0002_rest_conventions'),
+        ('models_registry', '0004_lifecycle'),
+    ]
+
+    operations = [
+        NoteChanges(table='models_registry_model', kind='model', thing='name', key=NAME),
+        NoteChanges(table='models_registry_modelversion', kind='model', thing='model_id', key='{row}.model_id'),
+        NoteChanges(
+            table='models_registry_modelversion',
+            kind='model-version',
+            thing='id',
+            key="{row}.model_id || '@' || {row}.version",
+        ),
+        NoteChanges(table='models_registry_validation', kind='model-version', thing='version_id'),
+    ]
