@@ -156,18 +156,18 @@ CHANNEL_LAYERS = {
 
 # --- API --------------------------------------------------------------------------------------------------------------
 
-REST_FRAMEWORK = {
-    "DEFAULT_AUTHENTICATION_CLASSES": [
-        "controlplane.accounts.authentication.BearerTokenAuthentication",
-        "rest_framework.authentication.SessionAuthentication",
-    ],
-    "DEFAULT_PERMISSION_CLASSES": ["controlplane.kernel.access.RolePermission"],
 API_READS_PER_MIN = int(os.environ.get("SWITCHYARD_API_READS_PER_MIN", "12000"))
 """Of one user, whatever the token; 0: no limit. Two hundred a second are more than a web process answers."""
 API_WRITES_PER_MIN = int(os.environ.get("SWITCHYARD_API_WRITES_PER_MIN", "1200"))
 API_STRANGER_REQUESTS_PER_MIN = int(os.environ.get("SWITCHYARD_API_STRANGER_REQUESTS_PER_MIN", "1200"))
 """Of one address, while nobody knows who it is."""
 
+REST_FRAMEWORK = {
+    "DEFAULT_AUTHENTICATION_CLASSES": [
+        "controlplane.accounts.authentication.BearerTokenAuthentication",
+        "rest_framework.authentication.SessionAuthentication",
+    ],
+    "DEFAULT_PERMISSION_CLASSES": ["controlplane.kernel.access.RolePermission"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["controlplane.api.parsers.BoundedJSONParser"],
     "DEFAULT_FILTER_BACKENDS": [

@@ -14,9 +14,9 @@ from rest_framework.response import Response
 from controlplane.kernel import clock
 from controlplane.kernel.access import deployment_in_body
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from controlplane.kernel.tones import Tone
 from fleet.api import rollout_examples as examples
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.models import Rollout
 from fleet.planning.policy import parse_policy, policy_as_json
 from fleet.planning.preview import preview_seconds, preview_stages
@@ -162,11 +162,11 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     lookup_value_regex = r"[0-9]+"
     page_order = "-id"
     reads = frozenset({"preview"})
-
-    def deployment_of(self, rollout: Rollout) -> str:
     ordering_fields = ("id", "state", "created_at", "state_since", "ended_at", "deployment")
     watch_kind = "rollout"
     measured = frozenset({"verdict"})
+
+    def deployment_of(self, rollout: Rollout) -> str:
         return rollout.deployment_id
 
     def deployment_asked(self, request: Request) -> str:

@@ -13,9 +13,9 @@ from rest_framework.response import Response
 from controlplane.kernel import clock
 from controlplane.kernel.access import deployment_in_body
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.planning.states import choices
 from traffic.api import steering_examples as examples
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.models import TrafficOverride
 from traffic.planning.effect import Effect
 from traffic.planning.overrides import EvacuationMode, OverrideKind
@@ -147,11 +147,11 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     reads = frozenset({"preview"})
-
-    def deployment_of(self, order: TrafficOverride) -> str:
     ordering_fields = ("id", "kind", "created_at", "expires_at", "ended_at", "deployment", "region")
     watch_kind = "override"
     measured = frozenset({"active"})
+
+    def deployment_of(self, order: TrafficOverride) -> str:
         return order.deployment_id or ""
 
     def deployment_asked(self, request: Request) -> str:
@@ -192,11 +192,11 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
     reads = frozenset({"preview"})
-
-    def deployment_asked(self, request: Request) -> str:
     ordering_fields = ("id", "created_at", "expires_at", "ended_at", "deployment", "region")
     watch_kind = "evacuation"
     measured = frozenset({"active"})
+
+    def deployment_asked(self, request: Request) -> str:
         return deployment_in_body(request)
 
     def get_queryset(self) -> QuerySet[TrafficOverride]:
