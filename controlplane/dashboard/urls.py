@@ -15,6 +15,7 @@ from controlplane.dashboard.pages.keys import KEY, KEYS
 from controlplane.dashboard.pages.models import MODEL, MODELS
 from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
+from controlplane.dashboard.pages.playground import PLAYGROUND, playground_say
 from controlplane.dashboard.pages.rollout_actions import rollout_action
 from controlplane.dashboard.pages.rollouts import ROLLOUT, ROLLOUTS
 from controlplane.dashboard.pages.shell import SHELL
@@ -58,6 +59,8 @@ urlpatterns = [
     path("traffic/", _view(TRAFFIC), name="traffic"),
     path("traffic/evacuate/<str:region>/", evacuate, name="evacuate"),
     path("traffic/overrides/<int:override_id>/end/", override_end_now, name="override-end"),
+    path("playground/", _view(PLAYGROUND), name="playground"),
+    path("playground/say/", playground_say, name="playground-say"),
     path("keys/", _view(KEYS), name="keys"),
     path("keys/new/", key_new, name="key-new"),
     path("keys/require/", keys_require_ask, name="keys-require"),

@@ -15,6 +15,10 @@ _PURPOSE = "switchyard accepted work"
 _SECRET_LETTERS = 48
 
 
+PLAYGROUND_TENANT = "switchyard-playground"
+"""Whose requests those of the dashboard's playground are, where keys are required."""
+
+
 def internal_key_text(tenant: str, secret: str) -> str:
     """The text to show for a tenant."""
     digest = hmac.new(secret.encode(), f"{_PURPOSE}\0{tenant}".encode(), "sha256").hexdigest()

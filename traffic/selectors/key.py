@@ -11,7 +11,7 @@ from django.db.models.functions import Cast, Coalesce
 
 from engine_agent.protocol.messages import ApiKey
 from traffic.models import ApplicationKey, Ingress, KeyPolicy, RoutingTable, UsageHour
-from traffic.planning.internal_key import internal_keys
+from traffic.planning.internal_key import PLAYGROUND_TENANT, internal_keys
 from traffic.planning.key import KeyStanding, KeyState
 
 COUNT: "BigIntegerField[int, int]" = BigIntegerField()
@@ -46,7 +46,8 @@ def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
         ApiKey(prefix, digest, tenant, serving_class, tuple(pools), expires.timestamp() if expires else None, *limits)
         for prefix, digest, tenant, serving_class, pools, expires, *limits in columns.iterator(chunk_size=5000)
     )
-    return keys + internal_keys((key.tenant for key in keys), settings.SECRET_KEY)
+    tenants = (PLAYGROUND_TENANT, *(key.tenant for key in keys))
+    return keys + internal_keys(tenants, settings.SECRET_KEY)
 
 
 def ingresses_with_keys() -> QuerySet[Ingress]:

@@ -42,7 +42,7 @@ async def ask_ingress(
         return Received(None, sent=False, reason=f"the ingress at {address[0]}:{address[1]} cannot be reached: {error}")
     try:
         async with asyncio.timeout(limit_s):
-            writer.write(_request(address, path, body, headers))
+            writer.write(post_bytes(address, path, body, headers))
             await writer.drain()
             return await _read(reader, max_bytes)
     except TimeoutError:
@@ -53,7 +53,8 @@ async def ask_ingress(
         writer.transport.abort()
 
 
-def _request(address: tuple[str, int], path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+def post_bytes(address: tuple[str, int], path: str, body: bytes, headers: Mapping[str, str]) -> bytes:
+    """A POST of JSON on a connection of its own."""
     fixed = {
         "Host": f"{address[0]}:{address[1]}",
         "Content-Type": "application/json",

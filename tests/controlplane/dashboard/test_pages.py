@@ -27,6 +27,7 @@ LISTS = [
     "/models/",
     "/nodes/",
     "/nodes/?role=leader",
+    "/playground/",
     "/rollouts/",
     "/rollouts/?state=active",
     "/traffic/",

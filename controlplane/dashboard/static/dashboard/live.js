@@ -15,7 +15,8 @@ const waiting = new Map(); // fragment id -> timer of the refetch that is due
 let socketOpen = false;
 let unreachable = false;
 
-const fragments = () => [...document.querySelectorAll("[data-topics]")];
+// One without topics is drawn once: what somebody is writing there must stay.
+const fragments = () => [...document.querySelectorAll('[data-topics]:not([data-topics=""])')];
 
 function note(fragment) {
   fetched.set(fragment.id, { at: performance.now(), asOf: Number(fragment.dataset.asOf) });
