@@ -104,7 +104,7 @@ class PlanViewSet(ViewSet):
         question.is_valid(raise_exception=True)
         now = clock.now()
         forecast = _answer(question.validated_data, now)
-        return Response(ForecastSerializer(_told(forecast, now)).data)
+        return Response(ForecastSerializer(forecast_as_told(forecast, now)).data)
 
 
 def _answer(asked: dict[str, Any], now: datetime) -> Forecast:
@@ -116,7 +116,8 @@ def _answer(asked: dict[str, Any], now: datetime) -> Forecast:
     return plan_lost_region(region=asked["lose_region"], now=now)
 
 
-def _told(forecast: Forecast, now: datetime) -> dict[str, Any]:
+def forecast_as_told(forecast: Forecast, now: datetime) -> dict[str, Any]:
+    """A forecast as `ForecastSerializer` shows it; `now` is the moment of its snapshot."""
     return {
         "from": now,
         "took_s": forecast.took_s,

@@ -2,17 +2,110 @@
 
 from collections.abc import Mapping
 from datetime import datetime
+from typing import Any
 
-from django.db import transaction
+from django.db import IntegrityError, transaction
 
 from controlplane.kernel import hints, live
 from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import InvalidInput
+from controlplane.kernel.refusals import Conflict, InvalidInput
 from controlplane.kernel.tones import Tone
-from fleet.models import Deployment, DeploymentRegion, Region
+from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
+from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
+from fleet.selectors.version_fit import version_fit
+from models_registry.services.lifecycle import version_hold
 
 CELLS_PER_REGION_MAX = 1000
 """Guards against a slip of the finger that would buy machines; the largest fleets we plan for have fewer."""
+
+CHANGEABLE = ("serving_class", "drain_deadline_s", "update_policy")
+
+
+def deployment_create(
+    *,
+    name: str,
+    model_version: str,
+    instance_type: str,
+    cells: Mapping[str, int],
+    actor: str,
+    now: datetime,
+    allow_unreleased: bool = False,
+    **columns: Any,
+) -> Deployment:
+    """Serve a model version (`model@version`) on machines of a type, with so many cells in these regions. `columns` are
+    of `CHANGEABLE`.
+
+    Raises:
+        InvalidInput: an unknown version, instance type or region, a version that does not fit, a broken policy.
+        Conflict: the name is taken, or the version was retired meanwhile.
+    """
+    kind = InstanceType.objects.filter(name=instance_type).first()
+    if kind is None:
+        there = ", ".join(InstanceType.objects.values_list("name", flat=True)) or "none"
+        message = f"there is no instance type {instance_type!r}; there are: {there}"
+        raise InvalidInput(field="instance_type", rule="exists", message=message)
+    version = version_fit(model_version, kind, allow_unreleased=allow_unreleased, field="model_version")
+    _check(cells)
+    if "update_policy" in columns:
+        columns["update_policy"] = _policy(columns["update_policy"], UpdatePolicy())
+    try:
+        with transaction.atomic():
+            version_hold(version_id=version.pk, allow_unreleased=allow_unreleased)
+            deployment = Deployment.objects.create(
+                name=name, model_version=version, instance_type=kind, created_at=now, **columns
+            )
+            DeploymentRegion.objects.bulk_create(
+                DeploymentRegion(deployment=deployment, region_id=region, cells=count)
+                for region, count in sorted(cells.items())
+            )
+            _record(deployment, "created", f"{name} created by {actor}: {version.reference}", actor, now)
+    except IntegrityError:
+        raise Conflict(f"there is a deployment {name!r} already") from None
+    return deployment
+
+
+def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -> Deployment:
+    """Change what is given of `CHANGEABLE`; of the update policy, what is not stated stays.
+
+    Raises:
+        InvalidInput: a broken policy.
+    """
+    with transaction.atomic():
+        deployment = Deployment.objects.select_for_update().get(name=name)
+        if "update_policy" in columns:
+            columns["update_policy"] = _policy(columns["update_policy"], deployment.policy())
+        changed = {column: value for column, value in columns.items() if getattr(deployment, column) != value}
+        for column, value in changed.items():
+            setattr(deployment, column, value)
+        if changed:
+            deployment.save(update_fields=list(changed))
+            said = f"{name} changed by {actor}: {', '.join(sorted(changed))}"
+            _record(deployment, "changed", said, actor, now, **changed)
+    return deployment
+
+
+def _policy(stated: Mapping[str, Any], base: UpdatePolicy) -> dict[str, Any]:
+    """The policy as it is stored: what differs from the defaults."""
+    try:
+        policy = parse_policy(stated, base)
+    except InvalidPolicy as wrong:
+        raise InvalidInput(field=f"update_policy.{wrong.field}", rule="policy", message=str(wrong)) from None
+    usual = policy_as_json(UpdatePolicy())
+    return {key: value for key, value in policy_as_json(policy).items() if value != usual[key]}
+
+
+def _record(deployment: Deployment, what: str, message: str, actor: str, now: datetime, **detail: Any) -> None:
+    event_record(
+        kind=f"deployment.{what}",
+        message=message,
+        tone=Tone.MOVING,
+        now=now,
+        actor=actor,
+        deployment=deployment.name,
+        detail=detail,
+    )
+    live.push("deployments", deployment.name)
+    hints.ring("fleet.reconcile")
 
 
 @transaction.atomic

@@ -52,6 +52,15 @@ def plan_lost_region(*, region: str, now: datetime) -> Forecast:
     return _predict(view, LoseRegion(region), now)
 
 
+def plan_onwards(*, view: FleetView, deployment: str, now: datetime) -> Forecast:
+    """What would become of a deployment from this snapshot on, which may say what is only considered.
+
+    Raises:
+        KeyError: the snapshot has no such deployment.
+    """
+    return _predict(view, Scale(deployment, dict(view.deployments[deployment].cells_wanted)), now)
+
+
 def _known_regions(view: FleetView, regions: Mapping[str, Any], field: str) -> None:
     if unknown := sorted(set(regions) - set(view.regions)):
         known = ", ".join(Region.objects.order_by("name").values_list("name", flat=True)) or "none"

@@ -19,12 +19,9 @@ from fleet.planning.states import CellState, RolloutState
 from fleet.planning.waves import course_of
 from fleet.selectors.rollout import ACTIVE, rollout_view
 from fleet.selectors.snapshot import deployment_view
+from fleet.selectors.version_fit import version_fit
 from fleet.services.rollout import rollout_event, rollout_locked, rollout_save
-from models_registry.models import ModelVersion, VersionState
-from models_registry.planning.engine_arguments import render_engine_plan
-from models_registry.planning.lifecycle import may_be_rolled_out
-from models_registry.planning.versions import InvalidVersion
-from models_registry.selectors.model import version_by_reference
+from models_registry.models import ModelVersion
 from models_registry.services.lifecycle import version_hold
 
 
@@ -51,7 +48,13 @@ def rollout_propose(
     row = Deployment.objects.select_related("instance_type", "model_version").filter(name=deployment).first()
     if row is None:
         raise InvalidInput(field="deployment", rule="exists", message=f"there is no deployment {deployment!r}")
-    chosen = _version(row, version, allow_unreleased)
+    chosen = version_fit(
+        version,
+        row.instance_type,
+        allow_unreleased=allow_unreleased,
+        field="version",
+        model=row.model_version.reference,
+    )
     try:
         whole = parse_policy(policy, row.policy())
     except InvalidPolicy as wrong:
@@ -61,28 +64,6 @@ def rollout_propose(
         raise InvalidInput(field="policy.strategy", rule="policy", message=against)
     regions = order_of_regions(wanted, list(Region.objects.order_by("position", "name").values_list("name", flat=True)))
     return Proposal(row, chosen, allow_unreleased, whole, wanted, regions)
-
-
-def _version(deployment: Deployment, reference: str, allow_unreleased: bool) -> ModelVersion:
-    def refuse(rule: str, message: str) -> InvalidInput:
-        return InvalidInput(field="version", rule=rule, message=message)
-
-    version = version_by_reference(ModelVersion.objects.all(), reference)
-    if version is None:
-        raise refuse("exists", f"there is no model version {reference!r}; it reads model@version")
-    if version.model_id != deployment.model_version.model_id:
-        raise refuse("same_model", f"{reference} is another model than {deployment.model_version.reference}")
-    if version.state == VersionState.RETIRED:
-        raise refuse("released", f"{reference} is retired")
-    if version.state == VersionState.DRAFT:
-        raise refuse("released", f"{reference} is a draft, which may still change; validate it first")
-    if not may_be_rolled_out(VersionState(version.state), allow_unreleased=allow_unreleased):
-        raise refuse("released", f"{reference} is {version.state}; release it, or say allow_unreleased")
-    try:
-        render_engine_plan(version.spec(), deployment.instance_type.shape())
-    except InvalidVersion as wrong:
-        raise refuse("runs_there", str(wrong)) from None
-    return version
 
 
 def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "") -> Rollout:

@@ -41,6 +41,24 @@ def model_create(*, name: str, description: str, actor: str, now: datetime) -> M
     return model
 
 
+def model_change(*, name: str, description: str, actor: str, now: datetime) -> Model:
+    """Describe a model in other words.
+
+    Raises:
+        InvalidInput: there is no such model.
+    """
+    with transaction.atomic():
+        model = Model.objects.select_for_update().filter(name=name).first()
+        if model is None:
+            raise InvalidInput(field="name", rule="exists", message=f"there is no model {name!r}; create it first")
+        if model.description != description:
+            model.description = description
+            model.save(update_fields=["description"])
+            event_record(kind="model.changed", message=f"{name} described anew by {actor}", now=now, actor=actor)
+            live.push("models", name)
+    return model
+
+
 def draft_create(
     *, model: str, version: str, based_on: str, columns: Mapping[str, Any], actor: str, now: datetime
 ) -> ModelVersion:
