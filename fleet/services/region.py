@@ -1,0 +1,86 @@
+"""Describes regions. Machines follow: the reconciler keeps the warm spares that a region states."""
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
+
+from django.db import IntegrityError, transaction
+
+from controlplane.kernel import hints, live
+from controlplane.kernel.events import event_record
+from controlplane.kernel.refusals import Conflict, InvalidInput
+from controlplane.kernel.tones import Tone
+from fleet.models import InstanceType, Region
+from fleet.planning.warm import InvalidWarmSpares, parse_warm_spares
+from fleet.providers import ProviderError, provider_named
+
+CHANGEABLE = ("position", "ingress_url", "spares")
+
+
+def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
+    """Add a region, without machines. `columns` are of `CHANGEABLE`, and `provider`.
+
+    Raises:
+        InvalidInput: an unknown provider or instance type, or no statement of spares.
+        Conflict: the name is taken.
+    """
+    _check(columns)
+    try:
+        with transaction.atomic():
+            region = Region.objects.create(name=name, **columns)
+            _record(region, "created", actor, now, columns)
+    except IntegrityError:
+        raise Conflict(f"there is a region {name!r} already") from None
+    return region
+
+
+def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
+    """Change what is given of `CHANGEABLE`; what is set to what it is already is no change.
+
+    Raises:
+        InvalidInput: an unknown instance type, no statement of spares, or a column that does not change.
+    """
+    _check(columns)
+    with transaction.atomic():
+        region = Region.objects.select_for_update().get(name=name)
+        changed = {column: value for column, value in columns.items() if getattr(region, column) != value}
+        if fixed := sorted(set(changed) - set(CHANGEABLE)):
+            message = f"{fixed[0]} of a region does not change; what does: {', '.join(CHANGEABLE)}"
+            raise InvalidInput(field=fixed[0], rule="fixed", message=message)
+        for column, value in changed.items():
+            setattr(region, column, value)
+        if changed:
+            region.save(update_fields=list(changed))
+            _record(region, f"changed ({', '.join(sorted(changed))})", actor, now, changed)
+    return region
+
+
+def _check(columns: Mapping[str, Any]) -> None:
+    if "provider" in columns:
+        try:
+            provider_named(columns["provider"])
+        except ProviderError as error:
+            raise InvalidInput(field="provider", rule="exists", message=str(error)) from None
+    spares = columns.get("spares", {})
+    try:
+        parse_warm_spares(spares)
+    except InvalidWarmSpares as wrong:
+        raise InvalidInput(field="spares", rule="spares", message=str(wrong)) from None
+    there = set(InstanceType.objects.values_list("name", flat=True)) if spares else set()
+    if unknown := sorted(set(spares) - there):
+        message = f"there is no instance type {unknown[0]!r}; there are: {', '.join(sorted(there)) or 'none'}"
+        raise InvalidInput(field=f"spares.{unknown[0]}", rule="exists", message=message)
+
+
+def _record(region: Region, what: str, actor: str, now: datetime, columns: Mapping[str, Any]) -> None:
+    event_record(
+        kind=f"region.{what.partition(' ')[0]}",
+        message=f"region {region.name} {what} by {actor}",
+        tone=Tone.MOVING,
+        now=now,
+        actor=actor,
+        region=region.name,
+        detail=dict(columns),
+    )
+    live.push("nodes")
+    hints.ring("fleet.reconcile")
