@@ -203,6 +203,8 @@ SPECTACULAR_SETTINGS = {
         "controlplane.api.schema.with_problems",
     ],
     "ENUM_NAME_OVERRIDES": {
+        "DocumentKind": "controlplane.api.enums.DOCUMENT_KINDS",
+        "DocumentAction": "controlplane.api.enums.DOCUMENT_ACTIONS",
         "CellState": "controlplane.api.enums.CELL_STATES",
         "NodeState": "controlplane.api.enums.NODE_STATES",
         "NodeRole": "controlplane.api.enums.NODE_ROLES",

@@ -1,5 +1,6 @@
 """Names the OpenAPI document's enumerations (settings.SPECTACULAR_SETTINGS), so that generated clients keep theirs."""
 
+from controlplane.api.apply.planning import Action, Kind
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import EngineState, MemberRole
 from fleet.api.node import ROLES
@@ -12,6 +13,8 @@ from traffic.planning.key import KeyState
 from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.planning.shift import ShiftKind
 
+DOCUMENT_KINDS = choices(Kind)
+DOCUMENT_ACTIONS = choices(Action)
 CELL_STATES = choices(CellState)
 NODE_STATES = choices(NodeState)
 NODE_ROLES = ROLES

@@ -10,6 +10,7 @@ from rest_framework.request import Request
 from rest_framework.routers import DefaultRouter
 from rest_framework.views import APIView
 
+from controlplane.api.apply.view import ApplyViewSet
 from controlplane.api.docs import Documentation
 from controlplane.api.events import EventViewSet
 from controlplane.api.schema import Schema
@@ -41,7 +42,8 @@ class NothingHere(APIView):
 
 
 router = ResourceRouter()
-for prefix, view_set, noun in (*FLEET, *MODELS, *TRAFFIC, ("events", EventViewSet, "event")):
+OWN = (("events", EventViewSet, "event"), ("apply", ApplyViewSet, "apply"))
+for prefix, view_set, noun in (*FLEET, *MODELS, *TRAFFIC, *OWN):
     router.register(prefix, view_set, basename=noun)
 
 urlpatterns = [
