@@ -38,6 +38,8 @@ app.conf.update(
     beat_schedule={
         "fleet-reconcile": {"task": "fleet.reconcile", "schedule": 1.0, "options": {"expires": 2.0}},
         "fleet-step-windows": {"task": "fleet.step_windows", "schedule": 5.0, "options": {"expires": 10.0}},
+        "fleet-look-at-load": {"task": "fleet.look_at_load", "schedule": 5.0, "options": {"expires": 10.0}},
+        "fleet-trim-history": {"task": "fleet.trim_history", "schedule": 600.0, "options": {"expires": 600.0}},
         "fleet-send-webhooks": {"task": "fleet.send_webhooks", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},
         "models-validate": {"task": "models_registry.validate", "schedule": 5.0, "options": {"expires": 10.0}},
@@ -48,9 +50,10 @@ app.conf.update(
         "traffic-autopilot": {"task": "traffic.autopilot", "schedule": 2.0, "options": {"expires": 4.0}},
         "traffic-ensure-ingresses": {"task": "traffic.ensure_ingresses", "schedule": 1.0, "options": {"expires": 2.0}},
         "traffic-trim-async": {"task": "traffic.trim_async", "schedule": 60.0, "options": {"expires": 60.0}},
+        "accounts-expire-approvals": {"task": "accounts.expire_approvals", "schedule": 60.0, "options": {"expires": 60.0}},
         "kernel-trim-events": {"task": "kernel.trim_events", "schedule": 3600.0},
         "kernel-trim-changes": {"task": "kernel.trim_changes", "schedule": 600.0},
         "kernel-trim-idempotent": {"task": "kernel.trim_idempotent_answers", "schedule": 3600.0},
     },
 )
-app.autodiscover_tasks(["controlplane.kernel", "models_registry", "fleet", "traffic"])
+app.autodiscover_tasks(["controlplane.kernel", "controlplane.accounts", "models_registry", "fleet", "traffic"])

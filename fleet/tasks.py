@@ -4,6 +4,7 @@ from celery import shared_task
 
 from controlplane.kernel import clock
 from fleet.services.enrolment import join_tokens_trim
+from fleet.services.history import history_look, history_trim
 from fleet.services.reconcile import reconcile
 from fleet.services.step_windows import step_windows_cut
 from fleet.services.webhook_delivery import deliveries_send, deliveries_trim
@@ -32,3 +33,13 @@ def trim_deliveries() -> None:
 @shared_task(name="fleet.trim_join_tokens")
 def trim_join_tokens() -> None:
     join_tokens_trim(now=clock.now())
+
+
+@shared_task(name="fleet.look_at_load")
+def look_at_load() -> None:
+    history_look(now=clock.now())
+
+
+@shared_task(name="fleet.trim_history")
+def trim_history() -> None:
+    history_trim(now=clock.now())

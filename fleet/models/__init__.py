@@ -5,6 +5,7 @@ from fleet.models.credential import AgentCredential, JoinToken
 from fleet.models.deployment import Deployment, DeploymentRegion
 from fleet.models.disruption import Disruption
 from fleet.models.fault import CellSighting, FaultRule, Repair, Replacement, Signal, StepRecord
+from fleet.models.history import LoadSubject, LoadWindow
 from fleet.models.incident import Incident
 from fleet.models.node import Node, NodeReport
 from fleet.models.region import InstanceType, Region
@@ -23,6 +24,8 @@ __all__ = [
     "Incident",
     "InstanceType",
     "JoinToken",
+    "LoadSubject",
+    "LoadWindow",
     "Node",
     "NodeReport",
     "Region",

@@ -4,6 +4,7 @@ from django.db import models
 
 from fleet.models.region import InstanceType, Region
 from fleet.planning.policy import UpdatePolicy, parse_policy
+from fleet.planning.slo import Objective, parse_objective
 from fleet.planning.states import ServingClass, choices
 from models_registry.models import ModelVersion
 
@@ -11,7 +12,8 @@ from models_registry.models import ModelVersion
 class Deployment(models.Model):
     """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice.
 
-    `update_policy` states what differs from the defaults of `fleet.planning.policy.UpdatePolicy`.
+    `update_policy` states what differs from the defaults of `fleet.planning.policy.UpdatePolicy`, `slo` what differs
+    from those of its serving class (`fleet.planning.slo`).
     """
 
     name = models.SlugField(max_length=96, primary_key=True)
@@ -20,6 +22,7 @@ class Deployment(models.Model):
     serving_class = models.CharField(max_length=16, choices=choices(ServingClass), default=ServingClass.REALTIME.value)
     drain_deadline_s = models.FloatField(default=60.0)
     update_policy = models.JSONField(default=dict, blank=True)
+    slo = models.JSONField(default=dict, blank=True)
     next_ordinal = models.PositiveIntegerField(default=1)
     created_at = models.DateTimeField()
 
@@ -32,6 +35,10 @@ class Deployment(models.Model):
     def policy(self) -> UpdatePolicy:
         """How its cells may be updated, the defaults filled in."""
         return parse_policy(self.update_policy)
+
+    def objective(self) -> Objective:
+        """What its users may expect, the defaults filled in."""
+        return parse_objective(self.slo, ServingClass(self.serving_class))
 
 
 class DeploymentRegion(models.Model):

@@ -1,0 +1,132 @@
+"""Load over time, on a grid without gaps in time: one query for any number of subjects. It reads what
+`fleet.services.history` wrote, and adds nothing up but counts."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from django.db.models import Q
+
+from fleet.models import LoadWindow
+from fleet.planning.history import FINE_S
+from fleet.planning.slo import WINDOWS_S, Seen, total
+
+FLEET = "fleet"
+DAY_S = 86_400
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How far back to look, and in which steps; `name` is what a URL says."""
+
+    name: str
+    length_s: int
+    step_s: int
+
+
+SPANS = (Span("30m", 1800, FINE_S), Span("1h", 3600, FINE_S), Span("24h", DAY_S, 300), Span("14d", 14 * DAY_S, 3600))
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One window. Rates are per second, `errors_percent` is of the requests (None without any)."""
+
+    requests_per_s: float
+    errors_per_s: float
+    errors_percent: float | None
+    cells: float
+    in_flight: float
+    queued: float
+    tokens_per_s: float
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    itl_p50_ms: float | None
+    itl_p95_ms: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSeries:
+    """A subject's load: `points[i]` is the window from `start + i * step_s`, None where nobody looked."""
+
+    start: datetime
+    step_s: int
+    points: tuple[Point | None, ...]
+
+    @property
+    def last(self) -> Point | None:
+        """The youngest window that is not missing; None if all are."""
+        return next((point for point in reversed(self.points) if point is not None), None)
+
+
+def cell_subject(cell: str) -> str:
+    return f"cell:{cell}"
+
+
+def region_subject(region: str) -> str:
+    return f"region:{region}"
+
+
+def deployment_subject(deployment: str, region: str = "") -> str:
+    """The deployment as a whole, or its part in a region."""
+    return f"deployment:{deployment}@{region}" if region else f"deployment:{deployment}"
+
+
+def span_named(name: str) -> Span:
+    """The span that a URL names; the first for a name that is none."""
+    return next((span for span in SPANS if span.name == name), SPANS[0])
+
+
+def load_series(subjects: Sequence[str], span: Span, now: datetime) -> dict[str, LoadSeries]:
+    """Subject -> its load until now, for each subject, known or not. One query."""
+    end = int(now.timestamp() // span.step_s)
+    first = end - span.length_s // span.step_s
+    grids: dict[str, list[Point | None]] = {name: [None] * (end - first) for name in subjects}
+    start = datetime.fromtimestamp(first * span.step_s, UTC)
+    rows = LoadWindow.objects.filter(subject__name__in=subjects, step_s=span.step_s, at__gte=start, at__lt=now)
+    for window in rows.select_related("subject"):
+        place = int(window.at.timestamp() // span.step_s) - first
+        if place < end - first:
+            grids[window.subject.name][place] = _point(window)
+    return {name: LoadSeries(start, span.step_s, tuple(points)) for name, points in grids.items()}
+
+
+def last_windows(subjects: Iterable[str], now: datetime, *, within_s: float = 4 * FINE_S) -> dict[str, Point]:
+    """Subject -> its youngest fine window, of those that have one that is young enough. One query."""
+    since = now - timedelta(seconds=within_s)
+    rows = LoadWindow.objects.filter(subject__name__in=list(subjects), step_s=FINE_S, at__gte=since)
+    return {row.subject.name: _point(row) for row in rows.select_related("subject").order_by("at")}
+
+
+def seen_in_windows(subject: str, now: datetime) -> Mapping[int, Seen]:
+    """What happened to the requests of a subject in each window by which objectives are judged. One query.
+
+    The last hour in fine windows, the last day in those of 5 minutes, what is older in those of an hour.
+    """
+    ages = {window: now - timedelta(seconds=window) for window in WINDOWS_S}
+    hour, day = now - timedelta(seconds=3600), now - timedelta(seconds=DAY_S)
+    fine = Q(step_s=FINE_S, at__gte=hour)
+    middle = Q(step_s=300, at__gte=day)
+    long = Q(step_s=3600, at__gte=ages[max(ages)], at__lt=day)
+    rows = LoadWindow.objects.filter(fine | middle | long, subject__name=subject)
+    seen: dict[int, list[Seen]] = {window: [] for window in WINDOWS_S}
+    for step, at, requests, errors, slow in rows.values_list("step_s", "at", "requests", "errors", "slow"):
+        for window, since in ages.items():
+            if at >= since and (step == FINE_S) == (window <= 3600):
+                seen[window].append(Seen(requests, errors, slow))
+    return {window: total(found) for window, found in seen.items()}
+
+
+def _point(window: LoadWindow) -> Point:
+    return Point(
+        requests_per_s=window.requests / window.covered_s,
+        errors_per_s=window.errors / window.covered_s,
+        errors_percent=100.0 * window.errors / window.requests if window.requests else None,
+        cells=window.cells,
+        in_flight=window.in_flight,
+        queued=window.queued,
+        tokens_per_s=window.tokens_per_s,
+        ttft_p50_ms=window.ttft_p50_ms,
+        ttft_p95_ms=window.ttft_p95_ms,
+        itl_p50_ms=window.itl_p50_ms,
+        itl_p95_ms=window.itl_p95_ms,
+    )

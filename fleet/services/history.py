@@ -1,0 +1,173 @@
+"""Keeps what every cell, deployment and region carried over time, from the totals that cells report. One worker at a
+time looks, four times a minute; whatever nobody looked at in time is counted into the next window, never guessed."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from datetime import datetime, timedelta
+from typing import Any
+
+import msgspec
+from django.db import connection, transaction
+from psycopg import sql
+
+from controlplane.kernel import live
+from controlplane.kernel.leases import lease_release, lease_take, this_holder
+from fleet.models import Deployment, LoadSubject, LoadWindow
+from fleet.planning.history import (
+    KEPT_S,
+    Figures,
+    Memory,
+    Sample,
+    Spoken,
+    advance,
+    fine_index,
+    pooled,
+    sample_of,
+    totals_of,
+)
+from fleet.planning.slo import parse_objective
+from fleet.planning.states import ServingClass
+from fleet.selectors.history import FLEET, cell_subject, deployment_subject, region_subject
+
+LEASE = "fleet:history"
+LOOK_LIMIT_S = 30.0
+FRESH_FOR_S = 15.0
+"""Agents report every 2 s; what is older says nothing about now."""
+_SPOKEN = """
+    SELECT cell.id, cell.deployment_id, cell.region_id, cell.generation, report.load::text
+    FROM fleet_cell cell
+    JOIN fleet_cellmember member ON member.cell_id = cell.id AND member.rank = 0
+    JOIN fleet_nodereport report ON report.node_id = member.node_id
+    WHERE cell.state IN ('ready', 'draining') AND report.load IS NOT NULL AND report.last_seen_at > %(since)s
+      AND report.cell = cell.id AND report.generation = cell.generation
+"""
+_REMEMBER = """
+    UPDATE fleet_loadsubject SET memory = new.memory, index = %(index)s, seen_at = %(now)s
+    FROM unnest(%(ids)s::bigint[], %(memories)s::bytea[]) AS new(id, memory) WHERE fleet_loadsubject.id = new.id
+"""
+COLUMNS = ("subject_id", *(field.name for field in fields(Figures)))
+_COPY = sql.SQL("COPY fleet_loadwindow ({}) FROM STDIN").format(sql.SQL(", ").join(map(sql.Identifier, COLUMNS)))
+
+_decoder = msgspec.json.Decoder(Spoken)
+_memories = msgspec.msgpack.Decoder(Memory)
+_encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """What the leader of a serving cell said last."""
+
+    cell: str
+    deployment: str
+    region: str
+    generation: int
+    spoken: Spoken
+
+
+def history_look(*, now: datetime) -> int:
+    """Take a look, unless somebody has in this window of 15 s. Returns how many windows were finished."""
+    holder = this_holder()
+    if lease_take(name=LEASE, holder=holder, ttl_s=LOOK_LIMIT_S, now=now) is None:
+        return 0
+    try:
+        if LoadSubject.objects.filter(name=FLEET, index__gte=fine_index(now.timestamp())).exists():
+            return 0
+        with transaction.atomic():
+            return _look(now)
+    finally:
+        lease_release(name=LEASE, holder=holder, now=now)
+
+
+def history_trim(*, now: datetime) -> None:
+    """Forget windows that are older than their step is kept, and subjects that have none left."""
+    for step, kept_s in KEPT_S.items():
+        LoadWindow.objects.filter(step_s=step, at__lt=now - timedelta(seconds=kept_s)).delete()
+    LoadSubject.objects.filter(seen_at__lt=now - timedelta(seconds=max(KEPT_S.values()))).delete()
+
+
+def _look(now: datetime) -> int:
+    words = list(_words(now))
+    subjects = {name: (pk, memory) for pk, name, memory in LoadSubject.objects.values_list("pk", "name", "memory")}
+    counted_before = FLEET in subjects
+    memories = {name: _memories.decode(memory) for name, (_, memory) in subjects.items() if memory}
+    samples = _samples(words, memories, counted_before)
+    ids = {name: pk for name, (pk, _) in subjects.items()} | _introduced(samples.keys() - subjects.keys(), now)
+    done: list[tuple[int, Figures]] = []
+    changed: dict[int, Memory] = {}
+    for name in samples.keys() | {name for name, memory in memories.items() if memory.filling}:
+        memory = memories.setdefault(name, Memory())
+        finished = advance(memory, samples.get(name), now.timestamp())
+        if finished:
+            changed[ids[name]] = memory
+        done += [(ids[name], figures) for figures in finished]
+    _remember(changed, now)
+    _store(done)
+    if done:
+        live.push("history")
+    return len(done)
+
+
+def _words(now: datetime) -> Iterable[Word]:
+    with connection.cursor() as cursor:
+        cursor.execute(_SPOKEN, {"since": now - timedelta(seconds=FRESH_FOR_S)})
+        for cell, deployment, region, generation, load in cursor.fetchall():
+            yield Word(cell, deployment, region, generation, _decoder.decode(load))
+
+
+def _samples(words: list[Word], memories: dict[str, Memory], counted_before: bool) -> dict[str, Sample]:
+    """Subject -> what it added. `memories` of cells learn what those have counted."""
+    objectives = _ttft_objectives()
+    of_cells: dict[str, Sample] = {}
+    by_place: dict[tuple[str, str], list[Sample]] = defaultdict(list)
+    for word in words:
+        name = cell_subject(word.cell)
+        memory = memories.setdefault(name, Memory())
+        before = memory.totals
+        if before is None and counted_before:  # it came while somebody counted: all that it has counted is new
+            before = totals_of(Spoken(), word.generation)
+        sample = sample_of(word.spoken, word.generation, before, objectives.get(word.deployment))
+        memory.totals = totals_of(word.spoken, word.generation)
+        of_cells[name] = sample
+        by_place[word.deployment, word.region].append(sample)
+    return of_cells | _sums(by_place)
+
+
+def _sums(by_place: Mapping[tuple[str, str], list[Sample]]) -> dict[str, Sample]:
+    """Samples of deployments in regions, of deployments, of regions, and of the fleet, which has one at any rate."""
+    parts: dict[str, list[Sample]] = defaultdict(list)
+    parts[FLEET] = []
+    for (deployment, region), samples in by_place.items():
+        here = pooled(samples)
+        parts[deployment_subject(deployment, region)] = [here]
+        for name in (deployment_subject(deployment), region_subject(region), FLEET):
+            parts[name].append(here)
+    return {name: pooled(samples) for name, samples in parts.items()}
+
+
+def _ttft_objectives() -> dict[str, float]:
+    stated = Deployment.objects.values_list("name", "slo", "serving_class")
+    return {name: parse_objective(slo, ServingClass(serving_class)).ttft_ms for name, slo, serving_class in stated}
+
+
+def _introduced(names: Iterable[str], now: datetime) -> dict[str, int]:
+    rows = LoadSubject.objects.bulk_create([LoadSubject(name=name, seen_at=now) for name in sorted(names)])
+    return {row.name: row.pk for row in rows}
+
+
+def _remember(memories: Mapping[int, Memory], now: datetime) -> None:
+    values: dict[str, Any] = {
+        "ids": list(memories),
+        "memories": [_encoder.encode(memory) for memory in memories.values()],
+        "index": fine_index(now.timestamp()),
+        "now": now,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_REMEMBER, values)
+
+
+def _store(done: list[tuple[int, Figures]]) -> None:
+    names = COLUMNS[1:]
+    with connection.cursor() as cursor, cursor.copy(_COPY) as copy:
+        for subject, figures in done:
+            copy.write_row((subject, *(getattr(figures, name) for name in names)))
