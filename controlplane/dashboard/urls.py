@@ -18,6 +18,7 @@ from controlplane.dashboard.pages.overview import OVERVIEW
 from controlplane.dashboard.pages.playground import PLAYGROUND, playground_say
 from controlplane.dashboard.pages.rollout_actions import rollout_action
 from controlplane.dashboard.pages.rollouts import ROLLOUT, ROLLOUTS
+from controlplane.dashboard.pages.search import SEARCH
 from controlplane.dashboard.pages.shell import SHELL
 from controlplane.dashboard.pages.traffic import TRAFFIC
 from controlplane.dashboard.pages.traffic_actions import evacuate, override_end_now
@@ -73,6 +74,7 @@ urlpatterns = [
     path("models/<version:key>/ask/<str:action>/", version_action, name="version-action"),
     path("incidents/", _view(INCIDENTS), name="incidents"),
     path("incidents/<str:key>/", _view(INCIDENT), name="incident"),
+    path("search/", _view(SEARCH), name="search"),
     path("events/", _view(EVENTS), name="events"),
     path("login/", Login.as_view(), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),

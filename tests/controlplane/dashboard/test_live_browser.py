@@ -145,7 +145,10 @@ def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     aside(lambda: rows.cell("sim-70b-us-east-1-2", rows.node("n-f0000003")))
     watched = Watched(chromium, url)
     page = watched.page
-    page.keyboard.press("/")
+    page.keyboard.press("g")
+    page.keyboard.press("c")
+    expect(page.locator("h1")).to_have_text("Cells")
+    page.keyboard.press("f")
     expect(page.locator("#find")).to_be_focused()
     page.keyboard.type("east-1-2")
     expect(page.locator("#cells-table tbody tr")).to_have_count(1)
@@ -160,6 +163,16 @@ def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     expect(row).to_be_focused()
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("sim-70b-us-east-1-2")
+    page.keyboard.press("?")
+    expect(page.locator("#help")).to_contain_text("Overview")
+    page.keyboard.press("Escape")
+    expect(page.locator("#help")).to_be_hidden()
+    page.keyboard.press("/")
+    expect(page.locator("#search-text")).to_be_focused()
+    page.keyboard.type(CELL)
+    expect(page.locator("#search-results [data-row]")).to_have_text([CELL])
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text(CELL)
     assert watched.trouble == []
 
 

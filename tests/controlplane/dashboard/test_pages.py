@@ -30,6 +30,7 @@ LISTS = [
     "/playground/",
     "/rollouts/",
     "/rollouts/?state=active",
+    "/search/?q=0",
     "/traffic/",
 ]
 DETAILS = [

@@ -2,12 +2,19 @@
 
 const THEMES = ["auto", "light", "dark"];
 
+const JUMP_WITHIN_MS = 1500;
+
+const search = document.getElementById("search");
+const help = document.getElementById("help");
+let jumpUntil = 0; // a letter before this time goes to a page
+
 function typing(target) {
   return target.closest("input, textarea, select, [contenteditable]") !== null;
 }
 
 function rows() {
-  return [...document.querySelectorAll("main [data-row]")].filter((row) => row.offsetParent !== null);
+  const within = document.querySelector("dialog[open]") ?? document.querySelector("main");
+  return [...within.querySelectorAll("[data-row]")].filter((row) => row.offsetParent !== null);
 }
 
 function moveRow(step) {
@@ -19,27 +26,93 @@ function moveRow(step) {
   all[next].scrollIntoView({ block: "nearest" });
 }
 
-function find() {
+function openSearch() {
+  if (!search) return openFilter();
+  if (!search.open) search.showModal();
+  const box = document.getElementById("search-text");
+  box.focus();
+  box.select();
+}
+
+function openFilter() {
   const box = document.getElementById("find");
-  if (box) {
-    box.focus();
-    box.select();
-  } else {
-    location.href = document.body.dataset.findUrl;
-  }
+  box?.focus();
+  box?.select();
+}
+
+function jumps() {
+  return [...document.querySelectorAll("nav [data-jump]")];
+}
+
+function openHelp() {
+  if (!help) return;
+  const lines = jumps().map((link) => {
+    const line = document.createElement("div");
+    const [keys, name] = [document.createElement("dt"), document.createElement("dd")];
+    for (const letter of ["g", link.dataset.jump]) {
+      const key = document.createElement("kbd");
+      key.textContent = letter;
+      keys.append(key, " ");
+    }
+    name.textContent = link.firstChild.textContent.trim();
+    line.append(keys, name);
+    return line;
+  });
+  document.getElementById("help-jumps").replaceChildren(...lines);
+  help.showModal();
+}
+
+const KEYS = {
+  j: () => moveRow(1),
+  k: () => moveRow(-1),
+  "/": openSearch,
+  f: openFilter,
+  "?": openHelp,
+  g: () => (jumpUntil = performance.now() + JUMP_WITHIN_MS),
+};
+
+function jump(letter) {
+  jumpUntil = 0;
+  jumps().find((link) => link.dataset.jump === letter)?.click();
+}
+
+function pressed(event) {
+  const act = performance.now() < jumpUntil ? () => jump(event.key) : KEYS[event.key];
+  if (!act || (document.querySelector("dialog[open]") && !"jk".includes(event.key))) return;
+  act();
+  event.preventDefault();
 }
 
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
-  if (event.key === "Escape" && typing(event.target)) {
-    event.target.blur();
-  } else if (!typing(event.target) && document.body.dataset.findUrl) {
-    if (event.key === "j") moveRow(1);
-    else if (event.key === "k") moveRow(-1);
-    else if (event.key === "/") find();
-    else return;
+  const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
+  if (step && search?.open) {
+    moveRow(step);
     event.preventDefault();
+  } else if (!typing(event.target)) {
+    pressed(event);
+  } else if (event.key === "Escape" && !search?.open) {
+    event.target.blur();
   }
+});
+
+// Enter opens the first thing that was found, if it was found for what stands in the box now; else the whole page does.
+search?.querySelector("form").addEventListener("submit", (event) => {
+  const found = search.querySelector("[data-found-for]");
+  const first = rows()[0];
+  if (!first || found?.dataset.foundFor !== document.getElementById("search-text").value.trim()) return;
+  event.preventDefault();
+  first.click();
+});
+
+search?.addEventListener("click", (event) => {
+  if (event.target === search) search.close(); // beside the box
+});
+
+document.getElementById("search-open")?.addEventListener("click", (event) => {
+  if (!search) return;
+  event.preventDefault();
+  openSearch();
 });
 
 function showTheme(button) {
@@ -74,5 +147,4 @@ document.body.addEventListener("htmx:configRequest", (event) => {
   for (const [name, value] of [...sent.entries()]) if (value === "") sent.delete(name);
 });
 
-if (location.hash === "#find") find();
-else document.querySelector("details:target")?.setAttribute("open", "");
+document.querySelector("details:target")?.setAttribute("open", "");

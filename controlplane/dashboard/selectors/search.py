@@ -1,0 +1,113 @@
+"""Finds whatever bears a name: cells, nodes, deployments, versions, rollouts, incidents, keys. A few of each kind, the
+shortest names first, so that a whole name comes before those that only contain it."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import F, Q, Value
+from django.db.models.functions import Concat, Length
+
+from controlplane.kernel.tones import Tone
+from fleet.models import Cell, Deployment, Incident, Node, Rollout
+from models_registry.models import ModelVersion
+from traffic.models import ApplicationKey
+from traffic.planning.key import KEY_TONE
+
+EACH_SHOWN = 6
+READ = slice(EACH_SHOWN + 1)
+LARGEST_NUMBER_LETTERS = 9
+LONGEST_TEXT = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One thing: `view` and `key` make its address; `state` "" where it has none."""
+
+    view: str
+    key: str
+    name: str
+    state: str = ""
+    tone: str = Tone.IDLE.value
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Things of one kind; `more` there are than are shown."""
+
+    title: str
+    found: tuple[Found, ...]
+    more: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResults:
+    text: str
+    groups: tuple[Group, ...]
+
+
+def search(*, text: str, now: datetime) -> SearchResults:
+    """In one query for each kind; none for no text."""
+    text = text[:LONGEST_TEXT]
+    if not text:
+        return SearchResults("", ())
+    groups = (
+        _group("Cells", _cells(text)),
+        _group("Deployments", _deployments(text)),
+        _group("Nodes", _nodes(text)),
+        _group("Versions", _versions(text)),
+        _group("Rollouts", _rollouts(text)),
+        _group("Incidents", _incidents(text)),
+        _group("Keys", _keys(text, now)),
+    )
+    return SearchResults(text, tuple(group for group in groups if group.found))
+
+
+def _group(title: str, found: Iterable[Found]) -> Group:
+    some = tuple(found)
+    return Group(title, some[:EACH_SHOWN], len(some) > EACH_SHOWN)
+
+
+def _cells(text: str) -> Iterator[Found]:
+    for cell in Cell.objects.filter(id__icontains=text).order_by(Length("id"), "id")[READ]:
+        yield Found("cell", cell.pk, cell.pk, cell.state, cell.tone, cell.reason)
+
+
+def _deployments(text: str) -> Iterator[Found]:
+    for row in Deployment.objects.filter(name__icontains=text).order_by(Length("name"), "name")[READ]:
+        yield Found("deployment", row.name, row.name)
+
+
+def _nodes(text: str) -> Iterator[Found]:
+    for node in Node.objects.filter(id__icontains=text).order_by(Length("id"), "id")[READ]:
+        yield Found("node", node.pk, node.pk, node.state, node.tone, node.region_id)
+
+
+def _versions(text: str) -> Iterator[Found]:
+    named = ModelVersion.objects.annotate(name=Concat(F("model_id"), Value("@"), F("version")))
+    for row in named.filter(name__icontains=text).order_by(Length("name"), "name")[READ]:
+        yield Found("version", row.reference, row.reference, row.state, row.tone, row.engine)
+
+
+def _rollouts(text: str) -> Iterator[Found]:
+    about = Q(deployment__name__icontains=text) | Q(reason__icontains=text)
+    if text.isdecimal() and len(text) <= LARGEST_NUMBER_LETTERS:
+        about |= Q(pk=int(text))
+    for row in Rollout.objects.filter(about).order_by("-id")[READ]:
+        name = f"Rollout {row.pk} of {row.deployment_id}"
+        yield Found("rollout", str(row.pk), name, row.get_state_display().lower(), row.tone, row.reason)
+
+
+def _incidents(text: str) -> Iterator[Found]:
+    about = Q(subject__icontains=text) | Q(summary__icontains=text) | Q(cell__icontains=text) | Q(node__icontains=text)
+    for row in Incident.objects.filter(about).order_by("-state", "-id")[READ]:
+        yield Found("incident", str(row.pk), row.summary, row.state, row.tone, row.kind)
+
+
+def _keys(text: str, now: datetime) -> Iterator[Found]:
+    prefix = text.removeprefix("sw_").partition("_")[0]
+    about = Q(name__icontains=text) | Q(tenant__icontains=text) | Q(prefix=prefix)
+    for row in ApplicationKey.objects.filter(about).order_by(Length("name"), "name")[READ]:
+        state = row.state_at(now)
+        yield Found("key", row.prefix, row.name, state, KEY_TONE[state], row.tenant)
