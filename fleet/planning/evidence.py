@@ -13,9 +13,9 @@ CELLS_COMPARED = 100
 """Of each kind; more would not make the verdict better, only the rollout's row larger."""
 
 
-def updated_cells(course: Course, versions: VersionPlan) -> list[CellView]:
-    """Serving cells of the new version in the region of this stage."""
-    cells = versions.live.get((course.deployment.name, course.stage.region), ())
+def updated_cells(course: Course, versions: VersionPlan, region: str) -> list[CellView]:
+    """Serving cells of the new version in a region."""
+    cells = versions.live.get((course.deployment.name, region), ())
     return [cell for cell in cells if cell.state is CellState.READY and cell.version == course.rollout.to_version]
 
 
@@ -34,15 +34,20 @@ def control_cells(course: Course, versions: VersionPlan) -> list[CellView]:
 
 def counters_now(course: Course, versions: VersionPlan) -> dict[str, CellCounters]:
     """What the cells to compare have counted until now."""
-    updated = updated_cells(course, versions)[:CELLS_COMPARED]
+    updated = updated_cells(course, versions, course.stage.region)[:CELLS_COMPARED]
     control = control_cells(course, versions)[:CELLS_COMPARED]
     return {cell.id: cell.counters for cell in (*updated, *control) if cell.counters is not None}
 
 
 def bake_verdict(course: Course, versions: VersionPlan, is_fresh: Callable[[CellView], bool]) -> Verdict:
-    """The verdict over the bake that ends now. A cell without a fresh report gives no evidence."""
+    """The verdict over the bake that ends now. A cell without a fresh report gives no evidence, and no updated cell of
+    any region may be without one: it may have stopped answering an hour after its own bake."""
+    for region in course.regions:
+        for cell in updated_cells(course, versions, region):
+            if not is_fresh(cell):
+                return Verdict(Finding.INCONCLUSIVE, f"{cell.id}, updated, has not reported lately that it is well")
     before = course.rollout.counters
-    updated = _since(filter(is_fresh, updated_cells(course, versions)), before)
+    updated = _since(updated_cells(course, versions, course.stage.region), before)
     if not updated:
         return Verdict(Finding.INCONCLUSIVE, "no updated cell has reported what it served during the bake")
     old = control_cells(course, versions)

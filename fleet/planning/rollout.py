@@ -161,7 +161,8 @@ def _judge_bake(case: _Case) -> ChangeRollout | None:
     verdict = bake_verdict(case.course, case.versions, case.is_fresh)
     if verdict.finding is Finding.INCONCLUSIVE and watched_s < BAKE_STRETCH * bake_s:
         limit_s = BAKE_STRETCH * bake_s
-        return case.change(rollout.state, f"{stage.label}: too few samples yet, watched for up to {limit_s:.0f} s")
+        why = "too few samples yet" if verdict.numbers else verdict.reason  # numbers would change with every pass
+        return case.change(rollout.state, f"{stage.label}: {why}, watched for up to {limit_s:.0f} s")
     return replace(_after_verdict(case, verdict), verdict=verdict)
 
 

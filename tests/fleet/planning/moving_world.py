@@ -8,6 +8,7 @@ from enum import StrEnum
 from engine_agent.protocol.states import EngineState
 from fleet.planning.counters import CellCounters
 from fleet.planning.decisions import ChangeRollout, Decision, DrainCell, LaunchNodes
+from fleet.planning.fault_settings import FaultSettings
 from fleet.planning.ledger import LedgerLimits
 from fleet.planning.liveness import nodes_in_doubt
 from fleet.planning.planners import MAX_ROUNDS, PLANNERS
@@ -27,7 +28,11 @@ from tests.fleet.planning.fleets import KIND, NOW
 from tests.fleet.planning.world import World
 
 OLD, NEW = "llama@1", "llama@2"
-SETTINGS = FleetSettings(ledger=LedgerLimits(region_floor=100, fleet_floor=100))
+SETTINGS = FleetSettings(
+    ledger=LedgerLimits(region_floor=100, fleet_floor=100),
+    faults=FaultSettings(frozen_above_nodes=100, common_cause_nodes=100),
+)
+"""A dozen machines of which three die are no sign of anything here, so that no incident stands in a rollout's way."""
 REGIONS = ("east", "west")
 USUAL_BUCKET = 60
 REQUESTS_PER_S = 20
@@ -53,6 +58,8 @@ class MovingWorld(World):
         self.behaviour = behaviour
         self.ended: list[RolloutView] = []
         self.touched: set[str] = set()
+        self.unwell: set[str] = set()
+        """Nodes whose probe has just failed."""
         self.barren = False
         """Nobody sells machines."""
         self.scale(wanted, policy)
@@ -175,6 +182,8 @@ class MovingWorld(World):
 
     def _obey(self, view: NodeView) -> ReportView:
         report = super()._obey(view)
+        if view.id in self.unwell:
+            report = replace(report, unhealthy_since=self.now)
         cell = self.fleet.cell_of(view.id)
         if cell is None or cell.version != NEW or report.state is not EngineState.READY:
             return report

@@ -74,6 +74,21 @@ def test_a_bake_with_too_few_samples_goes_on_until_it_has_them() -> None:
     assert world.outcome is RolloutState.SUCCEEDED
 
 
+def test_a_cell_of_an_earlier_region_that_is_unwell_holds_the_last_stage() -> None:
+    world = started(TWO, QUICK)
+    while world.rollout is not None and "west 100 %: 2 updated, watched" not in world.rollout.reason:
+        world.tick()
+    unwell = next(cell for cell in world.cells(CellState.READY) if cell.region == "east")
+    world.unwell.add(unwell.members[0].node)
+    world.run(2 * int(QUICK.bake_s))
+    assert world.rollout is not None
+    assert world.rollout.state is RolloutState.BAKING
+    assert f"{unwell.id}, updated, has not reported lately that it is well" in world.rollout.reason
+    world.unwell.clear()
+    world.run(400, until=RolloutState.SUCCEEDED)
+    assert world.outcome is RolloutState.SUCCEEDED
+
+
 def test_a_bake_that_never_has_enough_samples_pauses() -> None:
     world = started(TWO, replace(QUICK, gate=GatePolicy(min_samples=1000)))
     world.run(60, until=RolloutState.BAKING)
