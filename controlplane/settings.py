@@ -46,6 +46,9 @@ ARTIFACT_LIMIT_S = float(os.environ.get("SWITCHYARD_ARTIFACT_LIMIT_S", "14400"))
 WEBHOOK_NETWORKS = _words("SWITCHYARD_WEBHOOK_NETWORKS", "")
 """Networks that webhooks may be in though they are not public, such as `10.0.0.0/8`; http is allowed there."""
 
+AUDIT_EXPORT = os.environ.get("SWITCHYARD_AUDIT_EXPORT", "")
+"""Where audit records go continuously: `s3://bucket/prefix`, `file:///var/log/audit.jsonl`, `syslog://host:514`."""
+
 REGION_LATENCY_MS = _figures("SWITCHYARD_REGION_LATENCY_MS", "")
 """Measured round trips between regions, such as `us-east-1:us-west-2=62,us-east-1:eu-west-1=71`; the rest is estimated
 from where they lie (traffic.planning.latency)."""
@@ -77,6 +80,7 @@ INSTALLED_APPS = [
     "controlplane",
     "controlplane.kernel",
     "controlplane.accounts",
+    "controlplane.audit",
     "controlplane.dashboard",
     "models_registry",
     "fleet",
@@ -94,6 +98,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
+    "controlplane.audit.border.AuditBorder",  # the last: it calls the view itself
 ]
 
 ROOT_URLCONF = "controlplane.urls"

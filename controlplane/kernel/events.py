@@ -6,6 +6,7 @@ from typing import Any
 from controlplane.kernel import live
 from controlplane.kernel.models import Event
 from controlplane.kernel.tones import Tone
+from controlplane.kernel.trail import trail
 
 
 def event_record(  # noqa: PLR0913 - one keyword per column of the timeline
@@ -34,5 +35,14 @@ def event_record(  # noqa: PLR0913 - one keyword per column of the timeline
         node=node,
         detail=detail or {},
     )
+    _note(event)
     live.push("events")
     return event
+
+
+def _note(event: Event) -> None:
+    if (kept := trail()) is None:
+        return
+    kept.events.append({"kind": event.kind, "message": event.message})
+    for noun in ("cell", "node", "deployment", "region"):
+        kept.about(noun, getattr(event, noun))

@@ -10,6 +10,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
 
 from controlplane.kernel import clock
+from controlplane.kernel.trail import not_audited
 from traffic.models import AsyncRequest
 from traffic.planning.async_request import AsyncSettings, AsyncState
 from traffic.selectors.application import Application, UnknownApplication, application_of
@@ -18,9 +19,11 @@ from traffic.services.async_request import Asked, AsyncRefused, async_request_ac
 
 ENDPOINTS = {"chat/completions": "/v1/chat/completions", "completions": "/v1/completions"}
 RETRY_AFTER_S = 5
+APPLICATIONS = "requests of applications are counted as usage, by key; they change nothing that operators run"
 
 
 @csrf_exempt
+@not_audited(APPLICATIONS)
 @require_http_methods(["POST"])
 def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
     """POST /v1/async/chat/completions, /v1/async/completions: 202 and where to ask for the outcome."""
@@ -45,6 +48,7 @@ def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
 
 
 @csrf_exempt
+@not_audited(APPLICATIONS)
 @require_http_methods(["GET", "DELETE"])
 def one(request: HttpRequest, request_id: str) -> HttpResponseBase:
     """GET: how a request stands. DELETE: cancel it, unless it has ended."""
@@ -63,6 +67,7 @@ def one(request: HttpRequest, request_id: str) -> HttpResponseBase:
 
 
 @csrf_exempt
+@not_audited(APPLICATIONS)
 def elsewhere(request: HttpRequest) -> HttpResponseBase:
     """Every other path below /v1/async/."""
     known = ", ".join(f"/v1/async/{kind}" for kind in ENDPOINTS)

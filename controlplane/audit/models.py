@@ -1,0 +1,84 @@
+"""Audit records and the chain that holds them together. Rows are only ever added: a trigger refuses everything else."""
+
+from enum import StrEnum
+
+from django.contrib.postgres.indexes import GinIndex
+from django.db import models
+
+ONLY_CHAIN = 1
+
+
+class Outcome(StrEnum):
+    """What became of an attempt."""
+
+    DONE = "done"
+    DENIED = "denied"
+
+
+class Proof(StrEnum):
+    """How somebody showed who he is."""
+
+    SESSION = "session"
+    TOKEN = "token"  # noqa: S105 - a word
+    JOIN_TOKEN = "join-token"  # noqa: S105 - a word
+    COMMAND = "command"
+    """An account of the machine on which a command ran."""
+
+
+class AuditRecord(models.Model):
+    """One change, or one attempt that was refused. `digest` covers all other columns and the digest before it.
+
+    `object` is what was asked for and `about` everything it touched, as `noun/key`. `changes` is JSON as text, because
+    the digest is of its very letters, which a JSON column would not keep.
+    """
+
+    number = models.BigIntegerField(primary_key=True)
+    at = models.DateTimeField(db_index=True)
+    outcome = models.CharField(max_length=8, choices=[(each.value, each.value) for each in Outcome])
+    actor = models.CharField(max_length=150)
+    proof = models.CharField(max_length=16, choices=[(each.value, each.value) for each in Proof])
+    address = models.CharField(max_length=64, blank=True)
+    token_prefix = models.CharField(max_length=16, blank=True)
+    action = models.CharField(max_length=96)
+    object = models.CharField(max_length=250, blank=True)
+    about = models.JSONField(default=list)
+    reason = models.TextField(blank=True)
+    request_id = models.CharField(max_length=64, blank=True)
+    changes = models.TextField(default="{}")
+    previous = models.CharField(max_length=64)
+    digest = models.CharField(max_length=64)
+
+    class Meta:
+        ordering = ["-number"]
+        indexes = [
+            models.Index(fields=["actor", "-number"], name="audit_actor"),
+            models.Index(fields=["action", "-number"], name="audit_action"),
+            models.Index(fields=["request_id"], name="audit_request"),
+            GinIndex(fields=["about"], name="audit_about", opclasses=["jsonb_path_ops"]),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.number}: {self.actor} {self.action} {self.object} {self.outcome}"
+
+
+class AuditChain(models.Model):
+    """Both ends of the chain, in one row. `base_…` is the last record that was let go, 0 and zeros if none was."""
+
+    head_number = models.BigIntegerField(default=0)
+    head_digest = models.CharField(max_length=64, default=64 * "0")
+    base_number = models.BigIntegerField(default=0)
+    base_digest = models.CharField(max_length=64, default=64 * "0")
+
+    def __str__(self) -> str:
+        return f"records {self.base_number + 1} to {self.head_number}"
+
+
+class AuditExport(models.Model):
+    """How far continuous export to one place has come."""
+
+    target = models.CharField(max_length=500, primary_key=True)
+    number = models.BigIntegerField(default=0)
+    at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.target}: {self.number}"

@@ -1,0 +1,57 @@
+"""Keeps secrets out of records, by the names of fields and by the look of texts, and records within bounds. Pure."""
+
+import json
+import re
+from typing import Any
+
+HIDDEN = "(hidden)"
+LONGEST_TEXT = 2000
+LONGEST_CHANGES = 32 * 1024
+"""Of a record's `changes`, in letters of JSON: a request of ours has a few kilobytes."""
+DEEPEST = 12
+
+_SECRET_NAME = re.compile(
+    r"(?i)(^|[_\-. ])(secrets?|passwords?[12]?|passwd|passphrase|token|credentials?|api[_-]?key|authorization|cookie"
+    r"|csrfmiddlewaretoken|private[_-]?key|access[_-]?key([_-]?id)?)$"
+)
+_OWN_SECRET = re.compile(r"\bsw_([0-9a-f]{4,16})_[0-9a-f]{16,}")
+_USER_IN_URL = re.compile(r"(\w+://)[^/\s:@]+:[^/\s@]+@")
+_SLACK = re.compile(r"(https://hooks\.slack\.com/)\S+")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether a field of this name is never shown: `secret`, `new_password1`, `HF_TOKEN`; not `max_tokens`."""
+    return _SECRET_NAME.search(name) is not None
+
+
+def without_secrets(value: Any, depth: int = 0) -> Any:
+    """The value with every secret replaced, fit for JSON."""
+    if depth > DEEPEST:
+        return "(nested too deeply)"
+    if isinstance(value, dict):
+        return {
+            clean(str(name)): HIDDEN if is_secret_name(str(name)) and part else without_secrets(part, depth + 1)
+            for name, part in value.items()
+        }
+    if isinstance(value, list | tuple | set | frozenset):
+        return [without_secrets(part, depth + 1) for part in value]
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return clean(str(value))
+
+
+def clean(text: str) -> str:
+    """A text without secrets of a known look, storable, and of bounded length."""
+    text = text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+    text = _OWN_SECRET.sub(r"sw_\1_…", text)
+    text = _SLACK.sub(r"\1…", _USER_IN_URL.sub(r"\1…@", text))
+    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+
+
+def as_json(changes: dict[str, Any]) -> str:
+    """The changes as JSON, without secrets; parts that make it too long give way, the longest first."""
+    shown = {name: without_secrets(part) for name, part in changes.items() if part}
+    while len(text := json.dumps(shown, ensure_ascii=False, sort_keys=True, separators=(",", ":"))) > LONGEST_CHANGES:
+        longest = max(shown, key=lambda name: len(json.dumps(shown[name])))
+        shown[longest] = f"(left out: {len(json.dumps(shown[longest]))} letters)"
+    return text
