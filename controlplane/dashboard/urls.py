@@ -22,6 +22,7 @@ from controlplane.dashboard.pages.search import SEARCH
 from controlplane.dashboard.pages.shell import SHELL
 from controlplane.dashboard.pages.traffic import TRAFFIC
 from controlplane.dashboard.pages.traffic_actions import evacuate, override_end_now
+from controlplane.dashboard.pages.traffic_shares import traffic_shares
 from controlplane.dashboard.pages.version_actions import version_action
 from controlplane.dashboard.pages.versions import VERSION, VERSION_DIFF
 
@@ -58,6 +59,7 @@ urlpatterns = [
     path("nodes/", _view(NODES), name="nodes"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
     path("traffic/", _view(TRAFFIC), name="traffic"),
+    path("traffic/shares/", traffic_shares, name="traffic-shares"),
     path("traffic/evacuate/<str:region>/", evacuate, name="evacuate"),
     path("traffic/overrides/<int:override_id>/end/", override_end_now, name="override-end"),
     path("playground/", _view(PLAYGROUND), name="playground"),

@@ -1,0 +1,57 @@
+"""Fixing shares: what would happen first, then the order; and what cannot be ordered is said."""
+
+import pytest
+
+from tests.controlplane.dashboard.clients import signed_in
+from tests.traffic.steered import EAST, WEST, Steered
+from traffic.models import TrafficOverride
+
+pytestmark = pytest.mark.django_db
+PAGE = "/traffic/shares/"
+ASKED = {"deployment": "sim-70b", "origin": EAST, f"share-{EAST}": "25", f"share-{WEST}": "75"}
+
+
+@pytest.fixture(autouse=True)
+def fleet() -> None:
+    Steered({EAST: 3, WEST: 3}, {EAST: 15.0, WEST: 12.0}).run(20)
+
+
+def test_at_first_it_shows_what_holds_now_and_its_effect() -> None:
+    shown = signed_in().get(f"{PAGE}?deployment=sim-70b&origin={EAST}").text
+    assert 'value="100"' in shown
+    assert "Receives" in shown
+
+
+def test_the_effect_is_shown_and_nothing_is_ordered_yet() -> None:
+    shown = signed_in().get(PAGE, ASKED).text
+    assert "Fix these shares" in shown
+    assert "within its cap" in shown
+    assert not TrafficOverride.objects.exists()
+
+
+def test_an_order_is_given_for_its_time() -> None:
+    answer = signed_in().post(PAGE, {**ASKED, "minutes": "5", "why": "a test"})
+    assert (answer.status_code, answer.headers["Location"]) == (302, "/traffic/")
+    order = TrafficOverride.objects.get()
+    assert (order.region_id, order.shares, order.actor) == (EAST, {EAST: 0.25, WEST: 0.75}, "operator")
+    assert (order.expires_at - order.created_at).total_seconds() == 300
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({f"share-{WEST}": "70"}, "sum to 95 %"),
+        ({f"share-{WEST}": "x"}, "must be a number"),
+        ({f"share-{WEST}": "nan"}, "must sum to 100"),
+        ({f"share-{EAST}": "-5", f"share-{WEST}": "105"}, "not 0 to 1"),
+        ({"deployment": "gone"}, "no deployment"),
+        ({"origin": "mars"}, "no region"),
+        ({"minutes": "x"}, "an order lasts"),
+        ({"why": " "}, "say why"),
+    ],
+)
+def test_what_cannot_be_ordered_is_said(other: dict[str, str], words: str) -> None:
+    answer = signed_in().post(PAGE, {**ASKED, "minutes": "5", "why": "a test", **other})
+    assert answer.status_code == 409
+    assert words in answer.text.replace("Say", "say")
+    assert not TrafficOverride.objects.exists()
