@@ -1,0 +1,31 @@
+"""Fills an empty database with a large fleet that nothing runs, to see how screens and API carry it."""
+
+from argparse import ArgumentParser
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError
+
+from controlplane.kernel import clock
+from controlplane.kernel.refusals import Conflict
+from fleet.services.scale import scale_seed
+from traffic.services.scale import scale_traffic_seed
+
+
+class Command(BaseCommand):
+    help = "Fill an empty database with a large fleet that nothing runs. Never for a database that is in use."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("--cells", type=int, default=2500)
+        parser.add_argument("--nodes", type=int, default=5000)
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        now = clock.now()
+        try:
+            seeded = scale_seed(cells=options["cells"], nodes=options["nodes"], now=now)
+        except Conflict as refused:
+            raise CommandError(str(refused)) from refused
+        scale_traffic_seed(now=now)
+        self.stdout.write(
+            f"{seeded.cells} cells on {seeded.nodes} nodes, in {seeded.regions} regions and {seeded.deployments}"
+            " deployments"
+        )
