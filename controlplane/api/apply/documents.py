@@ -1,0 +1,123 @@
+"""Reads declarative documents: what each kind may state, of which type. A field that nobody knows is refused by its
+path, with those that are allowed. Whether values make sense together is for the plan and the services.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from rest_framework import serializers
+
+from controlplane.api.apply.planning import Document, Kind
+from controlplane.kernel.requests import StrictSerializer
+from fleet.api.deployment import ScaleSerializer
+from fleet.models import Deployment, Region
+from fleet.planning.fault_rules import SETTABLE_RULES, RuleMode
+from fleet.planning.states import ServingClass, choices
+from models_registry.api.version_requests import ChangeDraftSerializer
+from traffic.api.traffic_policy import TrafficPolicyChangeSerializer
+
+API_VERSION = "switchyard/v1"
+DOCUMENTS_MOST = 500
+NAME = r"^[-a-zA-Z0-9_]+$"
+VERSION_NAME = r"^[-a-zA-Z0-9_]+@[A-Za-z0-9][A-Za-z0-9._-]*$"
+DAY_S = 86_400.0
+
+
+class RegionSpec(StrictSerializer):
+    provider = serializers.CharField(max_length=32, required=False)
+    position = serializers.IntegerField(min_value=0, max_value=10_000, required=False)
+    ingress_url = serializers.URLField(max_length=200, required=False, allow_blank=True)
+    spares = serializers.DictField(required=False)
+
+
+class ModelSpec(StrictSerializer):
+    description = serializers.CharField(max_length=2000, required=False, allow_blank=True)
+
+
+class ModelVersionSpec(ChangeDraftSerializer):
+    based_on = serializers.CharField(max_length=170, required=False, allow_blank=True)
+
+
+class DeploymentSpec(ScaleSerializer):
+    """Which version, on what, how many cells, by which rules."""
+
+    model_version = serializers.RegexField(VERSION_NAME, max_length=170, required=False)
+    instance_type = serializers.CharField(max_length=64, required=False)
+    serving_class = serializers.ChoiceField(choices=choices(ServingClass), required=False)
+    drain_deadline_s = serializers.FloatField(min_value=0, max_value=DAY_S, required=False)
+    update_policy = serializers.DictField(required=False)
+    allow_unreleased = serializers.BooleanField(required=False)
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        fields = super().get_fields()
+        fields["regions"].required = False
+        return fields
+
+
+class FaultRuleSpec(StrictSerializer):
+    mode = serializers.ChoiceField(choices=choices(RuleMode))
+
+
+SPECS: Mapping[Kind, type[StrictSerializer]] = {
+    Kind.REGION: RegionSpec,
+    Kind.MODEL: ModelSpec,
+    Kind.MODEL_VERSION: ModelVersionSpec,
+    Kind.DEPLOYMENT: DeploymentSpec,
+    Kind.TRAFFIC_POLICY: TrafficPolicyChangeSerializer,
+    Kind.FAULT_RULE: FaultRuleSpec,
+}
+NAME_MAX: Mapping[Kind, int] = {Kind.REGION: Region._meta.pk.max_length or 64, Kind.MODEL_VERSION: 161}
+
+
+class MetadataSerializer(StrictSerializer):
+    name = serializers.CharField(max_length=170, help_text="Of a ModelVersion: `model@version`.")
+
+
+class DocumentSerializer(StrictSerializer):
+    """What one thing should be. What `spec` leaves out stays as it is."""
+
+    kind = serializers.ChoiceField(choices=choices(Kind))
+    metadata = MetadataSerializer()
+    spec = serializers.DictField(required=False, default=dict, help_text="Its fields depend on the kind.")
+
+    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
+        return {"apiVersion": serializers.ChoiceField(choices=[(API_VERSION, API_VERSION)]), **super().get_fields()}
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        kind, name = Kind(attrs["kind"]), attrs["metadata"]["name"]
+        _check_name(kind, name)
+        spec = SPECS[kind](data=attrs["spec"])
+        if not spec.is_valid():
+            raise serializers.ValidationError({"spec": spec.errors})
+        return {"kind": kind, "name": name, "spec": plain(spec.validated_data)}
+
+
+def _check_name(kind: Kind, name: str) -> None:
+    rule = serializers.RegexField(
+        VERSION_NAME if kind is Kind.MODEL_VERSION else NAME,
+        max_length=NAME_MAX.get(kind, Deployment._meta.pk.max_length or 96),
+    )
+    wanted = "must read model@version" if kind is Kind.MODEL_VERSION else "has letters, digits, - and _ only"
+    try:
+        rule.run_validation(name)
+    except serializers.ValidationError:
+        refusal = serializers.ErrorDetail(f"{name[:60]!r}: the name of a {kind} {wanted}", "name")
+        raise serializers.ValidationError({"metadata": {"name": [refusal]}}) from None
+    if kind is Kind.FAULT_RULE and name not in SETTABLE_RULES:
+        there = ", ".join(rule.value for rule in SETTABLE_RULES)
+        refusal = serializers.ErrorDetail(f"there is no fault rule {name!r}; there are: {there}", "exists")
+        raise serializers.ValidationError({"metadata": {"name": [refusal]}})
+
+
+def plain(value: Any) -> Any:
+    """The same in dictionaries and lists of Python's own, as JSON columns give them back."""
+    if isinstance(value, Mapping):
+        return {key: plain(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(part) for part in value]
+    return value
+
+
+def documents_of(valid: list[dict[str, Any]]) -> tuple[Document, ...]:
+    """What `DocumentSerializer` found valid, as the plan takes it."""
+    return tuple(Document(index, one["kind"], one["name"], one["spec"]) for index, one in enumerate(valid))

@@ -1,0 +1,219 @@
+"""Carries out a plan's steps through the services that people's single actions go through, all of them or none.
+
+A preview does the same and takes it back, so that it refuses exactly what applying would refuse; what it then saw of
+the fleet is what predictions begin with. No document is known here that the plan does not name.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from django.db import connection, transaction
+
+from controlplane.api.apply.planning import (
+    Action,
+    Document,
+    Kind,
+    Objection,
+    Plan,
+    Step,
+    plan_documents,
+    revision_of,
+)
+from controlplane.api.apply.present import present_of
+from controlplane.kernel.refusals import Conflict, InvalidInput
+from fleet.models import Deployment
+from fleet.planning.fault_rules import Rule, RuleMode
+from fleet.planning.snapshot import FleetView
+from fleet.selectors.snapshot import fleet_view
+from fleet.services.deployment import deployment_change, deployment_create, deployment_scale
+from fleet.services.fault_rule import fault_rule_set
+from fleet.services.region import region_change, region_create
+from fleet.services.rollout_actions import rollout_propose, rollout_start
+from models_registry.models import ModelVersion
+from models_registry.selectors.model import version_by_reference
+from models_registry.services.draft import draft_change, draft_create, model_change, model_create
+from traffic.services.traffic_policy import traffic_policy_change
+
+APPLY_LOCK = 0x5357_4150
+"""Of PostgreSQL's advisory locks: one application at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sender:
+    """Who asked for it, why, and when."""
+
+    actor: str
+    why: str
+    now: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`fleet`: as it is after the steps; of a preview, as it would be."""
+
+    plan: Plan
+    revision: str
+    fleet: FleetView
+
+
+class NotPossible(Exception):
+    """Documents that rules speak against. Nothing was changed."""
+
+    def __init__(self, objections: Sequence[Objection]) -> None:
+        super().__init__("; ".join(objection.message for objection in objections))
+        self.objections = tuple(objections)
+
+
+def documents_preview(*, documents: Sequence[Document], sender: Sender) -> Outcome:
+    """What applying these documents would do. Changes nothing.
+
+    Raises:
+        NotPossible: rules speak against some of them; all of these are named.
+        Conflict: one does not fit the present state.
+    """
+    with transaction.atomic():
+        try:
+            outcome = _execute(documents, sender)
+        finally:
+            transaction.set_rollback(True)
+    return outcome
+
+
+def documents_apply(*, documents: Sequence[Document], sender: Sender, revision: str) -> Outcome:
+    """Do what is missing, in one transaction. `revision`: of the plan that was looked at; empty: of none.
+
+    Raises:
+        NotPossible: rules speak against some of them; all of these are named.
+        Conflict: something that they speak of has changed since the plan was made, or one does not fit the state.
+    """
+    with transaction.atomic():
+        _hold(documents)
+        return _execute(documents, sender, revision)
+
+
+def _hold(documents: Sequence[Document]) -> None:
+    """Nobody else applies, and nobody changes these deployments, between the comparison and the end."""
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [APPLY_LOCK])
+    names = sorted({one.name for one in documents if one.kind in {Kind.DEPLOYMENT, Kind.TRAFFIC_POLICY}})
+    list(Deployment.objects.select_for_update().filter(name__in=names).order_by("name"))
+
+
+def _execute(documents: Sequence[Document], sender: Sender, revision: str = "") -> Outcome:
+    present = present_of(documents)
+    found = revision_of(present)
+    if revision and revision != found:
+        raise Conflict(
+            f"what these documents speak of has changed since the plan was made: it was {revision} and is {found}; "
+            "make a plan again and look at it"
+        )
+    plan = plan_documents(documents, present)
+    objections = list(plan.objections)
+    for step in plan.steps:
+        with _noted(step, objections), transaction.atomic():
+            _SERVICES[step.document.kind, step.action](step, sender)
+    if objections:
+        raise NotPossible(objections)
+    return Outcome(plan, found, fleet_view(now=sender.now))
+
+
+@contextmanager
+def _noted(step: Step, objections: list[Objection]) -> Iterator[None]:
+    """Go on after a refusal, so that one answer names them all."""
+    try:
+        yield
+    except InvalidInput as wrong:
+        objections.append(Objection(step.document, f"spec.{_field(wrong.field)}", wrong.rule, str(wrong)))
+    except Conflict as conflict:
+        objections.append(Objection(step.document, "", "conflict", str(conflict)))
+
+
+def _field(field: str) -> str:
+    """Services speak of what they take; documents call some of it otherwise."""
+    first, dot, rest = field.partition(".")
+    return {"version": "model_version", "policy": "update_policy"}.get(first, first) + dot + rest
+
+
+def _create_region(step: Step, sender: Sender) -> None:
+    region_create(name=step.document.name, columns=step.asked, actor=sender.actor, now=sender.now)
+
+
+def _change_region(step: Step, sender: Sender) -> None:
+    region_change(name=step.document.name, columns=step.asked, actor=sender.actor, now=sender.now)
+
+
+def _create_model(step: Step, sender: Sender) -> None:
+    said = step.asked.get("description", "")
+    model_create(name=step.document.name, description=said, actor=sender.actor, now=sender.now)
+
+
+def _change_model(step: Step, sender: Sender) -> None:
+    said = step.asked["description"]
+    model_change(name=step.document.name, description=said, actor=sender.actor, now=sender.now)
+
+
+def _create_version(step: Step, sender: Sender) -> None:
+    model, _, version = step.document.name.partition("@")
+    columns = {name: value for name, value in step.asked.items() if name != "based_on"}
+    based_on = step.asked.get("based_on", "")
+    draft_create(
+        model=model, version=version, based_on=based_on, columns=columns, actor=sender.actor, now=sender.now
+    )  # fmt: skip
+
+
+def _change_version(step: Step, sender: Sender) -> None:
+    version = version_by_reference(ModelVersion.objects.all(), step.document.name)
+    if version is None:
+        raise Conflict(f"{step.document.name} is gone; somebody deleted it")
+    draft_change(version_id=version.pk, columns=step.asked, actor=sender.actor, now=sender.now)
+
+
+def _create_deployment(step: Step, sender: Sender) -> None:
+    said: dict[str, Any] = {name: value for name, value in step.asked.items() if name != "regions"}
+    cells = {place["region"]: place["cells"] for place in step.asked["regions"]}
+    deployment_create(name=step.document.name, cells=cells, actor=sender.actor, now=sender.now, **said)
+
+
+def _change_deployment(step: Step, sender: Sender) -> None:
+    deployment_change(name=step.document.name, actor=sender.actor, now=sender.now, **step.asked)
+
+
+def _scale(step: Step, sender: Sender) -> None:
+    cells: Mapping[str, int] = step.asked["regions"]
+    deployment_scale(name=step.document.name, cells=cells, actor=sender.actor, now=sender.now)
+
+
+def _roll_out(step: Step, sender: Sender) -> None:
+    proposal = rollout_propose(deployment=step.document.name, policy={}, **step.asked)
+    rollout_start(proposal=proposal, actor=sender.actor, now=sender.now, why=sender.why)
+
+
+def _lay_down(step: Step, sender: Sender) -> None:
+    if not Deployment.objects.filter(name=step.document.name).exists():
+        message = f"there is no deployment {step.document.name!r}; a traffic policy has the name of its deployment"
+        raise InvalidInput(field="", rule="exists", message=message)
+    traffic_policy_change(deployment=step.document.name, stated=step.asked, actor=sender.actor, now=sender.now)
+
+
+def _set_rule(step: Step, sender: Sender) -> None:
+    mode = RuleMode(step.asked["mode"])
+    fault_rule_set(rule=Rule(step.document.name), mode=mode, actor=sender.actor, now=sender.now, why=sender.why)
+
+
+_SERVICES: Mapping[tuple[Kind, Action], Callable[[Step, Sender], None]] = {
+    (Kind.REGION, Action.CREATE): _create_region,
+    (Kind.REGION, Action.CHANGE): _change_region,
+    (Kind.MODEL, Action.CREATE): _create_model,
+    (Kind.MODEL, Action.CHANGE): _change_model,
+    (Kind.MODEL_VERSION, Action.CREATE): _create_version,
+    (Kind.MODEL_VERSION, Action.CHANGE): _change_version,
+    (Kind.DEPLOYMENT, Action.CREATE): _create_deployment,
+    (Kind.DEPLOYMENT, Action.CHANGE): _change_deployment,
+    (Kind.DEPLOYMENT, Action.SCALE): _scale,
+    (Kind.DEPLOYMENT, Action.ROLL_OUT): _roll_out,
+    (Kind.TRAFFIC_POLICY, Action.CHANGE): _lay_down,
+    (Kind.FAULT_RULE, Action.CHANGE): _set_rule,
+}

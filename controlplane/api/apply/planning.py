@@ -1,0 +1,259 @@
+"""Decides what must be done so that the fleet is what documents say: typed steps, each with its reason. Pure.
+
+It compares what a document states with what is there. What a document leaves out stays as it is, and what no document
+speaks of is not touched, so nothing is ever deleted by omission. Whether a step is possible is for the services.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
+from traffic.planning.traffic_policy import InvalidTrafficPolicy, TrafficPolicy, parse_traffic_policy
+from traffic.planning.traffic_policy import traffic_policy_as_json as traffic_as_json
+
+
+class Kind(StrEnum):
+    """What documents can describe, in the order in which the one needs the other."""
+
+    REGION = "Region"
+    MODEL = "Model"
+    MODEL_VERSION = "ModelVersion"
+    DEPLOYMENT = "Deployment"
+    TRAFFIC_POLICY = "TrafficPolicy"
+    FAULT_RULE = "FaultRule"
+
+
+ORDER = {kind: place for place, kind in enumerate(Kind)}
+
+
+class Action(StrEnum):
+    CREATE = "create"
+    CHANGE = "change"
+    SCALE = "scale"
+    ROLL_OUT = "roll_out"
+
+
+@dataclass(frozen=True, slots=True)
+class Document:
+    """What should be. `index`: its place among those that were sent; `spec`: what it states, of the right types."""
+
+    index: int
+    kind: Kind
+    name: str
+    spec: Mapping[str, Any]
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind} {self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One value that would be another. `field`: dotted path below `spec`; None: it is not there."""
+
+    field: str
+    before: Any
+    after: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Something to do for one document. `asked`: what the step's service takes, by field of the document."""
+
+    document: Document
+    action: Action
+    reason: str
+    changes: tuple[Change, ...]
+    asked: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Objection:
+    """A document that no step can satisfy. `field`: dotted path below the document."""
+
+    document: Document
+    field: str
+    rule: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    steps: tuple[Step, ...]
+    unchanged: tuple[Document, ...]
+    objections: tuple[Objection, ...]
+
+
+Present = Mapping[tuple[Kind, str], Mapping[str, Any] | None]
+"""What is there, in the terms of specs; None where there is nothing of that name. Keys that begin with `_` say more
+than a spec may: `_state` of a version, `_target` of a deployment on its way to another version."""
+
+REQUIRED: Mapping[Kind, tuple[str, ...]] = {Kind.DEPLOYMENT: ("model_version", "instance_type", "regions")}
+"""Without these, something new of the kind cannot be created."""
+FIXED: Mapping[Kind, Mapping[str, str]] = {
+    Kind.DEPLOYMENT: {"instance_type": "its cells live on machines of one type: describe another deployment"},
+    Kind.REGION: {"provider": "its machines belong to it: describe another region"},
+}
+"""What cannot change once the thing is there, and what to do instead."""
+
+
+def revision_of(present: Present) -> str:
+    """A short text that is another one as soon as anything differs in what these documents speak of."""
+    stated = sorted((kind, name, found) for (kind, name), found in present.items())
+    text = json.dumps(stated, sort_keys=True, separators=(",", ":"), default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def plan_documents(documents: Sequence[Document], present: Present) -> Plan:
+    """The steps that are missing, those first that others need."""
+    steps: list[Step] = []
+    unchanged: list[Document] = []
+    objections: list[Objection] = list(_twice(documents))
+    for document in sorted(documents, key=lambda one: (ORDER[one.kind], one.index)):
+        try:
+            found = tuple(_steps(document, present[document.kind, document.name]))
+        except _Objected as objected:
+            objections.append(objected.objection)
+            continue
+        steps.extend(found)
+        if not found:
+            unchanged.append(document)
+    return Plan(tuple(_scales_first(steps)), tuple(unchanged), tuple(objections))
+
+
+class _Objected(Exception):
+    def __init__(self, document: Document, field: str, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.objection = Objection(document, field, rule, message)
+
+
+def _scales_first(steps: Iterable[Step]) -> list[Step]:
+    """Of deployments, rollouts come last: they go over the cells that the other steps want."""
+    return sorted(steps, key=lambda step: step.action is Action.ROLL_OUT)
+
+
+def _twice(documents: Sequence[Document]) -> Iterator[Objection]:
+    first: dict[tuple[Kind, str], Document] = {}
+    for document in documents:
+        before = first.setdefault((document.kind, document.name), document)
+        if before is not document:
+            message = f"{document.title} is described twice; documents {before.index} and {document.index}"
+            yield Objection(document, "metadata.name", "unique", message)
+
+
+def _steps(document: Document, found: Mapping[str, Any] | None) -> Iterator[Step]:
+    if found is None:
+        yield _create(document)
+        return
+    spec = _complete(document, found)
+    changes = tuple(_changes(spec, found, document.spec))
+    _refuse_fixed(document, found, changes)
+    if document.kind is Kind.DEPLOYMENT:
+        yield from _deployment_steps(document, found, changes)
+    elif changes:
+        yield _change(document, changes)
+
+
+def _create(document: Document) -> Step:
+    for field in REQUIRED.get(document.kind, ()):
+        if field not in document.spec:
+            message = f"is required, because there is no {document.title} yet"
+            raise _Objected(document, f"spec.{field}", "required", message)
+    changes = tuple(Change(field, None, value) for field, value in sorted(document.spec.items()))
+    return Step(document, Action.CREATE, f"there is no {document.title}", changes, document.spec)
+
+
+def _complete(document: Document, found: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What the spec would come to: policies are stated in parts, and the rest of them stays."""
+    spec = document.spec
+    try:
+        if document.kind is Kind.TRAFFIC_POLICY:
+            whole = parse_traffic_policy(spec, None, parse_traffic_policy(found, None, TrafficPolicy()))
+            return {key: value for key, value in traffic_as_json(whole).items() if key in spec}
+        if document.kind is Kind.DEPLOYMENT and "update_policy" in spec:
+            before = parse_policy(found["update_policy"], UpdatePolicy())
+            return {**spec, "update_policy": policy_as_json(parse_policy(spec["update_policy"], before))}
+    except InvalidTrafficPolicy as wrong:
+        raise _Objected(document, f"spec.{wrong.field}", "policy", str(wrong)) from None
+    except InvalidPolicy as wrong:
+        raise _Objected(document, f"spec.update_policy.{wrong.field}", "policy", str(wrong)) from None
+    return spec
+
+
+def _changes(spec: Mapping[str, Any], found: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[Change]:
+    """Differing values of what was stated, as deep as both sides are objects that stay whole otherwise."""
+    for field in stated:
+        if field == "regions":
+            yield from _region_changes(spec["regions"], found["regions"])
+        elif field == "update_policy":
+            yield from _parts("update_policy", spec[field], policy_as_json(parse_policy(found[field])))
+        elif field in found and spec[field] != found[field]:
+            yield Change(field, found[field], spec[field])
+
+
+def _parts(path: str, after: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:
+    for key, value in after.items():
+        if isinstance(value, Mapping):
+            yield from _parts(f"{path}.{key}", value, before[key])
+        elif value != before[key]:
+            yield Change(f"{path}.{key}", before[key], value)
+
+
+def _region_changes(wanted: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> Iterator[Change]:
+    for place in wanted:
+        if found.get(place["region"]) != place["cells"]:
+            yield Change(f"regions.{place['region']}.cells", found.get(place["region"]), place["cells"])
+
+
+def _refuse_fixed(document: Document, found: Mapping[str, Any], changes: Sequence[Change]) -> None:
+    fixed = FIXED.get(document.kind, {})
+    for change in changes:
+        if change.field in fixed:
+            message = f"is {change.before!r} and cannot become {change.after!r}; {fixed[change.field]}"
+            raise _Objected(document, f"spec.{change.field}", "fixed", message)
+    if document.kind is Kind.MODEL_VERSION and changes and found["_state"] != "draft":
+        model = document.name.partition("@")[0]
+        message = (
+            f"{document.name} is {found['_state']}, and only a draft may change; describe a new version of {model}, "
+            f"for example with based_on: {document.name}"
+        )
+        raise _Objected(document, f"spec.{changes[0].field}", "immutable", message)
+
+
+def _change(document: Document, changes: tuple[Change, ...]) -> Step:
+    fields = ", ".join(change.field for change in changes)
+    asked = {change.field: document.spec[change.field] for change in changes}
+    return Step(document, Action.CHANGE, f"{document.title} differs in {fields}", changes, asked)
+
+
+def _deployment_steps(document: Document, found: Mapping[str, Any], changes: Sequence[Change]) -> Iterator[Step]:
+    scales = tuple(change for change in changes if change.field.startswith("regions."))
+    plain = tuple(change for change in changes if change not in scales and change.field != "model_version")
+    if plain:
+        fields = tuple(dict.fromkeys(change.field.partition(".")[0] for change in plain))
+        named = ", ".join(change.field for change in plain)
+        asked = {field: document.spec[field] for field in fields}
+        yield Step(document, Action.CHANGE, f"{document.title} differs in {named}", plain, asked)
+    if scales:
+        cells = {change.field.split(".", 1)[1].removesuffix(".cells"): change.after for change in scales}
+        words = (f"{cells[name]} cells in {name}, not {found['regions'].get(name, 0)}" for name in cells)
+        yield Step(
+            document, Action.SCALE, f"{document.name} should have {', '.join(words)}", scales, {"regions": cells}
+        )
+    yield from _rollout(document, found)
+
+
+def _rollout(document: Document, found: Mapping[str, Any]) -> Iterator[Step]:
+    """A rollout, unless the deployment is on its way there already."""
+    wanted, target = document.spec.get("model_version"), found["_target"]
+    if wanted is None or wanted == target:
+        return
+    now = found["model_version"]
+    away = f", and is on its way to {target}" if target != now else ""
+    asked = {"version": wanted, "allow_unreleased": document.spec.get("allow_unreleased", False)}
+    change = Change("model_version", target, wanted)
+    yield Step(document, Action.ROLL_OUT, f"{document.name} should serve {wanted}, runs {now}{away}", (change,), asked)

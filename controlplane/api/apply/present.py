@@ -1,0 +1,104 @@
+"""Loads what is there, in the terms in which documents state what should be. Changes nothing."""
+
+from collections.abc import Iterable
+from typing import Any
+
+from controlplane.api.apply.planning import Document, Kind, Present
+from fleet.models import Deployment, FaultRule, Region, Rollout
+from fleet.planning.fault_rules import RuleMode
+from fleet.planning.states import RolloutState
+from fleet.selectors.rollout import ACTIVE
+from models_registry.models import Model, ModelVersion
+from models_registry.services.draft import COLUMNS
+from traffic.models import TrafficRule
+from traffic.planning.traffic_policy import TrafficPolicy, traffic_policy_as_json
+
+Key = tuple[Kind, str]
+Stated = dict[str, Any]
+
+
+def present_of(documents: Iterable[Document]) -> Present:
+    """For each document what there is of that kind and name, or None: one query or two for each kind."""
+    wanted: dict[Kind, set[str]] = {}
+    for document in documents:
+        wanted.setdefault(document.kind, set()).add(document.name)
+    found: dict[Key, Stated | None] = {}
+    for kind, names in wanted.items():
+        there = _LOADERS[kind](names)
+        found.update({(kind, name): there.get(name) for name in names})
+    return found
+
+
+def _regions(names: set[str]) -> dict[str, Stated]:
+    return {
+        row.name: {
+            "provider": row.provider,
+            "position": row.position,
+            "ingress_url": row.ingress_url,
+            "spares": row.spares,
+        }
+        for row in Region.objects.filter(name__in=names)
+    }
+
+
+def _models(names: set[str]) -> dict[str, Stated]:
+    return {row.name: {"description": row.description} for row in Model.objects.filter(name__in=names)}
+
+
+def _versions(names: set[str]) -> dict[str, Stated]:
+    models = {name.partition("@")[0] for name in names}
+    return {
+        row.reference: {**{column: getattr(row, column) for column in COLUMNS}, "_state": row.state}
+        for row in ModelVersion.objects.filter(model_id__in=models)
+        if row.reference in names
+    }
+
+
+def _deployments(names: set[str]) -> dict[str, Stated]:
+    rows = Deployment.objects.filter(name__in=names).select_related("model_version").prefetch_related("regions")
+    targets = _targets(names)
+    return {
+        row.name: {
+            "model_version": row.model_version.reference,
+            "instance_type": row.instance_type_id,
+            "serving_class": row.serving_class,
+            "drain_deadline_s": row.drain_deadline_s,
+            "update_policy": row.update_policy,
+            "regions": {place.region_id: place.cells for place in row.regions.all()},
+            "_target": targets.get(row.name, row.model_version.reference),
+        }
+        for row in rows
+    }
+
+
+def _targets(names: set[str]) -> dict[str, str]:
+    """Deployment -> the version that its active rollout goes to."""
+    active = Rollout.objects.filter(deployment_id__in=names, state__in=ACTIVE)
+    return {
+        rollout.deployment_id: (
+            rollout.from_version if rollout.state == RolloutState.ROLLING_BACK else rollout.to_version
+        ).reference
+        for rollout in active.select_related("from_version", "to_version")
+    }
+
+
+def _traffic_policies(names: set[str]) -> dict[str, Stated]:
+    """Every deployment has one; those that are only just described have all defaults."""
+    rules = {rule.deployment_id: rule.policy() for rule in TrafficRule.objects.filter(deployment_id__in=names)}
+    return {name: traffic_policy_as_json(rules.get(name, TrafficPolicy())) for name in names}
+
+
+def _fault_rules(names: set[str]) -> dict[str, Stated]:
+    """Every rule is on until somebody sets it."""
+    modes = dict(FaultRule.objects.filter(rule__in=names).values_list("rule", "mode"))
+    return {name: {"mode": modes.get(name, RuleMode.ON.value)} for name in names}
+
+
+_LOADERS = {
+    Kind.REGION: _regions,
+    Kind.MODEL: _models,
+    Kind.MODEL_VERSION: _versions,
+    Kind.DEPLOYMENT: _deployments,
+    Kind.TRAFFIC_POLICY: _traffic_policies,
+    Kind.FAULT_RULE: _fault_rules,
+}

@@ -1,0 +1,176 @@
+"""Declarative documents over HTTP: what applying them would do, and doing it. Decides nothing; plan and services do."""
+
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.viewsets import ViewSet
+
+from controlplane.api.apply import examples
+from controlplane.api.apply.documents import DOCUMENTS_MOST, DocumentSerializer, documents_of
+from controlplane.api.apply.execution import (
+    NotPossible,
+    Outcome,
+    Sender,
+    documents_apply,
+    documents_preview,
+)
+from controlplane.api.apply.planning import Action, Kind, Objection, Step
+from controlplane.kernel import clock
+from controlplane.kernel.refusals import Conflict
+from controlplane.kernel.requests import StrictSerializer, actor_of
+from fleet.api.plan import ForecastSerializer, forecast_as_told
+from fleet.planning.states import choices
+from fleet.services.plan import plan_onwards
+
+PREDICTED_MOST = 4
+"""Deployments whose future is told in one answer: each may take a second or two to simulate."""
+
+
+@extend_schema_serializer(examples=[OpenApiExample("one more cell", examples.PREVIEW, request_only=True)])
+class PreviewDocumentsSerializer(StrictSerializer):
+    """What should be."""
+
+    documents = serializers.ListField(child=DocumentSerializer(), min_length=1, max_length=DOCUMENTS_MOST)
+
+
+@extend_schema_serializer(examples=[OpenApiExample("one more cell", examples.APPLY, request_only=True)])
+class ApplyDocumentsSerializer(PreviewDocumentsSerializer):
+    """What should be, and the revision of the plan that you looked at."""
+
+    dry_run = serializers.BooleanField(required=False, default=False, help_text="Only say what would be done.")
+    revision = serializers.CharField(
+        max_length=64, required=False, allow_blank=True, default="", help_text="Of the plan: 409 if anything changed."
+    )
+    why = serializers.CharField(
+        required=False, allow_blank=True, max_length=200, default="", help_text="Your reason, for the timeline."
+    )
+
+
+class DocumentChangeSerializer(serializers.Serializer[Any]):
+    field = serializers.CharField(help_text="Dotted path below `spec`.")
+    before = serializers.JSONField(help_text="Null where there is nothing yet.")
+    after = serializers.JSONField()
+
+
+class ApplyStepSerializer(serializers.Serializer[Step]):
+    document = serializers.IntegerField(source="document.index", help_text="Its place among those that were sent.")
+    kind = serializers.ChoiceField(source="document.kind", choices=choices(Kind))
+    name = serializers.CharField(source="document.name")
+    action = serializers.ChoiceField(choices=choices(Action))
+    reason = serializers.CharField()
+    changes = DocumentChangeSerializer(many=True)
+
+
+class DeploymentForecastSerializer(serializers.Serializer[Any]):
+    deployment = serializers.CharField()
+    forecast = ForecastSerializer()
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("plan", examples.PLAN, response_only=True),
+        OpenApiExample("applied", examples.APPLIED, response_only=True),
+    ]
+)
+class AppliedSerializer(serializers.Serializer[Any]):
+    """The steps, in their order. `effects` of a plan: what would become of each deployment that it touches."""
+
+    applied = serializers.BooleanField(help_text="Whether the steps were done.")
+    revision = serializers.CharField(help_text="Of what these documents speak of, before the steps.")
+    steps = ApplyStepSerializer(many=True)
+    unchanged = serializers.ListField(child=serializers.CharField(), help_text="`Kind name` of what is so already.")
+    effects = DeploymentForecastSerializer(many=True)
+    not_predicted = serializers.ListField(child=serializers.CharField(), help_text="Deployments beyond the limit.")
+
+
+class ApplyViewSet(ViewSet):
+    """Describes the fleet in documents. What they leave out stays as it is; nothing is deleted by omission."""
+
+    reads = frozenset({"preview"})
+
+    @extend_schema(operation_id="apply", request=ApplyDocumentsSerializer, responses={200: AppliedSerializer})
+    def create(self, request: Request) -> Response:
+        """Do what is missing, everything or nothing, in the order in which the one needs the other. With `revision`,
+        409 if anything that the documents speak of has changed since that plan was made. With `dry_run`, a preview."""
+        asked = _checked(ApplyDocumentsSerializer, request)
+        documents, sender = documents_of(asked["documents"]), _sender(request, asked["why"])
+        if asked["dry_run"]:
+            return _answer(_or_refused(documents_preview, documents=documents, sender=sender), sender.now)
+        done = _or_refused(documents_apply, documents=documents, sender=sender, revision=asked["revision"])
+        return Response(AppliedSerializer(_told(done, applied=True)).data)
+
+    @extend_schema(operation_id="apply_preview", request=PreviewDocumentsSerializer, responses={200: AppliedSerializer})
+    @action(detail=False, methods=["post"])
+    def preview(self, request: Request) -> Response:
+        """What applying these documents would do, and what would become of the deployments that it touches, by letting
+        it happen to a simulation. Changes nothing; refuses what applying would refuse."""
+        asked = _checked(PreviewDocumentsSerializer, request)
+        sender = _sender(request, "")
+        found = _or_refused(documents_preview, documents=documents_of(asked["documents"]), sender=sender)
+        return _answer(found, sender.now)
+
+
+def _checked(body: type[StrictSerializer], request: Request) -> dict[str, Any]:
+    asked = body(data=request.data)
+    asked.is_valid(raise_exception=True)
+    return dict(asked.validated_data)
+
+
+def _sender(request: Request, why: str) -> Sender:
+    return Sender(actor=actor_of(request), why=why, now=clock.now())
+
+
+def _or_refused(service: Any, **arguments: Any) -> Outcome:
+    """The service's outcome; rules that speak against it as the API says such things.
+
+    Raises:
+        Conflict: nothing but conflicts with the present state speaks against it.
+        ValidationError: every rule that does, by the path of what it is about.
+    """
+    try:
+        outcome: Outcome = service(**arguments)
+    except NotPossible as refused:
+        if all(objection.rule == "conflict" for objection in refused.objections):
+            said = (f"{objection.document.title}: {objection.message}" for objection in refused.objections)
+            raise Conflict("; ".join(said)) from None
+        raise serializers.ValidationError(_by_path(refused.objections)) from None
+    return outcome
+
+
+def _by_path(objections: Sequence[Objection]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for objection in objections:
+        path = f"documents.{objection.document.index}.{objection.field}".rstrip(".")
+        found.setdefault(path, []).append(serializers.ErrorDetail(objection.message, objection.rule))
+    return found
+
+
+def _answer(found: Outcome, now: datetime) -> Response:
+    """A plan, with the future of what it touches."""
+    touched = list(dict.fromkeys(one.document.name for one in found.plan.steps if one.document.kind is Kind.DEPLOYMENT))
+    effects = [
+        {
+            "deployment": name,
+            "forecast": forecast_as_told(plan_onwards(view=found.fleet, deployment=name, now=now), now),
+        }
+        for name in touched[:PREDICTED_MOST]
+    ]
+    told = {**_told(found, applied=False), "effects": effects, "not_predicted": touched[PREDICTED_MOST:]}
+    return Response(AppliedSerializer(told).data)
+
+
+def _told(outcome: Outcome, *, applied: bool) -> dict[str, Any]:
+    return {
+        "applied": applied,
+        "revision": outcome.revision,
+        "steps": outcome.plan.steps,
+        "unchanged": [document.title for document in outcome.plan.unchanged],
+        "effects": [],
+        "not_predicted": [],
+    }

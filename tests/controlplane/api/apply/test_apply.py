@@ -1,0 +1,175 @@
+"""Documents over HTTP: the same steps are shown and done, all or none, and never on a state that nobody looked at."""
+
+from typing import Any
+
+import pytest
+
+from controlplane.kernel.models import Event
+from fleet.models import Deployment, DeploymentRegion, FaultRule, InstanceType, Region, Rollout
+from models_registry.models import Model, ModelVersion
+from tests.controlplane.api.client import bearer, rules
+from tests.fleet import rows
+from traffic.models import TrafficRule
+
+pytestmark = pytest.mark.django_db
+
+URL = "/api/v1/apply"
+
+
+def document(kind: str, name: str, **spec: Any) -> dict[str, Any]:
+    return {"apiVersion": "switchyard/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def previewed(*documents: dict[str, Any]) -> Any:
+    return bearer().post(f"{URL}/preview", {"documents": list(documents)}, format="json")
+
+
+def applied(*documents: dict[str, Any], **more: Any) -> Any:
+    return bearer().post(URL, {"documents": list(documents), **more}, format="json")
+
+
+def a_whole_fleet() -> list[dict[str, Any]]:
+    places = [{"region": "eu-west-1", "cells": 2}]
+    return [
+        document("FaultRule", "slow", mode="shadow"),
+        document("TrafficPolicy", "chat", cost={"eu-west-1": 0.5}),
+        document("Deployment", "chat", model_version="sim-70b@1", instance_type="local.cpu", regions=places),
+        document("Model", "tiny", description="a small one"),
+        document("ModelVersion", "tiny@1", engine="sim", parallelism={"local.cpu": {"nodes": 1}}),
+        document("Region", "eu-west-1", spares={"local.cpu": 1}),
+    ]
+
+
+def actions(answer: Any) -> list[tuple[str, str, str]]:
+    assert answer.status_code == 200, answer.json()
+    return [(step["kind"], step["name"], step["action"]) for step in answer.json()["steps"]]
+
+
+def test_a_whole_fleet_is_made_in_the_order_in_which_the_one_needs_the_other() -> None:
+    rows.version()
+    InstanceType.objects.create(name="local.cpu", accelerator="cpu")
+    expected = [
+        ("Region", "eu-west-1", "create"),
+        ("Model", "tiny", "create"),
+        ("ModelVersion", "tiny@1", "create"),
+        ("Deployment", "chat", "create"),
+        ("TrafficPolicy", "chat", "change"),
+        ("FaultRule", "slow", "change"),
+    ]
+    plan = previewed(*a_whole_fleet())
+    assert actions(plan) == expected
+    assert not Region.objects.exists()
+    assert not Event.objects.exists()
+
+    done = applied(*a_whole_fleet(), revision=plan.json()["revision"], why="opening Europe")
+    assert actions(done) == expected
+    assert done.json()["applied"]
+    assert Region.objects.get().spares == {"local.cpu": 1}
+    assert Model.objects.get(name="tiny").description == "a small one"
+    assert ModelVersion.objects.get(model="tiny").state == "draft"
+    assert Deployment.objects.get().model_version.reference == "sim-70b@1"
+    assert dict(DeploymentRegion.objects.values_list("region_id", "cells")) == {"eu-west-1": 2}
+    assert TrafficRule.objects.get().policy().cost == {"eu-west-1": 0.5}
+    assert FaultRule.objects.get().mode == "shadow"
+    assert Event.objects.filter(actor="operator").count() == len(expected)
+
+    again = applied(*a_whole_fleet())
+    assert actions(again) == []
+    assert len(again.json()["unchanged"]) == len(expected)
+
+
+def test_a_plan_tells_what_would_become_of_what_it_touches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controlplane.kernel.clock.now", lambda: rows.NOW)
+    rows.cell("sim-70b-us-east-1-1", rows.node("n-1"), rows.node("n-2"))
+    rows.node("n-3")
+    rows.node("n-4")
+    answer = previewed(document("Deployment", "sim-70b", regions=[{"region": "us-east-1", "cells": 2}]))
+    assert actions(answer) == [("Deployment", "sim-70b", "scale")]
+    (effect,) = answer.json()["effects"]
+    assert effect["deployment"] == "sim-70b"
+    (place,) = effect["forecast"]["places"]
+    assert (place["wanted"], place["ready_now"], place["ready_then"]) == (2, 1, 2)
+    assert DeploymentRegion.objects.get().cells == 1
+
+
+def test_a_rollout_is_foretold_and_then_started() -> None:
+    rows.cell("sim-70b-us-east-1-1", rows.node("n-1"), rows.node("n-2"))
+    rows.version("2")
+    wanted = document("Deployment", "sim-70b", model_version="sim-70b@2", regions=[{"region": "us-east-1", "cells": 2}])
+    plan = previewed(wanted)
+    assert [action for *_, action in actions(plan)] == ["scale", "roll_out"]
+    assert not Rollout.objects.exists()
+    applied(wanted, revision=plan.json()["revision"], why="faster")
+    rollout = Rollout.objects.get()
+    assert (rollout.to_version.reference, rollout.why) == ("sim-70b@2", "faster")
+    assert actions(applied(wanted)) == [], "it is on its way there"
+
+
+def test_nothing_is_done_on_a_state_that_nobody_looked_at() -> None:
+    rows.deployment()
+    wanted = document("Deployment", "sim-70b", regions=[{"region": "us-east-1", "cells": 2}])
+    revision = previewed(wanted).json()["revision"]
+    DeploymentRegion.objects.update(cells=3)
+    answer = applied(wanted, revision=revision)
+    assert answer.status_code == 409
+    assert "has changed since the plan was made" in answer.json()["detail"]
+    assert DeploymentRegion.objects.get().cells == 3
+
+
+def test_all_or_nothing_is_done_and_every_objection_is_named() -> None:
+    rows.deployment()
+    answer = applied(
+        document("FaultRule", "slow", mode="off"),
+        document("Deployment", "sim-70b", model_version="sim-70b@9"),
+        document("Region", "eu-west-1", spares={"abacus": 1}),
+    )
+    assert rules(answer) == {
+        "documents.1.spec.model_version": "exists",
+        "documents.2.spec.spares.abacus": "exists",
+    }
+    assert not FaultRule.objects.exists()
+    assert not Region.objects.filter(name="eu-west-1").exists()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "path", "rule", "says"),
+    [
+        (document("Deployment", "a", cells=2), "documents.0.spec.cells", "unknown", "allowed: regions, model_version"),
+        (document("Fleet", "a"), "documents.0.kind", "invalid_choice", "Fleet"),
+        ({**document("Model", "a"), "apiVersion": "v2"}, "documents.0.apiVersion", "invalid_choice", "v2"),
+        ({**document("Model", "a"), "status": {}}, "documents.0.status", "unknown", "allowed: apiVersion, kind"),
+        (document("ModelVersion", "sim-70b"), "documents.0.metadata.name", "name", "must read model@version"),
+        (document("FaultRule", "slo", mode="on"), "documents.0.metadata.name", "exists", "there are: hard_signature"),
+        (
+            document("Deployment", "a", regions=[{"region": "x", "cells": "two"}]),
+            "documents.0.spec.regions.0.cells",
+            "invalid",
+            "integer",
+        ),
+        (document("TrafficPolicy", "a", cost={}), "", "", ""),
+        (document("TrafficPolicy", "a", load_bound=2.0), "documents.0.spec", "exists", "no deployment 'a'"),
+    ],
+)
+def test_what_is_wrong_is_named_by_its_path(wrong: dict[str, Any], path: str, rule: str, says: str) -> None:
+    answer = previewed(wrong)
+    if not path:
+        assert actions(answer) == []
+        return
+    assert rules(answer) == {path: rule}
+    assert says in answer.json()["errors"][0]["message"]
+
+
+def test_a_version_that_is_no_draft_any_more_keeps_its_meaning() -> None:
+    rows.version()
+    answer = previewed(document("ModelVersion", "sim-70b@1", context_length=4096))
+    assert rules(answer) == {"documents.0.spec.context_length": "immutable"}
+    assert "based_on: sim-70b@1" in answer.json()["errors"][0]["message"]
+
+
+def test_a_dry_run_is_a_preview() -> None:
+    rows.deployment()
+    wanted = document("Deployment", "sim-70b", regions=[{"region": "us-east-1", "cells": 0}])
+    answer = applied(wanted, dry_run=True)
+    assert actions(answer) == [("Deployment", "sim-70b", "scale")]
+    assert not answer.json()["applied"]
+    assert DeploymentRegion.objects.get().cells == 1

@@ -1,0 +1,144 @@
+"""What is missing between documents and what is there: exact steps for each, and nothing by omission."""
+
+from typing import Any
+
+import pytest
+
+from controlplane.api.apply.planning import Action, Document, Kind, Plan, plan_documents, revision_of
+from traffic.planning.traffic_policy import TrafficPolicy, traffic_policy_as_json
+
+SERVED: dict[str, Any] = {
+    "model_version": "sim-70b@1",
+    "instance_type": "local.cpu",
+    "serving_class": "realtime",
+    "drain_deadline_s": 60.0,
+    "update_policy": {"bake_s": 10},
+    "regions": {"us-east-1": 2},
+    "_target": "sim-70b@1",
+}
+VERSION: dict[str, Any] = {"engine": "sim", "context_length": 2048, "_state": "released"}
+
+
+def planned(kind: Kind, name: str, spec: dict[str, Any], found: dict[str, Any] | None) -> Plan:
+    return plan_documents([Document(0, kind, name, spec)], {(kind, name): found})
+
+
+def steps(plan: Plan) -> list[tuple[str, str]]:
+    return [(step.action, step.reason) for step in plan.steps]
+
+
+@pytest.mark.parametrize(
+    ("spec", "expected"),
+    [
+        ({}, []),
+        ({"regions": [{"region": "us-east-1", "cells": 2}]}, []),
+        ({"model_version": "sim-70b@1", "update_policy": {"bake_s": 10}}, []),
+        (
+            {"regions": [{"region": "us-east-1", "cells": 3}]},
+            [("scale", "sim-70b should have 3 cells in us-east-1, not 2")],
+        ),
+        (
+            {"regions": [{"region": "mars", "cells": 1}]},
+            [("scale", "sim-70b should have 1 cells in mars, not 0")],
+        ),
+        (
+            {"update_policy": {"gate": {"min_samples": 9}}},
+            [("change", "Deployment sim-70b differs in update_policy.gate.min_samples")],
+        ),
+        ({"model_version": "sim-70b@2"}, [("roll_out", "sim-70b should serve sim-70b@2, runs sim-70b@1")]),
+        (
+            {"model_version": "sim-70b@2", "drain_deadline_s": 5.0, "regions": [{"region": "us-east-1", "cells": 1}]},
+            [
+                ("change", "Deployment sim-70b differs in drain_deadline_s"),
+                ("scale", "sim-70b should have 1 cells in us-east-1, not 2"),
+                ("roll_out", "sim-70b should serve sim-70b@2, runs sim-70b@1"),
+            ],
+        ),
+    ],
+)
+def test_a_deployment_gets_the_steps_that_are_missing(spec: dict[str, Any], expected: list[tuple[str, str]]) -> None:
+    plan = planned(Kind.DEPLOYMENT, "sim-70b", spec, SERVED)
+    assert steps(plan) == expected
+    assert not plan.objections
+    assert bool(plan.unchanged) is not bool(expected)
+
+
+def test_what_is_on_its_way_there_needs_no_second_rollout() -> None:
+    on_its_way = {**SERVED, "_target": "sim-70b@2"}
+    assert not planned(Kind.DEPLOYMENT, "sim-70b", {"model_version": "sim-70b@2"}, on_its_way).steps
+    back = planned(Kind.DEPLOYMENT, "sim-70b", {"model_version": "sim-70b@1"}, on_its_way)
+    assert steps(back) == [
+        ("roll_out", "sim-70b should serve sim-70b@1, runs sim-70b@1, and is on its way to sim-70b@2")
+    ]
+
+
+def test_a_change_says_what_was_and_what_will_be() -> None:
+    (step,) = planned(Kind.DEPLOYMENT, "sim-70b", {"update_policy": {"bake_s": 60}}, SERVED).steps
+    (change,) = step.changes
+    assert (change.field, change.before, change.after) == ("update_policy.bake_s", 10.0, 60.0)
+    assert step.asked == {"update_policy": {"bake_s": 60}}
+
+
+def test_what_there_is_not_is_created_with_all_that_is_stated() -> None:
+    spec = {"spares": {"local.cpu": 1}}
+    (step,) = planned(Kind.REGION, "eu-west-1", spec, None).steps
+    assert (step.action, step.reason, step.asked) == (Action.CREATE, "there is no Region eu-west-1", spec)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "spec", "found", "field", "rule"),
+    [
+        (Kind.DEPLOYMENT, "a", {"model_version": "m@1"}, None, "spec.instance_type", "required"),
+        (Kind.DEPLOYMENT, "a", {"instance_type": "p5.48xlarge"}, SERVED, "spec.instance_type", "fixed"),
+        (Kind.DEPLOYMENT, "a", {"update_policy": {"bake": 1}}, SERVED, "spec.update_policy.bake", "policy"),
+        (Kind.REGION, "a", {"provider": "aws"}, {"provider": "local"}, "spec.provider", "fixed"),
+        (Kind.MODEL_VERSION, "m@1", {"context_length": 9}, VERSION, "spec.context_length", "immutable"),
+        (
+            Kind.TRAFFIC_POLICY,
+            "a",
+            {"utilisation_cap": 0.99},
+            traffic_policy_as_json(TrafficPolicy()),
+            "spec.utilisation_cap",
+            "policy",
+        ),
+    ],
+)
+def test_what_no_step_can_do_is_an_objection_with_its_path(
+    kind: Kind, name: str, spec: dict[str, Any], found: dict[str, Any] | None, field: str, rule: str
+) -> None:
+    plan = planned(kind, name, spec, found)
+    assert not plan.steps
+    (objection,) = plan.objections
+    assert (objection.field, objection.rule) == (field, rule)
+
+
+def test_a_draft_may_change_and_a_version_that_says_the_same_stays() -> None:
+    assert planned(Kind.MODEL_VERSION, "m@1", {"context_length": 9}, {**VERSION, "_state": "draft"}).steps
+    assert not planned(Kind.MODEL_VERSION, "m@1", {"context_length": 2048}, VERSION).objections
+
+
+def test_what_others_need_comes_first_and_rollouts_last() -> None:
+    documents = [
+        Document(0, Kind.FAULT_RULE, "slow", {"mode": "off"}),
+        Document(1, Kind.DEPLOYMENT, "sim-70b", {"model_version": "sim-70b@2"}),
+        Document(2, Kind.MODEL_VERSION, "sim-70b@2", {"engine": "sim"}),
+        Document(3, Kind.REGION, "eu-west-1", {}),
+    ]
+    present = {(one.kind, one.name): None for one in documents}
+    plan = plan_documents(
+        documents,
+        {**present, (Kind.DEPLOYMENT, "sim-70b"): SERVED, (Kind.FAULT_RULE, "slow"): {"mode": "on"}},
+    )
+    assert [step.document.index for step in plan.steps] == [3, 2, 0, 1]
+
+
+def test_the_same_thing_described_twice_is_an_objection() -> None:
+    documents = [Document(index, Kind.MODEL, "m", {}) for index in range(2)]
+    (objection,) = plan_documents(documents, {(Kind.MODEL, "m"): {}}).objections
+    assert objection.message == "Model m is described twice; documents 0 and 1"
+
+
+def test_the_revision_tells_whether_anything_differs() -> None:
+    key = (Kind.DEPLOYMENT, "sim-70b")
+    assert revision_of({key: SERVED}) == revision_of({key: dict(reversed(SERVED.items()))})
+    assert revision_of({key: SERVED}) != revision_of({key: {**SERVED, "_target": "sim-70b@2"}})
