@@ -22,6 +22,6 @@ PLANNERS: tuple[Planner, ...] = (plan_liveness, plan_faults, plan_health, plan_r
 MAX_ROUNDS = 6
 """Rounds of one pass; what is left is for the next."""
 
-LEASE_TTL_S = 8.0
+LEASE_TTL_S = 5.0
 """A worker killed in the middle of a pass holds up the next for this long; with its own start that stays below the
 15 s of I8. It is renewed before every decision, each of which takes a fraction of it."""
