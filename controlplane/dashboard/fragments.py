@@ -20,6 +20,8 @@ from django.views.decorators.http import require_safe
 from controlplane.kernel import clock
 from controlplane.kernel.access import Role, require
 
+MOST_DIGITS = 6
+"""Of the number of a page: no list is as long, and none is looked for there."""
 Context = dict[str, Any]
 Load = Callable[["Asked"], object]
 """Reads what one part shows; the result is `body` in its template."""
@@ -36,6 +38,12 @@ class Asked:
     def word(self, name: str) -> str:
         """A filter's value without surrounding blanks, "" if it is not set."""
         return _storable(str(self.filters.get(name, ""))).strip()
+
+    @property
+    def page(self) -> int:
+        """The page of a list that the URL names, from 1; the first where it names none that there can be."""
+        text = self.word("page")
+        return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < MOST_DIGITS else 1
 
 
 @dataclass(frozen=True, slots=True)

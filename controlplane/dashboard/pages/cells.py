@@ -25,6 +25,7 @@ def _list(asked: Asked) -> CellList:
         region=asked.word("region"),
         state=asked.word("state"),
         text=asked.word("q"),
+        page=asked.page,
     )
 
 

@@ -3,7 +3,7 @@
 from django.http import Http404
 
 from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
-from controlplane.dashboard.selectors.cells import CellList, cell_list
+from controlplane.dashboard.selectors.cells import CellList, cells_of
 from controlplane.dashboard.selectors.deployments import DeploymentList, DeploymentRow, deployment_find, deployment_list
 from controlplane.dashboard.selectors.events import EventList, deployment_events
 
@@ -26,7 +26,7 @@ def _deployment(asked: Asked) -> DeploymentRow:
 
 
 def _cells(asked: Asked) -> CellList:
-    return cell_list(now=asked.now, deployment=asked.key)
+    return cells_of(asked.key, asked.now)
 
 
 def _events(asked: Asked) -> EventList:

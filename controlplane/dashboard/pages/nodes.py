@@ -19,6 +19,7 @@ def _list(asked: Asked) -> NodeList:
         state=asked.word("state"),
         role=asked.word("role"),
         text=asked.word("q"),
+        page=asked.page,
     )
 
 

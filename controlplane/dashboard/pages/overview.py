@@ -3,10 +3,10 @@
 from controlplane.dashboard.fragments import Asked, Fragment, Page
 from controlplane.dashboard.selectors.deployments import DeploymentList, deployment_list
 from controlplane.dashboard.selectors.events import EventList, event_list
-from controlplane.dashboard.selectors.nodes import NodeList, node_list
+from controlplane.dashboard.selectors.nodes import NodeList, nodes_to_look_at
 from controlplane.dashboard.selectors.overview import Broken, MapRegion, Moving, broken, fleet_map, moving
 
-NODES_ON_OVERVIEW = 120
+NODES_ON_OVERVIEW = 40
 EVENTS_ON_OVERVIEW = 15
 
 
@@ -27,7 +27,7 @@ def _map(asked: Asked) -> tuple[MapRegion, ...]:
 
 
 def _nodes(asked: Asked) -> NodeList:
-    return node_list(now=asked.now, limit=NODES_ON_OVERVIEW)
+    return nodes_to_look_at(now=asked.now, limit=NODES_ON_OVERVIEW)
 
 
 def _events(asked: Asked) -> EventList:

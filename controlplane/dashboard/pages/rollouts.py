@@ -2,9 +2,11 @@
 
 from django.http import Http404
 
+from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.fragments import Asked, Choice, Filter, Fragment, Page
-from controlplane.dashboard.selectors.cells import CellList, cell_list
+from controlplane.dashboard.selectors.cells import CellList, cells_of
 from controlplane.dashboard.selectors.events import EventList, rollout_events
+from controlplane.dashboard.selectors.rollout_charts import rollout_charts
 from controlplane.dashboard.selectors.rollouts import RolloutDetail, RolloutList, rollout_find, rollout_list
 from fleet.planning.states import RolloutState, choices
 
@@ -28,8 +30,12 @@ def _rollout(asked: Asked) -> RolloutDetail:
     return detail
 
 
+def _charts(asked: Asked) -> tuple[Chart, ...]:
+    return rollout_charts(_rollout(asked).rollout, asked.now)
+
+
 def _cells(asked: Asked) -> CellList:
-    return cell_list(now=asked.now, deployment=_rollout(asked).rollout.deployment_id)
+    return cells_of(_rollout(asked).rollout.deployment_id, asked.now)
 
 
 def _events(asked: Asked) -> EventList:
@@ -46,9 +52,13 @@ ROLLOUTS = Page(
 ROLLOUT = Page(
     section="rollouts",
     title="",
+    charts=True,
     fragments=(
         Fragment("rollout", "", ("rollouts:{key}", "cells"), "dashboard/rollouts/rollout.html", _rollout),
         Fragment("rollout-asks", "What you can do", ("rollouts:{key}",), "dashboard/rollouts/asks.html", _rollout),
+        Fragment(
+            "rollout-charts", "New version and old", ("rollouts:{key}",), "dashboard/charts/several.html", _charts
+        ),
         Fragment("rollout-cells", "Cells", ("cells", "load"), "dashboard/cells/table.html", _cells),
         Fragment("rollout-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from django.db.models import Prefetch, Q, QuerySet
+from django.db.models import Case, Prefetch, Q, QuerySet, When
 
 from controlplane.dashboard.selectors.load import load_of, report_of, silent_s
 from engine_agent.protocol.fingerprint import first_mismatch
@@ -15,8 +15,10 @@ from fleet.planning.fingerprints import compare_stacks, member_stacks, stack_dig
 from fleet.planning.states import CellState
 from fleet.planning.topology import depth_of, distance
 
-CELLS_SHOWN = 500
-"""Rows on one page: more than anybody reads, few enough to render in well under a second."""
+CELLS_SHOWN = 100
+"""Rows on one page: more than anybody reads at once, few enough to be there at once."""
+CELLS_BESIDE = 50
+"""Rows where cells are only a part of a page."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,11 +44,15 @@ class CellRow:
 
 @dataclass(frozen=True, slots=True)
 class CellList:
-    """`more`: there are further cells than `rows` shows. `filtered`: somebody asked for less than all."""
+    """`more`: there are further cells than `rows` shows. `filtered`: somebody asked for less than all.
+
+    `page` numbers the pages of a list that has some, from 1; 0 where the list is only a part of a page.
+    """
 
     rows: tuple[CellRow, ...]
     more: bool
     filtered: bool
+    page: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +83,13 @@ def cells_with_members() -> "QuerySet[Cell]":
     return Cell.objects.select_related("model_version").prefetch_related(Prefetch("members", queryset=members))
 
 
+def cells_in_short() -> "QuerySet[Cell]":
+    """Cells with what a row of a list needs, in two queries: reports without their long columns."""
+    unread = [f"node__report__{name}" for name in ("telemetry", "steps", "health")]
+    members = CellMember.objects.select_related("node", "node__report").defer(*unread).order_by("rank")
+    return Cell.objects.select_related("model_version").prefetch_related(Prefetch("members", queryset=members))
+
+
 def cell_row(cell: Cell, now: datetime) -> CellRow:
     members = list(cell.members.all())
     leader = members[0].node if members and members[0].rank == 0 else None
@@ -88,20 +101,35 @@ def cell_row(cell: Cell, now: datetime) -> CellRow:
 
 
 def cell_list(
-    *, now: datetime, deployment: str = "", region: str = "", state: str = "", text: str = "", limit: int = CELLS_SHOWN
+    *, now: datetime, deployment: str = "", region: str = "", state: str = "", text: str = "", page: int = 1
 ) -> CellList:
-    """Cells by deployment and region. Without `state`, stopped ones are left out."""
-    cells = cells_with_members().order_by("deployment_id", "region__position", "region_id", "created_at", "id")
-    cells = cells.filter(state=state) if state else cells.exclude(state=CellState.STOPPED)
+    """Cells by deployment and region, in pages from 1. Without `state`, stopped ones are left out."""
+    cells = _ordered().filter(state=state) if state else _ordered().exclude(state=CellState.STOPPED)
     if deployment:
         cells = cells.filter(deployment_id=deployment)
     if region:
         cells = cells.filter(region_id=region)
     if text:
         cells = cells.filter(Q(id__icontains=text) | Q(reason__icontains=text))
-    found = list(cells[: limit + 1])
-    rows = tuple(cell_row(cell, now) for cell in found[:limit])
-    return CellList(rows=rows, more=len(found) > limit, filtered=bool(deployment or region or state or text))
+    found = list(cells[(page - 1) * CELLS_SHOWN : page * CELLS_SHOWN + 1])
+    rows = tuple(cell_row(cell, now) for cell in found[:CELLS_SHOWN])
+    return CellList(
+        rows, more=len(found) > CELLS_SHOWN, filtered=bool(deployment or region or state or text), page=page
+    )
+
+
+def cells_of(deployment: str, now: datetime) -> CellList:
+    """The first live cells of a deployment, those not ready before all, for pages of which they are only a part."""
+    ready_last = Case(When(state=CellState.READY.value, then=1), default=0)
+    cells = cells_in_short().filter(deployment_id=deployment).exclude(state=CellState.STOPPED)
+    ordered = cells.order_by(ready_last, "region__position", "region_id", "created_at", "id")
+    found = list(ordered[: CELLS_BESIDE + 1])
+    rows = tuple(cell_row(cell, now) for cell in found[:CELLS_BESIDE])
+    return CellList(rows, more=len(found) > CELLS_BESIDE, filtered=False)
+
+
+def _ordered() -> "QuerySet[Cell]":
+    return cells_in_short().order_by("deployment_id", "region__position", "region_id", "created_at", "id")
 
 
 def cell_find(*, cell_id: str, now: datetime) -> CellRow | None:

@@ -1,19 +1,19 @@
 """Deployments: what they want, what they have, and whether their users are fine."""
 
-from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
-from django.db.models import QuerySet
+from django.db.models import Count, QuerySet
 
-from controlplane.dashboard.selectors.cells import CellRow, cell_row, cells_with_members
-from controlplane.dashboard.selectors.load import load_sum
+from controlplane.dashboard.selectors.load import NO_WORD, SummedLoad, loads_by_deployment
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.messages import Load
 from fleet.models import Cell, Deployment
 from fleet.planning.states import CellState
+
+CellCounts = Mapping[tuple[str, str], Mapping[str, int]]
 
 
 class Service(StrEnum):
@@ -35,20 +35,19 @@ SERVICE_TONE: dict[Service, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What a deployment wants in one region, and the live cells it has there."""
+    """What a deployment wants in one region, and how many live cells it has there: `states` maps state -> number."""
 
     region: str
     wanted: int
-    cells: tuple[Cell, ...]
+    states: Mapping[str, int]
+
+    @property
+    def existing(self) -> int:
+        return sum(self.states.values())
 
     @property
     def ready(self) -> int:
-        return sum(cell.state == CellState.READY for cell in self.cells)
-
-    @property
-    def to_come(self) -> range:
-        """One for each wanted cell that does not exist yet."""
-        return range(max(0, self.wanted - len(self.cells)))
+        return self.states.get(CellState.READY.value, 0)
 
     @property
     def service(self) -> Service:
@@ -107,7 +106,7 @@ def service_of(*, ready: int, wanted: int) -> Service:
 
 
 def deployment_list(*, now: datetime, text: str = "") -> DeploymentList:
-    """Every deployment with its live cells, in four queries."""
+    """Every deployment with its live cells summed up, in four queries."""
     deployments = _deployments()
     if text:
         deployments = deployments.filter(name__icontains=text)
@@ -124,31 +123,37 @@ def _deployments() -> "QuerySet[Deployment]":
 
 
 def _rows(deployments: "QuerySet[Deployment]", now: datetime) -> tuple[DeploymentRow, ...]:
-    cells = cells_with_members().filter(deployment__in=deployments).exclude(state=CellState.STOPPED)
-    rows: dict[str, list[CellRow]] = defaultdict(list)
-    for cell in cells.order_by("region__position", "region_id", "created_at", "id"):
-        rows[cell.deployment_id].append(cell_row(cell, now))
-    return tuple(_row(deployment, rows[deployment.name]) for deployment in deployments)
+    found = list(deployments)
+    names = [deployment.name for deployment in found]
+    counts, loads = cell_counts(names), loads_by_deployment(names, now)
+    return tuple(_row(deployment, counts, loads.get(deployment.name, NO_WORD)) for deployment in found)
 
 
-def _row(deployment: Deployment, rows: list[CellRow]) -> DeploymentRow:
-    return DeploymentRow(
-        deployment=deployment,
-        shares=shares_of(deployment, [row.cell for row in rows]),
-        load=load_sum(row.load for row in rows if row.load is not None),
-        silent=sum(row.cell.state == CellState.READY and row.load is None for row in rows),
-    )
+def _row(deployment: Deployment, counts: CellCounts, said: SummedLoad) -> DeploymentRow:
+    shares = shares_of(deployment, counts)
+    ready = sum(share.ready for share in shares)
+    return DeploymentRow(deployment=deployment, shares=shares, load=said.load, silent=ready - said.ready_cells)
 
 
-def shares_of(deployment: Deployment, cells: Iterable[Cell]) -> tuple[Share, ...]:
-    """The deployment by region, `regions__region` loaded. `cells` are its live ones, in the order of their regions."""
-    by_region: dict[str, list[Cell]] = defaultdict(list)
-    for cell in cells:
-        by_region[cell.region_id].append(cell)
+def cell_counts(deployments: Iterable[str] | None = None) -> CellCounts:
+    """(deployment, region) -> state -> number of live cells, in the order of regions; of all deployments for None."""
+    live = Cell.objects.exclude(state=CellState.STOPPED.value)
+    if deployments is not None:
+        live = live.filter(deployment__in=list(deployments))
+    rows = live.order_by("region__position", "region_id").values_list("deployment_id", "region_id", "state")
+    counts: dict[tuple[str, str], dict[str, int]] = {}
+    for deployment, region, state, number in rows.annotate(number=Count("pk")):
+        counts.setdefault((deployment, region), {})[state] = number
+    return counts
+
+
+def shares_of(deployment: Deployment, counts: CellCounts) -> tuple[Share, ...]:
+    """The deployment by region, `regions__region` loaded."""
     wishes = sorted(deployment.regions.all(), key=lambda wish: (wish.region.position, wish.region_id))
     wanted = {wish.region_id: wish.cells for wish in wishes}
     # A region that was taken out of the deployment still has cells until they have drained.
-    regions = dict.fromkeys((*wanted, *by_region))
+    regions = dict.fromkeys((*wanted, *(region for name, region in counts if name == deployment.name)))
     return tuple(
-        Share(region=region, wanted=wanted.get(region, 0), cells=tuple(by_region[region])) for region in regions
+        Share(region=region, wanted=wanted.get(region, 0), states=counts.get((deployment.name, region), {}))
+        for region in regions
     )

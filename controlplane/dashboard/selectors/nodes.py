@@ -5,14 +5,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import groupby
 
-from django.db.models import Q, QuerySet
+from django.db.models import Case, Q, QuerySet, When
 
 from controlplane.dashboard.selectors.load import report_of, silent_s
 from engine_agent.protocol.states import MemberRole
 from fleet.models import CellMember, Node, NodeReport
 from fleet.planning.states import NodeState
 
-NODES_SHOWN = 500
+NODES_SHOWN = 100
+"""Rows on one page."""
 SPARE = "spare"
 
 
@@ -35,9 +36,12 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
+    """`page` numbers the pages of a list that has some, from 1; 0 where the list is only a part of a page."""
+
     rows: tuple[NodeRow, ...]
     more: bool
     filtered: bool
+    page: int = 0
 
     def by_region(self) -> list[tuple[str, list[NodeRow]]]:
         """Rows in groups of one region each, in the order of the regions."""
@@ -45,20 +49,36 @@ class NodeList:
 
 
 def node_list(
-    *, now: datetime, region: str = "", state: str = "", role: str = "", text: str = "", limit: int = NODES_SHOWN
+    *, now: datetime, region: str = "", state: str = "", role: str = "", text: str = "", page: int = 1
 ) -> NodeList:
-    """Nodes by region, those in cells first. Without `state`, retired ones are left out."""
-    nodes = _nodes().order_by("region__position", "region_id", "member__cell_id", "member__rank", "id")
-    nodes = nodes.filter(state=state) if state else nodes.exclude(state=NodeState.RETIRED)
+    """Nodes by region, those in cells first, in pages from 1. Without `state`, retired ones are left out."""
+    nodes = _ordered().filter(state=state) if state else _ordered().exclude(state=NodeState.RETIRED)
     if region:
         nodes = nodes.filter(region_id=region)
     if role:
         nodes = nodes.filter(_has_role(role))
     if text:
         nodes = nodes.filter(Q(id__icontains=text) | Q(member__cell__id__icontains=text) | Q(reason__icontains=text))
-    found = list(nodes[: limit + 1])
-    rows = tuple(node_row(node, now) for node in found[:limit])
-    return NodeList(rows=rows, more=len(found) > limit, filtered=bool(region or state or role or text))
+    found = list(nodes[(page - 1) * NODES_SHOWN : page * NODES_SHOWN + 1])
+    rows = tuple(node_row(node, now) for node in found[:NODES_SHOWN])
+    return NodeList(rows, more=len(found) > NODES_SHOWN, filtered=bool(region or state or role or text), page=page)
+
+
+def nodes_to_look_at(*, now: datetime, limit: int) -> NodeList:
+    """Some live nodes of a fleet by region: before all those that are not ready or cordoned."""
+    ready_last = Case(When(state=NodeState.READY.value, cordoned=False, then=1), default=0)
+    live = Node.objects.exclude(state=NodeState.RETIRED).order_by(ready_last, "region__position", "region_id", "id")
+    chosen = list(live.values_list("pk", flat=True)[: limit + 1])
+    found = _ordered().filter(pk__in=chosen[:limit])
+    return NodeList(tuple(node_row(node, now) for node in found), more=len(chosen) > limit, filtered=False)
+
+
+def _ordered() -> "QuerySet[Node]":
+    return (
+        _nodes()
+        .defer("report__load", "report__telemetry", "report__steps", "report__health")
+        .order_by("region__position", "region_id", "member__cell_id", "member__rank", "id")
+    )
 
 
 def node_find(*, node_id: str, now: datetime) -> NodeRow | None:

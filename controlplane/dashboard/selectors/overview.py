@@ -3,7 +3,7 @@
 from collections import defaultdict
 from dataclasses import dataclass
 
-from controlplane.dashboard.selectors.deployments import Share, shares_of
+from controlplane.dashboard.selectors.deployments import Share, cell_counts, shares_of
 from controlplane.dashboard.selectors.incidents import BAD_CELL_STATES, Standing, standing
 from controlplane.kernel.tones import Tone
 from fleet.models import Cell, Deployment, Incident, Node, Region
@@ -11,6 +11,9 @@ from fleet.planning.states import CELL_TONE, NODE_TONE, CellState, IncidentState
 
 ROWS_SHOWN = 20
 """Of each kind in the two lists at the top; the full lists are one click away."""
+
+SQUARES = 500
+"""Cells that the map shows one by one; above, each line is a bar."""
 
 MOVING_CELL_STATES = tuple(
     state for state, tone in CELL_TONE.items() if tone in {Tone.MOVING, Tone.WARN} and state is not CellState.READY
@@ -36,11 +39,37 @@ class Moving:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """The cells in one state as a piece of a bar; `start` and `width` in per cent of what is or should be there."""
+
+    state: str
+    tone: Tone
+    cells: int
+    start: float
+    width: float
+
+
+@dataclass(frozen=True, slots=True)
+class MapLine:
+    """A deployment in a region: its `cells` as squares, or, in a large fleet, its `parts` as one bar."""
+
+    deployment: str
+    share: Share
+    cells: tuple[Cell, ...]
+    parts: tuple[Part, ...]
+
+    @property
+    def to_come(self) -> range:
+        """One for each wanted cell that does not exist yet."""
+        return range(0 if self.parts else max(0, self.share.wanted - self.share.existing))
+
+
+@dataclass(frozen=True, slots=True)
 class MapRegion:
     """One region of the fleet map: deployments with the cells they have and want there."""
 
     region: Region
-    lines: tuple[tuple[str, Share], ...]
+    lines: tuple[MapLine, ...]
 
 
 def broken() -> Broken:
@@ -56,13 +85,31 @@ def moving() -> Moving:
     return Moving(cells=tuple(cells[:ROWS_SHOWN]), nodes=tuple(nodes[:ROWS_SHOWN]))
 
 
-def fleet_map() -> tuple[MapRegion, ...]:
-    """Every live cell in its place, regions without any cell included, in five queries."""
-    cells: dict[str, list[Cell]] = defaultdict(list)
-    for cell in Cell.objects.exclude(state=CellState.STOPPED).order_by("created_at", "id"):
-        cells[cell.deployment_id].append(cell)
-    lines: dict[str, list[tuple[str, Share]]] = defaultdict(list)
+def fleet_map(*, squares: int = SQUARES) -> tuple[MapRegion, ...]:
+    """Every live cell in its place, regions without any cell included, in five queries.
+
+    Beyond `squares` cells nobody can look at each: then every line is a bar.
+    """
+    counts = cell_counts()
+    small = sum(sum(states.values()) for states in counts.values()) <= squares
+    cells: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    live = Cell.objects.exclude(state=CellState.STOPPED) if small else Cell.objects.none()
+    for cell in live.order_by("created_at", "id"):
+        cells[cell.deployment_id, cell.region_id].append(cell)
+    lines: dict[str, list[MapLine]] = defaultdict(list)
     for deployment in Deployment.objects.prefetch_related("regions__region"):
-        for share in shares_of(deployment, cells[deployment.name]):
-            lines[share.region].append((deployment.name, share))
+        for share in shares_of(deployment, counts):
+            there = tuple(cells[deployment.name, share.region])
+            parts = () if small else _parts(share)
+            lines[share.region].append(MapLine(deployment.name, share, there, parts))
     return tuple(MapRegion(region=region, lines=tuple(lines[region.name])) for region in Region.objects.all())
+
+
+def _parts(share: Share) -> tuple[Part, ...]:
+    """In the order in which states are declared, so that bars can be compared."""
+    whole, start, parts = max(1, share.existing, share.wanted), 0.0, []
+    for state in sorted(share.states, key=list(CellState).index):
+        width = 100.0 * share.states[state] / whole
+        parts.append(Part(state, CELL_TONE[CellState(state)], share.states[state], round(start, 2), round(width, 2)))
+        start += width
+    return tuple(parts)

@@ -5,6 +5,7 @@ import pytest
 from controlplane.kernel.events import event_record
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
+from tests.fleet import rows
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
@@ -112,3 +113,21 @@ def test_traffic_shows_who_is_behind_and_what_an_ingress_cannot_reach() -> None:
     assert "gone</a> as: down" in text
     assert "1/2" in text
     assert shown("/traffic/", "tables").count('class="past"') == 1
+
+
+def test_cells_come_in_pages_that_keep_the_filter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controlplane.dashboard.selectors.cells.CELLS_SHOWN", 2)
+    for number in range(3):
+        rows.cell(f"c-{number}")
+    first = shown("/cells/?region=us-east-1", "cells-table")
+    assert 'rel="next" href="?region=us-east-1&amp;page=2"' in first
+    second = shown("/cells/?region=us-east-1&page=2", "cells-table")
+    assert ("c-2" in second, "c-1" in second, "Next" in second) == (True, False, False)
+    assert 'href="?region=us-east-1&amp;page=1">Previous' in second
+
+
+@pytest.mark.parametrize("page", ["7", "0", "-1", "x", "9" * 30])
+def test_a_page_that_there_is_not_leads_back(page: str) -> None:
+    rows.node("n-00000001")
+    text = shown(f"/nodes/?page={page}", "nodes-table")
+    assert "The list has no page 7." in text if page == "7" else "n-00000001" in text

@@ -2,6 +2,8 @@
 
 import pytest
 
+from controlplane.dashboard.selectors.nodes import nodes_to_look_at
+from controlplane.dashboard.selectors.overview import fleet_map
 from controlplane.kernel import clock
 from fleet.models import DeploymentRegion, Incident, NodeReport
 from tests.controlplane.dashboard.clients import fragment, signed_in
@@ -99,3 +101,28 @@ def test_what_a_rule_in_shadow_would_have_done_is_no_trouble() -> None:
     Incident.objects.create(kind="node-slow", subject="n", summary="would have", shadow=True, opened_at=NOW)
     assert "would have" not in part("broken")
     assert "Nothing is broken" in part("broken")
+
+
+def test_a_large_fleet_is_bars_of_its_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    for number, state in enumerate(("ready", "ready", "failed")):
+        rows.cell(f"sim-70b-us-east-1-{number}", state=state)
+    DeploymentRegion.objects.update(cells=4)
+    (region,) = fleet_map(squares=2)
+    (line,) = region.lines
+    assert [(part.state, part.cells, part.start, part.width) for part in line.parts] == [
+        ("ready", 2, 0.0, 50.0),
+        ("failed", 1, 50.0, 25.0),
+    ]
+    monkeypatch.setattr("controlplane.dashboard.pages.overview.fleet_map", lambda: (region,))
+    text = part("map")
+    assert '<rect class="tone-bad" x="50.0" width="25.0" height="8"></rect>' in text
+    assert "1 failed" in text
+    assert "2/4" in text
+
+
+def test_nodes_that_need_somebody_come_before_all_others() -> None:
+    for number, state in enumerate(("ready", "ready", "faulty")):
+        rows.node(f"n-0000000{number}", state=state)
+    found = nodes_to_look_at(now=NOW, limit=2)
+    assert {row.node.pk for row in found.rows} == {"n-00000000", "n-00000002"}
+    assert found.more
