@@ -2,6 +2,7 @@
 
 from django.http import Http404
 
+from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.fragments import Asked, Choice, Filter, Fragment, Page
 from controlplane.dashboard.pages.choices import choose
 from controlplane.dashboard.selectors.keys import (
@@ -14,6 +15,7 @@ from controlplane.dashboard.selectors.keys import (
     policy_view,
     usage_rows,
 )
+from controlplane.dashboard.selectors.usage_charts import key_chart, tenant_chart
 from fleet.planning.states import choices
 from traffic.models import UsageHour
 from traffic.planning.key import KeyState
@@ -47,6 +49,15 @@ def _key_usage(asked: Asked) -> tuple[UsageHour, ...]:
     return usage_rows(key=_key(asked).row.key.prefix)
 
 
+def _key_chart(asked: Asked) -> tuple[Chart, ...]:
+    return (key_chart(_key(asked).row.key.prefix, asked.now),)
+
+
+def _tenant_chart(asked: Asked) -> tuple[Chart, ...]:
+    chart = tenant_chart(asked.now)
+    return (chart,) if chart.series else ()
+
+
 def _tenant_usage(asked: Asked) -> tuple[UsageHour, ...]:
     return usage_rows(tenant=_key(asked).row.key.tenant)
 
@@ -54,8 +65,10 @@ def _tenant_usage(asked: Asked) -> tuple[UsageHour, ...]:
 KEYS = Page(
     section="keys",
     title="Keys",
+    charts=True,
     fragments=(
         Fragment("keys-table", "", ("keys", "usage"), "dashboard/keys/table.html", _list),
+        Fragment("keys-usage", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _tenant_chart),
         Fragment("keys-policy", "Who is served", ("keys", "traffic"), "dashboard/keys/policy.html", _policy),
     ),
     narrow=_filter,
@@ -64,9 +77,11 @@ KEYS = Page(
 KEY = Page(
     section="keys",
     title="",
+    charts=True,
     fragments=(
         Fragment("key", "", ("keys:{key}", "usage"), "dashboard/keys/key.html", _key),
         Fragment("key-asks", "Ask", ("keys:{key}",), "dashboard/keys/asks.html", _key),
+        Fragment("key-chart", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _key_chart),
         Fragment("key-usage", "Asked by the hour", ("usage",), "dashboard/keys/usage.html", _key_usage),
         Fragment("key-tenant", "Served to its tenant", ("usage",), "dashboard/keys/tenant.html", _tenant_usage),
     ),
