@@ -51,9 +51,10 @@ app.conf.update(
         "traffic-ensure-ingresses": {"task": "traffic.ensure_ingresses", "schedule": 1.0, "options": {"expires": 2.0}},
         "traffic-trim-async": {"task": "traffic.trim_async", "schedule": 60.0, "options": {"expires": 60.0}},
         "accounts-expire-approvals": {"task": "accounts.expire_approvals", "schedule": 60.0, "options": {"expires": 60.0}},
+        "audit-export": {"task": "audit.export", "schedule": 5.0, "options": {"expires": 10.0}},
         "kernel-trim-events": {"task": "kernel.trim_events", "schedule": 3600.0},
         "kernel-trim-changes": {"task": "kernel.trim_changes", "schedule": 600.0},
         "kernel-trim-idempotent": {"task": "kernel.trim_idempotent_answers", "schedule": 3600.0},
     },
 )
-app.autodiscover_tasks(["controlplane.kernel", "controlplane.accounts", "models_registry", "fleet", "traffic"])
+app.autodiscover_tasks(["controlplane.audit", "controlplane.kernel", "controlplane.accounts", "models_registry", "fleet", "traffic"])

@@ -11,6 +11,7 @@ from rest_framework.routers import DefaultRouter
 from rest_framework.views import APIView
 
 from controlplane.api.apply.view import ApplyViewSet
+from controlplane.api.audit import AuditViewSet
 from controlplane.api.docs import Documentation
 from controlplane.api.events import EventViewSet
 from controlplane.api.schema import Schema
@@ -42,7 +43,7 @@ class NothingHere(APIView):
 
 
 router = ResourceRouter()
-OWN = (("events", EventViewSet, "event"), ("apply", ApplyViewSet, "apply"))
+OWN = (("audit", AuditViewSet, "audit-record"), ("events", EventViewSet, "event"), ("apply", ApplyViewSet, "apply"))
 for prefix, view_set, noun in (*FLEET, *MODELS, *TRAFFIC, *OWN):
     router.register(prefix, view_set, basename=noun)
 

@@ -27,8 +27,6 @@ DENIALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 KEPT_REFUSALS = DENIALS | {HTTPStatus.TOO_MANY_REQUESTS}
 """What these answers wrote stays: it counts attempts. Every other refusal promises that nothing was changed."""
 REASON_FIELDS = ("why", "reason")
-REPLAYED_HEADER = "Idempotency-Replayed"
-"""Marks an answer that was given before, and recorded then."""
 
 View = Callable[..., HttpResponse]
 
@@ -60,7 +58,7 @@ class AuditBorder:
             response: HttpResponse = call(request, *args, **kwargs)
             if response.status_code >= HTTPStatus.BAD_REQUEST:
                 transaction.set_rollback(response.status_code not in KEPT_REFUSALS)
-            elif kept.changed and REPLAYED_HEADER not in response:
+            elif kept.changed:
                 _record(request, response, kept)
         return response
 

@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import Any
 
 from django.core.management.base import BaseCommand
-from django.db import DatabaseError, transaction
+from django.db import Error, transaction
 
 from controlplane.audit.models import Proof
 from controlplane.audit.services.record import Act, Actor, audit_record
@@ -49,7 +49,7 @@ class AuditedCommand(BaseCommand):
         act = Act(action=f"command.{name}", about=about, changes={"asked": asked, **changes})
         try:
             audit_record(actor=command_actor(), act=act, now=clock.now())
-        except DatabaseError as error:
+        except Error as error:
             if self.together:
                 raise
             log.error("%s did its work, but could not be recorded: %s", name, error)

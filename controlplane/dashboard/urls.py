@@ -6,6 +6,7 @@ from django.urls.converters import StringConverter
 
 from controlplane.accounts.views import Login
 from controlplane.dashboard.fragments import Page, View, page_view
+from controlplane.dashboard.pages.audit import AUDIT
 from controlplane.dashboard.pages.cells import CELL, CELLS
 from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS
 from controlplane.dashboard.pages.events import EVENTS
@@ -78,6 +79,7 @@ urlpatterns = [
     path("incidents/<str:key>/", _view(INCIDENT), name="incident"),
     path("search/", _view(SEARCH), name="search"),
     path("events/", _view(EVENTS), name="events"),
+    path("audit/", _view(AUDIT), name="audit"),
     path("login/", Login.as_view(), name="login"),
     path("logout/", LogoutView.as_view(), name="logout"),
 ]

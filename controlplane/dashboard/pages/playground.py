@@ -12,6 +12,7 @@ from controlplane.dashboard.playground.relay import chat_refusal, relay_chat
 from controlplane.dashboard.selectors.playground import Playground, playground
 from controlplane.kernel.access import Role, access_of
 from controlplane.kernel.refusals import InvalidInput
+from controlplane.kernel.trail import not_audited
 from fleet.models import Deployment
 from traffic.planning.internal_key import PLAYGROUND_TENANT, internal_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region
@@ -32,6 +33,7 @@ PLAYGROUND = Page(
 
 @never_cache
 @require_POST
+@not_audited("a chat asks a cell, as applications do, and changes nothing that operators run")
 async def playground_say(request: HttpRequest) -> HttpResponseBase:
     """Answers with events while the cell generates (controlplane.dashboard.playground.relay)."""
     user = await request.auser()

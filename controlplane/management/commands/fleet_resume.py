@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from django.core.management.base import BaseCommand
-
+from controlplane.audit.commands import AuditedCommand
 from controlplane.kernel import clock
 from fleet.services.resume import local_fleet_resume
 
 
-class Command(BaseCommand):
+class Command(AuditedCommand):
     help = "Boot the stopped machines of the local fleet again. Machines that still run are left alone."
+    together = False
 
     def handle(self, *args: Any, **options: Any) -> None:
         booted = local_fleet_resume(now=clock.now())

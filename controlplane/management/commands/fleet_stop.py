@@ -3,13 +3,15 @@
 from typing import Any
 
 from django.conf import settings
-from django.core.management.base import BaseCommand
 
+from controlplane.audit.commands import AuditedCommand
 from fleet.providers import local_provider
 
 
-class Command(BaseCommand):
+class Command(AuditedCommand):
     help = "Stop every process of the local fleet of this home. The database keeps what should run; `make up` resumes."
+    together = False
+    acts_outside = True
 
     def handle(self, *args: Any, **options: Any) -> None:
         stopped = local_provider().terminate_all()

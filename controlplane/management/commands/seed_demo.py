@@ -5,8 +5,9 @@ from typing import Any
 
 from django.conf import settings
 from django.core.management import call_command
-from django.core.management.base import BaseCommand, CommandError, CommandParser
+from django.core.management.base import CommandError, CommandParser
 
+from controlplane.audit.commands import AuditedCommand
 from controlplane.kernel import clock
 from fleet.models import Region
 from fleet.services.demo import Weights, demo_seed
@@ -15,7 +16,7 @@ from traffic.services.ingress import ingress_create
 PASSWORD_VARIABLE = "SWITCHYARD_OPERATOR_PASSWORD"  # noqa: S105 - the name of a variable
 
 
-class Command(BaseCommand):
+class Command(AuditedCommand):
     help = "Record the demo fleet: two regions, smollm2 and sim-70b. Running it again keeps what operators changed."
 
     def add_arguments(self, parser: CommandParser) -> None:

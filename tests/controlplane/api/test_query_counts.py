@@ -6,6 +6,8 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from controlplane.audit.models import Proof
+from controlplane.audit.services.record import Act, Actor, audit_record
 from controlplane.kernel.models import Event
 from fleet.models import (
     Deployment,
@@ -57,6 +59,7 @@ def one_more_of_everything(number: int) -> None:
     hook = Webhook.objects.create(name=f"hook-{number}", url="https://x", created_at=NOW)
     WebhookDelivery.objects.create(webhook=hook, event="test", body={}, created_at=NOW, due_at=NOW)
     Event.objects.create(at=NOW, kind="k", message="m")
+    audit_record(actor=Actor("a", Proof.TOKEN), act=Act(action="a.b"), now=NOW)
     Rollout.objects.create(
         deployment=deployment,
         from_version=versions[0],

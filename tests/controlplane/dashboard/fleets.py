@@ -1,5 +1,7 @@
 """A fleet of any size in the database, with everything that a page can show of it."""
 
+from controlplane.audit.models import Proof
+from controlplane.audit.services.record import Act, Actor, audit_record
 from controlplane.kernel.events import event_record
 from fleet.models import Cell, Deployment, DeploymentRegion, Incident, InstanceType, Rollout
 from models_registry.models import Model, ModelVersion, Validation
@@ -25,6 +27,8 @@ def one_more_of_everything(number: int) -> Cell:
     """A region with a two-node cell in one of the states, two spares, an ingress, and all that speaks of them."""
     region = rows.region(f"region-{number}", position=number)
     kind, _ = InstanceType.objects.get_or_create(name="local.cpu", defaults={"accelerator": "cpu"})
+    cordon = Act("node.cordon", object=f"node/n-{number:08x}", changes={"asked": {"why": "fan"}})
+    audit_record(actor=Actor("operator", Proof.SESSION, "127.0.0.1"), act=cordon, now=NOW)
     model = Model.objects.create(name=f"model-{number}", created_at=NOW)
     version = ModelVersion.objects.create(
         model=model,

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.django_db
 
 LISTS = [
     "/",
+    "/audit/?action=node.cordon&outcome=done",
     "/cells/",
     "/cells/?q=deployment&region=region-0&deployment=deployment-0&state=ready",
     "/deployments/",

@@ -5,13 +5,14 @@ from argparse import ArgumentParser
 from pathlib import Path
 from typing import Any
 
-from django.core.management.base import BaseCommand, CommandError
+from django.core.management.base import CommandError
 
 from controlplane.accounts.services import operator_ensure
+from controlplane.audit.commands import AuditedCommand
 from controlplane.kernel import clock
 
 
-class Command(BaseCommand):
+class Command(AuditedCommand):
     help = "Create or update the superuser `operator`, and write its API token to a file if none there is valid."
 
     def add_arguments(self, parser: ArgumentParser) -> None:

@@ -1,0 +1,91 @@
+"""Audit records over HTTP: who changed what, and who was refused, newest first. Read only, by operators and
+administrators: records are written at the border (controlplane.audit.border)."""
+
+import json
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+
+from controlplane.audit.models import AuditRecord, Outcome, Proof
+from controlplane.kernel.access import Role
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
+from fleet.planning.states import choices
+
+EXAMPLE: dict[str, Any] = {
+    "number": 4711,
+    "at": "2026-11-21T12:00:00Z",
+    "outcome": "done",
+    "actor": "ada",
+    "proof": "token",
+    "address": "10.1.2.3",
+    "token_prefix": "0a1b2c3d",
+    "action": "rollout.pause",
+    "object": "rollout/12",
+    "about": ["rollout/12", "deployment/sim-70b"],
+    "reason": "latency looks odd",
+    "request_id": "5b0e2c1f9a7d4e3b8c6a1d2f3e4b5a6c",
+    "changes": {
+        "asked": {"why": "latency looks odd"},
+        "rows": [{"table": "fleet_rollout", "did": "update", "key": 12, "changed": {"state": ["baking", "paused"]}}],
+        "events": [{"kind": "rollout.paused", "message": "rollout 12 of sim-70b paused by ada"}],
+    },
+    "previous": 32 * "5f",
+    "digest": 32 * "a7",
+}
+
+
+@extend_schema_serializer(examples=[OpenApiExample("audit record", EXAMPLE, response_only=True)])
+class AuditSerializer(serializers.ModelSerializer[AuditRecord]):
+    outcome = serializers.ChoiceField(choices=choices(Outcome))
+    proof = serializers.ChoiceField(choices=choices(Proof), help_text="How the actor showed who he is.")
+    object = serializers.CharField(help_text="What was asked for, `noun/key`; empty if it had no name yet.")
+    about = serializers.ListField(child=serializers.CharField(), help_text="All that it touched, `noun/key`.")
+    changes = serializers.SerializerMethodField(help_text="What was asked, which rows changed how, and the events.")
+
+    class Meta:
+        model = AuditRecord
+        fields = [
+            "number", "at", "outcome", "actor", "proof", "address", "token_prefix", "action", "object", "about",
+            "reason", "request_id", "changes", "previous", "digest",
+        ]  # fmt: skip
+
+    @extend_schema_field(serializers.DictField())
+    def get_changes(self, record: AuditRecord) -> dict[str, Any]:
+        return dict(json.loads(record.changes))
+
+
+class AuditFilter(filters.FilterSet):
+    actor = filters.CharFilter(help_text="A user, an agent, or an account of a machine.")
+    action = filters.CharFilter(help_text="For example `rollout.pause`.")
+    object = filters.CharFilter(method="about_it", help_text="`noun/key` of anything that it touched: `cell/x`.")
+    outcome = filters.ChoiceFilter(choices=choices(Outcome))
+    proof = filters.ChoiceFilter(choices=choices(Proof))
+    token_prefix = filters.CharFilter()
+    request_id = filters.CharFilter(help_text="`X-Request-Id` of the request.")
+    since = filters.IsoDateTimeFilter(field_name="at", lookup_expr="gte", help_text="At or after.")
+    until = filters.IsoDateTimeFilter(field_name="at", lookup_expr="lt", help_text="Before.")
+
+    class Meta:
+        model = AuditRecord
+        fields: list[str] = []
+
+    def about_it(self, records: "QuerySet[AuditRecord]", name: str, value: str) -> "QuerySet[AuditRecord]":
+        return records.filter(about__contains=[value])
+
+
+class AuditViewSet(ReadOnlyModelViewSet[AuditRecord]):
+    """Changes and refusals, newest first. The first record of the list is the head of the chain: its `number` and
+    `digest`, kept elsewhere, prove later that nothing up to it was changed (`manage.py audit_verify --head`)."""
+
+    serializer_class = AuditSerializer
+    filterset_class = AuditFilter
+    lookup_field = "number"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-number"
+    needs = {"list": Role.OPERATOR, "retrieve": Role.OPERATOR}
+
+    def get_queryset(self) -> QuerySet[AuditRecord]:
+        return AuditRecord.objects.all()
