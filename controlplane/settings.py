@@ -95,6 +95,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "controlplane.accounts.sessions.SessionsSeen",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -208,6 +209,9 @@ SPECTACULAR_SETTINGS = {
         "controlplane.api.schema.with_problems",
     ],
     "ENUM_NAME_OVERRIDES": {
+        "Role": "controlplane.api.enums.ROLES_OF_PEOPLE",
+        "Scope": "controlplane.api.enums.TOKEN_SCOPES",
+        "ApprovalState": "controlplane.api.enums.APPROVALS",
         "DocumentKind": "controlplane.api.enums.DOCUMENT_KINDS",
         "DocumentAction": "controlplane.api.enums.DOCUMENT_ACTIONS",
         "CellState": "controlplane.api.enums.CELL_STATES",

@@ -5,8 +5,11 @@ class FleetConfig(AppConfig):
     name = "fleet"
 
     def ready(self) -> None:
-        """Answer the model registry, which lies below the fleet and cannot ask it by itself."""
+        """Answer what lies below the fleet and cannot ask it by itself: the model registry, and approvals."""
+        from controlplane.accounts.services.approval import fleet_action_register
         from fleet.selectors.version_uses import machines_known, version_uses
+        from fleet.services.rollout_request import ROLL_OUT
         from models_registry.selectors.fleet_answers import fleet_registers
 
+        fleet_action_register(ROLL_OUT)
         fleet_registers(uses=version_uses, machines=machines_known)

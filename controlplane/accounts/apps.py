@@ -4,3 +4,10 @@ from django.apps import AppConfig
 class AccountsConfig(AppConfig):
     name = "controlplane.accounts"
     label = "accounts"
+
+    def ready(self) -> None:
+        """Follow logins from now on; know what always may take two people."""
+        import controlplane.accounts.sessions  # noqa: F401 - its receivers register themselves
+        from controlplane.accounts.services.approval import RELAX, fleet_action_register
+
+        fleet_action_register(RELAX)

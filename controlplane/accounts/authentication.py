@@ -10,6 +10,7 @@ from rest_framework.request import Request
 
 from controlplane.accounts.models import ApiToken
 from controlplane.accounts.selectors import token_by_text
+from controlplane.accounts.services.token import token_used
 from controlplane.kernel import clock
 
 SCHEME = "Bearer"
@@ -34,9 +35,11 @@ class BearerTokenAuthentication(BaseAuthentication):
         token = token_by_text(text)
         if token is None:
             raise AuthenticationFailed(f"unknown API token; {FORM} with the text shown when it was created")
-        refusal = token.refusal(clock.now())
+        now = clock.now()
+        refusal = token.refusal(now)
         if refusal is not None:
             raise AuthenticationFailed(refusal)
+        token_used(token=token, now=now)
         return token.user, token
 
     def authenticate_header(self, request: Request) -> str:

@@ -1,5 +1,5 @@
-"""Who people and programs are and what they may do: API tokens, roles of groups, grants, identities elsewhere, logins.
-Secrets are shown once and stored as hashes."""
+"""Who people and programs are and what they may do: API tokens, roles of groups, grants, identities elsewhere, logins,
+and what waits for a second person. Secrets are shown once and stored as hashes."""
 
 from datetime import datetime
 
@@ -7,7 +7,9 @@ from django.conf import settings
 from django.contrib.auth.models import Group
 from django.db import models
 
+from controlplane.accounts.states import APPROVAL_STATES, APPROVAL_TONE, ApprovalState, TokenState
 from controlplane.kernel.access import Role, Scope
+from controlplane.kernel.tones import Tone
 
 ROLES = [(role.value, role.value) for role in Role]
 SCOPES = [(scope.value, scope.value) for scope in Scope]
@@ -119,6 +121,11 @@ class ApiToken(models.Model):
     def __str__(self) -> str:
         return f"{self.name} ({self.prefix}…)"
 
+    def state_at(self, now: datetime) -> TokenState:
+        if self.revoked_at is not None:
+            return TokenState.REVOKED
+        return TokenState.EXPIRED if self.expires_at is not None and self.expires_at <= now else TokenState.ACTIVE
+
     def refusal(self, now: datetime) -> str | None:
         """Why this token no longer opens anything, or None while it does."""
         if self.revoked_at is not None:
@@ -141,3 +148,49 @@ class LoginFailure(models.Model):
 
     def __str__(self) -> str:
         return f"{self.subject[:8]}… at {self.at:%H:%M:%S}"
+
+
+class Approval(models.Model):
+    """One person's request that a second one must approve. `arguments` are all that carrying it out takes.
+
+    `outcome`: what came of it, in a sentence, once it is decided.
+    """
+
+    action = models.CharField(max_length=48)
+    summary = models.TextField()
+    arguments = models.JSONField(default=dict, blank=True)
+    deployment = models.CharField(max_length=128, blank=True)
+    region = models.CharField(max_length=64, blank=True)
+    why = models.CharField(max_length=200, blank=True)
+    state = models.CharField(max_length=16, choices=APPROVAL_STATES, default=ApprovalState.PENDING.value)
+    requested_by = models.CharField(max_length=64)
+    requested_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    decided_by = models.CharField(max_length=64, blank=True)
+    decided_at = models.DateTimeField(null=True)
+    outcome = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.action}: {self.summary}"
+
+    @property
+    def tone(self) -> Tone:
+        return APPROVAL_TONE[ApprovalState(self.state)]
+
+
+class ApprovalRule(models.Model):
+    """Whether an action of the whole fleet takes two people. One without a row takes one."""
+
+    action = models.CharField(max_length=48, primary_key=True)
+    required = models.BooleanField()
+    actor = models.CharField(max_length=64)
+    changed_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["action"]
+
+    def __str__(self) -> str:
+        return f"{self.action}: {'two people' if self.required else 'one person'}"

@@ -1,10 +1,11 @@
-"""Finds API tokens by what a caller presents, and what a user may do. The hash proves a token; groups and grants say
-the rest."""
+"""Reads accounts: tokens by what a caller presents, what a user may do, and what of all that a caller may see."""
+
+from datetime import datetime
 
 from django.contrib.auth.models import User
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
-from controlplane.accounts.models import ApiToken, Grant, GroupRole
+from controlplane.accounts.models import ApiToken, Grant, GroupRole, LoginSession, ServiceAccount
 from controlplane.kernel.access import Access, Known, Role, Scope
 from controlplane.kernel.secrets import secret_matches, secret_prefix
 
@@ -35,3 +36,33 @@ def _grants(user: User) -> dict[str, Role]:
     for deployment, role in mine:
         found[deployment] = max(found.get(deployment, Role.VIEWER), Role(role), key=lambda each: each.rank)
     return found
+
+
+def role_by_groups(user: User) -> Role:
+    """The role everywhere of one of `users_described`, without another query."""
+    if user.is_superuser:
+        return Role.ADMIN
+    given = [Role(group.role.role) for group in user.groups.all() if hasattr(group, "role")]
+    return max([Role.VIEWER, *given], key=lambda role: role.rank)
+
+
+def users_described() -> QuerySet[User]:
+    """People, with their groups and identities."""
+    return User.objects.filter(service_account__isnull=True).prefetch_related("groups__role", "identities")
+
+
+def service_accounts_described() -> QuerySet[ServiceAccount]:
+    """Programs, with their groups."""
+    return ServiceAccount.objects.select_related("user").prefetch_related("user__groups__role")
+
+
+def tokens_seen_by(user: Known, access: Access) -> QuerySet[ApiToken]:
+    """A user's own tokens; everybody's for admins."""
+    tokens = ApiToken.objects.select_related("user")
+    return tokens if access.administer else tokens.filter(user_id=user.pk)
+
+
+def sessions_seen_by(user: Known, access: Access, now: datetime) -> QuerySet[LoginSession]:
+    """A user's own logins that still hold; everybody's for admins."""
+    sessions = LoginSession.objects.select_related("user").filter(expires_at__gt=now)
+    return sessions if access.administer else sessions.filter(user_id=user.pk)

@@ -1,5 +1,8 @@
 """Names the OpenAPI document's enumerations (settings.SPECTACULAR_SETTINGS), so that generated clients keep theirs."""
 
+from controlplane.accounts.models import ROLES as ACCESS_ROLES
+from controlplane.accounts.models import SCOPES as ACCESS_SCOPES
+from controlplane.accounts.states import APPROVAL_STATES
 from controlplane.api.apply.planning import Action, Kind
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import EngineState, MemberRole
@@ -13,6 +16,9 @@ from traffic.planning.key import KeyState
 from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.planning.shift import ShiftKind
 
+ROLES_OF_PEOPLE = ACCESS_ROLES
+TOKEN_SCOPES = ACCESS_SCOPES
+APPROVALS = APPROVAL_STATES
 DOCUMENT_KINDS = choices(Kind)
 DOCUMENT_ACTIONS = choices(Action)
 CELL_STATES = choices(CellState)

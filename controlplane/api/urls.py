@@ -10,6 +10,7 @@ from rest_framework.request import Request
 from rest_framework.routers import DefaultRouter
 from rest_framework.views import APIView
 
+from controlplane.accounts.api.routes import ROUTES as ACCOUNTS
 from controlplane.api.apply.view import ApplyViewSet
 from controlplane.api.audit import AuditViewSet
 from controlplane.api.docs import Documentation
@@ -44,7 +45,7 @@ class NothingHere(APIView):
 
 router = ResourceRouter()
 OWN = (("audit", AuditViewSet, "audit-record"), ("events", EventViewSet, "event"), ("apply", ApplyViewSet, "apply"))
-for prefix, view_set, noun in (*FLEET, *MODELS, *TRAFFIC, *OWN):
+for prefix, view_set, noun in (*FLEET, *MODELS, *TRAFFIC, *ACCOUNTS, *OWN):
     router.register(prefix, view_set, basename=noun)
 
 urlpatterns = [

@@ -27,3 +27,8 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc] # channels has
     async def live_hint(self, message: dict[str, Any]) -> None:
         """Handler of `live.hint` (controlplane.kernel.live)."""
         await self.send(text_data=json.dumps({"topic": message["topic"], "key": message["key"]}))
+
+    async def live_goodbye(self, message: dict[str, Any]) -> None:
+        """Handler of `live.goodbye`: the session has ended, if it is this one."""
+        if self.scope["session"].session_key == message["session"]:
+            await self.close()

@@ -184,7 +184,7 @@ def needs(role: Role, deployment: DeploymentOf | None = None) -> Callable[[Page]
     return decorate
 
 
-def require(request: HttpRequest, role: Role, deployment: str = "") -> None:
+def require(request: HttpRequest | Request, role: Role, deployment: str = "") -> None:
     """Refuse the sender of a request who has not the role.
 
     Raises:

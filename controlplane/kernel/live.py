@@ -36,6 +36,11 @@ def push_table(region: str) -> None:
     _after_commit(AGENT_SOCKETS, {"type": "agent.table", "region": region})
 
 
+def push_goodbye(session_key: str) -> None:
+    """Close the WebSockets of a session that has ended. A lost hint leaves one open that only hears topics."""
+    _after_commit(BROWSERS, {"type": "live.goodbye", "session": session_key})
+
+
 def _after_commit(group: str, message: dict[str, object]) -> None:
     transaction.on_commit(lambda: _send(group, message), robust=True)
 

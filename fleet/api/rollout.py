@@ -11,6 +11,8 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane.accounts.api.approvals import ApprovalSerializer, waiting
+from controlplane.accounts.models import Approval
 from controlplane.kernel import clock
 from controlplane.kernel.access import deployment_in_body
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
@@ -32,8 +34,8 @@ from fleet.services.rollout_actions import (
     rollout_resume,
     rollout_roll_back,
     rollout_skip_bake,
-    rollout_start,
 )
+from fleet.services.rollout_request import rollout_ask
 
 Action = Callable[..., None]
 
@@ -175,15 +177,22 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     def get_queryset(self) -> QuerySet[Rollout]:
         return rollouts_described()
 
-    @extend_schema(operation_id="rollouts_start", request=StartSerializer, responses={200: RolloutSerializer})
+    @extend_schema(
+        operation_id="rollouts_start",
+        request=StartSerializer,
+        responses={200: RolloutSerializer, 202: ApprovalSerializer},
+    )
     def create(self, request: Request) -> Response:
         """Begin to move a deployment to another version: a canary, then region by region in waves, each with a bake
-        and a gate. A rollout that is active there ends in favour of this one. 409 if every cell is there already."""
+        and a gate. A rollout that is active there ends in favour of this one. 409 if every cell is there already.
+        202 where a rule asks for a second person: it begins when another admin approves the request."""
         asked = StartSerializer(data=request.data)
         asked.is_valid(raise_exception=True)
         why = asked.validated_data.pop("why")
         proposal = rollout_propose(**asked.validated_data)
-        rollout = rollout_start(proposal=proposal, actor=actor_of(request), now=clock.now(), why=why)
+        rollout = rollout_ask(proposal=proposal, actor=actor_of(request), now=clock.now(), why=why)
+        if isinstance(rollout, Approval):
+            return waiting(rollout)
         return Response(self.get_serializer(self.get_queryset().get(pk=rollout.pk)).data)
 
     @extend_schema(operation_id="rollouts_preview", request=ProposalSerializer, responses={200: PreviewSerializer})

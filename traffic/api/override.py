@@ -10,6 +10,8 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from controlplane.accounts.api.approvals import ApprovalSerializer, waiting
+from controlplane.accounts.models import Approval
 from controlplane.kernel import clock
 from controlplane.kernel.access import deployment_in_body
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
@@ -20,12 +22,12 @@ from traffic.models import TrafficOverride
 from traffic.planning.effect import Effect
 from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.selectors.effect import effects_of
+from traffic.services.evacuation_request import evacuation_ask
 from traffic.services.override import (
     LONGEST_S,
     SHORTEST_S,
     Terms,
     evacuation_order,
-    evacuation_start,
     override_end,
     shares_fix,
     shares_order,
@@ -203,12 +205,18 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
         return TrafficOverride.objects.filter(kind=OverrideKind.EVACUATION.value)
 
     @extend_schema(
-        operation_id="traffic_evacuations_start", request=EvacuateSerializer, responses={200: EvacuationSerializer}
+        operation_id="traffic_evacuations_start",
+        request=EvacuateSerializer,
+        responses={200: EvacuationSerializer, 202: ApprovalSerializer},
     )
     def create(self, request: Request) -> Response:
         """Empty a region of what others can serve: for real at once, or as a drill in steps and only what fits. Its
-        ingress goes on and sends requests elsewhere. An evacuation of the same that holds already ends."""
-        return Response(self.get_serializer(evacuation_start(**_checked(EvacuateSerializer, request))).data)
+        ingress goes on and sends requests elsewhere. An evacuation of the same that holds already ends. 202 where a
+        rule asks for a second person: it begins when another admin approves the request."""
+        order = evacuation_ask(**_checked(EvacuateSerializer, request))
+        if isinstance(order, Approval):
+            return waiting(order)
+        return Response(self.get_serializer(order).data)
 
     @extend_schema(
         operation_id="traffic_evacuations_preview",

@@ -56,11 +56,17 @@ def evacuation_start(*, region: str, mode: str, confirm: str, terms: Terms, depl
         InvalidInput: an unknown region, mode or deployment, no reason, a time outside the bounds, or `confirm` is not
             the region's name.
     """
+    order = evacuation_check(region=region, mode=mode, confirm=confirm, terms=terms, deployment=deployment)
+    same = TrafficOverride.objects.filter(kind=order.kind, deployment_id=order.deployment_id, region_id=region)
+    return _give(order, same, terms.now)
+
+
+def evacuation_check(*, region: str, mode: str, confirm: str, terms: Terms, deployment: str = "") -> TrafficOverride:
+    """The order as `evacuation_start` would give it, checked in the same way and not stored."""
     order = evacuation_order(region=region, mode=mode, terms=terms, deployment=deployment)
     if confirm != region:
         raise InvalidInput(field="confirm", rule="confirm", message=f"write the region's name, {region}, to confirm")
-    same = TrafficOverride.objects.filter(kind=order.kind, deployment_id=order.deployment_id, region_id=region)
-    return _give(order, same, terms.now)
+    return order
 
 
 def override_end(*, override_id: int, actor: str, now: datetime, why: str = "") -> None:

@@ -8,6 +8,7 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
+from controlplane.accounts.models import Approval
 from controlplane.dashboard.selectors.steering import EffectTable, effect_tables
 from controlplane.kernel import clock
 from controlplane.kernel.access import Role, needs
@@ -16,7 +17,8 @@ from fleet.models import Deployment, Region
 from traffic.models import TrafficOverride
 from traffic.planning.overrides import EvacuationMode
 from traffic.selectors.effect import effects_of
-from traffic.services.override import Terms, evacuation_order, evacuation_start, override_end
+from traffic.services.evacuation_request import evacuation_ask
+from traffic.services.override import Terms, evacuation_order, override_end
 
 PREVIEWED_S = 3600
 """A prediction does not depend on how long the order is to hold."""
@@ -43,7 +45,7 @@ def evacuate(request: HttpRequest, region: str) -> HttpResponse:
     if request.method == "POST":
         terms = Terms(_seconds(asked["minutes"]), asked["why"], _actor(request), clock.now())
         try:
-            evacuation_start(
+            order = evacuation_ask(
                 region=region,
                 mode=asked["mode"],
                 deployment=asked["deployment"],
@@ -52,7 +54,7 @@ def evacuate(request: HttpRequest, region: str) -> HttpResponse:
             )
         except Refusal as refused:
             return _page(request, region, asked, str(refused), 409)
-        return redirect("traffic")
+        return redirect("approvals" if isinstance(order, Approval) else "traffic")
     return _page(request, region, asked, "", 200)
 
 

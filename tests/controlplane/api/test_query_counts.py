@@ -1,11 +1,15 @@
 """No list asks the database more often because there is more to show."""
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from django.contrib.auth.models import Group, User
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
+from controlplane.accounts.models import Approval, ApprovalRule, Grant, GroupRole, LoginSession, ServiceAccount
+from controlplane.accounts.services import token_create
 from controlplane.audit.models import Proof
 from controlplane.audit.services.record import Act, Actor, audit_record
 from controlplane.kernel.models import Event
@@ -38,6 +42,8 @@ from traffic.models import (
 from traffic.services.key import key_create
 
 pytestmark = pytest.mark.django_db
+
+LATER = datetime(2100, 1, 1, tzinfo=UTC)
 
 
 def one_more_of_everything(number: int) -> None:
@@ -83,6 +89,20 @@ def one_more_of_everything(number: int) -> None:
         TrafficOverride.objects.create(
             kind=order, deployment=deployment, region=region, why="w", actor="a", created_at=NOW, expires_at=NOW
         )
+    user = User.objects.create(username=f"user-{number}", is_superuser=True)
+    program = User.objects.create(username=f"program-{number}")
+    group = Group.objects.create(name=f"group-{number}")
+    user.groups.add(group)
+    program.groups.add(group)
+    GroupRole.objects.create(group=group, role="operator")
+    Grant.objects.create(user=user, deployment="d", role="operator", created_by="a", created_at=NOW)
+    ServiceAccount.objects.create(user=program, created_by="a", created_at=NOW)
+    token_create(user=program, name="t", now=NOW)
+    LoginSession.objects.create(
+        session_key=f"s{number}", user=user, method="password", created_at=NOW, seen_at=NOW, expires_at=LATER
+    )
+    Approval.objects.create(action="a", summary="s", requested_by="a", requested_at=NOW, expires_at=LATER)
+    ApprovalRule.objects.create(action=f"a-{number}", required=True, actor="a", changed_at=NOW)
 
 
 def queries(client: DescribedClient, path: str) -> tuple[int, list[Any]]:

@@ -42,6 +42,7 @@ def test_it_shows_every_resource() -> None:
         "rollouts", "plan", "fault-rules", "webhooks", "webhook-deliveries",
         "events", "apply", "routing-tables", "ingresses", "keys", "key-rings", "usage",
         "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations",
+        "me", "users", "service-accounts", "groups", "grants", "tokens", "sessions", "approvals", "approval-rules",
     }  # fmt: skip
 
 

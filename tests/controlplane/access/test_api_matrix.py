@@ -1,0 +1,97 @@
+"""Every operation of the API by every kind of caller. An operation without a row here fails: say who may do it.
+
+Objects need not exist: who may not is told so before anything is looked up.
+"""
+
+import pytest
+
+from controlplane.kernel.access import Role, Scope
+from tests.controlplane.access.callers import calls, granted, is_let_in, person
+from tests.controlplane.access.endpoints import operations
+
+pytestmark = pytest.mark.django_db
+
+RESOURCES = [
+    "regions", "instance-types", "nodes", "cells", "deployments", "rollouts", "incidents", "fault-rules", "webhooks",
+    "webhook-deliveries", "models", "model-versions", "ingresses", "routing-tables", "keys", "key-rings",
+    "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
+    "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
+]  # fmt: skip
+READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
+    "GET usage", "GET me", "GET model-versions/{id}/diff",
+}  # fmt: skip
+ASKED_BY_POST = {  # and nothing is changed
+    "POST rollouts/preview", "POST traffic/overrides/preview", "POST traffic/evacuations/preview", "POST plan",
+    "POST apply/preview",
+}  # fmt: skip
+OWN = {  # of the caller alone, unless an admin asks
+    "POST tokens", "POST tokens/{id}/revoke", "POST sessions/{id}/revoke", "POST approvals/{id}/reject",
+}  # fmt: skip
+OPERATE = {
+    "POST nodes/{id}/cordon", "POST nodes/{id}/drain", "POST nodes/{id}/replace", "POST nodes/{id}/uncordon",
+    "POST incidents/{id}/dismiss", "POST webhooks/{id}/test", "POST models", "POST model-versions",
+    "PATCH model-versions/{id}", "DELETE model-versions/{id}", "POST model-versions/{id}/release",
+    "POST model-versions/{id}/retire", "POST model-versions/{id}/validate", "POST keys", "PATCH keys/{id}",
+    "POST keys/{id}/revoke", "POST keys/{id}/rotate", "POST apply", "GET audit", "GET audit/{id}",
+}  # fmt: skip
+OPERATE_ONE = {  # a grant for the deployment does, too
+    "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "POST rollouts",
+    "POST rollouts/{id}/abort", "POST rollouts/{id}/pause", "POST rollouts/{id}/resume", "POST rollouts/{id}/roll-back",
+    "POST rollouts/{id}/skip-bake", "PATCH traffic/policies/{id}", "POST traffic/overrides",
+    "POST traffic/overrides/{id}/end", "POST traffic/evacuations",
+}  # fmt: skip
+ADMINISTER = {
+    "PATCH fault-rules/{id}", "POST webhooks", "PATCH webhooks/{id}", "DELETE webhooks/{id}", "POST keys/require",
+    "GET users", "GET users/{id}", "POST users", "PATCH users/{id}", "GET service-accounts",
+    "GET service-accounts/{id}", "POST service-accounts", "PATCH service-accounts/{id}", "POST groups",
+    "PATCH groups/{id}", "DELETE groups/{id}",
+    "POST grants", "DELETE grants/{id}", "POST approvals/{id}/approve", "PATCH approval-rules/{id}",
+}  # fmt: skip
+VIEWER_MAY = READ | ASKED_BY_POST | OWN
+OPERATOR_MAY = VIEWER_MAY | OPERATE | OPERATE_ONE
+EVERYTHING = OPERATOR_MAY | ADMINISTER
+
+
+def test_every_operation_has_a_row() -> None:
+    assert {operation.name for operation in operations()} == EVERYTHING
+
+
+@pytest.mark.parametrize(
+    ("username", "role", "scope", "may"),
+    [
+        ("viewer", Role.VIEWER, Scope.ADMIN, VIEWER_MAY),
+        ("operator", Role.OPERATOR, Scope.ADMIN, OPERATOR_MAY),
+        ("admin", Role.ADMIN, Scope.ADMIN, EVERYTHING),
+        ("reader", Role.ADMIN, Scope.READ, READ | ASKED_BY_POST),
+        ("writer", Role.ADMIN, Scope.WRITE, OPERATOR_MAY),
+        ("modest writer", Role.VIEWER, Scope.WRITE, VIEWER_MAY),
+    ],
+)
+def test_each_may_exactly_what_its_row_says(username: str, role: Role, scope: Scope, may: set[str]) -> None:
+    user = person(username, role)
+    assert {operation.name for operation in operations() if is_let_in(user, scope, operation)} == may
+
+
+def test_a_stranger_may_nothing() -> None:
+    client = calls(None)
+    for operation in operations():
+        assert client.generic(operation.method, operation.path).status_code == 401, operation.name
+
+
+def test_the_answers_say_so_too() -> None:
+    """Through everything that a request passes: refused with 403 is what the rows leave out, and nothing fails."""
+    client = calls(person("viewer"))
+    for operation in operations():
+        response = client.generic(operation.method, operation.path, "{}", content_type="application/json")
+        assert response.status_code < 500, (operation.name, response.content)
+        assert (response.status_code != 403) == (operation.name in VIEWER_MAY), (operation.name, response.content)
+
+
+def test_a_grant_opens_nothing_that_is_not_of_its_deployment() -> None:
+    """What is not there at all is not found; what is there, of another deployment, is refused (test_grants)."""
+    user, client = granted("ada", "chat"), calls(granted("eve", "chat"))
+    for operation in operations():
+        if operation.name in OPERATE_ONE and "{id}" in operation.name:
+            assert client.generic(operation.method, operation.path).status_code == 404, operation.name
+        else:
+            assert is_let_in(user, Scope.ADMIN, operation) == (operation.name in VIEWER_MAY), operation.name
