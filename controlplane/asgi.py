@@ -12,6 +12,8 @@ http_application = get_asgi_application()  # loads the apps; what follows needs 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.urls import path  # noqa: E402
 
+from controlplane.api.change_feed import ChangeFeed  # noqa: E402
+from controlplane.api.watch import WatchGate  # noqa: E402
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
 from engine_agent.protocol.states import AgentKind  # noqa: E402
 from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
@@ -23,7 +25,7 @@ hub = AgentHub({AgentKind.NODE: NodeDesk(), AgentKind.INGRESS: IngressDesk()})
 
 application = ProtocolTypeRouter(
     {
-        "http": http_application,
+        "http": WatchGate(http_application, ChangeFeed()),
         "websocket": URLRouter(
             [
                 path("agents/ws", cast(Any, AgentSocket(hub))),

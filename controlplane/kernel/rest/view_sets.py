@@ -63,11 +63,11 @@ class Conventions(APIView):
     def _guarded(self, handler: Handler, request: Request, *args: Any, **kwargs: Any) -> Response:
         """Do what a request asks under its conditions, and once."""
         required = self.action in self.needs_if_match
-        if not required and "If-Match" not in request.headers and not self._key(request):
+        if not required and "If-Match" not in request.headers and self._key(request) is None:
             return handler(request, *args, **kwargs)
         with transaction.atomic():
             self._check_conditions(request, required)
-            if not self._key(request):
+            if self._key(request) is None:
                 return handler(request, *args, **kwargs)
             return self._once(handler, request, *args, **kwargs)
 

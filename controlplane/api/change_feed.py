@@ -1,0 +1,131 @@
+"""Tells the watchers of this process that something of a kind changed: one query a tick for all of them together.
+
+It never says what changed, and may say so once too often; it never misses a change, because every tick asks for what
+was not visible in the snapshot of the tick before (controlplane.kernel.rest.changes). It runs only while it is needed.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from django.db import DatabaseError, InterfaceError, connection
+
+from controlplane.kernel.rest.changes import KINDS_CHANGED
+
+TICK_S = 0.25
+RETRY_S = 2.0
+"""After the database did not answer."""
+IDLE_S = 10.0
+"""How long it goes on after the last watcher, who often comes again at once."""
+BEGIN_LIMIT_S = 3.0
+MOST_WATCHERS = 5000
+"""A watcher costs about 20 kB; more of them come one behind the other, as if they had no patience."""
+
+Look = Callable[[str | None], tuple[str, list[str]]]
+"""Snapshot of the look before, None for the first -> snapshot now, and the kinds that changed in between."""
+
+log = logging.getLogger(__name__)
+
+
+class CannotWait(Exception):
+    """This one is answered at once instead."""
+
+
+def kinds_changed(since: str | None) -> tuple[str, list[str]]:
+    """Ask PostgreSQL, on the connection of the calling thread."""
+    with connection.cursor() as cursor:
+        if since is None:
+            cursor.execute("SELECT pg_current_snapshot()::text, ARRAY[]::text[]")
+        else:
+            cursor.execute(KINDS_CHANGED, {"since": since})
+        snapshot, kinds = cursor.fetchone()
+    return snapshot, list(kinds)
+
+
+@dataclass(slots=True)
+class Watcher:
+    """One watcher's place in the feed: what happened after `seen` is new to it."""
+
+    feed: "ChangeFeed"
+    seen: int
+
+    async def changed(self, kind: str) -> None:
+        """Return as soon as something of this kind has changed that was not seen yet."""
+        while self.feed.last_change(kind) <= self.seen:
+            await self.feed.next_tick()
+        self.seen = self.feed.last_change(kind)
+
+
+class ChangeFeed:
+    """One of a process; begins with its first watcher."""
+
+    def __init__(self, look: Look = kinds_changed, tick_s: float = TICK_S) -> None:
+        self._look = look
+        self._tick_s = tick_s
+        self._watchers = 0
+        self._ticks = 0
+        self._changes: dict[str, int] = {}
+        self._running: asyncio.Task[None] | None = None
+        self._begun = self._ticked = asyncio.Event()
+
+    @contextlib.asynccontextmanager
+    async def watcher(self) -> AsyncIterator[Watcher]:
+        """A place from which no later change is missed.
+
+        Raises:
+            CannotWait: this process has enough of them, or the database does not answer.
+        """
+        if self._watchers >= MOST_WATCHERS:
+            raise CannotWait(f"{self._watchers} watchers wait in this process; another is answered at once")
+        self._watchers += 1
+        try:
+            await self._begin()
+            yield Watcher(self, self._ticks)
+        finally:
+            self._watchers -= 1
+
+    async def _begin(self) -> None:
+        """Return once there is a snapshot to compare with."""
+        if self._running is None or self._running.done():
+            self._begun, self._ticked = asyncio.Event(), asyncio.Event()
+            self._running = asyncio.create_task(self._run(), name="change-feed")
+        try:
+            async with asyncio.timeout(BEGIN_LIMIT_S):
+                await self._begun.wait()
+        except TimeoutError:
+            raise CannotWait("the database does not answer; a watcher is answered at once") from None
+
+    def last_change(self, kind: str) -> int:
+        """The tick that last saw a change of this kind; 0 if none did."""
+        return self._changes.get(kind, 0)
+
+    async def next_tick(self) -> None:
+        await self._ticked.wait()
+
+    async def _run(self) -> None:
+        idle_s = 0.0
+        snapshot: str | None = None
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="change-feed") as thread:
+            while idle_s < IDLE_S:
+                pause_s = self._tick_s
+                try:
+                    snapshot, kinds = await asyncio.get_running_loop().run_in_executor(thread, self._look, snapshot)
+                    self._tell(kinds)
+                except (DatabaseError, InterfaceError) as error:
+                    log.warning("watchers wait for the database: %s", error)
+                    await asyncio.get_running_loop().run_in_executor(thread, connection.close)
+                    pause_s = RETRY_S
+                await asyncio.sleep(pause_s)
+                idle_s = 0.0 if self._watchers else idle_s + pause_s
+            self._running = None  # whoever comes now begins anew
+            await asyncio.get_running_loop().run_in_executor(thread, connection.close)
+
+    def _tell(self, kinds: list[str]) -> None:
+        self._ticks += 1
+        self._changes.update(dict.fromkeys(kinds, self._ticks))
+        self._begun.set()
+        told, self._ticked = self._ticked, asyncio.Event()
+        told.set()

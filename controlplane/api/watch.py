@@ -1,0 +1,153 @@
+"""Lets watchers wait. In front of Django, because there a waiting request would keep a thread and a connection.
+
+A request with a revision in `since` goes through Django as any other. If the answer says that nothing has changed, it
+is held back: the watcher costs a coroutine until this process hears of a change of that kind; then Django is asked
+again, permissions and all. One connection of the process looks for changes, for all watchers together, and only while
+there are any. Nothing is decided here: what changed, and who may see it, the view says.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from controlplane.api.change_feed import CannotWait, ChangeFeed
+from controlplane.kernel.rest.rate import AGAIN
+from controlplane.kernel.rest.view_sets import UNCHANGED
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+PREFIX = "/api/v1/"
+_HEADER = UNCHANGED.lower().encode()
+AT_ONCE = 8
+"""Watchers of one process that ask Django at once: a change that all wait for must not starve other requests."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class Answer:
+    """What Django said, not yet sent."""
+
+    messages: list[Message] = field(default_factory=list)
+
+    async def take(self, message: Message) -> None:
+        self.messages.append(message)
+
+    @property
+    def would_wait(self) -> tuple[str, float] | None:
+        """The kind that was looked at and how many seconds to wait for a change of it, or None: there is something."""
+        for name, value in self.messages[0].get("headers", ()) if self.messages else ():
+            if name.lower() == _HEADER:
+                kind, _, seconds = value.decode().partition(" ")
+                return kind, float(seconds)
+        return None
+
+    async def give(self, send: Send) -> None:
+        for message in self.messages:
+            await send(message)
+
+
+class WatchGate:
+    """ASGI: passes everything on but watches, which may come back later."""
+
+    def __init__(
+        self, application: Application, feed: ChangeFeed, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._application = application
+        self._feed = feed
+        self._monotonic = monotonic
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not _is_watch(scope):
+            await self._application(scope, receive, send)
+            return
+        client = _Client(receive)
+        try:
+            answer = await self._answer(scope, client)
+        finally:
+            await client.forget()
+        if answer is not None:
+            await answer.give(send)
+
+    async def _answer(self, scope: Scope, client: "_Client") -> Answer | None:
+        """What Django says once there is something, or at the end of the watcher's patience; None: it has gone."""
+        began = self._monotonic()
+        try:
+            async with self._feed.watcher() as watcher:
+                answer = await self._ask(scope, client)
+                while (waits := answer.would_wait) is not None:
+                    kind, patience_s = waits
+                    left_s = patience_s - (self._monotonic() - began)
+                    if left_s <= 0 or not await self._wait(watcher.changed(kind), client, left_s):
+                        return None if client.is_gone else answer
+                    answer = await self._ask({**scope, AGAIN: True}, client)
+        except CannotWait as refusal:
+            log.warning("%s", refusal)
+            answer = await self._ask(scope, client)
+        return answer
+
+    async def _ask(self, scope: Scope, client: "_Client") -> Answer:
+        answer = Answer()
+        async with self._turns:
+            await self._application(dict(scope), client.receive_again(), answer.take)
+        return answer
+
+    @staticmethod
+    async def _wait(change: Awaitable[None], client: "_Client", left_s: float) -> bool:
+        """Whether something changed before the time was up or the client left."""
+        waiting = asyncio.ensure_future(change)
+        try:
+            await asyncio.wait({waiting, client.leaving}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+            return waiting.done() and not client.is_gone
+        finally:
+            waiting.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await waiting
+
+
+class _Client:
+    """The other side of a request without a body: asked for it several times, listened to for its leaving once."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.leaving = asyncio.ensure_future(self._left(receive))
+
+    @property
+    def is_gone(self) -> bool:
+        return self.leaving.done()
+
+    def receive_again(self) -> Receive:
+        """What an application receives that has not been asked before."""
+        empty = iter([{"type": "http.request", "body": b"", "more_body": False}])
+
+        async def receive() -> Message:
+            if (message := next(empty, None)) is not None:
+                return dict(message)
+            await asyncio.shield(self.leaving)
+            return {"type": "http.disconnect"}
+
+        return receive
+
+    async def forget(self) -> None:
+        self.leaving.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self.leaving
+
+    @staticmethod
+    async def _left(receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+
+def _is_watch(scope: Scope) -> bool:
+    if scope["type"] != "http" or scope["method"] != "GET" or not scope["path"].startswith(PREFIX):
+        return False
+    return any(part.startswith(b"since=r") for part in scope.get("query_string", b"").split(b"&"))
