@@ -9,6 +9,7 @@ from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.pages.audit import AUDIT
 from controlplane.dashboard.pages.cells import CELL, CELLS
 from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS
+from controlplane.dashboard.pages.draft_actions import draft_edit, draft_new
 from controlplane.dashboard.pages.events import EVENTS
 from controlplane.dashboard.pages.incidents import INCIDENT, INCIDENTS
 from controlplane.dashboard.pages.key_actions import key_action, key_new, keys_require_ask
@@ -74,6 +75,8 @@ urlpatterns = [
     path("models/<model:key>/", _view(MODEL), name="model"),
     path("models/<version:key>/", _view(VERSION), name="version"),
     path("models/<version:key>/diff/", _view(VERSION_DIFF), name="version-diff"),
+    path("models/<version:key>/draft/", draft_new, name="draft-new"),
+    path("models/<version:key>/edit/", draft_edit, name="draft-edit"),
     path("models/<version:key>/ask/<str:action>/", version_action, name="version-action"),
     path("incidents/", _view(INCIDENTS), name="incidents"),
     path("incidents/<str:key>/", _view(INCIDENT), name="incident"),
