@@ -260,17 +260,40 @@ class Fault(Struct, frozen=True, tag="fault"):
     evidence: JsonObject = field(default_factory=dict)
 
 
-UpMessage = Hello | Report | IngressReport | Fault
+class LogTail(Struct, frozen=True, tag="log_tail"):
+    """The last lines of a node's logs, oldest first, whole: sent only while a `LogWish` is in force; the latest wins.
+
+    `logs` maps `agent`, `engine` and `proxy` to lines of which what looks like a secret was taken out.
+    """
+
+    cell: str | None
+    generation: int
+    logs: dict[str, tuple[str, ...]]
+
+
+UpMessage = Hello | Report | IngressReport | Fault | LogTail
 
 # --- down: control plane -> agent -----------------------------------------------------------------------------------
 
 
-class Desired(Struct, frozen=True, tag="desired"):
-    """All that a node must do. `assignment` None: the node is a spare and runs no engine."""
+class LogWish(Struct, frozen=True):
+    """Somebody reads this node's logs: until then, in seconds since 1970, its agent sends their last lines.
+
+    `lines` of each log at most.
+    """
+
+    until: float
+    lines: int = 200
+
+
+class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
+    """All that a node must do. `assignment` None: the node is a spare and runs no engine. `logs` None: nobody reads
+    them."""
 
     node: str
     version: int
     assignment: Assignment | None
+    logs: LogWish | None = None
 
 
 class CellEndpoint(Struct, frozen=True):

@@ -21,6 +21,7 @@ from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Rep
 from engine_agent.protocol.states import EngineState
 from engine_agent.runtime.connection import AgentConnection, report_interval_s
 from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.log_tail import LogSpeaker
 from engine_agent.runtime.node import LocalNode, NodePlace
 from engine_agent.runtime.watch import POLL_INTERVAL_S
 from engine_agent.telemetry.accelerators import Accelerators, OnFault
@@ -33,6 +34,8 @@ CONVERGE_AT_LEAST_EVERY_S = 1.0
 """Limits that are reached by time alone (a silent proxy, a late start) are noticed this late at most."""
 PAUSE_AFTER_ERROR_S = 1.0
 BOUND_LOGS_EVERY_S = 60.0
+SHOW_LOGS_EVERY_S = 1.0
+"""While somebody reads them; else this only looks whether somebody does."""
 READ_STACK_EVERY_S = 30.0
 """How late the control plane hears of software that was installed under a running agent."""
 
@@ -61,6 +64,7 @@ class NodeAgent:
         self._no_contact_since_s: float | None = monotonic()
         self._said: Observed | None = None
         self._steps: StepTimes | None = None
+        self._logs = LogSpeaker(place.home)
 
     async def run(self) -> None:
         """Resume, then converge, watch, report and stay connected until cancelled."""
@@ -76,6 +80,7 @@ class NodeAgent:
                 loops.create_task(self._for_ever("watch", self._watch_once))
                 loops.create_task(self._for_ever("report", self._report_once))
                 loops.create_task(self._for_ever("logs", self._bound_logs_once))
+                loops.create_task(self._for_ever("log tail", self._show_logs_once))
                 loops.create_task(self._for_ever("stack", self._read_stack_once))
         finally:
             self._node.close()
@@ -134,6 +139,12 @@ class NodeAgent:
     async def _bound_logs_once(self) -> None:
         await asyncio.sleep(BOUND_LOGS_EVERY_S)
         self._node.bound_logs()
+
+    async def _show_logs_once(self) -> None:
+        await asyncio.sleep(SHOW_LOGS_EVERY_S)
+        tail = self._logs.due(self._node.order)
+        if tail is not None:
+            self._connection.send_logs(tail)
 
     async def _read_stack_once(self) -> None:
         await asyncio.sleep(READ_STACK_EVERY_S)

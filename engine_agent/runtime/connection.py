@@ -22,6 +22,7 @@ from engine_agent.protocol.messages import (
     Fault,
     Hello,
     IngressReport,
+    LogTail,
     Refused,
     Report,
     RoutingTable,
@@ -107,6 +108,7 @@ class AgentConnection:
         self._draw = draw
         self._report: Report | IngressReport | None = None
         self._faults: deque[Fault] = deque(maxlen=MAX_WAITING_FAULTS)
+        self._logs: LogTail | None = None
         self._waiting = asyncio.Event()
         self._must_enrol = False
         self._again = asyncio.Event()
@@ -120,6 +122,11 @@ class AgentConnection:
     def send_fault(self, fault: Fault) -> None:
         """Send evidence of a fault; up to `MAX_WAITING_FAULTS` wait for a connection, the oldest give way."""
         self._faults.append(fault)
+        self._waiting.set()
+
+    def send_logs(self, logs: LogTail) -> None:
+        """Send lines of logs; newer ones replace them until there is a connection, and no later one repeats them."""
+        self._logs = logs
         self._waiting.set()
 
     def introduce_again(self) -> None:
@@ -222,6 +229,9 @@ class AgentConnection:
             while self._faults:
                 await self._put(socket, self._faults[0])
                 self._faults.popleft()
+            if self._logs is not None:
+                logs, self._logs = self._logs, None
+                await self._put(socket, logs)
             if self._report is not None:
                 seq += 1
                 await self._put(socket, msgspec.structs.replace(self._report, seq=seq))

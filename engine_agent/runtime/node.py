@@ -101,6 +101,11 @@ class LocalNode:
         """What this node was last told to do."""
         return self._record.desired.assignment if self._record.desired is not None else None
 
+    @property
+    def order(self) -> Desired | None:
+        """The whole order in force."""
+        return self._record.desired
+
     # --- from one agent process to the next -------------------------------------------------------------------------
 
     def resume(self) -> None:

@@ -37,10 +37,17 @@ def test_messages_to_agents_keep_their_form(name: str) -> None:
 
 
 def test_every_message_has_a_golden_file() -> None:
-    assert {name.split("_", 1)[1] for name in UP} == {"hello.json", "report.json", "ingress_report.json", "fault.json"}
+    assert {name.split("_", 1)[1] for name in UP} == {
+        "hello.json",
+        "report.json",
+        "ingress_report.json",
+        "fault.json",
+        "log_tail.json",
+    }
     assert {name.split("_", 1)[1] for name in DOWN} == {
         "desired.json",
         "desired_spare.json",
+        "desired_logs.json",
         "routing_table.json",
         "table_part.json",
         "refused.json",
