@@ -59,7 +59,10 @@ DEBUG = _flag("SWITCHYARD_DEBUG", False)
 SECRET_KEY = os.environ.get("SWITCHYARD_SECRET_KEY", "") or "only-for-commands-that-sign-nothing"
 ALLOWED_HOSTS = _words("SWITCHYARD_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1],testserver")
 CSRF_TRUSTED_ORIGINS = _words("SWITCHYARD_TRUSTED_ORIGINS", "")
-SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = _flag("SWITCHYARD_HTTPS", False)
+HTTPS = _flag("SWITCHYARD_HTTPS", False)
+SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
+SECURE_HSTS_SECONDS = 365 * 86_400 if HTTPS else 0
+"""Django sends it with answers over HTTPS only; uvicorn takes `X-Forwarded-Proto` from the proxy that it trusts."""
 SESSION_COOKIE_NAME = f"switchyard_session_{SWITCHYARD_PORT}"
 SESSION_COOKIE_SAMESITE = "Lax"
 SECURE_CONTENT_TYPE_NOSNIFF = True
@@ -144,6 +147,15 @@ LOGOUT_REDIRECT_URL = "login"
 LANGUAGE_CODE = "en-us"
 TIME_ZONE = "UTC"
 USE_TZ = True
+OIDC_ISSUER = os.environ.get("SWITCHYARD_OIDC_ISSUER", "")
+"""An OpenID provider to log in by, exactly as it names itself; empty: passwords only."""
+OIDC_CLIENT_ID = os.environ.get("SWITCHYARD_OIDC_CLIENT_ID", "switchyard")
+OIDC_CLIENT_SECRET = os.environ.get("SWITCHYARD_OIDC_CLIENT_SECRET", "")
+OIDC_TITLE = os.environ.get("SWITCHYARD_OIDC_TITLE", "single sign-on")
+OIDC_SCOPES = os.environ.get("SWITCHYARD_OIDC_SCOPES", "openid profile email")
+OIDC_GROUPS_CLAIM = os.environ.get("SWITCHYARD_OIDC_GROUPS_CLAIM", "groups")
+OIDC_ADMIT_ALL = _flag("SWITCHYARD_OIDC_ADMIT_ALL", False)
+"""Whether people whom the provider knows, but no group here does, may look."""
 DEFAULT_AUTO_FIELD = "django.db.models.BigAutoField"
 
 STATIC_URL = "/static/"

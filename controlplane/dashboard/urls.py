@@ -4,7 +4,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path, register_converter
 from django.urls.converters import StringConverter
 
-from controlplane.accounts.views import Login
+from controlplane.accounts.views import Login, oidc_back, oidc_begin
 from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.pages.audit import AUDIT
 from controlplane.dashboard.pages.cells import CELL, CELLS
@@ -84,5 +84,7 @@ urlpatterns = [
     path("events/", _view(EVENTS), name="events"),
     path("audit/", _view(AUDIT), name="audit"),
     path("login/", Login.as_view(), name="login"),
+    path("login/oidc/", oidc_begin, name="oidc-begin"),
+    path("login/oidc/back/", oidc_back, name="oidc-back"),
     path("logout/", LogoutView.as_view(), name="logout"),
 ]

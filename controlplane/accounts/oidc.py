@@ -1,0 +1,149 @@
+"""Login by an OpenID provider: the authorization code flow with PKCE, state and nonce, by Authlib.
+
+The provider is known by its discovery document, whose issuer must be the configured one. ID tokens count only with an
+asymmetric signature of the provider's present keys, for this client, for this login. It stores nothing of a token.
+"""
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from authlib.common.errors import AuthlibBaseError
+from authlib.integrations.django_client import OAuth
+from django.conf import settings
+from django.http import HttpRequest, HttpResponse
+from joserfc.errors import JoseError
+from requests import RequestException
+
+ANSWERS_WITHIN_S = 5.0
+"""A provider in reach answers in tens of milliseconds; people wait for this one."""
+LEEWAY_S = 60
+"""How far the provider's clock may be off."""
+SIGNED_BY = frozenset({"RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"})
+CALLBACK_FAULTS = (AuthlibBaseError, JoseError, RequestException, RuntimeError, ValueError, KeyError, TypeError)
+"""What comes of a provider that is away, refuses, or answers what is not right."""
+
+
+class ProviderFault(Exception):
+    """Nobody was logged in; the text says why, for the log."""
+
+
+@dataclass(frozen=True, slots=True)
+class Provider:
+    """The configured identity provider."""
+
+    issuer: str
+    client_id: str
+    client_secret: str
+    title: str
+    scopes: str
+    groups_claim: str
+
+
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Who somebody is, by the provider's word."""
+
+    issuer: str
+    subject: str
+    username: str
+    email: str
+    groups: frozenset[str]
+
+
+def provider() -> Provider | None:
+    """The provider in the settings, or None."""
+    if not settings.OIDC_ISSUER:
+        return None
+    return Provider(
+        issuer=settings.OIDC_ISSUER,
+        client_id=settings.OIDC_CLIENT_ID,
+        client_secret=settings.OIDC_CLIENT_SECRET,
+        title=settings.OIDC_TITLE,
+        scopes=settings.OIDC_SCOPES,
+        groups_claim=settings.OIDC_GROUPS_CLAIM,
+    )
+
+
+def login_begin(request: HttpRequest, known: Provider, back: str) -> HttpResponse:
+    """Send the browser to the provider; it comes back to `back`, an absolute URL.
+
+    Raises:
+        ProviderFault: the provider cannot be reached, or is not the one that was configured.
+    """
+    try:
+        client = _client(known)
+        _checked(client, known)
+        response: HttpResponse = client.authorize_redirect(request, back)
+    except CALLBACK_FAULTS as error:
+        raise ProviderFault(_said(error)) from error
+    return response
+
+
+def login_finish(request: HttpRequest, known: Provider) -> Claims:
+    """Who came back from the provider.
+
+    Raises:
+        ProviderFault: this browser began no such login, the provider refused it, or its token is not right.
+    """
+    try:
+        client = _client(known)
+        _checked(client, known)
+        options = {
+            "iss": {"essential": True, "values": [known.issuer]},
+            "aud": {"essential": True, "values": [known.client_id]},
+        }
+        token = client.authorize_access_token(request, claims_options=options, leeway=LEEWAY_S)
+        return _claims(client, known, token)
+    except CALLBACK_FAULTS as error:
+        raise ProviderFault(_said(error)) from error
+
+
+@cache
+def _client(known: Provider) -> Any:
+    """Authlib's client, which keeps the discovery document and the keys, and fetches keys again when they rotate."""
+    return OAuth().register(
+        "oidc",
+        client_id=known.client_id,
+        client_secret=known.client_secret,
+        server_metadata_url=known.issuer.rstrip("/") + "/.well-known/openid-configuration",
+        client_kwargs={
+            "scope": known.scopes,
+            "code_challenge_method": "S256",
+            "default_timeout": ANSWERS_WITHIN_S,
+        },
+    )
+
+
+def _checked(client: Any, known: Provider) -> None:
+    metadata = client.load_server_metadata()
+    if metadata.get("issuer") != known.issuer:
+        found = metadata.get("issuer")
+        _client.cache_clear()
+        raise ValueError(f"the provider calls itself {found!r}; SWITCHYARD_OIDC_ISSUER is {known.issuer!r}")
+    offered = set(metadata.get("id_token_signing_alg_values_supported") or ["RS256"])
+    metadata["id_token_signing_alg_values_supported"] = sorted(offered & SIGNED_BY)
+
+
+def _claims(client: Any, known: Provider, token: dict[str, Any]) -> Claims:
+    said = token.get("userinfo")
+    if said is None:
+        raise ValueError("the provider sent no ID token; does it know the scope openid?")
+    if known.groups_claim not in said and "userinfo_endpoint" in client.server_metadata:
+        more = client.userinfo(token=token)
+        if more.get("sub") != said["sub"]:
+            raise ValueError("the provider's user info speaks of somebody else than its ID token")
+        said = {**more, **said}
+    email = str(said.get("email") or "")
+    groups = said.get(known.groups_claim) or ()
+    return Claims(
+        issuer=known.issuer,
+        subject=str(said["sub"])[:255],
+        username=str(said.get("preferred_username") or email or said["sub"]),
+        email=email,
+        groups=frozenset([groups] if isinstance(groups, str) else map(str, groups)),
+    )
+
+
+def _said(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
