@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up down status engine test check check-code check-format check-types check-imports check-templates
-.PHONY: fmt bench bench-fleet simulate environment environment-dev
+.PHONY: fmt screens bench bench-fleet simulate environment environment-dev
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
@@ -42,6 +42,9 @@ engine: environment ## Install vLLM and build the demo's weights, as make up doe
 
 test: environment-dev ## Run the whole test suite, fast layers first.
 	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses 2 --no-loadscope-reorder)
+
+screens: environment-dev ## Look at every page in a browser and write what it saw to docs/screens/.
+	SWITCHYARD_SCREENS=docs/screens $(VENV) -m pytest tests/browser/test_pages.py -p no:randomly
 
 check: check-code check-format check-types check-imports check-templates ## Lint, format, types, who may import whom, templates.
 

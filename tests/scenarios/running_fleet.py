@@ -23,7 +23,7 @@ REGIONS = ("us-east-1", "us-west-2")
 class RunningFleet:
     """Starts and stops through the same commands as the Makefile's targets."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, engine: str = "vllm") -> None:
         self.home = home
         self.port = free_ports(1)
         self.ingress_port = free_ports(len(REGIONS))
@@ -40,7 +40,7 @@ class RunningFleet:
             "SWITCHYARD_INGRESS_PORT": str(self.ingress_port),
             "SWITCHYARD_NODE_PORTS": str(NODE_PORTS),
             "WAIT_S": str(START_LIMIT_S - 20),
-            "ENGINE": "vllm",
+            "ENGINE": engine,
         }
 
     # --- the Makefile's verbs -----------------------------------------------------------------------------------------

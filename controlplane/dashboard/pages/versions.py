@@ -4,6 +4,7 @@ from django.http import Http404
 
 from controlplane.dashboard.fragments import Asked, Fragment, Page
 from controlplane.dashboard.selectors.events import EventList, version_events
+from controlplane.dashboard.selectors.version_measures import Measured, version_measures
 from controlplane.dashboard.selectors.versions import (
     CellOfVersion,
     DiffPage,
@@ -43,6 +44,10 @@ def _runs(asked: Asked) -> VersionRuns:
     return version_runs(_found(asked))
 
 
+def _measured(asked: Asked) -> tuple[Measured, ...]:
+    return version_measures(_found(asked), asked.now)
+
+
 def _events(asked: Asked) -> EventList:
     return version_events(_found(asked).reference, EVENTS_OF_ONE_VERSION)
 
@@ -64,6 +69,7 @@ VERSION = Page(
         Fragment("version-proof", "What was proven", OWN, "dashboard/models/proof.html", _version),
         Fragment("version-asks", "Ask", (*OWN, "deployments"), "dashboard/models/asks.html", _version),
         Fragment("version-runs", "Where it runs", ("cells", "rollouts"), "dashboard/models/runs.html", _runs),
+        Fragment("version-measured", "Measured, last hour", ("load",), "dashboard/models/measured.html", _measured),
         Fragment("version-cells", "A cell of it", OWN, "dashboard/models/cells.html", _cells),
         Fragment("version-prompts", "Golden prompts", OWN, "dashboard/models/prompts.html", _prompts),
         Fragment("version-said", "Configuration", OWN, "dashboard/models/said.html", _version),

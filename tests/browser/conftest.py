@@ -1,0 +1,89 @@
+"""One simulated fleet for the whole folder, with a little traffic so that there is something to see. Each test leaves
+it whole. A browser for each file: two of Playwright's event loops in one thread do not get along."""
+
+import asyncio
+import json
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser
+
+from tests.browser.watched import DESK, Look, Theme, Watched, chromium_running
+from tests.load import Answer, steady_load
+from tests.scenarios.conftest import ended_with_this_session
+from tests.scenarios.running_fleet import REGIONS, RunningFleet
+
+RATE = 2.0
+"""Requests a second: enough for every chart to have a line, little for two cores."""
+
+
+@pytest.fixture(scope="session")
+def running() -> Iterator[RunningFleet]:
+    with tempfile.TemporaryDirectory(prefix="switchyard-browser-") as folder:
+        fleet = RunningFleet(Path(folder).resolve() / "home", engine="sim")
+        with ended_with_this_session(fleet.home):
+            try:
+                fleet.up()
+                with _some_traffic(fleet):
+                    yield fleet
+            finally:
+                fleet.down()
+        assert fleet.processes() == [], "make down left processes"
+
+
+@contextmanager
+def _some_traffic(fleet: RunningFleet) -> Iterator[None]:
+    answers: list[Answer] = []
+    loop = asyncio.new_event_loop()
+    stop = asyncio.Event()
+    load = steady_load(fleet.ingress(REGIONS[0]), "sim-70b", RATE, stop, answers)
+    thread = threading.Thread(target=loop.run_until_complete, args=(load,), name="traffic")
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
+
+
+@pytest.fixture
+def fleet(running: RunningFleet) -> Iterator[RunningFleet]:
+    running.wait_until_whole()
+    yield running
+    running.wait_until_whole()
+
+
+@pytest.fixture(scope="session")
+def password(running: RunningFleet) -> str:
+    return str(json.loads((running.home / "settings.json").read_text())["operator_password"])
+
+
+@pytest.fixture(scope="module")
+def chromium() -> Iterator[Browser]:
+    with chromium_running() as browser:
+        yield browser
+
+
+@pytest.fixture
+def url(running: RunningFleet) -> str:
+    return f"http://127.0.0.1:{running.port}"
+
+
+@pytest.fixture
+def operator(chromium: Browser, url: str, password: str, theme: Theme) -> Iterator[Watched]:
+    """A signed-in operator at a desk; a test says in which theme. There must have been no trouble at its end."""
+    tab = Watched(chromium, url, Look(theme, DESK))
+    tab.log_in(password)
+    yield tab
+    assert tab.trouble() == []
+    tab.close()
+
+
+@pytest.fixture
+def theme() -> Theme:
+    return "light"

@@ -1,0 +1,89 @@
+"""Every page that an operator can open, and what must be true of each wherever it is looked at."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser
+
+from tests.browser.watched import DESK, PHONE, Look, Watched
+from tests.scenarios.running_fleet import RunningFleet
+
+SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
+"""A folder: screenshots are written there. Empty, as in CI: nothing is."""
+
+LISTS: dict[str, str] = {
+    "overview": "/",
+    "approvals": "/approvals/",
+    "audit": "/audit/",
+    "cells": "/cells/",
+    "deployments": "/deployments/",
+    "events": "/events/",
+    "incidents": "/incidents/",
+    "keys": "/keys/",
+    "key-new": "/keys/new/",
+    "models": "/models/",
+    "nodes": "/nodes/",
+    "playground": "/playground/",
+    "rollouts": "/rollouts/",
+    "search": "/search/?q=sim",
+    "settings": "/settings/",
+    "traffic": "/traffic/",
+}
+"""Name of its screenshot -> address, of pages that there are on a fleet without anything, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    name: str
+    path: str
+
+
+def all_pages(fleet: RunningFleet) -> list[Page]:
+    """The lists, and one page of each kind of thing that the fleet has."""
+
+    def first(noun: str, **query: str) -> Any:
+        return fleet.api(noun, **query)["results"][0]
+
+    node = first("nodes", role="leader")["id"]
+    details = {
+        "cell": f"/cells/{first('cells', deployment='sim-70b')['id']}/",
+        "deployment": "/deployments/sim-70b/",
+        "evacuate": "/traffic/evacuate/us-east-1/?deployment=sim-70b",
+        "incident": f"/incidents/{first('incidents', state='closed')['id']}/",
+        "key": f"/keys/{first('keys')['prefix']}/",
+        "model": "/models/sim-70b/",
+        "node": f"/nodes/{node}/",
+        "rollout": f"/rollouts/{first('rollouts')['id']}/",
+        "shares": "/traffic/shares/?deployment=sim-70b&origin=us-east-1",
+        "version": "/models/sim-70b@1/",
+        "version-diff": "/models/sim-70b@2/diff/?against=sim-70b@1",
+    }
+    return [Page(*each) for each in {**LISTS, **details}.items()]
+
+
+def complaints(
+    browser: Browser, url: str, look: Look, session: Any, pages: list[Page], *, shoot: bool = False
+) -> dict[str, list[str]]:
+    """What is wrong with each page in this look, of those with which anything is. Barriers are looked for twice: in
+    light on a desk and in dark on a phone."""
+    tab = Watched(browser, url, look, session)
+    found: dict[str, list[str]] = {}
+    for page in pages:
+        tab.open(page.path)
+        wrong = tab.trouble()
+        if (look.theme, look.width) in {("light", DESK), ("dark", PHONE)}:
+            wrong += tab.barriers()
+        if wrong:
+            found[page.name] = wrong
+        if shoot and SCREENS:
+            _shoot(tab, page, look)
+    tab.close()
+    return found
+
+
+def _shoot(tab: Watched, page: Page, look: Look) -> None:
+    folder = Path(SCREENS)
+    folder.mkdir(parents=True, exist_ok=True)
+    tab.page.screenshot(path=folder / f"{page.name}{look.suffix}.png", animations="disabled")

@@ -1,0 +1,141 @@
+"""An operator at work, with nothing but a browser, on a fleet of real processes."""
+
+import re
+
+import pytest
+from playwright.sync_api import Browser, Locator, expect
+
+from tests.browser.watched import DESK, Look, Theme, Watched
+from tests.load import agent_and_engine
+from tests.scenarios.running_fleet import RunningFleet, eventually
+
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(300)]
+
+REGION = "us-east-1"
+MOVED_MS = 20_000
+HEALED_MS = 90_000
+ROLLED_BACK_MS = 90_000
+ANSWERED_MS = 20_000
+BAKED = {"canary_bake_s": 60, "bake_s": 60, "min_healthy_s": 2}
+
+
+def state_of(tab: Watched, thing: str) -> Locator:
+    return tab.page.locator(f"#{thing}-state .state")
+
+
+def test_wrong_passwords_stay_outside_and_the_right_one_comes_back_to_the_page(
+    chromium: Browser, url: str, password: str
+) -> None:
+    tab = Watched(chromium, url, Look("light", DESK))
+    tab.page.goto(f"{url}/cells/?region={REGION}")
+    tab.page.fill("#id_username", "operator")
+    tab.page.fill("#id_password", "not it")
+    tab.page.click("button[type=submit]")
+    expect(tab.page.get_by_role("alert")).to_contain_text("do not match")
+    tab.page.fill("#id_password", password)
+    tab.page.click("button[type=submit]")
+    expect(tab.page).to_have_url(f"{url}/cells/?region={REGION}")
+    tab.page.get_by_role("button", name="Log out").click()
+    tab.page.goto(f"{url}/cells/")
+    expect(tab.page).to_have_url(f"{url}/login/?next=/cells/")
+    assert tab.trouble() == []
+    tab.close()
+
+
+@pytest.mark.parametrize("theme", ["dark"])
+def test_a_cell_goes_bad_and_heals_before_my_eyes(fleet: RunningFleet, operator: Watched, theme: Theme) -> None:
+    cell = next(iter(fleet.cells(deployment="sim-70b", region=REGION).values()))
+    operator.open(f"/cells/{cell['id']}/")
+    expect(state_of(operator, "cell")).to_have_text("ready")
+    for process in agent_and_engine(cell["nodes"][1]["id"], home=fleet.home):
+        process.kill()
+    expect(state_of(operator, "cell")).not_to_have_text("ready", timeout=MOVED_MS)
+    expect(operator.page.locator("nav")).to_have_attribute("data-trouble", re.compile("[1-9]"), timeout=MOVED_MS)
+    expect(operator.page).to_have_title(re.compile("^✕ "), timeout=MOVED_MS)
+    expect(state_of(operator, "cell")).to_have_text("ready", timeout=HEALED_MS)
+    expect(operator.page).to_have_title(re.compile(f"^{cell['id']}"), timeout=MOVED_MS)
+    operator.open("/incidents/?state=closed")
+    expect(operator.page.locator("#incidents-list")).to_contain_text(cell["id"])
+
+
+def test_a_rollout_is_paused_and_rolled_back(fleet: RunningFleet, operator: Watched) -> None:
+    asked = {"deployment": "sim-70b", "version": "sim-70b@2", "allow_unreleased": True, "policy": BAKED}
+    rollout = fleet.post("rollouts", asked)["id"]
+    operator.open("/rollouts/?state=active")
+    operator.page.keyboard.press("j")
+    operator.page.keyboard.press("Enter")
+    expect(operator.page.locator("h1")).to_have_text(f"Rollout {rollout}")
+    ask(operator, "Pause", "who is on call?")
+    expect(state_of(operator, "rollout")).to_have_text("paused", timeout=MOVED_MS)
+    expect(operator.page.locator("#rollout .strip")).to_contain_text("canary")
+    ask(operator, "Roll back", "nobody is")
+    expect(state_of(operator, "rollout")).to_have_text("rolled back", timeout=ROLLED_BACK_MS)
+    expect(operator.page.locator("#rollout-asks")).to_contain_text("nothing can be asked of it any more")
+    operator.trouble()  # a rollout's page is fetched again after each form; what its old sockets said is no trouble
+
+
+def ask(tab: Watched, what: str, why: str) -> None:
+    row = tab.page.locator("#rollout-asks .row").filter(has=tab.page.get_by_text(what, exact=True))
+    row.locator("summary").click()
+    row.get_by_label("Why").fill(why)
+    row.get_by_role("button").click()
+    expect(tab.page.locator("#connection")).to_have_attribute("data-state", "live")
+
+
+def test_traffic_is_overridden_and_given_back(fleet: RunningFleet, operator: Watched) -> None:
+    operator.open(f"/traffic/shares/?deployment=sim-70b&origin={REGION}")
+    page = operator.page
+    page.get_by_label("us-east-1, %").fill("60")
+    page.get_by_label("us-west-2, %").fill("40")
+    page.get_by_role("button", name="Predict").click()
+    expect(page.locator("#effect")).to_contain_text("us-west-2")
+    page.get_by_label("Why").fill("a test")
+    page.get_by_role("button", name="Fix these shares").click()
+    order = page.locator("#orders .row")
+    expect(order).to_contain_text("fixed shares of sim-70b in us-east-1")
+    expect(page.locator(f"#shares-sim-70b-{REGION}")).to_contain_text("40", timeout=30_000)
+    order.get_by_role("button", name="End it now").click()
+    expect(page.locator("#orders")).to_contain_text("None", timeout=MOVED_MS)
+
+
+def test_a_key_is_made_shown_once_and_revoked(fleet: RunningFleet, operator: Watched) -> None:
+    page = operator.page
+    operator.open("/keys/new/")
+    page.get_by_label("Name").fill("browser")
+    page.get_by_label("Tenant").fill("acme")
+    page.get_by_role("button", name="Make the key").click()
+    text = page.locator("#key-text").inner_text()
+    assert text.startswith("sw_")
+    page.get_by_role("link", name="Go on to the key").click()
+    assert text not in page.content()
+    page.get_by_text("Revoke", exact=True).click()
+    page.locator("#revoke-why").fill("the test is over")
+    page.locator("#revoke-confirm").fill("browser")
+    page.get_by_role("button", name="Revoke browser").click()
+    expect(state_of(operator, "key")).to_have_text("revoked")
+    eventually(lambda: fleet.api(f"keys/{text.split('_')[1]}")["state"] == "revoked")
+
+
+def test_a_chat_says_who_answered_and_how_fast_and_can_be_stopped(fleet: RunningFleet, operator: Watched) -> None:
+    page = operator.page
+    operator.open("/playground/?deployment=sim-70b")
+    page.locator("#chat-tokens").fill("24")
+    page.locator("#chat-text").fill("Count to ten.")
+    page.keyboard.press("Enter")
+    expect(page.locator("[data-part=rate]")).to_have_text(re.compile(r"^[\d.]+$"), timeout=ANSWERED_MS)
+    expect(page.locator("[data-part=ttft]")).to_have_text(re.compile(r"\d.m?s$"))
+    expect(page.locator("[data-part=cell]")).to_have_text(re.compile("^sim-70b-"))
+    expect(page.locator("[data-part=region]")).to_have_text(REGION)
+    assert page.locator(".by-assistant p").inner_text()
+    page.locator("#chat-tokens").fill("4096")
+    page.locator("#chat-text").fill("And now to a million.")
+    page.keyboard.press("Enter")
+    expect(page.locator(".by-assistant p").last).not_to_be_empty(timeout=ANSWERED_MS)
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#chat-status")).to_have_text("Stopped; generation has ended.")
+    eventually(lambda: in_flight(fleet) <= 1, 10)
+
+
+def in_flight(fleet: RunningFleet) -> int:
+    """Requests that cells work on; the traffic that runs beside has few at a time."""
+    return sum((cell.get("load") or {}).get("in_flight", 0) for cell in fleet.cells(deployment="sim-70b").values())

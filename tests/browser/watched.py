@@ -1,0 +1,106 @@
+"""A page in a real browser that remembers everything an operator would be right to complain about."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from tests.controlplane.dashboard.web import browser_binary
+
+Theme = Literal["light", "dark"]
+DESK, PHONE = 1440, 390
+HEIGHT = 900
+SOON_MS = 8_000
+"""Below the 10 s of the slow poll: whatever shows up within it came by a hint."""
+ASKED = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
+GRAVE = frozenset({"serious", "critical"})
+AXE = (Path(__file__).parent / "vendor/axe-4.12.1.min.js").read_text()
+RUN_AXE = "tags => axe.run(document, {runOnly: tags, resultTypes: ['violations']})"
+CLIPPED = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """One way to look at a page."""
+
+    theme: Theme
+    width: int
+
+    @property
+    def suffix(self) -> str:
+        """Of a screenshot's name; the light one on a desk has none."""
+        return ("-phone" if self.width == PHONE else "") + ("-dark" if self.theme == "dark" else "")
+
+
+LOOKS = tuple(Look(theme, width) for width in (DESK, PHONE) for theme in ("light", "dark"))  # type: ignore[arg-type]
+
+
+@contextmanager
+def chromium_running() -> Iterator[Browser]:
+    """While it runs, an event loop does in this thread: end it before anything asynchronous or Django's database."""
+    binary = browser_binary()
+    assert binary, "there is no chromium on PATH, and these tests need one: apt-get install chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+class Watched:
+    """A tab. `trouble`: errors, warnings, failed requests and requests to other hosts since it was last asked."""
+
+    def __init__(self, browser: Browser, url: str, look: Look, session: Any = None) -> None:
+        self.url = url
+        self.look = look
+        self._trouble: list[str] = []
+        viewport = {"width": look.width, "height": HEIGHT}
+        self.context = browser.new_context(color_scheme=look.theme, viewport=viewport, storage_state=session)  # type: ignore[arg-type]
+        self.page: Page = self.context.new_page()
+        self.page.on("console", lambda said: self._note(said.text) if said.type in {"error", "warning"} else None)
+        self.page.on("pageerror", lambda error: self._note(str(error)))
+        self.page.on("request", lambda request: None if self._is_ours(request.url) else self._note(request.url))
+
+    def log_in(self, password: str) -> None:
+        self.page.goto(f"{self.url}/login/")
+        self.page.fill("#id_username", "operator")
+        self.page.fill("#id_password", password)
+        self.page.click("button[type=submit]")
+        expect(self.page.locator("h1")).to_have_text("Overview")
+
+    def open(self, path: str) -> None:
+        """Go to a page and wait until it listens."""
+        answer = self.page.goto(f"{self.url}{path}")
+        if answer is None or answer.status != 200:
+            self._note(f"{path} answered {answer.status if answer else 'nothing'}")
+        connection = self.page.locator("#connection")
+        if connection.count():
+            expect(connection).to_have_attribute("data-state", "live", timeout=SOON_MS)
+
+    def trouble(self) -> list[str]:
+        found, self._trouble = self._trouble, []
+        if beyond := self.page.evaluate(CLIPPED):
+            found.append(f"{beyond} px wider than the window")
+        return found
+
+    def barriers(self) -> list[str]:
+        """What axe-core finds that keeps somebody from using the page: its rule and where."""
+        self.page.evaluate(AXE)
+        violations = self.page.evaluate(RUN_AXE, list(ASKED))["violations"]
+        return [
+            f"{one['id']} ({one['impact']}): {json.dumps([node['target'] for node in one['nodes']][:4])}"
+            for one in violations
+            if one["impact"] in GRAVE
+        ]
+
+    def close(self) -> None:
+        self.context.close()
+
+    def _is_ours(self, address: str) -> bool:
+        return address.startswith((self.url, self.url.replace("http", "ws", 1), "data:", "blob:"))
+
+    def _note(self, text: str) -> None:
+        self._trouble.append(text)
