@@ -1,7 +1,8 @@
-"""Deployments over HTTP: read them, scale one. Decides nothing; the service does."""
+"""Deployments over HTTP: create, read, change, scale and delete them. Decides nothing; services do."""
 
 from typing import Any
 
+from django.db import transaction
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
@@ -10,14 +11,15 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from controlplane.kernel import clock
-from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.requests import actor_of
 from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.api import examples
+from fleet.api.deployment_requests import ChangeDeploymentSerializer, CreateDeploymentSerializer
 from fleet.models import Deployment
 from fleet.planning.states import ServingClass, choices
 from fleet.selectors.cell import ready_cells_by_place
 from fleet.selectors.deployment import deployments_described
-from fleet.services.deployment import CELLS_PER_REGION_MAX, deployment_scale
+from fleet.services.deployment import deployment_change, deployment_create, deployment_delete, deployment_scale
 
 
 class PlaceSerializer(serializers.Serializer[Any]):
@@ -31,12 +33,14 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
     # The context holds, under `ready`, (deployment, region) -> number of ready cells.
     model_version = serializers.CharField(source="model_version.reference", help_text="`model@version`")
     instance_type = serializers.CharField(source="instance_type_id")
+    update_policy = serializers.DictField(help_text="What differs from the defaults.")
     regions = serializers.SerializerMethodField(help_text="In the order of names.")
 
     class Meta:
         model = Deployment
         fields = [
-            "name", "model_version", "serving_class", "instance_type", "drain_deadline_s", "regions", "created_at",
+            "name", "model_version", "serving_class", "instance_type", "drain_deadline_s", "update_policy", "regions",
+            "created_at",
         ]  # fmt: skip
 
     @extend_schema_field(PlaceSerializer(many=True))
@@ -50,27 +54,6 @@ class DeploymentSerializer(serializers.ModelSerializer[Deployment]):
             }
             for place in deployment.regions.all()
         ]
-
-
-class WantedCellsSerializer(StrictSerializer):
-    """How many cells a region should have."""
-
-    region = serializers.CharField(max_length=64)
-    cells = serializers.IntegerField(min_value=0, max_value=CELLS_PER_REGION_MAX)
-
-
-@extend_schema_serializer(examples=[OpenApiExample("one more in one region", examples.SCALE, request_only=True)])
-class ScaleSerializer(StrictSerializer):
-    """Regions that are not named stay as they are."""
-
-    regions = serializers.ListField(child=WantedCellsSerializer(), min_length=1)
-
-    def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        names = [place["region"] for place in wanted]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        if twice:
-            raise serializers.ValidationError(f"each region once; more than once here: {', '.join(twice)}", "unique")
-        return wanted
 
 
 class DeploymentFilter(filters.FilterSet):
@@ -94,6 +77,7 @@ class DeploymentViewSet(ReadOnlyModelViewSet[Deployment]):
     ordering_fields = ("name", "serving_class", "created_at", "instance_type")
     watch_kind = "deployment"
     measured = frozenset({"ready"})
+    needs_if_match = frozenset({"destroy"})
 
     def deployment_of(self, deployment: Deployment) -> str:
         return deployment.name
@@ -104,13 +88,47 @@ class DeploymentViewSet(ReadOnlyModelViewSet[Deployment]):
     def get_serializer_context(self) -> dict[str, Any]:
         return {**super().get_serializer_context(), "ready": ready_cells_by_place()}
 
-    @extend_schema(operation_id="deployments_scale", request=ScaleSerializer, responses={200: DeploymentSerializer})
-    def partial_update(self, request: Request, name: str) -> Response:
-        """Set the number of cells in the named regions. New cells are placed on spares, or on nodes that are launched;
-        superfluous ones drain first."""
-        deployment = self.get_object()
-        asked = ScaleSerializer(data=request.data)
+    @extend_schema(
+        operation_id="deployments_create", request=CreateDeploymentSerializer, responses={200: DeploymentSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Serve a model version in these regions. Its cells are placed on spares, or on nodes that are launched. 409 if
+        the name is taken."""
+        asked = CreateDeploymentSerializer(data=request.data)
         asked.is_valid(raise_exception=True)
-        cells = {place["region"]: place["cells"] for place in asked.validated_data["regions"]}
-        deployment_scale(name=deployment.name, cells=cells, actor=actor_of(request), now=clock.now())
+        said = dict(asked.validated_data)
+        cells = _cells(said.pop("regions"))
+        deployment = deployment_create(cells=cells, actor=actor_of(request), now=clock.now(), **said)
+        return Response(self.get_serializer(self.get_queryset().get(pk=deployment.pk)).data)
+
+    @extend_schema(
+        operation_id="deployments_change", request=ChangeDeploymentSerializer, responses={200: DeploymentSerializer}
+    )
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Change what is given, and set the number of cells in the named regions. New cells are placed on spares, or on
+        nodes that are launched; superfluous ones drain first."""
+        deployment = self.get_object()
+        asked = ChangeDeploymentSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        said, who = dict(asked.validated_data), {"actor": actor_of(request), "now": clock.now()}
+        places = said.pop("regions", [])
+        with transaction.atomic():
+            if said:
+                deployment_change(name=deployment.name, **who, **said)
+            if places:
+                deployment_scale(name=deployment.name, cells=_cells(places), **who)
         return Response(self.get_serializer(self.get_object()).data)
+
+    @extend_schema(operation_id="deployments_delete", responses={200: DeploymentSerializer})
+    def destroy(self, request: Request, name: str) -> Response:
+        """Remove a deployment for good, with its ended rollouts and what is laid down about its traffic. Answers what
+        it was. 409 while a region should have cells of it, a cell has not stopped, or a rollout is active: scale it to
+        0 first."""
+        deployment = self.get_object()
+        shown = self.get_serializer(deployment).data
+        deployment_delete(name=deployment.name, actor=actor_of(request), now=clock.now())
+        return Response(shown)
+
+
+def _cells(places: list[dict[str, Any]]) -> dict[str, int]:
+    return {place["region"]: place["cells"] for place in places}

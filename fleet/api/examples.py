@@ -95,6 +95,7 @@ DEPLOYMENT: dict[str, Any] = {
     "serving_class": "realtime",
     "instance_type": "local.sim",
     "drain_deadline_s": 60.0,
+    "update_policy": {"canary_bake_s": 60.0},
     "regions": [
         {"region": "us-east-1", "cells": 2, "ready": 2},
         {"region": "us-west-2", "cells": 2, "ready": 1},
@@ -102,17 +103,37 @@ DEPLOYMENT: dict[str, Any] = {
     "created_at": "2026-11-21T11:57:00Z",
 }
 
+NEW_DEPLOYMENT: dict[str, Any] = {
+    "name": "sim-70b",
+    "model_version": "sim-70b@1",
+    "instance_type": "local.sim",
+    "regions": [{"region": "us-east-1", "cells": 2}, {"region": "us-west-2", "cells": 2}],
+    "update_policy": {"canary_bake_s": 60.0},
+}
+
+CHANGE_DEPLOYMENT: dict[str, Any] = {"drain_deadline_s": 120.0, "update_policy": {"waves_percent": [5, 25, 100]}}
+
 SCALE: dict[str, Any] = {"regions": [{"region": "us-west-2", "cells": 3}]}
 
 REGION: dict[str, Any] = {
     "name": "us-east-1",
     "provider": "local",
+    "position": 0,
     "ingress_url": "http://127.0.0.1:8080",
     "spares": {"local.sim": 1},
     "repair_only": {"local.sim": 0},
     "nodes": {"joining": 0, "ready": 6, "suspect": 0, "faulty": 0, "lost": 0},
     "cells": {"pending": 0, "starting": 1, "ready": 2, "draining": 0, "failed": 0, "lost": 0},
 }
+
+NEW_REGION: dict[str, Any] = {
+    "name": "eu-west-1",
+    "position": 2,
+    "ingress_url": "http://127.0.0.1:8082",
+    "spares": {"local.sim": {"warm": 2, "repair_only": 1}},
+}
+
+CHANGE_REGION: dict[str, Any] = {"spares": {"local.sim": 3}}
 
 INSTANCE_TYPE: dict[str, Any] = {
     "name": "local.sim",

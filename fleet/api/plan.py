@@ -12,7 +12,7 @@ from controlplane.kernel import clock
 from controlplane.kernel.requests import StrictSerializer
 from controlplane.kernel.rest.view_sets import ViewSet
 from fleet.api import plan_examples as examples
-from fleet.api.deployment import ScaleSerializer
+from fleet.api.deployment_requests import ScaleSerializer
 from fleet.services.plan import plan_lost_region, plan_rollout, plan_scale
 from fleet.simulator.prediction import Forecast
 

@@ -1,4 +1,4 @@
-"""Regions and instance types over HTTP: where nodes are, and what they are. Read only."""
+"""Regions and instance types over HTTP: where nodes are, and what they are. Decides nothing; services do."""
 
 from collections.abc import Mapping
 from enum import StrEnum
@@ -6,15 +6,20 @@ from typing import Any
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
 
+from controlplane.kernel import clock
+from controlplane.kernel.requests import StrictSerializer, actor_of
 from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.api import examples
 from fleet.models import InstanceType, Region
 from fleet.planning.states import CellState, NodeState
 from fleet.selectors.cell import cell_counts_by_region
 from fleet.selectors.node import node_counts_by_region
+from fleet.services.region import region_change, region_create, region_delete
 
 Counts = serializers.DictField(child=serializers.IntegerField())
 
@@ -30,7 +35,7 @@ class RegionSerializer(serializers.ModelSerializer[Region]):
 
     class Meta:
         model = Region
-        fields = ["name", "provider", "ingress_url", "spares", "repair_only", "nodes", "cells"]
+        fields = ["name", "provider", "position", "ingress_url", "spares", "repair_only", "nodes", "cells"]
 
     @extend_schema_field(Counts)
     def get_spares(self, region: Region) -> dict[str, int]:
@@ -53,6 +58,30 @@ def _every_state(states: type[StrEnum], ended: StrEnum, counts: Mapping[str, int
     return {state.value: counts.get(state.value, 0) for state in states if state is not ended}
 
 
+class _RegionColumns(StrictSerializer):
+    position = serializers.IntegerField(
+        min_value=0, max_value=10_000, required=False, help_text="Orders regions; picks the ports of local ingresses."
+    )
+    ingress_url = serializers.URLField(
+        max_length=200, required=False, allow_blank=True, help_text="Where applications of this region send requests."
+    )
+    spares = serializers.DictField(
+        required=False,
+        help_text="Instance type -> idle nodes to keep warm: a number, or `warm` and `repair_only`.",
+    )
+
+
+@extend_schema_serializer(examples=[OpenApiExample("more spares", examples.CHANGE_REGION, request_only=True)])
+class ChangeRegionSerializer(_RegionColumns):
+    """Whatever is left out stays as it is."""
+
+
+@extend_schema_serializer(examples=[OpenApiExample("new region", examples.NEW_REGION, request_only=True)])
+class CreateRegionSerializer(_RegionColumns):
+    name = serializers.SlugField(max_length=64)
+    provider = serializers.CharField(max_length=32, required=False, help_text="Who launches machines there.")
+
+
 class RegionFilter(filters.FilterSet):
     provider = filters.CharFilter()
 
@@ -71,6 +100,7 @@ class RegionViewSet(ReadOnlyModelViewSet[Region]):
     ordering_fields = ("name", "position", "provider")
     watch_kind = "region"
     measured = frozenset({"nodes", "cells"})
+    needs_if_match = frozenset({"destroy"})
 
     def get_queryset(self) -> QuerySet[Region]:
         return Region.objects.all()
@@ -81,6 +111,36 @@ class RegionViewSet(ReadOnlyModelViewSet[Region]):
             "nodes": node_counts_by_region(),
             "cells": cell_counts_by_region(),
         }
+
+    @extend_schema(operation_id="regions_create", request=CreateRegionSerializer, responses={200: RegionSerializer})
+    def create(self, request: Request) -> Response:
+        """Add a region; its spares are launched at once. 409 if the name is taken."""
+        said = _valid(CreateRegionSerializer(data=request.data))
+        name = said.pop("name")
+        region = region_create(name=name, columns=said, actor=actor_of(request), now=clock.now())
+        return Response(self.get_serializer(region).data)
+
+    @extend_schema(operation_id="regions_change", request=ChangeRegionSerializer, responses={200: RegionSerializer})
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Change what is given."""
+        region = self.get_object()
+        said = _valid(ChangeRegionSerializer(data=request.data))
+        region_change(name=region.name, columns=said, actor=actor_of(request), now=clock.now())
+        return Response(self.get_serializer(self.get_object()).data)
+
+    @extend_schema(operation_id="regions_delete", responses={200: RegionSerializer})
+    def destroy(self, request: Request, name: str) -> Response:
+        """Remove a region that nothing was ever part of. Answers what it was. 409 once it has nodes, cells, ingresses
+        or deployments, or had them: their history stays readable."""
+        region = self.get_object()
+        shown = self.get_serializer(region).data
+        region_delete(name=region.name, actor=actor_of(request), now=clock.now())
+        return Response(shown)
+
+
+def _valid(asked: serializers.Serializer[Any]) -> dict[str, Any]:
+    asked.is_valid(raise_exception=True)
+    return dict(asked.validated_data)
 
 
 @extend_schema_serializer(examples=[OpenApiExample("instance type", examples.INSTANCE_TYPE, response_only=True)])

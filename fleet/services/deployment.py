@@ -12,6 +12,8 @@ from controlplane.kernel.refusals import Conflict, InvalidInput
 from controlplane.kernel.tones import Tone
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
+from fleet.planning.states import CellState
+from fleet.selectors.rollout import ACTIVE
 from fleet.selectors.version_fit import version_fit
 from models_registry.services.lifecycle import version_hold
 
@@ -82,6 +84,33 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
             said = f"{name} changed by {actor}: {', '.join(sorted(changed))}"
             _record(deployment, "changed", said, actor, now, **changed)
     return deployment
+
+
+def deployment_delete(*, name: str, actor: str, now: datetime) -> None:
+    """Remove a deployment, its stopped cells, its ended rollouts, and what is laid down about its traffic.
+
+    Raises:
+        Conflict: it should have cells, has some that have not stopped, or an active rollout; all of these are named.
+    """
+    with transaction.atomic():
+        deployment = Deployment.objects.select_for_update().get(name=name)
+        if holds := _holds(deployment):
+            raise Conflict(
+                f"{name} is not deleted while it has {'; '.join(holds)}. Scale it to 0 and wait for its cells"
+            )
+        deployment.rollouts.all().delete()
+        deployment.cells.all().delete()
+        _record(deployment, "deleted", f"{name} deleted by {actor}", actor, now)
+        deployment.delete()
+
+
+def _holds(deployment: Deployment) -> list[str]:
+    wanted = deployment.regions.filter(cells__gt=0).values_list("region_id", "cells")
+    live = deployment.cells.exclude(state=CellState.STOPPED.value).order_by("id").values_list("id", flat=True)
+    rollouts = deployment.rollouts.filter(state__in=ACTIVE).values_list("pk", flat=True)
+    holds = [f"{count} cells to keep in {region}" for region, count in wanted]
+    holds += [f"{len(live)} cells that have not stopped, such as {live[0]}"] if live else []
+    return holds + [f"rollout {number}, which is active" for number in rollouts]
 
 
 def _policy(stated: Mapping[str, Any], base: UpdatePolicy) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """Describes regions. Machines follow: the reconciler keeps the warm spares that a region states."""
 
+from collections import Counter
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError, transaction
+from django.db.models import ProtectedError
 
 from controlplane.kernel import hints, live
 from controlplane.kernel.events import event_record
@@ -53,6 +55,25 @@ def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
             region.save(update_fields=list(changed))
             _record(region, f"changed ({', '.join(sorted(changed))})", actor, now, changed)
     return region
+
+
+def region_delete(*, name: str, actor: str, now: datetime) -> None:
+    """Remove a region that nothing was ever part of; what has a history stays, with no cells and no spares.
+
+    Raises:
+        Conflict: something is or was there; what it is, is named.
+    """
+    with transaction.atomic():
+        region = Region.objects.select_for_update().get(name=name)
+        try:
+            with transaction.atomic():
+                region.delete()
+        except ProtectedError as error:
+            kinds = Counter(str(row._meta.verbose_name) for row in error.protected_objects)
+            there = ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items()))
+            message = f"region {name} is not deleted: it has, or had, {there}. Scale deployments there and spares to 0"
+            raise Conflict(message) from None
+        _record(Region(name=name), "deleted", actor, now, {})
 
 
 def _check(columns: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Models over HTTP: read and create them. Decides nothing; services do."""
+"""Models over HTTP: create, read, describe and delete them. Decides nothing; services do."""
 
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
@@ -13,7 +13,7 @@ from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from models_registry.api import examples
 from models_registry.models import Model
 from models_registry.selectors.model import models_described
-from models_registry.services.draft import model_create
+from models_registry.services.draft import model_change, model_create, model_delete
 
 
 @extend_schema_serializer(examples=[OpenApiExample("model", examples.MODEL, response_only=True)])
@@ -35,6 +35,15 @@ class CreateModelSerializer(StrictSerializer):
     description = serializers.CharField(max_length=2000, required=False, allow_blank=True, default="")
 
 
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("other words", {"description": "70 billion parameters, simulated"}, request_only=True)
+    ]
+)
+class ChangeModelSerializer(StrictSerializer):
+    description = serializers.CharField(max_length=2000, allow_blank=True)
+
+
 class ModelFilter(filters.FilterSet):
     engine = filters.CharFilter(
         field_name="versions__engine", distinct=True, help_text="Has a version for this engine."
@@ -54,6 +63,7 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("name", "created_at")
     watch_kind = "model"
+    needs_if_match = frozenset({"destroy"})
 
     def get_queryset(self) -> QuerySet[Model]:
         return models_described()
@@ -65,3 +75,21 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
         asked.is_valid(raise_exception=True)
         model = model_create(actor=actor_of(request), now=clock.now(), **asked.validated_data)
         return Response(ModelSerializer(self.get_queryset().get(pk=model.pk)).data)
+
+    @extend_schema(operation_id="models_change", request=ChangeModelSerializer, responses={200: ModelSerializer})
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Describe a model in other words. Its name never changes."""
+        model = self.get_object()
+        asked = ChangeModelSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        model_change(name=model.name, actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        return Response(ModelSerializer(self.get_object()).data)
+
+    @extend_schema(operation_id="models_delete", responses={200: ModelSerializer})
+    def destroy(self, request: Request, name: str) -> Response:
+        """Remove a model without versions. Answers what it was. 409 while it has versions: drafts can be deleted, all
+        others are retired and stay readable."""
+        model = self.get_object()
+        shown = ModelSerializer(model).data
+        model_delete(name=model.name, actor=actor_of(request), now=clock.now())
+        return Response(shown)

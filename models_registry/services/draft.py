@@ -59,6 +59,21 @@ def model_change(*, name: str, description: str, actor: str, now: datetime) -> M
     return model
 
 
+def model_delete(*, name: str, actor: str, now: datetime) -> None:
+    """Remove a model.
+
+    Raises:
+        Conflict: it has versions.
+    """
+    with transaction.atomic():
+        model = Model.objects.select_for_update().get(name=name)
+        if versions := model.versions.count():
+            raise Conflict(f"model {name} has {versions} versions; delete its drafts; other versions stay readable")
+        model.delete()
+        event_record(kind="model.deleted", message=f"{name} deleted by {actor}", now=now, actor=actor)
+        live.push("models", name)
+
+
 def draft_create(
     *, model: str, version: str, based_on: str, columns: Mapping[str, Any], actor: str, now: datetime
 ) -> ModelVersion:

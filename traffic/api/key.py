@@ -23,7 +23,7 @@ from traffic.api import key_examples as examples
 from traffic.models import ApplicationKey, KeyPolicy
 from traffic.planning.key import KeyState
 from traffic.planning.key_effect import revoking_effect
-from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
+from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, key_policy, keys_described, keys_in_state
 from traffic.services.key import (
     ROTATION_GRACE,
     NewKey,
@@ -221,6 +221,13 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
         grace = timedelta(seconds=_valid(RotateKeySerializer(data=request.data))["grace_s"])
         key = self.get_object()
         return _shown_once(key_rotate(prefix=key.prefix, actor=actor_of(request), now=clock.now(), grace=grace))
+
+    @extend_schema(operation_id="keys_policy", responses={200: KeyPolicySerializer}, filters=False)
+    @action(detail=False, methods=["get"], pagination_class=None)
+    def policy(self, request: Request) -> Response:
+        """Whether a key is required, and since when. Takes no parameter."""
+        _valid(StrictSerializer(data=request.query_params.dict()))
+        return Response(KeyPolicySerializer(key_policy()).data)
 
     @extend_schema(operation_id="keys_require", request=RequireKeysSerializer, responses={200: KeyPolicySerializer})
     @action(detail=False, methods=["post"])

@@ -21,6 +21,11 @@ thousands of them would be stored again with every change of a cell."""
 USAGE_SHOWN = timedelta(hours=24)
 
 
+def key_policy() -> KeyPolicy:
+    """Whether keys are required; as it comes, if nobody has said anything yet."""
+    return KeyPolicy.objects.first() or KeyPolicy()
+
+
 def key_standing() -> KeyStanding:
     policy = KeyPolicy.objects.first()
     return KeyStanding(policy.version, policy.required) if policy else KeyStanding()

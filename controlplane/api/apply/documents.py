@@ -9,7 +9,7 @@ from rest_framework import serializers
 
 from controlplane.api.apply.planning import Document, Kind
 from controlplane.kernel.requests import StrictSerializer
-from fleet.api.deployment import ScaleSerializer
+from fleet.api.deployment_requests import ScaleSerializer
 from fleet.models import Deployment, Region
 from fleet.planning.fault_rules import SETTABLE_RULES, RuleMode
 from fleet.planning.states import ServingClass, choices

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controlplane.kernel.models import Event
-from fleet.models import DeploymentRegion
+from fleet.models import Deployment, DeploymentRegion
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 
@@ -33,6 +33,7 @@ def test_a_deployment_says_everything_about_itself() -> None:
         "serving_class": "realtime",
         "instance_type": "local.cpu",
         "drain_deadline_s": 60.0,
+        "update_policy": {},
         "regions": [
             {"region": "us-east-1", "cells": 2, "ready": 1},
             {"region": "us-west-2", "cells": 1, "ready": 0},
@@ -111,3 +112,88 @@ def test_a_bad_request_changes_nothing(body: Any, broken: dict[str, str]) -> Non
 
 def test_scaling_what_is_not_there_is_not_found() -> None:
     assert bearer().patch(URL, {"regions": [{"region": "r", "cells": 1}]}, format="json").status_code == 404
+
+
+NEW = {
+    "name": "chat",
+    "model_version": "sim-70b@1",
+    "instance_type": "local.cpu",
+    "regions": [{"region": "us-east-1", "cells": 2}],
+}
+
+
+def create(**other: Any) -> Any:
+    return bearer("ada").post("/api/v1/deployments", {**NEW, **other}, format="json")
+
+
+def test_a_deployment_is_created_with_its_cells_and_policy() -> None:
+    rows.deployment()
+    response = create(update_policy={"bake_s": 5}, serving_class="batch")
+    assert response.status_code == 200
+    made = response.json()
+    assert (made["name"], made["serving_class"], made["update_policy"]) == ("chat", "batch", {"bake_s": 5.0})
+    assert made["regions"] == [{"region": "us-east-1", "cells": 2, "ready": 0}]
+    assert Event.objects.get(kind="deployment.created").actor == "ada"
+
+
+def test_a_name_that_is_taken_is_a_conflict() -> None:
+    rows.deployment()
+    assert create(name="sim-70b").status_code == 409
+
+
+@pytest.mark.parametrize(
+    ("wrong", "broken"),
+    [
+        ({"model_version": "sim-70b@9"}, {"model_version": "exists"}),
+        ({"instance_type": "none"}, {"instance_type": "exists"}),
+        ({"regions": [{"region": "nowhere", "cells": 1}]}, {"regions": "exists"}),
+        ({"update_policy": {"surge": -1}}, {"update_policy.surge": "policy"}),
+        ({"name": "a/b"}, {"name": "invalid"}),
+        ({"colour": "red"}, {"colour": "unknown"}),
+    ],
+)
+def test_what_breaks_a_rule_is_named(wrong: dict[str, Any], broken: dict[str, str]) -> None:
+    rows.deployment()
+    assert rules(create(**wrong)) == broken
+    assert Deployment.objects.count() == 1
+
+
+def test_cells_and_policy_change_together_or_not_at_all() -> None:
+    rows.deployment(cells=2)
+    place = [{"region": "nowhere", "cells": 3}]
+    body = {"drain_deadline_s": 5, "regions": place}
+    assert rules(bearer().patch(URL, body, format="json")) == {"regions": "exists"}
+    assert Deployment.objects.get().drain_deadline_s == 60.0
+    place[0]["region"] = "us-east-1"
+    assert bearer().patch(URL, body, format="json").json()["drain_deadline_s"] == 5.0
+    assert wanted() == {"us-east-1": 3}
+
+
+def test_a_change_of_nothing_is_refused() -> None:
+    rows.deployment()
+    assert rules(bearer().patch(URL, {}, format="json")) == {"regions": "required"}
+
+
+def test_deleting_needs_what_was_looked_at() -> None:
+    rows.deployment(cells=0)
+    response = bearer().delete(URL)
+    assert response.status_code == 428
+    assert Deployment.objects.exists()
+
+
+def test_what_serves_is_not_deleted_and_says_what_it_has() -> None:
+    rows.cell("c-1")
+    detail = bearer().delete(URL, headers={"if-match": "*"}).json()["detail"]
+    assert "1 cells to keep in us-east-1" in detail
+    assert "such as c-1" in detail
+    assert Deployment.objects.exists()
+
+
+def test_what_serves_no_longer_is_deleted_with_its_stopped_cells() -> None:
+    rows.cell("c-1", state="stopped")
+    DeploymentRegion.objects.update(cells=0)
+    client = bearer("ada")
+    response = client.delete(URL, headers={"if-match": client.get(URL)["ETag"]})
+    assert (response.status_code, response.json()["name"]) == (200, "sim-70b")
+    assert not Deployment.objects.exists()
+    assert Event.objects.get(kind="deployment.deleted").actor == "ada"

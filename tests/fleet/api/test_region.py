@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.controlplane.api.client import bearer
+from fleet.models import Region
+from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db
@@ -18,6 +19,7 @@ def test_a_region_says_everything_about_itself() -> None:
     assert bearer().get("/api/v1/regions/us-east-1").json() == {
         "name": "us-east-1",
         "provider": "local",
+        "position": 0,
         "ingress_url": "http://127.0.0.1:8080",
         "spares": {"local.cpu": 2},
         "repair_only": {"local.cpu": 1},
@@ -51,3 +53,29 @@ def test_an_instance_type_says_what_the_machine_is() -> None:
         "watts": 0.0,
         "tensor_parallel_degree": 1,
     }
+
+
+def test_a_region_is_created_changed_and_deleted() -> None:
+    rows.deployment()
+    client, path = bearer("ada"), "/api/v1/regions/eu-west-1"
+    made = client.post("/api/v1/regions", {"name": "eu-west-1", "spares": {"local.cpu": 2}}, format="json")
+    assert made.json()["spares"] == {"local.cpu": 2}
+    assert client.post("/api/v1/regions", {"name": "eu-west-1"}, format="json").status_code == 409
+    changed = client.patch(path, {"spares": {}}, format="json")
+    assert changed.json()["spares"] == {}
+    assert client.delete(path).status_code == 428
+    assert client.delete(path, headers={"if-match": changed["ETag"]}).status_code == 200
+    assert not Region.objects.filter(name="eu-west-1").exists()
+
+
+def test_a_region_with_anything_in_it_is_not_deleted() -> None:
+    rows.cell("c-1", rows.node("n-00000001"))
+    response = bearer().delete("/api/v1/regions/us-east-1", headers={"if-match": "*"})
+    assert response.status_code == 409
+    assert "1 x cell" in response.json()["detail"]
+    assert "1 x node" in response.json()["detail"]
+
+
+def test_spares_of_a_machine_that_nobody_knows_are_refused() -> None:
+    response = bearer().post("/api/v1/regions", {"name": "eu", "spares": {"none": 1}}, format="json")
+    assert rules(response) == {"spares.none": "exists"}

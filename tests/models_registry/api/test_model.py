@@ -135,3 +135,16 @@ def test_versions_are_found_by_what_they_are(query: str, found: list[str]) -> No
 @pytest.mark.parametrize("reference", ["smollm2@3", "other@1"])
 def test_a_version_that_is_not_there_is_not_found(reference: str) -> None:
     assert bearer().get(f"/api/v1/model-versions/{reference}").status_code == 404
+
+
+def test_a_model_is_described_anew_and_deleted_once_it_has_no_versions() -> None:
+    client, path = bearer(), "/api/v1/models/sim-70b"
+    changed = client.patch(path, {"description": "simulated"}, format="json")
+    assert changed.json()["description"] == "simulated"
+    refused = client.delete(path, headers={"if-match": changed["ETag"]})
+    assert refused.status_code == 409
+    assert "has 2 versions" in refused.json()["detail"]
+    ModelVersion.objects.all().delete()
+    assert client.delete(path).status_code == 428
+    assert client.delete(path, headers={"if-match": client.get(path)["ETag"]}).status_code == 200
+    assert client.get(path).status_code == 404

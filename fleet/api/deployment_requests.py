@@ -1,0 +1,89 @@
+"""What may be asked of deployments. Types and ranges are checked here; what values mean is for the services."""
+
+from typing import Any
+
+from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
+from rest_framework import serializers
+
+from controlplane.kernel.requests import StrictSerializer
+from fleet.api import examples
+from fleet.planning.states import ServingClass, choices
+from fleet.services.deployment import CELLS_PER_REGION_MAX
+
+DRAIN_DEADLINE_MAX_S = 24 * 3600.0
+NAME = r"^[A-Za-z0-9][-A-Za-z0-9_]*\Z"
+
+
+class WantedCellsSerializer(StrictSerializer):
+    """How many cells a region should have."""
+
+    region = serializers.CharField(max_length=64)
+    cells = serializers.IntegerField(min_value=0, max_value=CELLS_PER_REGION_MAX)
+
+
+def _each_once(wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    names = [place["region"] for place in wanted]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise serializers.ValidationError(f"each region once; more than once here: {', '.join(twice)}", "unique")
+    return wanted
+
+
+class ScaleSerializer(StrictSerializer):
+    """Regions that are not named stay as they are."""
+
+    regions = serializers.ListField(child=WantedCellsSerializer(), min_length=1)
+
+    def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return _each_once(wanted)
+
+
+class _Columns(StrictSerializer):
+    serving_class = serializers.ChoiceField(choices=choices(ServingClass), required=False)
+    drain_deadline_s = serializers.FloatField(
+        min_value=0, max_value=DRAIN_DEADLINE_MAX_S, required=False, help_text="How long a drained cell may finish."
+    )
+    update_policy = serializers.DictField(
+        required=False, help_text="What differs: of the defaults, or in a change of what is laid down already."
+    )
+
+    def validate_serving_class(self, value: str) -> str:
+        return ServingClass(value).value
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("one more in one region", examples.SCALE, request_only=True),
+        OpenApiExample("with a smaller risk", examples.CHANGE_DEPLOYMENT, request_only=True),
+    ]
+)
+class ChangeDeploymentSerializer(_Columns):
+    """Whatever is left out stays as it is. Another model version comes by a rollout."""
+
+    regions = serializers.ListField(
+        child=WantedCellsSerializer(), min_length=1, required=False, help_text="Others stay as they are."
+    )
+
+    def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return _each_once(wanted)
+
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        if not attrs:
+            allowed = ", ".join(self.fields)
+            message = f"says nothing to change; give one of: {allowed}"
+            raise serializers.ValidationError({"regions": serializers.ErrorDetail(message, "required")})
+        return attrs
+
+
+@extend_schema_serializer(examples=[OpenApiExample("new deployment", examples.NEW_DEPLOYMENT, request_only=True)])
+class CreateDeploymentSerializer(_Columns):
+    name = serializers.RegexField(NAME, max_length=96, help_text="Letters, digits, `-` and `_`; it never changes.")
+    model_version = serializers.CharField(max_length=170, help_text="`model@version`")
+    instance_type = serializers.CharField(max_length=64)
+    regions = serializers.ListField(child=WantedCellsSerializer(), min_length=1)
+    allow_unreleased = serializers.BooleanField(
+        required=False, default=False, help_text="Take a validated version that nobody has released."
+    )
+
+    def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        return _each_once(wanted)
