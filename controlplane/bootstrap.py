@@ -1,7 +1,8 @@
 """Makes the checkout's virtual environment: `python3 controlplane/bootstrap.py [--dev]`.
 
 Runs before anything is installed, so it uses the standard library only, and it starts under whatever `python3` is, so
-everything above the version check must run on an old one. It writes inside the checkout only: `.venv` and one log.
+everything above the version check must run on an old one. It writes inside the checkout only: `.venv`, with the command
+`.venv/bin/switchyard`, and one log.
 """
 
 import os
@@ -26,6 +27,7 @@ import argparse
 import fcntl
 import hashlib
 import importlib.util
+import shlex
 import subprocess
 import time
 from collections.abc import Iterator
@@ -37,6 +39,7 @@ from typing import TextIO
 CHECKOUT = Path(__file__).resolve().parent.parent
 VENV = CHECKOUT / ".venv"
 PYTHON = VENV / "bin" / "python"
+COMMAND = "switchyard"
 LOG = Path(os.environ.get("SWITCHYARD_CACHE") or CHECKOUT / ".cache").expanduser().resolve() / "bootstrap.log"
 
 _COMMAND_WITHIN_S = 1800
@@ -57,6 +60,7 @@ def main(arguments: list[str]) -> int:
             with _alone():
                 if not is_current(dev=dev):
                     install(dev=dev)
+        put_command()
     except CannotBootstrap as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -110,6 +114,33 @@ def install(*, dev: bool) -> None:
             _install_requirements(files[0], log, has_uv=has_uv)
     for kind in {False, dev}:
         stamp(dev=kind).write_text(digest(dev=kind))
+
+
+def put_command() -> None:
+    """Make `.venv/bin/switchyard`, which works from any folder and through links."""
+    path = VENV / "bin" / COMMAND
+    wanted = command_text()
+    if path.is_file() and path.read_text() == wanted and os.access(path, os.X_OK):
+        return
+    fresh = path.with_name(f"{COMMAND}.{os.getpid()}.new")
+    fresh.write_text(wanted)
+    fresh.chmod(0o755)
+    fresh.replace(path)
+
+
+def command_text() -> str:
+    """A program for both sh and Python: the path of a first line may neither be long nor hold spaces."""
+    return f"""#!/bin/sh
+'''exec' {shlex.quote(str(PYTHON))} "$0" "$@"
+' '''
+import sys
+
+sys.path[0] = {str(CHECKOUT)!r}
+
+from controlplane.cli.main import main
+
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 def _works() -> bool:

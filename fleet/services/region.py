@@ -14,7 +14,8 @@ from controlplane.kernel.refusals import Conflict, InvalidInput
 from controlplane.kernel.tones import Tone
 from fleet.models import InstanceType, Region
 from fleet.planning.warm import InvalidWarmSpares, parse_warm_spares
-from fleet.providers import ProviderError, provider_named
+from fleet.providers import provider_named
+from fleet.providers.base import ProviderError
 
 CHANGEABLE = ("position", "ingress_url", "spares")
 

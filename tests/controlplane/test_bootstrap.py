@@ -80,6 +80,21 @@ def test_it_installs_the_version_of_uv_that_the_requirements_name() -> None:
     assert bootstrap._uv_pin() == "uv==0.13.9"
 
 
+def test_the_command_is_there_after_it_and_works_from_anywhere(
+    installed: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    package = installed / "controlplane" / "cli"
+    package.mkdir(parents=True)
+    (package / "main.py").write_text("def main(arguments):\n    print('ran', *arguments)\n    return 7\n")
+    assert bootstrap.main([]) == 0
+    elsewhere = tmp_path_factory.mktemp("else where")
+    (elsewhere / "sw").symlink_to(installed / ".venv" / "bin" / "switchyard")
+    ended = subprocess.run(
+        [elsewhere / "sw", "get", "cells"], cwd=elsewhere, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (ended.returncode, ended.stdout) == (7, "ran get cells\n"), ended.stderr
+
+
 def test_an_old_python_is_told_what_is_needed(tmp_path: Path) -> None:
     source = Path(bootstrap.__file__).read_text().replace("OLDEST = (3, 11)", "OLDEST = (3, 99)")
     old = tmp_path / "bootstrap.py"

@@ -1,0 +1,54 @@
+"""Says which version this is, and prints what shells need to complete commands."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from controlplane.cli.failures import Failure
+from controlplane.cli.run import run_of
+
+app = typer.Typer()
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def own_version() -> str:
+    """As pyproject.toml of this checkout has it."""
+    import tomllib
+
+    project = Path(__file__).resolve().parents[3] / "pyproject.toml"
+    try:
+        return str(tomllib.loads(project.read_text())["project"]["version"])
+    except (OSError, ValueError, KeyError):
+        return "unknown: pyproject.toml of its checkout cannot be read"
+
+
+@app.command()
+def version(context: typer.Context) -> None:
+    """Show the version of this command and whether its server answers."""
+    run = run_of(context)
+    said = {"version": own_version(), "server": run.target.server}
+    try:
+        me = run.connect(run.target, tries=1).get("me")
+        said |= {"user": me["username"], "role": me["role"]}
+    except Failure as failure:
+        said["trouble"] = str(failure)
+    known = f"{said['user']} ({said['role']})" if "user" in said else said["trouble"]
+    run.show(said, [f"switchyard {said['version']}", f"server {said['server']}: {known}"])
+
+
+@app.command()
+def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
+    """Print a script that makes a shell complete commands and names of things.
+
+    switchyard completion bash > ~/.local/share/bash-completion/completions/switchyard
+    """
+    from typer._completion_shared import get_completion_script
+
+    typer.echo(get_completion_script(prog_name="switchyard", complete_var="_SWITCHYARD_COMPLETE", shell=shell.value))

@@ -1,0 +1,215 @@
+"""Acts on one thing at a time: drain, cordon, restart, replace, scale, evacuate, dismiss, approve. Each is one request
+to the API; what endangers users shows its predicted effect and asks for the name first."""
+
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.completing import names_of, names_of_places
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure, Problem
+from controlplane.cli.plans import effect_lines, forecast_lines
+from controlplane.cli.resources import Resource
+from controlplane.cli.run import Run, path_of, resource_named, run_of
+
+app = typer.Typer()
+
+UNITS_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+Why = Annotated[str, typer.Option(help="Your reason, for the timeline.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+Nodes = Annotated[list[str], typer.Argument(metavar="NODE…", autocompletion=names_of("nodes"))]
+Cells = Annotated[list[str], typer.Argument(metavar="CELL…", autocompletion=names_of("cells"))]
+Places = Annotated[list[str], typer.Argument(metavar="CELL|NODE…", autocompletion=names_of_places)]
+
+
+def seconds(text: str) -> int:
+    """`90`, `90s`, `15m`, `2h`, `1d` in seconds.
+
+    Raises:
+        Failure: it reads otherwise.
+    """
+    number, unit = (text[:-1], text[-1]) if text[-1:] in UNITS_S else (text, "s")
+    if not number.isdecimal():
+        raise Failure(f"{text!r} is no duration; give one such as 90s, 15m, 2h or 1d", ExitCode.USAGE)
+    return int(number) * UNITS_S[unit]
+
+
+def place_named(run: Run, name: str) -> Resource:
+    """Whether a name is a cell's or a node's; `cell/…` and `node/…` say it themselves.
+
+    Raises:
+        Problem: there is neither.
+    """
+    cells, nodes = resource_named("cells"), resource_named("nodes")
+    kind, slash, _ = name.partition("/")
+    if slash:
+        return resource_named(kind)
+    first, second = (nodes, cells) if name.startswith("n-") else (cells, nodes)
+    try:
+        run.connection.get(path_of(first, name))
+    except Problem as problem:
+        if problem.status != 404:
+            raise
+        run.connection.get(path_of(second, name))
+        return second
+    return first
+
+
+def _act(run: Run, resource: Resource, names: list[str], action: str, why: str) -> None:
+    answers = []
+    for name in names:
+        found = run.connection.post(f"{path_of(resource, name)}/{action}", {"why": why})
+        answers.append(found)
+        reason = f": {found['reason']}" if found.get("reason") else ""
+        run.output.line(f"{resource.names[0]} {name} is {found['state']}{_cordoned(found)}{reason}")
+    if run.output.is_for_programs:
+        run.output.document(answers if len(answers) > 1 else answers[0])
+
+
+def _cordoned(found: dict[str, Any]) -> str:
+    return ", cordoned" if found.get("cordoned") else ""
+
+
+@app.command()
+def drain(context: typer.Context, names: Places, why: Why = "") -> None:
+    """Take cells out of service: no new requests, those in flight finish, another cell makes up for it.
+
+    Of a node: cordon it and drain the cell that it is in.
+
+    switchyard drain sim-70b-us-east-1-1 --why "new driver"
+    """
+    run = run_of(context)
+    for name in names:
+        resource = place_named(run, name)
+        _act(run, resource, [name.rpartition("/")[2]], "drain", why)
+
+
+@app.command()
+def cordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
+    """Keep nodes out of new placements. What runs on them goes on."""
+    _act(run_of(context), resource_named("nodes"), names, "cordon", why)
+
+
+@app.command()
+def uncordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
+    """Let nodes be chosen for cells again. You vouch for them."""
+    _act(run_of(context), resource_named("nodes"), names, "uncordon", why)
+
+
+@app.command()
+def replace(context: typer.Context, names: Nodes, why: Why = "", yes: Yes = False) -> None:
+    """Swap nodes for others and end the machines."""
+    run = run_of(context)
+    run.confirm(f"{', '.join(names)} will be ended.", wanted=names[0], yes=yes)
+    _act(run, resource_named("nodes"), names, "replace", why)
+
+
+@app.command()
+def restart(context: typer.Context, names: Cells, why: Why = "", yes: Yes = False) -> None:
+    """Start cells again, whole. Requests in flight are cut: drain them instead if they matter."""
+    run = run_of(context)
+    run.confirm(f"Requests in flight on {', '.join(names)} will be cut.", wanted=names[0], yes=yes)
+    _act(run, resource_named("cells"), names, "restart", why)
+
+
+@app.command()
+def scale(
+    context: typer.Context,
+    deployment: Annotated[str, typer.Argument(autocompletion=names_of("deployments"))],
+    cells: Annotated[list[str], typer.Argument(metavar="REGION=CELLS…")],
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would become of it.")] = False,
+) -> None:
+    """Set how many cells a deployment should have in regions; others stay as they are.
+
+    switchyard scale sim-70b us-west-2=3 --dry-run
+    """
+    run = run_of(context)
+    wanted = [one.partition("=") for one in cells]
+    if wrong := [one for one, (_, _, count) in zip(cells, wanted, strict=True) if not count.isdecimal()]:
+        raise Failure(f"{wrong[0]!r} must read REGION=CELLS", ExitCode.USAGE)
+    regions = [{"region": region, "cells": int(count)} for region, _, count in wanted]
+    if dry_run:
+        found = run.connection.post("plan", {"scale": {"deployment": deployment, "regions": regions}})
+        run.show(found, [text for text, _ in forecast_lines(deployment, found)])
+        return
+    found = run.connection.patch(path_of(resource_named("deployments"), deployment), {"regions": regions})
+    said = ", ".join(f"{place['region']} {place['ready']}/{place['cells']}" for place in found["regions"])
+    run.show(found, [f"deployment {deployment}: {said} cells ready"])
+
+
+@app.command()
+def evacuate(
+    context: typer.Context,
+    region: Annotated[str, typer.Argument(autocompletion=names_of("regions"))],
+    duration: Annotated[str, typer.Option("--for", help="It ends by itself: 90s, 15m, 2h, 1d.")] = "1h",
+    why: Annotated[str, typer.Option(help="Your reason, for those who find it in force.")] = "",
+    deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
+    drill: Annotated[bool, typer.Option("--drill", help="In steps, and only what fits elsewhere.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the predicted effect.")] = False,
+    end: Annotated[bool, typer.Option("--end", help="End the region's evacuations instead.")] = False,
+    yes: Yes = False,
+) -> None:
+    """Empty a region of the requests that others can serve, until the order ends.
+
+    Shows who would receive what, and asks for the region's name.
+
+    switchyard evacuate us-east-1 --for 2h --why "power maintenance"
+    """
+    run = run_of(context)
+    if end:
+        _end(run, region, deployment, why)
+        return
+    order = {
+        "region": region,
+        "mode": "drill" if drill else "real",
+        "deployment": deployment,
+        "duration_s": seconds(duration),
+        "why": why or "asked for on the command line",
+    }
+    effects = run.connection.post("traffic/evacuations/preview", order)
+    if dry_run:
+        run.show(effects, [])
+    for text, tone in effect_lines(effects):
+        run.output.toned(text, tone)
+    if dry_run:
+        return
+    run.confirm(f"{region} will be emptied for {duration}.", wanted=region, yes=yes)
+    found = run.connection.post("traffic/evacuations", {**order, "confirm": region})
+    if "summary" in found:
+        message = f"a rule asks for a second person: switchyard approve {found['id']}"
+        raise Failure(message, ExitCode.WAITS_FOR_APPROVAL, document=found)
+    run.show(found, [f"evacuation {found['id']} of {region} holds until {found['expires_at']}"])
+
+
+def _end(run: Run, region: str, deployment: str, why: str) -> None:
+    asked = {"region": region, "ended": "false", **({"deployment": deployment} if deployment else {})}
+    orders = [order for order in run.connection.pages("traffic/evacuations", asked) if order["active"]]
+    if not orders:
+        raise Failure(f"no evacuation of {region} is in force", ExitCode.NOT_FOUND)
+    ended = [run.connection.post(f"traffic/overrides/{order['id']}/end", {"why": why}) for order in orders]
+    run.show(ended, [f"evacuation {order['id']} of {region} has ended; requests go back in steps" for order in ended])
+
+
+@app.command()
+def dismiss(context: typer.Context, incident: int, why: Why = "") -> None:
+    """Say that an incident has nothing to heal: it closes."""
+    run = run_of(context)
+    found = run.connection.post(f"incidents/{incident}/dismiss", {"why": why})
+    run.show(found, [f"incident {incident} is {found['state']}: {found['resolution']}"])
+
+
+@app.command()
+def approve(context: typer.Context, approval: int) -> None:
+    """Approve what another person asked for: it is done at once."""
+    run = run_of(context)
+    found = run.connection.post(f"approvals/{approval}/approve")
+    run.show(found, [f"approval {approval} is {found['state']}: {found['outcome']}"])
+
+
+@app.command()
+def reject(context: typer.Context, approval: int, why: Why = "") -> None:
+    """Decide that it is not done; your own request you withdraw so."""
+    run = run_of(context)
+    found = run.connection.post(f"approvals/{approval}/reject", {"why": why})
+    run.show(found, [f"approval {approval} is {found['state']}"])

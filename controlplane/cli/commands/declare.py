@@ -1,0 +1,130 @@
+"""Declarative documents: the server's plan for them, the difference, and carrying it out after somebody has looked."""
+
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.completing import names_of
+from controlplane.cli.documents import Written, read_documents
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure, Problem
+from controlplane.cli.plans import diff_lines, plan_lines, sum_line
+from controlplane.cli.resources import text_of
+from controlplane.cli.run import Run, run_of
+
+app = typer.Typer()
+
+Files = Annotated[
+    list[str], typer.Option("-f", "--filename", help="A file, a folder, or - for standard input; may be repeated.")
+]
+
+
+@app.command()
+def plan(context: typer.Context, filename: Files) -> None:
+    """Show what applying documents would do, and what would become of the fleet. Changes nothing.
+
+    switchyard plan -f fleet.yaml
+    """
+    run = run_of(context)
+    _show(run, _planned(run, read_documents(filename)))
+
+
+@app.command()
+def apply(
+    context: typer.Context,
+    filename: Files,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="As `plan`.")] = False,
+    why: Annotated[str, typer.Option(help="Your reason, for the timeline.")] = "",
+) -> None:
+    """Make the fleet what documents say: shows the plan, asks, and does everything or nothing.
+
+    What documents leave out stays as it is; nothing is deleted by omission.
+
+    switchyard apply -f fleet.yaml --yes
+    """
+    run, written = run_of(context), read_documents(filename)
+    planned = _planned(run, written)
+    if dry_run or not planned["steps"]:
+        _show(run, planned)
+        return
+    if not yes or not run.output.is_for_programs:
+        _show(run, planned)
+    run.confirm(f"{sum_line(planned)}.", wanted="yes", yes=yes)
+    body = {"documents": written.documents, "revision": planned["revision"], "why": why}
+    done = _asked(run, "apply", body, written)
+    run.show(done, [sum_line(done)])
+    if done.get("waiting"):
+        raise _waits(done)
+
+
+def _waits(done: dict[str, Any]) -> Failure:
+    asked = ", ".join(str(one["id"]) for one in done["waiting"])
+    message = f"a rule asks for a second person: approvals {asked} (switchyard approve ID)"
+    return Failure(message, ExitCode.WAITS_FOR_APPROVAL)
+
+
+@app.command()
+def diff(
+    context: typer.Context,
+    versions: Annotated[
+        list[str] | None, typer.Argument(help="Two model versions instead.", autocompletion=names_of("model-versions"))
+    ] = None,
+    filename: Annotated[list[str] | None, typer.Option("-f", "--filename", help="Documents, as for plan.")] = None,
+) -> None:
+    """Show how documents differ from what is there, or one model version from another. Exit status 1: they differ.
+
+    switchyard diff -f fleet.yaml
+    switchyard diff sim-70b@1 sim-70b@2
+    """
+    run = run_of(context)
+    if bool(filename) == bool(versions) or (versions and len(versions) != 2):
+        raise Failure("name files with -f, or two model versions", ExitCode.USAGE)
+    if versions:
+        _diff_versions(run, *versions)
+        return
+    planned = _planned(run, read_documents(filename or []))
+    if run.output.is_for_programs:
+        run.output.document(planned["steps"])
+    for text, tone in diff_lines(planned):
+        run.output.toned(text, tone)
+    if planned["steps"]:
+        raise typer.Exit(ExitCode.DIFFERS)
+
+
+def _diff_versions(run: Run, before: str, after: str) -> None:
+    found = run.connection.get(f"model-versions/{after}/diff", {"against": before})
+    if run.output.is_for_programs:
+        run.output.document(found)
+    lines = [("", line) for line in found["fields"]]
+    lines += [
+        (f"{kind['instance_type']}: ", line)
+        for kind in found["instance_types"]
+        for line in (*kind["degrees"], *kind["arguments"])
+    ]
+    for where, line in lines:
+        if line["change"] != "same" and line["before"] != line["after"]:
+            run.output.toned(f"- {where}{line['name']}: {text_of(line['before'])}", "bad")
+            run.output.toned(f"+ {where}{line['name']}: {text_of(line['after'])}", "ok")
+    if not found["same"]:
+        raise typer.Exit(ExitCode.DIFFERS)
+
+
+def _planned(run: Run, written: Written) -> dict[str, Any]:
+    return _asked(run, "apply/preview", {"documents": written.documents}, written)
+
+
+def _asked(run: Run, path: str, body: dict[str, Any], written: Written) -> dict[str, Any]:
+    """The server's answer; what it refuses is said with the lines of the files."""
+    try:
+        found: dict[str, Any] = run.connection.post(path, body)
+    except Problem as problem:
+        raise Problem(problem.status, problem.document, dict(written.places)) from None
+    return found
+
+
+def _show(run: Run, planned: dict[str, Any]) -> None:
+    if run.output.is_for_programs:
+        run.output.document(planned)
+    for text, tone in plan_lines(planned):
+        run.output.toned(text, tone)

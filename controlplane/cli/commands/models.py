@@ -1,0 +1,61 @@
+"""The life of model versions: have one validated, release it, retire it. What they say is described in documents."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.completing import names_of
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure
+from controlplane.cli.run import path_of, resource_named, run_of
+
+app = typer.Typer()
+model = typer.Typer(help="Move a model version from draft to released to retired.", no_args_is_help=True)
+app.add_typer(model, name="model")
+
+Version = Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))]
+Word = Annotated[str, typer.Option(help="Required: your reason, for the timeline.")]
+LOOK_EVERY_S = 1.0
+
+
+@model.command()
+def validate(
+    context: typer.Context,
+    version: Version,
+    wait: Annotated[bool, typer.Option("--wait", help="Until there is a verdict; exit status 10: it failed.")] = False,
+) -> None:
+    """Have a draft read and checked: artifacts, digests, golden prompts, an instance type."""
+    run, path = run_of(context), path_of(resource_named("model-versions"), version)
+    found = run.connection.post(f"{path}/validate")
+    while wait and found["validation"] and found["validation"]["state"] == "running":
+        time.sleep(LOOK_EVERY_S)
+        found = run.connection.get(path)
+    verdict = found["validation"] or {"state": "not asked for", "reason": ""}
+    run.show(found, [f"validation of {version} is {verdict['state']}" + _because(verdict["reason"])])
+    if verdict["state"] == "failed":
+        raise Failure(f"{version} is not fit to be served", ExitCode.NOT_ACHIEVED)
+
+
+@model.command()
+def release(context: typer.Context, version: Version, why: Word) -> None:
+    """Promote a validated version: it may be rolled out."""
+    _move(context, version, "release", why)
+
+
+@model.command()
+def retire(context: typer.Context, version: Version, why: Word) -> None:
+    """Take a version out of service for good."""
+    _move(context, version, "retire", why)
+
+
+def _move(context: typer.Context, version: str, action: str, why: str) -> None:
+    run = run_of(context)
+    found: dict[str, Any] = run.connection.post(
+        f"{path_of(resource_named('model-versions'), version)}/{action}", {"why": why}
+    )
+    run.show(found, [f"{version} is {found['state']}" + _because(found["reason"])])
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

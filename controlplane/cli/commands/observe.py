@@ -1,0 +1,180 @@
+"""Watches: events as they happen, the load of cells, the last lines of an engine's log."""
+
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.commands.act import place_named
+from controlplane.cli.completing import names_of, names_of_places
+from controlplane.cli.resources import Column, at, number
+from controlplane.cli.run import Run, path_of, run_of
+
+app = typer.Typer()
+
+FOLLOW_EVERY_S = 1.0
+BATCH = 1000
+
+
+@app.command()
+def events(
+    context: typer.Context,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what happens from now on.")] = False,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, help="How many of the last ones first.")] = 20,
+    region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
+    deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
+    cell: Annotated[str, typer.Option(autocompletion=names_of("cells"))] = "",
+    node: Annotated[str, typer.Option(autocompletion=names_of("nodes"))] = "",
+    kind: Annotated[str, typer.Option(help="For example cell.ready.")] = "",
+    tone: Annotated[list[str] | None, typer.Option(help="warn, bad, …; may be repeated.")] = None,
+) -> None:
+    """Show what happened, oldest first. With -o json, one object a line.
+
+    switchyard events -f -d sim-70b
+    """
+    run = run_of(context)
+    filters = {"region": region, "deployment": deployment, "cell": cell, "node": node, "kind": kind, "tone": tone}
+    asked = {name: value for name, value in filters.items() if value}
+    last = 0
+    newest = list(run.connection.pages("events", asked, max(lines, 1)))
+    if newest:
+        last = int(newest[0]["id"])
+    for event in reversed(newest[:lines]):
+        _print_event(run, event)
+    while follow:
+        time.sleep(FOLLOW_EVERY_S)
+        fresh = list(run.connection.pages("events", {**asked, "since_id": last}, BATCH))
+        for event in reversed(fresh):
+            _print_event(run, event)
+            last = max(last, int(event["id"]))
+
+
+def _print_event(run: Run, event: dict[str, Any]) -> None:
+    if run.output.is_for_programs:
+        import json
+
+        run.output.plain(json.dumps(event, ensure_ascii=False))
+        return
+    run.output.toned(f"{event['at'][:19].replace('T', ' ')}  {event['kind']:<22} {event['message']}", event["tone"])
+
+
+@app.command()
+def logs(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="CELL|NODE", autocompletion=names_of_places)],
+    lines: Annotated[int, typer.Option("--lines", "-n", min=1, max=1000)] = 100,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is written from now on.")] = False,
+    source: Annotated[str, typer.Option(help="Which log: engine, proxy or agent.")] = "engine",
+) -> None:
+    """Show the last lines that a cell's or node's processes wrote.
+
+    switchyard logs sim-70b-us-east-1-1 -f
+    """
+    run = run_of(context)
+    path = f"{path_of(place_named(run, name), name.rpartition('/')[2])}/logs"
+    seen: list[str] = []
+    while True:
+        found = run.connection.get(path, {"lines": lines, "source": source})
+        written = [_log_line(line) for line in found["lines"]]
+        if run.output.is_for_programs:
+            run.output.document(found)
+        else:
+            for line in fresh_lines(seen, written):
+                run.output.plain(line)
+        seen = written
+        if not follow:
+            return
+        time.sleep(FOLLOW_EVERY_S)
+
+
+def _log_line(line: Any) -> str:
+    return line if isinstance(line, str) else str(line.get("text", line))
+
+
+def fresh_lines(before: list[str], now: list[str]) -> list[str]:
+    """What was written after `before`, of two looks at the end of one log: the most that overlaps is old."""
+    for size in range(min(len(before), len(now)), 0, -1):
+        if before[-size:] == now[:size]:
+            return now[size:]
+    return now
+
+
+@app.command()
+def top(
+    context: typer.Context,
+    by: Annotated[str, typer.Argument(help="cells, deployments or regions.")] = "cells",
+    interval: Annotated[float, typer.Option("--interval", "-i", min=0.2, help="Seconds between looks.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="One look; piped output is always one.")] = False,
+    deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
+    region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
+) -> None:
+    """Show the load of the last 30 seconds, busiest first, and refresh it until Ctrl-C."""
+    run = run_of(context)
+    filters = {name: value for name, value in (("deployment", deployment), ("region", region)) if value}
+
+    def look() -> list[dict[str, Any]]:
+        return summed(list(run.connection.pages("cells", filters)), by)
+
+    if run.output.is_for_programs:
+        run.output.document(look())
+    elif once or not run.output.colour:
+        run.output.rows(_columns(by), look(), empty="There are no cells.")
+    else:
+        _live(run, look, by, interval)
+
+
+def summed(cells: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
+    """A row for each cell, deployment or region: requests and tokens add up, of latencies the worst counts."""
+    fields = {"deployments": "deployment", "regions": "region"}
+    if by not in fields:
+        rows = [{"name": cell["id"], "cells": 1, "ready": int(cell["state"] == "ready"), **cell} for cell in cells]
+        return sorted(rows, key=lambda row: (-row["load"]["tokens_per_s"], row["name"]))
+    groups: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for cell in cells:
+        groups[cell[fields[by]]].append(cell)
+    return sorted(
+        (_sum(name, group) for name, group in groups.items()),
+        key=lambda row: (-row["load"]["tokens_per_s"], row["name"]),
+    )
+
+
+def _sum(name: str, cells: list[dict[str, Any]]) -> dict[str, Any]:
+    total: Counter[str] = Counter()
+    for cell in cells:
+        total.update({field: cell["load"][field] for field in ("in_flight", "queued", "tokens_per_s")})
+    worst = {
+        field: max((cell["load"][field] for cell in cells if cell["load"][field] is not None), default=None)
+        for field in ("ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms")
+    }
+    ready = sum(cell["state"] == "ready" for cell in cells)
+    tone = "ok" if ready == len(cells) else "warn"
+    return {"name": name, "cells": len(cells), "ready": ready, "tone": tone, "load": {**total, **worst}}
+
+
+def _columns(by: str) -> list[Column]:
+    summed_up = [number("READY", "ready"), number("CELLS", "cells")]
+    counted = [Column("STATE", at("state"), toned=True)] if by == "cells" else summed_up
+    return [
+        Column(by.rstrip("s").upper(), at("name")),
+        *counted,
+        number("BUSY", "load.in_flight"),
+        number("QUEUED", "load.queued"),
+        number("TOK/S", "load.tokens_per_s"),
+        number("TTFT P50 MS", "load.ttft_p50_ms"),
+        number("P99 MS", "load.ttft_p99_ms"),
+        number("ITL P50 MS", "load.itl_p50_ms"),
+    ]
+
+
+def _live(run: Run, look: Callable[[], list[dict[str, Any]]], by: str, interval_s: float) -> None:
+    from rich.live import Live
+
+    from controlplane.cli.output import rich_table
+
+    with Live(console=run.output.console(), screen=True, auto_refresh=False) as live:
+        while True:
+            rows = look()
+            live.update(rich_table(_columns(by), rows, run.output.now), refresh=True)
+            time.sleep(interval_s)

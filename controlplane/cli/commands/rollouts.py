@@ -1,0 +1,195 @@
+"""Rollouts: start one, watch it, and everything that people may ask of it."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.completing import names_of
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure
+from controlplane.cli.plans import forecast_lines
+from controlplane.cli.run import Run, run_of
+
+app = typer.Typer()
+rollout = typer.Typer(help="Move a deployment to another version, wave by wave.", no_args_is_help=True)
+app.add_typer(rollout, name="rollout")
+
+ACTIVE = ("running", "paused", "baking", "rolling_back")
+MOVING = ("running", "baking", "rolling_back")
+WATCH_EVERY_S = 1.0
+
+Deployment = Annotated[str, typer.Argument(autocompletion=names_of("deployments"))]
+Subject = Annotated[
+    str, typer.Argument(metavar="DEPLOYMENT|ID", help="Its active rollout.", autocompletion=names_of("deployments"))
+]
+Why = Annotated[str, typer.Option(help="Your reason, for the timeline.")]
+
+
+@rollout.command()
+def start(
+    context: typer.Context,
+    deployment: Deployment,
+    version: Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))],
+    policy: Annotated[
+        list[str] | None, typer.Option(help="What differs from its update policy: name=value, as bake_s=60.")
+    ] = None,
+    allow_unreleased: Annotated[bool, typer.Option("--allow-unreleased")] = False,
+    why: Why = "",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what it would do.")] = False,
+    watch_it: Annotated[bool, typer.Option("--watch", "-w", help="Stay until it has ended.")] = False,
+) -> None:
+    """Begin to move a deployment to another version.
+
+    switchyard rollout start sim-70b sim-70b@2 --watch
+    """
+    run = run_of(context)
+    asked = {
+        "deployment": deployment,
+        "version": version,
+        "policy": stated(policy or []),
+        "allow_unreleased": allow_unreleased,
+    }
+    if dry_run:
+        _foretell(run, asked)
+        return
+    begun = run.connection.post("rollouts", {**asked, "why": why})
+    if "stage_label" not in begun:
+        run.show(begun, [f"approval {begun['id']} is asked for: {begun.get('summary', '')}"])
+        message = f"a rule asks for a second person: switchyard approve {begun['id']}"
+        raise Failure(message, ExitCode.WAITS_FOR_APPROVAL)
+    if not watch_it:
+        run.show(begun, [f"rollout {begun['id']} of {deployment} to {version} has begun"])
+        return
+    _watch(run, begun["id"], None)
+
+
+def stated(policy: list[str]) -> dict[str, Any]:
+    """`name=value` texts as a policy states them; values are JSON, or else words. Dots lead into objects.
+
+    Raises:
+        Failure: one without `=`.
+    """
+    import json
+
+    found: dict[str, Any] = {}
+    for one in policy:
+        path, sign, text = one.partition("=")
+        if not sign:
+            raise Failure(f"--policy {one!r} must read name=value", ExitCode.USAGE)
+        try:
+            value = json.loads(text)
+        except ValueError:
+            value = text
+        *folders, name = path.split(".")
+        inner = found
+        for folder in folders:
+            inner = inner.setdefault(folder, {})
+        inner[name] = value
+    return found
+
+
+def _foretell(run: Run, asked: dict[str, Any]) -> None:
+    stages = run.connection.post("rollouts/preview", asked)
+    forecast = run.connection.post("plan", {"rollout": asked})
+    if run.output.is_for_programs:
+        run.output.document({"preview": stages, "forecast": forecast})
+        return
+    run.output.plain(f"{asked['deployment']}: {stages['from_version']} -> {stages['to_version']}")
+    for stage in stages["stages"]:
+        run.output.plain(f"  {stage['name']}: {stage['cells']} of {stage['of']} cells, bakes {stage['bake_s']:.0f} s")
+    for text, tone in forecast_lines(asked["deployment"], forecast):
+        run.output.toned(text, tone)
+
+
+@rollout.command()
+def watch(
+    context: typer.Context,
+    subject: Subject,
+    for_s: Annotated[float | None, typer.Option("--for", help="Seconds; then the exit status is 9.")] = None,
+) -> None:
+    """Stay until a rollout has ended or pauses. Exit status 0 only if it succeeded."""
+    run = run_of(context)
+    _watch(run, _id_of(run, subject), for_s)
+
+
+@rollout.command()
+def pause(context: typer.Context, subject: Subject, why: Why = "") -> None:
+    """Take no further cell down; what is on its way finishes."""
+    _act(context, subject, "pause", why)
+
+
+@rollout.command()
+def resume(context: typer.Context, subject: Subject, why: Why = "") -> None:
+    """Go on with the stage; a bake begins anew."""
+    _act(context, subject, "resume", why)
+
+
+@rollout.command()
+def abort(context: typer.Context, subject: Subject, why: Why = "") -> None:
+    """End it where it stands: cells keep the version that they run."""
+    _act(context, subject, "abort", why)
+
+
+@rollout.command("roll-back")
+def roll_back(context: typer.Context, subject: Subject, why: Why = "") -> None:
+    """Move every cell back to the version that it came from."""
+    _act(context, subject, "roll-back", why)
+
+
+@rollout.command("skip-bake")
+def skip_bake(
+    context: typer.Context, subject: Subject, why: Annotated[str, typer.Option(help="Required: on your word.")]
+) -> None:
+    """Promote without the gate's word, on yours."""
+    _act(context, subject, "skip-bake", why)
+
+
+def _act(context: typer.Context, subject: str, action: str, why: str) -> None:
+    run = run_of(context)
+    found = run.connection.post(f"rollouts/{_id_of(run, subject)}/{action}", {"why": why})
+    run.show(found, [_line(found)])
+
+
+def _id_of(run: Run, subject: str) -> int:
+    """Of a number that, of a deployment its active rollout, else its last."""
+    if subject.isdecimal():
+        return int(subject)
+    newest = list(run.connection.pages("rollouts", {"deployment": subject, "state": ACTIVE}, 1))
+    newest = newest or list(run.connection.pages("rollouts", {"deployment": subject}, 1))
+    if not newest:
+        raise Failure(f"there is no rollout of {subject!r}", ExitCode.NOT_FOUND)
+    return int(newest[0]["id"])
+
+
+def _line(found: dict[str, Any]) -> str:
+    where = f" at {found['stage_label']}" if found["stage_label"] and found["state"] in ACTIVE else ""
+    what = f"rollout {found['id']} of {found['deployment']} to {found['to_version']}"
+    return f"{what} is {found['state']}{where}: {found['reason']}"
+
+
+def _watch(run: Run, rollout_id: int, for_s: float | None) -> None:
+    """Print a line whenever it moves.
+
+    Raises:
+        Failure: it ended otherwise than it should, pauses, or takes longer than asked.
+    """
+    ends = time.monotonic() + for_s if for_s is not None else None
+    last = ""
+    while True:
+        found = run.connection.get(f"rollouts/{rollout_id}")
+        if (line := _line(found)) != last:
+            run.output.toned(line, found["tone"])
+            last = line
+        if found["state"] not in MOVING:
+            break
+        if ends is not None and time.monotonic() >= ends:
+            raise Failure(f"rollout {rollout_id} is still {found['state']}", ExitCode.TIMED_OUT)
+        time.sleep(WATCH_EVERY_S)
+    if run.output.is_for_programs:
+        run.output.document(found)
+    if found["state"] == "paused":
+        lines = (f"switchyard rollout resume {rollout_id}", f"switchyard rollout roll-back {rollout_id}")
+        raise Failure(f"it pauses: {found['reason']}", ExitCode.NOT_ACHIEVED, lines=lines)
+    if found["state"] != "succeeded":
+        raise Failure(f"it ended as {found['state']}: {found['reason']}", ExitCode.NOT_ACHIEVED)

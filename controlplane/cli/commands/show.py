@@ -1,0 +1,109 @@
+"""Reads: lists of anything, and one thing in full with what happened to it lately."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.completing import kinds, names_of, names_of_kind
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure
+from controlplane.cli.output import Format, described
+from controlplane.cli.resources import Resource, columns_of
+from controlplane.cli.run import Run, path_of, resource_named, run_of
+
+app = typer.Typer()
+
+EVENTS_SHOWN = 10
+EVENTS_OF = {"cells": "cell", "nodes": "node", "regions": "region", "deployments": "deployment"}
+"""Kinds of which events speak, and by which parameter."""
+WATCH_EVERY_S = 2.0
+
+
+@app.command()
+def get(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(help="cells, nodes, deployments, rollouts, …", autocompletion=kinds)],
+    names: Annotated[list[str] | None, typer.Argument(autocompletion=names_of_kind)] = None,
+    region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
+    deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
+    state: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
+    where: Annotated[list[str] | None, typer.Option(help="Any other filter of the list: name=value.")] = None,
+    include_ended: Annotated[bool, typer.Option("--all", "-A", help="Also what has ended.")] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Rows at most.")] = 1000,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Show it again whenever it changes.")] = False,
+) -> None:
+    """List things, or show those of these names.
+
+    switchyard get cells -r us-east-1 --state failed
+    switchyard get deployments -o json
+    """
+    run, resource = run_of(context), resource_named(kind)
+    filters: dict[str, Any] = {"region": region, "deployment": deployment, "state": state or ()}
+    if include_ended and resource.ends:
+        filters["include"] = "all"
+    filters = {name: value for name, value in filters.items() if value} | pairs(where or [])
+    shown: Any = None
+    while True:
+        found = _found(run, resource, names or [], filters, limit)
+        if found != shown:
+            _print(run, resource, found, single=bool(names) and len(found) == 1)
+            shown = found
+        if not watch:
+            return
+        time.sleep(WATCH_EVERY_S)
+
+
+def pairs(where: list[str]) -> dict[str, str]:
+    """`name=value` texts as a mapping.
+
+    Raises:
+        Failure: one without `=`.
+    """
+    split = [one.partition("=") for one in where]
+    if wrong := [name for name, sign, _ in split if not sign]:
+        raise Failure(f"{wrong[0]!r} must read name=value", ExitCode.USAGE)
+    return {name: value for name, _, value in split}
+
+
+def _found(run: Run, resource: Resource, names: list[str], filters: dict[str, Any], limit: int) -> list[dict[str, Any]]:
+    if names:
+        return [run.connection.get(path_of(resource, name)) for name in names]
+    found = list(run.connection.pages(resource.path, filters, limit + 1))
+    if len(found) > limit:
+        run.output.note(f"only the first {limit}; there are more (--limit)")
+    return found[:limit]
+
+
+def _print(run: Run, resource: Resource, found: list[dict[str, Any]], *, single: bool) -> None:
+    if run.output.is_for_programs:
+        run.output.document(found[0] if single else found)
+    elif run.output.form is Format.NAME:
+        for row in found:
+            run.output.plain(str(row.get(resource.key, "")))
+    else:
+        run.output.rows(columns_of(resource, found), found, empty=f"There are no {resource.name} here.")
+
+
+@app.command()
+def describe(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(autocompletion=kinds)],
+    name: Annotated[str, typer.Argument(autocompletion=names_of_kind)],
+) -> None:
+    """Show one thing in full, and its last events.
+
+    switchyard describe cell sim-70b-us-east-1-1
+    """
+    run, resource = run_of(context), resource_named(kind)
+    found = run.connection.get(path_of(resource, name))
+    if run.output.is_for_programs:
+        run.output.document(found)
+        return
+    for line in described(found):
+        run.output.plain(line)
+    if resource.name in EVENTS_OF:
+        asked = {EVENTS_OF[resource.name]: name}
+        events = list(run.connection.pages("events", asked, EVENTS_SHOWN))
+        run.output.plain("events:")
+        run.output.rows(resource_named("events").columns, events, empty="  none in the last 30 days")

@@ -1,0 +1,162 @@
+"""Speaks to the server: JSON over HTTP, with limits on time and on how often something is tried again.
+
+What may have been done is never sent twice without a key that makes repeating harmless.
+"""
+
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from uuid import uuid4
+
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure, Problem
+from controlplane.cli.target import LOOPBACK, Target
+
+if TYPE_CHECKING:  # importing it takes a fifth of a second, which help and completion need not wait for
+    import httpx
+
+CONNECT_WITHIN_S = 3.0
+ANSWER_WITHIN_S = 60.0
+"""A prediction of a large fleet may take a while."""
+TRIES = 5
+FIRST_PAUSE_S = 0.3
+LONGEST_PAUSE_S = 5.0
+PAGE_SIZE = 1000
+AWAY = frozenset({429, 502, 503, 504})
+"""Statuses that say: not now."""
+
+Parameters = Mapping[str, Any]
+Say = Callable[[str], None]
+
+
+def pause_s(attempt: int, retry_after: str | None, chance: float) -> float:
+    """Seconds to wait after the attempt of this number (from 0), doubling, with up to a quarter of jitter."""
+    if retry_after and retry_after.isdecimal():
+        return min(float(retry_after), LONGEST_PAUSE_S)
+    return float(min(FIRST_PAUSE_S * 2**attempt, LONGEST_PAUSE_S) * (1 + chance / 4))
+
+
+class Connection:
+    """One command's connection. `say` tells people that something is tried again."""
+
+    def __init__(
+        self,
+        target: Target,
+        *,
+        timeout_s: float = ANSWER_WITHIN_S,
+        tries: int = TRIES,
+        say: Say = lambda _: None,
+        sleep: Callable[[float], None] = time.sleep,
+        transport: "httpx.BaseTransport | None" = None,
+    ) -> None:
+        import httpx
+
+        self.target = target
+        self._say, self._sleep, self._tries = say, sleep, tries
+        headers = {"User-Agent": "switchyard-cli", "Accept": "application/json"}
+        if target.token:
+            headers["Authorization"] = f"Bearer {target.token}"
+        self.client = httpx.Client(
+            base_url=target.server,
+            headers=headers,
+            timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_WITHIN_S, timeout_s)),
+            # A proxy of the environment cannot know what runs on this machine.
+            trust_env=urlsplit(target.server).hostname not in LOOPBACK,
+            transport=transport,
+        )
+
+    def get(self, path: str, params: Parameters | None = None) -> Any:
+        return self._answer("GET", path, params=params)
+
+    def post(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Send once and for all: with a key, so that the same request never does its work twice."""
+        return self._answer("POST", path, body=body or {}, headers={"Idempotency-Key": str(uuid4())})
+
+    def patch(self, path: str, body: Mapping[str, Any]) -> Any:
+        return self._answer("PATCH", path, body=body)
+
+    def pages(self, path: str, params: Parameters | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
+        """The rows of a list, page by page, at most so many."""
+        size = PAGE_SIZE if most is None else max(1, min(most, PAGE_SIZE))
+        asked: Parameters | None = {**(params or {}), "page_size": size}
+        following, left = path, most
+        while following:
+            page = self.get(following, asked)
+            for row in page["results"]:
+                if left is not None and left <= 0:
+                    return
+                yield row
+                left = None if left is None else left - 1
+            following, asked = _path_of(page.get("next")), None
+
+    def _answer(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Parameters | None = None,
+        body: Mapping[str, Any] | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> Any:
+        url = path if path.startswith("/") else f"/api/v1/{path}"
+        request = self.client.build_request(method, url, params=params or None, json=body, headers=headers)
+        for attempt in range(self._tries):
+            last = attempt == self._tries - 1
+            response = self._once(request, may_repeat=method in {"GET", "POST"} and not last, may_connect=not last)
+            if response is not None and (last or response.status_code not in AWAY):
+                return _content(response)
+            why = f"it answers {response.status_code}" if response is not None else "no connection"
+            self._say(f"{self.target.server}: {why}; trying again ({attempt + 2} of {self._tries})")
+            wait = response.headers.get("Retry-After") if response is not None else None
+            self._sleep(pause_s(attempt, wait, random.random()))
+        raise AssertionError("the last attempt returns or raises")
+
+    def _once(self, request: "httpx.Request", *, may_repeat: bool, may_connect: bool) -> "httpx.Response | None":
+        """The answer; None: trouble after which the same may be sent again.
+
+        Raises:
+            Failure: trouble after which it may not, or not any more.
+        """
+        import httpx
+
+        try:
+            return self.client.send(request)
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            if may_connect:
+                return None
+            raise Failure(f"cannot reach {self.target.server}: {_reason(error)}", ExitCode.UNREACHABLE) from None
+        except httpx.TimeoutException:
+            raise Failure(f"{self.target.server} did not answer in time (--timeout)", ExitCode.TIMED_OUT) from None
+        except httpx.TransportError as error:
+            if may_repeat:
+                return None
+            lost = f"the connection to {self.target.server} broke ({_reason(error)}); it may have been done"
+            raise Failure(lost, ExitCode.UNREACHABLE) from None
+
+
+def _reason(error: Exception) -> str:
+    return str(error) or type(error).__name__
+
+
+def _content(response: "httpx.Response") -> Any:
+    try:
+        found = response.json() if response.content else {}
+    except ValueError:
+        found = None
+    if response.is_success and found is not None:
+        return found
+    if isinstance(found, dict) and not response.is_success:
+        raise Problem(response.status_code, found)
+    seen = response.text[:120].strip().replace("\n", " ")
+    message = f"{response.url} answered {response.status_code} without JSON; is that a Switchyard? {seen}"
+    raise Failure(message, ExitCode.SERVER_FAULT)
+
+
+def _path_of(link: str | None) -> str:
+    """A page's link without its host: behind a proxy the server may know itself by another name."""
+    if not link:
+        return ""
+    parts = urlsplit(link)
+    return f"{parts.path}?{parts.query}"

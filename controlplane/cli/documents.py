@@ -1,0 +1,136 @@
+"""Reads files of declarative documents and remembers where each value was written: refusals name file and line.
+
+Values are read as YAML 1.2 reads them: `on`, `off`, `yes` and `no` are words, not booleans.
+"""
+
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure
+
+if TYPE_CHECKING:
+    import yaml
+
+STANDARD_INPUT = "-"
+SUFFIXES = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """Documents in their order. `places`: dotted path of a value, as problems name it -> `file:line`."""
+
+    documents: tuple[dict[str, Any], ...]
+    places: Mapping[str, str]
+
+
+def read_documents(names: list[str]) -> Written:
+    """All documents of these files, folders (their YAML and JSON files, by name) or `-` for standard input.
+
+    Raises:
+        Failure: a file that cannot be read, is no YAML, or holds something else than documents.
+    """
+    documents: list[dict[str, Any]] = []
+    places: dict[str, str] = {}
+    for name, text in _texts(names):
+        for node in _nodes(name, text):
+            value = _value(node, name)
+            if value is None:
+                continue
+            if not isinstance(value, dict):
+                where = f"{name}:{node.start_mark.line + 1}"
+                raise Failure(f"{where}: a document must be an object with kind and metadata", ExitCode.NOT_ACCEPTED)
+            _remember(node, f"documents.{len(documents)}", name, places)
+            documents.append(value)
+    if not documents:
+        raise Failure(f"there is no document in {', '.join(names)}", ExitCode.NOT_ACCEPTED)
+    return Written(tuple(documents), places)
+
+
+def _texts(names: list[str]) -> Iterator[tuple[str, str]]:
+    for name in names:
+        if name == STANDARD_INPUT:
+            yield "standard input", sys.stdin.read()
+            continue
+        path = Path(name)
+        found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
+        for one in found:
+            try:
+                yield str(one), one.read_text()
+            except (OSError, UnicodeDecodeError) as error:
+                why = getattr(error, "strerror", None) or error
+                raise Failure(f"cannot read {one}: {why}", ExitCode.USAGE) from None
+
+
+def _nodes(name: str, text: str) -> "Iterator[yaml.Node]":
+    import yaml
+
+    try:
+        yield from yaml.compose_all(text, Loader=_loader())
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else 1
+        raise Failure(f"{name}:{line}: {error.problem or error}", ExitCode.NOT_ACCEPTED) from None
+    except yaml.YAMLError as error:
+        raise Failure(f"{name}: {error}", ExitCode.NOT_ACCEPTED) from None
+
+
+def _loader() -> "type[yaml.SafeLoader]":
+    """YAML's loader with the booleans and numbers of YAML 1.2, and neither dates nor merged keys."""
+    import re
+
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        yaml_implicit_resolvers: dict[str, Any] = {}
+
+    for tag, pattern, first in (
+        ("bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+        ("null", r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+        ("int", r"[-+]?(0|[1-9][0-9]*)|0x[0-9a-fA-F]+", "-+0123456789"),
+        ("float", r"[-+]?([0-9]+\.[0-9]*|\.[0-9]+)([eE][-+]?[0-9]+)?|[-+]?[0-9]+[eE][-+]?[0-9]+", "-+.0123456789"),
+    ):
+        Loader.add_implicit_resolver(f"tag:yaml.org,2002:{tag}", re.compile(f"^(?:{pattern})$"), list(first))
+    return Loader
+
+
+def _value(node: "yaml.Node", name: str) -> Any:
+    """What a node says.
+
+    Raises:
+        Failure: a key that is given twice, or a value that YAML has no plain meaning for.
+    """
+    import yaml
+
+    if isinstance(node, yaml.MappingNode):
+        found: dict[str, Any] = {}
+        for key, part in node.value:
+            said = str(key.value)
+            if said in found:
+                message = f"{name}:{key.start_mark.line + 1}: {said} is given twice"
+                raise Failure(message, ExitCode.NOT_ACCEPTED)
+            found[said] = _value(part, name)
+        return found
+    if isinstance(node, yaml.SequenceNode):
+        return [_value(part, name) for part in node.value]
+    try:
+        return _loader()("").construct_object(node)
+    except (yaml.YAMLError, ValueError) as error:
+        message = f"{name}:{node.start_mark.line + 1}: {error}".splitlines()[0]
+        raise Failure(message, ExitCode.NOT_ACCEPTED) from None
+
+
+def _remember(node: "yaml.Node", path: str, name: str, places: dict[str, str]) -> None:
+    import yaml
+
+    places[path] = f"{name}:{node.start_mark.line + 1}"
+    if isinstance(node, yaml.MappingNode):
+        for key, part in node.value:
+            below = f"{path}.{key.value}"
+            _remember(part, below, name, places)
+            places[below] = f"{name}:{key.start_mark.line + 1}"
+    elif isinstance(node, yaml.SequenceNode):
+        for index, part in enumerate(node.value):
+            _remember(part, f"{path}.{index}", name, places)

@@ -1,0 +1,52 @@
+"""What ends a command early: each failure has its exit code and the lines that say what was wrong, and what would be
+right."""
+
+from typing import Any
+
+from controlplane.cli.exit_codes import ExitCode, exit_code_of
+
+
+class Failure(Exception):
+    """Ends the command. `lines` follow the message; `document` is what programs get instead, with `-o json`."""
+
+    def __init__(
+        self, message: str, code: ExitCode, *, lines: tuple[str, ...] = (), document: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.lines = lines
+        self.document = document or {"title": code.name.replace("_", " ").capitalize(), "detail": message}
+
+
+class Problem(Failure):
+    """An answer of the server that is no success, as problem+json tells it (RFC 9457)."""
+
+    def __init__(self, status: int, document: dict[str, Any], places: dict[str, str] | None = None) -> None:
+        self.status = status
+        said = document.get("detail") or document.get("title") or f"the server answered {status}"
+        super().__init__(
+            str(said), exit_code_of(status), lines=problem_lines(document, places or {}), document=document
+        )
+
+
+def problem_lines(document: dict[str, Any], places: dict[str, str]) -> tuple[str, ...]:
+    """One line for each value that breaks a rule: where, what would be right, and the rule's name.
+
+    `places` maps the beginnings of fields to where a person wrote them: `documents.0` -> `fleet.yaml:3`.
+    """
+    lines = []
+    for error in document.get("errors") or ():
+        field = str(error.get("field") or "the request")
+        where = places.get(nearest(field, places), "")
+        shown = f"{where}: {field}" if where else field
+        lines.append(f"{shown}: {error.get('message', '')} [{error.get('rule', '')}]")
+    if document.get("status") == 401:
+        lines.append("`switchyard login` stores a token; `--token` or SWITCHYARD_TOKEN give one for once.")
+    return tuple(lines)
+
+
+def nearest(field: str, places: dict[str, str]) -> str:
+    """The longest beginning of a dotted path that has a place; "" if none has."""
+    while field and field not in places:
+        field = field.rpartition(".")[0]
+    return field

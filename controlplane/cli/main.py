@@ -1,0 +1,96 @@
+"""Assembles the command and runs it: options that all commands share may stand anywhere, failures become one sentence
+and an exit code. Nothing heavy is imported here, so that help and completion are there at once."""
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from controlplane.cli.commands import about, access, act, chat, declare, models, observe, rollouts, show
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure
+from controlplane.cli.output import Format
+from controlplane.cli.run import Run
+from controlplane.cli.target import Asked
+
+app = typer.Typer(
+    name="switchyard",
+    help="Operate a Switchyard: look at the fleet, change it, roll out, drain, evacuate.",
+    no_args_is_help=True,
+    rich_markup_mode=None,  # plain help is there in half of the time
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for part in (access, show, declare, rollouts, act, observe, chat, models, about):
+    app.add_typer(part.app)
+
+SHARED = {"--server", "--token", "--profile", "--timeout", "-o", "--output"}
+"""Options of the whole command that take a value."""
+SHARED_FLAGS = {"--no-color"}
+
+
+@app.callback()
+def shared(
+    context: typer.Context,
+    server: Annotated[
+        str, typer.Option(help="Its address; else SWITCHYARD_SERVER, a profile, or this machine's.")
+    ] = "",
+    token: Annotated[str, typer.Option(help="An API token; else SWITCHYARD_TOKEN, or the profile's.")] = "",
+    profile: Annotated[str, typer.Option(help="One that `login` stored; else SWITCHYARD_PROFILE.")] = "",
+    output: Annotated[Format, typer.Option("-o", "--output", help="table for people, the others for programs.")] = (
+        Format.TABLE
+    ),
+    timeout: Annotated[float, typer.Option(min=0.1, max=600, help="Seconds that an answer may take.")] = 60.0,
+    no_color: Annotated[bool, typer.Option("--no-color", help="Never colour; NO_COLOR does the same.")] = False,
+) -> None:
+    """Operate a Switchyard: look at the fleet, change it, roll out, drain, evacuate."""
+    given = context.obj if isinstance(context.obj, Run) else Run()
+    given.asked, given.form = Asked(server, token, profile), output
+    given.colour, given.timeout_s = not no_color, timeout
+    context.obj = given
+
+
+def shared_first(arguments: Sequence[str]) -> list[str]:
+    """The same arguments, shared options before the command, wherever they stood; what follows `--` stays."""
+    shared_ones: list[str] = []
+    rest: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        if word == "--":
+            return [*shared_ones, *rest, word, *waiting]
+        if word in SHARED:
+            shared_ones += [word, *waiting[:1]]
+            waiting = waiting[1:]
+        elif word in SHARED_FLAGS or (word.startswith("--") and word.partition("=")[0] in SHARED):
+            shared_ones.append(word)
+        else:
+            rest.append(word)
+    return [*shared_ones, *rest]
+
+
+def main(arguments: Sequence[str], run: Run | None = None) -> int:
+    """Run the command; answers its exit status (docs/cli.md). `run` brings an environment of its own."""
+    run = run or Run()
+    try:
+        app(shared_first(arguments), prog_name="switchyard", obj=run)
+    except SystemExit as ended:
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except Failure as failure:
+        tell(failure, run)
+        return failure.code
+    except KeyboardInterrupt:
+        return ExitCode.INTERRUPTED
+    return ExitCode.DONE
+
+
+def tell(failure: Failure, run: Run) -> None:
+    """Say on standard error what was wrong: in lines, or as one JSON object for programs."""
+    if run.form is Format.JSON:
+        sys.stderr.write(json.dumps({**failure.document, "exit_code": int(failure.code)}, ensure_ascii=False) + "\n")
+        return
+    sys.stderr.write(f"switchyard: {failure}\n")
+    for line in failure.lines:
+        sys.stderr.write(f"  {line}\n")

@@ -1,0 +1,86 @@
+"""Says in lines what a plan would do and what would become of the fleet. Pure: takes the API's answers."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from controlplane.cli.resources import text_of
+
+SIGN = {"create": "+", "change": "~", "scale": "~", "roll_out": ">"}
+TONE = {"create": "ok", "change": "warn", "scale": "warn", "roll_out": "moving"}
+
+Line = tuple[str, str]
+"""Text and tone."""
+
+
+def plan_lines(plan: Mapping[str, Any]) -> Iterator[Line]:
+    """The steps with their reasons, then the predictions, then a sum."""
+    for step in plan["steps"]:
+        yield from step_lines(step)
+    for effect in plan["effects"]:
+        yield from forecast_lines(effect["deployment"], effect["forecast"])
+    for name in plan.get("not_predicted", ()):
+        yield f"what would become of {name} was not predicted: too many deployments at once", "idle"
+    yield sum_line(plan), "idle"
+
+
+def step_lines(step: Mapping[str, Any]) -> Iterator[Line]:
+    action = step["action"].replace("_", " ")
+    yield f"{SIGN[step['action']]} {action} {step['kind']} {step['name']}: {step['reason']}", TONE[step["action"]]
+    for change in step["changes"]:
+        yield f"    {change_text(change)}", "idle"
+
+
+def change_text(change: Mapping[str, Any]) -> str:
+    after = text_of(change["after"])
+    if change["before"] is None:
+        return f"{change['field']}: {after}"
+    return f"{change['field']}: {text_of(change['before'])} -> {after}"
+
+
+def sum_line(plan: Mapping[str, Any]) -> str:
+    steps, same = len(plan["steps"]), len(plan["unchanged"])
+    done = "done" if plan["applied"] else "to do"
+    return f"{steps} {'step' if steps == 1 else 'steps'} {done}, {same} unchanged (revision {plan['revision']})"
+
+
+def forecast_lines(title: str, forecast: Mapping[str, Any]) -> Iterator[Line]:
+    """How long, at which cost in cells, and what a person should know before."""
+    took = forecast["took_s"]
+    how_long = f"over in {took:.0f} s" if took is not None else f"not over within {forecast['looked_s']:.0f} s"
+    yield f"  predicted for {title}: {how_long}, {len(forecast['steps'])} moves of cells and nodes", "moving"
+    for place in forecast["places"]:
+        if place["deployment"] == title or place["ready_least"] < place["ready_now"]:
+            where = f"{place['deployment']} in {place['region']}"
+            counts = f"{place['ready_now']} ready now, {place['ready_least']} at the worst, {place['ready_then']} then"
+            tone = "bad" if place["ready_least"] == 0 and place["ready_now"] else "idle"
+            yield f"    {where}: {counts} of {place['wanted']}", tone
+    for warning in forecast["warnings"]:
+        yield f"    ! {warning}", "warn"
+    for refusal in forecast["refusals"]:
+        yield f"    ! would wait: {refusal}", "warn"
+
+
+def diff_lines(plan: Mapping[str, Any]) -> Iterator[Line]:
+    """Each differing value as two lines, before and after."""
+    for step in plan["steps"]:
+        yield f"{step['kind']} {step['name']} ({step['action'].replace('_', ' ')})", ""
+        for change in step["changes"]:
+            if change["before"] is not None:
+                yield f"  - {change['field']}: {text_of(change['before'])}", "bad"
+            yield f"  + {change['field']}: {text_of(change['after'])}", "ok"
+
+
+def effect_lines(effects: Mapping[str, Any]) -> Iterator[Line]:
+    """What an order about traffic would do, by deployment and region."""
+    for effect in effects["effects"]:
+        yield f"{effect['deployment']}:", ""
+        for region in effect["regions"]:
+            share = region["utilisation_after"]
+            full = "no capacity" if share is None else f"{100 * share:.0f} % full"
+            over = region["region"] in effect["over_cap"]
+            moved = f"{region['load_before']:.1f} -> {region['load_after']:.1f} requests at once, {full}"
+            yield f"  {region['region']}: {moved}{', over its cap' if over else ''}", "bad" if over else "idle"
+        for origin, left in effect["unplaced"].items():
+            yield f"  ! of {origin}, {left:.1f} requests at once fit nowhere", "bad"
+    if not effects["effects"]:
+        yield "no deployment would be moved", "idle"

@@ -1,0 +1,248 @@
+"""The nouns of the API: their names, where they are, what they are known by, and which columns a list shows. Pure."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+Row = Mapping[str, Any]
+Cell = str
+Show = Callable[[Row, datetime], Cell]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """`right`: numbers. `toned`: it takes the colour of the row's tone."""
+
+    title: str
+    show: Show
+    right: bool = False
+    toned: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """`name`: as one asks for it; `path`: below /api/v1/; `key`: the field that names one."""
+
+    name: str
+    path: str
+    key: str
+    names: tuple[str, ...]
+    columns: tuple[Column, ...]
+    ends: bool = False
+    """Whether ended ones are left out unless `include=all` asks for them."""
+
+
+def at(path: str) -> Show:
+    """Shows the value at a dotted path; empty where there is none."""
+
+    def show(row: Row, now: datetime) -> Cell:
+        found: Any = row
+        for name in path.split("."):
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return text_of(found)
+
+    return show
+
+
+def age(path: str) -> Show:
+    """Shows how long ago the moment at a field was."""
+
+    def show(row: Row, now: datetime) -> Cell:
+        return age_text(row.get(path), now)
+
+    return show
+
+
+def text_of(value: Any) -> Cell:
+    """A value in a cell: one line, without quotes."""
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={text_of(part)}" for key, part in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(text_of(part) for part in value) or "-"
+    return str(value)
+
+
+def age_text(moment: Any, now: datetime) -> Cell:
+    """`42s`, `17m`, `5h`, `3d` since an RFC 3339 moment."""
+    if not isinstance(moment, str):
+        return "-"
+    try:
+        seconds = int((now - datetime.fromisoformat(moment)).total_seconds())
+    except (ValueError, TypeError):
+        return "-"
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "m")):
+        if seconds >= size:
+            return f"{seconds // size}{unit}"
+    return f"{max(0, seconds)}s"
+
+
+def _places(row: Row, now: datetime) -> Cell:
+    return ", ".join(f"{place['region']} {place['ready']}/{place['cells']}" for place in row.get("regions", ()))
+
+
+def _counts(field: str) -> Show:
+    def show(row: Row, now: datetime) -> Cell:
+        return ", ".join(f"{count} {state}" for state, count in row.get(field, {}).items() if count) or "-"
+
+    return show
+
+
+def _members(row: Row, now: datetime) -> Cell:
+    return ", ".join(str(node["id"]) for node in row.get("nodes", ())) or "-"
+
+
+def _of(*columns: tuple[str, str] | Column) -> tuple[Column, ...]:
+    return tuple(one if isinstance(one, Column) else Column(one[0], at(one[1])) for one in columns)
+
+
+def number(title: str, path: str) -> Column:
+    return Column(title, at(path), right=True)
+
+
+STATE = Column("STATE", at("state"), toned=True)
+SINCE = Column("SINCE", age("state_since"), right=True)
+AGE = Column("AGE", age("created_at"), right=True)
+
+RESOURCES: tuple[Resource, ...] = (
+    Resource(
+        "regions", "regions", "name", ("region", "rg"),
+        _of(("NAME", "name"), ("PROVIDER", "provider"), Column("NODES", _counts("nodes")),
+            Column("CELLS", _counts("cells")), ("INGRESS", "ingress_url")),
+    ),
+    Resource(
+        "instance-types", "instance-types", "name", ("instance-type", "it"),
+        _of(("NAME", "name"), ("ACCELERATOR", "accelerator"), number("CHIPS", "chips"), number("CORES", "cores"),
+            number("GIB", "memory_gib"), number("$/H", "price_per_hour"), number("TP", "tensor_parallel_degree")),
+    ),
+    Resource(
+        "nodes", "nodes", "id", ("node", "no"),
+        _of(("NODE", "id"), STATE, ("REGION", "region"), ("TYPE", "instance_type"), ("ROLE", "role"),
+            ("CELL", "cell"), ("CORDONED", "cordoned"), ("CONNECTED", "connected"), SINCE),
+        ends=True,
+    ),
+    Resource(
+        "cells", "cells", "id", ("cell", "c"),
+        _of(("CELL", "id"), STATE, ("VERSION", "model_version"), ("REGION", "region"), Column("NODES", _members),
+            number("BUSY", "load.in_flight"), number("QUEUED", "load.queued"), number("TOK/S", "load.tokens_per_s"),
+            SINCE),
+        ends=True,
+    ),
+    Resource(
+        "deployments", "deployments", "name", ("deployment", "deploy", "dep"),
+        _of(("NAME", "name"), ("VERSION", "model_version"), ("CLASS", "serving_class"), ("TYPE", "instance_type"),
+            Column("READY", _places), AGE),
+    ),
+    Resource(
+        "rollouts", "rollouts", "id", ("rollout", "ro"),
+        _of(number("ID", "id"), ("DEPLOYMENT", "deployment"), STATE, ("FROM", "from_version"), ("TO", "to_version"),
+            ("STAGE", "stage_label"), SINCE, ("REASON", "reason")),
+    ),
+    Resource(
+        "incidents", "incidents", "id", ("incident", "inc"),
+        _of(number("ID", "id"), STATE, ("KIND", "kind"), ("SUBJECT", "subject"),
+            Column("OPENED", age("opened_at"), right=True), ("SUMMARY", "summary")),
+    ),
+    Resource(
+        "models", "models", "name", ("model",),
+        _of(("NAME", "name"), ("VERSIONS", "versions"), ("DESCRIPTION", "description"), AGE),
+    ),
+    Resource(
+        "model-versions", "model-versions", "id", ("model-version", "versions", "mv"),
+        _of(("VERSION", "id"), STATE, ("ENGINE", "engine"), number("CONTEXT", "context_length"), SINCE,
+            ("REASON", "reason")),
+    ),
+    Resource(
+        "events", "events", "id", ("event", "ev"),
+        _of(Column("AGO", age("at"), right=True), Column("KIND", at("kind"), toned=True), ("ACTOR", "actor"),
+            ("MESSAGE", "message")),
+    ),
+    Resource(
+        "ingresses", "ingresses", "id", ("ingress", "ing"),
+        _of(("INGRESS", "id"), ("REGION", "region"), ("CONNECTED", "connected"), number("REVISION", "revision"),
+            number("WANTED", "wanted_revision"), ("CELLS", "cells")),
+    ),
+    Resource(
+        "routing-tables", "routing-tables", "id", ("routing-table", "rt"),
+        _of(("TABLE", "id"), ("CURRENT", "current"), AGE, ("REASON", "reason")),
+    ),
+    Resource(
+        "traffic-policies", "traffic/policies", "deployment", ("traffic-policy", "policies", "tp"),
+        _of(("DEPLOYMENT", "deployment"), number("CAP", "utilisation_cap"), ("COST", "cost"),
+            ("RESIDENCY", "residency"), ("SPLIT", "split"), number("REVISION", "revision")),
+    ),
+    Resource(
+        "matrices", "traffic/matrices", "deployment", ("matrix", "shares"),
+        _of(("DEPLOYMENT", "deployment"), ("SHARES", "shares"), number("REVISION", "revision"),
+            Column("MOVED", age("moved_at"), right=True), ("HELD", "held")),
+    ),
+    Resource(
+        "overrides", "traffic/overrides", "id", ("override", "ov"),
+        _of(number("ID", "id"), ("KIND", "kind"), ("REGION", "region"), ("DEPLOYMENT", "deployment"),
+            ("ACTIVE", "active"), ("MODE", "mode"), ("ACTOR", "actor"), ("WHY", "why")),
+    ),
+    Resource(
+        "evacuations", "traffic/evacuations", "id", ("evacuation",),
+        _of(number("ID", "id"), ("REGION", "region"), ("DEPLOYMENT", "deployment"), ("ACTIVE", "active"),
+            ("MODE", "mode"), ("ACTOR", "actor"), ("WHY", "why")),
+    ),
+    Resource(
+        "shifts", "traffic/history", "id", ("shift", "traffic-history"),
+        _of(Column("AGO", age("at"), right=True), ("DEPLOYMENT", "deployment"), ("KIND", "kind"),
+            number("MOVED", "moved"), ("REASON", "reason")),
+    ),
+    Resource(
+        "fault-rules", "fault-rules", "rule", ("fault-rule", "rules"),
+        _of(("RULE", "rule"), ("MODE", "mode"), ("ACTOR", "actor"), Column("CHANGED", age("changed_at"), right=True)),
+    ),
+    Resource(
+        "keys", "keys", "prefix", ("key",),
+        _of(("PREFIX", "prefix"), ("NAME", "name"), ("TENANT", "tenant"), STATE, AGE),
+    ),
+    Resource("usage", "usage", "id", (), ()),
+    Resource(
+        "webhooks", "webhooks", "name", ("webhook",),
+        _of(("NAME", "name"), ("URL", "url"), ("ENABLED", "enabled"), ("EVENTS", "events")),
+    ),
+    Resource(
+        "tokens", "tokens", "prefix", ("token",),
+        _of(("PREFIX", "prefix"), ("NAME", "name"), ("USER", "user"), STATE, ("SCOPE", "scope"),
+            Column("USED", age("last_used_at"), right=True), ("EXPIRES", "expires_at")),
+    ),
+    Resource(
+        "users", "users", "username", ("user",),
+        _of(("NAME", "username"), ("ROLE", "role"), ("ACTIVE", "active"), ("GROUPS", "groups"),
+            Column("LOGIN", age("last_login"), right=True)),
+    ),
+    Resource(
+        "service-accounts", "service-accounts", "name", ("service-account", "sa"),
+        _of(("NAME", "name"), ("ROLE", "role"), ("ACTIVE", "active"), ("DESCRIPTION", "description"), AGE),
+    ),
+    Resource("groups", "groups", "name", ("group",), ()),
+    Resource("grants", "grants", "id", ("grant",), ()),
+    Resource("sessions", "sessions", "id", ("session",), ()),
+    Resource(
+        "approvals", "approvals", "id", ("approval",),
+        _of(number("ID", "id"), STATE, ("ACTION", "action"), ("SUMMARY", "summary"), ("BY", "requested_by"),
+            Column("ASKED", age("requested_at"), right=True)),
+    ),
+)  # fmt: skip
+
+BY_NAME: Mapping[str, Resource] = {name: one for one in RESOURCES for name in (one.name, *one.names)}
+
+COLUMNS_MOST = 7
+"""Of a list for which nobody chose columns."""
+
+
+def columns_of(resource: Resource, rows: list[dict[str, Any]]) -> tuple[Column, ...]:
+    """Those that were chosen, else the first plain fields."""
+    if resource.columns or not rows:
+        return resource.columns
+    plain = [name for name, value in rows[0].items() if not isinstance(value, dict | list)]
+    return tuple(Column(name.upper().replace("_", " "), at(name)) for name in plain[:COLUMNS_MOST])

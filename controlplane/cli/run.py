@@ -1,0 +1,117 @@
+"""What one run of the command holds: the options that all commands share, the connection and the output, made when they
+are needed; and the questions that it asks people."""
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure
+from controlplane.cli.output import Format, Output
+from controlplane.cli.resources import BY_NAME, Resource
+from controlplane.cli.target import Asked, Target, find_target
+
+if TYPE_CHECKING:
+    import httpx
+    import typer
+
+    from controlplane.cli.connection import Connection
+    from controlplane.cli.profiles import Profiles
+
+
+@dataclass
+class Run:
+    """`transport`: another way to the server than the network, for tests."""
+
+    asked: Asked = field(default_factory=Asked)
+    form: Format = Format.TABLE
+    colour: bool = True
+    timeout_s: float = 60.0
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
+    transport: "httpx.BaseTransport | None" = None
+
+    @cached_property
+    def output(self) -> Output:
+        return Output(self.form, colour=self.colour and not self.environ.get("NO_COLOR"))
+
+    @cached_property
+    def profiles(self) -> "Profiles":
+        from controlplane.cli.profiles import profiles_file, read_profiles
+
+        return read_profiles(profiles_file(self.environ))
+
+    @cached_property
+    def target(self) -> Target:
+        return find_target(self.asked, self.environ, self.profiles)
+
+    @cached_property
+    def connection(self) -> "Connection":
+        return self.connect(self.target)
+
+    def connect(self, target: Target, tries: int | None = None) -> "Connection":
+        from controlplane.cli.connection import TRIES, Connection
+
+        return Connection(
+            target,
+            timeout_s=self.timeout_s,
+            tries=tries or TRIES,
+            say=self.output.note,
+            transport=self.transport,
+        )
+
+    @property
+    def is_asked_by_a_person(self) -> bool:
+        """Whether questions can be answered."""
+        return sys.stdin.isatty() and sys.stderr.isatty()
+
+    def confirm(self, question: str, *, wanted: str, yes: bool) -> None:
+        """Go on only if a person types `wanted`, or said `--yes`.
+
+        Raises:
+            Failure: nobody can be asked, or the answer was another.
+        """
+        if yes:
+            return
+        if not self.is_asked_by_a_person:
+            raise Failure(f"{question} Nobody can be asked here; say --yes", ExitCode.USAGE)
+        sys.stderr.write(f"{question} Type {wanted} to go on: ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip() != wanted:
+            raise Failure("Nothing was done.", ExitCode.DIFFERS)
+
+    def show(self, found: Any, said: Iterable[str] = ()) -> None:
+        """An action's answer: whole for programs, a sentence or more for people."""
+        if self.output.is_for_programs:
+            self.output.document(found)
+            return
+        for line in said:
+            self.output.plain(line)
+
+
+def run_of(context: "typer.Context") -> Run:
+    """The run that a command belongs to."""
+    found = context.find_root().obj
+    if not isinstance(found, Run):
+        raise TypeError("the root of the command line makes the run")
+    return found
+
+
+def resource_named(name: str) -> Resource:
+    """The resource of any of its names.
+
+    Raises:
+        Failure: there is none of that name.
+    """
+    resource = BY_NAME.get(name.lower())
+    if resource is None:
+        there = ", ".join(sorted({one.name for one in BY_NAME.values()}))
+        raise Failure(f"there is no kind {name!r}; there are: {there}", ExitCode.USAGE)
+    return resource
+
+
+def path_of(resource: Resource, name: str) -> str:
+    return f"{resource.path}/{quote(name, safe='@')}"

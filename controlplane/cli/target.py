@@ -1,0 +1,123 @@
+"""Decides which server a command speaks to, and with which token: options, then the environment, then a profile, then
+what `make up` of this checkout left on this machine. A token is only ever sent to the server that it belongs to.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure
+from controlplane.cli.profiles import Profiles
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+DEFAULT_PORT = 8000
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the command line says; empty: nothing."""
+
+    server: str = ""
+    token: str = ""
+    profile: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """`source`: where the token comes from, for people; empty: there is none."""
+
+    server: str
+    token: str
+    source: str
+
+
+def find_target(asked: Asked, environ: Mapping[str, str], profiles: Profiles) -> Target:
+    """The server and its token.
+
+    Raises:
+        Failure: a profile that there is not, or an address that is none.
+    """
+    name = asked.profile or environ.get("SWITCHYARD_PROFILE", "")
+    if name and name not in profiles.known:
+        there = ", ".join(sorted(profiles.known)) or "none"
+        raise Failure(f"there is no profile {name!r}; there are: {there}", ExitCode.USAGE)
+    given = asked.server or ("" if asked.profile else environ.get("SWITCHYARD_SERVER", ""))
+    own = local_target(environ)
+    if not given:
+        chosen = name or profiles.current
+        if chosen in profiles.known:
+            stored = profiles.known[chosen]
+            return _with_token(asked, environ, Target(stored.server, stored.token, f"profile {chosen}"))
+        return _with_token(asked, environ, own)
+    server = checked_server(given)
+    return _with_token(asked, environ, _known_for(server, name, profiles, own))
+
+
+def _known_for(server: str, name: str, profiles: Profiles, own: Target) -> Target:
+    """The token that we have for a server: of the profile that was named, of any other, or of this machine."""
+    ordered = [name, profiles.current, *sorted(profiles.known)]
+    for candidate in ordered:
+        stored = profiles.known.get(candidate)
+        if stored is not None and same_server(stored.server, server):
+            return Target(server, stored.token, f"profile {candidate}")
+    return Target(server, own.token, own.source) if same_server(own.server, server) else Target(server, "", "")
+
+
+def _with_token(asked: Asked, environ: Mapping[str, str], found: Target) -> Target:
+    if asked.token:
+        return Target(found.server, asked.token, "--token")
+    if environ.get("SWITCHYARD_TOKEN"):
+        return Target(found.server, environ["SWITCHYARD_TOKEN"], "SWITCHYARD_TOKEN")
+    return found
+
+
+def local_target(environ: Mapping[str, str]) -> Target:
+    """What `make up` of this checkout published: its port and the operator's token."""
+    home = Path(environ.get("SWITCHYARD_HOME") or CHECKOUT / ".switchyard").expanduser()
+    port = environ.get("SWITCHYARD_PORT") or _published_port(home)
+    try:
+        token, source = (home / "operator-token").read_text().strip(), str(home / "operator-token")
+    except OSError:
+        token, source = "", ""
+    return Target(f"http://127.0.0.1:{port}", token, source)
+
+
+def _published_port(home: Path) -> int:
+    try:
+        return int(json.loads((home / "up.json").read_text())["port"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return DEFAULT_PORT
+
+
+def checked_server(text: str) -> str:
+    """A server's address without a path or a slash at its end; `http://` is added for this machine, `https://` else.
+
+    Raises:
+        Failure: it names no host, or another scheme.
+    """
+    if "://" not in text:
+        host = urlsplit(f"//{text}").hostname or ""
+        text = f"{'http' if host in LOOPBACK else 'https'}://{text}"
+    parts = urlsplit(text)
+    try:
+        port = parts.port
+    except ValueError:
+        port = -1
+    if parts.scheme not in {"http", "https"} or not parts.hostname or port == -1:
+        raise Failure(f"{text!r} is no server; give one such as https://switchyard.example.com", ExitCode.USAGE)
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+
+
+def same_server(one: str, other: str) -> bool:
+    """Whether both addresses name the same server; this machine has three names."""
+    return _place(one) == _place(other)
+
+
+def _place(server: str) -> tuple[str, str, int]:
+    parts = urlsplit(server)
+    host = LOOPBACK[0] if parts.hostname in LOOPBACK else parts.hostname or ""
+    return parts.scheme, host, parts.port or (443 if parts.scheme == "https" else 80)

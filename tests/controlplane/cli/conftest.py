@@ -1,0 +1,72 @@
+"""Runs the command in this process against the real application, with the token of a real user."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from controlplane.cli.main import main
+from controlplane.cli.run import Run
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a command ended, and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+Switchyard = Callable[..., Ended]
+
+
+@pytest.fixture
+def token(db: None) -> str:
+    """Of a user who may do everything."""
+    # Conftests are loaded before the settings are.
+    from django.contrib.auth.models import User
+
+    from controlplane.accounts.models import ApiToken
+    from controlplane.kernel.secrets import secret_issue
+    from tests.fleet.rows import NOW
+
+    user = User.objects.create_superuser("operator")
+    issued = secret_issue()
+    ApiToken.objects.create(prefix=issued.prefix, digest=issued.digest, name="test", user=user, created_at=NOW)
+    return issued.text
+
+
+@pytest.fixture
+def environ(token: str, tmp_path: Path) -> dict[str, str]:
+    """Of the command: an empty home, and the token."""
+    return {
+        "HOME": str(tmp_path),
+        "SWITCHYARD_HOME": str(tmp_path),
+        "SWITCHYARD_TOKEN": token,
+        "SWITCHYARD_SERVER": "http://testserver",
+    }
+
+
+@pytest.fixture
+def switchyard(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> Switchyard:
+    """Runs `switchyard …`."""
+    from django.test.client import ClientHandler
+
+    def application(environ: dict[str, Any], start_response: Any) -> Any:
+        """The real one, on this thread's connection, so that the test's transaction sees what it does."""
+        response: Any = ClientHandler(enforce_csrf_checks=True)(environ)
+        start_response(f"{response.status_code} {response.reason_phrase}", list(response.items()))
+        return [response.content]
+
+    def run(*arguments: str) -> Ended:
+        capsys.readouterr()
+        transport = httpx.WSGITransport(app=application)
+        code = main(arguments, Run(environ=environ, transport=transport))
+        printed = capsys.readouterr()
+        return Ended(code, printed.out, printed.err)
+
+    return run

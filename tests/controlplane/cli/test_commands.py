@@ -1,0 +1,208 @@
+"""The commands against the real API: what they print, what they do, and how they end."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from controlplane.kernel.models import Event
+from fleet.models import Cell, DeploymentRegion, Incident, Node, Region, Rollout
+from tests.controlplane.cli.conftest import Switchyard
+from tests.fleet import rows
+from traffic.models import Ingress, TrafficOverride
+
+pytestmark = pytest.mark.django_db
+
+
+@pytest.fixture
+def cell() -> Cell:
+    return rows.cell("sim-70b-us-east-1-1", rows.node("n-00000001"), rows.node("n-00000002"))
+
+
+def test_a_list_is_a_table_for_people_and_json_for_programs(switchyard: Switchyard, cell: Cell) -> None:
+    shown = switchyard("get", "cells")
+    assert shown.code == 0
+    assert shown.out.splitlines()[1].split()[:4] == [cell.id, "ready", "sim-70b@1", "us-east-1"]
+    (row,) = json.loads(switchyard("get", "cells", "-o", "json").out)
+    assert row["id"] == cell.id
+    assert json.loads(switchyard("get", "cell", cell.id, "-o", "json").out) == row
+    assert "- id: sim-70b-us-east-1-1" in switchyard("get", "cells", "-o", "yaml").out
+    assert switchyard("get", "nodes", "-o", "name").out == "n-00000001\nn-00000002\n"
+
+
+def test_lists_are_filtered_and_an_empty_one_says_so(switchyard: Switchyard, cell: Cell) -> None:
+    assert cell.id in switchyard("get", "c", "-r", "us-east-1", "--state", "ready", "--where", "model=sim-70b").out
+    empty = switchyard("get", "cells", "--state", "lost")
+    assert (empty.code, empty.out, empty.err) == (0, "", "There are no cells here.\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("get", "cells", "nothing"), 4, "there is no cell 'nothing'"),
+        (("get", "flowers"), 2, "there is no kind 'flowers'"),
+        (("get", "cells", "--where", "color=red"), 3, "color: unknown parameter"),
+        (("get", "cells", "--token", "sw_00000000_" + 48 * "0"), 5, "switchyard login"),
+        (("get",), 2, "Missing argument"),
+        (("fetch",), 2, "No such command"),
+        (("rollout", "pause", "sim-70b"), 4, "there is no rollout of 'sim-70b'"),
+        (("evacuate", "us-east-1", "--for", "soon"), 2, "'soon' is no duration"),
+        (("apply", "-f", "/nowhere.yaml"), 2, "cannot read /nowhere.yaml"),
+        (("scale", "sim-70b", "us-east-1"), 2, "must read REGION=CELLS"),
+    ],
+)
+def test_what_goes_wrong_has_an_exit_code_and_a_sentence(
+    switchyard: Switchyard, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    ended = switchyard(*arguments)
+    assert (ended.code, ended.out) == (code, "")
+    assert says in ended.err
+
+
+def test_programs_get_failures_as_json(switchyard: Switchyard) -> None:
+    ended = switchyard("-o", "json", "get", "cells", "nothing")
+    failure = json.loads(ended.err)
+    assert (failure["status"], failure["exit_code"]) == (404, 4)
+
+
+def test_one_thing_is_described_with_its_events(switchyard: Switchyard, cell: Cell) -> None:
+    Event.objects.create(at=rows.NOW, kind="cell.ready", message="all 2 ranks are ready", cell=cell.id)
+    shown = switchyard("describe", "cell", cell.id).out
+    assert "deployment:" in shown
+    assert "n-00000002  1     follower" in shown
+    assert "all 2 ranks are ready" in shown
+
+
+def test_cells_and_nodes_are_drained_by_their_names(switchyard: Switchyard, cell: Cell) -> None:
+    rows.node("n-00000003")
+    assert "n-00000003 is ready, cordoned" in switchyard("cordon", "n-00000003", "--why", "fan").out
+    assert "n-00000003 is ready" in switchyard("uncordon", "n-00000003").out
+    drained = switchyard("drain", cell.id, "--why", "new driver")
+    assert (drained.code, drained.out.partition(":")[0]) == (0, f"cell {cell.id} is draining")
+    again = switchyard("drain", f"cell/{cell.id}")
+    assert again.code == 6
+    assert "drain needs a cell that is ready" in again.err
+    assert switchyard("drain", "neither").code == 4
+
+
+def test_a_node_is_drained_by_its_id(switchyard: Switchyard, cell: Cell) -> None:
+    assert switchyard("drain", "n-00000001").code == 0
+    assert Node.objects.get(id="n-00000001").cordoned
+    assert Cell.objects.get().state == "draining"
+
+
+def test_what_cuts_requests_wants_a_word(switchyard: Switchyard, cell: Cell) -> None:
+    refused = switchyard("restart", cell.id)
+    assert (refused.code, refused.err.count("say --yes")) == (2, 1)
+    assert Cell.objects.get().state == "ready"
+    assert switchyard("restart", cell.id, "--yes").code == 0
+    assert Cell.objects.get().state != "ready"
+
+
+def test_scaling_is_foretold_and_done(switchyard: Switchyard, cell: Cell) -> None:
+    assert "predicted for sim-70b" in switchyard("scale", "sim-70b", "us-east-1=2", "--dry-run").out
+    assert DeploymentRegion.objects.get().cells == 1
+    assert switchyard("scale", "sim-70b", "us-east-1=2").out == "deployment sim-70b: us-east-1 1/2 cells ready\n"
+
+
+def test_a_rollout_is_started_paused_resumed_and_taken_back(switchyard: Switchyard, cell: Cell) -> None:
+    rows.version("2")
+    DeploymentRegion.objects.update(cells=2)
+    assert "canary" in switchyard("rollout", "start", "sim-70b", "sim-70b@2", "--dry-run").out
+    begun = switchyard("rollout", "start", "sim-70b", "sim-70b@2", "--policy", "bake_s=7", "--why", "faster")
+    assert begun.code == 0, begun.err
+    row = Rollout.objects.get()
+    assert (row.policy["bake_s"], row.why) == (7.0, "faster")
+    assert "is paused" in switchyard("rollout", "pause", "sim-70b").out
+    watched = switchyard("rollout", "watch", str(row.pk))
+    assert watched.code == 10
+    assert f"switchyard rollout resume {row.pk}" in watched.err
+    assert "is running" in switchyard("rollout", "resume", "sim-70b").out
+    assert switchyard("rollout", "watch", "sim-70b", "--for", "0").code == 9
+    assert switchyard("rollout", "skip-bake", "sim-70b", "--why", "sure").code == 6
+    assert "is rolling_back" in switchyard("rollout", "roll-back", "sim-70b").out
+    assert "is failed" in switchyard("rollout", "abort", "sim-70b").out
+    assert switchyard("rollout", "watch", str(row.pk)).code == 10
+
+
+def test_a_region_is_evacuated_after_its_effect_was_shown(switchyard: Switchyard, cell: Cell) -> None:
+    rows.deployment(where="us-west-2")
+    for region in Region.objects.all():
+        Ingress.objects.create(id=f"i-{region.name}", region=region, address="a", port=1, created_at=rows.NOW)
+    shown = switchyard("evacuate", "us-east-1", "--dry-run")
+    assert shown.code == 0, shown.err
+    refused = switchyard("evacuate", "us-east-1")
+    assert (refused.code, "say --yes" in refused.err) == (2, True)
+    assert not TrafficOverride.objects.exists()
+    assert "evacuation" in switchyard("evacuate", "us-east-1", "--for", "15m", "--why", "fire", "--yes").out
+    order = TrafficOverride.objects.get()
+    assert (order.mode, order.why, (order.expires_at - order.created_at).total_seconds()) == ("real", "fire", 900)
+    assert "has ended" in switchyard("evacuate", "us-east-1", "--end").out
+    assert switchyard("evacuate", "us-east-1", "--end").code == 4
+
+
+def test_events_come_oldest_first_and_one_a_line_for_programs(switchyard: Switchyard) -> None:
+    for number in range(3):
+        Event.objects.create(at=rows.NOW, kind="k", message=f"event {number}", deployment="d")
+    lines = switchyard("events", "-n", "2", "-d", "d").out.splitlines()
+    assert [line.rpartition("  ")[2].strip()[-7:] for line in lines] == ["event 1", "event 2"]
+    objects = [json.loads(line) for line in switchyard("events", "-o", "json").out.splitlines()]
+    assert [one["message"] for one in objects][-3:] == ["event 0", "event 1", "event 2"]
+
+
+def test_the_load_of_cells_is_listed(switchyard: Switchyard, cell: Cell) -> None:
+    assert switchyard("top").out.splitlines()[1].split()[:2] == [cell.id, "ready"]
+    assert switchyard("top", "deployments").out.splitlines()[1].split()[:3] == ["sim-70b", "1", "1"]
+
+
+def test_an_incident_is_dismissed(switchyard: Switchyard) -> None:
+    incident = Incident.objects.create(kind="k", subject="s", summary="s", opened_at=rows.NOW)
+    assert "is closed" in switchyard("dismiss", str(incident.pk), "--why", "a drill").out
+
+
+def test_tokens_are_made_listed_and_revoked(switchyard: Switchyard) -> None:
+    made = switchyard("token", "create", "ci", "--scope", "write", "--days", "3")
+    assert made.code == 0, made.err
+    text = made.out.strip()
+    assert text.startswith("sw_")
+    prefix = text.split("_")[1]
+    assert text not in made.err
+    listed = switchyard("token", "list").out
+    assert prefix in listed
+    assert text not in listed
+    assert switchyard("get", "cells", "--token", text).code == 0
+    assert switchyard("token", "revoke", prefix).code == 0
+    assert switchyard("get", "cells", "--token", text).code == 5
+
+
+def test_login_stores_a_profile_that_later_commands_use(
+    switchyard: Switchyard, environ: dict[str, str], tmp_path: Path
+) -> None:
+    assert "You are operator (admin)" in switchyard("login", "http://testserver", "--as", "test").out
+    file = tmp_path / ".config" / "switchyard" / "profiles.json"
+    assert file.stat().st_mode & 0o777 == 0o600
+    del environ["SWITCHYARD_TOKEN"], environ["SWITCHYARD_SERVER"]
+    assert "token from profile test" in switchyard("whoami").out
+    assert switchyard("profiles").out.splitlines()[1].split() == ["test", "http://testserver", "yes"]
+    assert switchyard("logout").code == 0
+    assert switchyard("profiles").err == "No profile is stored; `switchyard login` makes one.\n"
+
+
+def test_a_wrong_token_is_not_stored(switchyard: Switchyard, environ: dict[str, str], tmp_path: Path) -> None:
+    environ["SWITCHYARD_TOKEN"] = "sw_00000000_" + 48 * "0"
+    assert switchyard("login", "http://testserver").code == 5
+    assert not (tmp_path / ".config").exists()
+
+
+def test_versions_go_from_draft_to_retired(switchyard: Switchyard) -> None:
+    rows.version("2", state="draft", golden_waiver="none yet")
+    assert "is running" in switchyard("model", "validate", "sim-70b@2").out
+    assert switchyard("model", "release", "sim-70b@2", "--why", "w").code == 6
+    rows.version("3", state="validated")
+    assert "sim-70b@3 is released" in switchyard("model", "release", "sim-70b@3", "--why", "a week on canaries").out
+    assert "sim-70b@3 is retired" in switchyard("model", "retire", "sim-70b@3", "--why", "old").out
+
+
+def test_shells_get_a_script(switchyard: Switchyard) -> None:
+    for shell in ("bash", "zsh", "fish"):
+        assert "_SWITCHYARD_COMPLETE" in switchyard("completion", shell).out
