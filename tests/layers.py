@@ -1,7 +1,8 @@
-"""The order of the suite: fast layers first, over all workers; then the slow ones, one test after another.
+"""The order of the suite: fast layers first, over all workers; then the slow ones, in two lanes.
 
-A test of a slow layer starts engines or a whole fleet and measures itself against time limits, so nothing else may run
-beside it. Only whole files belong to a slow layer.
+A test of a slow layer starts engines or a whole fleet and mostly waits for them. Two lanes of such tests fit on two
+cores: in one the engines and then the browser, in the other the scenarios; within a lane one test follows another. Only
+whole files belong to a slow layer.
 """
 
 from functools import cache
@@ -24,15 +25,18 @@ def layer_of(item: pytest.Item) -> int:
     return max((index + 1 for index, marker in enumerate(SLOW) if item.get_closest_marker(marker)), default=0)
 
 
+LANES = {"vllm": "engines and browsers", "browser": "engines and browsers", "scenario": "scenarios"}
+
+
 class FastThenSlow(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives each worker a file at a time, and all files of the slow layers to the worker that is free first."""
+    """Gives each worker a file at a time, and a lane of the slow layers to each of the first two that are free."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return "slow layers" if _is_slow(file) else file
+        return _lane(file) or file
 
 
 @cache
-def _is_slow(file: str) -> bool:
+def _lane(file: str) -> str | None:
     text = (ROOT / file).read_text()
-    return any(f"pytestmark = [pytest.mark.{marker}" in text for marker in SLOW)
+    return next((LANES[marker] for marker in SLOW if f"pytestmark = [pytest.mark.{marker}" in text), None)

@@ -16,7 +16,10 @@ import psutil
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 400
 STOP_LIMIT_S = 120
-NODE_PORTS = 22000
+WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+"""Each of two workers may run a fleet, with ports of its own."""
+NODE_PORTS = 22000 - 1000 * WORKER
+PORTS_FROM = 23000 + 3500 * WORKER
 REGIONS = ("us-east-1", "us-west-2")
 
 
@@ -151,7 +154,7 @@ def eventually(condition: Callable[[], Any], limit_s: float = 30) -> Any:
 
 def free_ports(count: int) -> int:
     """The first of `count` neighbouring ports that nothing listens on, below the range of outgoing connections."""
-    for base in range(23000, 30000, 16):
+    for base in range(PORTS_FROM, PORTS_FROM + 3500, 16):
         if all(_is_free(base + offset) for offset in range(count)) and base not in _given:
             _given.add(base)
             return base
