@@ -19,6 +19,7 @@ from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
 from controlplane.dashboard.pages.playground import PLAYGROUND, playground_say
 from controlplane.dashboard.pages.rollout_actions import rollout_action
+from controlplane.dashboard.pages.rollout_new import rollout_new
 from controlplane.dashboard.pages.rollouts import ROLLOUT, ROLLOUTS
 from controlplane.dashboard.pages.search import SEARCH
 from controlplane.dashboard.pages.shell import SHELL
@@ -54,6 +55,7 @@ urlpatterns = [
     path("deployments/", _view(DEPLOYMENTS), name="deployments"),
     path("deployments/<str:key>/", _view(DEPLOYMENT), name="deployment"),
     path("rollouts/", _view(ROLLOUTS), name="rollouts"),
+    path("rollouts/new/", rollout_new, name="rollout-new"),
     path("rollouts/<str:key>/", _view(ROLLOUT), name="rollout"),
     path("rollouts/<int:rollout_id>/ask/<str:action>/", rollout_action, name="rollout-action"),
     path("cells/", _view(CELLS), name="cells"),

@@ -15,7 +15,6 @@ SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
 
 LISTS: dict[str, str] = {
     "overview": "/",
-    "approvals": "/approvals/",
     "audit": "/audit/",
     "cells": "/cells/",
     "deployments": "/deployments/",
@@ -27,6 +26,7 @@ LISTS: dict[str, str] = {
     "nodes": "/nodes/",
     "playground": "/playground/",
     "rollouts": "/rollouts/",
+    "rollout-new": "/rollouts/new/?deployment=sim-70b&version=sim-70b@2&unreleased=yes",
     "search": "/search/?q=sim",
     "settings": "/settings/",
     "traffic": "/traffic/",

@@ -1,0 +1,61 @@
+"""Starting a rollout from its page: the stages first, then the start; what cannot be started is said."""
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from fleet.models import Rollout
+from models_registry.models import VersionState
+from tests.controlplane.dashboard.clients import signed_in
+from tests.fleet import rows
+
+pytestmark = pytest.mark.django_db
+PAGE = "/rollouts/new/"
+ASKED = {"deployment": "sim-70b", "version": "sim-70b@2"}
+
+
+@pytest.fixture(autouse=True)
+def fleet() -> None:
+    rows.version("2", state=VersionState.RELEASED)
+    rows.version("3", state=VersionState.VALIDATED)
+    rows.deployment(cells=2)
+    rows.cell("a")
+
+
+def test_the_stages_are_shown_and_nothing_is_started() -> None:
+    shown = signed_in().get(PAGE, ASKED).text
+    for words in ("us-east-1 canary", "1 of 2", "Roll sim-70b out to sim-70b@2"):
+        assert words in shown
+    assert not Rollout.objects.exists()
+
+
+def test_it_starts_and_leads_to_its_page() -> None:
+    answer = signed_in().post(PAGE, {**ASKED, "why": "faster"})
+    rollout = Rollout.objects.get()
+    assert (answer.status_code, answer.headers["Location"]) == (302, f"/rollouts/{rollout.pk}/")
+    assert (rollout.actor, rollout.why) == ("operator", "faster")
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"deployment": "gone"}, "no deployment"),
+        ({"version": "sim-70b@9"}, "sim-70b@9"),
+        ({"version": "sim-70b@3"}, "released"),
+    ],
+)
+def test_what_cannot_be_started_is_said(other: dict[str, str], words: str) -> None:
+    answer = signed_in().post(PAGE, {**ASKED, **other})
+    assert answer.status_code == 409
+    assert words in answer.text
+    assert not Rollout.objects.exists()
+
+
+def test_an_unreleased_version_can_be_tried_by_who_says_so() -> None:
+    assert signed_in().post(PAGE, {**ASKED, "version": "sim-70b@3", "unreleased": "yes"}).status_code == 302
+
+
+def test_who_may_only_look_starts_nothing() -> None:
+    viewer = Client()
+    viewer.force_login(User.objects.create(username="viewer"))
+    assert viewer.post(PAGE, ASKED).status_code == 403
