@@ -5,6 +5,7 @@ from celery import shared_task
 from controlplane.kernel import clock
 from fleet.services.enrolment import join_tokens_trim
 from fleet.services.history import history_look, history_trim
+from fleet.services.node_log import node_logs_trim
 from fleet.services.reconcile import reconcile
 from fleet.services.step_windows import step_windows_cut
 from fleet.services.webhook_delivery import deliveries_send, deliveries_trim
@@ -43,3 +44,4 @@ def look_at_load() -> None:
 @shared_task(name="fleet.trim_history")
 def trim_history() -> None:
     history_trim(now=clock.now())
+    node_logs_trim(now=clock.now())

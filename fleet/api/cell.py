@@ -5,7 +5,13 @@ from typing import Any
 from django.core.validators import RegexValidator
 from django.db.models import QuerySet
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import (
+    OpenApiExample,
+    OpenApiResponse,
+    extend_schema,
+    extend_schema_field,
+    extend_schema_serializer,
+)
 from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
@@ -18,11 +24,13 @@ from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import MemberRole
 from fleet.api import examples
 from fleet.api.filters import EndedHidden
+from fleet.api.logs import EXAMPLE, AskedLogsSerializer, LogsSerializer, logs_read
 from fleet.models import Cell, CellMember
 from fleet.planning.fingerprints import StackComparison
 from fleet.planning.states import CellState, NodeState, ServingClass, choices
 from fleet.selectors.cell import cell_stacks, cells_described
 from fleet.selectors.load import CellLoad, cell_load
+from fleet.selectors.node_log import cell_log_lines
 from fleet.services.cell_actions import cell_drain, cell_restart
 
 REFERENCE = r"^[^@]+@.+$"
@@ -174,6 +182,18 @@ class CellViewSet(ReadOnlyModelViewSet[Cell]):
         """Start a ready or failed cell again, whole, with a new generation. Requests in flight are cut: drain it
         instead if they matter. 409 in any other state."""
         return self._act(cell_restart, request, id)
+
+    @extend_schema(
+        operation_id="cells_logs",
+        parameters=[AskedLogsSerializer],
+        responses={200: OpenApiResponse(LogsSerializer, examples=[OpenApiExample("logs", EXAMPLE)])},
+    )
+    @action(detail=True, methods=["get"], filter_backends=[])
+    def logs(self, request: Request, id: str) -> Response:
+        """The last lines of the logs of the cell's nodes, as their agents show them while somebody reads."""
+        cell = self.get_object()
+        nodes = [member.node_id for member in cell.members.all()]
+        return logs_read(request, lambda: cell_log_lines(cell.id), nodes)
 
     def _act(self, service: Any, request: Request, cell_id: str) -> Response:
         cell = self.get_object()

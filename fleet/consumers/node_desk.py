@@ -9,14 +9,18 @@ import msgspec
 
 from controlplane.kernel import clock
 from controlplane.kernel.storable import UNSTORABLE
-from engine_agent.protocol.messages import DownMessage, Fault, Report, UpMessage
+from engine_agent.protocol.messages import DownMessage, Fault, LogTail, Report, UpMessage
 from fleet.consumers.hub import AgentConnection
 from fleet.consumers.latest import LatestRows
 from fleet.selectors.desired import desired_for, desired_versions
+from fleet.services.node_log import node_logs_store
 from fleet.services.reports import NodeRow, fault_record, node_introduced, reports_store
 
 FAULTS_KEPT = 1000
 """While PostgreSQL is away; then the oldest evidence goes. At most 256 MiB, at the limit of a frame each."""
+
+LOGS_KEPT = 200
+"""Nodes whose lines wait to be written; more are not read at once."""
 
 log = logging.getLogger(__name__)
 
@@ -27,6 +31,7 @@ class NodeDesk:
     def __init__(self) -> None:
         self._reports: LatestRows[NodeRow] = LatestRows()
         self._faults: deque[tuple[str, Fault, datetime]] = deque(maxlen=FAULTS_KEPT)
+        self._logs: dict[str, LogTail] = {}
 
     def introduced(self, connection: AgentConnection) -> None:
         hello = connection.hello
@@ -42,6 +47,10 @@ class NodeDesk:
         if isinstance(message, Fault):
             self._faults.append((node, message, clock.now()))
             return True
+        if isinstance(message, LogTail):
+            if len(self._logs) < LOGS_KEPT or node in self._logs:
+                self._logs[node] = message
+            return True
         if not isinstance(message, Report):
             return False
         row = _row(connection, message)
@@ -55,6 +64,18 @@ class NodeDesk:
         self._reports.write(reports_store)
         while self._faults:
             self._write_fault(*self._faults.popleft())
+        self._write_logs()
+
+    def _write_logs(self) -> None:
+        """Lines that cannot be written are dropped: the agent says them again."""
+        said: dict[str, LogTail] = {}
+        while self._logs:
+            node, tail = self._logs.popitem()
+            said[node] = tail
+        try:
+            node_logs_store(said=said, now=clock.now())
+        except UNSTORABLE as refusal:
+            log.warning("dropped the logs that %s sent: %s", ", ".join(said), refusal)
 
     def _write_fault(self, node: str, fault: Fault, at: datetime) -> None:
         try:

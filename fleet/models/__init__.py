@@ -8,6 +8,7 @@ from fleet.models.fault import CellSighting, FaultRule, Repair, Replacement, Sig
 from fleet.models.history import LoadSubject, LoadWindow
 from fleet.models.incident import Incident
 from fleet.models.node import Node, NodeReport
+from fleet.models.node_log import NodeLog
 from fleet.models.region import InstanceType, Region
 from fleet.models.rollout import Rollout
 from fleet.models.webhook import Webhook, WebhookDelivery
@@ -27,6 +28,7 @@ __all__ = [
     "LoadSubject",
     "LoadWindow",
     "Node",
+    "NodeLog",
     "NodeReport",
     "Region",
     "Repair",

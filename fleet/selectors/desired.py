@@ -4,9 +4,9 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 
-from engine_agent.protocol.messages import Assignment, Desired, Peer
+from engine_agent.protocol.messages import Assignment, Desired, LogWish, Peer
 from engine_agent.protocol.states import Phase
-from fleet.models import CellMember, Node
+from fleet.models import CellMember, Node, NodeLog
 from fleet.planning.phases import PHASES
 from fleet.planning.states import CellState
 from models_registry.planning.engine_arguments import render_engine_plan
@@ -22,7 +22,7 @@ def desired_versions(node_ids: Iterable[str]) -> dict[str, int]:
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     """The desired state of these nodes, in three queries; without those whose version cannot be rendered."""
-    nodes = {node.id: node for node in Node.objects.filter(id__in=list(node_ids))}
+    nodes = {node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log")}
     own = {
         member.node_id: member
         for member in CellMember.objects.filter(node_id__in=nodes).select_related(
@@ -44,8 +44,14 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
             # It goes on with what it was told last; the others hear of their changes all the same.
             log.error("node %s cannot be told what to run: %s", node.id, error)
         else:
-            found[node.id] = Desired(node=node.id, version=node.desired_version, assignment=assignment)
+            found[node.id] = Desired(node.id, node.desired_version, assignment, _log_wish(node))
     return found
+
+
+def _log_wish(node: Node) -> LogWish | None:
+    """Whether somebody reads this node's logs. A wish that is over stays as it is: the agent sees that it is."""
+    known: NodeLog | None = getattr(node, "log", None)
+    return LogWish(until=known.wished_until.timestamp()) if known is not None else None
 
 
 def _assignment(member: CellMember, peers: tuple[Peer, ...]) -> Assignment:

@@ -1,0 +1,91 @@
+"""The last lines of the logs of nodes over HTTP. Reading them asks the agents to show them; nothing else."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.kernel import clock
+from controlplane.kernel.requests import StrictSerializer
+from engine_agent.protocol.states import MemberRole
+from fleet.planning.states import choices
+from fleet.selectors.node_log import NodeLines
+from fleet.services.node_log import node_logs_wish
+
+SOURCES = ("engine", "proxy", "agent")
+MOST_LINES = 200
+
+EXAMPLE: dict[str, Any] = {
+    "lines": ["loading weights", "ready"],
+    "nodes": [
+        {
+            "node": "n-0a1b2c3d",
+            "rank": 0,
+            "role": "leader",
+            "said_at": "2026-11-21T12:00:04Z",
+            "is_of_cell": True,
+            "logs": [{"name": "engine", "lines": ["loading weights", "ready"]}],
+        },
+        {"node": "n-0a1b2c3e", "rank": 1, "role": "follower", "said_at": None, "is_of_cell": False, "logs": []},
+    ],
+}
+
+
+class LogSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField(help_text="`agent`, `engine` or `proxy`.")
+    lines = serializers.ListField(
+        child=serializers.CharField(), help_text="Oldest first, at most 200; what looks like a secret is taken out."
+    )
+
+
+class NodeLinesSerializer(serializers.Serializer[NodeLines]):
+    node = serializers.CharField()
+    rank = serializers.IntegerField(help_text="0 leads.")
+    role = serializers.ChoiceField(choices=choices(MemberRole))
+    said_at = serializers.DateTimeField(allow_null=True, help_text="null: its agent has not shown any yet.")
+    is_of_cell = serializers.BooleanField(
+        help_text="Whether they are of this generation, and not of what ran there before."
+    )
+    logs = LogSerializer(many=True)
+
+
+class LogsSerializer(serializers.Serializer[Any]):
+    """The first answer may be empty: ask again after two seconds. Agents go on for a minute after the last reader."""
+
+    lines = serializers.ListField(
+        child=serializers.CharField(), help_text="Of the log that was asked for, of the first node that shows one."
+    )
+    nodes = NodeLinesSerializer(many=True, help_text="All logs of all nodes, in the order of ranks.")
+
+
+class AskedLogsSerializer(StrictSerializer):
+    """Which lines."""
+
+    source = serializers.ChoiceField(choices=[(name, name) for name in SOURCES], default="engine")
+    lines = serializers.IntegerField(min_value=1, max_value=1000, default=MOST_LINES, help_text="Of each log, at most.")
+
+
+def logs_read(request: Request, read: Callable[[], tuple[NodeLines, ...]], nodes: Iterable[str]) -> Response:
+    """Ask these nodes for their lines, and answer what they have shown."""
+    asked = AskedLogsSerializer(data=request.query_params)
+    asked.is_valid(raise_exception=True)
+    node_logs_wish(nodes=nodes, now=clock.now())
+    return Response(LogsSerializer(_body(read(), asked.validated_data["source"], asked.validated_data["lines"])).data)
+
+
+def _body(nodes: tuple[NodeLines, ...], source: str, most: int) -> dict[str, Any]:
+    rows = [
+        {
+            "node": node.node,
+            "rank": node.rank,
+            "role": node.role,
+            "said_at": node.said_at,
+            "is_of_cell": node.is_of_cell,
+            "logs": [{"name": name, "lines": lines[-most:]} for name, lines in sorted(node.logs.items())],
+        }
+        for node in nodes
+    ]
+    shown = next((node.logs[source] for node in nodes if source in node.logs), [])
+    return {"lines": shown[-most:], "nodes": rows}
