@@ -11,6 +11,8 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 from django.conf import settings
 
+from controlplane.observability import task_signals  # noqa: F401 - numbers, traces and counts of tasks
+
 app = Celery("switchyard")
 app.conf.update(
     broker_url=settings.REDIS_URL.replace("unix://", "redis+socket://"),
@@ -50,11 +52,17 @@ app.conf.update(
         "traffic-autopilot": {"task": "traffic.autopilot", "schedule": 2.0, "options": {"expires": 4.0}},
         "traffic-ensure-ingresses": {"task": "traffic.ensure_ingresses", "schedule": 1.0, "options": {"expires": 2.0}},
         "traffic-trim-async": {"task": "traffic.trim_async", "schedule": 60.0, "options": {"expires": 60.0}},
-        "accounts-expire-approvals": {"task": "accounts.expire_approvals", "schedule": 60.0, "options": {"expires": 60.0}},
+        "accounts-expire-approvals": {
+            "task": "accounts.expire_approvals",
+            "schedule": 60.0,
+            "options": {"expires": 60.0},
+        },
         "audit-export": {"task": "audit.export", "schedule": 5.0, "options": {"expires": 10.0}},
         "kernel-trim-events": {"task": "kernel.trim_events", "schedule": 3600.0},
         "kernel-trim-changes": {"task": "kernel.trim_changes", "schedule": 600.0},
         "kernel-trim-idempotent": {"task": "kernel.trim_idempotent_answers", "schedule": 3600.0},
     },
 )
-app.autodiscover_tasks(["controlplane.audit", "controlplane.kernel", "controlplane.accounts", "models_registry", "fleet", "traffic"])
+app.autodiscover_tasks(
+    ["controlplane.audit", "controlplane.kernel", "controlplane.accounts", "models_registry", "fleet", "traffic"]
+)

@@ -9,6 +9,8 @@ from typing import Any
 
 import dj_database_url
 
+from engine_agent.protocol.log_lines import log_format
+
 BASE_DIR = Path(__file__).resolve().parent.parent
 
 
@@ -46,6 +48,10 @@ ARTIFACT_LIMIT_S = float(os.environ.get("SWITCHYARD_ARTIFACT_LIMIT_S", "14400"))
 WEBHOOK_NETWORKS = _words("SWITCHYARD_WEBHOOK_NETWORKS", "")
 """Networks that webhooks may be in though they are not public, such as `10.0.0.0/8`; http is allowed there."""
 
+LOG_FORMAT = str(log_format(os.environ))
+"""`SWITCHYARD_LOG_FORMAT`: `line`, or `json` with the numbers by which lines of one request are found everywhere."""
+METRICS_LISTEN = os.environ.get("SWITCHYARD_METRICS_LISTEN", "")
+"""HOST:PORT on which worker, beat or sender answer Prometheus, where none of them shares a host with web."""
 AUDIT_EXPORT = os.environ.get("SWITCHYARD_AUDIT_EXPORT", "")
 """Where audit records go continuously: `s3://bucket/prefix`, `file:///var/log/audit.jsonl`, `syslog://host:514`."""
 
@@ -91,6 +97,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
+    "controlplane.observability.requests.Observed",  # the first: it counts and numbers whatever is answered
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "controlplane.dashboard.middleware.ContentSecurityPolicy",
@@ -250,8 +257,11 @@ SPECTACULAR_SETTINGS = {
 LOGGING = {
     "version": 1,
     "disable_existing_loggers": False,
-    "formatters": {"line": {"format": "%(levelname)s %(name)s: %(message)s"}},
-    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line"}},
+    "formatters": {
+        "line": {"format": "%(levelname)s %(name)s: %(message)s"},
+        "json": {"()": "controlplane.observability.log_form.json_lines"},
+    },
+    "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
     "root": {"handlers": ["stderr"], "level": os.environ.get("SWITCHYARD_LOG_LEVEL", "INFO")},
     "loggers": {
         "django.request": {"level": "ERROR"},

@@ -83,6 +83,7 @@ class AuditViewSet(ReadOnlyModelViewSet[AuditRecord]):
     serializer_class = AuditSerializer
     filterset_class = AuditFilter
     lookup_field = "number"
+    lookup_url_kwarg = "id"
     lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-number"
     needs = {"list": Role.OPERATOR, "retrieve": Role.OPERATOR}

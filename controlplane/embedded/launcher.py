@@ -6,6 +6,7 @@ worker) goes before the fleet does.
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import Coroutine
 from dataclasses import replace
@@ -109,6 +110,7 @@ class Launcher:
         self._publish()
         if previous:
             await asyncio.to_thread(self._end_leftovers, previous)
+        shutil.rmtree(self._home.path / "metrics", ignore_errors=True)  # counts of processes that are gone
         require_distinct_ports(self._configuration)
         wanted = wanted_ports(self._configuration)
         for port in wanted:

@@ -10,10 +10,10 @@ import msgspec
 import uvloop
 
 from engine_agent.protocol.messages import GoldenPrompt
+from engine_agent.protocol.tracing import TraceSettings, TracingOff, trace_settings
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.server import CannotListen, ProxyServer
 from engine_agent.proxy.settings import Limits, ProxySettings
-from engine_agent.proxy.tracing import TraceSettings, TracingOff, trace_settings
 
 EXIT_CANNOT_LISTEN = 3
 

@@ -5,12 +5,12 @@ from enum import StrEnum
 from random import getrandbits
 from time import monotonic, time_ns
 
+from engine_agent.protocol.tracing import SpanContext, begin_span, span_json, with_context
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.measure import Usage
 from engine_agent.proxy.tenants import TenantUse
 from engine_agent.proxy.terms import Terms
 from engine_agent.proxy.tokens import TokenCount
-from engine_agent.proxy.tracing import SpanContext, begin_span, span_json, with_context
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.wire import RequestHead, ResponseHead
 

@@ -39,7 +39,7 @@ class Cell:
         self.phase = Phase.SERVE
         self.judge = HealthJudge(settings.probes, settings.max_concurrency, has_golden=bool(settings.golden))
         self.meter = Meter(monotonic())
-        self.spans = SpanExporter(settings.traces, settings.cell) if settings.traces else None
+        self.spans = SpanExporter(settings.traces, {"switchyard.cell": settings.cell}) if settings.traces else None
         self.in_flight: set[InFlight] = set()
         self._seen_at = dict.fromkeys(ServingClass, float("-inf"))
         self.idle = asyncio.Event()

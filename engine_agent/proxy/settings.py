@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from engine_agent.protocol.messages import GoldenPrompt
-from engine_agent.proxy.tracing import TraceSettings
+from engine_agent.protocol.tracing import TraceSettings
 
 
 @dataclass(frozen=True, slots=True)

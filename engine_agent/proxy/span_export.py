@@ -3,12 +3,13 @@ time is dropped and counted."""
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
+from engine_agent.protocol.tracing import TraceSettings, export_request
 from engine_agent.proxy.call import call
-from engine_agent.proxy.tracing import TraceSettings, export_request
 from engine_agent.proxy.upstream import EnginePool
 
 MAX_WAITING = 2048
@@ -21,12 +22,12 @@ IDLE_S = 30.0
 
 
 class SpanExporter:
-    """The way to one collector."""
+    """The way to one collector. `resource` says whose spans these are, beside the service's name."""
 
-    def __init__(self, settings: TraceSettings, cell: str) -> None:
+    def __init__(self, settings: TraceSettings, resource: Mapping[str, str]) -> None:
         self.settings = settings
         self.dropped = 0
-        self._cell = cell
+        self._resource = resource
         self._waiting: deque[Any] = deque()
         self._pool = EnginePool(
             settings.host, settings.port, connect_timeout_s=CONNECT_TIMEOUT_S, idle_s=IDLE_S, on_lost=lambda: None
@@ -57,7 +58,7 @@ class SpanExporter:
         self._pool.close()
 
     async def _send(self, spans: list[Any]) -> bool:
-        body = msgspec.json.encode(export_request(self.settings.service, self._cell, spans))
+        body = msgspec.json.encode(export_request(self.settings.service, self._resource, spans))
         try:
             answer = await call(self._pool, b"POST", self.settings.path.encode(), body, TIMEOUT_S)
         except (TimeoutError, OSError):

@@ -12,8 +12,15 @@ from controlplane.kernel.access import Role
 def _list(asked: Asked) -> AuditList:
     before = asked.word("before")
     number = int(before) if before.isascii() and before.isdigit() and len(before) < 19 else None
-    words = {name: asked.word(name) for name in ("actor", "action", "object", "outcome", "request_id")}
-    return audit_list(Wanted(**words, before=number))
+    wanted = Wanted(
+        actor=asked.word("actor"),
+        action=asked.word("action"),
+        object=asked.word("object"),
+        outcome=asked.word("outcome"),
+        request_id=asked.word("request_id"),
+        before=number,
+    )
+    return audit_list(wanted)
 
 
 def _filter(asked: Asked) -> Filter:

@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from engine_agent.proxy.wire import Headers
-
+Headers = list[tuple[bytes, bytes]]
+"""Names in lower case."""
 TRACEPARENT = b"traceparent"
 TRACESTATE = b"tracestate"
 _VALID = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(?:-.*)?")
 _SAMPLED = 1
-_SERVER_SPAN = 2
+KINDS = {"internal": 1, "server": 2, "client": 3, "producer": 4, "consumer": 5}
 _ERROR_STATUS = 2
 TRACES_PATH = "/v1/traces"
 
@@ -49,8 +49,8 @@ class SpanContext:
         return f"00-{self.trace_id}-{self.span_id}-01".encode()
 
 
-def trace_settings(environment: Mapping[str, str]) -> TraceSettings | None:
-    """What OpenTelemetry's own variables ask for; None: no tracing.
+def trace_settings(environment: Mapping[str, str], service: str = "switchyard-cell-proxy") -> TraceSettings | None:
+    """What OpenTelemetry's own variables ask for; None: no tracing. `service` is the name where none is given.
 
     Raises:
         TracingOff: an endpoint or a sampler that is not supported.
@@ -66,8 +66,8 @@ def trace_settings(environment: Mapping[str, str]) -> TraceSettings | None:
         parts, port = urlsplit(""), 0
     if parts.scheme != "http" or not parts.hostname:
         raise TracingOff(f"the OTLP endpoint is {endpoint!r}; it must be http://HOST:PORT of a collector near by")
-    service = environment.get("OTEL_SERVICE_NAME", "switchyard-cell-proxy")
-    return TraceSettings(parts.hostname, port, parts.path or TRACES_PATH, service, _ratio(environment))
+    named = environment.get("OTEL_SERVICE_NAME") or service
+    return TraceSettings(parts.hostname, port, parts.path or TRACES_PATH, named, _ratio(environment))
 
 
 def _ratio(environment: Mapping[str, str]) -> float:
@@ -110,13 +110,15 @@ def with_context(headers: Headers, span: SpanContext) -> Headers:
 
 
 def span_json(span: SpanContext, name: str, began_ns: int, ended_ns: int, failed: bool, **attributes: Any) -> Any:
-    """One span as OTLP's JSON has it; times in nanoseconds since 1970, attributes that are None left out."""
+    """One span as OTLP's JSON has it; times in nanoseconds since 1970, attributes that are None left out. `kind` among
+    them, `server` unless given, is the span's own."""
+    kind = KINDS[attributes.pop("kind", "server")]
     return {
         "traceId": span.trace_id,
         "spanId": span.span_id,
         **({"parentSpanId": span.parent_id} if span.parent_id else {}),
         "name": name,
-        "kind": _SERVER_SPAN,
+        "kind": kind,
         "startTimeUnixNano": str(began_ns),
         "endTimeUnixNano": str(ended_ns),
         "attributes": [_attribute(key, value) for key, value in attributes.items() if value not in {None, ""}],
@@ -124,11 +126,11 @@ def span_json(span: SpanContext, name: str, began_ns: int, ended_ns: int, failed
     }
 
 
-def export_request(service: str, cell: str, spans: list[Any]) -> Any:
-    """The body of one export."""
-    resource = [_attribute("service.name", service), _attribute("switchyard.cell", cell)]
-    scope = {"scope": {"name": "switchyard.proxy"}, "spans": spans}
-    return {"resourceSpans": [{"resource": {"attributes": resource}, "scopeSpans": [scope]}]}
+def export_request(service: str, resource: Mapping[str, Any], spans: list[Any]) -> Any:
+    """The body of one export. `resource` says more of who sends it."""
+    about = [_attribute("service.name", service), *(_attribute(key, value) for key, value in resource.items())]
+    scope = {"scope": {"name": "switchyard"}, "spans": spans}
+    return {"resourceSpans": [{"resource": {"attributes": about}, "scopeSpans": [scope]}]}
 
 
 def _attribute(key: str, value: Any) -> Any:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from engine_agent.proxy.tracing import (
+from engine_agent.protocol.tracing import (
     SpanContext,
     TraceSettings,
     TracingOff,

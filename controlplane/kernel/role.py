@@ -1,0 +1,31 @@
+"""Which of the control plane's processes this one is, told from its command line. Pure."""
+
+import sys
+from collections.abc import Sequence
+from enum import StrEnum
+
+
+class ProcessRole(StrEnum):
+    """The long-running ones, and everything else."""
+
+    WEB = "web"
+    WORKER = "worker"
+    BEAT = "beat"
+    SENDER = "sender"
+    COMMAND = "command"
+
+    @property
+    def service(self) -> str:
+        """Its name in traces and logs."""
+        return f"switchyard-{self}"
+
+
+def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
+    """That of a process started with these arguments; of this one, if none are given."""
+    words = list(sys.argv if argv is None else argv)
+    program = words[0] if words else ""
+    if "uvicorn" in program or "granian" in program or "daphne" in program:
+        return ProcessRole.WEB
+    if "celery" in program:
+        return next((role for role in (ProcessRole.WORKER, ProcessRole.BEAT) if role in words), ProcessRole.COMMAND)
+    return ProcessRole.SENDER if words[1:2] == ["sender"] else ProcessRole.COMMAND

@@ -1,0 +1,126 @@
+"""How the fleet stands, read from the database when Prometheus asks: a fixed number of small queries, none per cell.
+Every web process tells the same, so rules take the maximum over them."""
+
+from collections.abc import Iterator, Sequence
+
+from django.db.models import Count, F, Max, Sum
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from controlplane.audit.models import AuditExport
+from controlplane.audit.selectors import audit_chain
+from controlplane.kernel import clock
+from controlplane.kernel.leases import lease_held_since
+from fleet.models import Cell, DeploymentRegion, Incident, Node, NodeReport, Rollout, WebhookDelivery
+from fleet.planning.states import CellState, IncidentState, NodeState
+from fleet.planning.webhook import DeliveryState
+from fleet.selectors.snapshot import LISTENING_LEASE
+from traffic.models import AsyncRequest, IngressReport, RoutingTable
+
+Row = tuple[Sequence[str], float]
+
+
+class FleetGauges(Collector):
+    """Collects anew at every scrape."""
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        yield _gauge("cells", "Cells by state.", ("region", "deployment", "state"), _cells())
+        yield _gauge("cells_wanted", "Cells that deployments ask for.", ("region", "deployment"), _wanted())
+        yield _gauge("nodes", "Nodes by state.", ("region", "state"), _nodes())
+        yield _gauge("nodes_cordoned", "Cordoned nodes.", ("region",), _cordoned())
+        yield _gauge("nodes_connected", "Nodes whose agent is connected.", ("region",), _connected())
+        yield _gauge("incidents_open", "Open incidents, without those in shadow.", ("kind",), _incidents())
+        yield _gauge("rollouts", "Rollouts by state.", ("state",), _rollouts())
+        yield _gauge("ingresses_connected", "Ingresses whose agent is connected.", ("region",), _ingresses())
+        yield _gauge("routing_table_lag", "Revisions that the slowest ingress is behind.", ("region",), _table_lag())
+        yield _gauge("webhook_deliveries_waiting", "Messages to webhooks that wait.", (), _deliveries())
+        yield _gauge("async_requests", "Near-real-time requests by state.", ("state",), _async_requests())
+        yield _gauge("agents_listened", "1 while a web process listens to agents.", (), _listened())
+        yield _gauge("audit_head", "Number of the last audit record.", (), _audit_head())
+        yield _gauge("audit_records_unexported", "Audit records that wait for export.", ("target",), _unexported())
+
+
+def _gauge(name: str, text: str, labels: Sequence[str], rows: Iterator[Row]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(f"switchyard_{name}", text, labels=labels)
+    for values, value in rows:
+        family.add_metric(values, value)
+    return family
+
+
+def _cells() -> Iterator[Row]:
+    living = Cell.objects.exclude(state=CellState.STOPPED.value)
+    for row in living.order_by().values("region_id", "deployment_id", "state").annotate(n=Count("pk")):
+        yield (row["region_id"], str(row["deployment_id"]), row["state"]), row["n"]
+
+
+def _wanted() -> Iterator[Row]:
+    rows = DeploymentRegion.objects.order_by().values("region_id", "deployment_id").annotate(n=Sum("cells"))
+    for row in rows:
+        yield (row["region_id"], str(row["deployment_id"])), row["n"]
+
+
+def _nodes() -> Iterator[Row]:
+    living = Node.objects.exclude(state=NodeState.RETIRED.value)
+    for row in living.order_by().values("region_id", "state").annotate(n=Count("pk")):
+        yield (row["region_id"], row["state"]), row["n"]
+
+
+def _cordoned() -> Iterator[Row]:
+    marked = Node.objects.filter(cordoned=True).exclude(state=NodeState.RETIRED.value)
+    for row in marked.order_by().values("region_id").annotate(n=Count("pk")):
+        yield (row["region_id"],), row["n"]
+
+
+def _connected() -> Iterator[Row]:
+    living = NodeReport.objects.filter(connected=True).exclude(node__state=NodeState.RETIRED.value)
+    for row in living.order_by().values(region=F("node__region_id")).annotate(n=Count("pk")):
+        yield (row["region"],), row["n"]
+
+
+def _incidents() -> Iterator[Row]:
+    opened = Incident.objects.filter(state=IncidentState.OPEN.value, shadow=False)
+    for row in opened.order_by().values("kind").annotate(n=Count("pk")):
+        yield (row["kind"],), row["n"]
+
+
+def _rollouts() -> Iterator[Row]:
+    for row in Rollout.objects.filter(ended_at=None).order_by().values("state").annotate(n=Count("pk")):
+        yield (row["state"],), row["n"]
+
+
+def _ingresses() -> Iterator[Row]:
+    reports = IngressReport.objects.filter(connected=True)
+    for row in reports.order_by().values(region=F("ingress__region_id")).annotate(n=Count("pk")):
+        yield (row["region"],), row["n"]
+
+
+def _table_lag() -> Iterator[Row]:
+    newest = dict(RoutingTable.objects.order_by().values_list("region_id").annotate(Max("revision")))
+    lag: dict[str, int] = {}
+    for region, revision in IngressReport.objects.values_list("ingress__region_id", "revision"):
+        lag[region] = max(lag.get(region, 0), newest.get(region, 0) - revision)
+    for region, behind in lag.items():
+        yield (region,), behind
+
+
+def _deliveries() -> Iterator[Row]:
+    yield (), WebhookDelivery.objects.filter(state=DeliveryState.PENDING.value).count()
+
+
+def _async_requests() -> Iterator[Row]:
+    for row in AsyncRequest.objects.order_by().values("state").annotate(n=Count("pk")):
+        yield (row["state"],), row["n"]
+
+
+def _listened() -> Iterator[Row]:
+    yield (), float(lease_held_since(name=LISTENING_LEASE, now=clock.now()) is not None)
+
+
+def _audit_head() -> Iterator[Row]:
+    yield (), audit_chain().head_number
+
+
+def _unexported() -> Iterator[Row]:
+    head = audit_chain().head_number
+    for target, number in AuditExport.objects.values_list("target", "number"):
+        yield (target.partition("://")[0],), head - number

@@ -1,0 +1,70 @@
+"""Carries a request's number and trace to the tasks that it rings for, and counts and times what workers run. Listens
+to Celery's signals; it changes no task."""
+
+import logging
+from time import perf_counter
+from typing import Any
+
+from celery import signals
+
+from controlplane.kernel.correlation import correlated, request_id
+from controlplane.kernel.metrics import FOLDER, TASK_RUNS, TASK_SECONDS, TASKS_SENT
+from controlplane.kernel.role import process_role
+from controlplane.kernel.tracing import span, spans_flush, traceparent
+from controlplane.observability.listening import listen_for_scrapes
+
+REQUEST_ID, TRACEPARENT = "switchyard_request_id", "traceparent"
+"""Headers of a task's message."""
+
+log = logging.getLogger(__name__)
+_running: dict[str, tuple[Any, Any, dict[str, Any], float]] = {}
+
+
+@signals.before_task_publish.connect
+def _sending(sender: str = "", headers: dict[str, Any] | None = None, **_: Any) -> None:
+    TASKS_SENT.labels(sender, process_role().value).inc()
+    if headers is not None:
+        headers |= {name: text for name, text in ((REQUEST_ID, request_id()), (TRACEPARENT, traceparent())) if text}
+
+
+@signals.task_prerun.connect
+def _begins(task_id: str = "", task: Any = None, **_: Any) -> None:
+    numbered = correlated(_header(task, REQUEST_ID) or task_id)
+    numbered.__enter__()
+    parent = _header(task, TRACEPARENT)
+    traced = span(task.name, parent=parent, kind="consumer")
+    told = traced.__enter__()
+    told["switchyard.request_id"] = request_id()
+    _running[task_id] = (numbered, traced, told, perf_counter())
+
+
+def _header(task: Any, name: str) -> str:
+    """Of the task's message; where it runs eagerly, of the call."""
+    return str(task.request.get(name) or (task.request.headers or {}).get(name) or "")
+
+
+@signals.task_postrun.connect
+def _ended(task_id: str = "", task: Any = None, state: str | None = None, **_: Any) -> None:
+    if task_id not in _running:
+        return
+    numbered, traced, told, began = _running.pop(task_id)
+    told["failed"] = state != "SUCCESS"
+    traced.__exit__(None, None, None)
+    numbered.__exit__(None, None, None)
+    TASK_SECONDS.labels(task.name).observe(perf_counter() - began)
+    TASK_RUNS.labels(task.name, str(state or "unknown").lower()).inc()
+
+
+@signals.worker_ready.connect
+@signals.beat_init.connect
+def _scraped(**_: Any) -> None:
+    listen_for_scrapes()
+
+
+@signals.worker_process_shutdown.connect
+def _child_ends(pid: int = 0, **_: Any) -> None:
+    from prometheus_client.multiprocess import mark_process_dead
+
+    spans_flush()
+    if FOLDER is not None and pid:
+        mark_process_dead(pid, str(FOLDER))  # type: ignore[no-untyped-call]
