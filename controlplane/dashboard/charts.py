@@ -14,6 +14,8 @@ from typing import Any
 MOST_SERIES = 5
 """More lines than a reader can tell apart by colour."""
 HEIGHT_PX = 176
+LABELLED_SHARE = 0.15
+"""Of a chart's width: a narrower band has a colour and no label."""
 
 
 class Colour(StrEnum):
@@ -100,6 +102,10 @@ class Chart:
             if any(value is not None for value in values):
                 yield self._at(number), values
 
+    def _is_wide(self, band: Band, end: datetime) -> bool:
+        """Whether its label has room; others would lie over it."""
+        return (band.end or end) - max(band.start, self.start) >= LABELLED_SHARE * (end - self.start)
+
     def _at(self, number: int) -> datetime:
         return self.start + timedelta(seconds=number * self.step_s)
 
@@ -128,7 +134,7 @@ class Chart:
             "xaxis": {"type": "date", "range": [_stamp(self.start), _stamp(end)]},
             "yaxis": {"rangemode": "tozero"},
             "shapes": shapes,
-            "annotations": [_label(band) for band in self.bands],
+            "annotations": [_label(band) for band in self.bands if self._is_wide(band, end)],
         }
 
 

@@ -29,6 +29,11 @@ LISTS: dict[str, str] = {
     "rollout-new": "/rollouts/new/?deployment=sim-70b&version=sim-70b@2&unreleased=yes",
     "search": "/search/?q=sim",
     "settings": "/settings/",
+    "settings-approvals": "/settings/approvals/",
+    "settings-groups": "/settings/groups/",
+    "settings-rules": "/settings/rules/",
+    "settings-users": "/settings/users/",
+    "settings-webhooks": "/settings/webhooks/",
     "traffic": "/traffic/",
 }
 """Name of its screenshot -> address, of pages that there are on a fleet without anything, too."""

@@ -7,12 +7,13 @@ import pytest
 from django.contrib.auth.models import User
 
 from tests.browser.pages import LISTS, Page, complaints
-from tests.browser.watched import DESK, LOOKS, Look, Watched, chromium_running
+from tests.browser.watched import DESK, PHONE, Look, Watched, chromium_running
 from tests.controlplane.dashboard.web import web_process
 
 pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
 
 PASSWORD = "let me in"
+LOOKS = (Look("light", DESK), Look("dark", PHONE))
 
 
 @pytest.fixture

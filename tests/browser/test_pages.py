@@ -20,14 +20,14 @@ def lived_in(running: RunningFleet) -> list[Page]:
     """The fleet has seen a key, a rollout that was taken back, and an incident that healed."""
     running.wait_until_whole()
     running.post("keys", {"name": "search", "tenant": "acme", "deployments": ["sim-70b"]})
+    spare = next(node["id"] for node in running.api("nodes")["results"] if not node["cell"])
+    for process in agent_and_engine(spare, home=running.home):
+        process.kill()
     version = {"deployment": "sim-70b", "version": "sim-70b@2", "allow_unreleased": True, "policy": SLOW_STEPS}
     rollout = running.post("rollouts", version)["id"]
     eventually(lambda: running.api(f"rollouts/{rollout}")["state"] == "baking", 60)
     running.post(f"rollouts/{rollout}/roll-back", {"why": "enough seen"})
     eventually(lambda: running.api(f"rollouts/{rollout}")["state"] == "rolled_back", 90)
-    spare = next(node["id"] for node in running.api("nodes")["results"] if not node["cell"])
-    for process in agent_and_engine(spare, home=running.home):
-        process.kill()
     eventually(lambda: running.api("incidents", state="closed")["results"], 90)
     running.wait_until_whole()
     return all_pages(running)

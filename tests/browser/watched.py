@@ -20,7 +20,7 @@ ASKED = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
 GRAVE = frozenset({"serious", "critical"})
 AXE = (Path(__file__).parent / "vendor/axe-4.12.1.min.js").read_text()
 RUN_AXE = "tags => axe.run(document, {runOnly: tags, resultTypes: ['violations']})"
-CLIPPED = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
+BEYOND = "Math.max(0, document.documentElement.scrollWidth - innerWidth)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class Watched:
 
     def trouble(self) -> list[str]:
         found, self._trouble = self._trouble, []
-        if beyond := self.page.evaluate(CLIPPED):
+        if beyond := self.page.evaluate(BEYOND):
             found.append(f"{beyond} px wider than the window")
         return found
 

@@ -25,7 +25,7 @@ function themed(layout) {
     paper_bgcolor: "rgba(0,0,0,0)",
     plot_bgcolor: "rgba(0,0,0,0)",
     font: { family, size: 12, color: "--ink-quiet" },
-    margin: { l: 48, r: 8, t: 8, b: 28 },
+    margin: { l: 48, r: 8, t: 8, b: 40 },
     hovermode: "x unified",
     hoverlabel: { bgcolor: "--canvas", bordercolor: "--line-strong", font: { family, size: 12, color: "--ink" } },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },

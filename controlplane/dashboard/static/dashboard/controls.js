@@ -141,6 +141,20 @@ if (menuButton) {
   });
 }
 
+// What scrolls must be reached by keyboard; what does not should not stop it.
+function reachScrollers() {
+  for (const panel of document.querySelectorAll(".panel")) {
+    const scrolls = panel.scrollWidth > panel.clientWidth || panel.scrollHeight > panel.clientHeight;
+    if (scrolls) panel.setAttribute("tabindex", "0");
+    else panel.removeAttribute("tabindex");
+  }
+}
+
+reachScrollers();
+addEventListener("resize", reachScrollers);
+document.addEventListener("toggle", reachScrollers, true); // a table inside details that opened
+document.body.addEventListener("htmx:afterSettle", reachScrollers);
+
 // A filter's empty fields do not belong in the URL.
 document.body.addEventListener("htmx:configRequest", (event) => {
   const sent = event.detail.formData;

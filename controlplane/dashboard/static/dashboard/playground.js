@@ -4,6 +4,7 @@
 const THIN_SPACE = "\u202f";
 const form = document.getElementById("chat");
 const log = document.getElementById("chat-log");
+const said = document.getElementById("chat-said");
 const box = document.getElementById("chat-text");
 const send = document.getElementById("chat-send");
 const stop = document.getElementById("chat-stop");
@@ -37,7 +38,7 @@ function bubble(role, text) {
   const words = document.createElement("p");
   words.textContent = text;
   item.append(who, words);
-  log.append(item);
+  said.append(item);
   log.scrollTop = log.scrollHeight;
   return { who, words };
 }
@@ -157,7 +158,7 @@ if (form) {
   document.getElementById("chat-new").addEventListener("click", () => {
     running?.abort();
     messages = [];
-    log.replaceChildren(empty);
+    said.replaceChildren();
     empty.hidden = false;
     complain("");
     box.focus();
