@@ -18,7 +18,9 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[Line]:
         yield from step_lines(step)
     for effect in plan["effects"]:
         yield from forecast_lines(effect["deployment"], effect["forecast"])
-    for name in plan.get("not_predicted", ()):
+    for one in plan["waiting"]:
+        yield f"! needs a second person: {one['summary']}", "warn"
+    for name in plan["not_predicted"]:
         yield f"what would become of {name} was not predicted: too many deployments at once", "idle"
     yield sum_line(plan), "idle"
 

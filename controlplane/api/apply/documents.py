@@ -9,10 +9,11 @@ from rest_framework import serializers
 
 from controlplane.api.apply.planning import Document, Kind
 from controlplane.kernel.requests import StrictSerializer
-from fleet.api.deployment_requests import ScaleSerializer
+from fleet.api.deployment_requests import ChangeDeploymentSerializer
+from fleet.api.region import ChangeRegionSerializer
 from fleet.models import Deployment, Region
 from fleet.planning.fault_rules import SETTABLE_RULES, RuleMode
-from fleet.planning.states import ServingClass, choices
+from fleet.planning.states import choices
 from models_registry.api.version_requests import ChangeDraftSerializer
 from traffic.api.traffic_policy import TrafficPolicyChangeSerializer
 
@@ -20,14 +21,12 @@ API_VERSION = "switchyard/v1"
 DOCUMENTS_MOST = 500
 NAME = r"^[-a-zA-Z0-9_]+$"
 VERSION_NAME = r"^[-a-zA-Z0-9_]+@[A-Za-z0-9][A-Za-z0-9._-]*$"
-DAY_S = 86_400.0
 
 
-class RegionSpec(StrictSerializer):
+class RegionSpec(ChangeRegionSerializer):
+    """`provider` counts when it is created."""
+
     provider = serializers.CharField(max_length=32, required=False)
-    position = serializers.IntegerField(min_value=0, max_value=10_000, required=False)
-    ingress_url = serializers.URLField(max_length=200, required=False, allow_blank=True)
-    spares = serializers.DictField(required=False)
 
 
 class ModelSpec(StrictSerializer):
@@ -38,20 +37,15 @@ class ModelVersionSpec(ChangeDraftSerializer):
     based_on = serializers.CharField(max_length=170, required=False, allow_blank=True)
 
 
-class DeploymentSpec(ScaleSerializer):
+class DeploymentSpec(ChangeDeploymentSerializer):
     """Which version, on what, how many cells, by which rules."""
 
     model_version = serializers.RegexField(VERSION_NAME, max_length=170, required=False)
     instance_type = serializers.CharField(max_length=64, required=False)
-    serving_class = serializers.ChoiceField(choices=choices(ServingClass), required=False)
-    drain_deadline_s = serializers.FloatField(min_value=0, max_value=DAY_S, required=False)
-    update_policy = serializers.DictField(required=False)
     allow_unreleased = serializers.BooleanField(required=False)
 
-    def get_fields(self) -> dict[str, serializers.Field[Any, Any, Any, Any]]:
-        fields = super().get_fields()
-        fields["regions"].required = False
-        return fields
+    def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
+        return attrs  # nothing stated is nothing to do
 
 
 class FaultRuleSpec(StrictSerializer):

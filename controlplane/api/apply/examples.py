@@ -27,5 +27,6 @@ PLAN: dict[str, Any] = {
     "unchanged": [],
     "effects": [{"deployment": "sim-70b", "forecast": plan_examples.FORECAST}],
     "not_predicted": [],
+    "waiting": [],
 }
 APPLIED: dict[str, Any] = {**PLAN, "applied": True, "effects": []}

@@ -12,6 +12,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
+from controlplane.accounts.models import Approval
 from controlplane.api.apply.planning import (
     Action,
     Document,
@@ -31,7 +32,8 @@ from fleet.selectors.snapshot import fleet_view
 from fleet.services.deployment import deployment_change, deployment_create, deployment_scale
 from fleet.services.fault_rule import fault_rule_set
 from fleet.services.region import region_change, region_create
-from fleet.services.rollout_actions import rollout_propose, rollout_start
+from fleet.services.rollout_actions import rollout_propose
+from fleet.services.rollout_request import rollout_ask
 from models_registry.models import ModelVersion
 from models_registry.selectors.model import version_by_reference
 from models_registry.services.draft import draft_change, draft_create, model_change, model_create
@@ -52,11 +54,12 @@ class Sender:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """`fleet`: as it is after the steps; of a preview, as it would be."""
+    """`fleet`: as it is after the steps; of a preview, as it would be. `waiting`: what a second person must approve."""
 
     plan: Plan
     revision: str
     fleet: FleetView
+    waiting: tuple[Approval, ...]
 
 
 class NotPossible(Exception):
@@ -112,12 +115,14 @@ def _execute(documents: Sequence[Document], sender: Sender, revision: str = "") 
         )
     plan = plan_documents(documents, present)
     objections = list(plan.objections)
+    waiting: list[Approval] = []
     for step in plan.steps:
         with _noted(step, objections), transaction.atomic():
-            _SERVICES[step.document.kind, step.action](step, sender)
+            done = _SERVICES[step.document.kind, step.action](step, sender)
+            waiting += [done] if done is not None else []
     if objections:
         raise NotPossible(objections)
-    return Outcome(plan, found, fleet_view(now=sender.now))
+    return Outcome(plan, found, fleet_view(now=sender.now), tuple(waiting))
 
 
 @contextmanager
@@ -186,9 +191,10 @@ def _scale(step: Step, sender: Sender) -> None:
     deployment_scale(name=step.document.name, cells=cells, actor=sender.actor, now=sender.now)
 
 
-def _roll_out(step: Step, sender: Sender) -> None:
+def _roll_out(step: Step, sender: Sender) -> Approval | None:
     proposal = rollout_propose(deployment=step.document.name, policy={}, **step.asked)
-    rollout_start(proposal=proposal, actor=sender.actor, now=sender.now, why=sender.why)
+    begun = rollout_ask(proposal=proposal, actor=sender.actor, now=sender.now, why=sender.why)
+    return begun if isinstance(begun, Approval) else None
 
 
 def _lay_down(step: Step, sender: Sender) -> None:
@@ -203,7 +209,7 @@ def _set_rule(step: Step, sender: Sender) -> None:
     fault_rule_set(rule=Rule(step.document.name), mode=mode, actor=sender.actor, now=sender.now, why=sender.why)
 
 
-_SERVICES: Mapping[tuple[Kind, Action], Callable[[Step, Sender], None]] = {
+_SERVICES: Mapping[tuple[Kind, Action], Callable[[Step, Sender], Approval | None]] = {
     (Kind.REGION, Action.CREATE): _create_region,
     (Kind.REGION, Action.CHANGE): _change_region,
     (Kind.MODEL, Action.CREATE): _create_model,

@@ -9,7 +9,6 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ViewSet
 
 from controlplane.api.apply import examples
 from controlplane.api.apply.documents import DOCUMENTS_MOST, DocumentSerializer, documents_of
@@ -24,6 +23,7 @@ from controlplane.api.apply.planning import Action, Kind, Objection, Step
 from controlplane.kernel import clock
 from controlplane.kernel.refusals import Conflict
 from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.rest.view_sets import ViewSet
 from fleet.api.plan import ForecastSerializer, forecast_as_told
 from fleet.planning.states import choices
 from fleet.services.plan import plan_onwards
@@ -72,6 +72,11 @@ class DeploymentForecastSerializer(serializers.Serializer[Any]):
     forecast = ForecastSerializer()
 
 
+class WaitingSerializer(serializers.Serializer[Any]):
+    approval = serializers.IntegerField(allow_null=True, help_text="Its id; null in a plan, which asks for none.")
+    summary = serializers.CharField()
+
+
 @extend_schema_serializer(
     examples=[
         OpenApiExample("plan", examples.PLAN, response_only=True),
@@ -86,6 +91,7 @@ class AppliedSerializer(serializers.Serializer[Any]):
     steps = ApplyStepSerializer(many=True)
     unchanged = serializers.ListField(child=serializers.CharField(), help_text="`Kind name` of what is so already.")
     effects = DeploymentForecastSerializer(many=True)
+    waiting = WaitingSerializer(many=True, help_text="Rollouts that begin only when a second person approves.")
     not_predicted = serializers.ListField(child=serializers.CharField(), help_text="Deployments beyond the limit.")
 
 
@@ -173,4 +179,7 @@ def _told(outcome: Outcome, *, applied: bool) -> dict[str, Any]:
         "unchanged": [document.title for document in outcome.plan.unchanged],
         "effects": [],
         "not_predicted": [],
+        "waiting": [
+            {"approval": approval.pk if applied else None, "summary": approval.summary} for approval in outcome.waiting
+        ],
     }

@@ -54,14 +54,13 @@ def apply(
     body = {"documents": written.documents, "revision": planned["revision"], "why": why}
     done = _asked(run, "apply", body, written)
     run.show(done, [sum_line(done)])
-    if done.get("waiting"):
+    if done["waiting"]:
         raise _waits(done)
 
 
 def _waits(done: dict[str, Any]) -> Failure:
-    asked = ", ".join(str(one["id"]) for one in done["waiting"])
-    message = f"a rule asks for a second person: approvals {asked} (switchyard approve ID)"
-    return Failure(message, ExitCode.WAITS_FOR_APPROVAL)
+    lines = tuple(f"switchyard approve {one['approval']}: {one['summary']}" for one in done["waiting"])
+    return Failure("the rest waits for a second person", ExitCode.WAITS_FOR_APPROVAL, lines=lines, document=done)
 
 
 @app.command()

@@ -3,19 +3,24 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
+from itertools import count
 from typing import Annotated, Any
 
 import typer
 
 from controlplane.cli.commands.act import place_named
 from controlplane.cli.completing import names_of, names_of_places
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.failures import Failure
 from controlplane.cli.resources import Column, at, number
-from controlplane.cli.run import Run, path_of, run_of
+from controlplane.cli.run import Run, path_of, resource_named, run_of
 
 app = typer.Typer()
 
 FOLLOW_EVERY_S = 1.0
 BATCH = 1000
+LOOKS_MOST = 6
+"""Agents show their lines a moment after somebody began to read."""
 
 
 @app.command()
@@ -73,24 +78,47 @@ def logs(
     switchyard logs sim-70b-us-east-1-1 -f
     """
     run = run_of(context)
-    path = f"{path_of(place_named(run, name), name.rpartition('/')[2])}/logs"
+    cell, node = _cell_and_node(run, name)
+    path = f"{path_of(resource_named('cells'), cell)}/logs"
     seen: list[str] = []
-    while True:
+    for looks in count(1):
         found = run.connection.get(path, {"lines": lines, "source": source})
-        written = [_log_line(line) for line in found["lines"]]
-        if run.output.is_for_programs:
+        written = log_lines(found, node, source)
+        if run.output.is_for_programs and (written or looks == LOOKS_MOST):
             run.output.document(found)
-        else:
+        elif not run.output.is_for_programs:
             for line in fresh_lines(seen, written):
                 run.output.plain(line)
         seen = written
-        if not follow:
-            return
+        if not follow and (written or looks == LOOKS_MOST):
+            break
         time.sleep(FOLLOW_EVERY_S)
+    if not seen:
+        run.output.note(f"{name} shows no lines of its {source}.")
 
 
-def _log_line(line: Any) -> str:
-    return line if isinstance(line, str) else str(line.get("text", line))
+def _cell_and_node(run: Run, name: str) -> tuple[str, str]:
+    """The cell whose logs are asked for, and the node if it is one's alone.
+
+    Raises:
+        Failure: the node is in no cell.
+    """
+    bare = name.rpartition("/")[2]
+    resource = place_named(run, name)
+    if resource.name == "cells":
+        return bare, ""
+    cell = run.connection.get(path_of(resource, bare))["cell"]
+    if cell is None:
+        raise Failure(f"{bare} is in no cell; a spare's agent writes to its own log only", ExitCode.CONFLICT)
+    return str(cell), bare
+
+
+def log_lines(found: dict[str, Any], node: str, source: str) -> list[str]:
+    """Of all nodes' lines those that were asked for: of a node, or of the first that shows any."""
+    if not node:
+        return [str(line) for line in found["lines"]]
+    logs = (log for one in found["nodes"] if one["node"] == node for log in one["logs"] if log["name"] == source)
+    return [str(line) for log in logs for line in log["lines"]]
 
 
 def fresh_lines(before: list[str], now: list[str]) -> list[str]:

@@ -206,3 +206,12 @@ def test_versions_go_from_draft_to_retired(switchyard: Switchyard) -> None:
 def test_shells_get_a_script(switchyard: Switchyard) -> None:
     for shell in ("bash", "zsh", "fish"):
         assert "_SWITCHYARD_COMPLETE" in switchyard("completion", shell).out
+
+
+def test_the_last_lines_of_a_log_are_shown(switchyard: Switchyard, cell: Cell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controlplane.cli.commands.observe.FOLLOW_EVERY_S", 0.0)
+    nothing = switchyard("logs", cell.id)
+    assert (nothing.code, nothing.err) == (0, f"{cell.id} shows no lines of its engine.\n")
+    assert switchyard("logs", cell.id, "--source", "kernel").code == 3
+    rows.node("n-00000003")
+    assert switchyard("logs", "n-00000003").code == 6

@@ -9,7 +9,7 @@ import pytest
 
 from controlplane.api.apply import examples
 from controlplane.cli.commands.act import seconds
-from controlplane.cli.commands.observe import fresh_lines, summed
+from controlplane.cli.commands.observe import fresh_lines, log_lines, summed
 from controlplane.cli.commands.rollouts import stated
 from controlplane.cli.failures import Failure
 from controlplane.cli.main import shared_first
@@ -165,3 +165,13 @@ def test_loads_add_up_and_of_latencies_the_worst_counts() -> None:
     (row,) = summed(cells, "deployments")
     assert (row["name"], row["cells"], row["ready"]) == ("d", 2, 1)
     assert (row["load"]["tokens_per_s"], row["load"]["ttft_p50_ms"], row["load"]["ttft_p99_ms"]) == (4.0, 5.0, None)
+
+
+def test_of_a_nodes_log_only_its_own_lines_are_shown() -> None:
+    def node(name: str, *lines: str) -> dict[str, Any]:
+        return {"node": name, "logs": [{"name": "engine", "lines": list(lines)}, {"name": "proxy", "lines": ["p"]}]}
+
+    found = {"lines": ["leads"], "nodes": [node("n-1", "leads"), node("n-2", "follows")]}
+    assert log_lines(found, "", "engine") == ["leads"]
+    assert log_lines(found, "n-2", "engine") == ["follows"]
+    assert log_lines(found, "n-2", "agent") == []

@@ -1,11 +1,15 @@
 """Documents over HTTP: the same steps are shown and done, all or none, and never on a state that nobody looked at."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from controlplane.accounts.models import Approval, ApprovalRule
+from controlplane.cli.documents import read_documents
 from controlplane.kernel.models import Event
 from fleet.models import Deployment, DeploymentRegion, FaultRule, InstanceType, Region, Rollout
+from fleet.services.demo import demo_seed
 from models_registry.models import Model, ModelVersion
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
@@ -134,7 +138,7 @@ def test_all_or_nothing_is_done_and_every_objection_is_named() -> None:
 @pytest.mark.parametrize(
     ("wrong", "path", "rule", "says"),
     [
-        (document("Deployment", "a", cells=2), "documents.0.spec.cells", "unknown", "allowed: regions, model_version"),
+        (document("Deployment", "a", cells=2), "documents.0.spec.cells", "unknown", "allowed: serving_class, "),
         (document("Fleet", "a"), "documents.0.kind", "invalid_choice", "Fleet"),
         ({**document("Model", "a"), "apiVersion": "v2"}, "documents.0.apiVersion", "invalid_choice", "v2"),
         ({**document("Model", "a"), "status": {}}, "documents.0.status", "unknown", "allowed: apiVersion, kind"),
@@ -173,3 +177,43 @@ def test_a_dry_run_is_a_preview() -> None:
     assert actions(answer) == [("Deployment", "sim-70b", "scale")]
     assert not answer.json()["applied"]
     assert DeploymentRegion.objects.get().cells == 1
+
+
+def test_a_rollout_that_takes_two_people_waits_for_the_second() -> None:
+    rows.cell("sim-70b-us-east-1-1", rows.node("n-1"), rows.node("n-2"))
+    rows.deployment(where="us-west-2")
+    rows.version("2")
+    ApprovalRule.objects.create(action="roll-out-everywhere", required=True, actor="ada", changed_at=rows.NOW)
+    wanted = document("Deployment", "sim-70b", model_version="sim-70b@2")
+    (foreseen,) = previewed(wanted).json()["waiting"]
+    assert (foreseen["approval"], Approval.objects.exists()) == (None, False)
+    (waiting,) = applied(wanted).json()["waiting"]
+    assert waiting == {"approval": Approval.objects.get().pk, "summary": foreseen["summary"]}
+    assert not Rollout.objects.exists()
+
+
+def test_the_example_describes_the_demo_fleet() -> None:
+    demo_seed(weights=None, ingress_port=8080, now=rows.NOW)
+    example = Path(__file__).resolve().parents[4] / "deploy" / "examples" / "fleet.yaml"
+    documents = read_documents([str(example)]).documents
+    expected = [
+        ("Region", "us-east-1", "change"),
+        ("ModelVersion", "sim-70b@3-quiet", "create"),
+        ("Deployment", "sim-70b", "change"),
+        ("Deployment", "sim-70b", "scale"),
+        ("TrafficPolicy", "sim-70b", "change"),
+        ("FaultRule", "slow", "change"),
+    ]
+    assert actions(applied(*documents)) == expected
+    assert actions(applied(*documents)) == []
+    draft = ModelVersion.objects.get(version="3-quiet")
+    assert (draft.max_concurrency, draft.engine_options["decode_step_ms"]) == (24, 12.5)
+
+
+def test_a_repeated_request_is_done_once() -> None:
+    rows.deployment()
+    client = bearer()
+    wanted = document("Deployment", "sim-70b", regions=[{"region": "us-east-1", "cells": 2}])
+    body, key = {"documents": [wanted]}, {"Idempotency-Key": "once"}
+    first = client.post(URL, body, format="json", headers=key)
+    assert client.post(URL, body, format="json", headers=key).json() == first.json()
