@@ -5,11 +5,12 @@ page's. Fragments only read.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from urllib.parse import urlsplit
 
+from django.contrib.auth.models import AnonymousUser
 from django.contrib.auth.views import redirect_to_login
 from django.http import HttpRequest, HttpResponse, QueryDict
 from django.shortcuts import render
@@ -18,7 +19,7 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
 from controlplane.kernel import clock
-from controlplane.kernel.access import Role, require
+from controlplane.kernel.access import Access, Known, Role, access_of, require
 
 MOST_DIGITS = 6
 """Of the number of a page: no list is as long, and none is looked for there."""
@@ -28,12 +29,22 @@ Load = Callable[["Asked"], object]
 
 
 @dataclass(frozen=True, slots=True)
+class Caller:
+    """Who looks at a page, for parts that show each their own."""
+
+    user: Known = field(default_factory=AnonymousUser)
+    access: Access = field(default_factory=Access)
+    session_key: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Asked:
     """What a page is asked to show: `key` is the id of its one thing ("" on lists), `filters` the query string."""
 
     key: str
     filters: QueryDict
     now: datetime
+    caller: Caller = field(default_factory=Caller)
 
     def word(self, name: str) -> str:
         """A filter's value without surrounding blanks, "" if it is not set."""
@@ -110,7 +121,8 @@ def page_view(page: Page, shell: Fragment) -> View:
         if not request.user.is_authenticated:
             return _to_login(request)
         require(request, page.role)
-        asked = Asked(key=_storable(key), filters=request.GET, now=clock.now())
+        caller = Caller(request.user, access_of(request), request.session.session_key or "")
+        asked = Asked(_storable(key), request.GET, clock.now(), caller)
         wanted = request.headers.get("HX-Target", "")
         one = next((fragment for fragment in (shell, *page.fragments) if fragment.name == wanted), None)
         response = _fragment(request, page, one, asked) if one else _page(request, page, shell, asked)

@@ -30,6 +30,7 @@ from controlplane.dashboard.pages.version_actions import version_action
 from controlplane.dashboard.pages.versions import VERSION, VERSION_DIFF
 
 
+from controlplane.dashboard.settings_urls import settings_urlpatterns
 class ModelName(StringConverter):
     """The name of a model, which no version's reference looks like."""
 
@@ -89,4 +90,5 @@ urlpatterns = [
     path("login/oidc/", oidc_begin, name="oidc-begin"),
     path("login/oidc/back/", oidc_back, name="oidc-back"),
     path("logout/", LogoutView.as_view(), name="logout"),
+    *settings_urlpatterns,
 ]

@@ -9,7 +9,7 @@ from controlplane.api.urls import router
 from controlplane.dashboard.urls import urlpatterns
 
 SAMPLES = ("1", "x", "x@1", "evacuate-region", "slow")
-ARGUMENTS = {"int": "1", "str": "x", "model": "m", "version": "m@1", "path": "x", "slug": "x", "uuid": "x"}
+ARGUMENTS = {"int": "999999", "str": "x", "model": "m", "version": "m@1", "path": "x", "slug": "x", "uuid": "x"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,204 @@
+"""What the settings show: who may do what, with what, and which rules hold. It reads; forms and services change."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.contrib.auth.models import Group, User
+from django.db.models import Count
+
+from controlplane.accounts.models import (
+    ROLES,
+    ApiToken,
+    Approval,
+    ApprovalRule,
+    Grant,
+    GroupRole,
+    LoginSession,
+    ServiceAccount,
+)
+from controlplane.accounts.selectors import (
+    role_by_groups,
+    service_accounts_described,
+    sessions_seen_by,
+    tokens_seen_by,
+    users_described,
+)
+from controlplane.accounts.services.approval import fleet_actions
+from controlplane.accounts.states import ApprovalState, TokenState
+from controlplane.dashboard.fragments import Caller
+from controlplane.kernel.access import Role
+from fleet.models import Deployment, FaultRule, Webhook, WebhookDelivery
+from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode
+from fleet.planning.webhook import WebhookEvent
+
+SHOWN = 200
+"""Rows of a list; the API pages through longer ones."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRow:
+    token: ApiToken
+    state: TokenState
+
+
+@dataclass(frozen=True, slots=True)
+class TokensView:
+    rows: tuple[TokenRow, ...]
+    programs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PersonRow:
+    """A user, with the role that the groups give and what could be chosen instead."""
+
+    user: User
+    role: Role
+    groups: tuple[str, ...]
+    every_group: tuple[str, ...]
+    account: ServiceAccount | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PeopleView:
+    rows: tuple[PersonRow, ...]
+    groups: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupsView:
+    rows: tuple[GroupRole, ...]
+    roles: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class GrantsView:
+    rows: tuple[Grant, ...]
+    users: tuple[str, ...]
+    groups: tuple[str, ...]
+    deployments: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WebhooksView:
+    rows: tuple[Webhook, ...]
+    events: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RuleRow:
+    """A rule with the mode or the number of people that holds."""
+
+    name: str
+    title: str
+    value: str
+    tone: str
+    actor: str
+    changed_at: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
+class Mine:
+    """What the caller may do, and why."""
+
+    user: User
+    role: Role | None
+    groups: tuple[str, ...]
+    grants: tuple[Grant, ...]
+
+
+def mine(caller: Caller) -> Mine:
+    user = User.objects.get(pk=caller.user.pk)
+    groups = tuple(user.groups.order_by("name").values_list("name", flat=True))
+    grants = Grant.objects.filter(user=user) | Grant.objects.filter(group__user=user)
+    return Mine(user, caller.access.role, groups, tuple(grants.order_by("deployment").distinct()))
+
+
+def tokens_view(caller: Caller, now: datetime) -> TokensView:
+    """Tokens that are not revoked, newest first, and the programs that an admin may make one for."""
+    found = tokens_seen_by(caller.user, caller.access).filter(revoked_at=None).order_by("-id")[:SHOWN]
+    names = service_accounts_described().values_list("user__username", flat=True) if caller.access.administer else ()
+    return TokensView(tuple(TokenRow(token, token.state_at(now)) for token in found), tuple(names))
+
+
+def session_rows(caller: Caller, now: datetime) -> tuple[tuple[LoginSession, bool], ...]:
+    """Sessions, each with whether it is the caller's present one."""
+    found = sessions_seen_by(caller.user, caller.access, now)[:SHOWN]
+    return tuple((session, session.session_key == caller.session_key) for session in found)
+
+
+def people_view() -> PeopleView:
+    every = group_names()
+    users = users_described().order_by("-is_active", "username")[:SHOWN]
+    return PeopleView(tuple(_person(user, every) for user in users), every)
+
+
+def programs_view() -> PeopleView:
+    every = group_names()
+    accounts = service_accounts_described()[:SHOWN]
+    return PeopleView(tuple(_person(account.user, every, account) for account in accounts), every)
+
+
+def groups_view() -> GroupsView:
+    groups = GroupRole.objects.select_related("group").annotate(members=Count("group__user"))[:SHOWN]
+    return GroupsView(tuple(groups), tuple(value for value, _ in ROLES))
+
+
+def grants_view() -> GrantsView:
+    grants = Grant.objects.select_related("user", "group")[:SHOWN]
+    people = User.objects.filter(is_active=True).order_by("username").values_list("username", flat=True)[:SHOWN]
+    deployments = Deployment.objects.order_by("name").values_list("name", flat=True)[:SHOWN]
+    return GrantsView(tuple(grants), tuple(people), group_names(), tuple(deployments))
+
+
+def group_names() -> tuple[str, ...]:
+    return tuple(Group.objects.filter(role__isnull=False).order_by("name").values_list("name", flat=True))
+
+
+def pending_approvals(caller: Caller) -> tuple[tuple[Approval, bool], ...]:
+    """What waits, each with whether the caller asked for it."""
+    own = caller.user.get_username()[:64]
+    waiting = Approval.objects.filter(state=ApprovalState.PENDING.value)[:SHOWN]
+    return tuple((approval, approval.requested_by == own) for approval in waiting)
+
+
+def past_approvals() -> tuple[Approval, ...]:
+    return tuple(Approval.objects.exclude(state=ApprovalState.PENDING.value)[:50])
+
+
+def approval_rules() -> tuple[RuleRow, ...]:
+    """Every action that may take two people, set or not."""
+    rules = ApprovalRule.objects.in_bulk()
+    return tuple(_approval_rule(action.name, action.title, rules.get(action.name)) for action in fleet_actions())
+
+
+def fault_rules() -> tuple[RuleRow, ...]:
+    """Every rule that may replace machines, set or not."""
+    rules = FaultRule.objects.in_bulk()
+    return tuple(_fault_rule(rule, rules.get(rule.value)) for rule in SETTABLE_RULES)
+
+
+def webhooks_view() -> WebhooksView:
+    events = tuple(event.value for event in WebhookEvent if event is not WebhookEvent.TEST)
+    return WebhooksView(tuple(Webhook.objects.order_by("name")[:SHOWN]), events)
+
+
+def deliveries() -> tuple[WebhookDelivery, ...]:
+    return tuple(WebhookDelivery.objects.filter(webhook__isnull=False).select_related("webhook").order_by("-id")[:20])
+
+
+def _person(user: User, every: tuple[str, ...], account: ServiceAccount | None = None) -> PersonRow:
+    groups = tuple(sorted(group.name for group in user.groups.all()))
+    return PersonRow(user, role_by_groups(user), groups, every, account)
+
+
+def _approval_rule(name: str, title: str, rule: ApprovalRule | None) -> RuleRow:
+    two = rule is not None and rule.required
+    actor, at = (rule.actor, rule.changed_at) if rule else ("", None)
+    return RuleRow(name, title, "two people" if two else "one person", "ok" if two else "idle", actor, at)
+
+
+def _fault_rule(rule: Rule, row: FaultRule | None) -> RuleRow:
+    mode = RuleMode(row.mode) if row else RuleMode.ON
+    tone = {RuleMode.ON: "ok", RuleMode.SHADOW: "warn", RuleMode.OFF: "idle"}[mode]
+    actor, at = (row.actor, row.changed_at) if row else ("", None)
+    return RuleRow(rule.value, rule.value.replace("_", " ").capitalize(), mode.value, tone, actor, at)

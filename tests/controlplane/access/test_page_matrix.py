@@ -1,0 +1,80 @@
+"""Every page and every form in the browser by every kind of caller. A URL without a row here fails: say who may."""
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from controlplane.kernel.access import Role
+from tests.controlplane.access.callers import granted, person
+from tests.controlplane.access.endpoints import Operation, pages
+
+pytestmark = pytest.mark.django_db
+
+ANYBODY = {"login", "logout", "oidc-begin", "oidc-back"}
+VIEWER = {
+    "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "traffic",
+    "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident", "search",
+    "events", "settings", "approvals", "settings-webhooks", "settings-rules", "token-new", "token-revoke",
+    "session-end", "approval-reject",
+}  # fmt: skip
+OPERATOR = {
+    "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
+    "key-new", "key-action", "draft-new", "draft-edit", "version-action", "webhook-test", "playground-say", "audit",
+}  # fmt: skip
+ADMIN = {
+    "keys-require", "settings-users", "settings-groups", "user-new", "user-change", "program-new", "group-new",
+    "group-change", "group-delete", "grant-new", "grant-take", "approval-approve", "approval-rule", "webhook-new",
+    "webhook-switch", "webhook-delete", "fault-rule",
+}  # fmt: skip
+ASKED = {"playground-say": '{"deployment": "x", "region": "x", "messages": [{"role": "user", "content": "Hello"}]}'}
+"""What has to be said before it can be refused: it depends on the deployment."""
+
+
+def test_every_url_has_a_row() -> None:
+    assert {_name(page) for page in pages()} == ANYBODY | VIEWER | OPERATOR | ADMIN
+
+
+def test_strangers_see_the_login_and_change_nothing() -> None:
+    client = Client()
+    for page in pages():
+        if _name(page) not in ANYBODY:
+            response = client.generic(page.method, page.path)
+            led = response.headers.get("Location", "").startswith("/login/?next=")
+            assert led or response.status_code in {401, 405}, page.name
+
+
+def test_a_viewer_sees_every_page_and_asks_for_nothing() -> None:
+    assert _refused(person("viewer"), OPERATOR | ADMIN | VIEWER) == OPERATOR | ADMIN
+
+
+def test_an_operator_runs_the_fleet() -> None:
+    assert _refused(person("operator", Role.OPERATOR), OPERATOR | ADMIN) == ADMIN
+
+
+def test_an_admin_may_everything() -> None:
+    assert _refused(person("admin", Role.ADMIN), OPERATOR | ADMIN) == set()
+
+
+def test_a_grant_opens_no_page_of_its_own() -> None:
+    assert _refused(granted("ada", "chat"), OPERATOR | ADMIN) == OPERATOR | ADMIN
+
+
+def _refused(user: User, names: set[str]) -> set[str]:
+    """The URLs that refuse this user, by GET and by POST alike. That they would find nothing does not matter."""
+    client = Client(raise_request_exception=False)
+    client.force_login(user)
+    refused: dict[str, set[bool]] = {}
+    for page in pages():
+        if _name(page) in names:
+            body = ASKED.get(_name(page), "")
+            response = client.generic(page.method, page.path, body, content_type="application/json")
+            assert response.status_code < 500, (page.name, response.content)
+            assert response.status_code != 302 or "/login/" not in response.headers["Location"], page.name
+            if response.status_code != 405:
+                refused.setdefault(_name(page), set()).add(response.status_code == 403)
+    assert {name for name, answers in refused.items() if len(answers) > 1} == set()
+    return {name for name, answers in refused.items() if answers == {True}}
+
+
+def _name(page: Operation) -> str:
+    return page.name.partition(" ")[2]
