@@ -4,7 +4,7 @@ browser goes, the connection to the ingress is cut, and generation ends."""
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 
 from controlplane.dashboard.playground.answer import AnswerReader, error_words
@@ -79,5 +79,5 @@ def _words(refused: bytes) -> str:
         return refused[:300].decode("utf-8", "replace")
 
 
-def _event(kind: str, said: dict[str, object]) -> bytes:
+def _event(kind: str, said: Mapping[str, object]) -> bytes:
     return f"event: {kind}\ndata: {json.dumps(said)}\n\n".encode()
