@@ -25,7 +25,7 @@ hub = AgentHub({AgentKind.NODE: NodeDesk(), AgentKind.INGRESS: IngressDesk()})
 
 application = ProtocolTypeRouter(
     {
-        "http": WatchGate(http_application, ChangeFeed()),
+        "http": WatchGate(cast(Any, http_application), ChangeFeed()),
         "websocket": URLRouter(
             [
                 path("agents/ws", cast(Any, AgentSocket(hub))),

@@ -32,14 +32,15 @@ class ConventionsSchema(AutoSchema):
         operation: JsonObject | None = super().get_operation(*args, **kwargs)
         if operation is None or not hasattr(self.view, "needs_if_match"):
             return operation
-        action, detail = self.view.action or "", bool(getattr(self.view, "detail", False))
+        view: Any = self.view
+        action, detail = view.action or "", bool(view.detail)
         parameters = operation.setdefault("parameters", [])
         headers = dict(RATE_HEADERS)
         if self.method == "GET" and action == "retrieve":
             parameters.append(_asked("If-None-Match", "ETags that you have: 304 if one of them is the present one."))
             operation["responses"]["304"] = {"description": "You have it already.", "headers": {**ETAG, **headers}}
         elif detail and self.method != "GET":
-            required = action in self.view.needs_if_match
+            required = action in view.needs_if_match
             parameters.append(_asked("If-Match", "The ETag of what you looked at: 412 if it is another now.", required))
         if self.method == "POST":
             told = "Makes repeating harmless: for 24 hours the same key and request get the answer of the first."

@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from django.core import signing
-from django.db.models import F, Model, Q, QuerySet
+from django.db.models import F, Model, Q
 from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.pagination import BasePagination
 from rest_framework.request import Request
@@ -42,9 +42,7 @@ class CursorPages(BasePagination):
     cursor_query_param = "cursor"
     max_page_size = 1000
 
-    def paginate_queryset(
-        self, queryset: QuerySet[Any], request: Request, view: APIView | None = None
-    ) -> list[Any] | None:
+    def paginate_queryset(self, queryset: Any, request: Request, view: APIView | None = None) -> list[Any] | None:
         size, keys = self.get_page_size(request), _keys(request, view, queryset.model)
         cursor = _read_cursor(request, keys)
         back = cursor is not None and cursor["b"]

@@ -110,13 +110,13 @@ class DeploymentViewSet(ReadOnlyModelViewSet[Deployment]):
         deployment = self.get_object()
         asked = ChangeDeploymentSerializer(data=request.data)
         asked.is_valid(raise_exception=True)
-        said, who = dict(asked.validated_data), {"actor": actor_of(request), "now": clock.now()}
+        said, actor, now = dict(asked.validated_data), actor_of(request), clock.now()
         places = said.pop("regions", [])
         with transaction.atomic():
             if said:
-                deployment_change(name=deployment.name, **who, **said)
+                deployment_change(name=deployment.name, actor=actor, now=now, **said)
             if places:
-                deployment_scale(name=deployment.name, cells=_cells(places), **who)
+                deployment_scale(name=deployment.name, cells=_cells(places), actor=actor, now=now)
         return Response(self.get_serializer(self.get_object()).data)
 
     @extend_schema(operation_id="deployments_delete", responses={200: DeploymentSerializer})

@@ -89,14 +89,17 @@ def approval_approve(*, approval_id: int, actor: str, now: datetime) -> Approval
     """Approve a request and carry it out. What could not be done leaves it failed, with the reason.
 
     Raises:
-        Conflict: it is decided, its time is over, or it is the approver's own.
+        Conflict: it is decided, its time is over, it is the approver's own, or nobody knows any more how to do it.
     """
     row = _pending(approval_id, now)
     if row.requested_by == actor[:64]:
         raise Conflict("nobody approves their own request; another admin has to")
+    known = _actions.get(row.action)
+    if known is None:
+        raise Conflict(f"this release knows no action {row.action!r} any more; reject the request")
     try:
         with transaction.atomic():
-            outcome = _actions[row.action].perform(row.arguments, row.requested_by, now)
+            outcome = known.perform(row.arguments, row.requested_by, now)
         state = ApprovalState.DONE
     except Refusal as refused:
         state, outcome = ApprovalState.FAILED, str(refused)

@@ -8,6 +8,7 @@ late: nothing is missed, nothing waits for a slow transaction, and what was roll
 
 import re
 from dataclasses import dataclass
+from datetime import datetime
 
 from django.db import connection
 
@@ -95,7 +96,7 @@ def changes_since(kind: str, revision: str) -> Changes:
     return Changes(now, things)
 
 
-def changes_trim(before: object) -> None:
+def changes_trim(before: datetime) -> None:
     """Forget changes from before a time, and that they are forgotten."""
     with connection.cursor() as cursor:
         cursor.execute(_TRIM, {"before": before})

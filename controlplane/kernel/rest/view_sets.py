@@ -38,8 +38,8 @@ UNCHANGED = "Switchyard-Unchanged"
 class Conventions(APIView):
     """What holds for every view of the API, with a list or without."""
 
-    action: str | None = None
-    detail: bool | None = None
+    action: str
+    detail: bool | None
     measured: ClassVar[Set[str]] = frozenset()
     shown_once: ClassVar[Set[str]] = frozenset()
     needs_if_match: ClassVar[Set[str]] = frozenset()

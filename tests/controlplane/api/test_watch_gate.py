@@ -1,0 +1,183 @@
+"""Watching through ASGI: a watcher that waits holds nothing, hears of a change at once, and leaves without a trace."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from controlplane.api.change_feed import ChangeFeed
+from controlplane.api.watch import WatchGate
+from controlplane.kernel.rest.rate import AGAIN
+
+SCOPE = {"type": "http", "method": "GET", "path": "/api/v1/cells", "query_string": b"since=r1-1-&timeout=9"}
+
+
+class World:
+    """A database that changes when it is told, and an application that says whether something has."""
+
+    def __init__(self, patience_s: float = 30.0) -> None:
+        self.kinds: list[str] = []
+        self.news = False
+        self.asked: list[dict[str, Any]] = []
+        self.patience_s = patience_s
+
+    def look(self, since: str | None) -> tuple[str, list[str]]:
+        kinds, self.kinds = self.kinds, []
+        return "1:1:", kinds if since else []
+
+    async def application(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked.append(scope)
+        assert (await receive())["type"] == "http.request"
+        waits = [] if self.news else [(b"switchyard-unchanged", f"cell {self.patience_s:g}".encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": waits})
+        await send({"type": "http.response.body", "body": b"news" if self.news else b"nothing"})
+
+    def changes(self, kind: str) -> None:
+        self.kinds.append(kind)
+
+
+class Client:
+    """Sends one request and listens, until it hangs up."""
+
+    def __init__(self) -> None:
+        self.hung_up = asyncio.Event()
+        self.heard: list[Any] = []
+        self._sent = False
+
+    async def receive(self) -> Any:
+        if not self._sent:
+            self._sent = True
+            return {"type": "http.request", "body": b"", "more_body": False}
+        await self.hung_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: Any) -> None:
+        self.heard.append(message)
+
+    @property
+    def body(self) -> bytes:
+        return b"".join(message.get("body", b"") for message in self.heard)
+
+
+async def until(truth: Any) -> None:
+    async with asyncio.timeout(10):
+        while not truth():  # noqa: ASYNC110 - what it waits for has no event
+            await asyncio.sleep(0.001)
+
+
+def gate_to(world: World) -> WatchGate:
+    return WatchGate(world.application, ChangeFeed(world.look, tick_s=0.002))
+
+
+async def watch(gate: WatchGate, client: Client, **scope: Any) -> None:
+    await gate({**SCOPE, **scope}, client.receive, client.send)
+
+
+@pytest.mark.asyncio
+async def test_a_watcher_is_answered_when_something_of_its_kind_changes() -> None:
+    world, client = World(), Client()
+    watching = asyncio.create_task(watch(gate_to(world), client))
+    await until(lambda: len(world.asked) == 1)
+    world.news = True
+    world.changes("cell")
+    await asyncio.wait_for(watching, 10)
+    assert client.body == b"news"
+    assert AGAIN not in world.asked[0]
+    assert world.asked[1][AGAIN], "it was counted when it came"
+
+
+@pytest.mark.asyncio
+async def test_changes_of_another_kind_wake_nobody() -> None:
+    world, client = World(), Client()
+    gate = gate_to(world)
+    watching = asyncio.create_task(watch(gate, client))
+    await until(lambda: len(world.asked) == 1)
+    world.changes("node")
+    await until(lambda: gate._feed.last_change("node"))
+    await asyncio.sleep(0.01)
+    assert len(world.asked) == 1
+    assert not watching.done()
+    client.hung_up.set()
+    await asyncio.wait_for(watching, 10)
+
+
+@pytest.mark.asyncio
+async def test_a_change_that_is_not_for_this_watcher_lets_it_wait_on() -> None:
+    world, client = World(), Client()
+    watching = asyncio.create_task(watch(gate_to(world), client))
+    await until(lambda: len(world.asked) == 1)
+    world.changes("cell")
+    await until(lambda: len(world.asked) == 2)
+    world.news = True
+    world.changes("cell")
+    await asyncio.wait_for(watching, 10)
+    assert client.body == b"news"
+
+
+@pytest.mark.asyncio
+async def test_patience_ends_with_the_answer_that_nothing_has_changed() -> None:
+    world, client = World(patience_s=0.02), Client()
+    await asyncio.wait_for(watch(gate_to(world), client), 10)
+    assert client.body == b"nothing"
+    assert len(world.asked) == 1
+
+
+@pytest.mark.asyncio
+async def test_who_hangs_up_is_forgotten_and_answered_nothing() -> None:
+    world, client = World(), Client()
+    gate = gate_to(world)
+    watching = asyncio.create_task(watch(gate, client))
+    await until(lambda: len(world.asked) == 1)
+    client.hung_up.set()
+    await asyncio.wait_for(watching, 10)
+    assert client.heard == []
+    assert gate._feed._watchers == 0
+
+
+@pytest.mark.asyncio
+async def test_a_thousand_watchers_are_a_thousand_coroutines_and_one_look_a_tick() -> None:
+    world = World()
+    gate, clients = gate_to(world), [Client() for _ in range(1000)]
+    watching = [asyncio.create_task(watch(gate, client)) for client in clients]
+    await until(lambda: len(world.asked) == 1000)
+    world.news = True
+    world.changes("cell")
+    await asyncio.wait_for(asyncio.gather(*watching), 30)
+    assert {client.body for client in clients} == {b"news"}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"method": "POST"},
+        {"path": "/overview"},
+        {"query_string": b"since=2026-11-21"},
+        {"query_string": b""},
+        {"type": "lifespan"},
+    ],
+)
+async def test_everything_else_passes_through(other: dict[str, Any]) -> None:
+    seen: list[Any] = []
+
+    async def application(scope: Any, receive: Any, send: Any) -> None:
+        seen.append((receive, send))
+
+    client = Client()
+    await watch(WatchGate(application, ChangeFeed(World().look)), client, **other)
+    assert seen == [(client.receive, client.send)]
+
+
+@pytest.mark.asyncio
+async def test_without_a_database_a_watcher_is_answered_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from django.db import OperationalError
+
+    def no_answer(since: str | None) -> tuple[str, list[str]]:
+        raise OperationalError("away")
+
+    monkeypatch.setattr("controlplane.api.change_feed.BEGIN_LIMIT_S", 0.01)
+    world, client = World(), Client()
+    gate = WatchGate(world.application, ChangeFeed(no_answer, tick_s=0.002))
+    await asyncio.wait_for(watch(gate, client), 10)
+    assert client.body == b"nothing"
+    gate._feed._running.cancel()  # type: ignore[union-attr]

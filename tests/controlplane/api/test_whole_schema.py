@@ -1,0 +1,122 @@
+"""Schemathesis asks what the OpenAPI document allows, and more: no server error, no answer that it does not promise.
+
+Deterministic: the same requests every time. `SWITCHYARD_SCHEMA_EXAMPLES=400` asks more of each operation by hand.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import schemathesis
+from django.core.signals import request_finished, request_started
+from django.core.wsgi import get_wsgi_application
+from django.db import close_old_connections, transaction
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import CheckFunction, not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.controlplane.api.client import DescribedClient, bearer, document
+from tests.controlplane.api.test_query_counts import one_more_of_everything
+
+pytestmark = pytest.mark.django_db
+
+EXAMPLES = int(os.environ.get("SWITCHYARD_SCHEMA_EXAMPLES", "6"))
+KEYS = ("id", "name", "prefix", "rule", "deployment", "ingress", "username", "action", "number")
+"""Fields by which lists name what single paths are asked for."""
+CHECKS: list[CheckFunction] = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+]
+
+SCHEMA = schemathesis.openapi.from_dict(document())
+SCHEMA.app = get_wsgi_application()
+OPERATIONS = {operation.ok().label: operation.ok() for operation in SCHEMA.get_all_operations()}
+
+
+@pytest.fixture(autouse=True)
+def _no_limits(settings: Any) -> None:
+    settings.API_READS_PER_MIN = settings.API_WRITES_PER_MIN = settings.API_STRANGER_REQUESTS_PER_MIN = 0
+
+
+@contextmanager
+def one_transaction() -> Iterator[None]:
+    """What happens within is taken back. As in Django's own client, a request's end does not end the connection."""
+    signals = (request_started, request_finished)
+    for signal in signals:
+        signal.disconnect(close_old_connections)
+    with transaction.atomic():
+        yield
+        transaction.set_rollback(True)
+    for signal in signals:
+        signal.connect(close_old_connections)
+
+
+def asked(operation: Any, mode: GenerationMode, known: dict[str, str]) -> st.SearchStrategy[Any]:
+    """Requests as the document allows them, or breaking it; half of those for one thing, for one that is there."""
+    made: st.SearchStrategy[Any] = operation.as_strategy(mode)
+    return st.one_of(made, operation.as_strategy(mode, path_parameters=known)) if known else made
+
+
+def something_there(client: DescribedClient, path: str) -> dict[str, str]:
+    """The path parameters of the first thing in the list above this path."""
+    above, brace, _ = path.partition("/{")
+    if not brace:
+        return {}
+    listed = client.get(above)
+    rows = listed.json().get("results", []) if listed.status_code == 200 else []
+    parameter = path.partition("{")[2].partition("}")[0]
+    return {parameter: str(next(rows[0][key] for key in KEYS if key in rows[0]))} if rows else {}
+
+
+def send(case: Any, headers: dict[str, str]) -> Any:
+    """One request, whose effects are taken back."""
+    with one_transaction():
+        response = case.call(headers=headers)
+    case.validate_response(response, checks=CHECKS)
+    return response
+
+
+def fuzz(cases: st.SearchStrategy[Any], headers: dict[str, str], examples: int) -> set[int]:
+    """The statuses that came."""
+    statuses: set[int] = set()
+
+    @settings(
+        max_examples=examples,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=cases)
+    def run(case: Any) -> None:
+        statuses.add(send(case, headers).status_code)
+
+    run()
+    return statuses
+
+
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_every_answer_is_promised_and_strangers_get_none(label: str) -> None:
+    operation = OPERATIONS[label]
+    one_more_of_everything(0)
+    client = bearer()
+    token = {"Authorization": client._credentials["HTTP_AUTHORIZATION"]}
+    known = something_there(client, operation.path)
+    fuzz(asked(operation, GenerationMode.POSITIVE, known), token, EXAMPLES)
+    if operation.query or operation.body:
+        fuzz(asked(operation, GenerationMode.NEGATIVE, known), token, max(1, EXAMPLES // 2))
+    strangers = fuzz(asked(operation, GenerationMode.POSITIVE, known), {}, max(1, EXAMPLES // 4))
+    assert strangers <= {400, 401, 404}, "404 for paths that no route has"
