@@ -7,7 +7,9 @@ from django.urls.converters import StringConverter
 from controlplane.accounts.views import Login, oidc_back, oidc_begin
 from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.pages.audit import AUDIT
+from controlplane.dashboard.pages.cell_actions import cell_action
 from controlplane.dashboard.pages.cells import CELL, CELLS
+from controlplane.dashboard.pages.deployment_scale import scale as deployment_scale
 from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS
 from controlplane.dashboard.pages.draft_actions import draft_edit, draft_new
 from controlplane.dashboard.pages.events import EVENTS
@@ -28,9 +30,9 @@ from controlplane.dashboard.pages.traffic_actions import evacuate, override_end_
 from controlplane.dashboard.pages.traffic_shares import traffic_shares
 from controlplane.dashboard.pages.version_actions import version_action
 from controlplane.dashboard.pages.versions import VERSION, VERSION_DIFF
-
-
 from controlplane.dashboard.settings_urls import settings_urlpatterns
+
+
 class ModelName(StringConverter):
     """The name of a model, which no version's reference looks like."""
 
@@ -55,12 +57,14 @@ urlpatterns = [
     path("", _view(OVERVIEW), name="overview"),
     path("deployments/", _view(DEPLOYMENTS), name="deployments"),
     path("deployments/<str:key>/", _view(DEPLOYMENT), name="deployment"),
+    path("deployments/<str:name>/scale/", deployment_scale, name="deployment-scale"),
     path("rollouts/", _view(ROLLOUTS), name="rollouts"),
     path("rollouts/new/", rollout_new, name="rollout-new"),
     path("rollouts/<str:key>/", _view(ROLLOUT), name="rollout"),
     path("rollouts/<int:rollout_id>/ask/<str:action>/", rollout_action, name="rollout-action"),
     path("cells/", _view(CELLS), name="cells"),
     path("cells/<str:key>/", _view(CELL), name="cell"),
+    path("cells/<str:cell_id>/ask/<str:action>/", cell_action, name="cell-action"),
     path("nodes/", _view(NODES), name="nodes"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
     path("traffic/", _view(TRAFFIC), name="traffic"),
@@ -86,9 +90,9 @@ urlpatterns = [
     path("search/", _view(SEARCH), name="search"),
     path("events/", _view(EVENTS), name="events"),
     path("audit/", _view(AUDIT), name="audit"),
+    *settings_urlpatterns,
     path("login/", Login.as_view(), name="login"),
     path("login/oidc/", oidc_begin, name="oidc-begin"),
     path("login/oidc/back/", oidc_back, name="oidc-back"),
     path("logout/", LogoutView.as_view(), name="logout"),
-    *settings_urlpatterns,
 ]

@@ -75,6 +75,11 @@ class Burn:
     tone: Tone
     reason: str
 
+    @property
+    def percent(self) -> float:
+        """The objective as people say it."""
+        return round(100 * self.objective, 3)
+
 
 def parse_objective(stated: Mapping[str, Any], serving_class: ServingClass) -> Objective:
     """The objective with what is stated, and the rest from the defaults of its serving class.

@@ -8,33 +8,37 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 
 import msgspec
-from django.db import transaction
+from django.db import connection, transaction
 
 from controlplane.kernel import live
 from controlplane.kernel.storable import storable_json
 from engine_agent.protocol.messages import LogTail
 from fleet.models import NodeLog
-from fleet.services.desired import desired_changed
 
 WISH_FOR = timedelta(seconds=60)
 RENEW_BEFORE = timedelta(seconds=25)
 """A reader looks again every few seconds; the wish is written, and told to the agent, only this often."""
 KEPT_FOR = timedelta(hours=1)
+_WISH = """
+WITH due AS (
+    INSERT INTO fleet_nodelog AS known (node_id, wished_until, cell, generation, logs)
+    SELECT id, %(until)s, '', 0, '{}' FROM fleet_node WHERE id = ANY(%(nodes)s) ORDER BY id
+    ON CONFLICT (node_id) DO UPDATE SET wished_until = EXCLUDED.wished_until WHERE known.wished_until <= %(renew)s
+    RETURNING node_id
+)
+UPDATE fleet_node SET desired_version = desired_version + 1 WHERE id IN (SELECT node_id FROM due) RETURNING id
+"""
 
 
-@transaction.atomic
 def node_logs_wish(*, nodes: Iterable[str], now: datetime) -> None:
-    """Somebody reads the logs of these nodes now."""
-    wanted = sorted(set(nodes))
-    lasting = NodeLog.objects.filter(node__in=wanted, wished_until__gt=now + RENEW_BEFORE)
-    due = sorted(set(wanted) - set(lasting.values_list("node_id", flat=True)))
-    NodeLog.objects.bulk_create(
-        [NodeLog(node_id=node, wished_until=now + WISH_FOR) for node in due],
-        update_conflicts=True,
-        unique_fields=["node"],
-        update_fields=["wished_until"],
-    )
-    desired_changed(due)
+    """Somebody reads the logs of these nodes now. One statement, whether or not anything is to be renewed."""
+    values = {"nodes": sorted(set(nodes)), "until": now + WISH_FOR, "renew": now + RENEW_BEFORE}
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(_WISH, values)
+            due = [str(node) for (node,) in cursor.fetchall()]
+        if due:
+            live.push_desired(due)
 
 
 def node_logs_store(*, said: Mapping[str, LogTail], now: datetime) -> None:

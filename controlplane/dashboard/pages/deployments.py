@@ -6,6 +6,9 @@ from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
 from controlplane.dashboard.selectors.cells import CellList, cells_of
 from controlplane.dashboard.selectors.deployments import DeploymentList, DeploymentRow, deployment_find, deployment_list
 from controlplane.dashboard.selectors.events import EventList, deployment_events
+from controlplane.dashboard.selectors.load_charts import LoadCharts, Slo, load_charts, slo_of
+from fleet.models import Deployment
+from fleet.selectors.history import deployment_subject
 
 EVENTS_OF_ONE_DEPLOYMENT = 30
 
@@ -27,6 +30,23 @@ def _deployment(asked: Asked) -> DeploymentRow:
 
 def _cells(asked: Asked) -> CellList:
     return cells_of(asked.key, asked.now)
+
+
+def _known(asked: Asked) -> Deployment:
+    found = Deployment.objects.filter(pk=asked.key).first()
+    if found is None:
+        raise Http404(f"There is no deployment {asked.key!r}.")
+    return found
+
+
+def _slo(asked: Asked) -> Slo:
+    return slo_of(_known(asked), asked.now)
+
+
+def _load(asked: Asked) -> LoadCharts:
+    objective_ms = _known(asked).objective().ttft_ms
+    subject = deployment_subject(asked.key)
+    return load_charts(subject, span=asked.word("span"), now=asked.now, ttft_objective_ms=objective_ms)
 
 
 def _events(asked: Asked) -> EventList:
@@ -53,7 +73,11 @@ DEPLOYMENT = Page(
             "dashboard/deployments/deployment.html",
             _deployment,
         ),
+        Fragment("deployment-slo", "Error budget", ("history",), "dashboard/load/slo.html", _slo),
+        Fragment("deployment-load", "Load", ("history",), "dashboard/load/charts.html", _load),
+        Fragment("deployment-asks", "What you can do", (), "dashboard/deployments/asks.html", _deployment),
         Fragment("deployment-cells", "Cells", ("cells", "load"), "dashboard/cells/table.html", _cells),
         Fragment("deployment-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),
+    charts=True,
 )

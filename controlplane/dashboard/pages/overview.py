@@ -5,6 +5,7 @@ from controlplane.dashboard.selectors.deployments import DeploymentList, deploym
 from controlplane.dashboard.selectors.events import EventList, event_list
 from controlplane.dashboard.selectors.nodes import NodeList, nodes_to_look_at
 from controlplane.dashboard.selectors.overview import Broken, MapRegion, Moving, broken, fleet_map, moving
+from fleet.selectors.history import FLEET, Point, last_windows
 
 NODES_ON_OVERVIEW = 40
 EVENTS_ON_OVERVIEW = 15
@@ -20,6 +21,11 @@ def _moving(asked: Asked) -> Moving:
 
 def _users(asked: Asked) -> DeploymentList:
     return deployment_list(now=asked.now)
+
+
+def _rates(asked: Asked) -> Point | None:
+    """What users of the whole fleet got in the last quarter of a minute that was looked at."""
+    return last_windows([FLEET], asked.now).get(FLEET)
 
 
 def _map(asked: Asked) -> tuple[MapRegion, ...]:
@@ -40,7 +46,8 @@ OVERVIEW = Page(
     fragments=(
         Fragment("broken", "Broken", ("incidents", "cells"), "dashboard/overview/broken.html", _broken),
         Fragment("moving", "Moving", ("cells", "nodes"), "dashboard/overview/moving.html", _moving),
-        Fragment("users", "Users", ("load", "cells", "deployments"), "dashboard/deployments/table.html", _users),
+        Fragment("rates", "Users", ("history",), "dashboard/overview/rates.html", _rates),
+        Fragment("users", "", ("load", "cells", "deployments"), "dashboard/deployments/table.html", _users),
         Fragment("map", "Cells", ("cells", "deployments"), "dashboard/overview/map.html", _map),
         Fragment("nodes", "Nodes", ("nodes", "cells"), "dashboard/overview/nodes.html", _nodes),
         Fragment("events", "Last events", ("events",), "dashboard/events/list.html", _events),
