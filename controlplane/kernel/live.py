@@ -12,6 +12,8 @@ from channels.layers import get_channel_layer
 from django.db import transaction
 
 from controlplane.kernel.breaker import DOORBELLS
+from controlplane.kernel.correlation import request_id
+from controlplane.kernel.tracing import traceparent
 
 SEND_LIMIT_S = 1.0
 """A server in reach takes a few milliseconds."""
@@ -27,8 +29,9 @@ def push(topic: str, key: str = "") -> None:
 
 
 def push_desired(node_ids: list[str]) -> None:
-    """Tell the processes that hold agents' sockets that the desired state of these nodes changed."""
-    _after_commit(AGENT_SOCKETS, {"type": "agent.desired", "nodes": node_ids})
+    """Tell the processes that hold agents' sockets that the orders of these nodes changed, and what that came of."""
+    cause = {"cause": {"request_id": request_id(), "traceparent": traceparent()}} if request_id() else {}
+    _after_commit(AGENT_SOCKETS, {"type": "agent.desired", "nodes": node_ids, **cause})
 
 
 def push_table(region: str) -> None:

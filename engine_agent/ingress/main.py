@@ -18,11 +18,13 @@ from pathlib import Path
 from engine_agent.ingress.agent import Ingress
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
+from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
 from engine_agent.runtime.connection import AgentConnection
 from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.telemetry.scraping import serve_metrics
 
 log = logging.getLogger(__name__)
 
@@ -33,19 +35,21 @@ MAX_CONNECTIONS = 8000
 SPARE_FILES = 500
 """Files that HAProxy needs for itself, its listeners and its checks."""
 MAX_THREADS = 4
+METRICS_ABOVE = 1000
+HIGHEST_PORT = 65535
 
 
 def run(argv: list[str]) -> int:
     """Run an ingress agent with these arguments; return the exit status."""
     arguments = _parser().parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     home: Path = arguments.home.resolve()
     try:
+        configure_logging(os.environ, "switchyard-ingress-agent")
         enrolment = Enrolment(
             arguments.server, AgentKind.INGRESS, arguments.ingress_id, home, os.environ.get(JOIN_TOKEN_VARIABLE)
         )
         with _only_agent_of(home):
-            asyncio.run(_serve(_settings(arguments, home), find_binary(), enrolment))
+            asyncio.run(_serve(_settings(arguments, home), find_binary(), enrolment, _metrics_port(arguments)))
     except (ValueError, OSError) as error:
         print(f"ingress {arguments.ingress_id}: {error}", file=sys.stderr)  # noqa: T201 - to whoever started it
         return 1
@@ -60,8 +64,19 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--server", required=True, help="control plane, http://HOST:PORT")
     parser.add_argument("--host", default="127.0.0.1", help="address to serve applications on")
     parser.add_argument("--port", type=int, default=8080, help="port to serve applications on")
+    parser.add_argument(
+        "--metrics-port", type=int, help=f"on loopback; the port of --port and {METRICS_ABOVE} if absent"
+    )
     parser.add_argument("--threads", type=int, default=min(MAX_THREADS, os.cpu_count() or 1), help="of HAProxy")
     return parser
+
+
+def _metrics_port(arguments: argparse.Namespace) -> int:
+    chosen: int | None = arguments.metrics_port
+    if chosen is not None:
+        return chosen
+    above: int = arguments.port + METRICS_ABOVE
+    return above if above <= HIGHEST_PORT else arguments.port - METRICS_ABOVE
 
 
 def _settings(arguments: argparse.Namespace, home: Path) -> IngressSettings:
@@ -95,7 +110,7 @@ def _only_agent_of(home: Path) -> Iterator[None]:
         yield
 
 
-async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment) -> None:
+async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment, metrics_port: int) -> None:
     def hello() -> Hello:
         ingress.forget_order()
         return Hello(
@@ -111,7 +126,9 @@ async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment) 
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
-    tasks = [asyncio.create_task(work) for work in (ingress.tend(connection.send), connection.run(), stopping.wait())]
+    metrics = serve_metrics(metrics_port, connection.exposition)
+    works = (ingress.tend(connection.send), connection.run(), metrics, stopping.wait())
+    tasks = [asyncio.create_task(work) for work in works]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:
         task.cancel()

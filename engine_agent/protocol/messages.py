@@ -286,14 +286,22 @@ class LogWish(Struct, frozen=True):
     lines: int = 200
 
 
+class Cause(Struct, frozen=True, omit_defaults=True):
+    """What an order came of, for logs and traces only: the number of a request, and its W3C `traceparent`."""
+
+    request_id: str = ""
+    traceparent: str = ""
+
+
 class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
     """All that a node must do. `assignment` None: the node is a spare and runs no engine. `logs` None: nobody reads
-    them."""
+    them. `cause` is no part of the order: the same order may come with another or with none."""
 
     node: str
     version: int
     assignment: Assignment | None
     logs: LogWish | None = None
+    cause: Cause | None = None
 
 
 class CellEndpoint(Struct, frozen=True):

@@ -20,6 +20,8 @@ ROOT_COMMUNICATOR = 5
 """Where the devices of a cell's nodes find each other (leader only, `neuron` only)."""
 COLLECTIVES_MASTER = 6
 """Where the processes that drive those devices find each other (leader only, `neuron` only)."""
+AGENT_METRICS = 7
+"""Node agent: `/metrics` on loopback."""
 RENDEZVOUS = 8
 """First of `RENDEZVOUS_SLOTS` ports for leader/follower rendezvous, used in turn by generation."""
 RENDEZVOUS_SLOTS = 12

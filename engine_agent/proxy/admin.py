@@ -8,10 +8,11 @@ import msgspec
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
-from engine_agent.proxy.exposition import CONTENT_TYPE, exposition
+from engine_agent.proxy.exposition import exposition
 from engine_agent.proxy.local import LocalExchange
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.wire import Reply, RequestHead, refusal_reply
+from engine_agent.telemetry.prometheus_text import CONTENT_TYPE
 
 
 class PhaseOrder(msgspec.Struct, frozen=True):

@@ -7,8 +7,8 @@ from engine_agent.protocol.states import Phase
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.histogram import SlidingHistogram
 from engine_agent.proxy.measure import Meter
+from engine_agent.telemetry.prometheus_text import family, sample, single
 
-CONTENT_TYPE = b"text/plain; version=0.0.4"
 _PREFIX = "switchyard_proxy_"
 
 
@@ -63,11 +63,11 @@ def _loads(
 
 
 def _family(name: str, kind: str, text: str) -> list[str]:
-    return [f"# HELP {_PREFIX}{name} {text}", f"# TYPE {_PREFIX}{name} {kind}"]
+    return family(f"{_PREFIX}{name}", kind, text)
 
 
 def _single(name: str, kind: str, text: str, labels: Mapping[str, str], value: float) -> list[str]:
-    return [*_family(name, kind, text), _sample(name, labels, value)]
+    return single(f"{_PREFIX}{name}", kind, text, labels, value)
 
 
 def _histogram(name: str, labels: Mapping[str, str], histogram: SlidingHistogram) -> list[str]:
@@ -81,9 +81,4 @@ def _histogram(name: str, labels: Mapping[str, str], histogram: SlidingHistogram
 
 
 def _sample(name: str, labels: Mapping[str, str], value: float) -> str:
-    text = ",".join(f'{key}="{_escaped(label)}"' for key, label in labels.items())
-    return f"{_PREFIX}{name}{{{text}}} {value}"
-
-
-def _escaped(label: str) -> str:
-    return label.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+    return sample(f"{_PREFIX}{name}", labels, value)

@@ -18,15 +18,18 @@ from engine_agent.planning.observe import observe
 from engine_agent.planning.steps import Wait
 from engine_agent.protocol.fingerprint import Fingerprint, differing_fields
 from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, RoutingTable, StepTimes
+from engine_agent.protocol.ports import AGENT_METRICS
 from engine_agent.protocol.states import EngineState
 from engine_agent.runtime.connection import AgentConnection, report_interval_s
 from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.runtime.log_tail import LogSpeaker
 from engine_agent.runtime.node import LocalNode, NodePlace
+from engine_agent.runtime.order_trace import order_trace
 from engine_agent.runtime.watch import POLL_INTERVAL_S
 from engine_agent.telemetry.accelerators import Accelerators, OnFault
 from engine_agent.telemetry.detection import accelerators_here
 from engine_agent.telemetry.host import read_usage
+from engine_agent.telemetry.scraping import serve_metrics
 
 log = logging.getLogger(__name__)
 
@@ -65,6 +68,8 @@ class NodeAgent:
         self._said: Observed | None = None
         self._steps: StepTimes | None = None
         self._logs = LogSpeaker(place.home)
+        self._trace = order_trace(place.node_id)
+        self._metrics_port = place.port_base + AGENT_METRICS
 
     async def run(self) -> None:
         """Resume, then converge, watch, report and stay connected until cancelled."""
@@ -82,6 +87,8 @@ class NodeAgent:
                 loops.create_task(self._for_ever("logs", self._bound_logs_once))
                 loops.create_task(self._for_ever("log tail", self._show_logs_once))
                 loops.create_task(self._for_ever("stack", self._read_stack_once))
+                loops.create_task(self._for_ever("traces", self._trace.run))
+                loops.create_task(self._for_ever("metrics", self._serve_metrics))
         finally:
             self._node.close()
 
@@ -102,6 +109,9 @@ class NodeAgent:
                 # A node must outlive whatever is wrong with one pass; the next one starts from the whole state again.
                 log.exception("error in the %s loop", name)
                 await asyncio.sleep(PAUSE_AFTER_ERROR_S)
+
+    async def _serve_metrics(self) -> None:
+        await serve_metrics(self._metrics_port, self._connection.exposition)
 
     async def _converge_once(self) -> None:
         until_s = self._converge()
@@ -164,7 +174,8 @@ class NodeAgent:
 
     def _on_message(self, message: Desired | RoutingTable) -> None:
         if isinstance(message, Desired):
-            self._node.take_order(message)
+            with self._trace.taking(message):
+                self._node.take_order(structs.replace(message, cause=None))
         else:
             log.warning("ignored a routing table: this is a node, not an ingress")
 

@@ -31,6 +31,7 @@ from engine_agent.protocol.messages import (
 )
 from engine_agent.protocol.parts import TableAssembly
 from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
+from engine_agent.telemetry.exposition import agent_exposition
 
 log = logging.getLogger(__name__)
 
@@ -132,6 +133,10 @@ class AgentConnection:
     def introduce_again(self) -> None:
         """Say hello anew, on a new connection, because what it says has changed."""
         self._again.set()
+
+    def exposition(self) -> str:
+        """What the agent tells Prometheus: its newest report, and whether it is connected."""
+        return agent_exposition(self._agent_id, self.status.connected, self._report)
 
     async def run(self) -> None:
         """Stay connected until cancelled."""

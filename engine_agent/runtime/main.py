@@ -4,7 +4,6 @@ end, and never a second one for the same folder."""
 import argparse
 import asyncio
 import contextlib
-import logging
 import os
 import signal
 import sys
@@ -14,12 +13,14 @@ from pathlib import Path
 
 from engine_agent.engines.registry import engine_pythons
 from engine_agent.planning.node import LIMITS, ConvergeLimits
+from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.agent import NodeAgent
 from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.runtime.lock import AgentLock, HomeInUse
 from engine_agent.runtime.node import NodePlace
+from engine_agent.runtime.order_trace import SERVICE
 from engine_agent.telemetry.fingerprint import AGENT_VERSION, StackFingerprint
 from engine_agent.telemetry.host import read_inventory
 
@@ -28,11 +29,11 @@ REPO_ROOT = Path(__file__).resolve().parents[2]
 
 def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
     """Run the agent that `argv` describes until SIGTERM or SIGINT; return the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     given = _arguments(argv)
     home: Path = given.home.resolve()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
+        configure_logging(os.environ, SERVICE)
         with AgentLock(home, given.node_id):
             asyncio.run(_run_until_signalled(given, home, limits))
     except (HomeInUse, ValueError) as error:

@@ -19,9 +19,11 @@ from django.db import close_old_connections, connections
 from controlplane.kernel import clock
 from controlplane.kernel.leases import lease_take
 from controlplane.kernel.live import AGENT_SOCKETS
+from controlplane.kernel.metrics import AGENTS_CONNECTED
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
+from fleet.consumers.causes import Causes
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.enrolment import AgentIdentity, credentials_revoked
 
@@ -82,6 +84,7 @@ class AgentHub:
     def __init__(self, desks: dict[AgentKind, Desk]) -> None:
         self.desks = desks
         self.connections: dict[str, AgentConnection] = {}
+        self.causes = Causes()
         self._database = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agent-hub-db")
         self._urgent = asyncio.Event()
         self._bell = asyncio.Event()
@@ -176,6 +179,8 @@ class AgentHub:
         except TimeoutError:
             pass
         self._urgent.clear()
+        for kind in self.desks:
+            AGENTS_CONNECTED.labels(kind.value).set(sum(c.identity.kind is kind for c in self.connections.values()))
         flushes = (self.in_database(desk.flush) for desk in self.desks.values())
         failed = [error for error in await asyncio.gather(*flushes, return_exceptions=True) if error is not None]
         if failed:  # after all had their turn: what one desk cannot write keeps no other from writing
@@ -194,7 +199,8 @@ class AgentHub:
                 news = await self.in_database(desk.to_tell, listening)
                 for connection in listening:
                     if connection.identity.id in news:
-                        telling = self._tell(connection, *news[connection.identity.id])
+                        version, message = news[connection.identity.id]
+                        telling = self._tell(connection, version, self.causes.told(connection.identity.id, message))
                         connection.telling = asyncio.create_task(telling)
 
     async def _tell(self, connection: AgentConnection, version: int, message: DownMessage) -> None:
@@ -219,7 +225,7 @@ class AgentHub:
         channel = await layer.new_channel()
         await layer.group_add(AGENT_SOCKETS, channel)
         while True:
-            await layer.receive(channel)
+            self.causes.note(await layer.receive(channel))
             self._bell.set()
 
     async def _revocations(self) -> None:

@@ -1,0 +1,81 @@
+"""What an agent tells Prometheus: its newest report and its line to the control plane, as text. Pure."""
+
+from collections.abc import Mapping
+
+from engine_agent.protocol.messages import IngressReport, Report
+from engine_agent.protocol.states import EngineState
+from engine_agent.telemetry.prometheus_text import family, sample, single
+
+UP = "up"
+CELL_COUNTERS = {
+    "requests_total": "Requests that the ingress sent to a cell.",
+    "errors_total": "Connections and answers that broke.",
+    "failures_total": "Answers of 5xx.",
+    "retries_total": "Further tries of requests without an answer.",
+    "redispatches_total": "Requests that went on to another cell.",
+}
+CHANGES = {
+    "applied_total": "Changes to HAProxy in place.",
+    "reloads_total": "Reloads of HAProxy.",
+    "starts_total": "Starts of HAProxy.",
+    "log_lines_lost_total": "Lines of the access log that were lost.",
+}
+
+
+def agent_exposition(agent: str, connected: bool, report: Report | IngressReport | None) -> str:
+    """All metrics of an agent. `report` is its newest, None before the first."""
+    labels = {"agent": agent}
+    text = "1 while the agent is connected to the control plane."
+    lines = single("switchyard_agent_connected", "gauge", text, labels, int(connected))
+    if isinstance(report, Report):
+        lines += _node(labels, report)
+    elif isinstance(report, IngressReport):
+        lines += _ingress(labels, report)
+    return "\n".join(lines) + "\n"
+
+
+def _node(labels: Mapping[str, str], report: Report) -> list[str]:
+    lines = family("switchyard_node_engine_state", "gauge", "1 for the state that the node's engine is in.")
+    for state in EngineState:
+        lines.append(
+            sample("switchyard_node_engine_state", {**labels, "state": state}, int(state is report.observed.state))
+        )
+    generation = report.observed.generation
+    lines += single("switchyard_node_generation", "gauge", "Generation that the node runs.", labels, generation)
+    if report.health is not None:
+        text = "1 while the engine counts as healthy."
+        lines += single("switchyard_node_healthy", "gauge", text, labels, int(report.health.ok))
+    numbers = {name: value for name, value in report.telemetry.items() if _is_number(value)}
+    if numbers:
+        lines += family("switchyard_node_telemetry", "gauge", "Use of the machine, by name.")
+        lines += [
+            sample("switchyard_node_telemetry", {**labels, "name": name}, float(value))  # type: ignore[arg-type]
+            for name, value in sorted(numbers.items())
+        ]
+    return lines
+
+
+def _ingress(labels: Mapping[str, str], report: IngressReport) -> list[str]:
+    revision = report.observed.revision
+    lines = single("switchyard_ingress_revision", "gauge", "Routing table in force.", labels, revision)
+    text = "1 while the ingress says that something is wrong."
+    lines += single("switchyard_ingress_trouble", "gauge", text, labels, int(bool(report.observed.reason)))
+    for field, text in CHANGES.items():
+        value = getattr(report.changes, field)
+        lines += single(f"switchyard_ingress_haproxy_{field}", "counter", text, labels, value)
+    lines += family("switchyard_ingress_cell_up", "gauge", "1 while the ingress sends requests to the cell.")
+    for cell, view in sorted(report.observed.cells.items()):
+        lines.append(sample("switchyard_ingress_cell_up", {**labels, "cell": cell}, int(view == UP)))
+    for name, kind, text in (("in_flight", "gauge", "Requests in flight."), ("queued", "gauge", "Requests that wait.")):
+        lines += family(f"switchyard_ingress_cell_{name}", kind, text)
+        for cell, traffic in sorted(report.cells.items()):
+            lines.append(sample(f"switchyard_ingress_cell_{name}", {**labels, "cell": cell}, getattr(traffic, name)))
+    for field, text in CELL_COUNTERS.items():
+        lines += family(f"switchyard_ingress_cell_{field}", "counter", text)
+        for cell, traffic in sorted(report.cells.items()):
+            lines.append(sample(f"switchyard_ingress_cell_{field}", {**labels, "cell": cell}, getattr(traffic, field)))
+    return lines
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -1,0 +1,83 @@
+"""What agents tell Prometheus can be read by its own parser, and tells of cells, engines and the line to the control
+plane."""
+
+import asyncio
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from engine_agent.protocol.messages import CellTraffic, Health, IngressObserved, IngressReport, Observed, Report
+from engine_agent.protocol.states import EngineState
+from engine_agent.telemetry.exposition import agent_exposition
+from engine_agent.telemetry.scraping import HOST, serve_metrics
+from tests.engine_agent.runtime.agents import free_ports
+
+REPORT = Report(
+    seq=1,
+    observed=Observed(EngineState.READY, cell="c-1", generation=3),
+    health=Health(ok=True),
+    telemetry={"cpu_percent": 12.5, "refused_order": 'a "reason"', "throttled": True},
+)
+INGRESS_REPORT = IngressReport(
+    seq=1,
+    observed=IngressObserved(revision=9, reason="a table was refused", cells={"c-1": "up", "c-2": "drain"}),
+    cells={"c-1": CellTraffic(in_flight=2, requests_total=7)},
+)
+
+
+def values(text: str) -> dict[tuple[str, str], float]:
+    """(name, last label) -> value."""
+    families = text_string_to_metric_families(text)
+    return {(each.name, [*each.labels.values()][-1]): each.value for family in families for each in family.samples}
+
+
+def test_an_agent_that_said_nothing_yet_tells_of_its_line() -> None:
+    assert values(agent_exposition("n-1", False, None)) == {("switchyard_agent_connected", "n-1"): 0}
+
+
+def test_a_node_tells_its_engines_state_and_its_numbers() -> None:
+    told = values(agent_exposition("n-1", True, REPORT))
+    assert told["switchyard_agent_connected", "n-1"] == 1
+    assert told["switchyard_node_engine_state", "ready"] == 1
+    assert sum(value for (name, _), value in told.items() if name == "switchyard_node_engine_state") == 1
+    assert told["switchyard_node_generation", "n-1"] == 3
+    assert told["switchyard_node_telemetry", "cpu_percent"] == 12.5
+    assert ("switchyard_node_telemetry", "throttled") not in told
+
+
+def test_an_ingress_tells_its_cells() -> None:
+    told = values(agent_exposition("i-eu", True, INGRESS_REPORT))
+    assert told["switchyard_ingress_revision", "i-eu"] == 9
+    assert told["switchyard_ingress_trouble", "i-eu"] == 1
+    assert (told["switchyard_ingress_cell_up", "c-1"], told["switchyard_ingress_cell_up", "c-2"]) == (1, 0)
+    assert told["switchyard_ingress_cell_requests_total", "c-1"] == 7
+
+
+async def ask(port: int, request: bytes) -> bytes:
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                reader, writer = await asyncio.open_connection(HOST, port)
+                break
+            except ConnectionRefusedError:
+                await asyncio.sleep(0.01)
+        writer.write(request)
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+
+
+@pytest.mark.asyncio
+async def test_the_port_answers_metrics_and_nothing_else() -> None:
+    port = free_ports(1)
+    serving = asyncio.create_task(serve_metrics(port, lambda: "x 1\n"))
+    try:
+        told = await ask(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert told.startswith(b"HTTP/1.1 200 OK\r\n")
+        assert told.endswith(b"\r\n\r\nx 1\n")
+        assert (await ask(port, b"POST /phase HTTP/1.1\r\n\r\n")).startswith(b"HTTP/1.1 404 ")
+        assert await ask(port, 9000 * b"x" + b"\r\n\r\n") == b""
+    finally:
+        serving.cancel()
+        await asyncio.gather(serving, return_exceptions=True)
