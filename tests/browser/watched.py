@@ -36,7 +36,7 @@ class Look:
         return ("-phone" if self.width == PHONE else "") + ("-dark" if self.theme == "dark" else "")
 
 
-LOOKS = tuple(Look(theme, width) for width in (DESK, PHONE) for theme in ("light", "dark"))  # type: ignore[arg-type]
+LOOKS = tuple(Look(theme, width) for width in (DESK, PHONE) for theme in ("light", "dark"))
 
 
 @contextmanager

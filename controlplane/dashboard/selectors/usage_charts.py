@@ -30,11 +30,14 @@ def key_chart(key: str, now: datetime) -> Chart:
     """What became of a key's requests, in one query."""
     first = _first(now)
     since = datetime.fromtimestamp(first * HOUR_S, UTC)
-    rows = list(UsageHour.objects.filter(key=key, hour__gte=since).values_list("hour", "requests", "limited", "errors"))
-    lines = (("requests", Colour.FIRST), ("over a limit", Colour.WARN), ("errors", Colour.BAD))
+    rows = list(UsageHour.objects.filter(key=key, hour__gte=since))
+    lines = (
+        ("requests", Colour.FIRST, [(row.hour, float(row.requests)) for row in rows]),
+        ("over a limit", Colour.WARN, [(row.hour, float(row.limited)) for row in rows]),
+        ("errors", Colour.BAD, [(row.hour, float(row.errors)) for row in rows]),
+    )
     series = tuple(
-        Series(name, _line(((row[0], row[place]) for row in rows), first) if rows else [None] * HOURS, colour)
-        for place, (name, colour) in enumerate(lines, start=1)
+        Series(name, _line(hours, first) if hours else [None] * HOURS, colour) for name, colour, hours in lines
     )
     return _chart("key-requests", "Requests", "/h", first, series)
 
