@@ -4,12 +4,14 @@ from controlplane.accounts.models import ROLES as ACCESS_ROLES
 from controlplane.accounts.models import SCOPES as ACCESS_SCOPES
 from controlplane.accounts.states import APPROVAL_STATES
 from controlplane.api.apply.planning import Action, Kind
+from controlplane.audit.models import Outcome, Proof
 from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import EngineState, MemberRole
 from fleet.api.node import ROLES
 from fleet.planning.fault_rules import RuleMode
 from fleet.planning.snapshot import Finding
 from fleet.planning.states import CellState, IncidentState, NodeState, RolloutState, ServingClass, choices
+from fleet.planning.webhook_message import WebhookFormat
 from models_registry.planning.diff import Change
 from models_registry.planning.lifecycle import ValidationState, VersionState
 from traffic.planning.key import KeyState
@@ -32,6 +34,9 @@ ENGINE_STATES = choices(EngineState)
 MEMBER_ROLES = choices(MemberRole)
 VERSION_STATES = choices(VersionState)
 TONES = choices(Tone)
+AUDIT_OUTCOMES = choices(Outcome)
+AUDIT_PROOFS = choices(Proof)
+WEBHOOK_FORMATS = choices(WebhookFormat)
 KEY_STATES = choices(KeyState)
 VALIDATION_STATES = choices(ValidationState)
 CHANGES = choices(Change)

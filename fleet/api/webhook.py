@@ -20,12 +20,15 @@ from controlplane.kernel.tones import Tone
 from fleet.models import Webhook, WebhookDelivery
 from fleet.planning.states import choices
 from fleet.planning.webhook import DeliveryState, RefusedUrl, WebhookEvent, parse_url
+from fleet.planning.webhook_message import WebhookFormat
 from fleet.services.webhook import webhook_change, webhook_create, webhook_delete, webhook_test
 
+FORMATS = choices(WebhookFormat)
 EVENTS = [(event.value, event.value) for event in WebhookEvent if event is not WebhookEvent.TEST]
 HOOK = {
     "name": "pager",
     "url": "https://pager.example.com/hooks/switchyard",
+    "format": "json",
     "events": ["incident.opened", "incident.closed"],
     "enabled": True,
     "created_at": "2026-11-21T12:00:00Z",
@@ -48,11 +51,13 @@ DELIVERY = {
 
 @extend_schema_serializer(examples=[OpenApiExample("webhook", HOOK, response_only=True)])
 class WebhookSerializer(serializers.ModelSerializer[Webhook]):
+    url = serializers.CharField(source="shown_url", help_text="Of a chat only the host: the rest is a secret.")
+    format = serializers.ChoiceField(choices=FORMATS)
     events = serializers.ListField(child=serializers.ChoiceField(choices=EVENTS), help_text="Empty: all of them.")
 
     class Meta:
         model = Webhook
-        fields = ["name", "url", "events", "enabled", "created_at"]
+        fields = ["name", "url", "format", "events", "enabled", "created_at"]
 
 
 @extend_schema_serializer(examples=[OpenApiExample("new webhook", {**HOOK, "secret": 64 * "5"}, response_only=True)])
@@ -65,6 +70,9 @@ class ChangeWebhookSerializer(StrictSerializer):
     url = serializers.CharField(max_length=500, required=False, help_text="https, unless its network is allowed.")
     events = serializers.ListField(
         child=serializers.ChoiceField(choices=EVENTS), required=False, help_text="Empty: all of them."
+    )
+    format = serializers.ChoiceField(
+        choices=FORMATS, required=False, help_text="`slack`: for chats that take Slack's incoming webhooks."
     )
     secret = serializers.CharField(
         min_length=16, max_length=128, required=False, help_text="Signs the messages; random if it is left out."

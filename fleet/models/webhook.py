@@ -7,6 +7,7 @@ from django.db import models
 from controlplane.kernel.tones import Tone
 from fleet.planning.states import choices
 from fleet.planning.webhook import DELIVERY_TONE, DeliveryState
+from fleet.planning.webhook_message import WebhookFormat, shown_url
 
 
 def new_secret() -> str:
@@ -20,6 +21,7 @@ class Webhook(models.Model):
     name = models.SlugField(max_length=64, unique=True)
     url = models.CharField(max_length=500)
     secret = models.CharField(max_length=128, default=new_secret)
+    format = models.CharField(max_length=8, choices=choices(WebhookFormat), default=WebhookFormat.JSON.value)
     events = models.JSONField(default=list, blank=True)
     enabled = models.BooleanField(default=True)
     created_at = models.DateTimeField()
@@ -29,6 +31,11 @@ class Webhook(models.Model):
 
     def __str__(self) -> str:
         return self.name
+
+    @property
+    def shown_url(self) -> str:
+        """Its address as it may be shown."""
+        return shown_url(self.url, self.format)
 
 
 class WebhookDelivery(models.Model):

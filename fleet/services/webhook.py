@@ -69,5 +69,11 @@ def _event(hook: Webhook, what: str, actor: str, now: datetime) -> None:
         tone=Tone.IDLE,
         now=now,
         actor=actor,
-        detail={"webhook": hook.name, "url": hook.url, "events": hook.events, "enabled": hook.enabled},
+        detail={
+            "webhook": hook.name,
+            "url": hook.shown_url,
+            "format": hook.format,
+            "events": hook.events,
+            "enabled": hook.enabled,
+        },
     )

@@ -13,9 +13,11 @@ from django.db import transaction
 from django.db.models import F, Q
 
 from controlplane.kernel import live
+from controlplane.kernel.metrics import WEBHOOK_ATTEMPTS
 from controlplane.kernel.storable import storable_json
 from fleet.models import WebhookDelivery
 from fleet.planning.webhook import DeliveryState, WebhookSettings, parse_networks, retry_after_s, signature
+from fleet.planning.webhook_message import WebhookFormat, json_message, slack_message
 from fleet.services.webhook_http import Outcome, post
 
 BATCH = 20
@@ -84,12 +86,10 @@ async def _send(delivery: WebhookDelivery, timestamp: int, settings: WebhookSett
 
 def message(delivery: WebhookDelivery) -> dict[str, Any]:
     """What is sent: the same at every attempt."""
-    return {
-        "delivery": delivery.pk,
-        "event": delivery.event,
-        "at": delivery.created_at.isoformat(),
-        "data": delivery.body,
-    }
+    if delivery.webhook and delivery.webhook.format == WebhookFormat.SLACK:
+        return slack_message(event=delivery.event, data=delivery.body, console_url=django_settings.SWITCHYARD_URL)
+    at = delivery.created_at.isoformat()
+    return json_message(delivery=delivery.pk, event=delivery.event, at=at, data=delivery.body)
 
 
 def _settle(delivery: WebhookDelivery, outcome: Outcome, settings: WebhookSettings, now: datetime) -> None:
@@ -98,6 +98,7 @@ def _settle(delivery: WebhookDelivery, outcome: Outcome, settings: WebhookSettin
         "status": outcome.status,
         "reason": json.loads(storable_json(json.dumps(outcome.reason).encode())),
     }
+    WEBHOOK_ATTEMPTS.labels("delivered" if outcome.delivered else "failed").inc()
     wait_s = retry_after_s(delivery.attempts, settings)
     if outcome.delivered:
         changes |= {"state": DeliveryState.DELIVERED.value, "ended_at": now}

@@ -14,6 +14,7 @@ from django.conf import settings as django_settings
 from django.db import DatabaseError, close_old_connections, connections
 
 from controlplane.kernel import clock
+from controlplane.kernel.metrics import ASYNC_ATTEMPTS
 from traffic.planning.async_request import AsyncSettings, AsyncState, Received, Window
 from traffic.planning.internal_key import internal_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region
@@ -120,6 +121,7 @@ class AsyncSender:
             received = await self._ask(leased)
         finally:
             window.ended(received)
+            ASYNC_ATTEMPTS.labels(_outcome(received)).inc()
         settle = partial(async_attempt_settle, leased=leased, received=received, settings=self._settings)
         verdict = await _in_thread(partial(settle, now=self._now()))
         if verdict is not None and verdict.state is not AsyncState.DONE:
@@ -154,6 +156,13 @@ class AsyncSender:
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its lease ends by itself, and then it is tried again.
             log.error("async request %s could not be settled", leased.id, exc_info=error)
+
+
+def _outcome(received: Received) -> str:
+    """In one word, for metrics."""
+    if received.status is None:
+        return "unanswered"
+    return "answered" if received.status < 500 and received.status != 429 else "refused"
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -13,6 +13,7 @@ from controlplane.audit.chain import record_digest
 from controlplane.audit.models import ONLY_CHAIN, AuditChain, AuditRecord, Outcome, Proof
 from controlplane.audit.redaction import as_json, clean
 from controlplane.kernel.correlation import request_id
+from controlplane.kernel.metrics import AUDIT_RECORDS
 
 LONGEST_ABOUT = 50
 
@@ -64,4 +65,5 @@ def audit_record(*, actor: Actor, act: Act, now: datetime) -> AuditRecord:
     record.save(force_insert=True)
     chain.head_number, chain.head_digest = record.number, record.digest
     chain.save(update_fields=["head_number", "head_digest"])
+    transaction.on_commit(AUDIT_RECORDS.labels(record.outcome).inc)
     return record

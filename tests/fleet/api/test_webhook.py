@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.audit.models import AuditRecord
 from controlplane.kernel.models import Event
 from fleet.models import Webhook, WebhookDelivery
 from tests.controlplane.api.client import bearer
@@ -70,3 +71,12 @@ def test_a_test_message_is_a_delivery_that_can_be_looked_at() -> None:
     assert (shown["id"], shown["event"]) == (WebhookDelivery.objects.get().pk, "test")
     bearer().patch("/api/v1/webhooks/pager", {"enabled": False}, format="json")
     assert bearer().post("/api/v1/webhooks/pager/test").status_code == 409
+
+
+def test_a_chats_address_is_a_secret_in_itself() -> None:
+    url = "https://hooks.slack.com/services/T0/B0/hush"
+    created = post({"name": "chat", "url": url, "format": "slack"})
+    assert created.json()["url"] == "https://hooks.slack.com/…"
+    assert bearer().get("/api/v1/webhooks/chat").json()["format"] == "slack"
+    assert "hush" not in str(list(Event.objects.values()))
+    assert "hush" not in str(list(AuditRecord.objects.values()))

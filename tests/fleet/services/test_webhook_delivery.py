@@ -157,3 +157,12 @@ def test_what_ended_long_ago_is_forgotten() -> None:
     open_incident()
     send()
     assert deliveries_trim(now=NOW + timedelta(days=31)) == 1
+
+
+def test_a_chat_gets_a_sentence_with_a_link(server: Receiver) -> None:
+    Webhook.objects.update(format="slack")
+    open_incident()
+    assert send().state == "delivered"
+    message = json.loads(server.heard[0][2])
+    assert message["text"] == "Incident: node-slow n-a"
+    assert "/incidents/" in message["attachments"][0]["title_link"]
