@@ -75,6 +75,7 @@ SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
 
 INSTALLED_APPS = [
+    "django.contrib.admin.apps.SimpleAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",
@@ -91,6 +92,7 @@ INSTALLED_APPS = [
     "controlplane.accounts",
     "controlplane.audit",
     "controlplane.dashboard",
+    "controlplane.records",
     "models_registry",
     "fleet",
     "traffic",

@@ -3,6 +3,7 @@
 from django.urls import URLPattern, URLResolver, include, path
 
 from controlplane.observability.scraping import Metrics
+from controlplane.records.site import record_site
 from fleet.api.enrolment import enrol
 from traffic.api.own_usage import own_usage
 
