@@ -13,6 +13,7 @@ from asgiref.sync import async_to_sync
 from django.db import transaction
 from django.http import HttpRequest, HttpResponse
 from django.urls import Resolver404, resolve
+from rest_framework.exceptions import APIException
 
 from controlplane.audit.models import Outcome, Proof
 from controlplane.audit.names import api_action, key_in, key_of, noun_of, page_action
@@ -124,7 +125,10 @@ def _key_in_location(response: HttpResponse) -> str:
 
 def _body(request: HttpRequest, response: HttpResponse) -> dict[str, Any]:
     drf = (getattr(response, "renderer_context", None) or {}).get("request")
-    given = drf.data if drf is not None else request.POST
+    try:
+        given = drf.data if drf is not None else request.POST
+    except APIException:  # a body that the view never asked for
+        return {}
     if hasattr(given, "lists"):
         return {name: values if len(values) > 1 else values[0] for name, values in given.lists() if values}
     return dict(given) if isinstance(given, Mapping) else {}

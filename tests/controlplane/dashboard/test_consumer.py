@@ -54,6 +54,9 @@ class Tab:
     async def hint(self) -> Any:
         return json.loads((await self._wire.receive_output(TIMEOUT_S))["text"])
 
+    async def is_closed(self) -> bool:
+        return bool((await self._wire.receive_output(TIMEOUT_S))["type"] == "websocket.close")
+
     async def says(self, text: str) -> None:
         await self._wire.send_input({"type": "websocket.receive", "text": text})
 
@@ -88,3 +91,15 @@ async def test_what_a_tab_sends_is_ignored() -> None:
     await get_channel_layer().group_send(BROWSERS, {"type": "live.hint", "topic": "events", "key": ""})
     assert (await one.hint())["topic"] == "events"
     await one.closes()
+
+
+async def test_a_session_that_is_ended_takes_its_tabs_along_and_no_other() -> None:
+    client, other = await sync_to_async(signed_in)(), await sync_to_async(signed_in)()
+    ended, stays = Tab(client), Tab(other)
+    assert [await ended.opens(), await stays.opens()] == [True, True]
+    key = client.cookies[settings.SESSION_COOKIE_NAME].value
+    await sync_to_async(live.push_goodbye)(key)
+    assert await ended.is_closed()
+    await sync_to_async(live.push)("cells")
+    assert await stays.hint() == {"topic": "cells", "key": ""}
+    await stays.closes()
