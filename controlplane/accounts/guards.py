@@ -16,7 +16,7 @@ def person_only(request: HttpRequest | Request) -> None:
     Raises:
         PermissionDenied: a service account asks.
     """
-    if ServiceAccount.objects.filter(user_id=request.user.pk).exists():
+    if ServiceAccount.objects.filter(user_id=request.user.pk or 0).exists():
         raise PermissionDenied("A service account cannot approve; a person has to.")
 
 
@@ -38,7 +38,7 @@ def token_owner(request: HttpRequest | Request, service_account: str) -> User:
         InvalidInput: there is no such program.
     """
     if not service_account:
-        return User.objects.get(pk=request.user.pk)
+        return User.objects.get(pk=request.user.pk or 0)
     require(request, Role.ADMIN)
     found = ServiceAccount.objects.select_related("user").filter(user__username=service_account).first()
     if found is None:

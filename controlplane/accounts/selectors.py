@@ -59,10 +59,10 @@ def service_accounts_described() -> QuerySet[ServiceAccount]:
 def tokens_seen_by(user: Known, access: Access) -> QuerySet[ApiToken]:
     """A user's own tokens; everybody's for admins."""
     tokens = ApiToken.objects.select_related("user")
-    return tokens if access.administer else tokens.filter(user_id=user.pk)
+    return tokens if access.administer else tokens.filter(user_id=user.pk or 0)
 
 
 def sessions_seen_by(user: Known, access: Access, now: datetime) -> QuerySet[LoginSession]:
     """A user's own logins that still hold; everybody's for admins."""
     sessions = LoginSession.objects.select_related("user").filter(expires_at__gt=now)
-    return sessions if access.administer else sessions.filter(user_id=user.pk)
+    return sessions if access.administer else sessions.filter(user_id=user.pk or 0)

@@ -65,6 +65,6 @@ def fault_rule_ask(request: HttpRequest, name: str) -> HttpResponse:
 
     def change() -> object:
         mode = RuleMode(checked(SetModeSerializer, {"mode": word(request, "mode")})["mode"])
-        return fault_rule_set(rule=Rule(name), mode=mode, actor=actor(request), now=clock.now(), why="")
+        fault_rule_set(rule=Rule(name), mode=mode, actor=actor(request), now=clock.now(), why="")
 
     return ask(request, "settings-rules", change)

@@ -107,7 +107,7 @@ class Mine:
 
 
 def mine(caller: Caller) -> Mine:
-    user = User.objects.get(pk=caller.user.pk)
+    user = User.objects.get(pk=caller.user.pk or 0)
     groups = tuple(user.groups.order_by("name").values_list("name", flat=True))
     grants = Grant.objects.filter(user=user) | Grant.objects.filter(group__user=user)
     return Mine(user, caller.access.role, groups, tuple(grants.order_by("deployment").distinct()))

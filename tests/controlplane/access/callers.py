@@ -51,7 +51,7 @@ def is_let_in(user: User, scope: Scope, operation: Operation) -> bool:
     """Whether an operation's view lets the user in; what it would do then is not tried."""
     found = resolve(operation.path)
     request = APIRequestFactory().generic(operation.method, operation.path, "{}", content_type="application/json")
-    force_authenticate(request, user=user, token=ApiToken(user=user, scope=scope.value))
+    force_authenticate(request, user=user, token=ApiToken(user=user, scope=scope.value))  # type: ignore[arg-type] # ours, not DRF's
     view = found.func.cls(**found.func.initkwargs)  # type: ignore[attr-defined] # as DRF's as_view leaves them there
     view.action_map = found.func.actions  # type: ignore[attr-defined]
     view.kwargs = found.kwargs

@@ -3,8 +3,6 @@
 import re
 from dataclasses import dataclass
 
-from django.urls import URLPattern
-
 from controlplane.api.urls import router
 from controlplane.dashboard.urls import urlpatterns
 
@@ -46,7 +44,6 @@ def pages() -> list[Operation]:
     return [
         Operation(f"{method} {pattern.name}", method, "/" + _filled(str(pattern.pattern)))
         for pattern in urlpatterns
-        if isinstance(pattern, URLPattern)
         for method in ("GET", "POST")
     ]
 
