@@ -13,6 +13,7 @@ from fleet.api.fault_rule import SetModeSerializer
 from fleet.api.webhook import CreateWebhookSerializer
 from fleet.models import Webhook
 from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode
+from fleet.planning.webhook_message import WebhookFormat
 from fleet.services.fault_rule import fault_rule_set
 from fleet.services.webhook import webhook_change, webhook_create, webhook_delete, webhook_test
 
@@ -23,6 +24,7 @@ def webhook_new(request: HttpRequest) -> HttpResponse:
 
     def make() -> HttpResponse:
         given: dict[str, Any] = {name: word(request, name) for name in ("name", "url")}
+        given["format"] = word(request, "format") or WebhookFormat.JSON.value
         given["events"] = words(request, "events")
         hook = webhook_create(actor=actor(request), now=clock.now(), **checked(CreateWebhookSerializer, given))
         use = "X-Switchyard-Signature is sha256= and the HMAC-SHA256 of X-Switchyard-Timestamp, a dot and the body."
