@@ -4,6 +4,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from django.db.models import Q
 
@@ -13,6 +14,11 @@ from fleet.planning.slo import WINDOWS_S, Seen, total
 
 FLEET = "fleet"
 DAY_S = 86_400
+FIGURES = (
+    "covered_s", "requests", "errors", "cells", "in_flight", "queued", "tokens_per_s",
+    "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p95_ms",
+)  # fmt: skip
+"""Columns of a window, in the order of a point; rows of the ORM would cost ten times as much."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +89,10 @@ def load_series(subjects: Sequence[str], span: Span, now: datetime) -> dict[str,
     grids: dict[str, list[Point | None]] = {name: [None] * (end - first) for name in subjects}
     start = datetime.fromtimestamp(first * span.step_s, UTC)
     rows = LoadWindow.objects.filter(subject__name__in=subjects, step_s=span.step_s, at__gte=start, at__lt=now)
-    for window in rows.select_related("subject"):
-        place = int(window.at.timestamp() // span.step_s) - first
+    for subject, at, *figures in rows.values_list("subject__name", "at", *FIGURES):
+        place = int(at.timestamp() // span.step_s) - first
         if place < end - first:
-            grids[window.subject.name][place] = _point(window)
+            grids[subject][place] = _point(*figures)
     return {name: LoadSeries(start, span.step_s, tuple(points)) for name, points in grids.items()}
 
 
@@ -94,7 +100,8 @@ def last_windows(subjects: Iterable[str], now: datetime, *, within_s: float = 4 
     """Subject -> its youngest fine window, of those that have one that is young enough. One query."""
     since = now - timedelta(seconds=within_s)
     rows = LoadWindow.objects.filter(subject__name__in=list(subjects), step_s=FINE_S, at__gte=since)
-    return {row.subject.name: _point(row) for row in rows.select_related("subject").order_by("at")}
+    found = rows.order_by("at").values_list("subject__name", *FIGURES)
+    return {subject: _point(*figures) for subject, *figures in found}
 
 
 def seen_in_windows(subject: str, now: datetime) -> Mapping[int, Seen]:
@@ -116,17 +123,6 @@ def seen_in_windows(subject: str, now: datetime) -> Mapping[int, Seen]:
     return {window: total(found) for window, found in seen.items()}
 
 
-def _point(window: LoadWindow) -> Point:
-    return Point(
-        requests_per_s=window.requests / window.covered_s,
-        errors_per_s=window.errors / window.covered_s,
-        errors_percent=100.0 * window.errors / window.requests if window.requests else None,
-        cells=window.cells,
-        in_flight=window.in_flight,
-        queued=window.queued,
-        tokens_per_s=window.tokens_per_s,
-        ttft_p50_ms=window.ttft_p50_ms,
-        ttft_p95_ms=window.ttft_p95_ms,
-        itl_p50_ms=window.itl_p50_ms,
-        itl_p95_ms=window.itl_p95_ms,
-    )
+def _point(covered_s: float, requests: int, errors: int, *gauges_and_latencies: Any) -> Point:
+    percent = 100.0 * errors / requests if requests else None
+    return Point(requests / covered_s, errors / covered_s, percent, *gauges_and_latencies)

@@ -29,13 +29,24 @@ def load_stored(stored: dict[str, Any]) -> Load:
     return msgspec.convert(stored, Load, str_keys=True)
 
 
+_SCALARS = (
+    "in_flight", "queued", "tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms",
+    "requests_total", "errors_total",
+)  # fmt: skip
+
+
+def load_in_short(stored: dict[str, Any]) -> Load:
+    """A reported load without what it counts by bucket, class and tenant: lists of cells have no use for them."""
+    return msgspec.convert({name: stored[name] for name in _SCALARS if name in stored}, Load)
+
+
 def cell_load(cell: Cell) -> CellLoad:
     """What the leader's report says of this generation. Asks the database nothing after `cells_described`."""
     leader = next((member for member in cell.members.all() if member.rank == 0), None)
     report: NodeReport | None = getattr(leader.node, "report", None) if leader else None
     if report is None or report.load is None or (report.cell, report.generation) != (cell.id, cell.generation):
         return CellLoad()
-    load = load_stored(report.load)
+    load = load_in_short(report.load)
     return CellLoad(
         in_flight=load.in_flight,
         queued=load.queued,

@@ -18,6 +18,7 @@ class UsageHour(models.Model):
 
     class Meta:
         ordering = ["-hour", "tenant", "key"]
+        indexes = [models.Index(fields=["key", "hour"], name="usage_of_key")]
         constraints = [models.UniqueConstraint(fields=["tenant", "key", "hour"], name="usage_hour_once")]
 
     def __str__(self) -> str:

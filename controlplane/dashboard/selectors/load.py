@@ -8,7 +8,7 @@ from django.db import connection
 
 from engine_agent.protocol.messages import Load
 from fleet.models import Cell, Node, NodeReport
-from fleet.selectors.load import load_stored
+from fleet.selectors.load import load_in_short
 
 FRESH_FOR_S = 15.0
 """Agents report every 2 s; a report older than this says nothing about now (docs/architecture.md, traffic)."""
@@ -33,7 +33,7 @@ def load_of(cell: Cell, leader: NodeReport | None, now: datetime) -> Load | None
         return None
     if (leader.cell, leader.generation) != (cell.id, cell.generation):
         return None
-    return load_stored(leader.load)
+    return load_in_short(leader.load)
 
 
 @dataclass(frozen=True, slots=True)

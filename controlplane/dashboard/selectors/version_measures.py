@@ -1,20 +1,33 @@
 """What cells of a version were measured to do in the last hour, since each of them is ready: by deployment and region,
 in the numbers that a version is compared by."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from fleet.models import Cell, LoadWindow
+from django.db import connection
+
 from fleet.planning.history import FINE_S
-from fleet.planning.states import CellState
-from fleet.selectors.history import cell_subject
 from models_registry.models import ModelVersion
 
 LOOKED_BACK = timedelta(hours=1)
 CELLS_MEASURED = 50
 """Of a version, the longest ready ones: an hour of each is 240 windows."""
+
+
+_MEASURED = """
+SELECT cell.deployment_id, cell.region_id, deployment.instance_type_id, count(DISTINCT cell.id),
+    sum(requests)::bigint, sum(errors)::bigint, max(tokens_per_s), max(in_flight), max(ttft_p50_ms), max(ttft_p95_ms),
+    max(itl_p95_ms)
+FROM (
+    SELECT id, deployment_id, region_id, state_since FROM fleet_cell
+    WHERE model_version_id = %(version)s AND state = 'ready' ORDER BY state_since, id LIMIT %(most)s
+) cell
+JOIN fleet_deployment deployment ON deployment.name = cell.deployment_id
+JOIN fleet_loadsubject subject ON subject.name = 'cell:' || cell.id
+JOIN fleet_loadwindow seen ON seen.subject_id = subject.id AND seen.step_s = %(step)s
+    AND seen.at >= greatest(%(since)s, cell.state_since)
+GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,33 +48,8 @@ class Measured:
 
 
 def version_measures(version: ModelVersion, now: datetime) -> tuple[Measured, ...]:
-    """In two queries; places without a measured window are left out."""
-    ready = Cell.objects.filter(model_version=version, state=CellState.READY.value).order_by("state_since")
-    cells = {cell_subject(cell.pk): cell for cell in ready.select_related("deployment")[:CELLS_MEASURED]}
-    windows = LoadWindow.objects.filter(subject__name__in=list(cells), step_s=FINE_S, at__gte=now - LOOKED_BACK)
-    places: dict[tuple[str, str, str], list[tuple[str, LoadWindow]]] = defaultdict(list)
-    for window in windows.select_related("subject"):
-        cell = cells[window.subject.name]
-        if window.at >= cell.state_since:
-            place = (cell.deployment_id, cell.region_id, cell.deployment.instance_type_id)
-            places[place].append((cell.pk, window))
-    return tuple(_measured(place, found) for place, found in sorted(places.items()))
-
-
-def _measured(place: tuple[str, str, str], found: Sequence[tuple[str, LoadWindow]]) -> Measured:
-    windows = [window for _, window in found]
-    return Measured(
-        *place,
-        cells=len({cell for cell, _ in found}),
-        requests=sum(window.requests for window in windows),
-        errors=sum(window.errors for window in windows),
-        peak_tokens_per_s=max(window.tokens_per_s for window in windows),
-        peak_in_flight=max(window.in_flight for window in windows),
-        ttft_p50_ms=_worst(window.ttft_p50_ms for window in windows),
-        ttft_p95_ms=_worst(window.ttft_p95_ms for window in windows),
-        itl_p95_ms=_worst(window.itl_p95_ms for window in windows),
-    )
-
-
-def _worst(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
+    """In one query; places without a measured window are left out."""
+    values = {"version": version.pk, "since": now - LOOKED_BACK, "step": FINE_S, "most": CELLS_MEASURED}
+    with connection.cursor() as cursor:
+        cursor.execute(_MEASURED, values)
+        return tuple(Measured(*row) for row in cursor.fetchall())
