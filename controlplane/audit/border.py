@@ -54,7 +54,7 @@ class AuditBorder:
         kept = trail()
         if request.method in SAFE_METHODS or kept is None or reason_not_audited(view):
             return None
-        call = async_to_sync(view) if iscoroutinefunction(view) else view  # type: ignore[arg-type, var-annotated]
+        call = async_to_sync(view) if iscoroutinefunction(view) else view
         with transaction.atomic(), watching(kept):
             response: HttpResponse = call(request, *args, **kwargs)
             if response.status_code >= HTTPStatus.BAD_REQUEST:

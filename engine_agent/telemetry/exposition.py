@@ -49,7 +49,7 @@ def _node(labels: Mapping[str, str], report: Report) -> list[str]:
     if numbers:
         lines += family("switchyard_node_telemetry", "gauge", "Use of the machine, by name.")
         lines += [
-            sample("switchyard_node_telemetry", {**labels, "name": name}, float(value))  # type: ignore[arg-type]
+            sample("switchyard_node_telemetry", {**labels, "name": name}, float(value))
             for name, value in sorted(numbers.items())
         ]
     return lines

@@ -146,7 +146,7 @@ def test_a_fault_of_the_server_takes_the_change_back(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(border, "audit_record", fails)
     node = rows.node("n-00000001")
-    credentials = bearer()._credentials
+    credentials = vars(bearer())["_credentials"]
     client = Client(raise_request_exception=False)
     answer = client.post(f"/api/v1/nodes/{node.id}/cordon", "{}", content_type="application/json", **credentials)
     assert answer.status_code == 500

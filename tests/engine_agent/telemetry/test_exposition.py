@@ -53,14 +53,17 @@ def test_an_ingress_tells_its_cells() -> None:
     assert told["switchyard_ingress_cell_requests_total", "c-1"] == 7
 
 
+async def opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    while True:
+        try:
+            return await asyncio.open_connection(HOST, port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(0.01)
+
+
 async def ask(port: int, request: bytes) -> bytes:
     async with asyncio.timeout(10):
-        while True:
-            try:
-                reader, writer = await asyncio.open_connection(HOST, port)
-                break
-            except ConnectionRefusedError:
-                await asyncio.sleep(0.01)
+        reader, writer = await opened(port)
         writer.write(request)
         answer = await reader.read()
         writer.close()
