@@ -8,7 +8,6 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.accounts.api import examples
 from controlplane.accounts.api.tokens import TONES
@@ -24,6 +23,7 @@ from controlplane.accounts.states import APPROVAL_STATES
 from controlplane.kernel import clock
 from controlplane.kernel.access import Role
 from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
 @extend_schema_serializer(examples=[OpenApiExample("approval", examples.APPROVAL, response_only=True)])
@@ -80,6 +80,7 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     lookup_field = "id"
     lookup_value_regex = r"[0-9]{1,18}"
     page_order = "-id"
+    ordering_fields = ("id", "state", "action")
     needs = {"approve": Role.ADMIN, "reject": Role.VIEWER}
 
     def get_queryset(self) -> QuerySet[Approval]:

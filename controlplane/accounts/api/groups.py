@@ -6,7 +6,6 @@ from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_s
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.accounts.api import examples
 from controlplane.accounts.api.people import ADMIN_WRITES
@@ -16,6 +15,7 @@ from controlplane.accounts.services.group import group_change, group_create, gro
 from controlplane.kernel import clock
 from controlplane.kernel.access import Role
 from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 
 NAME = r"^[A-Za-z0-9][-\w.]{0,99}\Z"
 

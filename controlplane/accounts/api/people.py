@@ -9,7 +9,6 @@ from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_f
 from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet
 
 from controlplane.accounts.api import examples
 from controlplane.accounts.models import ROLES, ServiceAccount
@@ -18,6 +17,7 @@ from controlplane.accounts.services.user import service_account_create, user_cha
 from controlplane.kernel import clock
 from controlplane.kernel.access import Role
 from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 
 USERNAME = r"^[A-Za-z0-9][-\w.@+]{0,149}\Z"
 ADMIN_WRITES = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
@@ -122,6 +122,7 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
     lookup_url_kwarg = "name"
     lookup_value_regex = r"[-\w.@+]+"
     page_order = "username"
+    ordering_fields = ("username", "is_active")
     needs = {**ADMIN_WRITES, "list": Role.ADMIN, "retrieve": Role.ADMIN}
 
     def get_queryset(self) -> QuerySet[User]:

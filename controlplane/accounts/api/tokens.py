@@ -10,7 +10,6 @@ from rest_framework import serializers
 from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
-from rest_framework.viewsets import ReadOnlyModelViewSet, ViewSet
 
 from controlplane.accounts.api import examples
 from controlplane.accounts.guards import token_owner
@@ -23,6 +22,7 @@ from controlplane.kernel import clock
 from controlplane.kernel.access import Role, Scope, access_of
 from controlplane.kernel.refusals import Conflict
 from controlplane.kernel.requests import StrictSerializer, actor_of
+from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet, ViewSet
 from controlplane.kernel.tones import Tone
 
 TONES = [(tone.value, tone.value.capitalize()) for tone in Tone]
@@ -122,6 +122,8 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
     lookup_url_kwarg = "id"
     lookup_value_regex = r"[0-9a-f]{1,16}"
     page_order = "-id"
+    ordering_fields = ("id", "name", "created_at", "expires_at", "revoked_at")
+    shown_once = frozenset({"create"})
     needs = {"create": Role.VIEWER, "revoke": Role.VIEWER}
 
     def get_queryset(self) -> QuerySet[ApiToken]:

@@ -5,7 +5,6 @@ stored, because what was refused changed nothing and may be tried again with the
 are never stored: a repetition is told that it was done, and where to look.
 """
 
-import hashlib
 import json
 import re
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import connection, transaction
+from django.utils.crypto import salted_hmac
 
 from controlplane.kernel.models import IdempotentAnswer
 from controlplane.kernel.refusals import InvalidInput
@@ -23,6 +23,7 @@ HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
 KEPT = timedelta(hours=24)
 LONGEST = 255
+_SALT = "controlplane.kernel.rest.idempotency"
 _FORM = re.compile(r"[\x21-\x7e]{1,255}")
 _SECRET = re.compile(rb"sw_[0-9a-f]{8}_[0-9a-f]{40,}")
 """The form of all secrets that are shown once (controlplane.kernel.secrets)."""
@@ -44,9 +45,12 @@ class Answer:
 
 
 def fingerprint_of(*, method: str, path: str, query: str, body: Any) -> str:
-    """Digest of what a request asks for; the order of its fields makes no difference."""
+    """Digest of what a request asks for; the order of its fields makes no difference.
+
+    It is keyed: a body may hold a password, which a plain digest would give away to whoever reads the table.
+    """
     asked = json.dumps([method, path, query, body], sort_keys=True, default=str)
-    return hashlib.sha256(asked.encode(errors="surrogatepass")).hexdigest()
+    return salted_hmac(_SALT, asked.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()
 
 
 def key_checked(key: str) -> str:
