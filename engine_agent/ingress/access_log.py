@@ -7,22 +7,17 @@ for `log_pipe`.
 
 from engine_agent.ingress import headers
 
+QUIET_PATHS = ("/healthz", "/metrics")
+"""Asked several times a second by machines."""
+QUIET_RULE = f"http-request set-log-level silent if {{ path {' '.join(QUIET_PATHS)} }}"
 ARRIVAL_RULE = "http-request set-var(txn.arrived_ms) date(0,ms)"
 """From here, where all that is to be read was read, the time to the first token counts."""
 MAX_LINE_BYTES = 4096
 """PIPE_BUF of Linux: up to here a line is written whole or not at all."""
 MAX_TEXT_BYTES = 120
 """Of each text from outside; escaped it may be six times as long."""
-QUIET_PATHS = ("/healthz", "/metrics")
-"""Asked several times a second by machines."""
+_ESCAPED = f"bytes(0,{MAX_TEXT_BYTES}),json(utf8s)"
 
-CAPTURES = {
-    "path": "path",
-    "traceparent": "req.hdr(traceparent)",
-    "tenant": f"req.hdr({headers.TENANT})",
-    "class": f"req.hdr({headers.CLASS})",
-}
-"""What of a request is kept for its line: when that is written the request is gone."""
 TOLD = {
     "cell": headers.CELL,
     "region": headers.REGION,
@@ -44,24 +39,31 @@ def request_id_rules() -> list[str]:
     ]
 
 
-def capture_rules() -> list[str]:
-    """Keep what the line will say. After the rules that judge headers, before the body is waited for."""
-    return [f"http-request set-var(txn.log_{name}) {sample}" for name, sample in CAPTURES.items()]
+def capture_rules(*, has_tenant: bool) -> list[str]:
+    """Keep what the line will say: when that is written the request is gone. After the rules that judge headers, before
+    the body is waited for. `has_tenant`: somebody may have been found to be a tenant."""
+    tenant = f"http-request set-var(txn.log_tenant) req.hdr({headers.TENANT})"
+    return [
+        "http-request set-var(txn.log_path) path",
+        "http-request set-var(txn.log_traceparent) req.hdr(traceparent)",
+        *([tenant] if has_tenant else ()),
+    ]
+
+
+def class_rule() -> str:
+    """Keep the serving class of a request that goes on to where its class is judged."""
+    return f"http-request set-var(txn.log_class) req.hdr({headers.CLASS}),{_ESCAPED}"
 
 
 def log_lines() -> list[str]:
     """The lines of the frontend that logs."""
-    quiet = f"http-request set-log-level silent if {{ path {' '.join(QUIET_PATHS)} }}"
     kept = [f"http-response set-var(txn.log_{name}) res.hdr({header})" for name, header in TOLD.items()]
     return [
         "no log",
         f"log stdout len {MAX_LINE_BYTES} format raw daemon",
         "no option dontlog-normal",
         f"log-format '{_format()}'",
-        quiet,
         *kept,
-        f"http-response set-var(txn.model) res.hdr({headers.MODEL}),url_dec if {{ res.hdr({headers.MODEL}) -m found }}",
-        f"http-response del-header {headers.MODEL}",
         "http-response set-var(txn.first_byte_ms) date(0,ms),sub(txn.arrived_ms)",
     ]
 
@@ -69,20 +71,20 @@ def log_lines() -> list[str]:
 def _format() -> str:
     fields = {
         "time": "%Ts.%ms",
-        "request_id": _text("request_id"),
+        "request_id": _word("request_id"),
         "traceparent": _text("log_traceparent"),
         "client": '"%ci"',
         "method": '"%HM"',
         "path": _text("log_path"),
-        "tenant": _text("log_tenant"),
-        "class": _text("log_class"),
+        "tenant": _word("log_tenant"),
+        "class": _word("log_class"),
         "model": _text("model"),
-        "pool": _text("pool"),
-        "deployment": _text("log_deployment"),
-        "cell": _text("log_cell"),
-        "region": _text("log_region"),
+        "pool": _word("pool"),
+        "deployment": _word("log_deployment"),
+        "cell": _word("log_cell"),
+        "region": _word("log_region"),
         "server": '"%s"',
-        "hop": _text("hop"),
+        "hop": _word("hop"),
         "status": "%ST",
         "request_bytes": "%U",
         "response_bytes": "%B",
@@ -98,7 +100,13 @@ def _format() -> str:
 
 
 def _text(variable: str) -> str:
-    return f'"%[var(txn.{variable}),bytes(0,{MAX_TEXT_BYTES}),json(utf8s)]"'
+    """Text from outside."""
+    return f'"%[var(txn.{variable}),{_ESCAPED}]"'
+
+
+def _word(variable: str) -> str:
+    """A name that was judged before it was kept, or is ours: nothing in it needs escaping."""
+    return f'"%[var(txn.{variable})]"'
 
 
 def _number(variable: str) -> str:

@@ -1,8 +1,8 @@
-"""Which requests belong together, and which cells share them out. Pure text.
+"""Which requests belong together, and which cell is their home. Pure text.
 
-A request's key is what its application says (`prompt_cache_key`, `user`, a session), else how its prompt begins; equal
-keys go to the same cell while `pick_cell.lua` finds that cell not overloaded. What cannot be read costs a request its
-affinity and nothing else.
+A request's key is what its application says (`prompt_cache_key`, `user`, a session), else how its prompt begins. A key
+is at home where it was last, remembered in a stick table, and goes there while `pick_cell.lua` finds that cell not
+overloaded. What cannot be read costs a request its affinity and nothing else.
 """
 
 import math
@@ -12,7 +12,7 @@ from engine_agent.ingress import headers
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.protocol.messages import CellEndpoint, Pool
 
-RINGS_MAP = "rings.map"
+CELLS_MAP = "cells.map"
 """Backend of a pool with affinity -> its load bound in per cent and its cells, `125 c-1-g1:16,c-2-g1:16`."""
 PREFIX_BYTES = 2048
 """Of each of the first messages: about 500 tokens, what tells conversations apart."""
@@ -20,21 +20,37 @@ LEAST_BOUND = 1.0
 """Of `load_bound`: with less, some keys could go nowhere."""
 BEGINNINGS = ("messages[0].content", "messages[0].content[0].text", "prompt", "input", "input[0].content")
 """Where an application's first words may stand, by the kind of request; after instructions comes `messages[1]`."""
+HOMES = 200_000
+"""Keys of a pool that are remembered: 20 MB when full; beyond that, those idle for longest are forgotten."""
+HOME_EXPIRES_S = 1800
+"""After that long without a request. What an engine had of the prompt is long gone by then."""
+PEERS = "homes"
+"""The section by which a worker tells its successor, in a reload, what it remembers."""
+PEERS_SOCKET = "homes.sock"
+_HAS_KEY = "{ var(txn.affinity) -m found }"
 PICK_RULES = (
-    "http-request lua.pick_cell if { var(txn.affinity) -m found }",
+    f"stick-table type integer size {HOMES} expire {HOME_EXPIRES_S}s store gpt0 peers {PEERS}",
+    f"http-request track-sc2 var(txn.affinity) if {_HAS_KEY}",
+    f"http-request lua.pick_cell if {_HAS_KEY}",
+    "http-request sc-set-gpt0(2) var(txn.home) if { var(txn.home) -m found }",
     "use-server %[var(txn.cell_server)] if { var(txn.cell_server) -m found }",
 )
-"""In the backend of a pool with affinity: the cell of the key, if it has room; else whichever has the fewest."""
+"""In the backend of a pool with affinity: the cell that is the key's home, if it has room; else another becomes it."""
 
 
-def ring_of(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:
-    """The value of a pool's ring; `servers` are its cells with the names of their servers.
+def peers_section(ingress_id: str) -> list[str]:
+    """Lets a reload keep the homes: the old worker tells them to the new one."""
+    return [f"peers {PEERS}\n  peer {ingress_id} unix@{PEERS_SOCKET}\n"]
+
+
+def cells_of(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:
+    """What `pick_cell.lua` must know of a pool; `servers` are its cells with the names of their servers.
 
     Raises:
         BadTable: a load bound that no cells could keep.
     """
     if pool.affinity is None:
-        raise TypeError("a pool without affinity has no ring")
+        raise TypeError("a pool without affinity has no homes")
     bound = pool.affinity.load_bound
     if not math.isfinite(bound) or bound < LEAST_BOUND:
         raise BadTable(f"load_bound of pool {pool.name} must be {LEAST_BOUND:g} or more, not {bound:g}")

@@ -5,22 +5,32 @@ of HAProxy's and a lone `%` would be an error.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
+
+from engine_agent.ingress import headers
 
 JSON_TYPE: Final = "content-type application/json"
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One error answer. `retry_after_s` 0: no Retry-After, because asking again cannot help."""
+    """One error answer. `retry_after_s`: asking again helps after so long at the earliest; 0: it cannot help."""
 
     status: int
     code: str
     message: str
     param: str | None = None
     retry_after_s: int = 0
+    variant: str = ""
+    """Tells answers of one code apart."""
+
+    @property
+    def name(self) -> str:
+        """Of the service that gives it."""
+        return f"{self.code}{self.variant}"
 
     @property
     def body(self) -> str:
@@ -33,19 +43,34 @@ class Answer:
         )
 
 
-def returned(answer: Answer, *headers: tuple[str, str]) -> str:
+def retry_after(least_s: int) -> str:
+    """An expression: from `least_s` to twice that, at random, so that those who were refused together do not come back
+    together."""
+    return f"%[rand({least_s + 1}),add({least_s})]"
+
+
+def returned(answer: Answer, *more: tuple[str, str]) -> str:
     """The `http-request return …` rule that gives this answer; expressions in the message are evaluated."""
-    return _with_headers(
-        f"http-request return status {answer.status} {JSON_TYPE} lf-string '{answer.body}'", answer, headers
-    )
+    return f"http-request return status {answer.status} {body_of(answer, *more)}"
 
 
-def refused(answer: Answer, condition: str) -> list[str]:
-    """Rules that give this answer after reading the rest of the body; expressions in the message are evaluated."""
-    variables = [f"set-var-fmt(txn.refusal) '{answer.body}'", f"set-var(txn.refusal_status) int({answer.status})"]
-    if answer.retry_after_s:
-        variables.append(f"set-var(txn.refusal_retry_after) int({answer.retry_after_s})")
-    return [f"http-request {rule} if {condition}" for rule in (*variables, "use-service lua.refuse")]
+def body_of(answer: Answer, *more: tuple[str, str]) -> str:
+    """The type, body and headers of an answer, as `return` rules take them."""
+    return _with_headers(f"{JSON_TYPE} lf-string '{answer.body}'", answer, more)
+
+
+def refused(answer: Answer, condition: str) -> str:
+    """The rule that gives this answer after reading the rest of the body; `refusal_lines` must know the answer."""
+    return f"http-request use-service lua.refuse_{answer.name} if {condition}"
+
+
+def refusal_lines(answers: Sequence[Answer]) -> list[str]:
+    """Lines of the section `global`: a service for each of these answers, and what it says."""
+    said = (f"{answer.status} {answer.retry_after_s} {answer.body}" for answer in answers)
+    return [
+        f"lua-load refuse.lua {' '.join(answer.name for answer in answers)}",
+        *(f"set-var-fmt proc.refuse_{answer.name} '{text}'" for answer, text in zip(answers, said, strict=True)),
+    ]
 
 
 def substituted(answer: Answer) -> str:
@@ -53,10 +78,10 @@ def substituted(answer: Answer) -> str:
     return _with_headers(f"http-error status {answer.status} {JSON_TYPE} string '{answer.body}'", answer, ())
 
 
-def _with_headers(rule: str, answer: Answer, headers: tuple[tuple[str, str], ...]) -> str:
+def _with_headers(rule: str, answer: Answer, more: tuple[tuple[str, str], ...]) -> str:
     if answer.retry_after_s:
-        headers = (*headers, ("Retry-After", str(answer.retry_after_s)))
-    return rule + "".join(f" hdr {name} '{text}'" for name, text in headers)
+        more = (*more, ("Retry-After", retry_after(answer.retry_after_s)))
+    return rule + "".join(f" hdr {name} '{text}'" for name, text in more)
 
 
 BAD_BODY_RULE: Final = (
@@ -74,8 +99,15 @@ ONLY_POST = Answer(405, "method_not_allowed", "%[method] is not allowed on %[pat
 ONLY_GET = Answer(405, "method_not_allowed", "%[method] is not allowed on %[path,json(utf8s)]; use GET")
 
 
+NO_READY_CELL_HERE = Answer(
+    503, "no_ready_cell", f"no cell is ready to serve `%[req.hdr({headers.DEPLOYMENT})]`; try again shortly"
+)
+"""As `no_ready_cell`, where the name that the application used is not known."""
+
+
 def too_large(max_body_bytes: int) -> Answer:
-    return Answer(413, "request_too_large", f"the request body is longer than the limit of {max_body_bytes} bytes")
+    message = f"the request body is longer than the limit of {max_body_bytes} bytes"
+    return Answer(413, "request_too_large", message, variant=f"_{max_body_bytes}")
 
 
 def no_table(retry_after_s: int) -> Answer:

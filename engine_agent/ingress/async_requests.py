@@ -4,10 +4,12 @@ about usage. Pure text.
 Who asks is known by then; the key goes along, because the control plane must see for itself whose request it keeps.
 """
 
+from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from engine_agent.ingress import answers, headers
 from engine_agent.ingress.answers import Answer
+from engine_agent.ingress.keys import SCHEME
 from engine_agent.ingress.sections import refuse_longer_than, section
 from engine_agent.ingress.settings import IngressSettings
 
@@ -23,30 +25,24 @@ QUEUE_S = 10
 CHECK_INTERVAL_MS = 1000
 
 
-def async_rules(settings: IngressSettings, retry_after_s: int) -> list[str]:
-    """Let these requests through, past all rules that ask for a model, or say why they cannot be kept now. Where the
-    address of the control plane is not known, there is no such path."""
+def async_choice(settings: IngressSettings) -> list[str]:
+    """The rules that send these requests there. Where the address of the control plane is not known there is no such
+    path."""
     if not settings.control_plane:
         return []
     return [
         f"acl is_async path_beg {ASYNC_PREFIX}",
         f"acl is_async path {USAGE_PATH}",
-        f"acl has_control_plane nbsrv({BACKEND}) gt 0",
-        *answers.refused(_away(retry_after_s), "is_async !has_control_plane"),
-        *(f"{rule} is_async" for rule in refuse_longer_than(MAX_BODY_BYTES, "req.hdr_val(content-length)")),
-        "http-request set-header Authorization 'Bearer %[var(txn.key_text)]' if is_async has_key",
-        f"http-request set-header {headers.REGION} {settings.region} if is_async",
-        "http-request allow if is_async",
+        f"use_backend {BACKEND} if is_async",
     ]
 
 
-def async_choice(settings: IngressSettings) -> list[str]:
-    """The rule that sends them there; it stands before all other choices."""
-    return [f"use_backend {BACKEND} if is_async"] if settings.control_plane else []
+def async_refusals(retry_after_s: int) -> tuple[Answer, ...]:
+    return (_away(retry_after_s), answers.too_large(MAX_BODY_BYTES))
 
 
-def async_backend(settings: IngressSettings) -> list[str]:
-    """The section of the control plane."""
+def async_backend(settings: IngressSettings, retry_after_s: int, who_asks: Iterable[str]) -> list[str]:
+    """The section of the control plane; `who_asks` are rules that find that out."""
     if not settings.control_plane:
         return []
     parts = urlsplit(settings.control_plane)
@@ -56,6 +52,11 @@ def async_backend(settings: IngressSettings) -> list[str]:
     server = f"server web {host}:{port} check inter {CHECK_INTERVAL_MS}ms init-addr last,libc,none {tls}".rstrip()
     lines = [
         f"timeout queue {QUEUE_S}s",
+        *who_asks,
+        answers.refused(_away(retry_after_s), "{ nbsrv eq 0 }"),
+        refuse_longer_than(MAX_BODY_BYTES, "req.hdr_val(content-length)"),
+        f"http-request set-header Authorization '{SCHEME} %[var(txn.key_text)]' if {{ var(txn.key) -m found }}",
+        f"http-request set-header {headers.REGION} {settings.region}",
         f"http-request set-header Host {parts.netloc}",
         f"{server} maxconn {MAX_AT_ONCE}",
     ]

@@ -3,19 +3,25 @@ Pure. It never decides which of the servers changes; that is `plan`."""
 
 from urllib.parse import quote
 
-from engine_agent.ingress import affinity, answers, headers, hops
+from engine_agent.ingress import access_log, affinity, answers, headers, hops, keys
 from engine_agent.ingress.classes import ServingClass
 from engine_agent.ingress.layout import Layout, PoolBackends, Server
+from engine_agent.ingress.running import NOBODY
 from engine_agent.ingress.sections import (
+    NOBODY_SOCKET,
     READER_FOLDER,
     READER_SOCKET,
     UNSENT_STATUS,
     held_bytes,
+    refuse_longer_than,
     replay_rule,
     section,
 )
 from engine_agent.ingress.settings import IngressSettings, Times
 
+IS_NOBODY = f"{{ srv_name {NOBODY} }}"
+HAPROXY_PRIORITY = 0
+"""Of a request that nothing was said about."""
 FAILURES_IN_A_ROW = 5
 """Of a cell, without a success between them: then nothing new goes there until it was asked for its health again."""
 RETRIES = (
@@ -66,12 +72,33 @@ def pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) 
             *_priorities(pool.serving_class, settings),
             f"http-request set-header {headers.DEPLOYMENT} {pool.name}",
             *(affinity.PICK_RULES if pool.has_affinity else ()),
-            f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)]",
+            *_stand_in(layout),
+            f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)] if !{IS_NOBODY}",
             f"http-response set-header {headers.REGION} {settings.region}",
             f"http-response set-header {headers.DEPLOYMENT} {pool.name}",
             *_servers(pool.local, layout, settings.times),
         ],
     )
+
+
+def _stand_in(layout: Layout) -> list[str]:
+    """Who gets a request while no cell can take it.
+
+    Without, one that was sent and came back unanswered as the last cell went down would end in a closed connection:
+    HAProxy takes it for a keep-alive connection that idled too long.
+    """
+    return [
+        f"http-response set-status 503 if {IS_NOBODY}",
+        f"http-response set-header Retry-After {answers.retry_after(layout.retry_after_s)}"
+        " if { status 503 } !{ res.hdr(Retry-After) -m found }",
+        f"server {NOBODY} unix@{NOBODY_SOCKET} backup",
+    ]
+
+
+def nobody_frontend() -> str:
+    """Says of every request that nobody could take it. With a status that is not tried again; the backend mends it."""
+    answer = f"http-request return status 500 {answers.body_of(answers.NO_READY_CELL_HERE)}"
+    return section("frontend nobody", [f"bind unix@{NOBODY_SOCKET} mode 600", "no log", answer])
 
 
 def _queue_limits(pool_class: ServingClass, layout: Layout, settings: IngressSettings) -> list[str]:
@@ -93,11 +120,11 @@ def _priorities(pool_class: ServingClass, settings: IngressSettings) -> list[str
         # The cell goes by it, too, and must not take a pool's batch work for anything else.
         f"http-request set-header {headers.CLASS} {own}{is_less}",
         f"http-request set-var(txn.log_class) req.hdr({headers.CLASS})",
-        f"http-request set-priority-class int({settings.queues[own].priority})",
     ]
-    for each in less_urgent:
-        priority = settings.queues[each].priority
-        rules.append(f"http-request set-priority-class int({priority}) if {{ req.hdr({headers.CLASS}) {each} }}")
+    for each in (own, *less_urgent):
+        if (priority := settings.queues[each].priority) != HAPROXY_PRIORITY:
+            is_each = "" if each is own else f" if {{ req.hdr({headers.CLASS}) {each} }}"
+            rules.append(f"http-request set-priority-class int({priority}){is_each}")
     return rules
 
 
@@ -110,6 +137,7 @@ def spill_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings)
             "retry-on conn-failure empty-response",  # a 503 comes from a region that tried its own cells
             f"timeout queue {settings.queues[pool.serving_class].wait_s}s",
             *_check(f"/healthz?model={quote(pool.probe_model, safe='')}"),
+            access_log.class_rule(),
             *hops.mark_rules(settings.region),
             *_servers(pool.spill, layout, settings.times),
         ],
@@ -135,11 +163,20 @@ def _servers(backend: str, layout: Layout, times: Times) -> list[str]:
 
 def reader_backend(layout: Layout, settings: IngressSettings) -> str:
     """Where long requests go. While the reader is away they are told so at once: its agent starts it again."""
+    in_use = layout.in_use
     address = f"unix@{READER_FOLDER}/{READER_SOCKET}"
     check = f"check inter {settings.times.check_interval_ms}ms fastinter {settings.times.check_fast_ms}ms fall 1 rise 1"
     at_once = "observe layer4 error-limit 1 on-error mark-down"
     lines = [
         f"timeout queue {settings.times.reader_wait_s}s",
+        refuse_longer_than(layout.max_body_bytes, "req.hdr_val(content-length)"),
+        answers.refused(answers.long_bodies_unread(layout.retry_after_s), "{ nbsrv eq 0 }"),
+        access_log.ARRIVAL_RULE,
+        access_log.class_rule(),
+        *((keys.long_scope_rule(), *keys.limit_rules()) if in_use.keys else ()),
+        # For the access log: the name came out of the body.
+        f"http-response set-var(txn.model) res.hdr({headers.MODEL}),url_dec if {{ res.hdr({headers.MODEL}) -m found }}",
+        f"http-response del-header {headers.MODEL}",
         f"http-response set-status 503 if {{ status {UNSENT_STATUS} }}",
         *(answers.substituted(answer) for answer in answers.reader_own(layout.retry_after_s)),
         f"server reader {address} {check} {at_once} maxconn {settings.max_long_requests} pool-max-conn 0",

@@ -8,11 +8,15 @@ through the reader (`reader_config`), which sends them back with the model in a 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine_agent.ingress import access_log, answers, async_requests, frontend_rules, hops, keys
-from engine_agent.ingress.backends import pool_backend, reader_backend, spill_backend
-from engine_agent.ingress.layout import Layout
+from engine_agent.ingress import access_log, affinity, answers, async_requests, frontend_rules, hops, keys
+from engine_agent.ingress.answers import Answer
+from engine_agent.ingress.backends import nobody_frontend, pool_backend, reader_backend, spill_backend
+from engine_agent.ingress.layout import InUse, Layout
 from engine_agent.ingress.sections import (
+    CELLS_UP_LUA,
+    MAX_HEAD_BYTES,
     NAMED_SOCKET,
+    PICK_CELL_LUA,
     defaults_section,
     digest_of,
     global_section,
@@ -22,12 +26,8 @@ from engine_agent.ingress.sections import (
 from engine_agent.ingress.settings import IngressSettings
 
 METRICS_RULE = "http-request use-service prometheus-exporter if METH_GET { path /metrics } { src 127.0.0.0/8 ::1 }"
-CHOICE = (
-    "use_backend %[var(txn.spill)] if !is_marked can_spill !can_serve",
-    "use_backend %[var(txn.spill)] if !is_marked can_spill must_spill",
-    "use_backend %[var(txn.pool)]",
-)
-"""Cells of this region by the pool's share; other regions for the rest, and when no cell here can serve."""
+ELSEWHERE = "elsewhere"
+"""The backend without cells: it answers everything but inference, and what of that names no model."""
 
 
 def render(layout: Layout, settings: IngressSettings) -> str:
@@ -46,11 +46,23 @@ def map_file(entries: Mapping[str, str]) -> str:
 
 
 def _render(layout: Layout, settings: IngressSettings, structure: str) -> str:
+    body_bytes = held_bytes(layout, settings)
+    more = [f"lua-load-per-thread {CELLS_UP_LUA}"]
+    if layout.in_use.affinity:
+        more += [f"lua-load-per-thread {PICK_CELL_LUA}", f"localpeer {settings.ingress_id}"]
     sections = [
         "# Written by the ingress agent; what is changed here is lost.",
-        global_section(settings, structure, body_bytes=held_bytes(layout, settings), threads=settings.threads),
+        global_section(
+            settings,
+            structure,
+            _refusals(layout),
+            body_bytes=body_bytes,
+            threads=settings.threads,
+            more=more,
+        ),
         defaults_section(layout, settings),
-        *_frontends(layout, settings),
+        *(affinity.peers_section(settings.ingress_id) if layout.in_use.affinity else ()),
+        *(_frontends(layout, settings) if layout.told else _untold(layout, settings)),
     ]
     for pool in layout.pools:
         sections.append(pool_backend(pool, layout, settings))
@@ -58,30 +70,61 @@ def _render(layout: Layout, settings: IngressSettings, structure: str) -> str:
     return "\n".join(sections)
 
 
-def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
+def _refusals(layout: Layout) -> list[Answer]:
+    """Every answer that a request may get while its body is still on the way."""
+    return [
+        *keys.REFUSALS,
+        *async_requests.async_refusals(layout.retry_after_s),
+        answers.head_too_large(MAX_HEAD_BYTES),
+        answers.too_large(layout.max_body_bytes),
+        answers.long_bodies_unread(layout.retry_after_s),
+    ]
+
+
+def _untold(layout: Layout, settings: IngressSettings) -> list[str]:
+    """Until the first table there is nothing to say of models."""
+    lines = [*_entrance(settings), access_log.QUIET_RULE, *frontend_rules.health_rules(), METRICS_RULE]
+    return [section("frontend ingress", [*lines, answers.returned(answers.no_table(layout.retry_after_s))])]
+
+
+def _entrance(settings: IngressSettings) -> list[str]:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     # The rest is for what the reader sends back: were it taken by requests that wait for the reader, none would go on.
     limit = f"maxconn {settings.max_connections - settings.max_long_requests}"
-    lines = [f"bind {host}:{settings.port}", limit, *access_log.log_lines(), *access_log.request_id_rules()]
-    lines += [*frontend_rules.health_rules(), METRICS_RULE]
-    if not layout.told:
-        return [section("frontend ingress", [*lines, answers.returned(answers.no_table(layout.retry_after_s))])]
-    judgement = frontend_rules.judgement_rules(layout)
-    lines += [*hops.proof_rules(), *keys.identity_rules(), *access_log.capture_rules()]
-    lines += async_requests.async_rules(settings, layout.retry_after_s)
-    lines += [*frontend_rules.listing_rules(), *frontend_rules.path_rules()]
-    lines += [*frontend_rules.body_rules(layout, settings), access_log.ARRIVAL_RULE]
-    lines += frontend_rules.deadline_rules()
-    lines += [*frontend_rules.pool_rules(has_body=True), *keys.scope_rules()]
-    lines += [*judgement, *keys.limit_rules(), *keys.meter_lines(layout.meters_tokens)]
-    lines += [*async_requests.async_choice(settings), "use_backend reader if is_long", *CHOICE]
+    return [f"bind {host}:{settings.port}", limit, *access_log.log_lines(), *access_log.request_id_rules()]
+
+
+def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
+    in_use = layout.in_use
+    judgement = [*frontend_rules.judgement_rules(layout)]
+    lines = [*_entrance(settings), *frontend_rules.inference_rules(), *_who_asks(in_use)]
+    lines += [*frontend_rules.deadline_rules(), *frontend_rules.body_rules(layout, settings), access_log.ARRIVAL_RULE]
+    lines += [*frontend_rules.pool_rules(in_use, has_body=True), *(keys.scope_rules() if in_use.keys else ())]
+    lines += [*judgement, *(keys.limit_rules() if in_use.keys else ()), *keys.meter_lines(in_use=in_use.token_limits)]
+    lines += [*frontend_rules.choice(in_use), "use_backend reader if METH_POST is_inference is_long"]
+    lines += [*async_requests.async_choice(settings), f"default_backend {ELSEWHERE}"]
     # What comes through here is logged where it came from outside.
     named = [f"bind unix@{NAMED_SOCKET} mode 600", "no log", *frontend_rules.named_rules()]
-    named += [*frontend_rules.pool_rules(has_body=False), *keys.named_scope_rules(), *judgement, *CHOICE]
+    named += [*frontend_rules.pool_rules(in_use, has_body=False), *keys.named_scope_rules()]
+    named += [*judgement, *frontend_rules.choice(in_use)]
     return [
         section("frontend ingress", lines),
         section("frontend named", named),
+        section(f"backend {ELSEWHERE}", _elsewhere(in_use)),
         reader_backend(layout, settings),
+        nobody_frontend(),
         keys.key_store(),
-        *async_requests.async_backend(settings),
+        *async_requests.async_backend(settings, layout.retry_after_s, _who_asks(in_use)),
     ]
+
+
+def _who_asks(in_use: InUse) -> list[str]:
+    """The rules that judge what a request says of itself: which region sent it here, and whose it is."""
+    hop_rules = hops.proof_rules() if in_use.hops else hops.strip_rules()
+    captures = access_log.capture_rules(has_tenant=in_use.keys or in_use.hops)
+    return [*hop_rules, *keys.identity_rules(in_use=in_use.keys), *captures]
+
+
+def _elsewhere(in_use: InUse) -> list[str]:
+    lines = [*frontend_rules.unanswered_rules(), access_log.QUIET_RULE, *frontend_rules.health_rules(), METRICS_RULE]
+    return [*lines, *_who_asks(in_use), *frontend_rules.listing_rules(), *frontend_rules.path_rules()]

@@ -1,22 +1,18 @@
 """What every request meets before a backend is chosen: the rules of the frontends, one function for each question.
 
-Pure text; `config` says in which order they stand. A rule may answer a request or note what it found in a variable;
-none of them picks a cell.
+Pure text; `config` says in which order they stand, and each costs every request some 0.1 µs: what a table does not need
+is not rendered, and what few requests need stands where only those come. A rule may answer a request or note what it
+found in a variable; none of them picks a cell.
 """
 
 from engine_agent.ingress import affinity, answers, headers, splits
-from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, SHARE_SCALE, Layout
-from engine_agent.ingress.sections import (
-    LOOK_UP_RULE,
-    MAX_HEAD_BYTES,
-    UNSENT_STATUS,
-    held_bytes,
-    model_rules,
-    refuse_longer_than,
-)
+from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, SHARE_SCALE, InUse, Layout
+from engine_agent.ingress.sections import LOOK_UP_RULE, MAX_HEAD_BYTES, UNSENT_STATUS, held_bytes, model_rules
 from engine_agent.ingress.settings import IngressSettings
 
-RING_RULE = f"http-request set-var(txn.ring) var(txn.pool),map_str({affinity.RINGS_MAP})"
+CELLS_RULE = f"http-request set-var(txn.cells) var(txn.pool),map_str({affinity.CELLS_MAP})"
+CELLS_UP = "var(txn.pool),lua.cells_up,add(0)"
+"""As a number: what a script converts is text to HAProxy."""
 SPILL_RULE = "http-request set-var(txn.spill) var(txn.pool),regsub(^pool,spill)"
 INFERENCE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
@@ -30,7 +26,7 @@ def health_rules() -> list[str]:
         f"{healthy} if is_health !{{ url_param(model) -m found }}",
         f"http-request set-var(txn.pool) url_param(model),url_dec,map_str({MODELS_MAP}) if is_health",
         *_split_health_rules(),
-        f"{healthy} if is_health {{ var(txn.pool),nbsrv gt 0 }}",
+        f"{healthy} if is_health {{ {CELLS_UP} gt 0 }}",
         f"{unhealthy} if is_health",
     ]
 
@@ -42,7 +38,7 @@ def _split_health_rules() -> list[str]:
     return [
         f"http-request set-var(txn.split) var(txn.pool),field(3,.) if is_health {is_split}",
         f"http-request set-var(txn.pool) {first} if is_health {{ var(txn.split) -m found }}",
-        *splits.turn_rules("is_health !{ var(txn.pool),nbsrv gt 0 }"),
+        *splits.turn_rules(f"is_health !{{ {CELLS_UP} gt 0 }}"),
     ]
 
 
@@ -61,31 +57,47 @@ def listing_rules() -> list[str]:
     ]
 
 
-def path_rules() -> list[str]:
+def inference_rules() -> list[str]:
+    """Send everything but inference past all other rules, to where the rest is answered. Declares `is_inference`."""
     return [
         f"acl is_inference path {' '.join(INFERENCE_PATHS)}",
+        "http-request allow if !METH_POST or !is_inference",
+    ]
+
+
+def unanswered_rules() -> list[str]:
+    """What is wrong with a request that names no model of the table, or no path."""
+    return [
+        f"{answers.BAD_BODY_RULE} if {{ var(txn.body_error) -m found }}",
+        f"acl is_inference path {' '.join(INFERENCE_PATHS)}",
+        f"{answers.returned(answers.UNKNOWN_MODEL)} if is_inference METH_POST",
+    ]
+
+
+def path_rules() -> list[str]:
+    """The last of all rules for what is no inference: there is no such path, or it is asked in the wrong way."""
+    return [
         f"{answers.returned(answers.UNKNOWN_URL)} if !is_inference",
-        f"{answers.returned(answers.ONLY_POST, ('Allow', 'POST'))} if !METH_POST",
+        answers.returned(answers.ONLY_POST, ("Allow", "POST")),
     ]
 
 
 def body_rules(layout: Layout, settings: IngressSettings) -> list[str]:
-    """Wait for the whole body, which replays need too, and find the pool of the model that it names."""
+    """Wait for the whole body, which replays need too, and find the pool of the model that it names. Long bodies go on
+    to the reader, and what names no model to where that is said. Declares `is_long`, `has_pool`."""
     longest = held_bytes(layout, settings)
     return [
-        *answers.refused(answers.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
-        f"http-request del-header {headers.MODEL}",
-        f"http-request del-header {headers.AFFINITY}",
-        *refuse_longer_than(layout.max_body_bytes, "req.hdr_val(content-length)"),
+        answers.refused(answers.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
+        *(f"http-request del-header {name}" for name in (headers.MODEL, headers.AFFINITY, headers.KEY)),
         # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on hearing so.
         "http-request set-header Content-Type application/json",
         f"acl is_long req.hdr_val(content-length) gt {longest}",
-        f"http-request wait-for-body time {settings.times.request_body_s}s if !is_long",
         f"acl is_long req.body_size gt {longest}",
-        *answers.refused(answers.long_bodies_unread(layout.retry_after_s), "is_long { nbsrv(reader) eq 0 }"),
-        *model_rules("!is_long"),
-        f"{LOOK_UP_RULE} if !has_pool",
-        f"{answers.returned(answers.UNKNOWN_MODEL)} if !is_long !has_pool",
+        f"http-request allow if {{ req.hdr_val(content-length) gt {longest} }}",
+        f"http-request wait-for-body time {settings.times.request_body_s}s",
+        f"http-request allow if {{ req.body_size gt {longest} }}",
+        *model_rules(),
+        "http-request allow if !has_pool",
     ]
 
 
@@ -112,25 +124,40 @@ def named_rules() -> list[str]:
     ]
 
 
-def pool_rules(*, has_body: bool) -> list[str]:
+def pool_rules(in_use: InUse, *, has_body: bool) -> list[str]:
     """Which pool a split means, and what the request's affinity key is, where either question arises.
 
     `has_body`: the key is in the body; else the reader has found it.
     """
+    wants_key = [
+        *([CELLS_RULE, "acl wants_key var(txn.cells) -m found"] if in_use.affinity else ()),
+        *([f"acl wants_key var(txn.pool) -m beg {splits.STICKY}"] if in_use.sticky_splits else ()),
+        *(affinity.key_rules() if has_body and (in_use.affinity or in_use.sticky_splits) else ()),
+    ]
+    if not in_use.splits:
+        return [*wants_key, *([SPILL_RULE, *_usable_rules(in_use)] if in_use.hops else ())]
+    again = [f"{SPILL_RULE} if is_drawn"] if in_use.hops else []
     return [
-        *splits.draw_rules(),
-        RING_RULE,
-        "acl wants_key var(txn.ring) -m found",
-        f"acl wants_key var(txn.pool) -m beg {splits.STICKY}",
-        *(affinity.key_rules() if has_body else ()),
+        *splits.draw_rules(in_use.hops),
+        *wants_key,
         *splits.sticky_rules(),
-        SPILL_RULE,
-        "acl can_serve var(txn.pool),nbsrv gt 0",
+        *([SPILL_RULE] if in_use.hops else ()),
+        *_usable_rules(in_use),
+        *(rule for turn in splits.turn_rules("!can_serve is_lost") for rule in (turn, *again)),
+        *([f"{CELLS_RULE} if is_drawn"] if in_use.affinity else ()),
+    ]
+
+
+def _usable_rules(in_use: InUse) -> list[str]:
+    """Declares `can_serve`, `can_spill` and `is_lost`: what here, or nobody but here, can do for the pool."""
+    here = f"acl can_serve {CELLS_UP} gt 0"
+    if not in_use.hops:
+        return [here, "acl is_lost always_true"]
+    return [
+        here,
         "acl can_spill var(txn.spill),nbsrv gt 0",
         "acl is_lost var(txn.spill),nbsrv eq 0",
         "acl is_lost var(txn.hop) -m found",
-        *(rule for turn in splits.turn_rules("!can_serve is_lost") for rule in (turn, f"{SPILL_RULE} if is_drawn")),
-        f"{RING_RULE} if is_drawn",
     ]
 
 
@@ -145,10 +172,21 @@ def deadline_rules() -> list[str]:
 
 def judgement_rules(layout: Layout) -> list[str]:
     """Whether cells here, or another region, can serve the pool; if neither, say so."""
+    if not layout.in_use.hops:
+        return []  # the pool's backend says so
     nobody = answers.returned(answers.no_ready_cell(layout.retry_after_s))
     return [
         f"http-request set-var(txn.share) var(txn.pool),map_str_int({splits.SHARES_MAP},0)",
         f"acl must_spill rand({SHARE_SCALE}),sub(txn.share) lt 0",
-        f"{nobody} if has_pool !can_serve is_marked",
-        f"{nobody} if has_pool !can_serve !can_spill",
+        f"{nobody} if !can_serve is_marked",
+        f"{nobody} if !can_serve !can_spill",
     ]
+
+
+def choice(in_use: InUse) -> list[str]:
+    """Cells of this region by the pool's share; other regions for the rest, and when no cell here can serve."""
+    spill = [
+        "use_backend %[var(txn.spill)] if has_pool !is_marked can_spill !can_serve",
+        "use_backend %[var(txn.spill)] if has_pool !is_marked can_spill must_spill",
+    ]
+    return [*(spill if in_use.hops else ()), "use_backend %[var(txn.pool)] if has_pool"]

@@ -7,6 +7,7 @@ It never decides what the configuration says or when to restart, and it signals 
 import asyncio
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from typing import BinaryIO
 from engine_agent.ingress.command_socket import RELOAD_TIMEOUT_S, CommandSocket, Unreachable
 from engine_agent.ingress.config import map_file
 from engine_agent.ingress.layout import Layout
-from engine_agent.ingress.sections import ADMIN_SOCKET, CONFIG_FILE, LUA_FILES, MASTER_SOCKET, THREAD_LUA_FILES
+from engine_agent.ingress.sections import ADMIN_SOCKET, CONFIG_FILE, MASTER_SOCKET, SCRIPTS
 from engine_agent.runtime import procfs
 from engine_agent.runtime.logs import bound, last_lines
 
@@ -29,6 +30,10 @@ POLL_S = 0.02
 TERM_GRACE_S = 1.0
 KILL_GRACE_S = 2.0
 STILL_ACCEPTS = "Stopping: 0"
+CONNECTIONS = re.compile(r"^CurrConns: (\d+)", re.MULTILINE)
+STREAM = re.compile(r" fe=(?!GLOBAL|MASTER)")
+"""A connection with a request under way, as `show sess` lists them; the command sockets have one, too."""
+IDLE_PATIENCE_S = 1.0
 LOG_FILE = "haproxy.log"
 
 
@@ -151,7 +156,7 @@ class HaproxyProcess:
             os.close(output)
 
     async def reload(self, layout: Layout) -> None:
-        """Write the configuration and let a new worker take over; return when no older one takes connections any more.
+        """Write the configuration and let a new worker take over; return when no older one takes requests any more.
 
         Raises:
             RefusedConfig: the master could not load it; the worker before goes on.
@@ -168,13 +173,30 @@ class HaproxyProcess:
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             raise Unreachable("an older worker of HAProxy still takes connections") from error
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(IDLE_PATIENCE_S):
+                while await self._old_workers_hold_idle_connections():  # noqa: ASYNC110 - only asking tells
+                    await asyncio.sleep(POLL_S)
 
     async def _old_workers_are_stopping(self) -> bool:
+        # A worker that ends meanwhile is answered for by the master, with an error.
+        return not any(STILL_ACCEPTS in info for _, info in await self._old_workers())
+
+    async def _old_workers_hold_idle_connections(self) -> bool:
+        """A thread of a stopping worker closes those when it gets to it; what comes through one until then is answered
+        by the table before."""
+        for pid, info in await self._old_workers():
+            connections = CONNECTIONS.search(info)
+            if connections and int(connections[1]) > len(STREAM.findall(await self._master.ask(f"@!{pid} show sess"))):
+                return True
+        return False
+
+    async def _old_workers(self) -> list[tuple[str, str]]:
+        """The pid of each, and what it says of itself."""
         listing = await self._master.ask("show proc")
         _, _, old = listing.partition("# old workers")
         pids = [line.split()[0] for line in old.splitlines() if line[:1].isdigit()]
-        # A worker that ends meanwhile is answered for by the master, with an error.
-        return not any([STILL_ACCEPTS in await self._master.ask(f"@!{pid} show info") for pid in pids])
+        return [(pid, await self._master.ask(f"@!{pid} show info")) for pid in pids]
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connection, let what runs finish for `grace_s` seconds, then end it."""
@@ -213,7 +235,7 @@ class HaproxyProcess:
         bound(self._home / LOG_FILE)
 
     def _write(self, layout: Layout, folder: Path) -> None:
-        for name in (*LUA_FILES, *THREAD_LUA_FILES):
+        for name in SCRIPTS:
             (folder / name).write_bytes(Path(__file__).with_name(name).read_bytes())
         for name, entries in layout.maps.items():
             (folder / name).write_text(map_file(entries), encoding="utf-8")

@@ -62,6 +62,15 @@ def _proof(secret: str) -> list[str]:
     ]
 
 
+def strip_rules() -> list[str]:
+    """Where there are no other regions every mark is an outsider's."""
+    return [
+        f"http-request del-header {headers.HOP}",
+        f"http-request del-header {headers.POOL}",
+        "acl is_marked always_false",
+    ]
+
+
 def mark_rules(region: str) -> list[str]:
     """Mark a request that leaves for another region, and say which pool it is for: names may be split there, too."""
     claim = "%[var(txn.hop_claim)]|%[var(txn.request_id)]"

@@ -11,6 +11,7 @@ from engine_agent.ingress.classes import ServingClass
 from engine_agent.ingress.key_map import KEYS_MAP, REQUIRED_ENTRY, SEPARATOR, KeyField
 from engine_agent.ingress.sections import section
 
+SCHEME, KEY_BEGINS = "Bearer", "sw_"
 KEY_TABLE = "keys"
 """Backend whose stick table counts the requests of each key."""
 KEY_TABLE_ENTRIES = 131_072
@@ -23,51 +24,68 @@ MISSING_KEY = Answer(
 )
 INVALID_KEY = Answer(401, "invalid_api_key", "Incorrect API key provided: it is unknown, or was revoked")
 EXPIRED_KEY = Answer(401, "expired_api_key", "This API key has expired; ask for another one")
+REFUSALS = (MISSING_KEY, INVALID_KEY, EXPIRED_KEY)
 MODEL_NOT_ALLOWED = Answer(
     403, "model_not_allowed", "This API key is not for the model `%[var(txn.model),json(utf8s)]`", "model"
 )
 
 
-def identity_rules() -> list[str]:
+def _value(field: KeyField) -> str:
+    return f"var(txn.key),field({field.value},{SEPARATOR})"
+
+
+_HAS_KEY = "{ var(txn.key) -m found }"
+_IS_SCOPED = f"{{ {_value(KeyField.SCOPED)} 1 }}"
+_IS_OVER_LIMIT = "{ var(txn.refusal) -m found }"
+
+
+def identity_rules(*, in_use: bool) -> list[str]:
     """Who asks. A request that another region's ingress sent here was asked there, and says itself for whom it is.
 
     While keys are not required, whoever shows none of ours is nobody's tenant; a revoked key opens nothing even then.
+    `in_use`: there are keys, or one is required.
     """
+    if not in_use:
+        shows_key = f"{{ req.hdr(Authorization) -m beg -i '{SCHEME} {KEY_BEGINS}' }}"
+        return [
+            f"http-request del-header {headers.TENANT} if !is_marked",
+            answers.refused(INVALID_KEY, shows_key),
+            "http-request del-header Authorization",
+        ]
     return [
         f"http-request del-header {headers.TENANT} if !is_marked",
-        f"http-request del-header {headers.KEY}",
         "http-request set-var(txn.key_text) http_auth_bearer if !is_marked",
         "http-request del-header Authorization",
-        "acl shows_key var(txn.key_text) -m beg sw_",
+        f"acl shows_key var(txn.key_text) -m beg {KEY_BEGINS}",
         f"http-request set-var(txn.key) var(txn.key_text),sha2(256),hex,lower,map_str({KEYS_MAP}) if shows_key",
         "acl has_key var(txn.key) -m found",
         f"acl keys_required str({REQUIRED_ENTRY}),map_str({KEYS_MAP}) 1",
         f"http-request set-var(txn.key_prefix) {_value(KeyField.PREFIX)} if has_key",
         f"http-request set-var(txn.key_expires) {_value(KeyField.EXPIRES_AT)} if has_key",
-        _refusal(INVALID_KEY, "shows_key !has_key"),
-        _refusal(MISSING_KEY, "!shows_key !is_marked keys_required"),
-        _refusal(EXPIRED_KEY, "has_key { date,sub(txn.key_expires) ge 0 }"),
-        "acl is_refused var(txn.refusal) -m found",
-        "http-request set-var(txn.refusal_status) int(401) if is_refused",
         # The body may not have arrived; a client that is still sending it must be able to hear the answer.
-        "http-request use-service lua.refuse if is_refused",
+        answers.refused(INVALID_KEY, "shows_key !has_key"),
+        answers.refused(MISSING_KEY, "!shows_key !is_marked keys_required"),
+        answers.refused(EXPIRED_KEY, "has_key { date,sub(txn.key_expires) ge 0 }"),
         f"http-request set-header {headers.TENANT} %[{_value(KeyField.TENANT)}] if has_key",
         *_class_rules(),
     ]
 
 
 def scope_rules() -> list[str]:
-    """Whether the key opens the pool. The model of a long request is not known yet: its key goes with it."""
-    is_scoped = f"{{ {_value(KeyField.SCOPED)} 1 }}"
+    """Whether the key opens the pool."""
     return [
         f"acl key_opens_pool var(txn.key_prefix),concat(/,txn.pool),map_str({KEYS_MAP}) -m found",
-        f"http-request set-header {headers.KEY} %[var(txn.key_prefix)] if has_key is_long {is_scoped}",
-        f"{answers.returned(MODEL_NOT_ALLOWED)} if has_key has_pool {is_scoped} !key_opens_pool",
+        f"{answers.returned(MODEL_NOT_ALLOWED)} if has_key {_IS_SCOPED} !key_opens_pool",
     ]
 
 
+def long_scope_rule() -> str:
+    """The model of a long request is not known yet: its key goes with it to where it will be."""
+    return f"http-request set-header {headers.KEY} %[var(txn.key_prefix)] if {_HAS_KEY} {_IS_SCOPED}"
+
+
 def named_scope_rules() -> list[str]:
-    """The same for a long request, once the reader has found its model."""
+    """Whether the key opens the pool, once the reader has found the model of a long request."""
     return [
         f"http-request set-var(txn.key_prefix) req.hdr({headers.KEY})",
         f"http-request del-header {headers.KEY}",
@@ -80,18 +98,18 @@ def limit_rules() -> list[str]:
     """How much the key may ask for; the last of all questions, so that nothing else that is wrong costs its limits.
     Only keys with limits come to the script, which counts and refuses."""
     return [
-        f"http-request track-sc0 var(txn.key_prefix) table {KEY_TABLE} if has_key",
-        f"http-request lua.admit_key if has_key {{ {_value(KeyField.LIMITED)} 1 }}",
-        "http-request sc-inc-gpc(0,0) if is_refused",
-        "http-request use-service lua.refuse if is_refused",
+        f"http-request track-sc0 var(txn.key_prefix) table {KEY_TABLE} if {_HAS_KEY}",
+        f"http-request lua.admit_key if {_HAS_KEY} {{ {_value(KeyField.LIMITED)} 1 }}",
+        f"http-request sc-inc-gpc(0,0) if {_IS_OVER_LIMIT}",
+        f"http-request use-service lua.refuse if {_IS_OVER_LIMIT}",
         "http-response lua.answer_key if { var(txn.limited) -m found }",
     ]
 
 
-def meter_lines(meters_tokens: bool) -> list[str]:
+def meter_lines(*, in_use: bool) -> list[str]:
     """The filter that counts the tokens of answers. It costs every request a third more, so it is there only while some
     key has a limit of tokens; the first such key costs a reload."""
-    return ["filter lua.token_meter"] if meters_tokens else []
+    return ["filter lua.token_meter"] if in_use else []
 
 
 def key_store() -> str:
@@ -99,14 +117,6 @@ def key_store() -> str:
     expire = f"expire {KEY_TABLE_EXPIRE_S}s"
     table = f"stick-table type string len 16 size {KEY_TABLE_ENTRIES} {expire} store {COUNTERS}"
     return section(f"backend {KEY_TABLE}", [table])
-
-
-def _value(field: KeyField) -> str:
-    return f"var(txn.key),field({field.value},{SEPARATOR})"
-
-
-def _refusal(answer: Answer, condition: str) -> str:
-    return f"http-request set-var-fmt(txn.refusal) '{answer.body}' if {condition}"
 
 
 def _class_rules() -> list[str]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine_agent.ingress.affinity import RINGS_MAP, ring_of
+from engine_agent.ingress.affinity import CELLS_MAP, cells_of
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.classes import ServingClass
 from engine_agent.ingress.hops import HOPS_MAP, hop_entries
@@ -47,7 +47,8 @@ MODELS_MAP = "models.map"
 """Model -> backend of its pool."""
 LISTING_MAP = "listing.map"
 """`all` -> the body of GET /v1/models."""
-MAP_NAMES = (MODELS_MAP, SHARES_MAP, LISTING_MAP, KEYS_MAP, RINGS_MAP, SPLITS_MAP, INSTEAD_MAP, HOPS_MAP)
+MAP_NAMES = (MODELS_MAP, LISTING_MAP, KEYS_MAP, SPLITS_MAP, INSTEAD_MAP, HOPS_MAP)
+"""Those that are always there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +87,23 @@ class PoolBackends:
 
 
 @dataclass(frozen=True, slots=True)
+class InUse:
+    """What of the request path a table needs. Each costs every request some microseconds, so what no table needs is not
+    there; the first use of one, and the end of the last, cost a reload."""
+
+    keys: bool = False
+    """Some key is known, or one is required."""
+    token_limits: bool = False
+    splits: bool = False
+    sticky_splits: bool = False
+    affinity: bool = False
+    hops: bool = False
+    """There are other regions: requests may leave, and may have come from one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Layout:
-    """All that HAProxy must be. `told` False: there was never a table, so nothing may be said about models.
-    `meters_tokens`: some key has a limit of tokens."""
+    """All that HAProxy must be. `told` False: there was never a table, so nothing may be said about models."""
 
     revision: int
     pools: tuple[PoolBackends, ...]
@@ -97,7 +112,7 @@ class Layout:
     max_body_bytes: int
     retry_after_s: int
     told: bool = True
-    meters_tokens: bool = False
+    in_use: InUse = InUse()
 
 
 UNTOLD = Layout(
@@ -132,26 +147,39 @@ def lay_out(table: RoutingTable) -> Layout:
         maps=_maps(table, pools, {name: backend.local for name, backend in backends.items()}),
         max_body_bytes=table.max_body_bytes,
         retry_after_s=table.retry_after_s,
-        meters_tokens=any(key.tokens_per_min for key in table.keys),
+        in_use=_in_use(table),
+    )
+
+
+def _in_use(table: RoutingTable) -> InUse:
+    return InUse(
+        keys=bool(table.keys) or table.keys_required,
+        token_limits=any(key.tokens_per_min for key in table.keys),
+        splits=bool(table.splits),
+        sticky_splits=any(split.sticky for split in table.splits),
+        affinity=any(pool.affinity for pool in table.pools),
+        hops=bool(table.hop_secrets),
     )
 
 
 def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Every map; `backends` maps each pool to the backend of its cells."""
+    """Every map that the configuration asks; `backends` maps each pool to the backend of its cells."""
     of_pools = {model: backends[pool.name] for pool in pools for model in pool.models}
     models = of_pools | split_models(table.splits)
     for model in models:
         if not MODEL.fullmatch(model):
             raise BadTable(f"model {model!r}: only letters, digits and ._:/@+- are allowed")
+    shares = {backends[pool.name]: _spilled_share(pool, table.region) for pool in pools}
+    cells = {backends[pool.name]: cells_of(pool, _named_cells(pool)) for pool in pools if pool.affinity}
     return {
         MODELS_MAP: models,
-        SHARES_MAP: {backends[pool.name]: _spilled_share(pool, table.region) for pool in pools},
         LISTING_MAP: {"all": _listing(models)},
         KEYS_MAP: key_entries(table, backends),
-        RINGS_MAP: {backends[pool.name]: ring_of(pool, _named_cells(pool)) for pool in pools if pool.affinity},
         SPLITS_MAP: split_ranges(table.splits, backends),
         INSTEAD_MAP: split_turns(table.splits, backends),
         HOPS_MAP: hop_entries(table.hop_secrets),
+        **({SHARES_MAP: shares} if table.hop_secrets else {}),
+        **({CELLS_MAP: cells} if cells else {}),
     }
 
 

@@ -11,7 +11,6 @@ import logging
 import os
 import select
 import stat
-from collections.abc import Iterable
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -92,7 +91,7 @@ class LogPipe:
             return False
         try:
             with self._path.open("ab") as file:
-                file.writelines(_requests(written))
+                file.write(_requests(written))
                 size = file.tell()
             if size > self._max_file_bytes:
                 self._rotate()
@@ -113,11 +112,14 @@ class LogPipe:
         self.trouble = trouble
 
 
-def _requests(written: bytes) -> Iterable[bytes]:
-    """The lines about requests. HAProxy says here, too, when a worker of it ends."""
-    for line in written.splitlines(keepends=True):
-        if line.startswith(b"{"):
-            # HAProxy marks a request that went on to another cell with a plus, and what it does not know with a minus.
-            yield line.replace(b'"retries":+', b'"retries":', 1).replace(b":-,", b":-1,")
-        else:
-            log.info("HAProxy: %s", line.decode(errors="replace").strip())
+def _requests(written: bytes) -> bytes:
+    """The lines about requests. HAProxy says here, too, when a worker of it ends; that is rare, so thousands of lines
+    are first looked at as one."""
+    if not written.startswith(b"{") or written.count(b"\n{") != written.count(b"\n", 0, -1):
+        lines = written.splitlines(keepends=True)
+        for line in lines:
+            if not line.startswith(b"{"):
+                log.info("HAProxy: %s", line.decode(errors="replace").strip())
+        written = b"".join(line for line in lines if line.startswith(b"{"))
+    # HAProxy marks a request that went on to another cell with a plus, and what it does not know with a minus.
+    return written.replace(b'"retries":+', b'"retries":').replace(b":-,", b":-1,")

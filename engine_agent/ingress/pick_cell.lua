@@ -1,83 +1,74 @@
--- Finds the cell of a request's key: on a ring of the pool's cells, the first from the key on that is not overloaded. It
--- notes a name, or none; HAProxy then goes there, or to the cell with the fewest requests, or queues for all of them.
+-- Finds the cell of a request's key: the one that it was at before, while that is not overloaded; else the least loaded
+-- that has room, which is its home from then on. It notes a name, or none; HAProxy then goes there, or to the cell with
+-- the fewest requests, or queues for all of them.
 --
--- Consistent hashing with bounded loads (Mirrokni, Thorup, Zadimoghaddam 2018), with two differences. HAProxy's own
--- (`hash-balance-factor`) queues for one cell while others are idle; here a full cell is passed over, so that all wait in
--- the pool's one queue. And a cell that is lightly loaded keeps its keys whatever the others do, because a bound on the
--- mean forbids a second request at a cell while the pool is nearly idle.
+-- Overloaded is full, or above `load_bound` times the mean; but a cell that is lightly loaded keeps its keys whatever the
+-- others do, because a bound on the mean forbids a second request at a cell while the pool is nearly idle.
 --
--- In: txn.affinity, a number; txn.ring, the value of the pool's entry in rings.map. Out: txn.cell_server, or nothing.
+-- In: txn.cells, the value of the pool's entry in cells.map; the request, tracked as sc2 by its key, with its home as
+-- gpt0. Out: txn.cell_server, the name of a server, and txn.home, the number that stands for it in the table; or nothing.
 
-local POINTS = 64        -- of each cell on the ring: keys are spread within about 1/8 of even
 local LIGHT_SHARE = 0.25 -- of what a cell runs at once: up to here it is not overloaded
 
-local rings = {} -- backend -> its ring, built anew when the text changes
+local pools = {} -- backend -> its cells, read anew when the text changes
+local turn = 0   -- so that equally loaded cells get new keys in turn
 
-local function hash(text)
-    local h = 2166136261 -- FNV-1a
-    for at = 1, #text do h = ((h ~ text:byte(at)) * 16777619) & 0xffffffff end
-    h = ((h ~ (h >> 16)) * 0x7feb352d) & 0xffffffff
-    h = ((h ~ (h >> 15)) * 0x846ca68b) & 0xffffffff
-    return h ~ (h >> 16)
+-- FNV-1a; a home must be known again by other threads and by the worker after a reload.
+local function number_of(name)
+    local hash = 2166136261
+    for at = 1, #name do hash = ((hash ~ name:byte(at)) * 16777619) & 0xffffffff end
+    return math.max(1, hash)
 end
 
-local function build(text)
+local function read(text)
     local bound, cells = text:match("^(%d+) (.*)$")
-    local ring = { text = text, bound = tonumber(bound) / 100, cells = {}, places = {}, owners = {} }
-    local points = {}
+    local pool = { text = text, bound = tonumber(bound) / 100, cells = {}, by_number = {} }
     for name, limit in cells:gmatch("([^,:]+):(%d+)") do
-        ring.cells[#ring.cells + 1] = { name = name, limit = tonumber(limit) }
-        for point = 1, POINTS do points[#points + 1] = { hash(name .. "/" .. point), #ring.cells } end
+        local cell = { name = name, limit = tonumber(limit), number = number_of(name) }
+        pool.cells[#pool.cells + 1] = cell
+        pool.by_number[cell.number] = cell
     end
-    table.sort(points, function(one, other)
-        if one[1] ~= other[1] then return one[1] < other[1] end
-        return one[2] < other[2]
-    end)
-    for at, point in ipairs(points) do ring.places[at], ring.owners[at] = point[1], point[2] end
-    return ring
+    return pool
 end
 
--- Returns the index of the first place at or after `key`.
-local function first_from(places, key)
-    local low, high = 1, #places + 1
-    while low < high do
-        local middle = (low + high) // 2
-        if places[middle] < key then low = middle + 1 else high = middle end
-    end
-    return low
-end
-
-local function has_room(txn, backend, cell, mean_bound)
+-- The share of the cell that is in use, or nothing if it cannot take a request.
+local function load_of(txn, backend, cell)
     local server = core.backends[backend].servers[cell.name]
-    if not server or server:is_draining() then return false end
-    local most = math.min(cell.limit, math.max(mean_bound, math.ceil(LIGHT_SHARE * cell.limit)))
-    return server:get_cur_sess() < most and txn.f:srv_is_up(backend .. "/" .. cell.name)
+    if not server or server:is_draining() then return end
+    local running = server:get_cur_sess()
+    if running < cell.limit and txn.f:srv_is_up(backend .. "/" .. cell.name) then return running / cell.limit end
+end
+
+local function least_loaded(txn, backend, pool)
+    local best, least = nil, math.huge
+    turn = turn + 1
+    for at = 1, #pool.cells do
+        local cell = pool.cells[(turn + at) % #pool.cells + 1]
+        local load = load_of(txn, backend, cell)
+        if load and load < least then best, least = cell, load end
+    end
+    return best
 end
 
 local function pick_cell(txn)
-    local backend, text = txn:get_var("txn.pool"), txn:get_var("txn.ring")
-    local ring = rings[backend]
+    local backend, text = txn:get_var("txn.pool"), txn:get_var("txn.cells")
     if not text then return end
-    if not ring or ring.text ~= text then
-        ring = build(text)
-        rings[backend] = ring
+    local pool = pools[backend]
+    if not pool or pool.text ~= text then
+        pool = read(text)
+        pools[backend] = pool
     end
-    local usable = txn.f:nbsrv(backend)
-    if usable == 0 or #ring.cells == 0 then return end
-    local mean_bound = math.ceil(ring.bound * txn.f:be_conn(backend) / usable) -- be_conn counts this request, too
-    local start = first_from(ring.places, hash(tostring(txn:get_var("txn.affinity"))))
-    local asked, left = {}, #ring.cells
-    for step = 0, #ring.places - 1 do
-        local owner = ring.owners[(start + step - 1) % #ring.places + 1]
-        if not asked[owner] then
-            if has_room(txn, backend, ring.cells[owner], mean_bound) then
-                txn:set_var("txn.cell_server", ring.cells[owner].name)
-                return
-            end
-            asked[owner] = true
-            left = left - 1
-            if left == 0 then return end
-        end
+    local cell = pool.by_number[txn.f:sc_get_gpt0(2)]
+    local load = cell and load_of(txn, backend, cell)
+    if load and load >= LIGHT_SHARE then
+        -- be_conn counts this request, too; nbsrv is not 0, because this cell is up.
+        local mean_bound = math.ceil(pool.bound * txn.f:be_conn(backend) / txn.f:nbsrv(backend))
+        if load * cell.limit >= mean_bound then load = nil end
+    end
+    if not load then cell = least_loaded(txn, backend, pool) end
+    if cell then
+        txn:set_var("txn.cell_server", cell.name)
+        txn:set_var("txn.home", cell.number)
     end
 end
 

@@ -1,8 +1,11 @@
 -- Reads a request body that HAProxy's own json_query could not route: finds the model where the body is valid JSON
 -- after all (nested deeper than 20 levels, escapes in the name), else says exactly what is wrong with it. It runs only
--- on that path, and it never routes.
+-- on that path, and it picks no cell.
 --
--- In: the buffered body. Out: txn.model, or txn.body_error with txn.body_code and txn.body_param (a JSON literal).
+-- In: the buffered body. Out: txn.model, and txn.pool, if that is a model of the table; or txn.body_error with
+-- txn.body_code and txn.body_param (a JSON literal).
+
+local models = Map.new("models.map", Map._str)
 
 local MAX_DEPTH = 500 -- well inside Lua's stack; no real request nests as deep
 
@@ -130,7 +133,10 @@ local function read_body(txn)
         local kind = KINDS[model:sub(1, 1)] or "a number"
         refuse(txn, "invalid_type", '"model"', "the field `model` must be a string, not " .. kind)
     else
-        txn:set_var("txn.model", unescape(model:sub(2, -2)))
+        local name = unescape(model:sub(2, -2))
+        txn:set_var("txn.model", name)
+        local pool = models:lookup(name)
+        if pool then txn:set_var("txn.pool", pool) end
     end
 end
 

@@ -7,7 +7,7 @@ models: it picks no cell and refuses no name. It alone has a long request whole,
 start, when it is told that no cell answered.
 """
 
-from engine_agent.ingress import affinity, headers
+from engine_agent.ingress import affinity, answers, headers
 from engine_agent.ingress.layout import Layout
 from engine_agent.ingress.sections import (
     NAMED_SOCKET,
@@ -38,7 +38,13 @@ def _render(layout: Layout, settings: IngressSettings, structure: str) -> str:
     return "\n".join(
         [
             "# Written by the ingress agent; what is changed here is lost.",
-            global_section(settings, structure, body_bytes=layout.max_body_bytes, threads=1),
+            global_section(
+                settings,
+                structure,
+                [answers.too_large(layout.max_body_bytes)],
+                body_bytes=layout.max_body_bytes,
+                threads=1,
+            ),
             defaults_section(layout, settings),
             section("frontend reader", _frontend(layout, settings)),
             section("backend named", _backend(layout, settings)),
@@ -50,8 +56,9 @@ def _frontend(layout: Layout, settings: IngressSettings) -> list[str]:
     return [
         f"bind unix@{READER_SOCKET} mode 600",
         f"http-request wait-for-body time {settings.times.request_body_s}s",
-        *refuse_longer_than(layout.max_body_bytes, "req.body_size"),
+        refuse_longer_than(layout.max_body_bytes, "req.body_size"),
         *model_rules(),
+        f"{answers.BAD_BODY_RULE} if {{ var(txn.body_error) -m found }}",
         "acl wants_key always_true",
         *affinity.key_rules(),
         f"http-request set-header {headers.AFFINITY} %[var(txn.affinity)] if {{ var(txn.affinity) -m found }}",

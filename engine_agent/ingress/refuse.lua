@@ -2,13 +2,15 @@
 -- else see a reset connection instead of the answer. It gives up reading at a limit of bytes and time, and it never
 -- routes.
 --
--- In: txn.refusal, the JSON body of the answer; txn.refusal_status; txn.refusal_retry_after, seconds, may be missing.
+-- For each NAME that it is loaded with there is a service refuse_NAME, which says what proc.refuse_NAME says: status,
+-- least seconds until asking again helps (0: it does not), JSON body. The service `refuse` says what is in txn.refusal,
+-- the JSON body, txn.refusal_status, and txn.refusal_retry_after, seconds, which may be missing.
 
 local MAX_READ_BYTES = 256 * 1024 * 1024
 local MAX_READ_S = 30
 local PIECE_BYTES = 1024 * 1024
 
-local function refuse(applet)
+local function refuse(applet, status, retry_after_s, answer)
     local give_up_at = core.now().sec + MAX_READ_S
     local read_bytes = 0
     while read_bytes < MAX_READ_BYTES and core.now().sec < give_up_at do
@@ -16,14 +18,24 @@ local function refuse(applet)
         if not piece or #piece == 0 then break end
         read_bytes = read_bytes + #piece
     end
-    local answer = applet:get_var("txn.refusal")
-    local retry_after = applet:get_var("txn.refusal_retry_after")
-    applet:set_status(applet:get_var("txn.refusal_status"))
+    applet:set_status(status)
     applet:add_header("content-type", "application/json")
     applet:add_header("content-length", tostring(#answer))
-    if retry_after then applet:add_header("retry-after", tostring(retry_after)) end
+    if retry_after_s then applet:add_header("retry-after", tostring(retry_after_s)) end
     applet:start_response()
     applet:send(answer)
 end
 
-core.register_service("refuse", "http", refuse)
+core.register_service("refuse", "http", function(applet)
+    local function told(name) return applet:get_var("txn.refusal" .. name) end
+    refuse(applet, told("_status"), told("_retry_after"), told(""))
+end)
+
+for _, name in ipairs({ ... }) do
+    core.register_service("refuse_" .. name, "http", function(applet)
+        local status, least_s, answer = applet:get_var("proc.refuse_" .. name):match("^(%d+) (%d+) (.*)$")
+        least_s = tonumber(least_s)
+        -- At random, so that those who were refused together do not come back together.
+        refuse(applet, tonumber(status), least_s > 0 and least_s + math.random(0, least_s) or nil, answer)
+    end)
+end

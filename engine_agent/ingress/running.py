@@ -16,6 +16,8 @@ FORCED_DRAIN = 0x08
 AGENT_UP = "via agent : up"
 """`last_agt` after the word `up`; after `drain` it is empty, after `down` it gives the reason."""
 STATE_FORMAT = "1"
+NOBODY = "nobody"
+"""The server that stands in for the cells of a pool while there is none. The table has no part in it."""
 
 
 class CellView(StrEnum):
@@ -132,7 +134,7 @@ def _read_states(text: str) -> Iterable[dict[str, str]]:
 
 
 def _comes_and_goes(state: dict[str, str]) -> bool:
-    return state["be_name"].startswith((LOCAL_PREFIX, SPILL_PREFIX))
+    return state["be_name"].startswith((LOCAL_PREFIX, SPILL_PREFIX)) and state["srv_name"] != NOBODY
 
 
 def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, str]]) -> RunningServer:

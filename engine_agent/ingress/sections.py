@@ -2,9 +2,10 @@
 Pure text."""
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from engine_agent.ingress import answers
+from engine_agent.ingress.answers import Answer
 from engine_agent.ingress.layout import MODELS_MAP, Layout
 from engine_agent.ingress.settings import IngressSettings
 
@@ -16,17 +17,23 @@ NAMED_SOCKET = "named.sock"
 READER_FOLDER = "reader"
 READER_SOCKET = "long.sock"
 """Where requests with long bodies are sent to, in the reader's folder below the ingress's home."""
-LUA_FILES = ("read_body.lua", "refuse.lua", "limits.lua")
-THREAD_LUA_FILES = ("pick_cell.lua",)
-"""Those that every thread has for itself, because most requests may come to them."""
+REFUSE_LUA = "refuse.lua"
+"""Loaded with the names of the refusals that it is to give."""
+LUA_FILES = ("read_body.lua", "limits.lua")
+PICK_CELL_LUA, CELLS_UP_LUA = "pick_cell.lua", "cells_up.lua"
+"""Every thread has these for itself, because most requests may come to them."""
+SCRIPTS = (*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA)
+"""The files that lie beside a configuration."""
+NOBODY_SOCKET = "nobody.sock"
+"""Behind it is who answers for a pool without a cell."""
 UNSENT_STATUS = 425
 """What the cell did not answer, as the reader is told: it may send the request again. Applications never see it."""
-HEAD_ROOM_BYTES = 32 * 1024
+HEAD_ROOM_BYTES = 16 * 1024
 """Room for a request's head beside the longest body: both must lie in one buffer to be read and replayed."""
-MAX_REWRITE_BYTES = 8 * 1024
-MAX_HEAD_BYTES = 16 * 1024
+MAX_REWRITE_BYTES = 4 * 1024
+MAX_HEAD_BYTES = 8 * 1024
 """Half the room, because HAProxy keeps some of it for itself and a few bytes for each header."""
-HOT_BUFFERS = 16
+HOT_BUFFERS = 64
 """Free buffers that each thread keeps, because memory fresh from the system must be cleared first."""
 LOOK_UP_RULE = f"http-request set-var(txn.pool) var(txn.model),map_str({MODELS_MAP})"
 
@@ -39,7 +46,15 @@ def digest_of(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def global_section(settings: IngressSettings, structure: str, *, body_bytes: int, threads: int) -> str:
+def global_section(
+    settings: IngressSettings,
+    structure: str,
+    refusals: Sequence[Answer],
+    *,
+    body_bytes: int,
+    threads: int,
+    more: Iterable[str] = (),
+) -> str:
     """`structure` becomes the description that a running HAProxy tells; `body_bytes` is the longest body it holds."""
     buffer_bytes = body_bytes + HEAD_ROOM_BYTES
     return section(
@@ -56,7 +71,8 @@ def global_section(settings: IngressSettings, structure: str, *, body_bytes: int
             f"tune.maxrewrite {MAX_REWRITE_BYTES}",
             f"tune.memory.hot-size {HOT_BUFFERS * buffer_bytes}",
             *(f"lua-load {name}" for name in LUA_FILES),
-            *(f"lua-load-per-thread {name}" for name in THREAD_LUA_FILES),
+            *answers.refusal_lines(refusals),
+            *more,
             "log stderr format raw daemon",
         ],
     )
@@ -96,18 +112,16 @@ def held_bytes(layout: Layout, settings: IngressSettings) -> int:
     return min(settings.short_body_bytes, layout.max_body_bytes)
 
 
-def model_rules(condition: str = "") -> list[str]:
-    """Rules that find the model which the body names; a body that names none is answered 400. Declares `has_pool`.
+def model_rules() -> list[str]:
+    """Rules that find the model which the body names, or what is wrong with the body. Declares `has_pool`.
 
     What the quick look finds counts only if it is a model of the table; otherwise the body is read by the letter.
     """
-    quick = "http-request set-var(txn.model) req.body,json_query('$.model')"
     return [
-        f"{quick} if {condition}" if condition else quick,
+        "http-request set-var(txn.model) req.body,json_query('$.model')",
         LOOK_UP_RULE,
         "acl has_pool var(txn.pool) -m found",
-        f"http-request lua.read_body if {condition} !has_pool".replace("  ", " "),
-        f"{answers.BAD_BODY_RULE} if !has_pool {{ var(txn.body_error) -m found }}",
+        "http-request lua.read_body if !has_pool",
     ]
 
 
@@ -117,6 +131,6 @@ def replay_rule(settings: IngressSettings, *, body_bytes: int) -> str:
     return f"http-request disable-l7-retry if {{ be_conn gt {most} }}"
 
 
-def refuse_longer_than(limit_bytes: int, size: str) -> list[str]:
-    """Rules that answer 413 when the sample `size` exceeds the limit."""
+def refuse_longer_than(limit_bytes: int, size: str) -> str:
+    """The rule that answers 413 when the sample `size` exceeds the limit."""
     return answers.refused(answers.too_large(limit_bytes), f"{{ {size} gt {limit_bytes} }}")

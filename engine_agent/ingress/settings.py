@@ -68,7 +68,9 @@ class IngressSettings:
     """Base URL of the web process, which keeps near-real-time requests; empty: nobody does."""
     max_connections: int = 4000
     threads: int = 2
-    retries: int = 3
+    retries: int = 11
+    """Times that a request is sent once more, elsewhere. A cell is taken for dead after 5 failures (`backends`), and
+    those that died together have the fewest requests: one that meets two of them in turn needs ten."""
     short_body_bytes: int = 32 * 1024
     """Bodies up to here are read, replayed and routed by the serving HAProxy; longer ones go through the reader first.
     About 8,000 tokens of text. Every request pays for it, because a replay needs a copy of a whole buffer

@@ -79,18 +79,19 @@ def _ends(split: Split, backends: Mapping[str, str]) -> Iterable[tuple[str, int]
         yield pool, round(SCALE * so_far / total)
 
 
-def draw_rules() -> list[str]:
+def draw_rules(has_regions: bool) -> list[str]:
     """Put a pool in the place of a split, as far as no key is needed; note in `txn.split` which one it is.
 
-    A request of another region's ingress is for the pool that was drawn there.
+    A request of another region's ingress is for the pool that was drawn there; `has_regions`: there may be such.
     """
     there = f"req.hdr({headers.POOL})"
+    drawn_there = f"http-request set-var(txn.pool) {there} if is_split is_marked"
     here = "http-request set-var(txn.pool) var(txn.split),add(txn.draw)"
     return [
         f"acl is_split var(txn.pool) -m beg {PREFIX}",
         f"acl is_sticky var(txn.pool) -m beg {STICKY}",
         "http-request set-var(txn.split) var(txn.pool),field(3,.) if is_split",
-        f"http-request set-var(txn.pool) {there} if is_split is_marked {{ {there},map_str({SHARES_MAP}) -m found }}",
+        *([f"{drawn_there} {{ {there},map_str({SHARES_MAP}) -m found }}"] if has_regions else ()),
         "acl is_drawn var(txn.split) -m found",
         f"http-request set-var(txn.draw) rand({SCALE}) if is_split",
         f"{here},map_int({SPLITS_MAP}) if is_split !is_sticky",

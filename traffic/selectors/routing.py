@@ -71,8 +71,10 @@ def table_message(table: RoutingTable) -> TableMessage:
 
 
 def told_table(table: RoutingTable) -> TableMessage:
-    """A stored table as its ingresses are told it: with the secrets and the keys that go with it."""
-    message = msgspec.structs.replace(table_message(table), hop_secrets=hop_secrets())
+    """A stored table as its ingresses are told it: with the keys that go with it, and the secrets if there are other
+    regions: proving hops costs every request something."""
+    has_regions = Ingress.objects.values("region").distinct().count() > 1
+    message = msgspec.structs.replace(table_message(table), hop_secrets=hop_secrets() if has_regions else ())
     ring = table.body.get(KEY_RING)
     if not ring:
         return message

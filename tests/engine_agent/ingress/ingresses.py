@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 
 import httpx
@@ -19,6 +19,11 @@ from tests.engine_agent.ingress.cells import FakeCell
 HOP_SECRET = "f" * 40
 HOME = "us-east-1"
 AWAY = "us-west-2"
+
+
+def waits(headers: Mapping[str, str], least_s: int = 7) -> bool:
+    """Whether an answer says when to come back: at random from `least_s` to twice that."""
+    return least_s <= int(headers["retry-after"]) <= 2 * least_s
 
 
 def free_port() -> int:

@@ -8,9 +8,16 @@ import msgspec
 from engine_agent.ingress.config import map_file, render, structure_of
 from engine_agent.ingress.layout import UNTOLD, lay_out
 from engine_agent.ingress.settings import IngressSettings
+from engine_agent.protocol.messages import Affinity, RoutingTable, Split
 from tests.engine_agent.ingress.keyed import keyed
 from tests.engine_agent.ingress.test_layout import CELL, POOL, TABLE, with_cell, with_pool
 
+EVERYTHING = msgspec.structs.replace(
+    TABLE,
+    pools=(msgspec.structs.replace(POOL, affinity=Affinity()),),
+    splits=(Split("any", {POOL.name: 1}),),
+    keys=(keyed(tokens_per_min=6).entry,),
+)
 GOLDEN = Path(__file__).with_name("golden")
 SETTINGS = IngressSettings("i-east", "east", Path("/var/lib/ingress"), port=8080)
 
@@ -25,7 +32,20 @@ def test_the_file_before_the_first_table_is_the_golden_one() -> None:
     assert render(UNTOLD, SETTINGS) == (GOLDEN / "untold.cfg").read_text()
 
 
-def test_only_pools_limits_settings_and_whether_tokens_are_metered_are_structure() -> None:
+def test_the_file_of_a_table_that_uses_everything_is_the_golden_one() -> None:
+    assert render(lay_out(EVERYTHING), SETTINGS) == (GOLDEN / "everything.cfg").read_text()
+
+
+def test_what_a_table_does_not_use_costs_its_requests_no_rule() -> None:
+    def rules(table: RoutingTable) -> int:
+        frontend = render(lay_out(table), SETTINGS).partition("frontend ingress")[2].partition("frontend named")[0]
+        return frontend.count("  http-request ")
+
+    assert rules(msgspec.structs.replace(TABLE, hop_secrets=())) <= 32
+    assert rules(EVERYTHING) > 70
+
+
+def test_only_pools_limits_settings_and_what_is_in_use_are_structure() -> None:
     structure = structure_of(lay_out(TABLE), SETTINGS)
     same = [
         with_pool(cells=()),
@@ -34,9 +54,14 @@ def test_only_pools_limits_settings_and_whether_tokens_are_metered_are_structure
         with_pool(fractions={"east": 1.0}),
         with_pool(models=("chat", "new")),
         msgspec.structs.replace(TABLE, revision=6),
-        msgspec.structs.replace(TABLE, keys=(keyed(requests_per_min=6).entry,), keys_required=True),
+        msgspec.structs.replace(TABLE, hop_secrets=("e" * 40,)),
     ]
     others = [
+        msgspec.structs.replace(TABLE, keys=(keyed().entry,)),
+        msgspec.structs.replace(TABLE, keys_required=True),
+        msgspec.structs.replace(TABLE, splits=(Split("c", {POOL.name: 1}),)),
+        msgspec.structs.replace(TABLE, hop_secrets=()),
+        with_pool(affinity=Affinity()),
         msgspec.structs.replace(TABLE, pools=()),
         msgspec.structs.replace(TABLE, keys=(keyed(tokens_per_min=6).entry,)),
         msgspec.structs.replace(TABLE, pools=(POOL, msgspec.structs.replace(POOL, name="b", models=("b",)))),
@@ -47,6 +72,19 @@ def test_only_pools_limits_settings_and_whether_tokens_are_metered_are_structure
     assert {structure_of(lay_out(table), SETTINGS) for table in same} == {structure}
     assert structure not in {structure_of(lay_out(table), SETTINGS) for table in others}
     assert structure_of(lay_out(TABLE), replace(SETTINGS, port=8081)) != structure
+
+
+def test_keys_and_splits_and_bounds_change_in_place() -> None:
+    same = [
+        EVERYTHING,
+        msgspec.structs.replace(EVERYTHING, keys=(keyed("0b0b0b0b", tokens_per_min=7, requests_per_min=6).entry,)),
+        msgspec.structs.replace(EVERYTHING, keys_required=True),
+        msgspec.structs.replace(EVERYTHING, splits=(Split("other", {POOL.name: 3}),)),
+        msgspec.structs.replace(
+            EVERYTHING, pools=(msgspec.structs.replace(POOL, cells=(), affinity=Affinity(load_bound=2.0)),)
+        ),
+    ]
+    assert len({structure_of(lay_out(table), SETTINGS) for table in same}) == 1
 
 
 def test_a_map_is_written_as_lines() -> None:

@@ -39,7 +39,8 @@ async def test_20000_keys_are_in_force_and_one_of_them_goes_without_a_reload(ing
     key = keyed("ffffffff", requests_per_min=100_000)
     others = many(KEYS)
     async with FakeCell().running() as cell:
-        await ingress.route(pool(cell), retry_after_s=5)
+        ingress.hop_secrets = ()
+        await ingress.route(pool(cell), retry_after_s=5, keys=(keyed("eeeeeeee").entry,))
         await ingress.sees(**{cell.name: "up"})
         worker = ingress.worker_pid
         async with SteadyTraffic(ingress.url, per_s=50).flowing() as traffic:

@@ -1,9 +1,14 @@
 """The fleet's hop secrets follow its SECRET_KEY, and an ingress can carry them out."""
 
+import pytest
+from django.utils import timezone
 from pytest_django import Settings
 
 from engine_agent.ingress.hops import hop_entries
+from fleet.models import Region
+from traffic.models import Ingress, RoutingTable
 from traffic.selectors.hops import hop_secrets
+from traffic.selectors.routing import told_table
 
 
 def test_the_secret_of_the_key_before_is_still_believed(settings: Settings) -> None:
@@ -13,3 +18,14 @@ def test_the_secret_of_the_key_before_is_still_believed(settings: Settings) -> N
     now, also = hop_secrets()
     assert (also, now != before) == (before, True)
     assert len(hop_entries((now, also))) == 2
+
+
+@pytest.mark.django_db
+def test_only_ingresses_of_several_regions_are_told_the_secrets() -> None:
+    for number, region in enumerate(("east", "west")):
+        Region.objects.create(name=region)
+        Ingress.objects.create(
+            id=f"i-{region}", region_id=region, address="127.0.0.1", port=8080, created_at=timezone.now()
+        )
+        table = RoutingTable(region_id=region, revision=1, body={"pools": []}, reason="", created_at=timezone.now())
+        assert bool(told_table(table).hop_secrets) == (number == 1)
