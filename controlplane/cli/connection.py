@@ -105,7 +105,7 @@ class Connection:
         for attempt in range(self._tries):
             last = attempt == self._tries - 1
             response = self._once(request, may_repeat=method in {"GET", "POST"} and not last, may_connect=not last)
-            if response is not None and (last or response.status_code not in AWAY):
+            if response is not None and (last or not _is_for_later(response)):
                 return _content(response)
             why = f"it answers {response.status_code}" if response is not None else "no connection"
             self._say(f"{self.target.server}: {why}; trying again ({attempt + 2} of {self._tries})")
@@ -134,6 +134,11 @@ class Connection:
                 return None
             lost = f"the connection to {self.target.server} broke ({_reason(error)}); it may have been done"
             raise Failure(lost, ExitCode.UNREACHABLE) from None
+
+
+def _is_for_later(response: "httpx.Response") -> bool:
+    """Whether it says: not now. A conflict says so too, where what was sent before is still being worked on."""
+    return response.status_code in AWAY or (response.status_code == 409 and "Retry-After" in response.headers)
 
 
 def _reason(error: Exception) -> str:

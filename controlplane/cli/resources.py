@@ -63,10 +63,16 @@ def text_of(value: Any) -> Cell:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}={text_of(part)}" for key, part in value.items()) or "-"
+        return ", ".join(f"{key}={_inner(part)}" for key, part in value.items()) or "-"
     if isinstance(value, list | tuple):
-        return ", ".join(text_of(part) for part in value) or "-"
+        return ", ".join(_inner(part) for part in value) or "-"
     return str(value)
+
+
+def _inner(value: Any) -> Cell:
+    """A value within another: what has parts is in braces."""
+    text = text_of(value)
+    return f"{{{text}}}" if isinstance(value, Mapping | list | tuple) and value else text
 
 
 def age_text(moment: Any, now: datetime) -> Cell:

@@ -47,6 +47,12 @@ class _Columns(StrictSerializer):
         required=False, help_text="What differs: of the defaults, or in a change of what is laid down already."
     )
 
+    slo = serializers.DictField(
+        required=False,
+        help_text="What differs from its serving class: `availability`, `ttft_ms` and the share that must keep it, "
+        "`ttft_share`.",
+    )
+
     def validate_serving_class(self, value: str) -> str:
         return ServingClass(value).value
 

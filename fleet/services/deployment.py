@@ -12,7 +12,8 @@ from controlplane.kernel.refusals import Conflict, InvalidInput
 from controlplane.kernel.tones import Tone
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
-from fleet.planning.states import CellState
+from fleet.planning.slo import InvalidObjective, parse_objective
+from fleet.planning.states import CellState, ServingClass
 from fleet.selectors.rollout import ACTIVE
 from fleet.selectors.version_fit import version_fit
 from models_registry.services.lifecycle import version_hold
@@ -20,7 +21,7 @@ from models_registry.services.lifecycle import version_hold
 CELLS_PER_REGION_MAX = 1000
 """Guards against a slip of the finger that would buy machines; the largest fleets we plan for have fewer."""
 
-CHANGEABLE = ("serving_class", "drain_deadline_s", "update_policy")
+CHANGEABLE = ("serving_class", "drain_deadline_s", "update_policy", "slo")
 
 
 def deployment_create(
@@ -50,6 +51,7 @@ def deployment_create(
     _check(cells)
     if "update_policy" in columns:
         columns["update_policy"] = _policy(columns["update_policy"], UpdatePolicy())
+    _check_objective(columns.get("slo", {}), columns.get("serving_class", ServingClass.REALTIME))
     try:
         with transaction.atomic():
             version_hold(version_id=version.pk, allow_unreleased=allow_unreleased)
@@ -67,7 +69,7 @@ def deployment_create(
 
 
 def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -> Deployment:
-    """Change what is given of `CHANGEABLE`; of the update policy, what is not stated stays.
+    """Change what is given of `CHANGEABLE`; of the update policy and the SLO, what is not stated stays.
 
     Raises:
         InvalidInput: a broken policy.
@@ -76,6 +78,9 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
         deployment = Deployment.objects.select_for_update().get(name=name)
         if "update_policy" in columns:
             columns["update_policy"] = _policy(columns["update_policy"], deployment.policy())
+        if "slo" in columns:
+            columns["slo"] = {**deployment.slo, **columns["slo"]}
+            _check_objective(columns["slo"], columns.get("serving_class", deployment.serving_class))
         changed = {column: value for column, value in columns.items() if getattr(deployment, column) != value}
         for column, value in changed.items():
             setattr(deployment, column, value)
@@ -121,6 +126,13 @@ def _policy(stated: Mapping[str, Any], base: UpdatePolicy) -> dict[str, Any]:
         raise InvalidInput(field=f"update_policy.{wrong.field}", rule="policy", message=str(wrong)) from None
     usual = policy_as_json(UpdatePolicy())
     return {key: value for key, value in policy_as_json(policy).items() if value != usual[key]}
+
+
+def _check_objective(stated: Mapping[str, Any], serving_class: str) -> None:
+    try:
+        parse_objective(stated, ServingClass(serving_class))
+    except InvalidObjective as wrong:
+        raise InvalidInput(field=f"slo.{wrong.field}", rule="objective", message=str(wrong)) from None
 
 
 def _record(deployment: Deployment, what: str, message: str, actor: str, now: datetime, **detail: Any) -> None:

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any
 
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
+from fleet.planning.warm import InvalidWarmSpares, parse_warm_spares
 from traffic.planning.traffic_policy import InvalidTrafficPolicy, TrafficPolicy, parse_traffic_policy
 from traffic.planning.traffic_policy import traffic_policy_as_json as traffic_as_json
 
@@ -191,16 +192,28 @@ def _changes(spec: Mapping[str, Any], found: Mapping[str, Any], stated: Mapping[
             yield from _region_changes(spec["regions"], found["regions"])
         elif field == "update_policy":
             yield from _parts("update_policy", spec[field], policy_as_json(parse_policy(found[field])))
-        elif field in found and spec[field] != found[field]:
+        elif field == "slo":
+            yield from _parts("slo", spec[field], found[field])
+        elif field in found and not _says_the_same(field, spec[field], found[field]):
             yield Change(field, found[field], spec[field])
+
+
+def _says_the_same(field: str, one: Any, other: Any) -> bool:
+    """Spares can be stated as a number or in full."""
+    if field != "spares":
+        return bool(one == other)
+    try:
+        return parse_warm_spares(one) == parse_warm_spares(other)
+    except InvalidWarmSpares:
+        return False  # its service says what is wrong
 
 
 def _parts(path: str, after: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:
     for key, value in after.items():
         if isinstance(value, Mapping):
-            yield from _parts(f"{path}.{key}", value, before[key])
-        elif value != before[key]:
-            yield Change(f"{path}.{key}", before[key], value)
+            yield from _parts(f"{path}.{key}", value, before.get(key) or {})
+        elif value != before.get(key):
+            yield Change(f"{path}.{key}", before.get(key), value)
 
 
 def _region_changes(wanted: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> Iterator[Change]:
@@ -240,11 +253,15 @@ def _deployment_steps(document: Document, found: Mapping[str, Any], changes: Seq
         yield Step(document, Action.CHANGE, f"{document.title} differs in {named}", plain, asked)
     if scales:
         cells = {change.field.split(".", 1)[1].removesuffix(".cells"): change.after for change in scales}
-        words = (f"{cells[name]} cells in {name}, not {found['regions'].get(name, 0)}" for name in cells)
+        words = (f"{cells_in_words(cells[name])} in {name}, not {found['regions'].get(name, 0)}" for name in cells)
         yield Step(
             document, Action.SCALE, f"{document.name} should have {', '.join(words)}", scales, {"regions": cells}
         )
     yield from _rollout(document, found)
+
+
+def cells_in_words(count: int) -> str:
+    return "1 cell" if count == 1 else f"{count} cells"
 
 
 def _rollout(document: Document, found: Mapping[str, Any]) -> Iterator[Step]:

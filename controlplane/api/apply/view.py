@@ -100,6 +100,10 @@ class ApplyViewSet(ViewSet):
 
     reads = frozenset({"preview"})
 
+    def deployment_asked(self, request: Request) -> str:
+        """The one deployment that all documents speak of, for people who may change that one only."""
+        return deployment_described(request.data)
+
     @extend_schema(operation_id="apply", request=ApplyDocumentsSerializer, responses={200: AppliedSerializer})
     def create(self, request: Request) -> Response:
         """Do what is missing, everything or nothing, in the order in which the one needs the other. With `revision`,
@@ -120,6 +124,18 @@ class ApplyViewSet(ViewSet):
         sender = _sender(request, "")
         found = _or_refused(documents_preview, documents=documents_of(asked["documents"]), sender=sender)
         return _answer(found, sender.now)
+
+
+def deployment_described(body: Any) -> str:
+    """The name of the deployment that every document of a request is about; "" if there is none such."""
+    documents = body.get("documents") if isinstance(body, dict) else None
+    named: set[str] = set()
+    for document in documents if isinstance(documents, list) else ():
+        metadata = document.get("metadata") if isinstance(document, dict) else None
+        name = metadata.get("name") if isinstance(metadata, dict) else None
+        own = isinstance(name, str) and document.get("kind") in {Kind.DEPLOYMENT, Kind.TRAFFIC_POLICY}
+        named.add(str(name) if own else "")
+    return named.pop() if len(named) == 1 else ""
 
 
 def _checked(body: type[StrictSerializer], request: Request) -> dict[str, Any]:

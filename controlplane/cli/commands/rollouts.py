@@ -163,7 +163,8 @@ def _id_of(run: Run, subject: str) -> int:
 
 
 def _line(found: dict[str, Any]) -> str:
-    where = f" at {found['stage_label']}" if found["stage_label"] and found["state"] in ACTIVE else ""
+    stage = found["stage_label"] if found["state"] in ACTIVE else ""
+    where = f" at {stage}" if stage and not found["reason"].startswith(stage) else ""
     what = f"rollout {found['id']} of {found['deployment']} to {found['to_version']}"
     return f"{what} is {found['state']}{where}: {found['reason']}"
 
@@ -190,6 +191,6 @@ def _watch(run: Run, rollout_id: int, for_s: float | None) -> None:
         run.output.document(found)
     if found["state"] == "paused":
         lines = (f"switchyard rollout resume {rollout_id}", f"switchyard rollout roll-back {rollout_id}")
-        raise Failure(f"it pauses: {found['reason']}", ExitCode.NOT_ACHIEVED, lines=lines)
+        raise Failure(f"rollout {rollout_id} pauses; it goes on or back by a word:", ExitCode.NOT_ACHIEVED, lines=lines)
     if found["state"] != "succeeded":
-        raise Failure(f"it ended as {found['state']}: {found['reason']}", ExitCode.NOT_ACHIEVED)
+        raise Failure(f"rollout {rollout_id} has ended as {found['state']}", ExitCode.NOT_ACHIEVED)

@@ -68,6 +68,13 @@ def test_an_order_is_repeated_with_the_key_that_makes_it_harmless() -> None:
     assert server.requests[2].headers["Idempotency-Key"] != first
 
 
+def test_it_waits_while_what_was_sent_before_is_worked_on() -> None:
+    busy = httpx.Response(409, json={"detail": "being worked on"}, headers={"Retry-After": "1"})
+    server = Server(httpx.ReadError("reset"), busy, ok({"a": 1}))
+    assert server.connection.post("rollouts") == {"a": 1}
+    assert server.slept[1] == 1.0
+
+
 def test_a_change_without_a_key_is_not_sent_twice() -> None:
     server = Server(httpx.ReadError("reset"))
     with pytest.raises(Failure, match="it may have been done"):

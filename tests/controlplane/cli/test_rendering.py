@@ -56,7 +56,16 @@ def test_ages_are_short(moment: Any, shown: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [(None, "-"), (True, "yes"), (0.5, "0.5"), (1234.56, "1235"), ([1, 2], "1, 2"), ({"a": None}, "a=-"), ([], "-")],
+    [
+        (None, "-"),
+        (True, "yes"),
+        (0.5, "0.5"),
+        (1234.56, "1235"),
+        ([1, 2], "1, 2"),
+        ({"a": None}, "a=-"),
+        ({"a": {"b": 1}}, "a={b=1}"),
+        ([], "-"),
+    ],
 )
 def test_values_are_one_line(value: Any, shown: str) -> None:
     assert text_of(value) == shown

@@ -34,6 +34,7 @@ def test_a_deployment_says_everything_about_itself() -> None:
         "instance_type": "local.cpu",
         "drain_deadline_s": 60.0,
         "update_policy": {},
+        "slo": {},
         "regions": [
             {"region": "us-east-1", "cells": 2, "ready": 1},
             {"region": "us-west-2", "cells": 1, "ready": 0},
@@ -197,3 +198,12 @@ def test_what_serves_no_longer_is_deleted_with_its_stopped_cells() -> None:
     assert (response.status_code, response.json()["name"]) == (200, "sim-70b")
     assert not Deployment.objects.exists()
     assert Event.objects.get(kind="deployment.deleted").actor == "ada"
+
+
+def test_an_objective_is_stated_in_parts_and_checked() -> None:
+    rows.deployment()
+    client = bearer()
+    assert client.patch(URL, {"slo": {"ttft_ms": 800}}, format="json").json()["slo"] == {"ttft_ms": 800}
+    changed = client.patch(URL, {"slo": {"availability": 0.999}}, format="json").json()
+    assert changed["slo"] == {"ttft_ms": 800, "availability": 0.999}
+    assert rules(client.patch(URL, {"slo": {"availability": 2}}, format="json")) == {"slo.availability": "objective"}

@@ -6,11 +6,13 @@ from typing import Any
 import pytest
 
 from controlplane.accounts.models import Approval, ApprovalRule
+from controlplane.api.apply.view import deployment_described
 from controlplane.cli.documents import read_documents
 from controlplane.kernel.models import Event
 from fleet.models import Deployment, DeploymentRegion, FaultRule, InstanceType, Region, Rollout
 from fleet.services.demo import demo_seed
 from models_registry.models import Model, ModelVersion
+from tests.controlplane.access.callers import calls, granted
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 from traffic.models import TrafficRule
@@ -150,11 +152,18 @@ def test_all_or_nothing_is_done_and_every_objection_is_named() -> None:
             "invalid",
             "integer",
         ),
+        (
+            document("Deployment", "sim-70b", slo={"ttft": 1}),
+            "documents.0.spec.slo.ttft",
+            "objective",
+            "there are: availability, ttft_ms",
+        ),
         (document("TrafficPolicy", "a", cost={}), "", "", ""),
         (document("TrafficPolicy", "a", load_bound=2.0), "documents.0.spec", "exists", "no deployment 'a'"),
     ],
 )
 def test_what_is_wrong_is_named_by_its_path(wrong: dict[str, Any], path: str, rule: str, says: str) -> None:
+    rows.deployment()
     answer = previewed(wrong)
     if not path:
         assert actions(answer) == []
@@ -208,6 +217,33 @@ def test_the_example_describes_the_demo_fleet() -> None:
     assert actions(applied(*documents)) == []
     draft = ModelVersion.objects.get(version="3-quiet")
     assert (draft.max_concurrency, draft.engine_options["decode_step_ms"]) == (24, 12.5)
+
+
+@pytest.mark.parametrize(
+    ("body", "named"),
+    [
+        ([document("Deployment", "a"), document("TrafficPolicy", "a")], "a"),
+        ([document("Deployment", "a"), document("Deployment", "b")], ""),
+        ([document("Deployment", "a"), document("FaultRule", "slow")], ""),
+        ([document("Region", "a")], ""),
+        ([{"kind": "Deployment", "metadata": {"name": ["a"]}}], ""),
+        ([3], ""),
+        ("a", ""),
+    ],
+)
+def test_who_may_change_one_deployment_may_describe_that_one(body: Any, named: str) -> None:
+    assert deployment_described({"documents": body}) == named
+
+
+def test_a_grant_for_a_deployment_opens_its_documents_and_no_others() -> None:
+    rows.deployment()
+    rows.deployment("other")
+    client = calls(granted("ada", "sim-70b"))
+    places = [{"region": "us-east-1", "cells": 2}]
+    for name, status in (("sim-70b", 200), ("other", 403)):
+        body = {"documents": [document("Deployment", name, regions=places)]}
+        assert client.post(URL, body, format="json").status_code == status
+        assert client.post(f"{URL}/preview", body, format="json").status_code == 200
 
 
 def test_a_repeated_request_is_done_once() -> None:

@@ -13,6 +13,7 @@ SERVED: dict[str, Any] = {
     "serving_class": "realtime",
     "drain_deadline_s": 60.0,
     "update_policy": {"bake_s": 10},
+    "slo": {"ttft_ms": 900},
     "regions": {"us-east-1": 2},
     "_target": "sim-70b@1",
 }
@@ -39,18 +40,20 @@ def steps(plan: Plan) -> list[tuple[str, str]]:
         ),
         (
             {"regions": [{"region": "mars", "cells": 1}]},
-            [("scale", "sim-70b should have 1 cells in mars, not 0")],
+            [("scale", "sim-70b should have 1 cell in mars, not 0")],
         ),
         (
             {"update_policy": {"gate": {"min_samples": 9}}},
             [("change", "Deployment sim-70b differs in update_policy.gate.min_samples")],
         ),
+        ({"slo": {"ttft_ms": 900}}, []),
+        ({"slo": {"availability": 0.9}}, [("change", "Deployment sim-70b differs in slo.availability")]),
         ({"model_version": "sim-70b@2"}, [("roll_out", "sim-70b should serve sim-70b@2, runs sim-70b@1")]),
         (
             {"model_version": "sim-70b@2", "drain_deadline_s": 5.0, "regions": [{"region": "us-east-1", "cells": 1}]},
             [
                 ("change", "Deployment sim-70b differs in drain_deadline_s"),
-                ("scale", "sim-70b should have 1 cells in us-east-1, not 2"),
+                ("scale", "sim-70b should have 1 cell in us-east-1, not 2"),
                 ("roll_out", "sim-70b should serve sim-70b@2, runs sim-70b@1"),
             ],
         ),
@@ -136,6 +139,13 @@ def test_the_same_thing_described_twice_is_an_objection() -> None:
     documents = [Document(index, Kind.MODEL, "m", {}) for index in range(2)]
     (objection,) = plan_documents(documents, {(Kind.MODEL, "m"): {}}).objections
     assert objection.message == "Model m is described twice; documents 0 and 1"
+
+
+def test_spares_stated_in_another_way_are_the_same() -> None:
+    found = {"spares": {"local.cpu": 1}}
+    assert not planned(Kind.REGION, "r", {"spares": {"local.cpu": {"warm": 1}}}, found).steps
+    assert planned(Kind.REGION, "r", {"spares": {"local.cpu": {"warm": 1, "repair_only": 1}}}, found).steps
+    assert planned(Kind.REGION, "r", {"spares": {"local.cpu": "many"}}, found).steps, "its service refuses it"
 
 
 def test_the_revision_tells_whether_anything_differs() -> None:
