@@ -1,6 +1,7 @@
 """Filters that refuse what they do not understand: a misspelt parameter must not look like an unfiltered list."""
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Any
 
 from django.db.models import QuerySet
@@ -30,7 +31,7 @@ class StrictFilterBackend(filters.DjangoFilterBackend):
         known: Mapping[str, Any] = filterset.filters if filterset else {}
         errors = _misused(request.query_params, known, _common(view))
         if filterset is not None:
-            errors |= _malformed(filterset, skip=set(errors))
+            errors |= _malformed(filterset, skip=set(errors)) | _in_utc(filterset)
         if errors:
             raise ValidationError(errors)
         return queryset if filterset is None else filterset.qs
@@ -145,6 +146,19 @@ def _malformed(filterset: Any, skip: set[str]) -> Errors:
     for name, problems in filterset.form.errors.as_data().items():
         if name not in skip:
             errors[name] = [_explained(filterset.filters[name], problem) for problem in problems]
+    return errors
+
+
+def _in_utc(filterset: Any) -> Errors:
+    """Times as UTC: PostgreSQL takes no offset of 16 hours or more, Python does."""
+    errors: Errors = {}
+    cleaned = filterset.form.cleaned_data
+    for name, value in cleaned.items():
+        if isinstance(value, datetime):
+            try:
+                cleaned[name] = value.astimezone(UTC)
+            except OverflowError:
+                errors[name] = [ErrorDetail("is no time between the years 1 and 9999", "range")]
     return errors
 
 

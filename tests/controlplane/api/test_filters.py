@@ -42,9 +42,14 @@ def test_a_state_that_does_not_exist_is_refused_with_those_that_do() -> None:
         ("nodes", "cordoned=maybe", {"cordoned": "invalid_choice"}),
         ("nodes", "role=boss", {"role": "invalid_choice"}),
         ("events", "since=yesterday", {"since": "invalid"}),
+        ("events", "since=0001-01-01T00:00:00%2B02:00", {"since": "range"}),
         ("events", "since_id=1.5", {"since_id": "invalid"}),
         ("routing-tables", "current=1", {"current": "invalid_choice"}),
     ],
 )
 def test_a_bad_value_is_refused_by_name(path: str, query: str, broken: dict[str, str]) -> None:
     assert rules(bearer().get(f"/api/v1/{path}?{query}")) == broken
+
+
+def test_a_time_may_be_as_far_from_utc_as_python_goes() -> None:
+    assert bearer().get("/api/v1/events?since=2026-11-21T12:00:00-23:59").status_code == 200
