@@ -28,11 +28,12 @@ Perform = Callable[[Mapping[str, Any], str, datetime], str]
 
 @dataclass(frozen=True, slots=True)
 class FleetAction:
-    """Something that may take two people. `title` names it on pages."""
+    """Something that may take two people. `title` names it on pages. `settable`: a rule says whether it does."""
 
     name: str
     title: str
     perform: Perform
+    settable: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ def fleet_action_register(action: FleetAction) -> None:
 
 
 def fleet_actions() -> tuple[FleetAction, ...]:
-    """All of them, by name."""
-    return tuple(_actions[name] for name in sorted(_actions))
+    """Those for which there can be a rule, by name."""
+    return tuple(_actions[name] for name in sorted(_actions) if _actions[name].settable)
 
 
 def takes_two(name: str) -> bool:
@@ -134,11 +135,13 @@ def approval_rule_set(*, name: str, required: bool, actor: str, now: datetime) -
     Raises:
         InvalidInput: there is no such action.
     """
-    if name not in _actions:
-        known = ", ".join(sorted(_actions))
-        raise InvalidInput(field="action", rule="exists", message=f"there is no action {name!r}; there are: {known}")
+    known = {action.name: action.title for action in fleet_actions()}
+    if name not in known:
+        raise InvalidInput(
+            field="action", rule="exists", message=f"there is no action {name!r}; there are: {', '.join(known)}"
+        )
     if not required and takes_two(name):
-        summary = f"let one person alone: {_actions[name].title.lower()}"
+        summary = f"let one person alone: {known[name].lower()}"
         return approval_ask(RELAX.name, Asked(summary, {"action": name}, actor, now))
     return _rule(name, required, actor, now)
 
@@ -155,7 +158,7 @@ def _relax(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
     return str(_rule(str(arguments["action"]), False, actor, now))
 
 
-RELAX = FleetAction("relax-approvals", "Let one person alone do what takes two", _relax)
+RELAX = FleetAction("relax-approvals", "Let one person alone do what takes two", _relax, settable=False)
 
 
 def _pending(approval_id: int, now: datetime) -> Approval:

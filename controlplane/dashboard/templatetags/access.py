@@ -8,6 +8,6 @@ register = template.Library()
 
 
 @register.filter
-def operates(may: Access, deployment: str) -> bool:
+def operates(may: Access, deployment: str | None) -> bool:
     """`{% if may|operates:deployment.name %}`: whether the caller may change things of this deployment."""
-    return may.may(Role.OPERATOR, deployment)
+    return may.may(Role.OPERATOR, deployment or "")
