@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from controlplane.accounts.models import Approval, ApprovalRule
+from controlplane.api.apply.documents import unstorable
 from controlplane.api.apply.view import deployment_described
 from controlplane.cli.documents import read_documents
 from controlplane.kernel.models import Event
@@ -24,6 +25,10 @@ URL = "/api/v1/apply"
 
 def document(kind: str, name: str, **spec: Any) -> dict[str, Any]:
     return {"apiVersion": "switchyard/v1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+
+
+def deep(levels: int) -> dict[str, Any]:
+    return {"a": deep(levels - 1)} if levels else {}
 
 
 def previewed(*documents: dict[str, Any]) -> Any:
@@ -158,6 +163,14 @@ def test_all_or_nothing_is_done_and_every_objection_is_named() -> None:
             "objective",
             "there are: availability, ttft_ms",
         ),
+        (
+            document("ModelVersion", "m@1", engine="sim", engine_options={"a": "\x00"}),
+            "documents.0.spec",
+            "storable",
+            "NUL",
+        ),
+        (document("ModelVersion", "m@1", quantization=deep(40)), "documents.0.spec", "storable", "deeper than 32"),
+        (document("Region", "new\nline"), "documents.0.metadata.name", "name", "letters, digits"),
         (document("TrafficPolicy", "a", cost={}), "", "", ""),
         (document("TrafficPolicy", "a", load_bound=2.0), "documents.0.spec", "exists", "no deployment 'a'"),
     ],
@@ -170,6 +183,12 @@ def test_what_is_wrong_is_named_by_its_path(wrong: dict[str, Any], path: str, ru
         return
     assert rules(answer) == {path: rule}
     assert says in answer.json()["errors"][0]["message"]
+
+
+@pytest.mark.parametrize("value", [{"a\ud800": 1}, ["\x00"], {"a": [1e999]}, float("nan")])
+def test_what_no_column_takes_is_refused(value: Any) -> None:
+    assert unstorable(value)
+    assert not unstorable({"a": [1.5, None, True, "ä"]})
 
 
 def test_a_version_that_is_no_draft_any_more_keeps_its_meaning() -> None:
