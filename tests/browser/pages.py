@@ -10,6 +10,10 @@ from playwright.sync_api import Browser
 from tests.browser.watched import DESK, PHONE, Look, Watched
 from tests.scenarios.running_fleet import RunningFleet
 
+JUDGED = frozenset({Look("light", DESK), Look("dark", PHONE)})
+"""The looks in which axe-core judges a page, and in which every page is shown: each theme and each width once."""
+IN_EVERY_LOOK = frozenset({"overview", "cell", "rollout", "traffic", "playground"})
+"""Shown in all four."""
 SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
 """A folder: screenshots are written there. Empty, as in CI: nothing is."""
 
@@ -69,20 +73,27 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
 
 
 def complaints(
-    browser: Browser, url: str, look: Look, session: Any, pages: list[Page], *, shoot: bool = False
+    browser: Browser,
+    url: str,
+    look: Look,
+    session: Any,
+    pages: list[Page],
+    *,
+    judged: frozenset[Look] = JUDGED,
+    shoot: bool = False,
 ) -> dict[str, list[str]]:
-    """What is wrong with each page in this look, of those with which anything is. Barriers are looked for twice: in
-    light on a desk and in dark on a phone."""
+    """What is wrong with each page in this look, of those with which anything is. Barriers are looked for in the looks
+    that are `judged`."""
     tab = Watched(browser, url, look, session)
     found: dict[str, list[str]] = {}
     for page in pages:
         tab.open(page.path)
         wrong = tab.trouble()
-        if (look.theme, look.width) in {("light", DESK), ("dark", PHONE)}:
+        if look in judged:
             wrong += tab.barriers()
         if wrong:
             found[page.name] = wrong
-        if shoot and SCREENS:
+        if shoot and SCREENS and (look in JUDGED or page.name in IN_EVERY_LOOK):
             _shoot(tab, page, look)
     tab.close()
     return found

@@ -30,4 +30,6 @@ def test_nothing_is_wrong_with_a_page_that_has_nothing_to_show(url: str) -> None
         tab.log_in(PASSWORD)
         session = tab.context.storage_state()
         tab.close()
-        assert {look: complaints(browser, url, look, session, pages) for look in LOOKS} == {look: {} for look in LOOKS}
+        judged = frozenset({Look("dark", PHONE)})
+        found = {look: complaints(browser, url, look, session, pages, judged=judged) for look in LOOKS}
+        assert found == {look: {} for look in LOOKS}
