@@ -58,6 +58,7 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
     details = {
         "cell": f"/cells/{first('cells', deployment='sim-70b')['id']}/",
         "deployment": "/deployments/sim-70b/",
+        "draft": "/models/sim-70b@next/edit/",
         "evacuate": "/traffic/evacuate/us-east-1/?deployment=sim-70b",
         "incident": f"/incidents/{first('incidents', state='closed')['id']}/",
         "key": f"/keys/{first('keys')['prefix']}/",

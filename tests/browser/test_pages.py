@@ -2,7 +2,7 @@
 without a request that leaves the host, and without a barrier that axe-core calls serious."""
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from controlplane.dashboard.urls import urlpatterns
 from tests.browser.pages import LISTS, Page, all_pages, complaints
@@ -27,6 +27,7 @@ def lived_in(running: RunningFleet) -> list[Page]:
             process.kill()
     if not running.api("rollouts")["results"]:
         _roll_out_and_back(running)
+    running.post("model-versions", {"model": "sim-70b", "version": "next", "based_on": "sim-70b@2"})
     eventually(lambda: running.api("incidents", state="closed")["results"], 90)
     running.wait_until_whole()
     return all_pages(running)
@@ -60,3 +61,18 @@ def test_nothing_is_wrong_with_any_page(
     chromium: Browser, url: str, session: object, lived_in: list[Page], look: Look
 ) -> None:
     assert complaints(chromium, url, look, session, lived_in, shoot=True) == {}
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=lambda look: f"{look.theme}-{look.width}")
+def test_nothing_is_wrong_with_what_opens_over_a_page(chromium: Browser, url: str, session: object, look: Look) -> None:
+    tab = Watched(chromium, url, look, session)
+    tab.open("/nodes/")
+    tab.page.locator("#search-open").click()
+    tab.page.keyboard.type("sim-70b")
+    expect(tab.page.locator("#search-results [data-found-for]")).to_contain_text("Deployments")
+    assert (tab.trouble(), tab.barriers()) == ([], [])
+    tab.page.keyboard.press("Escape")
+    tab.page.keyboard.press("?")
+    expect(tab.page.locator("#help-jumps")).to_contain_text("Rollouts")
+    assert (tab.trouble(), tab.barriers()) == ([], [])
+    tab.close()
