@@ -4,6 +4,7 @@ import os
 from typing import Any, cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
+os.environ.setdefault("SWITCHYARD_DATABASE_POOL", "32")
 
 from django.core.asgi import get_asgi_application
 

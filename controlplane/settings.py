@@ -132,14 +132,20 @@ TEMPLATES: list[dict[str, Any]] = [
     },
 ]
 
+DATABASE_POOL = int(os.environ.get("SWITCHYARD_DATABASE_POOL", "0"))
+"""Connections that the threads of this process share; 0: each has its own. Web answers every request in a thread of its
+own, so without a pool every request would open a connection (controlplane.asgi)."""
 DATABASES = {
     "default": {
         **dj_database_url.parse(
             os.environ.get("DATABASE_URL", "postgres://switchyard@127.0.0.1:5432/switchyard"),
-            conn_max_age=60,
+            conn_max_age=0 if DATABASE_POOL else 60,
             conn_health_checks=True,
         ),
-        "OPTIONS": {"connect_timeout": 5},
+        "OPTIONS": {
+            "connect_timeout": 5,
+            **({"pool": {"min_size": 1, "max_size": DATABASE_POOL, "timeout": 10}} if DATABASE_POOL else {}),
+        },
     },
 }
 
