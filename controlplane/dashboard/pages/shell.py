@@ -11,7 +11,7 @@ def _standing(asked: Asked) -> Standing:
 SHELL = Fragment(
     name="standing",
     title="",
-    topics=("incidents", "cells", "nodes"),
+    topics=("incidents", "cells", "nodes", "approvals"),
     template="dashboard/parts/navigation.html",
     load=_standing,
 )

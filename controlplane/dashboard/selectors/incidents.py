@@ -6,6 +6,8 @@ from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q
 
+from controlplane.accounts.models import Approval
+from controlplane.accounts.states import ApprovalState
 from controlplane.kernel.tones import Tone
 from fleet.models import Cell, Incident, Node, Replacement
 from fleet.planning.states import CELL_TONE, CellState, IncidentState, NodeState
@@ -28,7 +30,8 @@ class IncidentList:
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """The fleet in numbers. `trouble` counts open incidents but shadows, and broken cells that none names."""
+    """The fleet in numbers. `trouble` counts open incidents but shadows, and broken cells that none names; `approvals`
+    what waits for a second person."""
 
     incidents: int
     cells: int
@@ -36,6 +39,7 @@ class Standing:
     cells_broken: int
     cells_unexplained: int
     nodes: int
+    approvals: int
 
     @property
     def trouble(self) -> int:
@@ -142,7 +146,7 @@ def _commands(incident: Incident) -> list[Command]:
 
 
 def standing() -> Standing:
-    """The whole fleet in three queries."""
+    """The whole fleet in four queries."""
     explained = Incident.objects.filter(state=IncidentState.OPEN, shadow=False, cell=OuterRef("pk"))
     broken = Q(state__in=BAD_CELL_STATES)
     cells = Cell.objects.exclude(state=CellState.STOPPED).aggregate(
@@ -158,4 +162,5 @@ def standing() -> Standing:
         cells_broken=cells["broken"],
         cells_unexplained=cells["unexplained"],
         nodes=Node.objects.exclude(state=NodeState.RETIRED).count(),
+        approvals=Approval.objects.filter(state=ApprovalState.PENDING.value).count(),
     )

@@ -18,7 +18,7 @@ RESOURCES = [
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
-    "GET usage", "GET me", "GET model-versions/{id}/diff",
+    "GET usage", "GET me", "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
 }  # fmt: skip
 ASKED_BY_POST = {  # and nothing is changed
     "POST rollouts/preview", "POST traffic/overrides/preview", "POST traffic/evacuations/preview", "POST plan",
@@ -29,13 +29,16 @@ OWN = {  # of the caller alone, unless an admin asks
 }  # fmt: skip
 OPERATE = {
     "POST nodes/{id}/cordon", "POST nodes/{id}/drain", "POST nodes/{id}/replace", "POST nodes/{id}/uncordon",
-    "POST incidents/{id}/dismiss", "POST webhooks/{id}/test", "POST models", "POST model-versions",
+    "POST incidents/{id}/dismiss", "POST webhooks/{id}/test", "POST models", "PATCH models/{id}",
+    "DELETE models/{id}", "POST model-versions",
     "PATCH model-versions/{id}", "DELETE model-versions/{id}", "POST model-versions/{id}/release",
     "POST model-versions/{id}/retire", "POST model-versions/{id}/validate", "POST keys", "PATCH keys/{id}",
     "POST keys/{id}/revoke", "POST keys/{id}/rotate", "POST apply", "GET audit", "GET audit/{id}",
+    "POST regions", "PATCH regions/{id}", "DELETE regions/{id}", "POST deployments",
 }  # fmt: skip
 OPERATE_ONE = {  # a grant for the deployment does, too
-    "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "POST rollouts",
+    "POST cells/{id}/drain", "POST cells/{id}/restart", "PATCH deployments/{id}", "DELETE deployments/{id}",
+    "POST rollouts",
     "POST rollouts/{id}/abort", "POST rollouts/{id}/pause", "POST rollouts/{id}/resume", "POST rollouts/{id}/roll-back",
     "POST rollouts/{id}/skip-bake", "PATCH traffic/policies/{id}", "POST traffic/overrides",
     "POST traffic/overrides/{id}/end", "POST traffic/evacuations",

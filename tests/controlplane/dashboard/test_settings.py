@@ -58,7 +58,7 @@ def test_a_page_is_whole_and_has_nothing_inline(admin: Client, page: str, full: 
     labelled = set(re.findall(r'<label[^>]* for="([^"]+)"', response.text))
     fields = set(re.findall(r'<(?:input|select|textarea) id="([^"]+)"', response.text))
     assert fields == labelled
-    assert 'aria-current="page">Settings' in response.text
+    assert 'href="/settings/" aria-current="page"' in response.text
 
 
 def test_a_viewer_is_shown_no_form_that_would_be_refused(client: Client) -> None:
@@ -162,6 +162,7 @@ def test_a_second_admin_approves_and_the_first_cannot(admin: Client) -> None:
     post(admin, "approval-rules/evacuate-region/", required="yes")
     post(admin, "approval-rules/evacuate-region/", required="no")
     waiting = Approval.objects.get()
+    assert 'title="waiting for a second person"' in admin.get("/").text
     assert "Approve and do it" not in admin.get("/settings/approvals/").text
     assert post(admin, f"approvals/{waiting.pk}/approve/") == 409
     second = Client()
@@ -169,3 +170,4 @@ def test_a_second_admin_approves_and_the_first_cannot(admin: Client) -> None:
     assert "Approve and do it" in second.get("/settings/approvals/").text
     assert post(second, f"approvals/{waiting.pk}/approve/") == 302
     assert not ApprovalRule.objects.get().required
+    assert 'title="waiting for a second person"' not in admin.get("/").text
