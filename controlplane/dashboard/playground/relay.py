@@ -4,7 +4,7 @@ browser goes, the connection to the ingress is cut, and generation ends."""
 import json
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
 from controlplane.dashboard.playground.answer import AnswerReader, error_words
@@ -29,7 +29,7 @@ def chat_refusal(user: str) -> str:
 
 async def relay_chat(
     user: str, address: tuple[str, int], body: bytes, headers: dict[str, str], limits: StreamLimits = LIMITS
-) -> AsyncIterator[bytes]:
+) -> AsyncGenerator[bytes, None]:
     """Events for the browser: `head` (who answers), `text`, at last `end` with figures, or `trouble`."""
     _running[user] += 1
     reader = AnswerReader(time.monotonic())

@@ -1,39 +1,17 @@
 """An answer arrives piece by piece; what is slow, cut off or too long is told; whoever leaves cuts the connection."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from typing import Any, cast
+from contextlib import suppress
 
 import pytest
 
+from tests.traffic.answering import ingress
 from traffic.services.ingress_stream import Head, StreamBroken, StreamLimits, stream_ingress
 
 pytestmark = pytest.mark.asyncio
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-Switchyard-Cell: c-1\r\n\r\n"
-Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 QUICK = StreamLimits(first_s=5, silent_s=5, whole_s=10)
-
-
-@asynccontextmanager
-async def ingress(says: Says) -> AsyncIterator[tuple[str, int]]:
-    serving: list[asyncio.Task[Any]] = []
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        serving.append(cast("asyncio.Task[Any]", asyncio.current_task()))
-        with suppress(ConnectionError):
-            await reader.readuntil(b"{}")
-            await says(reader, writer)
-            await writer.drain()
-        writer.close()
-        with suppress(ConnectionError):
-            await writer.wait_closed()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield server.sockets[0].getsockname()[:2]
-        await asyncio.gather(*serving)
 
 
 async def read(address: tuple[str, int], limits: StreamLimits = QUICK) -> list[Head | bytes]:
