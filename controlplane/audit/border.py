@@ -74,6 +74,8 @@ def _record(request: HttpRequest, response: HttpResponse, kept: Trail) -> None:
     said = kept.said
     action, thing = _asked_for(request, response)
     actor = sender_of(request)
+    if actor is not None and actor.proof is Proof.JOIN_TOKEN:
+        thing = f"agent/{actor.name}"
     if said:
         proof = actor.proof if actor else Proof.SESSION
         action, thing = said["what"], f"user/{said['name']}"

@@ -37,6 +37,11 @@ SPAWN_LIMIT_S = 10.0
 _DETACH = "import os, sys; os.setsid(); os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
 RACK_SIZE, RACKS_PER_ROW, HALLS = 4, 2, 2
 """Machines under one lowest network node, and so upwards: small enough that a demo fleet has near and far ones."""
+PASSED_ON = (
+    "PATH", "LANG", "HOME", "SWITCHYARD_CACHE", "SWITCHYARD_LOG_FORMAT", "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED",
+)  # fmt: skip
+"""Of our own environment. Not the name of our service: agents, proxies and ingresses have their own."""
 
 
 class Boot(msgspec.Struct, frozen=True):
@@ -136,7 +141,7 @@ class LocalProvider:
         return [*argv[:server], self.server_url, *argv[server + 1 :]]
 
     def _spawn(self, boot: Boot, home: Path, secrets: dict[str, str]) -> None:
-        kept = {name: os.environ[name] for name in ("PATH", "LANG", "HOME", "SWITCHYARD_CACHE") if name in os.environ}
+        kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         environment = {
             **kept,
             **secrets,

@@ -137,6 +137,7 @@ def test_an_agents_enrolment_is_recorded_as_the_agents() -> None:
     assert answer.status_code == 200
     record = only_record()
     assert (record.action, record.actor, record.proof) == ("agent.enrol", "n-00000001", "join-token")
+    assert record.object == "agent/n-00000001"
     assert answer.json()["credential"] not in record.changes
 
 

@@ -74,6 +74,19 @@ def test_a_killed_machine_is_gone_and_its_agent_can_be_started_again(provider: L
     assert provider.describe(["n-00000001"])["n-00000001"] is ProviderStatus.RUNNING
 
 
+def test_a_machine_is_told_the_form_of_logs_and_where_traces_go_but_not_our_name(
+    provider: LocalProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"SWITCHYARD_LOG_FORMAT": "json", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"}
+    for name, text in {**given, "OTEL_SERVICE_NAME": "web", "DATABASE_URL": "postgres://secret"}.items():
+        monkeypatch.setenv(name, text)
+    launch(provider)
+    (agent,) = agents("n-00000001")
+    environment = agent.environ()
+    assert given.items() <= environment.items()
+    assert not {"OTEL_SERVICE_NAME", "DATABASE_URL"} & environment.keys()
+
+
 def test_an_agent_that_is_started_again_looks_for_todays_server(provider: LocalProvider) -> None:
     launch(provider)
     (agent,) = agents("n-00000001")
