@@ -3,6 +3,7 @@ in the numbers that a version is compared by."""
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import connection
 
@@ -49,7 +50,7 @@ class Measured:
 
 def version_measures(version: ModelVersion, now: datetime) -> tuple[Measured, ...]:
     """In one query; places without a measured window are left out."""
-    values = {"version": version.pk, "since": now - LOOKED_BACK, "step": FINE_S, "most": CELLS_MEASURED}
+    values: dict[str, Any] = {"version": version.pk, "since": now - LOOKED_BACK, "step": FINE_S, "most": CELLS_MEASURED}
     with connection.cursor() as cursor:
         cursor.execute(_MEASURED, values)
         return tuple(Measured(*row) for row in cursor.fetchall())
