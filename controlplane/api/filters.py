@@ -1,7 +1,7 @@
 """Filters that refuse what they do not understand: a misspelt parameter must not look like an unfiltered list."""
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from django.db.models import QuerySet
@@ -14,6 +14,8 @@ from rest_framework.request import Request
 from controlplane.kernel.rest.changes import BEGINNING, DEFAULT_PATIENCE_S, FORM, LONGEST_PATIENCE_S, is_revision
 
 BOOLEANS = ("true", "false")
+FURTHEST_OFFSET = timedelta(hours=16)
+"""From which on PostgreSQL refuses a time; Python goes up to 24 hours."""
 
 Errors = dict[str, list[ErrorDetail]]
 
@@ -150,11 +152,11 @@ def _malformed(filterset: Any, skip: set[str]) -> Errors:
 
 
 def _in_utc(filterset: Any) -> Errors:
-    """Times as UTC: PostgreSQL takes no offset of 16 hours or more, Python does."""
+    """Times so far from UTC that PostgreSQL does not take them, in UTC."""
     errors: Errors = {}
     cleaned = filterset.form.cleaned_data
     for name, value in cleaned.items():
-        if isinstance(value, datetime):
+        if isinstance(value, datetime) and abs(value.utcoffset() or timedelta()) >= FURTHEST_OFFSET:
             try:
                 cleaned[name] = value.astimezone(UTC)
             except OverflowError:

@@ -4,7 +4,6 @@ Whatever changes goes through services, which check rules, write events and are 
 deleted here. Secrets, and what tenants sent, are not shown.
 """
 
-from collections.abc import Sequence
 from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
@@ -69,18 +68,21 @@ class Record(_Table):
     list_per_page = 50
     show_full_result_count = False
     actions = None
-    list_display_links: Sequence[str] | None = None
 
     def __init__(self, model: type[Model], site: AdminSite) -> None:
         hidden = ALWAYS_HIDDEN | HIDDEN.get(model._meta.label, set())
         shown = [field for field in model._meta.concrete_fields if field.name not in hidden]
         shown = [field for field in shown if not isinstance(field, BinaryField)]
         long = (JSONField, TextField)
-        self.list_display = [field.name for field in shown if not isinstance(field, long)][:COLUMNS] or ["__str__"]
-        self.list_select_related = [field.name for field in shown if isinstance(field, ForeignKey)]
-        self.list_filter = [field.name for field in shown if field.choices]
-        self.fields = [field.name for field in shown]
-        self.ordering = ["-pk"]
+        short = [field.name for field in shown if not isinstance(field, long)]
+        declared = {
+            "list_display": short[:COLUMNS] or ["__str__"],
+            "list_select_related": [field.name for field in shown if isinstance(field, ForeignKey)],
+            "list_filter": [field.name for field in shown if field.choices],
+            "fields": [field.name for field in shown],
+            "ordering": ["-pk"],
+        }
+        self.__dict__.update(declared)  # of this table; the class serves all of them
         super().__init__(model, site)
 
     def has_add_permission(self, request: HttpRequest) -> bool:

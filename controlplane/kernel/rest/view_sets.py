@@ -39,7 +39,7 @@ class Conventions(APIView):
     """What holds for every view of the API, with a list or without."""
 
     action: str
-    detail: bool | None
+    detail: bool
     measured: ClassVar[Set[str]] = frozenset()
     shown_once: ClassVar[Set[str]] = frozenset()
     needs_if_match: ClassVar[Set[str]] = frozenset()

@@ -157,7 +157,7 @@ def test_one_of_two_at_the_same_time_is_told_to_wait() -> None:
 
 
 def test_a_fingerprint_covers_all_that_is_asked() -> None:
-    asked = {"method": "POST", "path": "/a", "query": "", "body": {"x": 1}}
-    others = [{"method": "PUT"}, {"path": "/b"}, {"query": "q=1"}, {"body": {"x": "1"}}]
-    fingerprints = {fingerprint_of(**{**asked, **other}) for other in [{}, *others]}  # type: ignore[arg-type]
+    asked: dict[str, Any] = {"method": "POST", "path": "/a", "query": "", "body": {"x": 1}}
+    others: list[dict[str, Any]] = [{"method": "PUT"}, {"path": "/b"}, {"query": "q=1"}, {"body": {"x": "1"}}]
+    fingerprints = {fingerprint_of(**{**asked, **other}) for other in [{}, *others]}
     assert len(fingerprints) == 5

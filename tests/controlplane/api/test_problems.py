@@ -53,7 +53,7 @@ def test_an_unknown_reference_is_not_found(path: str) -> None:
 def test_a_method_that_a_path_does_not_have_names_those_it_has() -> None:
     response = bearer().put("/api/v1/deployments/x", {}, format="json")
     assert_problem(response, 405)
-    assert response["Allow"] == "GET, PATCH, HEAD, OPTIONS"
+    assert response["Allow"] == "GET, PATCH, DELETE, HEAD, OPTIONS"
 
 
 def test_a_body_that_is_not_json_is_refused() -> None:

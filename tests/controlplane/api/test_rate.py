@@ -44,8 +44,8 @@ def test_reads_do_not_use_up_writes(settings: Any) -> None:
 def test_strangers_are_counted_by_their_address(settings: Any) -> None:
     settings.API_STRANGER_REQUESTS_PER_MIN = 2
     client = anonymous()
-    address = {"REMOTE_ADDR": f"2001:db8::{uuid4().hex[:4]}"}
-    statuses = {client.get("/api/v1/cells", **address).status_code for _ in range(6)}
+    client.defaults["REMOTE_ADDR"] = f"2001:db8::{uuid4().hex[:4]}"
+    statuses = {client.get("/api/v1/cells").status_code for _ in range(6)}
     assert statuses == {401, 429}
 
 
