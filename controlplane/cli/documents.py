@@ -28,7 +28,8 @@ class Written:
 
 
 def read_documents(names: list[str]) -> Written:
-    """All documents of these files, folders (their YAML and JSON files, by name) or `-` for standard input.
+    """All documents, behind `---` or in a list, of these files, folders (their YAML and JSON files, by name) or `-` for
+    standard input.
 
     Raises:
         Failure: a file that cannot be read, is no YAML, or holds something else than documents.
@@ -69,7 +70,8 @@ def _nodes(name: str, text: str) -> "Iterator[yaml.Node]":
     import yaml
 
     try:
-        yield from yaml.compose_all(text, Loader=_loader())
+        for node in yaml.compose_all(text, Loader=_loader()):
+            yield from node.value if isinstance(node, yaml.SequenceNode) else [node]
     except yaml.MarkedYAMLError as error:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         raise Failure(f"{name}:{line}: {error.problem or error}", ExitCode.NOT_ACCEPTED) from None

@@ -4,13 +4,15 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.completing import names_of
+from controlplane.cli.completing import kinds, names_of, names_of_kind
 from controlplane.cli.documents import Written, read_documents
 from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.exporting import DESCRIBED, document_of
 from controlplane.cli.failures import Failure, Problem
+from controlplane.cli.output import Format, as_yaml
 from controlplane.cli.plans import diff_lines, plan_lines, sum_line
 from controlplane.cli.resources import text_of
-from controlplane.cli.run import Run, run_of
+from controlplane.cli.run import Run, path_of, resource_named, run_of
 
 app = typer.Typer()
 
@@ -61,6 +63,35 @@ def apply(
 def _waits(done: dict[str, Any]) -> Failure:
     lines = tuple(f"switchyard approve {one['approval']}: {one['summary']}" for one in done["waiting"])
     return Failure("the rest waits for a second person", ExitCode.WAITS_FOR_APPROVAL, lines=lines, document=done)
+
+
+@app.command()
+def export(
+    context: typer.Context,
+    kind: Annotated[str, typer.Argument(help="Of one kind only.", autocompletion=kinds)] = "",
+    names: Annotated[list[str] | None, typer.Argument(autocompletion=names_of_kind)] = None,
+) -> None:
+    """Print what is there as documents: a file to begin with, which changes nothing when it is applied.
+
+    switchyard export > fleet.yaml
+    switchyard export deployments sim-70b
+    """
+    run = run_of(context)
+    chosen = resource_named(kind).name if kind else ""
+    if chosen and chosen not in DESCRIBED:
+        raise Failure(f"{chosen} are not described by documents; {', '.join(DESCRIBED)} are", ExitCode.USAGE)
+    found = []
+    for resource in [resource_named(chosen)] if chosen else [resource_named(name) for name in DESCRIBED]:
+        rows = (
+            [run.connection.get(path_of(resource, name)) for name in names]
+            if names
+            else run.connection.pages(resource.path)
+        )
+        found += [document_of(resource.name, str(row[resource.key]), row) for row in rows]
+    if run.output.form is Format.JSON:
+        run.output.document(found)
+        return
+    run.output.plain("---\n".join(as_yaml(document) for document in found).rstrip())
 
 
 @app.command()

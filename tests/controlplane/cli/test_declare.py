@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.models import DeploymentRegion, FaultRule, Rollout
+from fleet.models import DeploymentRegion, FaultRule, Region, Rollout
+from fleet.services.demo import demo_seed
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 
@@ -91,6 +92,22 @@ def test_what_is_refused_is_named_by_its_line(switchyard: Switchyard, fleet: Pat
     refused = switchyard("plan", "-f", str(fleet))
     assert refused.code == 3
     assert f"{fleet}:6: documents.0.spec.regoins: unknown field; allowed: " in refused.err
+
+
+def test_what_is_there_is_exported_as_documents_that_change_nothing(switchyard: Switchyard, tmp_path: Path) -> None:
+    demo_seed(weights=None, ingress_port=8080, now=rows.NOW)
+    Region.objects.filter(name="us-east-1").update(spares={"local.cpu": {"warm": 2, "repair_only": 1}})
+    exported = switchyard("export")
+    assert exported.code == 0, exported.err
+    file = tmp_path / "exported.yaml"
+    file.write_text(exported.out)
+    again = switchyard("plan", "-f", str(file))
+    assert again.code == 0, again.err
+    # Two regions, two models, seven versions, two deployments and their policies.
+    assert again.out.startswith("0 steps to do, 15 unchanged")
+    (one,) = json.loads(switchyard("export", "deployments", "sim-70b", "-o", "json").out)
+    assert one["spec"]["regions"][0] == {"region": "us-east-1", "cells": 2}
+    assert switchyard("export", "nodes").code == 2
 
 
 def test_a_rollout_is_part_of_a_plan(switchyard: Switchyard, fleet: Path) -> None:

@@ -59,6 +59,12 @@ def test_a_folder_is_all_of_its_files_by_name(tmp_path: Path) -> None:
     assert [one["kind"] for one in read_documents([str(tmp_path)]).documents] == ["A", "B"]
 
 
+def test_a_list_of_documents_is_as_good(tmp_path: Path) -> None:
+    written_so = read_documents([written(tmp_path, '[{"kind": "A"},\n {"kind": "B"}]', "list.json")])
+    assert [one["kind"] for one in written_so.documents] == ["A", "B"]
+    assert written_so.places["documents.1.kind"].endswith("list.json:2")
+
+
 def test_dates_and_versions_stay_what_was_written(tmp_path: Path) -> None:
     (document,) = read_documents([written(tmp_path, "{a: 2026-11-21, b: 1.2.3, c: 12:30, d: ~, e: 012}")]).documents
     assert document == {"a": "2026-11-21", "b": "1.2.3", "c": "12:30", "d": None, "e": "012"}
