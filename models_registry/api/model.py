@@ -36,9 +36,7 @@ class CreateModelSerializer(StrictSerializer):
 
 
 @extend_schema_serializer(
-    examples=[
-        OpenApiExample("other words", {"description": "70 billion parameters, simulated"}, request_only=True)
-    ]
+    examples=[OpenApiExample("other words", {"description": "70 billion parameters, simulated"}, request_only=True)]
 )
 class ChangeModelSerializer(StrictSerializer):
     description = serializers.CharField(max_length=2000, allow_blank=True)
