@@ -5,11 +5,18 @@ from datetime import timedelta
 
 import pytest
 from django.contrib.auth.models import User
-from django.test import Client
+from django.contrib.auth.signals import user_logged_in
+from django.contrib.sessions.backends.db import SessionStore
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
 
 from controlplane.accounts.models import ApiToken
 from controlplane.audit import border
 from controlplane.kernel import clock
+from controlplane.kernel.events import event_record
+from controlplane.kernel.models import Event
+from controlplane.kernel.trail import keep_trail
 from engine_agent.protocol.states import AgentKind
 from fleet.models import Node
 from fleet.services.enrolment import join_token_issue
@@ -152,3 +159,47 @@ def test_a_fault_of_the_server_takes_the_change_back(monkeypatch: pytest.MonkeyP
     answer = client.post(f"/api/v1/nodes/{node.id}/cordon", "{}", content_type="application/json", **credentials)
     assert answer.status_code == 500
     assert not Node.objects.get().cordoned
+
+
+def test_a_login_that_comes_back_from_elsewhere_is_recorded_too() -> None:
+    """An identity provider sends people back with GET."""
+    user = User.objects.create_user("ada")
+    request = RequestFactory().get("/login/back/")
+    request.session = SessionStore()
+    request.session.create()
+
+    def logs_in(request: HttpRequest) -> HttpResponse:
+        user_logged_in.send(sender=User, request=request, user=user)
+        return HttpResponse(status=302)
+
+    border.AuditBorder(logs_in)(request)
+    record = only_record()
+    assert (record.action, record.outcome, record.actor, record.object) == ("login", "done", "ada", "user/ada")
+
+
+def test_a_dry_run_that_is_taken_back_records_nothing() -> None:
+    def tries(request: HttpRequest) -> HttpResponse:
+        with transaction.atomic():
+            event_record(kind="test.tried", message="tried", now=NOW)
+            transaction.set_rollback(True)
+        return HttpResponse()
+
+    request = RequestFactory().post("/api/v1/plan")
+    with keep_trail():
+        border.AuditBorder(lambda request: HttpResponse()).process_view(request, tries, (), {})
+    assert recorded() == []
+
+
+def test_a_refusal_takes_back_what_the_view_wrote_and_counters_of_attempts_stay() -> None:
+    def answers(status: int) -> None:
+        def view(request: HttpRequest) -> HttpResponse:
+            event_record(kind=f"test.{status}", message="written", now=NOW)
+            return HttpResponse(status=status)
+
+        with keep_trail():
+            border.AuditBorder(lambda request: HttpResponse()).process_view(RequestFactory().post("/x"), view, (), {})
+
+    for status in (400, 404, 409, 500, 401, 403, 429):
+        answers(status)
+    kept = set(Event.objects.filter(kind__startswith="test.").values_list("kind", flat=True))
+    assert kept == {"test.401", "test.403", "test.429"}
