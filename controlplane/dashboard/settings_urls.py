@@ -17,6 +17,7 @@ settings_urlpatterns: list[URLPattern] = [
     path(f"{ROOT}approvals/", page_view(APPROVALS, SHELL), name="approvals"),
     path(f"{ROOT}webhooks/", page_view(WEBHOOKS, SHELL), name="settings-webhooks"),
     path(f"{ROOT}rules/", page_view(RULES, SHELL), name="settings-rules"),
+    path(f"{ROOT}password/", accounts.password_change_ask, name="password-change"),
     path(f"{ROOT}tokens/new/", accounts.token_new, name="token-new"),
     path(f"{ROOT}tokens/<str:prefix>/revoke/", accounts.token_end, name="token-revoke"),
     path(f"{ROOT}sessions/<int:session_id>/end/", accounts.session_end_now, name="session-end"),

@@ -68,8 +68,9 @@ def sessions_end(*, user: User, actor: str, now: datetime) -> int:
 
 
 def session_forget(*, session_key: str | None) -> None:
-    """After a logout."""
-    LoginSession.objects.filter(session_key=session_key or "").delete()
+    """After a logout: other tabs of that browser are told."""
+    if LoginSession.objects.filter(session_key=session_key or "").delete()[0]:
+        live.push_goodbye(session_key or "")
 
 
 def _end(keys: list[str]) -> None:

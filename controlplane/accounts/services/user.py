@@ -9,7 +9,7 @@ from datetime import datetime
 from django.contrib.auth.models import Group, User
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
-from django.db import transaction
+from django.db import connection, transaction
 from django.db.models import Q
 
 from controlplane.accounts.models import GroupRole, ServiceAccount
@@ -18,6 +18,9 @@ from controlplane.kernel.access import Role
 from controlplane.kernel.events import event_record
 from controlplane.kernel.refusals import Conflict, InvalidInput
 from controlplane.kernel.tones import Tone
+
+_ADMINS_LOCK = 0x5357_0025
+"""Of this database; any number that nothing else takes."""
 
 
 @transaction.atomic
@@ -93,6 +96,21 @@ def user_change(
     return user
 
 
+@transaction.atomic
+def password_change(*, user: User, new: str, now: datetime) -> None:
+    """Somebody's own password; ends every session of theirs, so that whoever had the old one is out.
+
+    Raises:
+        InvalidInput: the new one is empty or weak.
+    """
+    if not new:
+        raise InvalidInput(field="new", rule="required", message="the new password is empty")
+    _set_password(user, new)
+    actor = user.get_username()[:64]
+    sessions_end(user=user, actor=actor, now=now)
+    event_record(kind="user.changed", message=f"user {actor} changed their password", now=now, actor=actor)
+
+
 def admins() -> Q:
     """Condition on users: may administer, by a group or as superuser, and is active."""
     return Q(is_active=True) & (Q(is_superuser=True) | Q(groups__role__role=Role.ADMIN.value))
@@ -160,6 +178,8 @@ def keep_an_admin() -> None:
     Raises:
         Conflict: taking the whole change back.
     """
+    with connection.cursor() as cursor:  # else two admins could remove each other at the same time
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_ADMINS_LOCK])
     people = User.objects.filter(admins(), service_account__isnull=True)
     if not people.exists():
         raise Conflict("nobody would be left who administers; make another admin first")

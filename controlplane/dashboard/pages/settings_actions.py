@@ -19,10 +19,11 @@ from controlplane.accounts.selectors import sessions_seen_by, tokens_seen_by
 from controlplane.accounts.services.approval import approval_approve, approval_reject, approval_rule_set
 from controlplane.accounts.services.grant import grant_give, grant_take
 from controlplane.accounts.services.group import group_change, group_create, group_delete
+from controlplane.accounts.services.login import Attempt, login_failure_record, login_wait_s
 from controlplane.accounts.services.session import session_end
 from controlplane.accounts.services.token import token_create_within, token_revoke
-from controlplane.accounts.services.user import service_account_create, user_change, user_create
-from controlplane.dashboard.pages.settings_asks import actor, ask, checked, shown, word, words
+from controlplane.accounts.services.user import password_change, service_account_create, user_change, user_create
+from controlplane.dashboard.pages.settings_asks import actor, ask, checked, refused, shown, word, words
 from controlplane.kernel import clock
 from controlplane.kernel.access import Role, access_of, needs
 
@@ -33,7 +34,7 @@ def form(role: Role) -> Callable[[View], View]:
     """A form of the settings: by POST, for this role, never cached."""
 
     def decorate(view: View) -> View:
-        return never_cache(needs(role)(require_POST(sensitive_post_parameters("password")(view))))
+        return never_cache(needs(role)(require_POST(sensitive_post_parameters("password", "old", "new")(view))))
 
     return decorate
 
@@ -71,6 +72,20 @@ def session_end_now(request: HttpRequest, session_id: int) -> HttpResponse:
     now = clock.now()
     session = get_object_or_404(sessions_seen_by(request.user, access_of(request), now), pk=session_id)
     return ask(request, "settings", lambda: session_end(session=session, actor=actor(request), now=now))
+
+
+@form(Role.VIEWER)
+def password_change_ask(request: HttpRequest) -> HttpResponse:
+    """One's own password. Wrong old ones count as wrong logins do; a right one leads to the login."""
+    user, now = get_object_or_404(User, pk=request.user.pk or 0), clock.now()
+    attempt = Attempt(username=user.username, address=request.META.get("REMOTE_ADDR") or "")
+    old, new = request.POST.get("old", ""), request.POST.get("new", "")[:128]
+    if login_wait_s(attempt=attempt, now=now) > 0:
+        return refused(request, "settings", "too many wrong passwords; try again in a few minutes", 429)
+    if not user.check_password(old):
+        login_failure_record(attempt=attempt, now=now)
+        return refused(request, "settings", "the old password is not right", 403)
+    return ask(request, "settings", lambda: password_change(user=user, new=new, now=now))
 
 
 @form(Role.ADMIN)

@@ -18,10 +18,15 @@ def ask(request: HttpRequest, back: str, act: Act) -> HttpResponse:
     """Do it and show the page `back` again; what `act` answers is shown instead if it is a page."""
     try:
         done = act()
-    except Refusal as refused:
-        context = {"refused": str(refused).rstrip("."), "back": back}
-        return render(request, "dashboard/settings/refused.html", context, status=409)
+    except Refusal as why:
+        return refused(request, back, str(why), 409)
     return done if isinstance(done, HttpResponse) else redirect(back)
+
+
+def refused(request: HttpRequest, back: str, why: str, status: int) -> HttpResponse:
+    """Nothing was done, and why."""
+    context = {"refused": why.rstrip("."), "back": back}
+    return render(request, "dashboard/settings/refused.html", context, status=status)
 
 
 def shown(request: HttpRequest, back: str, *, what: str, name: str, text: str, use: str) -> HttpResponse:

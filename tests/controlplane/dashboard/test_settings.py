@@ -171,3 +171,29 @@ def test_a_second_admin_approves_and_the_first_cannot(admin: Client) -> None:
     assert post(second, f"approvals/{waiting.pk}/approve/") == 302
     assert not ApprovalRule.objects.get().required
     assert 'title="waiting for a second person"' not in admin.get("/").text
+
+
+def test_somebody_changes_their_own_password_and_is_logged_out_everywhere(client: Client) -> None:
+    user = person("eve")
+    user.set_password("correct horse battery")
+    user.save()
+    client.force_login(user)
+    other = Client()
+    other.force_login(user)
+    assert post(client, "password/", old="wrong", new="another horse battery") == 403
+    assert post(client, "password/", old="correct horse battery", new="short") == 409
+    assert post(client, "password/", old="correct horse battery", new="another horse battery") == 302
+    assert [each.get("/").status_code for each in (client, other)] == [302, 302]
+    user.refresh_from_db()
+    assert user.check_password("another horse battery")
+
+
+def test_old_passwords_are_not_guessed_here_either(client: Client) -> None:
+    user = person("eve")
+    user.set_password("correct horse battery")
+    user.save()
+    client.force_login(user)
+    for _ in range(10):
+        assert post(client, "password/", old="wrong", new="another horse battery") == 403
+    assert post(client, "password/", old="correct horse battery", new="another horse battery") == 429
+    assert client.get("/").status_code == 200
