@@ -24,11 +24,13 @@ from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import MemberRole
 from fleet.api import examples
 from fleet.api.filters import EndedHidden
+from fleet.api.history import WithLoad
 from fleet.api.logs import EXAMPLE, AskedLogsSerializer, LogsSerializer, logs_read
 from fleet.models import Cell, CellMember
 from fleet.planning.fingerprints import StackComparison
 from fleet.planning.states import CellState, NodeState, ServingClass, choices
 from fleet.selectors.cell import cell_stacks, cells_described
+from fleet.selectors.history import cell_subject
 from fleet.selectors.load import CellLoad, cell_load
 from fleet.selectors.node_log import cell_log_lines
 from fleet.services.cell_actions import cell_drain, cell_restart
@@ -152,7 +154,7 @@ class CellFilter(EndedHidden):
         return queryset.filter(model_version__model_id=model, model_version__version=version)
 
 
-class CellViewSet(ReadOnlyModelViewSet[Cell]):
+class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
     """Model replicas, each one deployable over one or several nodes."""
 
     serializer_class = CellSerializer
@@ -168,6 +170,9 @@ class CellViewSet(ReadOnlyModelViewSet[Cell]):
 
     def get_queryset(self) -> QuerySet[Cell]:
         return cells_described()
+
+    def load_subject(self, row: Cell) -> str:
+        return cell_subject(row.id)
 
     @extend_schema(operation_id="cells_drain", request=WhySerializer, responses={200: CellSerializer})
     @action(detail=True, methods=["post"])

@@ -15,10 +15,12 @@ from controlplane.kernel.requests import actor_of
 from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.api import examples
 from fleet.api.deployment_requests import ChangeDeploymentSerializer, CreateDeploymentSerializer
+from fleet.api.history import WithLoad
 from fleet.models import Deployment
 from fleet.planning.states import ServingClass, choices
 from fleet.selectors.cell import ready_cells_by_place
 from fleet.selectors.deployment import deployments_described
+from fleet.selectors.history import deployment_subject
 from fleet.services.deployment import deployment_change, deployment_create, deployment_delete, deployment_scale
 
 
@@ -68,7 +70,7 @@ class DeploymentFilter(filters.FilterSet):
         fields: list[str] = []
 
 
-class DeploymentViewSet(ReadOnlyModelViewSet[Deployment]):
+class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
     """Which model version serves, where, and with how many cells."""
 
     serializer_class = DeploymentSerializer
@@ -85,6 +87,9 @@ class DeploymentViewSet(ReadOnlyModelViewSet[Deployment]):
 
     def get_queryset(self) -> QuerySet[Deployment]:
         return deployments_described()
+
+    def load_subject(self, row: Deployment) -> str:
+        return deployment_subject(row.name)
 
     def get_serializer_context(self) -> dict[str, Any]:
         return {**super().get_serializer_context(), "ready": ready_cells_by_place()}

@@ -15,9 +15,11 @@ from controlplane.kernel import clock
 from controlplane.kernel.requests import StrictSerializer, actor_of
 from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.api import examples
+from fleet.api.history import WithLoad
 from fleet.models import InstanceType, Region
 from fleet.planning.states import CellState, NodeState
 from fleet.selectors.cell import cell_counts_by_region
+from fleet.selectors.history import region_subject
 from fleet.selectors.node import node_counts_by_region
 from fleet.services.region import region_change, region_create, region_delete
 
@@ -90,7 +92,7 @@ class RegionFilter(filters.FilterSet):
         fields: list[str] = []
 
 
-class RegionViewSet(ReadOnlyModelViewSet[Region]):
+class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     """Failure and latency domains, each with its own ingress and nodes."""
 
     serializer_class = RegionSerializer
@@ -104,6 +106,9 @@ class RegionViewSet(ReadOnlyModelViewSet[Region]):
 
     def get_queryset(self) -> QuerySet[Region]:
         return Region.objects.all()
+
+    def load_subject(self, row: Region) -> str:
+        return region_subject(row.name)
 
     def get_serializer_context(self) -> dict[str, Any]:
         return {

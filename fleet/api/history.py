@@ -1,0 +1,94 @@
+"""Load over time over HTTP: of a cell, a deployment, a region. Read only; it reads what the worker keeps."""
+
+from dataclasses import asdict
+from datetime import timedelta
+from typing import Any
+
+from drf_spectacular.utils import OpenApiExample, OpenApiResponse, extend_schema
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.kernel import clock
+from controlplane.kernel.requests import StrictSerializer
+from fleet.selectors.history import SPANS, load_series, span_named
+
+EXAMPLE: dict[str, Any] = {
+    "span": "30m",
+    "start": "2026-11-21T11:30:00Z",
+    "step_s": 15,
+    "points": [
+        {
+            "at": "2026-11-21T11:30:15Z",
+            "requests_per_s": 4.2,
+            "errors_per_s": 0.0,
+            "errors_percent": 0.0,
+            "cells": 2.0,
+            "in_flight": 7.5,
+            "queued": 0.0,
+            "tokens_per_s": 410.0,
+            "ttft_p50_ms": 84.0,
+            "ttft_p95_ms": 190.0,
+            "itl_p50_ms": 14.2,
+            "itl_p95_ms": 19.8,
+        }
+    ],
+}
+
+
+class PointSerializer(serializers.Serializer[Any]):
+    """One window; latencies and shares are null without requests."""
+
+    at = serializers.DateTimeField(help_text="When it began.")
+    requests_per_s = serializers.FloatField()
+    errors_per_s = serializers.FloatField()
+    errors_percent = serializers.FloatField(allow_null=True)
+    cells = serializers.FloatField(help_text="That reported, on average.")
+    in_flight = serializers.FloatField()
+    queued = serializers.FloatField()
+    tokens_per_s = serializers.FloatField()
+    ttft_p50_ms = serializers.FloatField(allow_null=True)
+    ttft_p95_ms = serializers.FloatField(allow_null=True)
+    itl_p50_ms = serializers.FloatField(allow_null=True)
+    itl_p95_ms = serializers.FloatField(allow_null=True)
+
+
+class LoadSeriesSerializer(serializers.Serializer[Any]):
+    """Windows of `step_s` seconds since `start`, oldest first; where nobody looked, there is none."""
+
+    span = serializers.CharField()
+    start = serializers.DateTimeField()
+    step_s = serializers.IntegerField()
+    points = PointSerializer(many=True)
+
+
+class AskedSpanSerializer(StrictSerializer):
+    """How far back."""
+
+    span = serializers.ChoiceField(choices=[(span.name, span.name) for span in SPANS], default=SPANS[0].name)
+
+
+class WithLoad:
+    """Mix in: the load of one object until now. The view set says by `load_subject` what is counted under its name."""
+
+    def load_subject(self, row: Any) -> str:
+        raise NotImplementedError
+
+    @extend_schema(
+        parameters=[AskedSpanSerializer],
+        responses={200: OpenApiResponse(LoadSeriesSerializer, examples=[OpenApiExample("load", EXAMPLE)])},
+    )
+    @action(detail=True, methods=["get"], filter_backends=[])
+    def load(self, request: Request, **_: str) -> Response:
+        """Its load over time, in windows: rates, requests in flight, and percentiles of latencies."""
+        view: Any = self
+        subject = self.load_subject(view.get_object())
+        asked = AskedSpanSerializer(data=request.query_params.dict())
+        asked.is_valid(raise_exception=True)
+        span = span_named(asked.validated_data["span"])
+        found = load_series([subject], span, clock.now())[subject]
+        step = timedelta(seconds=found.step_s)
+        points = [{"at": found.start + i * step, **asdict(point)} for i, point in enumerate(found.points) if point]
+        shown = {"span": span.name, "start": found.start, "step_s": found.step_s, "points": points}
+        return Response(LoadSeriesSerializer(shown).data)
