@@ -30,7 +30,9 @@ BOOKKEEPING = frozenset(
 )
 """Tables that say nothing of a change by themselves: it stands beside them, or there was none. Events are noted where
 they are written."""
-UNTOLD_COLUMNS = frozenset({"password", "digest", "key_digest", "last_login", "last_used_at", "updated_at"})
+UNTOLD_COLUMNS = frozenset(
+    {"password", "digest", "key_digest", "session_key", "last_login", "last_used_at", "updated_at"}
+)
 """Hashes of secrets, and times that every use moves."""
 ROWS_COMPARED = 20
 """Of one statement; of more only their number is told."""

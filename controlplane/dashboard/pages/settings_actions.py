@@ -34,7 +34,9 @@ def form(role: Role) -> Callable[[View], View]:
     """A form of the settings: by POST, for this role, never cached."""
 
     def decorate(view: View) -> View:
-        return never_cache(needs(role)(require_POST(sensitive_post_parameters("password", "old", "new")(view))))
+        return never_cache(
+            needs(role)(require_POST(sensitive_post_parameters("password", "old_password", "new_password")(view)))
+        )
 
     return decorate
 
@@ -79,7 +81,7 @@ def password_change_ask(request: HttpRequest) -> HttpResponse:
     """One's own password. Wrong old ones count as wrong logins do; a right one leads to the login."""
     user, now = get_object_or_404(User, pk=request.user.pk or 0), clock.now()
     attempt = Attempt(username=user.username, address=request.META.get("REMOTE_ADDR") or "")
-    old, new = request.POST.get("old", ""), request.POST.get("new", "")[:128]
+    old, new = request.POST.get("old_password", ""), request.POST.get("new_password", "")[:128]
     if login_wait_s(attempt=attempt, now=now) > 0:
         return refused(request, "settings", "too many wrong passwords; try again in a few minutes", 429)
     if not user.check_password(old):

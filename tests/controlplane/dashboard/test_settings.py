@@ -4,10 +4,12 @@ import re
 from typing import Any
 
 import pytest
+from django.conf import settings
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
 from controlplane.accounts.models import ApiToken, Approval, ApprovalRule, Grant, GroupRole, LoginSession
+from controlplane.audit.models import AuditRecord
 from controlplane.kernel.access import Role
 from fleet.models import FaultRule, Webhook
 from tests.controlplane.access.callers import person
@@ -180,12 +182,16 @@ def test_somebody_changes_their_own_password_and_is_logged_out_everywhere(client
     client.force_login(user)
     other = Client()
     other.force_login(user)
-    assert post(client, "password/", old="wrong", new="another horse battery") == 403
-    assert post(client, "password/", old="correct horse battery", new="short") == 409
-    assert post(client, "password/", old="correct horse battery", new="another horse battery") == 302
+    assert post(client, "password/", old_password="wrong", new_password="another horse battery") == 403
+    assert post(client, "password/", old_password="correct horse battery", new_password="short") == 409
+    assert post(client, "password/", old_password="correct horse battery", new_password="another horse battery") == 302
     assert [each.get("/").status_code for each in (client, other)] == [302, 302]
     user.refresh_from_db()
     assert user.check_password("another horse battery")
+    told = str(list(AuditRecord.objects.values()))
+    assert "user.changed" in told
+    assert "horse battery" not in told
+    assert client.cookies[settings.SESSION_COOKIE_NAME].value not in told
 
 
 def test_old_passwords_are_not_guessed_here_either(client: Client) -> None:
@@ -194,6 +200,6 @@ def test_old_passwords_are_not_guessed_here_either(client: Client) -> None:
     user.save()
     client.force_login(user)
     for _ in range(10):
-        assert post(client, "password/", old="wrong", new="another horse battery") == 403
-    assert post(client, "password/", old="correct horse battery", new="another horse battery") == 429
+        assert post(client, "password/", old_password="wrong", new_password="another horse battery") == 403
+    assert post(client, "password/", old_password="correct horse battery", new_password="another horse battery") == 429
     assert client.get("/").status_code == 200
