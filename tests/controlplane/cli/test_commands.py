@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.accounts.models import Approval, ApprovalRule
 from controlplane.kernel.models import Event
 from fleet.models import Cell, DeploymentRegion, Incident, Node, Region, Rollout
 from tests.controlplane.cli.conftest import Switchyard
@@ -215,3 +216,21 @@ def test_the_last_lines_of_a_log_are_shown(switchyard: Switchyard, cell: Cell, m
     assert switchyard("logs", cell.id, "--source", "kernel").code == 3
     rows.node("n-00000003")
     assert switchyard("logs", "n-00000003").code == 6
+
+
+def test_what_takes_two_people_waits_and_says_so(switchyard: Switchyard, cell: Cell, tmp_path: Path) -> None:
+    rows.deployment(where="us-west-2")
+    rows.version("2")
+    ApprovalRule.objects.create(action="roll-out-everywhere", required=True, actor="ada", changed_at=rows.NOW)
+    asked = switchyard("rollout", "start", "sim-70b", "sim-70b@2")
+    assert asked.code == 11
+    assert f"switchyard approve {Approval.objects.get().pk}" in asked.err
+    own = switchyard("approve", str(Approval.objects.get().pk))
+    assert (own.code, "nobody approves their own request" in own.err) == (6, True)
+    assert "is withdrawn" in switchyard("reject", str(Approval.objects.get().pk)).out
+    file = tmp_path / "fleet.yaml"
+    said = {"apiVersion": "switchyard/v1", "kind": "Deployment", "metadata": {"name": "sim-70b"}}
+    file.write_text(json.dumps({**said, "spec": {"model_version": "sim-70b@2"}}))
+    assert "! needs a second person" in switchyard("plan", "-f", str(file)).out
+    applied = switchyard("apply", "-f", str(file), "--yes")
+    assert (applied.code, Rollout.objects.exists()) == (11, False)
