@@ -63,7 +63,8 @@ class LogsSerializer(serializers.Serializer[Any]):
 class AskedLogsSerializer(StrictSerializer):
     """Which lines."""
 
-    source = serializers.ChoiceField(choices=[(name, name) for name in SOURCES], default="engine")
+    # The base class has an attribute of this name, which says where a value is taken from.
+    source: Any = serializers.ChoiceField(choices=[(name, name) for name in SOURCES], default="engine")
     lines = serializers.IntegerField(min_value=1, max_value=1000, default=MOST_LINES, help_text="Of each log, at most.")
 
 

@@ -6,6 +6,7 @@ A wish is part of a node's desired state and ends by itself: a lost message or a
 import json
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
+from typing import Any
 
 import msgspec
 from django.db import connection, transaction
@@ -32,7 +33,7 @@ UPDATE fleet_node SET desired_version = desired_version + 1 WHERE id IN (SELECT 
 
 def node_logs_wish(*, nodes: Iterable[str], now: datetime) -> None:
     """Somebody reads the logs of these nodes now. One statement, whether or not anything is to be renewed."""
-    values = {"nodes": sorted(set(nodes)), "until": now + WISH_FOR, "renew": now + RENEW_BEFORE}
+    values: dict[str, Any] = {"nodes": sorted(set(nodes)), "until": now + WISH_FOR, "renew": now + RENEW_BEFORE}
     with transaction.atomic():
         with connection.cursor() as cursor:
             cursor.execute(_WISH, values)

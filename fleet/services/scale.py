@@ -257,7 +257,7 @@ def _past(cells: list[Cell], deployments: list[Deployment], regions: list[Region
         for step, kept_s in KEPT_S.items():
             last = now.timestamp() // step * step - step
             first = datetime.fromtimestamp(last - kept_s + step, now.tzinfo)
-            values = {"step": step, "first": first, "last": datetime.fromtimestamp(last, now.tzinfo)}
+            values: dict[str, Any] = {"step": step, "first": first, "last": datetime.fromtimestamp(last, now.tzinfo)}
             cursor.execute(_WINDOWS, values)
         cursor.execute(_EVENTS, {"now": now, "each": EVENTS_PER_CELL})
         cursor.execute("ANALYZE")

@@ -108,8 +108,9 @@ def fleet_map(*, squares: int = SQUARES) -> tuple[MapRegion, ...]:
 def _parts(share: Share) -> tuple[Part, ...]:
     """In the order in which states are declared, so that bars can be compared."""
     whole, start, parts = max(1, share.existing, share.wanted), 0.0, []
-    for state in sorted(share.states, key=list(CellState).index):
-        width = 100.0 * share.states[state] / whole
-        parts.append(Part(state, CELL_TONE[CellState(state)], share.states[state], round(start, 2), round(width, 2)))
+    for state in (state for state in CellState if state.value in share.states):
+        cells = share.states[state.value]
+        width = 100.0 * cells / whole
+        parts.append(Part(state.value, CELL_TONE[state], cells, round(start, 2), round(width, 2)))
         start += width
     return tuple(parts)

@@ -1,0 +1,61 @@
+"""Every page of the urlconf is among those whose queries are counted at two sizes of the fleet."""
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+from django.urls import URLPattern, resolve, reverse
+
+from controlplane.dashboard.urls import urlpatterns
+from fleet.models import Incident, Rollout
+from fleet.planning.policy import UpdatePolicy, policy_as_json
+from tests.controlplane.dashboard.clients import signed_in
+from tests.controlplane.dashboard.fleets import one_more_of_everything
+from tests.controlplane.dashboard.test_pages import DETAILS, LISTS
+
+ROUTES = [route for route in urlpatterns if isinstance(route, URLPattern)]
+PAGES = {str(route.name): route for route in ROUTES if route.callback.__qualname__.startswith("page_view.")}
+COUNTED = {resolve(url.partition("?")[0]).url_name for url in LISTS + DETAILS}
+"""Those of test_pages."""
+PLAIN = sorted(name for name, route in PAGES.items() if "<" not in str(route.pattern) and name not in COUNTED)
+NUMBERED = ("rollouts", "incidents")
+"""Pages about one of these: only the database knows their ids."""
+
+
+def test_every_page_is_counted() -> None:
+    assert PAGES.keys() - COUNTED - set(PLAIN) - {"rollout", "incident"} == set()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_page_without_an_argument_asks_as_often_in_a_larger_fleet(name: str) -> None:
+    client, asked = signed_in(), []
+    for numbers in (range(2), range(2, 7)):
+        for number in numbers:
+            one_more_of_everything(number)
+            User.objects.create_user(f"user-{number}")
+        asked.append(queries(client, reverse(name)))
+    assert asked[0] == asked[1]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("kind", NUMBERED)
+def test_a_page_about_a_numbered_thing_asks_as_often_in_a_larger_fleet(kind: str) -> None:
+    client = signed_in()
+    one_more_of_everything(0)
+    things = Rollout.objects.all() if kind == "rollouts" else Incident.objects.all()
+    first = things.order_by("pk")[0].pk
+    Rollout.objects.update(policy=policy_as_json(UpdatePolicy()))
+    asked = []
+    for numbers in (range(1, 3), range(3, 8)):
+        for number in numbers:
+            one_more_of_everything(number)
+        asked.append(queries(client, f"/{kind}/{first}/"))
+    assert asked[0] == asked[1]
+
+
+def queries(client: Client, url: str) -> int:
+    with CaptureQueriesContext(connection) as captured:
+        assert client.get(url).status_code == 200
+    return len(captured)
