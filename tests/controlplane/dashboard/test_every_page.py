@@ -5,7 +5,7 @@ from django.contrib.auth.models import User
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-from django.urls import URLPattern, resolve, reverse
+from django.urls import resolve, reverse
 
 from controlplane.dashboard.urls import urlpatterns
 from fleet.models import Incident, Rollout
@@ -14,8 +14,7 @@ from tests.controlplane.dashboard.clients import signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.controlplane.dashboard.test_pages import DETAILS, LISTS
 
-ROUTES = [route for route in urlpatterns if isinstance(route, URLPattern)]
-PAGES = {str(route.name): route for route in ROUTES if route.callback.__qualname__.startswith("page_view.")}
+PAGES = {str(route.name): route for route in urlpatterns if route.callback.__qualname__.startswith("page_view.")}
 COUNTED = {resolve(url.partition("?")[0]).url_name for url in LISTS + DETAILS}
 """Those of test_pages."""
 PLAIN = sorted(name for name, route in PAGES.items() if "<" not in str(route.pattern) and name not in COUNTED)
