@@ -9,6 +9,7 @@ from traffic.api.own_usage import own_usage
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("api/", include("controlplane.api.urls")),
+    path("admin/", record_site().urls),
     path("agents/enrol", enrol, name="agents-enrol"),
     path("metrics", Metrics.as_view(), name="metrics"),
     path("v1/async/", include("traffic.api.async_routes")),
