@@ -65,7 +65,7 @@ def fault_rule_ask(request: HttpRequest, name: str) -> HttpResponse:
     if name not in SETTABLE_RULES:
         raise Http404(f"There is no rule {name!r}.")
 
-    def change() -> object:
+    def change() -> None:
         mode = RuleMode(checked(SetModeSerializer, {"mode": word(request, "mode")})["mode"])
         fault_rule_set(rule=Rule(name), mode=mode, actor=actor(request), now=clock.now(), why="")
 

@@ -19,6 +19,7 @@ RESOURCES = [
 ]  # fmt: skip
 READ = {f"GET {name}{one}" for name in RESOURCES for one in ("", "/{id}")} | {
     "GET usage", "GET me", "GET model-versions/{id}/diff", "GET cells/{id}/logs", "GET keys/policy",
+    "GET cells/{id}/load", "GET deployments/{id}/load", "GET regions/{id}/load",
 }  # fmt: skip
 ASKED_BY_POST = {  # and nothing is changed
     "POST rollouts/preview", "POST traffic/overrides/preview", "POST traffic/evacuations/preview", "POST plan",
