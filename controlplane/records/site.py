@@ -85,6 +85,10 @@ class Record(_Table):
         self.__dict__.update(declared)  # of this table; the class serves all of them
         super().__init__(model, site)
 
+    def get_urls(self) -> list[URLPattern]:
+        """The list and one record: there are no forms, and no history, since nothing is changed here."""
+        return [url for url in super().get_urls() if str(url.name).endswith(("_changelist", "_change"))]
+
     def has_add_permission(self, request: HttpRequest) -> bool:
         return False
 

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 from django.db import connection
 
+from controlplane.api.change_feed import kinds_changed
 from controlplane.kernel import clock
 from controlplane.kernel.rest.changes import BEGINNING, changes_since, changes_trim, is_revision, revision_now
 from controlplane.kernel.rest.refusals import RevisionGone
@@ -147,3 +148,17 @@ def test_nobody_meets_a_revision_that_we_made_and_do_not_take() -> None:
         write(one, "one")
         write(two, "two")
         assert is_revision(revision_now())
+
+
+def test_one_look_names_the_kinds_that_changed_since_the_look_before() -> None:
+    snapshot, kinds = kinds_changed(None)
+    assert kinds == []
+    with another_session() as slow:
+        write(slow, "slow")
+        rows.node("n-00000001", where="us-east-1")
+        snapshot, kinds = kinds_changed(snapshot)
+        assert {"node", "region"} <= set(kinds)
+        slow.commit()
+    snapshot, kinds = kinds_changed(snapshot)
+    assert kinds == ["region"]
+    assert kinds_changed(snapshot)[1] == []
