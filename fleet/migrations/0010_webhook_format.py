@@ -7,6 +7,6 @@ class Migration(migrations.Migration):
         migrations.AddField(
             model_name="webhook",
             name="format",
-            field=models.CharField(choices=[("json", "json"), ("slack", "slack")], default="json", max_length=8),
+            field=models.CharField(choices=[('json', 'Json'), ('slack', 'Slack')], default="json", max_length=8),
         ),
     ]
