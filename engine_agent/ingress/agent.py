@@ -123,9 +123,12 @@ class Ingress:
             self._wake.clear()
 
     async def _tend_reader(self) -> None:
+        told, layout = self._layout, None
         while True:
-            layout = self._layout
-            await self.reader.tend(_for_reader(layout) if layout else None, _for_reader(UNTOLD))
+            if layout is None or told is not self._layout:
+                told = self._layout
+                layout = _for_reader(told) if told else None
+            await self.reader.tend(layout, _for_reader(UNTOLD))
             await asyncio.sleep(POLL_S)
 
     def _eject(self) -> None:

@@ -6,12 +6,15 @@ It says what HAProxy said and turns a refusal into an error; which commands to g
 import asyncio
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 COMMAND_TIMEOUT_S = 2.0
 RELOAD_TIMEOUT_S = 15.0
 """A reload parses the configuration and starts a worker: 0.05 s when idle, seconds on a starved machine."""
+BETWEEN = "show version"
+"""Its answer, a line that is nowhere else, tells where that of one command ends and the next begins."""
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 """`show stat` of 50,000 servers."""
 
@@ -44,6 +47,19 @@ class CommandSocket:
             raise Unreachable(f"HAProxy did not answer {command[:40]!r} within {timeout_s:g} s") from error
         except (OSError, UnicodeDecodeError) as error:
             raise Unreachable(f"HAProxy's {self._name}: {error}") from error
+
+    async def ask_all(self, *commands: str) -> list[str]:
+        """Give several commands at once, which costs a tenth of asking one by one, and return the answer of each.
+
+        Raises:
+            Unreachable: as `ask`, or HAProxy did not answer each of them.
+        """
+        said = await self.ask("".join(f"{BETWEEN};{command};" for command in commands) + BETWEEN)
+        version, _, _ = said.partition("\n")
+        first, *answers, rest = re.split(rf"^{re.escape(version)}\n+", said, flags=re.MULTILINE)
+        if first or rest.strip() or len(answers) != len(commands):
+            raise Unreachable(f"HAProxy gave {len(answers)} answers to {len(commands)} commands")
+        return answers
 
     async def order(self, command: str, *, success: str = "") -> None:
         """Give a command that changes something; it worked if the answer is `success`.

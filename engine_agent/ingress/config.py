@@ -91,14 +91,16 @@ def _entrance(settings: IngressSettings) -> list[str]:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     # The rest is for what the reader sends back: were it taken by requests that wait for the reader, none would go on.
     limit = f"maxconn {settings.max_connections - settings.max_long_requests}"
-    return [f"bind {host}:{settings.port}", limit, *access_log.log_lines(), *access_log.request_id_rules()]
+    log_lines = access_log.log_lines() if settings.access_log else ["no log"]
+    return [f"bind {host}:{settings.port}", limit, *log_lines, *access_log.request_id_rules()]
 
 
 def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
     in_use = layout.in_use
     judgement = [*frontend_rules.judgement_rules(layout)]
-    lines = [*_entrance(settings), *frontend_rules.inference_rules(), *_who_asks(in_use)]
-    lines += [*frontend_rules.deadline_rules(), *frontend_rules.body_rules(layout, settings), access_log.ARRIVAL_RULE]
+    lines = [*_entrance(settings), *frontend_rules.inference_rules(), *_who_asks(in_use, settings)]
+    lines += [*frontend_rules.deadline_rules(), *frontend_rules.body_rules(layout, settings)]
+    lines += [access_log.ARRIVAL_RULE] if settings.access_log else []
     lines += [*frontend_rules.pool_rules(in_use, has_body=True), *(keys.scope_rules() if in_use.keys else ())]
     lines += [*judgement, *(keys.limit_rules() if in_use.keys else ()), *keys.meter_lines(in_use=in_use.token_limits)]
     lines += [*frontend_rules.choice(in_use), "use_backend reader if METH_POST is_inference is_long"]
@@ -110,21 +112,21 @@ def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
     return [
         section("frontend ingress", lines),
         section("frontend named", named),
-        section(f"backend {ELSEWHERE}", _elsewhere(in_use)),
+        section(f"backend {ELSEWHERE}", _elsewhere(in_use, settings)),
         reader_backend(layout, settings),
         nobody_frontend(),
         keys.key_store(),
-        *async_requests.async_backend(settings, layout.retry_after_s, _who_asks(in_use)),
+        *async_requests.async_backend(settings, layout.retry_after_s, _who_asks(in_use, settings)),
     ]
 
 
-def _who_asks(in_use: InUse) -> list[str]:
+def _who_asks(in_use: InUse, settings: IngressSettings) -> list[str]:
     """The rules that judge what a request says of itself: which region sent it here, and whose it is."""
     hop_rules = hops.proof_rules() if in_use.hops else hops.strip_rules()
-    captures = access_log.capture_rules(has_tenant=in_use.keys or in_use.hops)
+    captures = access_log.capture_rules(has_tenant=in_use.keys or in_use.hops) if settings.access_log else []
     return [*hop_rules, *keys.identity_rules(in_use=in_use.keys), *captures]
 
 
-def _elsewhere(in_use: InUse) -> list[str]:
+def _elsewhere(in_use: InUse, settings: IngressSettings) -> list[str]:
     lines = [*frontend_rules.unanswered_rules(), access_log.QUIET_RULE, *frontend_rules.health_rules(), METRICS_RULE]
-    return [*lines, *_who_asks(in_use), *frontend_rules.listing_rules(), *frontend_rules.path_rules()]
+    return [*lines, *_who_asks(in_use, settings), *frontend_rules.listing_rules(), *frontend_rules.path_rules()]

@@ -68,6 +68,9 @@ def _parser() -> argparse.ArgumentParser:
         "--metrics-port", type=int, help=f"on loopback; the port of --port and {METRICS_ABOVE} if absent"
     )
     parser.add_argument("--threads", type=int, default=min(MAX_THREADS, os.cpu_count() or 1), help="of HAProxy")
+    parser.add_argument(
+        "--access-log", action=argparse.BooleanOptionalAction, default=True, help="a line of JSON for every request"
+    )
     return parser
 
 
@@ -91,6 +94,7 @@ def _settings(arguments: argparse.Namespace, home: Path) -> IngressSettings:
         # Each request takes a connection on either side.
         max_connections=max(100, min(MAX_CONNECTIONS, (open_files - SPARE_FILES) // 2)),
         threads=arguments.threads,
+        access_log=arguments.access_log,
     )
 
 

@@ -21,17 +21,21 @@ async def observe(admin: CommandSocket, map_names: Iterable[str]) -> Running:
         Unreachable: it does not answer.
         UnreadableAnswer: it answers in a format that this agent does not know.
     """
-    return read_running(
-        info=await admin.ask("show info"),
-        stats=await admin.ask(STATS_OF_BACKENDS_AND_SERVERS),
-        states=await admin.ask("show servers state"),
-        maps={name: await _map_text(admin, name) for name in map_names},
-    )
+    names = list(map_names)
+    questions = ("show info", STATS_OF_BACKENDS_AND_SERVERS, "show servers state")
+    info, stats, states, *maps = await admin.ask_all(*questions, *(_question(name) for name in names))
+    texts = {name: _text(name, answer) for name, answer in zip(names, maps, strict=True)}
+    return read_running(info=info, stats=stats, states=states, maps=texts)
 
 
-async def _map_text(admin: CommandSocket, name: str) -> str:
-    """A map whole, as `show map` has it; of the keys, which may be thousands, the entry that stands for all of them."""
+def _question(name: str) -> str:
+    """A map whole; of the keys, which may be thousands, the entry that stands for all of them."""
+    return f"get map {name} {CONTENT_ENTRY}" if name == KEYS_MAP else f"show map {name}"
+
+
+def _text(name: str, answer: str) -> str:
+    """As `show map` has it."""
     if name != KEYS_MAP:
-        return await admin.ask(f"show map {name}")
-    found = MARK.search(await admin.ask(f"get map {name} {CONTENT_ENTRY}"))
+        return answer
+    found = MARK.search(answer)
     return f"0x0 {CONTENT_ENTRY} {found[1]}\n" if found else ""

@@ -45,6 +45,7 @@ class TendedHaproxy:
         self._times = times
         self._structure_of = structure_of
         self._draw = draw
+        self._written: tuple[Layout, str] | None = None
         self._answered_at_s = 0.0
         self._restarts = Restarts()
 
@@ -93,11 +94,17 @@ class TendedHaproxy:
         self._answered_at_s = _now_s()
         if layout is None:
             return
-        steps = plan_steps(self.running, layout, self._structure_of(layout))
+        steps = plan_steps(self.running, layout, self._structure(layout))
         for step in steps:
             await self._apply(step, layout)
         if steps:
             self.running = await observe(self.process.admin, map_names)
+
+    def _structure(self, layout: Layout) -> str:
+        """Written out only when the layout is another: passes are four a second."""
+        if self._written is None or self._written[0] is not layout:
+            self._written = (layout, self._structure_of(layout))
+        return self._written[1]
 
     async def _apply(self, step: Step, layout: Layout) -> None:
         log.info("%s: %s", self._name, step)

@@ -153,15 +153,16 @@ def spawned(words: Sequence[str], log: Path, env: dict[str, str] | None = None) 
 
 @contextlib.contextmanager
 def ingress(
-    home: Path, port: int, cells: Sequence[CellEndpoint], affinity: Affinity | None = None
+    home: Path, port: int, cells: Sequence[CellEndpoint], affinity: Affinity | None = None, *options: str
 ) -> Iterator[psutil.Process]:
-    """An ingress agent with its HAProxy, serving `MODEL` from these cells by a table in its journal."""
+    """An ingress agent with its HAProxy, serving `MODEL` from these cells by a table in its journal; `options` are more
+    of its command line."""
     pool = Pool(MODEL, (MODEL,), "realtime", tuple(cells), (), {REGION: 1.0}, affinity)
     home.mkdir(parents=True, exist_ok=True)
     Journal(home / JOURNAL_FILE, RoutingTable).save(RoutingTable(1, REGION, (pool,)))
     words = (sys.executable, "-m", "engine_agent", "ingress", "--ingress-id", "i-bench", "--region", REGION)
     where = ("--home", str(home), "--server", NOBODY, "--port", str(port))
-    with spawned((*words, *where), home / "agent.log", {JOIN_TOKEN_VARIABLE: "none"}) as process:
+    with spawned((*words, *where, *options), home / "agent.log", {JOIN_TOKEN_VARIABLE: "none"}) as process:
         yield process
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from docs.bench.traffic import contenders, wire
 from docs.bench.traffic.contenders import MODEL, PEERS, PLACES, Contender
-from engine_agent.protocol.messages import CellEndpoint
+from engine_agent.protocol.messages import Affinity, CellEndpoint
 
 CACHE = contenders.ROOT / ".cache" / "bench"
 RESULTS = CACHE / "proxies.jsonl"
@@ -33,6 +33,12 @@ STREAM: dict[str, Any] = {**PROMPT, "stream": True, "max_tokens": 16, "seed": 20
 FLOOD: dict[str, Any] = {**PROMPT, "stream": True, "max_tokens": 200, "seed": 1_000}
 """200 tokens, 1 ms apart; 128 such streams offer 128,000 chunks a second, more than anything here relays."""
 FLOOD_STREAMS = 128
+INGRESSES: tuple[tuple[str, Affinity | None, tuple[str, ...]], ...] = (
+    ("ingress", None, ()),
+    ("ingress, log off", None, ("--no-access-log",)),
+    ("ingress, affinity", Affinity(), ()),
+)
+"""As it is; as the peers are, without a line for every request; and with what only some pools have."""
 
 
 @contextlib.contextmanager
@@ -49,8 +55,10 @@ def everything(program: Path, base: int, only: set[str]) -> Iterator[tuple[list[
             ends = [
                 CellEndpoint(f"c-{port}", 1, "127.0.0.1", port, port + contenders.AGENT_CHECK, PLACES) for port in stubs
             ]
-            process = stack.enter_context(contenders.ingress(folder / "ingress", base + 10, ends))
-            found.append(Contender("ingress", base + 10, (process,)))
+            for number, (name, affinity, options) in enumerate(INGRESSES):
+                port = base + 10 + number
+                process = stack.enter_context(contenders.ingress(folder / name, port, ends, affinity, *options))
+                found.append(Contender(name, port, (process,)))
         if not only or "ingress + cell proxy" in only:
             found.append(stack.enter_context(_whole_path(folder, base, stubs)))
         for number, peer in enumerate(PEERS):

@@ -28,6 +28,16 @@ async def test_the_whole_answer_is_returned(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_several_commands_are_asked_at_once_and_each_has_its_answer(tmp_path: Path) -> None:
+    async with await answer_with(tmp_path, "2.8\n\none: 2.8\ntwo\n\n2.8\n\n\n2.8\n\n"):
+        answers = await CommandSocket(tmp_path, "s").ask_all("show info", "show map x")
+    assert [answer.split("\n") for answer in answers] == [["one: 2.8", "two", "", ""], [""]]
+    async with await answer_with(tmp_path, "2.8\n\none\n\n2.8\n\n"):
+        with pytest.raises(Unreachable, match="gave 1 answers to 2 commands"):
+            await CommandSocket(tmp_path, "s").ask_all("show info", "show map x")
+
+
+@pytest.mark.asyncio
 async def test_an_order_with_another_answer_was_refused(tmp_path: Path) -> None:
     async with await answer_with(tmp_path, "No such server.\n\n"):
         with pytest.raises(CommandRefused, match=r"del server a/b: No such server\."):

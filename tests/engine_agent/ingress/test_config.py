@@ -45,6 +45,11 @@ def test_what_a_table_does_not_use_costs_its_requests_no_rule() -> None:
     assert rules(EVERYTHING) > 70
 
 
+def test_without_an_access_log_nothing_is_kept_for_it() -> None:
+    text = render(lay_out(EVERYTHING), replace(SETTINGS, access_log=False)).partition("backend elsewhere")[0]
+    assert not any(word in text for word in ("log-format", "log stdout", "txn.log_path", "txn.arrived_ms"))
+
+
 def test_only_pools_limits_settings_and_what_is_in_use_are_structure() -> None:
     structure = structure_of(lay_out(TABLE), SETTINGS)
     same = [
