@@ -135,14 +135,6 @@ def test_what_reads_like_a_revision_can_be_asked_for(text: str) -> None:
         changes_since("region", text)
 
 
-@pytest.mark.parametrize(
-    "text",
-    ["", "0", "r", "r1", "r0-0-", "r20-10-", "r10-20-9", "r10-20-20", "r10-20-14.10", "r1-2-1;", "r٣-4-"],
-)
-def test_what_postgresql_would_not_take_is_no_revision(text: str) -> None:
-    assert not is_revision(text)
-
-
 def test_nobody_meets_a_revision_that_we_made_and_do_not_take() -> None:
     with another_session() as one, another_session() as two:
         write(one, "one")
