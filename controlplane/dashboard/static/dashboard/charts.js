@@ -30,7 +30,7 @@ function themed(layout) {
     hoverlabel: { bgcolor: "--canvas", bordercolor: "--line-strong", font: { family, size: 12, color: "--ink" } },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 12 } },
     dragmode: false,
-    xaxis: { ...axis, showgrid: false, ...layout.xaxis },
+    xaxis: { ...axis, showgrid: false, spikecolor: "--line-strong", spikethickness: 1, spikedash: "solid", ...layout.xaxis },
     yaxis: { ...axis, ...layout.yaxis },
   };
 }
