@@ -10,16 +10,17 @@ from django.db import DatabaseError, connections
 from controlplane.kernel import clock
 from controlplane.kernel.leases import lease_held_since
 from engine_agent.protocol.codec import encode
-from engine_agent.protocol.messages import Desired, Fault, Health, Load, Observed, Refused, Report
+from engine_agent.protocol.messages import Desired, Fault, Health, Load, LogTail, Observed, Refused, Report
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub
 from fleet.consumers.node_desk import NodeDesk
-from fleet.models import AgentCredential, Node
+from fleet.models import AgentCredential, Node, NodeLog
 from fleet.planning.decisions import StartCell
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.cell import cell_start
+from fleet.services.node_log import node_logs_wish
 from tests.fleet import rows
 from tests.fleet.consumers.lines import (
     DEADLINE_S,
@@ -96,6 +97,16 @@ async def test_a_fault_is_written_into_the_timeline_with_its_evidence(socket: Ag
         await line.say(encode(fault))
         event = await eventually(lambda: Event.objects.filter(kind="fault.xid-79").first())
         assert (event.node, event.detail, event.tone) == ("n-a", {"gpu": 3}, "bad")
+
+
+async def test_who_reads_logs_is_told_to_the_agent_and_its_lines_are_kept(socket: AgentSocket) -> None:
+    async with connected(socket) as line:
+        await line.told()
+        await sync_to_async(node_logs_wish)(nodes=["n-a"], now=clock.now())
+        assert (await line.told()).logs is not None
+        await line.say(encode(LogTail(cell=None, generation=0, logs={"agent": ("connected",)})))
+        kept = await eventually(lambda: NodeLog.objects.filter(node="n-a", said_at__isnull=False).first())
+        assert kept.logs == {"agent": ["connected"]}
 
 
 @pytest.mark.parametrize(
