@@ -49,10 +49,10 @@ def main() -> None:
         urls, cookies = _urls(), [_cookie(number) for number in range(asked.users)]
         with _web(asked.workers):
             asyncio.run(_warm(urls, cookies[0]))
+            _paint(cookies[0], ("/", "/cells/", "/deployments/deployment-01/"))
             load_before = os.getloadavg()[0]
             times = asyncio.run(_browse(urls, cookies, asked.seconds, asked.think))
             _report(times, asked, load_before)
-            _paint(cookies[0], ("/", "/cells/", "/deployments/deployment-01/"))
 
 
 def _arguments() -> argparse.Namespace:
