@@ -2,7 +2,7 @@
 without a request that leaves the host, and without a barrier that axe-core calls serious."""
 
 import pytest
-from playwright.sync_api import Browser, expect
+from playwright.sync_api import Browser
 
 from controlplane.dashboard.urls import urlpatterns
 from tests.browser.pages import LISTS, Page, all_pages, complaints
@@ -61,18 +61,3 @@ def test_nothing_is_wrong_with_any_page(
     chromium: Browser, url: str, session: object, lived_in: list[Page], look: Look
 ) -> None:
     assert complaints(chromium, url, look, session, lived_in, shoot=True) == {}
-
-
-@pytest.mark.parametrize("look", LOOKS, ids=lambda look: f"{look.theme}-{look.width}")
-def test_nothing_is_wrong_with_what_opens_over_a_page(chromium: Browser, url: str, session: object, look: Look) -> None:
-    tab = Watched(chromium, url, look, session)
-    tab.open("/nodes/")
-    tab.page.locator("#search-open").click()
-    tab.page.keyboard.type("sim-70b")
-    expect(tab.page.locator("#search-results [data-found-for]")).to_contain_text("Deployments")
-    assert (tab.trouble(), tab.barriers()) == ([], [])
-    tab.page.keyboard.press("Escape")
-    tab.page.keyboard.press("?")
-    expect(tab.page.locator("#help-jumps")).to_contain_text("Rollouts")
-    assert (tab.trouble(), tab.barriers()) == ([], [])
-    tab.close()
