@@ -57,8 +57,12 @@ def test_it_reads_completes_follows_and_ends_cleanly(tmp_path: Path, token: str)
         _follows_until_interrupted(environ, tmp_path)
 
 
+LISTENING = "import os, signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); os.execv(sys.argv[1], sys.argv[1:])"
+"""Shells let their background jobs ignore Ctrl-C, and what these start inherits it."""
+
+
 def _follows_until_interrupted(environ: dict[str, str], folder: Path) -> None:
-    command = [*COMMAND, "events", "-f", "-n", "1", "-o", "json"]
+    command = [sys.executable, "-c", LISTENING, *COMMAND, "events", "-f", "-n", "1", "-o", "json"]
     Event.objects.create(at=rows.NOW, kind="k", message="before")
     with subprocess.Popen(
         command, cwd=folder, env=environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -46,4 +46,4 @@ async def test_a_start_that_is_cancelled_leaves_no_process(tmp_path: Path, steps
 
 def _children_that_sleep() -> list[psutil.Process]:
     children = psutil.Process(os.getpid()).children()
-    return [child for child in children if child.is_running() and SLEEP in child.cmdline()]
+    return [child for child in children if child.status() != psutil.STATUS_ZOMBIE and SLEEP in child.cmdline()]
