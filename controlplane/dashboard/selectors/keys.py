@@ -13,7 +13,7 @@ from traffic.planning.key import KEY_TONE, KeyState
 from traffic.planning.key_effect import requiring_effect, revoking_effect
 from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
 
-KEYS_SHOWN = 200
+KEYS_SHOWN = 100
 HOURS_SHOWN = 48
 
 
