@@ -2,9 +2,10 @@
 
 Cells that cost next to nothing are asked directly, through our ingress, through our ingress and cell proxies, and
 through the routers on PyPI, in rounds that alternate within one run. Every round is appended to a file; `report` sums
-it up.
+it up. With `--apart` each contender has one processor for itself, and load and cells have another: where all share two,
+what load and cells take, the same for all, hides a part of what differs.
 
-    .venv/bin/python -m docs.bench.traffic.proxies [--rounds 5] [--only ingress,direct] [--base-port 27000]
+    .venv/bin/python -m docs.bench.traffic.proxies [--rounds 5] [--only ingress,direct] [--base-port 27000] [--apart]
 """
 
 import argparse
@@ -22,7 +23,6 @@ from docs.bench.traffic.contenders import MODEL, PEERS, PLACES, Contender
 from engine_agent.protocol.messages import Affinity, CellEndpoint
 
 CACHE = contenders.ROOT / ".cache" / "bench"
-RESULTS = CACHE / "proxies.jsonl"
 CELLS = 2
 CONNECTIONS = 64
 CLOSED_S, RATE_S, CHUNKS_S = 1.5, 3.0, 1.5
@@ -42,39 +42,60 @@ INGRESSES: tuple[tuple[str, Affinity | None, tuple[str, ...]], ...] = (
 
 
 @contextlib.contextmanager
-def everything(program: Path, base: int, only: set[str]) -> Iterator[tuple[list[Contender], dict[str, str]]]:
-    """All contenders, up and answering; and of those that are not, why."""
+def on_processors(numbers: set[int]) -> Iterator[None]:
+    """This process runs on these meanwhile, and what it starts does for ever."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, numbers)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def everything(
+    program: Path, base: int, only: set[str], processors: set[int]
+) -> Iterator[tuple[list[Contender], dict[str, str]]]:
+    """All contenders, up and answering, on these processors; and of those that are not, why."""
     folder = CACHE / "runs"
     folder.mkdir(parents=True, exist_ok=True)
     stubs = [base + number for number in range(CELLS)]
-    absent: dict[str, str] = {}
     with ExitStack() as stack:
         stack.enter_context(wire.cells(program, base, CELLS))
-        found = [Contender("direct", base)]
-        if not only or "ingress" in only:
-            ends = [
-                CellEndpoint(f"c-{port}", 1, "127.0.0.1", port, port + contenders.AGENT_CHECK, PLACES) for port in stubs
-            ]
-            for number, (name, affinity, options) in enumerate(INGRESSES):
-                port = base + 10 + number
-                process = stack.enter_context(contenders.ingress(folder / name, port, ends, affinity, *options))
-                found.append(Contender(name, port, (process,)))
-        if not only or "ingress + cell proxy" in only:
-            found.append(stack.enter_context(_whole_path(folder, base, stubs)))
-        for number, peer in enumerate(PEERS):
-            if only and peer.name not in only:
-                continue
-            try:
-                programs = contenders.install(peer, CACHE)
-                port = base + 200 + number
-                process = stack.enter_context(contenders.peer_process(peer, programs, folder, port, stubs))
-                contenders.wait_until_it_answers(port, process=process)
-                found.append(Contender(peer.name, port, (process,), peer.rate))
-            except (RuntimeError, OSError) as error:
-                absent[peer.name] = str(error)
-        for contender in found:
-            contenders.wait_until_it_answers(contender.port)
-        yield found, absent
+        with on_processors(processors):
+            found, absent = _begin(stack, folder, base, stubs, only)
+        yield [Contender("direct", base), *found], absent
+
+
+def _begin(
+    stack: ExitStack, folder: Path, base: int, stubs: list[int], only: set[str]
+) -> tuple[list[Contender], dict[str, str]]:
+    found: list[Contender] = []
+    absent: dict[str, str] = {}
+    if not only or "ingress" in only:
+        ends = [
+            CellEndpoint(f"c-{port}", 1, "127.0.0.1", port, port + contenders.AGENT_CHECK, PLACES) for port in stubs
+        ]
+        for number, (name, affinity, options) in enumerate(INGRESSES):
+            port = base + 10 + number
+            process = stack.enter_context(contenders.ingress(folder / name, port, ends, affinity, *options))
+            found.append(Contender(name, port, (process,)))
+    if not only or "ingress + cell proxy" in only:
+        found.append(stack.enter_context(_whole_path(folder, base, stubs)))
+    for number, peer in enumerate(PEERS):
+        if only and peer.name not in only:
+            continue
+        try:
+            programs = contenders.install(peer, CACHE)
+            port = base + 200 + number
+            process = stack.enter_context(contenders.peer_process(peer, programs, folder, port, stubs))
+            contenders.wait_until_it_answers(port, process=process)
+            found.append(Contender(peer.name, port, (process,), peer.rate))
+        except (RuntimeError, OSError) as error:
+            absent[peer.name] = str(error)
+    for contender in found:
+        contenders.wait_until_it_answers(contender.port)
+    return found, absent
 
 
 @contextlib.contextmanager
@@ -127,22 +148,26 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--base-port", type=int, default=27000)
     parser.add_argument("--only", default="", help="names of contenders, with commas; direct is always measured")
-    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--apart", action="store_true", help="one processor for the contender, another for all else")
     options = parser.parse_args()
+    results_path = CACHE / ("proxies_apart.jsonl" if options.apart else "proxies.jsonl")
     program = wire.build(CACHE)
-    with everything(program, options.base_port, {name for name in options.only.split(",") if name}) as (found, absent):
+    processors = os.sched_getaffinity(0)
+    ours, theirs = ({min(processors)}, {max(processors)}) if options.apart else (processors, processors)
+    only = {name for name in options.only.split(",") if name}
+    with on_processors(ours), everything(program, options.base_port, only, theirs) as (found, absent):
         for name, reason in absent.items():
             print(f"left out: {name}: {reason}")
         for turn in range(options.rounds):
             order = found[turn % len(found) :] + found[: turn % len(found)]
             for contender in order:
                 rows = measure(program, contender)
-                with options.results.open("a", encoding="utf-8") as results:
+                with results_path.open("a", encoding="utf-8") as results:
                     for row in rows:
                         stamp = {"at": time.time(), "load": os.getloadavg()[0]}
                         results.write(json.dumps({**stamp, **row}) + "\n")
                         print(row, flush=True)
-        with options.results.open("a", encoding="utf-8") as results:
+        with results_path.open("a", encoding="utf-8") as results:
             results.write(json.dumps({"absent": absent}) + "\n")
 
 

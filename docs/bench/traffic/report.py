@@ -184,6 +184,7 @@ def storms(rows: list[Row]) -> str:
 
 SECTIONS: dict[str, Callable[[list[Row]], str]] = {
     "proxies": proxies,
+    "proxies_apart": proxies,
     "routing": routing,
     "real_routing": real_routing,
     "replay": replay,
