@@ -16,3 +16,4 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("v1/usage", own_usage, name="own-usage"),
     path("", include("controlplane.dashboard.urls")),
 ]
+handler500 = "controlplane.api.problems.answer_fault"

@@ -7,8 +7,9 @@ from typing import Any
 
 from django.core.exceptions import PermissionDenied
 from django.core.signals import got_request_exception
-from django.http import Http404
+from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.utils.encoding import escape_uri_path
+from django.views.defaults import server_error
 from rest_framework import exceptions
 from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
@@ -17,6 +18,7 @@ from rest_framework.response import Response
 from controlplane.kernel.refusals import Conflict, InvalidInput
 
 CONTENT_TYPE = "application/problem+json"
+API_ROOT = "/api/"
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,15 @@ def answer_problem(error: Exception, context: dict[str, Any]) -> Response:
     request.accepted_renderer, request.accepted_media_type = JSONRenderer(), JSONRenderer.media_type
     document = _document(failure, escape_uri_path(request.path))
     return Response(document, status=failure.status_code, headers=headers, content_type=CONTENT_TYPE)
+
+
+def answer_fault(request: HttpRequest) -> HttpResponse:
+    """Django's `handler500`, for what failed outside of the API's views, in the middleware that audits for one: the API
+    answers as ever, pages show theirs."""
+    if not request.path.startswith(API_ROOT):
+        return server_error(request)
+    document = _document(ServerFault(), escape_uri_path(request.path))
+    return JsonResponse(document, status=HTTPStatus.INTERNAL_SERVER_ERROR, content_type=CONTENT_TYPE)
 
 
 def _as_api_exception(error: Exception, context: dict[str, Any]) -> exceptions.APIException:

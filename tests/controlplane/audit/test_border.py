@@ -158,6 +158,8 @@ def test_a_fault_of_the_server_takes_the_change_back(monkeypatch: pytest.MonkeyP
     client = Client(raise_request_exception=False)
     answer = client.post(f"/api/v1/nodes/{node.id}/cordon", "{}", content_type="application/json", **credentials)
     assert answer.status_code == 500
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.json()["instance"] == f"/api/v1/nodes/{node.id}/cordon"
     assert not Node.objects.get().cordoned
 
 
