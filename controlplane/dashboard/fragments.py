@@ -7,7 +7,7 @@ page's. Fragments only read.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from django.contrib.auth.models import AnonymousUser
@@ -24,6 +24,7 @@ from controlplane.kernel.access import Access, Known, Role, access_of, require
 MOST_DIGITS = 6
 """Of the number of a page: no list is as long, and none is looked for there."""
 Context = dict[str, Any]
+T = TypeVar("T")
 Load = Callable[["Asked"], object]
 """Reads what one part shows; the result is `body` in its template."""
 
@@ -45,6 +46,14 @@ class Asked:
     filters: QueryDict
     now: datetime
     caller: Caller = field(default_factory=Caller)
+    _read: dict[Load, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def once(self, load: Callable[["Asked"], T]) -> T:
+        """What `load` reads for this page: read once, however many of its parts show it."""
+        if load not in self._read:
+            self._read[load] = load(self)
+        found: T = self._read[load]
+        return found
 
     def word(self, name: str) -> str:
         """A filter's value without surrounding blanks, "" if it is not set."""
@@ -160,7 +169,7 @@ def _part(request: HttpRequest, fragment: Fragment, asked: Asked) -> Context:
         "topics": " ".join(topic.format(key=asked.key) for topic in fragment.topics),
         "url": request.get_full_path(),
         "as_of_ms": int(asked.now.timestamp() * 1000),
-        "body": fragment.load(asked),
+        "body": asked.once(fragment.load),
     }
 
 

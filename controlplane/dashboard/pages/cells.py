@@ -47,11 +47,11 @@ def _cell(asked: Asked) -> CellRow:
 
 
 def _stack(asked: Asked) -> Stack:
-    return cell_stack(_cell(asked))
+    return cell_stack(asked.once(_cell))
 
 
 def _asks(asked: Asked) -> CellAsks:
-    return cell_asks(_cell(asked), asked.now)
+    return cell_asks(asked.once(_cell), asked.now)
 
 
 def _load(asked: Asked) -> LoadCharts:

@@ -4,7 +4,13 @@ from django.http import Http404
 
 from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
 from controlplane.dashboard.selectors.cells import CellList, cells_of
-from controlplane.dashboard.selectors.deployments import DeploymentList, DeploymentRow, deployment_find, deployment_list
+from controlplane.dashboard.selectors.deployments import (
+    DeploymentList,
+    DeploymentRow,
+    deployment_find,
+    deployment_list,
+    deployments_placed,
+)
 from controlplane.dashboard.selectors.events import EventList, deployment_events
 from controlplane.dashboard.selectors.load_charts import LoadCharts, Slo, load_charts, slo_of
 from fleet.models import Deployment
@@ -14,7 +20,8 @@ EVENTS_OF_ONE_DEPLOYMENT = 30
 
 
 def _list(asked: Asked) -> DeploymentList:
-    return deployment_list(now=asked.now, text=asked.word("q"))
+    text = asked.word("q")
+    return deployment_list(deployments_placed(text=text), now=asked.now, filtered=bool(text))
 
 
 def _filter(asked: Asked) -> Filter:
@@ -40,11 +47,11 @@ def _known(asked: Asked) -> Deployment:
 
 
 def _slo(asked: Asked) -> Slo:
-    return slo_of(_known(asked), asked.now)
+    return slo_of(asked.once(_known), asked.now)
 
 
 def _load(asked: Asked) -> LoadCharts:
-    objective_ms = _known(asked).objective().ttft_ms
+    objective_ms = asked.once(_known).objective().ttft_ms
     subject = deployment_subject(asked.key)
     return load_charts(subject, span=asked.word("span"), now=asked.now, ttft_objective_ms=objective_ms)
 

@@ -46,19 +46,19 @@ def _incident(asked: Asked) -> Incident:
 
 
 def _page(asked: Asked) -> IncidentPage:
-    return incident_page(_incident(asked))
+    return incident_page(asked.once(_incident))
 
 
 def _evidence(asked: Asked) -> Evidence:
-    return evidence_of(_incident(asked))
+    return evidence_of(asked.once(_incident))
 
 
 def _related(asked: Asked) -> IncidentList:
-    return related_to(_incident(asked))
+    return related_to(asked.once(_incident))
 
 
 def _events(asked: Asked) -> EventList:
-    return incident_events(_incident(asked), EVENTS_OF_ONE_INCIDENT)
+    return incident_events(asked.once(_incident), EVENTS_OF_ONE_INCIDENT)
 
 
 TOPICS = ("incidents", "nodes")

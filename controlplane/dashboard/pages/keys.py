@@ -46,11 +46,11 @@ def _key(asked: Asked) -> KeyDetail:
 
 
 def _key_usage(asked: Asked) -> tuple[UsageHour, ...]:
-    return usage_rows(key=_key(asked).row.key.prefix)
+    return usage_rows(key=asked.once(_key).row.key.prefix)
 
 
 def _key_chart(asked: Asked) -> tuple[Chart, ...]:
-    return (key_chart(_key(asked).row.key.prefix, asked.now),)
+    return (key_chart(asked.once(_key).row.key.prefix, asked.now),)
 
 
 def _tenant_chart(asked: Asked) -> tuple[Chart, ...]:
@@ -59,7 +59,7 @@ def _tenant_chart(asked: Asked) -> tuple[Chart, ...]:
 
 
 def _tenant_usage(asked: Asked) -> tuple[UsageHour, ...]:
-    return usage_rows(tenant=_key(asked).row.key.tenant)
+    return usage_rows(tenant=asked.once(_key).row.key.tenant)
 
 
 KEYS = Page(

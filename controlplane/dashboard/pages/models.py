@@ -22,7 +22,7 @@ def _model(asked: Asked) -> ModelPage:
 
 
 def _versions(asked: Asked) -> VersionList:
-    return _model(asked).versions
+    return asked.once(_model).versions
 
 
 TOPICS = ("models", "deployments", "cells")

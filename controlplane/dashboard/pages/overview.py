@@ -1,7 +1,8 @@
 """The overview, top down: what is broken, what is moving, are users fine, where every cell is, what happened."""
 
 from controlplane.dashboard.fragments import Asked, Fragment, Page
-from controlplane.dashboard.selectors.deployments import DeploymentList, deployment_list
+from controlplane.dashboard.pages.shell import whole_fleet
+from controlplane.dashboard.selectors.deployments import DeploymentList, Placed, deployment_list, deployments_placed
 from controlplane.dashboard.selectors.events import EventList, event_list
 from controlplane.dashboard.selectors.nodes import NodeList, nodes_to_look_at
 from controlplane.dashboard.selectors.overview import Broken, MapRegion, Moving, broken, fleet_map, moving
@@ -12,15 +13,19 @@ EVENTS_ON_OVERVIEW = 15
 
 
 def _broken(asked: Asked) -> Broken:
-    return broken()
+    return broken(asked.once(whole_fleet))
 
 
 def _moving(asked: Asked) -> Moving:
     return moving()
 
 
+def _placed(asked: Asked) -> tuple[Placed, ...]:
+    return deployments_placed()
+
+
 def _users(asked: Asked) -> DeploymentList:
-    return deployment_list(now=asked.now)
+    return deployment_list(asked.once(_placed), now=asked.now)
 
 
 def _rates(asked: Asked) -> Point | None:
@@ -29,7 +34,7 @@ def _rates(asked: Asked) -> Point | None:
 
 
 def _map(asked: Asked) -> tuple[MapRegion, ...]:
-    return fleet_map()
+    return fleet_map(asked.once(_placed))
 
 
 def _nodes(asked: Asked) -> NodeList:

@@ -31,15 +31,15 @@ def _rollout(asked: Asked) -> RolloutDetail:
 
 
 def _charts(asked: Asked) -> tuple[Chart, ...]:
-    return rollout_charts(_rollout(asked).rollout, asked.now)
+    return rollout_charts(asked.once(_rollout).rollout, asked.now)
 
 
 def _cells(asked: Asked) -> CellList:
-    return cells_of(_rollout(asked).rollout.deployment_id, asked.now)
+    return cells_of(asked.once(_rollout).rollout.deployment_id, asked.now)
 
 
 def _events(asked: Asked) -> EventList:
-    return rollout_events(_rollout(asked).rollout, EVENTS_OF_ONE_ROLLOUT)
+    return rollout_events(asked.once(_rollout).rollout, EVENTS_OF_ONE_ROLLOUT)
 
 
 ROLLOUTS = Page(

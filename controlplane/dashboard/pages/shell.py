@@ -4,7 +4,7 @@ from controlplane.dashboard.fragments import Asked, Fragment
 from controlplane.dashboard.selectors.incidents import Standing, standing
 
 
-def _standing(asked: Asked) -> Standing:
+def whole_fleet(asked: Asked) -> Standing:
     return standing()
 
 
@@ -13,5 +13,5 @@ SHELL = Fragment(
     title="",
     topics=("incidents", "cells", "nodes", "approvals"),
     template="dashboard/parts/navigation.html",
-    load=_standing,
+    load=whole_fleet,
 )

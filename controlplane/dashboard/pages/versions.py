@@ -29,31 +29,31 @@ def _found(asked: Asked) -> ModelVersion:
 
 
 def _version(asked: Asked) -> VersionPage:
-    return version_page(_found(asked))
+    return version_page(asked.once(_found))
 
 
 def _cells(asked: Asked) -> tuple[CellOfVersion, ...]:
-    return version_cells(_found(asked))
+    return version_cells(asked.once(_found))
 
 
 def _prompts(asked: Asked) -> ModelVersion:
-    return _found(asked)
+    return asked.once(_found)
 
 
 def _runs(asked: Asked) -> VersionRuns:
-    return version_runs(_found(asked))
+    return version_runs(asked.once(_found))
 
 
 def _measured(asked: Asked) -> tuple[Measured, ...]:
-    return version_measures(_found(asked), asked.now)
+    return version_measures(asked.once(_found), asked.now)
 
 
 def _events(asked: Asked) -> EventList:
-    return version_events(_found(asked).reference, EVENTS_OF_ONE_VERSION)
+    return version_events(asked.once(_found).reference, EVENTS_OF_ONE_VERSION)
 
 
 def _diff(asked: Asked) -> DiffPage:
-    page = version_diff(_found(asked), asked.word("against"))
+    page = version_diff(asked.once(_found), asked.word("against"))
     if page.against and page.diff is None:
         raise Http404(f"There is no model version {page.against!r}.")
     return page

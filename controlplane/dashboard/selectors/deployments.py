@@ -1,6 +1,6 @@
 """Deployments: what they want, what they have, and whether their users are fine."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -58,6 +58,10 @@ class Share:
         return SERVICE_TONE[self.service]
 
 
+Placed = tuple[Deployment, tuple[Share, ...]]
+"""A deployment by region."""
+
+
 @dataclass(frozen=True, slots=True)
 class DeploymentRow:
     """A deployment by region. `silent` counts ready cells whose load is unknown, so `load` misses them."""
@@ -105,41 +109,45 @@ def service_of(*, ready: int, wanted: int) -> Service:
     return Service.SERVING if ready >= wanted else Service.DEGRADED
 
 
-def deployment_list(*, now: datetime, text: str = "") -> DeploymentList:
-    """Every deployment with its live cells summed up, in four queries."""
+def deployments_placed(*, text: str = "") -> tuple[Placed, ...]:
+    """Every deployment, or those with this text in their name, in three queries."""
     deployments = _deployments()
-    if text:
-        deployments = deployments.filter(name__icontains=text)
-    return DeploymentList(rows=_rows(deployments, now), filtered=bool(text))
+    return _placed(deployments.filter(name__icontains=text) if text else deployments)
+
+
+def deployment_list(placed: Sequence[Placed], *, now: datetime, filtered: bool = False) -> DeploymentList:
+    """Deployments with the load of their live cells summed up, in one query."""
+    return DeploymentList(rows=_rows(placed, now), filtered=filtered)
 
 
 def deployment_find(*, name: str, now: datetime) -> DeploymentRow | None:
     """One deployment, or None."""
-    return next(iter(_rows(_deployments().filter(name=name), now)), None)
+    return next(iter(_rows(_placed(_deployments().filter(name=name)), now)), None)
 
 
 def _deployments() -> "QuerySet[Deployment]":
     return Deployment.objects.select_related("model_version", "instance_type").prefetch_related("regions__region")
 
 
-def _rows(deployments: "QuerySet[Deployment]", now: datetime) -> tuple[DeploymentRow, ...]:
+def _placed(deployments: "QuerySet[Deployment]") -> tuple[Placed, ...]:
     found = list(deployments)
-    names = [deployment.name for deployment in found]
-    counts, loads = cell_counts(names), loads_by_deployment(names, now)
-    return tuple(_row(deployment, counts, loads.get(deployment.name, NO_WORD)) for deployment in found)
+    counts = _cell_counts([deployment.name for deployment in found])
+    return tuple((deployment, _shares(deployment, counts)) for deployment in found)
 
 
-def _row(deployment: Deployment, counts: CellCounts, said: SummedLoad) -> DeploymentRow:
-    shares = shares_of(deployment, counts)
+def _rows(placed: Sequence[Placed], now: datetime) -> tuple[DeploymentRow, ...]:
+    loads = loads_by_deployment([deployment.name for deployment, _ in placed], now)
+    return tuple(_row(deployment, shares, loads.get(deployment.name, NO_WORD)) for deployment, shares in placed)
+
+
+def _row(deployment: Deployment, shares: tuple[Share, ...], said: SummedLoad) -> DeploymentRow:
     ready = sum(share.ready for share in shares)
     return DeploymentRow(deployment=deployment, shares=shares, load=said.load, silent=ready - said.ready_cells)
 
 
-def cell_counts(deployments: Iterable[str] | None = None) -> CellCounts:
-    """(deployment, region) -> state -> number of live cells, in the order of regions; of all deployments for None."""
-    live = Cell.objects.exclude(state=CellState.STOPPED.value)
-    if deployments is not None:
-        live = live.filter(deployment__in=list(deployments))
+def _cell_counts(deployments: Sequence[str]) -> CellCounts:
+    """(deployment, region) -> state -> number of live cells, in the order of regions."""
+    live = Cell.objects.exclude(state=CellState.STOPPED.value).filter(deployment__in=deployments)
     rows = live.order_by("region__position", "region_id").values_list("deployment_id", "region_id", "state")
     counts: dict[tuple[str, str], dict[str, int]] = {}
     for deployment, region, state, number in rows.annotate(number=Count("pk")):
@@ -147,7 +155,7 @@ def cell_counts(deployments: Iterable[str] | None = None) -> CellCounts:
     return counts
 
 
-def shares_of(deployment: Deployment, counts: CellCounts) -> tuple[Share, ...]:
+def _shares(deployment: Deployment, counts: CellCounts) -> tuple[Share, ...]:
     """The deployment by region, `regions__region` loaded."""
     wishes = sorted(deployment.regions.all(), key=lambda wish: (wish.region.position, wish.region_id))
     wanted = {wish.region_id: wish.cells for wish in wishes}

@@ -1,12 +1,13 @@
 """The overview's own questions: what is broken, what is moving, and where every cell is."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controlplane.dashboard.selectors.deployments import Share, cell_counts, shares_of
-from controlplane.dashboard.selectors.incidents import BAD_CELL_STATES, Standing, standing
+from controlplane.dashboard.selectors.deployments import Placed, Share
+from controlplane.dashboard.selectors.incidents import BAD_CELL_STATES, Standing
 from controlplane.kernel.tones import Tone
-from fleet.models import Cell, Deployment, Incident, Node, Region
+from fleet.models import Cell, Incident, Node, Region
 from fleet.planning.states import CELL_TONE, NODE_TONE, CellState, IncidentState
 
 ROWS_SHOWN = 20
@@ -72,11 +73,11 @@ class MapRegion:
     lines: tuple[MapLine, ...]
 
 
-def broken() -> Broken:
+def broken(standing: Standing) -> Broken:
     incidents = Incident.objects.filter(state=IncidentState.OPEN, shadow=False)
     explained = incidents.exclude(cell="").values("cell")
     cells = Cell.objects.filter(state__in=BAD_CELL_STATES).exclude(pk__in=explained).order_by("state_since")
-    return Broken(standing=standing(), incidents=tuple(incidents[:ROWS_SHOWN]), cells=tuple(cells[:ROWS_SHOWN]))
+    return Broken(standing, tuple(incidents[:ROWS_SHOWN]), tuple(cells[:ROWS_SHOWN]))
 
 
 def moving() -> Moving:
@@ -85,20 +86,19 @@ def moving() -> Moving:
     return Moving(cells=tuple(cells[:ROWS_SHOWN]), nodes=tuple(nodes[:ROWS_SHOWN]))
 
 
-def fleet_map(*, squares: int = SQUARES) -> tuple[MapRegion, ...]:
-    """Every live cell in its place, regions without any cell included, in five queries.
+def fleet_map(placed: Sequence[Placed], *, squares: int = SQUARES) -> tuple[MapRegion, ...]:
+    """Every live cell of these deployments in its place, regions without any cell included, in two queries.
 
     Beyond `squares` cells nobody can look at each: then every line is a bar.
     """
-    counts = cell_counts()
-    small = sum(sum(states.values()) for states in counts.values()) <= squares
+    small = sum(share.existing for _, shares in placed for share in shares) <= squares
     cells: dict[tuple[str, str], list[Cell]] = defaultdict(list)
     live = Cell.objects.exclude(state=CellState.STOPPED) if small else Cell.objects.none()
     for cell in live.order_by("created_at", "id"):
         cells[cell.deployment_id, cell.region_id].append(cell)
     lines: dict[str, list[MapLine]] = defaultdict(list)
-    for deployment in Deployment.objects.prefetch_related("regions__region"):
-        for share in shares_of(deployment, counts):
+    for deployment, shares in placed:
+        for share in shares:
             there = tuple(cells[deployment.name, share.region])
             parts = () if small else _parts(share)
             lines[share.region].append(MapLine(deployment.name, share, there, parts))

@@ -37,6 +37,11 @@ class OriginRow:
     shares: tuple[Share, ...]
     unplaced: float | None
 
+    @property
+    def watched(self) -> str:
+        """What the page marks a change of: whole per cents."""
+        return " ".join(f"{share.percent or 0:.0f}" for share in self.shares)
+
 
 @dataclass(frozen=True, slots=True)
 class Used:

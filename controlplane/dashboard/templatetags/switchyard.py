@@ -2,21 +2,30 @@
 
 import json
 from datetime import UTC, datetime
+from functools import cache, lru_cache
 from typing import Any
 
 from django import template
+from django.urls import reverse
 from django.utils.html import format_html
-from django.utils.safestring import SafeString
+from django.utils.safestring import SafeString, mark_safe
 
+from controlplane.dashboard.charts import Chart
+from controlplane.dashboard.selectors.steering import Share
 from controlplane.kernel.tones import Tone
 
 register = template.Library()
 
 NOTHING = "–"  # noqa: RUF001 - an en dash is what stands for "no value" in a table
 THIN_SPACE = "\u202f"
+STATES_KEPT = 512
+"""A page says the same few words hundreds of times: rendered states that are kept, each a hundred bytes or two."""
+LINKS_KEPT = 20_000
+"""Two megabytes at most, for a large fleet's cells and nodes."""
 
 
 @register.simple_tag
+@cache
 def glyph(tone: str) -> SafeString:
     """The tone's sign, for where its word stands beside it or in a label."""
     return format_html(
@@ -27,11 +36,19 @@ def glyph(tone: str) -> SafeString:
 
 
 @register.simple_tag
+@lru_cache(STATES_KEPT)
 def state(word: str, tone: str) -> SafeString:
     """A state as everybody reads it: glyph and word in the tone's colour."""
     return format_html(
         '<span class="state tone-{}">{}<span>{}</span></span>', Tone(tone).value, glyph(tone), word.replace("_", " ")
     )
+
+
+@register.simple_tag
+@lru_cache(LINKS_KEPT)
+def link(page: str, key: str | int = "") -> str:
+    """As `url`, and remembered: each row of a table has some, and finding one costs more than showing it."""
+    return reverse(page, args=(key,) if key != "" else ())
 
 
 @register.simple_tag(takes_context=True)
@@ -49,15 +66,37 @@ def lasting(context: dict[str, Any], since: datetime | None) -> SafeString | str
 def _time(context: dict[str, Any], when: datetime | None, kind: str) -> SafeString | str:
     if not isinstance(when, datetime):
         return NOTHING
-    utc = when.astimezone(UTC)
+    exact = when.astimezone(UTC).isoformat(" ")
     age = age_words((context["now"] - when).total_seconds())
-    return format_html(
-        '<time datetime="{}" title="{}" data-age="{}">{}</time>',
-        utc.isoformat(),
-        utc.strftime("%Y-%m-%d %H:%M:%S UTC"),
-        kind,
-        f"{age} ago" if kind == "ago" else age,
+    words = f"{age} ago" if kind == "ago" else age
+    # Nothing in it needs escaping, and a page has hundreds.
+    return mark_safe(  # noqa: S308
+        f'<time datetime="{exact.replace(" ", "T")}" title="{exact[:19]} UTC" data-age="{kind}">{words}</time>'
     )
+
+
+@register.simple_tag
+def chart_rows(chart: Chart) -> SafeString:
+    """The rows of a chart's table. Times and numbers, so nothing needs escaping; a chart has hundreds of rows."""
+    form = f"{{:,.{chart.decimals}f}}"
+    return mark_safe(  # noqa: S308
+        "".join(
+            f"<tr><td>{at:%m-%d %H:%M:%S}</td>"
+            + "".join(
+                f'<td class="number">{NOTHING if value is None else form.format(value).replace(",", THIN_SPACE)}</td>'
+                for value in values
+            )
+            + "</tr>"
+            for at, values in chart.rows()
+        )
+    )
+
+
+@register.simple_tag
+def matrix_field(field: Share) -> SafeString:
+    """A field of a matrix of shares: numbers only, and a large fleet's page has a thousand."""
+    home = " home" if field.home else ""
+    return mark_safe(f'<td class="number heat heat-{field.heat}{home}">{share(field.percent)}</td>')  # noqa: S308
 
 
 def age_words(age_s: float) -> str:

@@ -32,6 +32,18 @@ def test_the_figure_and_the_table_hold_the_same_numbers() -> None:
     assert list(one.rows()) == [(START + timedelta(seconds=30), (3.5,)), (START, (1.0,))]
 
 
+def test_the_table_shows_them_youngest_first_with_as_many_decimals_as_the_chart() -> None:
+    html = render_to_string("dashboard/charts/chart.html", {"chart": chart(1.0, None, 1234.56, decimals=2)})
+    rows = re.findall(r"<tr><td>(.*?)</td><td class=\"number\">(.*?)</td></tr>", html)
+    assert rows == [("11-21 12:00:30", "1\u202f234.56"), ("11-21 12:00:00", "1.00")]
+
+
+def test_a_step_that_only_one_line_knows_is_shown_with_a_gap() -> None:
+    lines = (Series("median", (1.0, 2.0)), Series("p95", (None, 3.0)))
+    html = render_to_string("dashboard/charts/chart.html", {"chart": Chart("ttft", "TTFT", "ms", START, 15.0, lines)})
+    assert '<td class="number">1.0</td><td class="number">\u2013</td></tr>' in html
+
+
 def test_a_band_without_an_end_lasts_to_the_end_of_the_chart() -> None:
     layout = json.loads(chart(1.0, 2.0, 3.0, bands=(Band("bake", START, None),)).figure)["layout"]
     assert (layout["shapes"][0]["x1"], layout["annotations"][0]["text"]) == ("2026-11-21 12:00:30", "bake")

@@ -141,13 +141,20 @@ def test_the_theme_is_chosen_once_and_kept(chromium: Browser, url: str) -> None:
     assert page.evaluate(GROUND) != "rgb(255, 255, 255)"
 
 
+def there(page: Page, heading: str) -> None:
+    """Wait for a page and for its keys: the script that shows the button of themes listens to them by then."""
+    expect(page.locator("h1")).to_have_text(heading)
+    expect(page.locator("#theme")).to_be_visible()
+
+
 def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     aside(lambda: rows.cell("sim-70b-us-east-1-2", rows.node("n-f0000003")))
     watched = Watched(chromium, url)
     page = watched.page
+    there(page, "Overview")
     page.keyboard.press("g")
     page.keyboard.press("c")
-    expect(page.locator("h1")).to_have_text("Cells")
+    there(page, "Cells")
     page.keyboard.press("f")
     expect(page.locator("#find")).to_be_focused()
     page.keyboard.type("east-1-2")
@@ -162,7 +169,7 @@ def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     expect(page.locator("#cells-table")).to_contain_text("draining", timeout=SOON_MS)
     expect(row).to_be_focused()
     page.keyboard.press("Enter")
-    expect(page.locator("h1")).to_have_text("sim-70b-us-east-1-2")
+    there(page, "sim-70b-us-east-1-2")
     page.keyboard.press("?")
     expect(page.locator("#help")).to_contain_text("Overview")
     page.keyboard.press("Escape")

@@ -2,6 +2,7 @@
 
 import pytest
 
+from controlplane.dashboard.selectors.deployments import deployments_placed
 from controlplane.dashboard.selectors.nodes import nodes_to_look_at
 from controlplane.dashboard.selectors.overview import fleet_map
 from controlplane.kernel import clock
@@ -107,13 +108,13 @@ def test_a_large_fleet_is_bars_of_its_states(monkeypatch: pytest.MonkeyPatch) ->
     for number, state in enumerate(("ready", "ready", "failed")):
         rows.cell(f"sim-70b-us-east-1-{number}", state=state)
     DeploymentRegion.objects.update(cells=4)
-    (region,) = fleet_map(squares=2)
+    (region,) = fleet_map(deployments_placed(), squares=2)
     (line,) = region.lines
     assert [(part.state, part.cells, part.start, part.width) for part in line.parts] == [
         ("ready", 2, 0.0, 50.0),
         ("failed", 1, 50.0, 25.0),
     ]
-    monkeypatch.setattr("controlplane.dashboard.pages.overview.fleet_map", lambda: (region,))
+    monkeypatch.setattr("controlplane.dashboard.pages.overview.fleet_map", lambda _: (region,))
     text = part("map")
     assert '<rect class="tone-bad" x="50.0" width="25.0" height="8"></rect>' in text
     assert "1 failed" in text

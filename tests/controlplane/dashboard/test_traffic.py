@@ -28,6 +28,14 @@ def test_the_matrix_says_who_serves_whose_requests_and_how_full_they_are(fleet: 
     assert "was tested for 10" in fragment(signed_in(), "/traffic/", "shifts")
 
 
+def test_only_who_may_order_is_led_to_the_orders(fleet: Steered) -> None:
+    viewer = Client()
+    viewer.force_login(User.objects.create_user("viewer"))
+    ways = ("/traffic/shares/", f"/traffic/evacuate/{EAST}/")
+    assert all(way in fragment(signed_in(), "/traffic/", "shares") for way in ways)
+    assert not any(way in fragment(viewer, "/traffic/", "shares") for way in ways)
+
+
 def test_what_fits_nowhere_and_a_hold_are_said(fleet: Steered) -> None:
     fleet.lose(EAST, 3)
     fleet.rates[WEST] = 25.0
