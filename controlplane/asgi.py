@@ -1,6 +1,8 @@
 """Where HTTP, browsers' WebSockets and agents' WebSockets part ways."""
 
+import gc
 import os
+from importlib import import_module
 from typing import Any, cast
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
@@ -11,6 +13,7 @@ from django.core.asgi import get_asgi_application
 http_application = get_asgi_application()  # loads the apps; what follows needs them
 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
+from django.conf import settings  # noqa: E402
 from django.urls import path  # noqa: E402
 
 from controlplane.api.change_feed import ChangeFeed  # noqa: E402
@@ -35,3 +38,6 @@ application = ProtocolTypeRouter(
         ),
     }
 )
+
+import_module(settings.ROOT_URLCONF)  # every view, so that no first request waits for it
+gc.freeze()  # what was imported lives for ever: a collection that looked at it again would stop every request
