@@ -61,7 +61,9 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     connected = serializers.BooleanField()
     last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
     agent_version = serializers.CharField()
-    engine = serializers.SerializerMethodField(help_text="What its agent last said; null before it said anything.")
+    engine = EngineSerializer(
+        source="report", read_only=True, allow_null=True, help_text="What its agent last said; null before that."
+    )
 
     class Meta:
         model = Node
@@ -75,11 +77,6 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     def get_role(self, node: Node) -> str:
         member: CellMember | None = getattr(node, "member", None)
         return member.role.value if member else SPARE
-
-    @extend_schema_field(EngineSerializer(allow_null=True))
-    def get_engine(self, node: Node) -> dict[str, Any] | None:
-        report: NodeReport | None = getattr(node, "report", None)
-        return EngineSerializer(report).data if report else None
 
 
 class NodeFilter(EndedHidden):

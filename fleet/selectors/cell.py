@@ -6,10 +6,15 @@ from fleet.models import Cell, CellMember
 from fleet.planning.fingerprints import StackComparison, compare_stacks, member_stacks
 from fleet.planning.states import CellState
 
+LONG_COLUMNS = (
+    "node__topology", "node__accelerators", "node__report__telemetry", "node__report__steps", "node__report__health",
+)  # fmt: skip
+"""Of a cell's nodes: what no description of a cell shows. Reading them would take longer than all the rest."""
+
 
 def cells_described() -> QuerySet[Cell]:
     """Cells with version, deployment, members, and the members' nodes and reports: two queries."""
-    members = CellMember.objects.select_related("node__report").order_by("rank")
+    members = CellMember.objects.select_related("node__report").defer(*LONG_COLUMNS).order_by("rank")
     return Cell.objects.select_related("model_version", "deployment").prefetch_related(
         Prefetch("members", queryset=members)
     )

@@ -19,6 +19,11 @@ CELLS_SHOWN = 100
 """Rows on one page: more than anybody reads at once, few enough to be there at once."""
 CELLS_BESIDE = 50
 """Rows where cells are only a part of a page."""
+COLUMNS_IN_SHORT = (
+    "cell_id", "rank", "node__id", "node__state",
+    "node__report__cell", "node__report__generation", "node__report__last_seen_at", "node__report__load",
+)  # fmt: skip
+"""Of members in a list: reading all columns would take longer than showing the list."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +48,22 @@ class CellRow:
 
 
 @dataclass(frozen=True, slots=True)
+class CellInShort:
+    """A cell in a list: as `CellRow`, and of its members just who they are."""
+
+    cell: Cell
+    members: tuple[CellMember, ...]
+    load: Load | None
+
+
+@dataclass(frozen=True, slots=True)
 class CellList:
     """`more`: there are further cells than `rows` shows. `filtered`: somebody asked for less than all.
 
     `page` numbers the pages of a list that has some, from 1; 0 where the list is only a part of a page.
     """
 
-    rows: tuple[CellRow, ...]
+    rows: tuple[CellInShort, ...]
     more: bool
     filtered: bool
     page: int = 0
@@ -84,20 +98,28 @@ def cells_with_members() -> "QuerySet[Cell]":
 
 
 def cells_in_short() -> "QuerySet[Cell]":
-    """Cells with what a row of a list needs, in two queries: reports without their long columns."""
-    unread = [f"node__report__{name}" for name in ("telemetry", "steps", "health")]
-    members = CellMember.objects.select_related("node", "node__report").defer(*unread).order_by("rank")
+    """Cells with what a row of a list shows, in two queries."""
+    members = CellMember.objects.select_related("node__report").only(*COLUMNS_IN_SHORT).order_by("rank")
     return Cell.objects.select_related("model_version").prefetch_related(Prefetch("members", queryset=members))
 
 
 def cell_row(cell: Cell, now: datetime) -> CellRow:
-    members = list(cell.members.all())
-    leader = members[0].node if members and members[0].rank == 0 else None
-    return CellRow(
-        cell=cell,
-        members=tuple(_member(member, leader, now) for member in members),
-        load=load_of(cell, report_of(leader), now) if leader else None,
-    )
+    members = tuple(cell.members.all())
+    leader = _leader(members)
+    return CellRow(cell, tuple(_member(member, leader, now) for member in members), _load(cell, leader, now))
+
+
+def _in_short(cell: Cell, now: datetime) -> CellInShort:
+    members = tuple(cell.members.all())
+    return CellInShort(cell, members, _load(cell, _leader(members), now))
+
+
+def _leader(members: Sequence[CellMember]) -> Node | None:
+    return members[0].node if members and members[0].rank == 0 else None
+
+
+def _load(cell: Cell, leader: Node | None, now: datetime) -> Load | None:
+    return load_of(cell, report_of(leader), now) if leader else None
 
 
 def cell_list(
@@ -112,7 +134,7 @@ def cell_list(
     if text:
         cells = cells.filter(Q(id__icontains=text) | Q(reason__icontains=text))
     found = list(cells[(page - 1) * CELLS_SHOWN : page * CELLS_SHOWN + 1])
-    rows = tuple(cell_row(cell, now) for cell in found[:CELLS_SHOWN])
+    rows = tuple(_in_short(cell, now) for cell in found[:CELLS_SHOWN])
     return CellList(
         rows, more=len(found) > CELLS_SHOWN, filtered=bool(deployment or region or state or text), page=page
     )
@@ -124,7 +146,7 @@ def cells_of(deployment: str, now: datetime) -> CellList:
     cells = cells_in_short().filter(deployment_id=deployment).exclude(state=CellState.STOPPED)
     ordered = cells.order_by(ready_last, "region__position", "region_id", "created_at", "id")
     found = list(ordered[: CELLS_BESIDE + 1])
-    rows = tuple(cell_row(cell, now) for cell in found[:CELLS_BESIDE])
+    rows = tuple(_in_short(cell, now) for cell in found[:CELLS_BESIDE])
     return CellList(rows, more=len(found) > CELLS_BESIDE, filtered=False)
 
 
