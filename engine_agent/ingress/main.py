@@ -56,6 +56,11 @@ def run(argv: list[str]) -> int:
     return 0
 
 
+def default_threads() -> int:
+    """A thread for each processor that this process may run on: more would only wait for each other."""
+    return min(MAX_THREADS, len(os.sched_getaffinity(0)))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m engine_agent ingress", description=__doc__)
     parser.add_argument("--ingress-id", required=True, help="i-<region>, or i- and anything else that is unique")
@@ -67,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--metrics-port", type=int, help=f"on loopback; the port of --port and {METRICS_ABOVE} if absent"
     )
-    parser.add_argument("--threads", type=int, default=min(MAX_THREADS, os.cpu_count() or 1), help="of HAProxy")
+    parser.add_argument("--threads", type=int, default=default_threads(), help="of HAProxy")
     parser.add_argument(
         "--access-log", action=argparse.BooleanOptionalAction, default=True, help="a line of JSON for every request"
     )
