@@ -22,8 +22,7 @@ from engine_agent.ingress.layout import MODELS_MAP, UNTOLD, Layout, lay_out
 from engine_agent.ingress.log_pipe import LogPipe, open_pipe
 from engine_agent.ingress.reader_config import reader_structure_of, render_reader
 from engine_agent.ingress.report import cell_traffic, changes, telemetry, view_cells
-from engine_agent.ingress.sections import READER_FOLDER
-from engine_agent.ingress.settings import IngressSettings
+from engine_agent.ingress.settings import IngressSettings, ReaderTier
 from engine_agent.ingress.tending import TendedHaproxy
 from engine_agent.protocol.messages import Desired, IngressObserved, IngressReport, RoutingTable
 from engine_agent.runtime.connection import report_interval_s
@@ -39,7 +38,7 @@ JOURNAL_FILE = "journal.json"
 class Ingress:
     """Everything of one ingress but its line to the control plane.
 
-    `front` is the HAProxy that serves; `reader` finds the model in long bodies for it.
+    `front` is the HAProxy that serves; `readers`, for the shorter bodies first, find the model in long ones for it.
     """
 
     def __init__(self, settings: IngressSettings, binary: Path, draw: Callable[[], float] = random.random) -> None:
@@ -49,12 +48,7 @@ class Ingress:
             settings.times,
             lambda layout: structure_of(layout, settings),
         )
-        self.reader = TendedHaproxy(
-            "HAProxy that reads long bodies",
-            HaproxyProcess(settings.home / READER_FOLDER, binary, lambda layout: render_reader(layout, settings)),
-            settings.times,
-            lambda layout: reader_structure_of(layout, settings),
-        )
+        self.readers = tuple(_reader(tier, settings, binary) for tier in settings.readers)
         self.access_log = LogPipe(settings.home)
         self._settings = settings
         self._draw = draw
@@ -89,12 +83,17 @@ class Ingress:
         self._take_up()
         async with asyncio.TaskGroup() as group:
             group.create_task(self.access_log.carry())
-            group.create_task(self._tend_reader())
+            for reader in self.readers:
+                group.create_task(self._tend_reader(reader))
             group.create_task(self._tend_front(send))
 
     async def stop(self, grace_s: float) -> None:
-        """Let streams finish for `grace_s` seconds, and end both HAProxies."""
-        await asyncio.gather(self.front.process.stop(grace_s), self.reader.process.stop(grace_s))
+        """Let streams finish for `grace_s` seconds, and end all HAProxies."""
+        await asyncio.gather(*(haproxy.process.stop(grace_s) for haproxy in self._haproxies))
+
+    @property
+    def _haproxies(self) -> tuple[TendedHaproxy, ...]:
+        return (self.front, *self.readers)
 
     def _take_up(self) -> None:
         try:
@@ -103,7 +102,7 @@ class Ingress:
         except (CorruptJournal, BadTable, OSError) as error:
             self._refusal = f"journal: {error}"
             log.error("%s", self._refusal)
-        for haproxy in (self.front, self.reader):
+        for haproxy in self._haproxies:
             haproxy.adopt()
 
     async def _tend_front(self, send: Callable[[IngressReport], None]) -> None:
@@ -122,13 +121,13 @@ class Ingress:
                     await self._wake.wait()
             self._wake.clear()
 
-    async def _tend_reader(self) -> None:
+    async def _tend_reader(self, reader: TendedHaproxy) -> None:
         told, layout = self._layout, None
         while True:
             if layout is None or told is not self._layout:
                 told = self._layout
                 layout = _for_reader(told) if told else None
-            await self.reader.tend(layout, _for_reader(UNTOLD))
+            await reader.tend(layout, _for_reader(UNTOLD))
             await asyncio.sleep(POLL_S)
 
     def _eject(self) -> None:
@@ -155,8 +154,9 @@ class Ingress:
             if table.region != self._settings.region:
                 raise BadTable(f"it is for region {table.region!r}, this is {self._settings.region!r}")
             layout = lay_out(table)
-            if self._layout is None or self._changes_reader(self._layout, layout):
-                await self.reader.process.check(layout)
+            for tier, reader in zip(self._settings.readers, self.readers, strict=True):
+                if self._layout is None or self._changes(tier, self._layout, layout):
+                    await reader.process.check(layout)
             await self.front.process.check(layout)
             self._journal.save(table)
         except (BadTable, RefusedConfig, OSError) as error:
@@ -165,14 +165,15 @@ class Ingress:
             return
         self._layout, self._refusal = layout, ""
 
-    def _changes_reader(self, before: Layout, after: Layout) -> bool:
-        return reader_structure_of(before, self._settings) != reader_structure_of(after, self._settings)
+    def _changes(self, tier: ReaderTier, before: Layout, after: Layout) -> bool:
+        there_is, should_be = (reader_structure_of(layout, self._settings, tier) for layout in (before, after))
+        return there_is != should_be
 
     def _report(self) -> IngressReport | None:
         """The next report if it is due, or at once if something changed."""
         now_s = asyncio.get_running_loop().time()
         layout = self._layout or UNTOLD
-        troubles = (self._refusal, self.front.trouble, self.reader.trouble, self.access_log.trouble)
+        troubles = (self._refusal, *(haproxy.trouble for haproxy in self._haproxies), self.access_log.trouble)
         observed = IngressObserved(
             revision=self._revision_in_force,
             haproxy_pid=self.front.process.pid,
@@ -183,7 +184,7 @@ class Ingress:
             return None
         self._reported = observed
         self._report_due_s = now_s + report_interval_s(self._draw())
-        for haproxy in (self.front, self.reader):
+        for haproxy in self._haproxies:
             haproxy.process.bound_log()
         counters = telemetry(self.front.running, layout)
         if keys := self._key_counts.told(now_s):
@@ -197,6 +198,15 @@ class Ingress:
         )
 
 
+def _reader(tier: ReaderTier, settings: IngressSettings, binary: Path) -> TendedHaproxy:
+    return TendedHaproxy(
+        f"HAProxy {tier.name}",
+        HaproxyProcess(settings.home / tier.name, binary, lambda layout: render_reader(layout, settings, tier)),
+        settings.times,
+        lambda layout: reader_structure_of(layout, settings, tier),
+    )
+
+
 def _for_reader(layout: Layout) -> Layout:
-    """What of a layout the reader is about: its limits and the names of models."""
+    """What of a layout a reader is about: its limits and the names of models."""
     return replace(layout, pools=(), servers=(), maps={MODELS_MAP: layout.maps[MODELS_MAP]})

@@ -135,7 +135,7 @@ def long_bodies_unread(retry_after_s: int) -> Answer:
 
 
 def reader_own(retry_after_s: int) -> tuple[Answer, ...]:
-    """Answers in place of HAProxy's own pages where the reader of long bodies fails."""
+    """Answers in place of HAProxy's own pages where a reader of long bodies fails."""
     lost = "the ingress lost this request with a long body; try again"
     return (Answer(502, "long_body_lost", lost, None, retry_after_s), long_bodies_unread(retry_after_s))
 

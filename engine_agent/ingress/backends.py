@@ -1,4 +1,4 @@
-"""Backends as text: the cells of a pool, the other regions that may take its requests, and the reader of long bodies.
+"""Backends as text: the cells of a pool, the other regions that may take its requests, and the readers of long bodies.
 Pure. It never decides which of the servers changes; that is `plan`."""
 
 from urllib.parse import quote
@@ -9,7 +9,6 @@ from engine_agent.ingress.layout import Layout, PoolBackends, Server
 from engine_agent.ingress.running import NOBODY
 from engine_agent.ingress.sections import (
     NOBODY_SOCKET,
-    READER_FOLDER,
     READER_SOCKET,
     UNSENT_STATUS,
     held_bytes,
@@ -17,7 +16,7 @@ from engine_agent.ingress.sections import (
     replay_rule,
     section,
 )
-from engine_agent.ingress.settings import IngressSettings, Times
+from engine_agent.ingress.settings import IngressSettings, ReaderTier, Times
 
 IS_NOBODY = f"{{ srv_name {NOBODY} }}"
 HAPROXY_PRIORITY = 0
@@ -161,10 +160,10 @@ def _servers(backend: str, layout: Layout, times: Times) -> list[str]:
     ]
 
 
-def reader_backend(layout: Layout, settings: IngressSettings) -> str:
+def reader_backend(tier: ReaderTier, layout: Layout, settings: IngressSettings) -> str:
     """Where long requests go. While the reader is away they are told so at once: its agent starts it again."""
     in_use = layout.in_use
-    address = f"unix@{READER_FOLDER}/{READER_SOCKET}"
+    address = f"unix@{tier.name}/{READER_SOCKET}"
     check = f"check inter {settings.times.check_interval_ms}ms fastinter {settings.times.check_fast_ms}ms fall 1 rise 1"
     at_once = "observe layer4 error-limit 1 on-error mark-down"
     lines = [
@@ -173,12 +172,13 @@ def reader_backend(layout: Layout, settings: IngressSettings) -> str:
         answers.refused(answers.long_bodies_unread(layout.retry_after_s), "{ nbsrv eq 0 }"),
         access_log.ARRIVAL_RULE,
         access_log.class_rule(),
+        *([f"http-request set-header {headers.AFFINITY} wanted"] if in_use.affinity or in_use.sticky_splits else ()),
         *((keys.long_scope_rule(), *keys.limit_rules()) if in_use.keys else ()),
         # For the access log: the name came out of the body.
         f"http-response set-var(txn.model) res.hdr({headers.MODEL}),url_dec if {{ res.hdr({headers.MODEL}) -m found }}",
         f"http-response del-header {headers.MODEL}",
         f"http-response set-status 503 if {{ status {UNSENT_STATUS} }}",
         *(answers.substituted(answer) for answer in answers.reader_own(layout.retry_after_s)),
-        f"server reader {address} {check} {at_once} maxconn {settings.max_long_requests} pool-max-conn 0",
+        f"server reader {address} {check} {at_once} maxconn {settings.places_at(tier)} pool-max-conn 0",
     ]
-    return section("backend reader", lines)
+    return section(f"backend {tier.name}", lines)

@@ -2,7 +2,7 @@
 
 File and socket names in it are relative to the ingress's home, where HAProxy runs. Here stands the order in which a
 request meets the rules; what each says is in `frontend_rules` and `backends`. Bodies that its buffers cannot hold go
-through the reader (`reader_config`), which sends them back with the model in a header.
+through a reader (`reader_config`), which sends them back with the model in a header.
 """
 
 from collections.abc import Mapping
@@ -89,8 +89,7 @@ def _untold(layout: Layout, settings: IngressSettings) -> list[str]:
 
 def _entrance(settings: IngressSettings) -> list[str]:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    # The rest is for what the reader sends back: were it taken by requests that wait for the reader, none would go on.
-    limit = f"maxconn {settings.max_connections - settings.max_long_requests}"
+    limit = f"maxconn {settings.max_outside_connections}"
     log_lines = access_log.log_lines() if settings.access_log else ["no log"]
     return [f"bind {host}:{settings.port}", limit, *log_lines, *access_log.request_id_rules()]
 
@@ -103,7 +102,7 @@ def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
     lines += [access_log.ARRIVAL_RULE] if settings.access_log else []
     lines += [*frontend_rules.pool_rules(in_use, has_body=True), *(keys.scope_rules() if in_use.keys else ())]
     lines += [*judgement, *(keys.limit_rules() if in_use.keys else ()), *keys.meter_lines(in_use=in_use.token_limits)]
-    lines += [*frontend_rules.choice(in_use), "use_backend reader if METH_POST is_inference is_long"]
+    lines += [*frontend_rules.choice(in_use), *frontend_rules.reader_choice(layout, settings)]
     lines += [*async_requests.async_choice(settings), f"default_backend {ELSEWHERE}"]
     # What comes through here is logged where it came from outside.
     named = [f"bind unix@{NAMED_SOCKET} mode 600", "no log", *frontend_rules.named_rules()]
@@ -113,7 +112,7 @@ def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
         section("frontend ingress", lines),
         section("frontend named", named),
         section(f"backend {ELSEWHERE}", _elsewhere(in_use, settings)),
-        reader_backend(layout, settings),
+        *(reader_backend(tier, layout, settings) for tier in settings.readers),
         nobody_frontend(),
         keys.key_store(),
         *async_requests.async_backend(settings, layout.retry_after_s, _who_asks(in_use, settings)),

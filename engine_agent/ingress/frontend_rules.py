@@ -7,7 +7,14 @@ found in a variable; none of them picks a cell.
 
 from engine_agent.ingress import affinity, answers, headers, splits
 from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, SHARE_SCALE, InUse, Layout
-from engine_agent.ingress.sections import LOOK_UP_RULE, MAX_HEAD_BYTES, UNSENT_STATUS, held_bytes, model_rules
+from engine_agent.ingress.sections import (
+    LOOK_UP_RULE,
+    MAX_HEAD_BYTES,
+    UNSENT_STATUS,
+    held_bytes,
+    model_rules,
+    read_bytes,
+)
 from engine_agent.ingress.settings import IngressSettings
 
 CELLS_RULE = f"http-request set-var(txn.cells) var(txn.pool),map_str({affinity.CELLS_MAP})"
@@ -84,7 +91,7 @@ def path_rules() -> list[str]:
 
 def body_rules(layout: Layout, settings: IngressSettings) -> list[str]:
     """Wait for the whole body, which replays need too, and find the pool of the model that it names. Long bodies go on
-    to the reader, and what names no model to where that is said. Declares `is_long`, `has_pool`."""
+    to a reader, and what names no model to where that is said. Declares `is_long`, `has_pool`."""
     longest = held_bytes(layout, settings)
     return [
         answers.refused(answers.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
@@ -102,7 +109,7 @@ def body_rules(layout: Layout, settings: IngressSettings) -> list[str]:
 
 
 def named_rules() -> list[str]:
-    """A long request as the reader sends it back. The socket is for the reader alone, which overwrites the header.
+    """A long request as its reader sends it back. The socket is for readers alone, which overwrite the header.
 
     What no cell answered is told to the reader, which has the whole request to send again; nothing here has.
     """
@@ -127,7 +134,7 @@ def named_rules() -> list[str]:
 def pool_rules(in_use: InUse, *, has_body: bool) -> list[str]:
     """Which pool a split means, and what the request's affinity key is, where either question arises.
 
-    `has_body`: the key is in the body; else the reader has found it.
+    `has_body`: the key is in the body; else a reader has found it.
     """
     wants_key = [
         *([CELLS_RULE, "acl wants_key var(txn.cells) -m found"] if in_use.affinity else ()),
@@ -190,3 +197,18 @@ def choice(in_use: InUse) -> list[str]:
         "use_backend %[var(txn.spill)] if has_pool !is_marked can_spill must_spill",
     ]
     return [*(spill if in_use.hops else ()), "use_backend %[var(txn.pool)] if has_pool"]
+
+
+def reader_choice(layout: Layout, settings: IngressSettings) -> list[str]:
+    """The reader of a long body: the first whose buffers hold it and that is there. The last one also reads what does
+    not say how long it is."""
+    is_long = "METH_POST is_inference is_long"
+    *others, last = settings.readers
+    return [
+        *(
+            f"use_backend {tier.name} if {is_long} {{ req.hdr_val(content-length) le {read_bytes(layout, tier)} }}"
+            f" {{ nbsrv({tier.name}) gt 0 }}"
+            for tier in others
+        ),
+        f"use_backend {last.name} if {is_long}",
+    ]

@@ -85,7 +85,7 @@ def long_scope_rule() -> str:
 
 
 def named_scope_rules() -> list[str]:
-    """Whether the key opens the pool, once the reader has found the model of a long request."""
+    """Whether the key opens the pool, once a reader has found the model of a long request."""
     return [
         f"http-request set-var(txn.key_prefix) req.hdr({headers.KEY})",
         f"http-request del-header {headers.KEY}",

@@ -7,16 +7,15 @@ from collections.abc import Iterable, Sequence
 from engine_agent.ingress import answers
 from engine_agent.ingress.answers import Answer
 from engine_agent.ingress.layout import MODELS_MAP, Layout
-from engine_agent.ingress.settings import IngressSettings
+from engine_agent.ingress.settings import IngressSettings, ReaderTier
 
 CONFIG_FILE = "haproxy.cfg"
 ADMIN_SOCKET = "admin.sock"
 MASTER_SOCKET = "master.sock"
 NAMED_SOCKET = "named.sock"
-"""Where the reader sends requests back to."""
-READER_FOLDER = "reader"
+"""Where the readers send requests back to."""
 READER_SOCKET = "long.sock"
-"""Where requests with long bodies are sent to, in the reader's folder below the ingress's home."""
+"""Where requests with long bodies are sent to, in the folder of their reader."""
 REFUSE_LUA = "refuse.lua"
 """Loaded with the names of the refusals that it is to give."""
 LUA_FILES = ("read_body.lua", "limits.lua")
@@ -27,7 +26,7 @@ SCRIPTS = (*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA)
 NOBODY_SOCKET = "nobody.sock"
 """Behind it is who answers for a pool without a cell."""
 UNSENT_STATUS = 425
-"""What the cell did not answer, as the reader is told: it may send the request again. Applications never see it."""
+"""What the cell did not answer, as its reader is told: it may send the request again. Applications never see it."""
 HEAD_ROOM_BYTES = 16 * 1024
 """Room for a request's head beside the longest body: both must lie in one buffer to be read and replayed."""
 MAX_REWRITE_BYTES = 4 * 1024
@@ -110,6 +109,11 @@ def defaults_section(layout: Layout, settings: IngressSettings) -> str:
 def held_bytes(layout: Layout, settings: IngressSettings) -> int:
     """The longest body that the serving HAProxy reads itself."""
     return min(settings.short_body_bytes, layout.max_body_bytes)
+
+
+def read_bytes(layout: Layout, tier: ReaderTier) -> int:
+    """The longest body that this reader reads."""
+    return min(tier.body_bytes or layout.max_body_bytes, layout.max_body_bytes)
 
 
 def model_rules() -> list[str]:

@@ -38,7 +38,7 @@ class Times:
     request_body_s: int = 60
     """4 MiB at 70 kB/s, as the cell proxy has it."""
     reader_wait_s: int = 10
-    """For a place at the reader of long bodies; as long as a real-time request waits for a cell."""
+    """For a place at a reader of long bodies; as long as a real-time request waits for a cell."""
     keep_alive_s: int = 60
     """Idle connections: below the 75 s of the cell proxy, so that the ingress closes first."""
     check_interval_ms: int = 200
@@ -53,6 +53,27 @@ class Times:
     """How long streams may keep the worker alive that a reload replaced."""
     silent_after_s: float = 10.0
     """A HAProxy that lives and answers no command for this long is killed and started again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReaderTier:
+    """One more HAProxy, for bodies that the serving one cannot hold. `name`: its folder in the ingress's home, and what
+    the serving one calls it."""
+
+    name: str
+    body_bytes: int | None
+    """The longest body that it reads. None: the longest that the table allows."""
+    connections_per_request: int
+    """One in so many connections of the ingress may be a request with such a body; its way back takes a second one."""
+
+
+READERS = (
+    ReaderTier("middle-reader", 256 * 1024, connections_per_request=4),
+    ReaderTier("reader", None, connections_per_request=8),
+)
+"""Shortest first. Half of what a request costs at a reader is for its buffers, however short the body is
+(docs/bench/traffic.md). Most prompts too long for the serving one are of tens of kilobytes; few exceed 256 KiB, 64,000
+tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +95,22 @@ class IngressSettings:
     """Times that a request is sent once more, elsewhere. A cell is taken for dead after 5 failures (`backends`), and
     those that died together have the fewest requests: one that meets two of them in turn needs ten."""
     short_body_bytes: int = 32 * 1024
-    """Bodies up to here are read, replayed and routed by the serving HAProxy; longer ones go through the reader first.
+    """Bodies up to here are read, replayed and routed by the serving HAProxy; longer ones go through a reader first.
     About 8,000 tokens of text. Every request pays for it, because a replay needs a copy of a whole buffer
     (docs/bench/traffic.md has what it costs)."""
+    readers: tuple[ReaderTier, ...] = READERS
     replay_bytes: int = 1024**3
-    """Memory per pool, and of the reader, for copies of requests whose answer has not begun, a buffer each; beyond that
+    """Memory per pool, and of each reader, for copies of requests whose answer has not begun, a buffer each; beyond so
     many requests only those that found no connection are tried elsewhere."""
     times: Times = field(default_factory=Times)
     queues: Mapping[ServingClass, QueueLimits] = field(default_factory=lambda: QUEUES)
 
+    def places_at(self, tier: ReaderTier) -> int:
+        """Requests that may be at this reader at once."""
+        return max(1, self.max_connections // tier.connections_per_request)
+
     @property
-    def max_long_requests(self) -> int:
-        """Requests with long bodies at once. Each takes a second connection, on its way back from the reader."""
-        return max(1, self.max_connections // 4)
+    def max_outside_connections(self) -> int:
+        """Connections from outside at once. The rest is for what the readers send back: were it taken by requests that
+        wait for a reader, none would go on."""
+        return self.max_connections - sum(map(self.places_at, self.readers))

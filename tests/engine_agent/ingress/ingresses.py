@@ -89,7 +89,8 @@ class RunningIngress:
                 await self.die()
             finally:
                 await self.haproxy.kill()
-                await self.ingress.reader.process.kill()
+                for reader in self.ingress.readers:
+                    await reader.process.kill()
 
     async def die(self) -> None:
         """End the agent's work and leave HAProxy as it is, as kill -9 does."""

@@ -54,6 +54,7 @@ async def test_a_conversation_is_known_by_what_it_says_of_itself_or_how_it_begin
         [{"messages": [parts]}, {"messages": [parts, answer, more]}],
         [{"prompt": "once " * 600}, {"prompt": "once " * 600 + "more"}],
         [{"input": "hello"}, {"input": "hello", "stream": False}],
+        [{"prompt": "x" * 100_000}, {"prompt": "x" * 100_000 + "longer"}],
         [{"prompt": "x" * 300_000}, {"prompt": "x" * 300_000 + "long"}],
     ]
     async with cells_of_pool(ingress, 8):

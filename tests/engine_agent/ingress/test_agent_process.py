@@ -12,7 +12,8 @@ import httpx
 import pytest
 
 from engine_agent.ingress.haproxy import find_master
-from engine_agent.ingress.sections import CONFIG_FILE, READER_FOLDER
+from engine_agent.ingress.sections import CONFIG_FILE
+from engine_agent.ingress.settings import READERS
 from engine_agent.protocol.messages import Hello, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
@@ -40,7 +41,8 @@ class AgentProcess:
     @property
     def haproxies(self) -> list[int]:
         """The masters that run in this home."""
-        found = (find_master(folder / CONFIG_FILE) for folder in (self.home, self.home / READER_FOLDER))
+        folders = (self.home, *(self.home / tier.name for tier in READERS))
+        found = (find_master(folder / CONFIG_FILE) for folder in folders)
         return [pid for pid in found if pid is not None]
 
     async def start(self) -> None:
@@ -128,13 +130,13 @@ async def test_killed_agent_and_killed_haproxy_cost_nothing_that_can_be_kept(
             adopted = await agent.reports(7, cell)
         assert traffic.failures == []
         assert adopted.haproxy_pid == before.haproxy_pid
-        assert len(kept) == 2, "one that serves and one that reads long bodies"
+        assert len(kept) == 3, "one that serves and two that read long bodies"
         assert agent.haproxies == kept
         assert before.haproxy_pid is not None
         os.kill(before.haproxy_pid, signal.SIGKILL)
         healed = await agent.reports(7, cell)
         assert healed.haproxy_pid not in (None, before.haproxy_pid)
-        assert agent.haproxies[1] == kept[1], "the other one goes on"
+        assert agent.haproxies[1:] == kept[1:], "the others go on"
 
 
 @pytest.mark.asyncio

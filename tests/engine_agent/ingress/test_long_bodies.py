@@ -1,6 +1,7 @@
-"""Requests with bodies that the serving HAProxy cannot hold go through the reader, and nobody can tell."""
+"""Requests with bodies that the serving HAProxy cannot hold go through a reader, and nobody can tell."""
 
 import asyncio
+import csv
 import json
 import os
 import signal
@@ -11,14 +12,19 @@ from pathlib import Path
 import pytest
 
 from engine_agent.ingress.sections import MAX_HEAD_BYTES
+from engine_agent.ingress.settings import READERS
+from engine_agent.ingress.tending import TendedHaproxy
 from engine_agent.runtime import procfs
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool, waits
 
 KIB = 1024
+LONGEST_SHORT, SHORTEST_READ = 32 * KIB, 32 * KIB + 1
+MIDDLE, LONGEST_MIDDLE = 100 * KIB, 256 * KIB
 LONG = 300 * KIB
 LIMIT = 4 * KIB * KIB
+MIDDLE_READER, READER = (tier.name for tier in READERS)
 
 
 def body_of(size: int, model: str = "demo", *, model_first: bool = False, stream: bool = False) -> bytes:
@@ -39,14 +45,63 @@ async def test_a_long_body_reaches_a_cell_of_its_model_whole(ingress: RunningIng
     async with FakeCell().running() as one, FakeCell().running() as other:
         await ingress.route(pool(one), pool(other, name="other", models=("org/other",)))
         await ingress.sees(**{one.name: "up", other.name: "up"})
-        for size in (32 * KIB, 32 * KIB + 1, LONG, KIB * KIB, LIMIT):
+        sizes = (LONGEST_SHORT, SHORTEST_READ, MIDDLE, LONGEST_MIDDLE, LONGEST_MIDDLE + 1, KIB * KIB, LIMIT)
+        for size in sizes:
             for cell, model in ((one, "demo"), (other, "org/other")):
                 for model_first in (False, True):
                     body = body_of(size, model, model_first=model_first)
                     answer = await ingress.post(body)
                     assert (answer.status_code, answer.headers["x-switchyard-cell"]) == (200, cell.name)
                     assert cell.requests[-1].body == body
-        assert len(one.requests) == len(other.requests) == 10
+        assert len(one.requests) == len(other.requests) == 2 * len(sizes)
+
+
+async def went_through(ingress: RunningIngress) -> dict[str, int]:
+    """How many requests each reader was sent so far."""
+    said = await ingress.ingress.front.process.admin.ask("show stat -1 2 -1")
+    rows = csv.DictReader(said.lstrip("# ").splitlines())
+    return {row["pxname"]: int(row["stot"]) for row in rows if row["pxname"] in (MIDDLE_READER, READER)}
+
+
+@pytest.mark.asyncio
+async def test_a_body_takes_the_reader_with_the_shortest_buffers_that_hold_it(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        taken = {}
+        for size in (LONGEST_SHORT, SHORTEST_READ, LONGEST_MIDDLE, LONGEST_MIDDLE + 1):
+            for kind, sent in (("said", body_of(size)), ("unsaid", in_pieces(body_of(size)))):
+                before = await went_through(ingress)
+                answer = await ingress.http.post("/v1/chat/completions", content=sent)
+                assert answer.status_code == 200
+                after = await went_through(ingress)
+                taken[size, kind] = [name for name in after if after[name] > before[name]]
+        assert taken == {
+            (LONGEST_SHORT, "said"): [],
+            (LONGEST_SHORT, "unsaid"): [],
+            (SHORTEST_READ, "said"): [MIDDLE_READER],
+            (SHORTEST_READ, "unsaid"): [READER],
+            (LONGEST_MIDDLE, "said"): [MIDDLE_READER],
+            (LONGEST_MIDDLE, "unsaid"): [READER],
+            (LONGEST_MIDDLE + 1, "said"): [READER],
+            (LONGEST_MIDDLE + 1, "unsaid"): [READER],
+        }
+
+
+@pytest.mark.asyncio
+async def test_a_length_that_is_said_beside_chunks_counts_for_nothing(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        body = body_of(LONG)
+        for said in (5, SHORTEST_READ, LIMIT + 1):
+            head = f"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Length: {said}\r\nConnection: close\r\n"
+            chunk = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
+            incoming, outgoing = await asyncio.open_connection("127.0.0.1", ingress.settings.port)
+            outgoing.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunk)
+            assert (await asyncio.wait_for(incoming.read(), 10)).startswith(b"HTTP/1.1 200 ")
+            outgoing.close()
+            assert cell.requests[-1].body == body
 
 
 @pytest.mark.asyncio
@@ -54,7 +109,7 @@ async def test_a_long_body_of_unknown_length_is_served_too_and_answers_stream(in
     async with FakeCell(chunks=3).running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
-        for size in (100, LONG, LIMIT):
+        for size in (100, MIDDLE, LONG, LIMIT):
             body = body_of(size, stream=True)
             answer = await ingress.http.post("/v1/chat/completions", content=in_pieces(body))
             assert answer.text.count('"content": ') == 3
@@ -63,8 +118,9 @@ async def test_a_long_body_of_unknown_length_is_served_too_and_answers_stream(in
 
 
 @pytest.mark.asyncio
-async def test_what_is_wrong_with_a_long_body_is_said_as_of_a_short_one(ingress: RunningIngress) -> None:
-    good = body_of(LONG, "nobody")
+@pytest.mark.parametrize("size", [MIDDLE, LONG])
+async def test_what_is_wrong_with_a_long_body_is_said_as_of_a_short_one(ingress: RunningIngress, size: int) -> None:
+    good = body_of(size, "nobody")
     cases = [
         (good, 404, "model_not_found"),
         (good[:-1], 400, "invalid_json"),
@@ -80,15 +136,16 @@ async def test_what_is_wrong_with_a_long_body_is_said_as_of_a_short_one(ingress:
                 answer = await ingress.http.post("/v1/chat/completions", content=sent)
                 assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), body[-80:]
         await ingress.sees(**{cell.name: "up"})
-        escaped = body_of(LONG).replace(b'"demo"', b'"d\\u0065mo"')
+        escaped = body_of(size).replace(b'"demo"', b'"d\\u0065mo"')
         assert (await ingress.post(escaped)).status_code == 200
         assert len(cell.requests) == 1
 
 
 @pytest.mark.asyncio
-async def test_without_a_ready_cell_a_long_request_is_told_so(ingress: RunningIngress) -> None:
+@pytest.mark.parametrize("size", [MIDDLE, LONG])
+async def test_without_a_ready_cell_a_long_request_is_told_so(ingress: RunningIngress, size: int) -> None:
     await ingress.route(pool(), retry_after_s=7)
-    answer = await ingress.post(body_of(LONG))
+    answer = await ingress.post(body_of(size))
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "no_ready_cell")
     assert waits(answer.headers)
 
@@ -98,7 +155,7 @@ async def test_a_head_that_would_leave_no_room_for_the_body_is_refused(ingress: 
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
-        for size in (256 * KIB, LIMIT):
+        for size in (LONGEST_SHORT, LONGEST_MIDDLE, LIMIT):
             fits = {f"x-{number}": "y" * 1000 for number in range(MAX_HEAD_BYTES // 1000 - 2)}
             assert (await ingress.post(body_of(size), **fits)).status_code == 200
             answer = await ingress.post(body_of(size), **fits, more="y" * 3000)
@@ -106,7 +163,7 @@ async def test_a_head_that_would_leave_no_room_for_the_body_is_refused(ingress: 
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("size", [100, LONG, LIMIT])
+@pytest.mark.parametrize("size", [100, MIDDLE, LONG, LIMIT])
 async def test_a_request_whose_cell_gives_no_byte_is_sent_again_elsewhere(ingress: RunningIngress, size: int) -> None:
     async with FakeCell().running() as dies, FakeCell().running() as refuses, FakeCell().running() as lives:
         dies.gate.clear()
@@ -130,7 +187,7 @@ async def test_a_request_whose_cell_gives_no_byte_is_sent_again_elsewhere(ingres
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("size", [100, LONG])
+@pytest.mark.parametrize("size", [100, MIDDLE, LONG])
 async def test_a_request_whose_only_cell_dies_ends_with_a_clear_error(ingress: RunningIngress, size: int) -> None:
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
@@ -145,7 +202,7 @@ async def test_a_request_whose_only_cell_dies_ends_with_a_clear_error(ingress: R
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("size", [100, LONG])
+@pytest.mark.parametrize("size", [100, MIDDLE, LONG])
 async def test_the_internal_header_cannot_be_forged(ingress: RunningIngress, size: int) -> None:
     async with FakeCell().running() as one, FakeCell().running() as other:
         await ingress.route(pool(one), pool(other, name="other", models=("other",)))
@@ -162,30 +219,51 @@ async def test_the_internal_header_cannot_be_forged(ingress: RunningIngress, siz
         assert socket.stat().st_mode & 0o077 == 0, "only this user reaches it"
 
 
-def reader_pid(ingress: RunningIngress) -> int:
-    pid = ingress.ingress.reader.process.pid
-    assert pid is not None
-    return pid
+def readers_of(ingress: RunningIngress) -> tuple[TendedHaproxy, TendedHaproxy]:
+    middle, longest = ingress.ingress.readers
+    return middle, longest
 
 
-async def until_long_bodies_are_read(ingress: RunningIngress) -> None:
-    """Wait for it; meanwhile they are refused in words, and short ones are served."""
+def pid_of(haproxy: TendedHaproxy) -> int:
+    assert haproxy.process.pid is not None
+    return haproxy.process.pid
+
+
+async def until_read(ingress: RunningIngress, size: int) -> None:
+    """Wait until bodies of this size are; meanwhile they are refused in words, and short ones are served."""
     async with asyncio.timeout(10):
-        while (answer := await ingress.post(body_of(LONG))).status_code != 200:
-            # The very first may still have found it, and was lost with it.
+        while (answer := await ingress.post(body_of(size))).status_code != 200:
+            # The very first may still have found the reader, and was lost with it.
             assert answer.json()["error"]["code"] in {"long_bodies_unread", "long_body_lost"}
             assert (await ingress.post(body_of(100))).status_code == 200
 
 
 @pytest.mark.asyncio
-async def test_a_killed_reader_is_back_soon_and_short_requests_never_notice(ingress: RunningIngress) -> None:
+async def test_a_killed_reader_is_back_soon_and_other_requests_never_notice(ingress: RunningIngress) -> None:
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
-        killed = reader_pid(ingress)
+        middle, longest = readers_of(ingress)
+        kept, killed = pid_of(middle), pid_of(longest)
         os.killpg(killed, signal.SIGKILL)
-        await until_long_bodies_are_read(ingress)
-        assert reader_pid(ingress) != killed
+        assert (await ingress.post(body_of(MIDDLE))).status_code == 200
+        await until_read(ingress, LONG)
+        assert pid_of(longest) != killed
+        assert pid_of(middle) == kept
+
+
+@pytest.mark.asyncio
+async def test_while_a_reader_of_shorter_bodies_is_away_the_next_one_reads_them(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell))
+        await ingress.sees(**{cell.name: "up"})
+        middle, _ = readers_of(ingress)
+        killed = pid_of(middle)
+        await ingress.die()
+        os.killpg(killed, signal.SIGKILL)
+        await until_read(ingress, MIDDLE)
+        assert (await went_through(ingress))[READER] == 1
+        assert (await ingress.post(body_of(LONG))).status_code == 200
 
 
 @pytest.mark.asyncio
@@ -198,13 +276,16 @@ async def test_while_there_is_no_reader_long_requests_are_told_to_try_again(tmp_
         lost = asyncio.create_task(ingress.post(body_of(LONG)))
         await eventually(lambda: cell.in_flight == 1)
         await ingress.die()
-        worker = ingress.ingress.reader.running
-        os.killpg(reader_pid(ingress), signal.SIGKILL)
+        readers = readers_of(ingress)
+        workers = [reader.running.worker_pid for reader in readers if reader.running]
+        for reader in readers:
+            os.killpg(pid_of(reader), signal.SIGKILL)
         # What a dying worker has not accepted yet is lost with it; only when it is gone is there nobody to connect to.
-        await eventually(lambda: worker is not None and procfs.stat(worker.worker_pid) is None)
+        assert len(workers) == 2
+        await eventually(lambda: not any(map(procfs.stat, workers)))
         assert (await lost).json()["error"]["code"] == "long_body_lost"
         cell.gate.set()
-        for size in (LONG, LIMIT):
+        for size in (MIDDLE, LONG, LIMIT):
             answer = await ingress.post(body_of(size))
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "long_bodies_unread")
             assert waits(answer.headers)
@@ -212,24 +293,27 @@ async def test_while_there_is_no_reader_long_requests_are_told_to_try_again(tmp_
         later = RunningIngress(tmp_path / "home")
         later.use(ingress.settings)
         async with later.running():
-            await eventually(lambda: later.ingress.reader.process.pid)
+            await eventually(lambda: all(reader.process.pid for reader in later.ingress.readers))
             assert later.haproxy.pid == ingress.haproxy.pid
-            await until_long_bodies_are_read(ingress)
+            for size in (MIDDLE, LONG):
+                await until_read(ingress, size)
 
 
 @pytest.mark.asyncio
-async def test_long_requests_that_wait_leave_room_for_short_ones(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("size", "places"), [(MIDDLE, 6), (LONG, 3)])
+async def test_long_requests_that_wait_leave_room_for_others(tmp_path: Path, size: int, places: int) -> None:
     ingress = RunningIngress(tmp_path / "home")
     times = replace(ingress.settings.times, reader_wait_s=1)
-    ingress.use(replace(ingress.settings, max_connections=12, times=times))
+    ingress.use(replace(ingress.settings, max_connections=24, times=times))
     async with FakeCell().running() as cell, ingress.running():
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
         cell.gate.clear()
-        served = [asyncio.create_task(ingress.post(body_of(LONG))) for _ in range(3)]
-        await eventually(lambda: cell.in_flight == 3)
-        answer = await ingress.post(body_of(LONG))
+        served = [asyncio.create_task(ingress.post(body_of(size))) for _ in range(places)]
+        await eventually(lambda: cell.in_flight == places)
+        answer = await ingress.post(body_of(size))
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "long_bodies_unread")
         cell.gate.set()
-        assert (await ingress.post(body_of(100))).status_code == 200
+        for other in {100, MIDDLE, LONG} - {size}:
+            assert (await ingress.post(body_of(other))).status_code == 200
         assert {answer.status_code for answer in await asyncio.gather(*served)} == {200}

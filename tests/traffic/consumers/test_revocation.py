@@ -63,7 +63,7 @@ async def running_agent(url: str, home: Path, port: int, token: str) -> AsyncIte
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(ingress.front.process.kill(), ingress.reader.process.kill())
+        await asyncio.gather(*(haproxy.process.kill() for haproxy in (ingress.front, *ingress.readers)))
 
 
 async def answered(client: httpx.AsyncClient, new: NewKey, status: int) -> None:
