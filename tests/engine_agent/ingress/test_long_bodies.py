@@ -262,7 +262,7 @@ async def test_while_a_reader_of_shorter_bodies_is_away_the_next_one_reads_them(
         await ingress.die()
         os.killpg(killed, signal.SIGKILL)
         await until_read(ingress, MIDDLE)
-        assert (await went_through(ingress))[READER] == 1
+        assert (await went_through(ingress))[READER] >= 1
         assert (await ingress.post(body_of(LONG))).status_code == 200
 
 
