@@ -27,6 +27,7 @@ HOME = Path(os.environ.get("SWITCHYARD_HOME", ".switchyard")).resolve()
 INGRESS = f"http://127.0.0.1:{os.environ.get('SWITCHYARD_INGRESS_PORT', '8080')}"
 POLL_S = 0.2
 OUTCOME_LIMIT_S = 180.0
+BACK_LIMIT_S = 60.0
 DEADLINE_MS = "120000"
 ENDED = {"done", "failed", "expired", "cancelled"}
 
@@ -80,14 +81,23 @@ def senders() -> list[psutil.Process]:
     return found
 
 
+async def next_senders() -> list[psutil.Process]:
+    """Those that run, or that the launcher starts again."""
+    for _ in range(int(BACK_LIMIT_S / POLL_S)):
+        if found := senders():
+            return found
+        await asyncio.sleep(POLL_S)
+    raise SystemExit(f"no sender came back within {BACK_LIMIT_S:.0f} s")
+
+
 async def kill_now_and_then(times: int, over_s: float) -> list[int]:
-    """Kill the sender with SIGKILL at random moments of this span; the processes that were."""
+    """Kill the sender with SIGKILL at random moments of this span, or as soon as there is one again; whom."""
     killed = []
     moments = sorted(random.Random(7).uniform(0, over_s) for _ in range(times))
     began = time.monotonic()
     for moment in moments:
         await asyncio.sleep(max(0.0, began + moment - time.monotonic()))
-        for process in senders():
+        for process in await next_senders():
             killed.append(process.pid)
             process.kill()
     return killed
