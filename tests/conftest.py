@@ -56,6 +56,9 @@ def _load_django() -> None:
     import django
 
     django.setup()
+    from tests.quickened import quicken
+
+    quicken()
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:

@@ -11,7 +11,7 @@ PASSWORD = "correct horse"
 
 
 @pytest.fixture(autouse=True)
-def _operator(_quick_hashes: None) -> None:
+def _operator() -> None:
     User.objects.create_user("operator", password=PASSWORD)
 
 
