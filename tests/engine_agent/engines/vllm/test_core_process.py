@@ -17,18 +17,18 @@ from engine_agent.engines.vllm.core_process import EXIT_CORE_ENDED
 ROOT = Path(__file__).resolve().parents[4]
 LIMIT_S = 30.0
 SERVER = textwrap.dedent("""
-    import sys, time
+    import os, sys, time
     from pathlib import Path
     from engine_agent.engines.vllm.core_process import CoreContext, CoreProcess
 
     def work(line):
-        print(line, flush=True)
+        os.write(1, f"{line}\\n".encode())  # in one piece: the server writes to the same pipe
         time.sleep(600)
 
     CoreProcess.last_act = staticmethod(lambda: Path(sys.argv[1]).touch())
     core = CoreContext().Process(target=work, name="EngineCore", kwargs={"line": "working"})
     core.start()
-    print(core.pid, flush=True)
+    os.write(1, f"{core.pid}\\n".encode())
     time.sleep(600)
 """)
 Server = subprocess.Popen[str]
