@@ -15,6 +15,7 @@ from django.core.wsgi import get_wsgi_application
 from django.db import close_old_connections, transaction
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from pytest_django import DjangoDbBlocker
 from schemathesis import GenerationMode
 from schemathesis.checks import CheckFunction, not_a_server_error
 from schemathesis.specs.openapi.checks import (
@@ -26,6 +27,7 @@ from schemathesis.specs.openapi.checks import (
 
 from tests.controlplane.api.client import DescribedClient, bearer, document
 from tests.controlplane.api.test_query_counts import one_more_of_everything
+from tests.rows_of_a_file import rows_of_a_file
 
 pytestmark = pytest.mark.django_db
 
@@ -49,6 +51,13 @@ OPERATIONS = {operation.label: operation for operation in FOUND}
 @pytest.fixture(autouse=True)
 def _no_limits(settings: Any) -> None:
     settings.API_READS_PER_MIN = settings.API_WRITES_PER_MIN = settings.API_STRANGER_REQUESTS_PER_MIN = 0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_of_everything(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    with rows_of_a_file(django_db_blocker):
+        one_more_of_everything(0)
+        yield
 
 
 @contextmanager
@@ -112,7 +121,6 @@ def fuzz(cases: st.SearchStrategy[Any], headers: dict[str, str], examples: int) 
 @pytest.mark.parametrize("label", OPERATIONS)
 def test_every_answer_is_promised_and_strangers_get_none(label: str) -> None:
     operation = OPERATIONS[label]
-    one_more_of_everything(0)
     client = bearer()
     token = {"Authorization": client._credentials["HTTP_AUTHORIZATION"]}  # type: ignore[attr-defined] # of APIClient
     known = something_there(client, operation.path)

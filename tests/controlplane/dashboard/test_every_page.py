@@ -12,7 +12,7 @@ from fleet.models import Incident, Rollout
 from fleet.planning.policy import UpdatePolicy, policy_as_json
 from tests.controlplane.dashboard.clients import signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
-from tests.controlplane.dashboard.test_pages import DETAILS, LISTS
+from tests.controlplane.dashboard.reading import DETAILS, LISTS
 
 PAGES = {str(route.name): route for route in urlpatterns if route.callback.__qualname__.startswith("page_view.")}
 COUNTED = {resolve(url.partition("?")[0]).url_name for url in LISTS + DETAILS}

@@ -13,7 +13,7 @@ from controlplane.audit.models import AuditRecord
 from controlplane.kernel.access import Role
 from fleet.models import FaultRule, Webhook
 from tests.controlplane.access.callers import person
-from tests.controlplane.dashboard.test_pages import Reader
+from tests.controlplane.dashboard.reading import Reader
 
 pytestmark = pytest.mark.django_db
 

@@ -1,0 +1,65 @@
+"""Addresses of pages, and what tests read of a page."""
+
+from html.parser import HTMLParser
+
+from django.db import connection
+from django.test import Client
+from django.test.utils import CaptureQueriesContext
+
+LISTS = [
+    "/",
+    "/audit/?action=node.cordon&outcome=done",
+    "/cells/",
+    "/cells/?q=deployment&region=region-0&deployment=deployment-0&state=ready",
+    "/deployments/",
+    "/events/",
+    "/events/?kind=cell.ready&subject=region-0",
+    "/incidents/",
+    "/incidents/?state=all",
+    "/keys/",
+    "/keys/?q=search&state=active&tenant=tenant-0",
+    "/models/",
+    "/nodes/",
+    "/nodes/?role=leader",
+    "/playground/",
+    "/rollouts/",
+    "/rollouts/?state=active",
+    "/search/?q=0",
+    "/traffic/",
+]
+DETAILS = [
+    "/cells/deployment-0-region-0-1/",
+    "/nodes/n-00000000/",
+    "/nodes/n-000000aa/",
+    "/deployments/deployment-0/",
+    "/keys/0a000000/",
+    "/models/model-0/",
+    "/models/model-0@1/",
+    "/models/model-0@1/diff/?against=model-0@1",
+]
+
+
+class Reader(HTMLParser):
+    """Remembers ids, links and anything inline that the content security policy would refuse."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.ids: list[str] = []
+        self.fragments: list[str] = []
+        self.inline: list[str] = []
+        self._in_script = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.ids += [values["id"] or ""] if "id" in values else []
+        self.fragments += [values["id"] or ""] if "data-topics" in values else []
+        self.inline += [name for name in values if name == "style" or name.startswith(("on", "hx-on"))]
+        self.inline += [tag] if tag == "style" or (tag == "script" and not values.get("src")) else []
+
+
+def queries(client: Client, url: str) -> int:
+    """How often a page that opens asks the database."""
+    with CaptureQueriesContext(connection) as captured:
+        assert client.get(url).status_code == 200
+    return len(captured)
