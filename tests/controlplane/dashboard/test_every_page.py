@@ -2,9 +2,6 @@
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
-from django.test import Client
-from django.test.utils import CaptureQueriesContext
 from django.urls import resolve, reverse
 
 from controlplane.dashboard.urls import urlpatterns
@@ -12,11 +9,11 @@ from fleet.models import Incident, Rollout
 from fleet.planning.policy import UpdatePolicy, policy_as_json
 from tests.controlplane.dashboard.clients import signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
-from tests.controlplane.dashboard.reading import DETAILS, LISTS
+from tests.controlplane.dashboard.reading import DETAILS, LISTS, queries
 
 PAGES = {str(route.name): route for route in urlpatterns if route.callback.__qualname__.startswith("page_view.")}
 COUNTED = {resolve(url.partition("?")[0]).url_name for url in LISTS + DETAILS}
-"""Those of test_pages."""
+"""Those of test_full_pages."""
 PLAIN = sorted(name for name, route in PAGES.items() if "<" not in str(route.pattern) and name not in COUNTED)
 NUMBERED = ("rollouts", "incidents")
 """Pages about one of these: only the database knows their ids."""
@@ -52,9 +49,3 @@ def test_a_page_about_a_numbered_thing_asks_as_often_in_a_larger_fleet(kind: str
             one_more_of_everything(number)
         asked.append(queries(client, f"/{kind}/{first}/"))
     assert asked[0] == asked[1]
-
-
-def queries(client: Client, url: str) -> int:
-    with CaptureQueriesContext(connection) as captured:
-        assert client.get(url).status_code == 200
-    return len(captured)

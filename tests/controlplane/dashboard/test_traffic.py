@@ -1,22 +1,33 @@
 """The traffic page: who serves whose requests, and what an operator may order from it."""
 
+from collections.abc import Iterator
+from copy import deepcopy
+
 import pytest
 from django.contrib.auth.models import User
 from django.test import Client
+from pytest_django import DjangoDbBlocker
 
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
+from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.models import TrafficOverride
 
 pytestmark = pytest.mark.django_db
 
 
+@pytest.fixture(scope="module")
+def steered(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[Steered]:
+    with rows_of_a_file(django_db_blocker):
+        fleet = Steered({EAST: 3, WEST: 3}, {EAST: 15.0, WEST: 12.0})
+        fleet.run(20)
+        yield fleet
+
+
 @pytest.fixture
-def fleet() -> Steered:
-    steered = Steered({EAST: 3, WEST: 3}, {EAST: 15.0, WEST: 12.0})
-    steered.run(20)
-    return steered
+def fleet(steered: Steered) -> Steered:
+    return deepcopy(steered)
 
 
 def test_the_matrix_says_who_serves_whose_requests_and_how_full_they_are(fleet: Steered) -> None:

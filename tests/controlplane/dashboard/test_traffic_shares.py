@@ -1,8 +1,12 @@
 """Fixing shares: what would happen first, then the order; and what cannot be ordered is said."""
 
+from collections.abc import Iterator
+
 import pytest
+from pytest_django import DjangoDbBlocker
 
 from tests.controlplane.dashboard.clients import signed_in
+from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.models import TrafficOverride
 
@@ -11,9 +15,11 @@ PAGE = "/traffic/shares/"
 ASKED = {"deployment": "sim-70b", "origin": EAST, f"share-{EAST}": "25", f"share-{WEST}": "75"}
 
 
-@pytest.fixture(autouse=True)
-def fleet() -> None:
-    Steered({EAST: 3, WEST: 3}, {EAST: 15.0, WEST: 12.0}).run(20)
+@pytest.fixture(scope="module", autouse=True)
+def fleet(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    with rows_of_a_file(django_db_blocker):
+        Steered({EAST: 3, WEST: 3}, {EAST: 15.0, WEST: 12.0}).run(20)
+        yield
 
 
 def test_at_first_it_shows_what_holds_now_and_its_effect() -> None:

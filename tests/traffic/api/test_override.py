@@ -1,10 +1,13 @@
 """Orders about traffic over HTTP: preview, give, end."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from pytest_django import DjangoDbBlocker
 
 from tests.controlplane.api.client import DescribedClient, bearer, rules
+from tests.rows_of_a_file import rows_of_a_file
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.models import TrafficOverride
 
@@ -20,9 +23,15 @@ FIX: dict[str, Any] = {
 EVACUATE: dict[str, Any] = {"region": EAST, "mode": "real", "duration_s": 600, "why": "fire"}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _fleet(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[None]:
+    with rows_of_a_file(django_db_blocker):
+        Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0}).run(20)
+        yield
+
+
 @pytest.fixture
 def client() -> DescribedClient:
-    Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0}).run(20)
     return bearer()
 
 
