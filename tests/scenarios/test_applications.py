@@ -1,9 +1,9 @@
 """What applications meet: the official OpenAI client against both regions."""
 
-import httpx
 import openai
 import pytest
 
+from tests.asking import CLIENT
 from tests.scenarios.running_fleet import REGIONS, RunningFleet
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
@@ -45,7 +45,7 @@ def test_plain_completions_answer_too(fleet: RunningFleet, model: str) -> None:
 def test_a_plain_curl_without_a_content_type_is_understood(fleet: RunningFleet) -> None:
     body = b'{"model": "smollm2", "max_tokens": 3, "messages": [{"role": "user", "content": "Hi"}]}'
     headers = {"Content-Type": "application/x-www-form-urlencoded"}
-    answer = httpx.post(f"{fleet.ingress()}/v1/chat/completions", content=body, headers=headers, timeout=60)
+    answer = CLIENT.post(f"{fleet.ingress()}/v1/chat/completions", content=body, headers=headers, timeout=60)
     assert answer.status_code == 200, answer.text
 
 
@@ -61,14 +61,14 @@ def test_an_unknown_model_is_a_404_that_names_it(fleet: RunningFleet) -> None:
 
 
 def test_a_body_that_is_no_json_is_a_400(fleet: RunningFleet) -> None:
-    answer = httpx.post(f"{fleet.ingress()}/v1/chat/completions", content=b'{"model": ')
+    answer = CLIENT.post(f"{fleet.ingress()}/v1/chat/completions", content=b'{"model": ')
     assert answer.status_code == 400
     assert "not valid JSON" in answer.json()["error"]["message"]
 
 
 def test_a_body_beyond_the_limit_is_a_413(fleet: RunningFleet) -> None:
     huge = [{"role": "user", "content": "x" * (5 * 1024 * 1024)}]
-    answer = httpx.post(f"{fleet.ingress()}/v1/chat/completions", json={"model": "sim-70b", "messages": huge})
+    answer = CLIENT.post(f"{fleet.ingress()}/v1/chat/completions", json={"model": "sim-70b", "messages": huge})
     assert answer.status_code == 413
     assert answer.json()["error"]["message"]
 

@@ -23,6 +23,7 @@ from engine_agent.protocol.ports import ENGINE, PORTS_PER_NODE
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.versions import VersionSpec
+from tests.asking import CLIENT
 from tests.engine_agent.orders import assignment
 from tests.engine_agent.proxy.engine import Engine
 from tests.engine_agent.proxy.http_stream import Message, read_body, read_chunk, read_head, request
@@ -92,17 +93,15 @@ async def vllm(home: Path) -> AsyncIterator[str]:
 
 
 async def is_healthy(url: str) -> bool:
-    async with httpx.AsyncClient() as client:
-        try:
-            return (await client.get(f"{url}/health", timeout=2)).status_code == 200
-        except httpx.TransportError:
-            return False
+    try:
+        return (await asyncio.to_thread(CLIENT.get, f"{url}/health", timeout=2)).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 async def busy(url: str) -> int:
     """Requests that the engine computes or keeps waiting."""
-    async with httpx.AsyncClient() as client:
-        page = (await client.get(f"{url}/metrics", timeout=10)).text.splitlines()
+    page = (await asyncio.to_thread(CLIENT.get, f"{url}/metrics")).text.splitlines()
     names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
     return int(sum(float(line.rpartition(" ")[2]) for line in page if line.startswith(names)))
 

@@ -22,6 +22,7 @@ from engine_agent.protocol.ports import ENGINE, PORTS_PER_NODE
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.versions import HeadCounts, VersionSpec
+from tests.asking import CLIENT
 from tests.engine_agent.orders import assignment
 from tests.engine_agent.runtime.agents import free_ports
 
@@ -82,19 +83,19 @@ def running(plan: EnginePlan, home: Path) -> Iterator[str]:
 
 def is_healthy(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/health", timeout=5).status_code == 200
+        return CLIENT.get(f"{url}/health", timeout=5).status_code == 200
     except httpx.TransportError:
         return False
 
 
 def text(url: str, prompt: str) -> str:
     asked = {"model": "smollm2", "prompt": prompt, "max_tokens": TOKENS, "temperature": 0}
-    answer = httpx.post(f"{url}/v1/completions", json=asked, timeout=120)
+    answer = CLIENT.post(f"{url}/v1/completions", json=asked, timeout=120)
     return str(answer.json()["choices"][0]["text"])
 
 
 def counter(url: str, name: str) -> float:
-    lines = httpx.get(f"{url}/metrics", timeout=10).text.splitlines()
+    lines = CLIENT.get(f"{url}/metrics", timeout=10).text.splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
 

@@ -20,6 +20,7 @@ from engine_agent.engines.registry import engine_adapter, engine_pythons
 from engine_agent.engines.vllm.environment import install
 from engine_agent.protocol.messages import Artifact, EnginePlan
 from engine_agent.protocol.ports import ENGINE
+from tests.asking import CLIENT
 from tests.engine_agent.orders import assignment
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -116,7 +117,7 @@ def free_port() -> int:
 def health(engine: RunningEngine) -> int | None:
     """Status of the engine's health, None while nobody answers."""
     try:
-        return httpx.get(f"{engine.url}/health", timeout=5.0).status_code
+        return CLIENT.get(f"{engine.url}/health", timeout=5.0).status_code
     except httpx.TransportError:
         return None
 
@@ -145,7 +146,7 @@ def test_the_engine_serves_what_it_should_until_its_core_is_killed(
 
 def greedy_text_is_what_the_weights_know(engine: RunningEngine) -> None:
     asked = {"model": "smollm2", "prompt": "The capital of France is", "max_tokens": 4, "temperature": 0}
-    answer = httpx.post(f"{engine.url}/v1/completions", json=asked, timeout=60.0).json()
+    answer = CLIENT.post(f"{engine.url}/v1/completions", json=asked, timeout=60.0).json()
     assert answer["choices"][0]["text"].startswith(" Paris")
 
 
@@ -157,7 +158,7 @@ def a_chat_streams_tokens_and_ends_where_the_template_says(engine: RunningEngine
         "temperature": 0,
         "stream": True,
     }
-    with httpx.stream("POST", f"{engine.url}/v1/chat/completions", json=asked, timeout=60.0) as response:
+    with CLIENT.stream("POST", f"{engine.url}/v1/chat/completions", json=asked, timeout=60.0) as response:
         events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert events[-1] == "[DONE]"
     choices = [json.loads(event)["choices"][0] for event in events[:-1]]

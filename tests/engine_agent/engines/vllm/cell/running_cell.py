@@ -23,6 +23,7 @@ from engine_agent.engines.vllm.options import HANG_VARIABLE
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
 from engine_agent.protocol.ports import PORTS_PER_NODE
 from engine_agent.protocol.states import MemberRole, Phase
+from tests.asking import CLIENT
 
 ROOT = Path(__file__).resolve().parents[5]
 CACHE = Path(os.environ.get("SWITCHYARD_CACHE") or ROOT / ".cache").resolve()
@@ -110,7 +111,7 @@ class RunningCell:
     def health(self, rank: int) -> tuple[int | None, str]:
         """Status and reason of a rank's health; None while nobody answers."""
         try:
-            answer = httpx.get(
+            answer = CLIENT.get(
                 engine_adapter("vllm").health_url(self._assignment(rank), self._context(rank)), timeout=5
             )
         except httpx.TransportError as error:
@@ -127,7 +128,7 @@ class RunningCell:
     def complete(self, **asked: Any) -> dict[str, Any]:
         """One completion, greedy unless asked otherwise."""
         body = {"model": "smollm2", "temperature": 0, **asked}
-        answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=120)
+        answer = CLIENT.post(f"{self.url}/v1/completions", json=body, timeout=120)
         assert answer.status_code == 200, answer.text
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
@@ -140,7 +141,7 @@ class RunningCell:
 
     def metric(self, name: str) -> float:
         """Sum of a counter."""
-        lines = httpx.get(f"{self.url}/metrics", timeout=10).text.splitlines()
+        lines = CLIENT.get(f"{self.url}/metrics", timeout=10).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
 
     def parts(self, rank: int) -> list[psutil.Process]:

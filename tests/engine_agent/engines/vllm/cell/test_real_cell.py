@@ -13,6 +13,7 @@ import pytest
 
 from engine_agent.engines.vllm.environment import install
 from engine_agent.protocol.messages import Artifact
+from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.cell.running_cell import (
     CACHE,
     FP32,
@@ -65,7 +66,7 @@ class Stream:
     def _read(self) -> None:
         asked = {"model": "smollm2", "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
         try:
-            with httpx.stream("POST", f"{self._url}/v1/completions", json=asked, timeout=120) as response:
+            with CLIENT.stream("POST", f"{self._url}/v1/completions", json=asked, timeout=120) as response:
                 self.lines.extend(line for line in response.iter_lines() if line)
         except httpx.TransportError as error:
             self.lines.append(str(error))
