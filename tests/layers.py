@@ -1,7 +1,8 @@
 """The order of the suite: fast layers first, over all workers; then the slow ones, in two lanes.
 
-A test of a slow layer starts engines or a whole fleet and mostly waits for them. Two lanes of such tests fit on two
-cores: in one the engines and then the browser, in the other the scenarios; within a lane one test follows another. Only
+Many tests of the fast layers wait, too, for processes and servers: three workers keep two cores busy with them. A test
+of a slow layer starts engines or a whole fleet. Two lanes of such tests fit on two cores: in one the engines and then
+the browser, in the other the scenarios; within a lane one test follows another. The third worker is done by then. Only
 whole files belong to a slow layer.
 """
 
