@@ -77,6 +77,8 @@ def test_real_inference_over_two_nodes_heals_when_its_follower_is_killed(fleet: 
         eventually(lambda: cell["id"] not in fleet.routed_cells(REGION))
         eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready", 240)
         eventually(lambda: cell["id"] in fleet.routed_cells(REGION))
+        # A table is published before the ingress has it, and the ingress looks at a cell before it sends anybody there.
+        eventually(lambda: fleet.api(f"ingresses/i-{REGION}")["cells"].get(cell["id"]) == "up")
         started_again_at = time.monotonic()
 
     answers = under_load(fleet, kill_follower, "smollm2", rate=1.0)
