@@ -3,7 +3,7 @@
 It confirms what `routing` simulates. Ours is the ingress as it is; the other rules are HAProxy's, in a configuration
 of this bench without limits or a queue, so that only the rule differs.
 
-    .venv/bin/python -m docs.bench.traffic.real_routing [--rate 25] [--seconds 60] [--rounds 1]
+    .venv/bin/python -m docs.bench.traffic.real_routing [--rate 25] [--seconds 60] [--rounds 1] [--only ours]
 """
 
 import argparse
@@ -84,6 +84,7 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=25.0)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--only", default="", help="beginnings of rules' names, with commas; all if none")
     parser.add_argument("--base-port", type=int, default=27500)
     parser.add_argument("--results", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -102,6 +103,8 @@ def main() -> None:
         for turn in range(options.rounds):
             arrivals = heavy_tailed(options.rate, round(options.rate * options.seconds), seed=turn)
             for name, port in ports.items():
+                if not name.startswith(tuple(options.only.split(","))):
+                    continue
                 row = {"policy": name, "rate": options.rate, "seed": turn, **uvloop.run(measure(port, arrivals))}
                 with options.results.open("a", encoding="utf-8") as results:
                     results.write(json.dumps(row) + "\n")
