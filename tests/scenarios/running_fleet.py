@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import psutil
+import psycopg
 
 from tests.asking import CLIENT
 
@@ -108,6 +109,21 @@ class RunningFleet:
             return set(cells) == routed and {node["region"] for node in spares} == set(REGIONS)
 
         eventually(is_whole, limit_s)
+
+    def wait_for_passes(self, count: int) -> None:
+        """Until the reconciler has begun so many more passes: with each it renews its lease."""
+        address = json.loads((self.home / "up.json").read_text())["database_url"]
+        with psycopg.connect(address, autocommit=True) as database:
+
+            def renewed() -> Any:
+                return database.execute("SELECT renewed_at FROM kernel_lease WHERE name = 'reconciler'").fetchone()
+
+            def seen() -> bool:
+                times.add(renewed())
+                return len(times) > count
+
+            times = {renewed()}
+            eventually(seen)
 
     def processes(self) -> list[psutil.Process]:
         """Every live process that belongs to this home."""

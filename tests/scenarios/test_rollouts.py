@@ -1,7 +1,6 @@
 """Rollouts on the running fleet under load: no request fails, a bad version touches one cell only, and what is killed
 or steered on the way ends where it should."""
 
-import time
 from typing import Any
 
 import psutil
@@ -13,8 +12,8 @@ from tests.scenarios.test_healing import under_load
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 
-HELD_S = 3.0
-"""Three passes of the reconciler. That nothing moves is no event to wait for."""
+PASSES_HELD = 3
+"""That nothing moves is no event to wait for; that the reconciler has looked so many times is one."""
 
 NO_BAKE = {"canary_bake_s": 0, "bake_s": 0, "min_healthy_s": 2}
 GATED = {**NO_BAKE, "canary_bake_s": 10, "gate": {"min_samples": 20}}
@@ -90,7 +89,7 @@ def test_a_paused_rollout_moves_nothing_and_can_still_be_rolled_back(fleet: Runn
         fleet.post(f"rollouts/{rollout}/pause", {"why": "lunch"})
         eventually(lambda: len(versions(fleet)) == 4, 60)
         held = versions(fleet)
-        time.sleep(HELD_S)
+        fleet.wait_for_passes(PASSES_HELD)
         assert versions(fleet) == held
         fleet.post(f"rollouts/{rollout}/roll-back")
         assert ended(fleet, rollout)["state"] == "rolled_back"
