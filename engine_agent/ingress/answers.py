@@ -17,7 +17,7 @@ JSON_TYPE: Final = "content-type application/json"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One error answer. `retry_after_s`: asking again helps after so long at the earliest; 0: it cannot help."""
+    """One error answer. `retry_after_s`: when to ask again, at the latest; 0: asking again cannot help."""
 
     status: int
     code: str
@@ -43,10 +43,11 @@ class Answer:
         )
 
 
-def retry_after(least_s: int) -> str:
-    """An expression: from `least_s` to twice that, at random, so that those who were refused together do not come back
-    together."""
-    return f"%[rand({least_s + 1}),add({least_s})]"
+def retry_after(most_s: int) -> str:
+    """An expression: from half of `most_s` to that, at random, so that those who were refused together do not come back
+    together. Longer waits would only make a storm of retries last longer (docs/bench/traffic.md)."""
+    least_s = max(1, most_s // 2)
+    return f"%[rand({most_s - least_s + 1}),add({least_s})]"
 
 
 def returned(answer: Answer, *more: tuple[str, str]) -> str:

@@ -20,6 +20,9 @@ from engine_agent.ingress.settings import IngressSettings
 CELLS_RULE = f"http-request set-var(txn.cells) var(txn.pool),map_str({affinity.CELLS_MAP})"
 CELLS_UP = "var(txn.pool),lua.cells_up,add(0)"
 """As a number: what a script converts is text to HAProxy."""
+MANY_UP = "var(txn.pool),nbsrv gt 1"
+"""HAProxy's own count has the server that stands in for cells as one when there are none, so above one it counts cells:
+then no script is asked."""
 SPILL_RULE = "http-request set-var(txn.spill) var(txn.pool),regsub(^pool,spill)"
 INFERENCE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
@@ -157,11 +160,11 @@ def pool_rules(in_use: InUse, *, has_body: bool) -> list[str]:
 
 def _usable_rules(in_use: InUse) -> list[str]:
     """Declares `can_serve`, `can_spill` and `is_lost`: what here, or nobody but here, can do for the pool."""
-    here = f"acl can_serve {CELLS_UP} gt 0"
+    here = [f"acl can_serve {MANY_UP}", f"acl can_serve {CELLS_UP} gt 0"]
     if not in_use.hops:
-        return [here, "acl is_lost always_true"]
+        return [*here, "acl is_lost always_true"]
     return [
-        here,
+        *here,
         "acl can_spill var(txn.spill),nbsrv gt 0",
         "acl is_lost var(txn.spill),nbsrv eq 0",
         "acl is_lost var(txn.hop) -m found",
@@ -185,7 +188,7 @@ def judgement_rules(layout: Layout) -> list[str]:
     return [
         f"http-request set-var(txn.share) var(txn.pool),map_str_int({splits.SHARES_MAP},0)",
         f"acl must_spill rand({SHARE_SCALE}),sub(txn.share) lt 0",
-        f"{nobody} if !can_serve is_marked",
+        f"{nobody} if is_marked !can_serve",
         f"{nobody} if !can_serve !can_spill",
     ]
 

@@ -3,7 +3,7 @@
 -- routes.
 --
 -- For each NAME that it is loaded with there is a service refuse_NAME, which says what proc.refuse_NAME says: status,
--- least seconds until asking again helps (0: it does not), JSON body. The service `refuse` says what is in txn.refusal,
+-- most seconds until one should ask again (0: that cannot help), JSON body. The service `refuse` says what is in txn.refusal,
 -- the JSON body, txn.refusal_status, and txn.refusal_retry_after, seconds, which may be missing.
 
 local MAX_READ_BYTES = 256 * 1024 * 1024
@@ -33,9 +33,10 @@ end)
 
 for _, name in ipairs({ ... }) do
     core.register_service("refuse_" .. name, "http", function(applet)
-        local status, least_s, answer = applet:get_var("proc.refuse_" .. name):match("^(%d+) (%d+) (.*)$")
-        least_s = tonumber(least_s)
+        local status, most_s, answer = applet:get_var("proc.refuse_" .. name):match("^(%d+) (%d+) (.*)$")
+        most_s = tonumber(most_s)
+        local least_s = math.max(1, most_s // 2)
         -- At random, so that those who were refused together do not come back together.
-        refuse(applet, tonumber(status), least_s > 0 and least_s + math.random(0, least_s) or nil, answer)
+        refuse(applet, tonumber(status), most_s > 0 and math.random(least_s, most_s) or nil, answer)
     end)
 end

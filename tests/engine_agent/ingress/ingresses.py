@@ -21,9 +21,9 @@ HOME = "us-east-1"
 AWAY = "us-west-2"
 
 
-def waits(headers: Mapping[str, str], least_s: int = 7) -> bool:
-    """Whether an answer says when to come back: at random from `least_s` to twice that."""
-    return least_s <= int(headers["retry-after"]) <= 2 * least_s
+def waits(headers: Mapping[str, str], most_s: int = 7) -> bool:
+    """Whether an answer says when to come back: at random from half of `most_s` to that."""
+    return most_s // 2 <= int(headers["retry-after"]) <= most_s
 
 
 def free_port() -> int:
