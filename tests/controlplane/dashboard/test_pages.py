@@ -46,7 +46,7 @@ def test_every_fragment_of_a_page_can_be_asked_for_alone(url: str) -> None:
         assert Reader(part).fragments == [name]
 
 
-def test_the_overview_takes_fewqueries() -> None:
+def test_the_overview_takes_few_queries() -> None:
     one_more_of_everything(0)
     assert queries(signed_in(), "/") <= 30
 
