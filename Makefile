@@ -73,23 +73,23 @@ fmt: environment-dev ## Format the code and fix what can be fixed.
 
 bench: environment-dev ## Measure the request path beside PyPI's routers, routing rules, caches, a retry storm (45 minutes).
 	rm -f .cache/bench/*.jsonl
-	$(VENV) -m docs.bench.traffic.proxies --rounds 10
-	$(VENV) -m docs.bench.traffic.routing
-	$(VENV) -m docs.bench.traffic.real_routing --rounds 2
-	$(VENV) -m docs.bench.traffic.replay mooncake --factors 1.0,1.3
-	$(VENV) -m docs.bench.traffic.replay azure --policies "least,round robin" --cells 3
-	$(VENV) -m docs.bench.traffic.real_replay
-	$(VENV) -m docs.bench.traffic.retry_storm
-	$(VENV) -m docs.bench.traffic.report
+	$(VENV) -m bench.traffic.proxies --rounds 10
+	$(VENV) -m bench.traffic.routing
+	$(VENV) -m bench.traffic.real_routing --rounds 2
+	$(VENV) -m bench.traffic.replay mooncake --factors 1.0,1.3
+	$(VENV) -m bench.traffic.replay azure --policies "least,round robin" --cells 3
+	$(VENV) -m bench.traffic.real_replay
+	$(VENV) -m bench.traffic.retry_storm
+	$(VENV) -m bench.traffic.report
 
 bench-fleet: environment-dev ## Measure the cell proxy, placement, and how the fleet of make up answers and heals.
-	$(VENV) docs/bench/proxy_overhead.py
-	$(VENV) docs/bench/added_ttft.py
-	$(VENV) docs/bench/placement.py
-	$(VENV) docs/bench/heal.py
+	$(VENV) bench/proxy_overhead.py
+	$(VENV) bench/added_ttft.py
+	$(VENV) bench/placement.py
+	$(VENV) bench/heal.py
 
 simulate: environment ## Run a scenario on virtual time: make simulate S=rollout_under_faults SEEDS=200 (without S: list).
-	@exec $(VENV) -m fleet.simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(SWEEP),--sweep) $(if $(V),-v),--help)
+	@exec $(VENV) -m simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(SWEEP),--sweep) $(if $(V),-v),--help)
 
 environment:
 	@$(if $(PYTHON),$(PYTHON),echo "Python 3.11 or newer is needed and there is no python3 here." >&2; false) controlplane/bootstrap.py

@@ -63,6 +63,4 @@ app.conf.update(
         "kernel-trim-idempotent": {"task": "kernel.trim_idempotent_answers", "schedule": 3600.0},
     },
 )
-app.autodiscover_tasks(
-    ["controlplane.audit", "controlplane.kernel", "controlplane.accounts", "models_registry", "fleet", "traffic"]
-)
+app.autodiscover_tasks(["audit", "kernel", "accounts", "models_registry", "fleet", "traffic"])

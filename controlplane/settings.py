@@ -88,11 +88,10 @@ INSTALLED_APPS = [
     "drf_spectacular_sidecar",
     "channels",
     "controlplane",
-    "controlplane.kernel",
-    "controlplane.accounts",
-    "controlplane.audit",
+    "kernel",
+    "accounts",
+    "audit",
     "controlplane.dashboard",
-    "controlplane.records",
     "models_registry",
     "fleet",
     "traffic",
@@ -107,11 +106,11 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "controlplane.accounts.sessions.SessionsSeen",
+    "accounts.sessions.SessionsSeen",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "controlplane.audit.border.AuditBorder",  # the last: it calls the view itself
+    "audit.border.AuditBorder",  # the last: it calls the view itself
 ]
 
 ROOT_URLCONF = "controlplane.urls"
@@ -126,7 +125,7 @@ TEMPLATES: list[dict[str, Any]] = [
                 "django.template.context_processors.request",
                 "django.contrib.auth.context_processors.auth",
                 "django.contrib.messages.context_processors.messages",
-                "controlplane.kernel.access.may",
+                "kernel.access.may",
             ],
         },
     },
@@ -153,8 +152,8 @@ AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
 ]
-ACCESS_SOURCE = "controlplane.accounts.selectors.access_of_user"
-"""Says what a user may do (controlplane.kernel.access)."""
+ACCESS_SOURCE = "accounts.selectors.access_of_user"
+"""Says what a user may do (kernel.access)."""
 LOGIN_URL = "login"
 LOGIN_REDIRECT_URL = "overview"
 LOGOUT_REDIRECT_URL = "login"
@@ -197,10 +196,10 @@ API_STRANGER_REQUESTS_PER_MIN = int(os.environ.get("SWITCHYARD_API_STRANGER_REQU
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
-        "controlplane.accounts.authentication.BearerTokenAuthentication",
+        "accounts.authentication.BearerTokenAuthentication",
         "rest_framework.authentication.SessionAuthentication",
     ],
-    "DEFAULT_PERMISSION_CLASSES": ["controlplane.kernel.access.RolePermission"],
+    "DEFAULT_PERMISSION_CLASSES": ["kernel.access.RolePermission"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
     "DEFAULT_PARSER_CLASSES": ["controlplane.api.parsers.BoundedJSONParser"],
     "DEFAULT_FILTER_BACKENDS": [
@@ -208,7 +207,7 @@ REST_FRAMEWORK = {
         "controlplane.api.filters.Ordering",
         "controlplane.api.filters.Watching",
     ],
-    "DEFAULT_THROTTLE_CLASSES": ["controlplane.kernel.rest.rate.CallerRate"],
+    "DEFAULT_THROTTLE_CLASSES": ["kernel.rest.rate.CallerRate"],
     "DEFAULT_PAGINATION_CLASS": "controlplane.api.pagination.CursorPages",
     "DEFAULT_SCHEMA_CLASS": "controlplane.api.operations.ConventionsSchema",
     "EXCEPTION_HANDLER": "controlplane.api.problems.answer_problem",

@@ -2,8 +2,8 @@
 
 from django.urls import URLPattern, URLResolver, include, path
 
+from controlplane.admin import record_site
 from controlplane.observability.scraping import Metrics
-from controlplane.records.site import record_site
 from fleet.api.enrolment import enrol
 from traffic.api.own_usage import own_usage
 

@@ -6,7 +6,7 @@ class FleetConfig(AppConfig):
 
     def ready(self) -> None:
         """Answer what lies below the fleet and cannot ask it by itself: the model registry, and approvals."""
-        from controlplane.accounts.services.approval import fleet_action_register
+        from accounts.services.approval import fleet_action_register
         from fleet.selectors.version_uses import machines_known, version_uses
         from fleet.services.rollout_request import ROLL_OUT
         from models_registry.selectors.fleet_answers import fleet_registers

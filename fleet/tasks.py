@@ -2,13 +2,13 @@
 
 from celery import shared_task
 
-from controlplane.kernel import clock
 from fleet.services.enrolment import join_tokens_trim
 from fleet.services.history import history_look, history_trim
 from fleet.services.node_log import node_logs_trim
 from fleet.services.reconcile import reconcile
 from fleet.services.step_windows import step_windows_cut
 from fleet.services.webhook_delivery import deliveries_send, deliveries_trim
+from kernel import clock
 
 
 @shared_task(name="fleet.reconcile")

@@ -1,6 +1,6 @@
 """A client that sends streaming requests at a steady rate and remembers what became of each.
 
-Used by scenario tests and by the benches under docs/bench.
+Used by scenario tests and by the benches under bench.
 """
 
 import asyncio

@@ -2,7 +2,7 @@
 
 from celery import shared_task
 
-from controlplane.kernel import clock
+from kernel import clock
 from traffic.services.async_request import async_requests_trim
 from traffic.services.async_sending import async_requests_expire
 from traffic.services.autopilot import autopilot_run

@@ -1,5 +1,5 @@
 """Audit records over HTTP: who changed what, and who was refused, newest first. Read only, by operators and
-administrators: records are written at the border (controlplane.audit.border)."""
+administrators: records are written at the border (audit.border)."""
 
 import json
 from typing import Any
@@ -9,10 +9,10 @@ from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from controlplane.audit.models import AuditRecord, Outcome, Proof
-from controlplane.kernel.access import Role
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
+from audit.models import AuditRecord, Outcome, Proof
 from fleet.planning.states import choices
+from kernel.access import Role
+from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 EXAMPLE: dict[str, Any] = {
     "number": 4711,

@@ -1,7 +1,7 @@
 """Tells the watchers of this process that something of a kind changed: one query a tick for all of them together.
 
 It never says what changed, and may say so once too often; it never misses a change, because every tick asks for what
-was not visible in the snapshot of the tick before (controlplane.kernel.rest.changes). It runs only while it is needed.
+was not visible in the snapshot of the tick before (kernel.rest.changes). It runs only while it is needed.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from django.db import DatabaseError, InterfaceError, connection
 
-from controlplane.kernel.rest.changes import KINDS_CHANGED
+from kernel.rest.changes import KINDS_CHANGED
 
 TICK_S = 0.25
 RETRY_S = 2.0

@@ -1,17 +1,17 @@
 """Names the OpenAPI document's enumerations (settings.SPECTACULAR_SETTINGS), so that generated clients keep theirs."""
 
-from controlplane.accounts.models import ROLES as ACCESS_ROLES
-from controlplane.accounts.models import SCOPES as ACCESS_SCOPES
-from controlplane.accounts.states import APPROVAL_STATES
+from accounts.models import ROLES as ACCESS_ROLES
+from accounts.models import SCOPES as ACCESS_SCOPES
+from accounts.states import APPROVAL_STATES
+from audit.models import Outcome, Proof
 from controlplane.api.apply.planning import Action, Kind
-from controlplane.audit.models import Outcome, Proof
-from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import EngineState, MemberRole
 from fleet.api.node import ROLES
 from fleet.planning.fault_rules import RuleMode
 from fleet.planning.snapshot import Finding
 from fleet.planning.states import CellState, IncidentState, NodeState, RolloutState, ServingClass, choices
-from fleet.planning.webhook_message import WebhookFormat
+from fleet.planning.webhooks.messages import WebhookFormat
+from kernel.tones import Tone
 from models_registry.planning.diff import Change
 from models_registry.planning.lifecycle import ValidationState, VersionState
 from traffic.planning.key import KeyState

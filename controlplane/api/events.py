@@ -9,10 +9,10 @@ from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
-from controlplane.kernel.tones import Tone
 from fleet.planning.states import choices
+from kernel.models import Event
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
 
 EXAMPLE: dict[str, Any] = {
     "id": 4711,

@@ -11,7 +11,7 @@ from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.request import Request
 
-from controlplane.kernel.rest.changes import BEGINNING, DEFAULT_PATIENCE_S, FORM, LONGEST_PATIENCE_S, is_revision
+from kernel.rest.changes import BEGINNING, DEFAULT_PATIENCE_S, FORM, LONGEST_PATIENCE_S, is_revision
 
 BOOLEANS = ("true", "false")
 FURTHEST_OFFSET = timedelta(hours=16)
@@ -63,7 +63,7 @@ class Ordering(BaseFilterBackend):
 
 
 class Watching(BaseFilterBackend):
-    """Checks and describes `?since=` and `?timeout=`; controlplane.kernel.rest.view_sets answers them."""
+    """Checks and describes `?since=` and `?timeout=`; kernel.rest.view_sets answers them."""
 
     def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: Any) -> QuerySet[Any]:
         """The same rows.

@@ -1,12 +1,12 @@
-"""Describes every operation's share in what view sets inherit (controlplane.kernel.rest.view_sets): headers of requests
+"""Describes every operation's share in what view sets inherit (kernel.rest.view_sets): headers of requests
 and answers, and the statuses that go with them. DRF loads it by its name in the settings, before any view."""
 
 from typing import Any
 
 from drf_spectacular.openapi import AutoSchema
 
-from controlplane.kernel.rest import idempotency
-from controlplane.kernel.rest.etags import SHOWN
+from kernel.rest import idempotency
+from kernel.rest.etags import SHOWN
 
 JsonObject = dict[str, Any]
 
@@ -26,7 +26,7 @@ ETAG: JsonObject = {"ETag": described_header("Of the object as it is now; strong
 
 
 class ConventionsSchema(AutoSchema):
-    """Describes what view sets inherit from `controlplane.kernel.rest.view_sets`."""
+    """Describes what view sets inherit from `kernel.rest.view_sets`."""
 
     def get_operation(self, *args: Any, **kwargs: Any) -> JsonObject | None:
         operation: JsonObject | None = super().get_operation(*args, **kwargs)

@@ -15,7 +15,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel.refusals import Conflict, InvalidInput
+from kernel.refusals import Conflict, InvalidInput
 
 CONTENT_TYPE = "application/problem+json"
 API_ROOT = "/api/"

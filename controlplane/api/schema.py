@@ -7,11 +7,11 @@ from drf_spectacular.views import SpectacularAPIView
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.settings import APISettings
 
-import controlplane.accounts.schema  # noqa: F401 - tells drf-spectacular of bearer tokens
+import accounts.schema  # noqa: F401 - tells drf-spectacular of bearer tokens
 from controlplane.api.operations import ETAG, RATE_HEADERS, described_header
 from controlplane.api.problems import CONTENT_TYPE
-from controlplane.kernel.rest import idempotency
-from controlplane.kernel.rest.changes import BEGINNING, FORM
+from kernel.rest import idempotency
+from kernel.rest.changes import BEGINNING, FORM
 
 JsonObject = dict[str, Any]
 Endpoint = tuple[str, str, str, Any]

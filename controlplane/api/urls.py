@@ -10,12 +10,13 @@ from rest_framework.request import Request
 from rest_framework.routers import DefaultRouter
 from rest_framework.views import APIView
 
-from controlplane.accounts.api.routes import ROUTES as ACCOUNTS
+from accounts.api.routes import ROUTES as ACCOUNTS
 from controlplane.api.apply.view import ApplyViewSet
 from controlplane.api.audit import AuditViewSet
 from controlplane.api.docs import Documentation
 from controlplane.api.events import EventViewSet
 from controlplane.api.schema import Schema
+from controlplane.api.what_if import PlanViewSet
 from fleet.api.routes import ROUTES as FLEET
 from models_registry.api.routes import ROUTES as MODELS
 from traffic.api.routes import ROUTES as TRAFFIC
@@ -44,7 +45,12 @@ class NothingHere(APIView):
 
 
 router = ResourceRouter()
-OWN = (("audit", AuditViewSet, "audit-record"), ("events", EventViewSet, "event"), ("apply", ApplyViewSet, "apply"))
+OWN = (
+    ("audit", AuditViewSet, "audit-record"),
+    ("events", EventViewSet, "event"),
+    ("apply", ApplyViewSet, "apply"),
+    ("plan", PlanViewSet, "plan"),
+)
 for prefix, view_set, noun in (*FLEET, *MODELS, *TRAFFIC, *ACCOUNTS, *OWN):
     router.register(prefix, view_set, basename=noun)
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.api.change_feed import CannotWait, ChangeFeed
-from controlplane.kernel.rest.rate import AGAIN
-from controlplane.kernel.rest.view_sets import UNCHANGED
+from kernel.rest.rate import AGAIN
+from kernel.rest.view_sets import UNCHANGED
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]

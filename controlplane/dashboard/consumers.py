@@ -8,7 +8,7 @@ from typing import Any
 
 from channels.generic.websocket import AsyncWebsocketConsumer
 
-from controlplane.kernel.live import BROWSERS
+from kernel.live import BROWSERS
 
 
 class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc] # channels has no types
@@ -25,7 +25,7 @@ class LiveConsumer(AsyncWebsocketConsumer):  # type: ignore[misc] # channels has
         await self.channel_layer.group_discard(BROWSERS, self.channel_name)
 
     async def live_hint(self, message: dict[str, Any]) -> None:
-        """Handler of `live.hint` (controlplane.kernel.live)."""
+        """Handler of `live.hint` (kernel.live)."""
         await self.send(text_data=json.dumps({"topic": message["topic"], "key": message["key"]}))
 
     async def live_goodbye(self, message: dict[str, Any]) -> None:

@@ -18,8 +18,8 @@ from django.utils.cache import patch_vary_headers
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_safe
 
-from controlplane.kernel import clock
-from controlplane.kernel.access import Access, Known, Role, access_of, require
+from kernel import clock
+from kernel.access import Access, Known, Role, access_of, require
 
 MOST_DIGITS = 6
 """Of the number of a page: no list is as long, and none is looked for there."""

@@ -4,7 +4,7 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path, register_converter
 from django.urls.converters import StringConverter
 
-from controlplane.accounts.views import Login, oidc_back, oidc_begin
+from accounts.views import Login, oidc_back, oidc_begin
 from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.pages.audit import AUDIT
 from controlplane.dashboard.pages.cell_actions import cell_action

@@ -4,7 +4,7 @@ workers can tell it too."""
 from prometheus_client import CollectorRegistry
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from controlplane.kernel.metrics import FOLDER, OURS
+from kernel.metrics import FOLDER, OURS
 
 
 def counted() -> CollectorRegistry:

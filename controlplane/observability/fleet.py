@@ -7,14 +7,14 @@ from django.db.models import Count, F, Max, Sum
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from controlplane.audit.models import AuditExport
-from controlplane.audit.selectors import audit_chain
-from controlplane.kernel import clock
-from controlplane.kernel.leases import lease_held_since
+from audit.models import AuditExport
+from audit.selectors import audit_chain
 from fleet.models import Cell, DeploymentRegion, Incident, Node, NodeReport, Rollout, WebhookDelivery
 from fleet.planning.states import CellState, IncidentState, NodeState
-from fleet.planning.webhook import DeliveryState
+from fleet.planning.webhooks.delivery import DeliveryState
 from fleet.selectors.snapshot import LISTENING_LEASE
+from kernel import clock
+from kernel.leases import lease_held_since
 from traffic.models import AsyncRequest, IngressReport, RoutingTable
 
 Row = tuple[Sequence[str], float]

@@ -1,9 +1,9 @@
 """The control plane's log lines: in which form, and with which numbers (engine_agent.protocol.log_lines)."""
 
-from controlplane.kernel.correlation import request_id
-from controlplane.kernel.role import process_role
-from controlplane.kernel.tracing import trace_id
 from engine_agent.protocol.log_lines import JsonLines
+from kernel.correlation import request_id
+from kernel.role import process_role
+from kernel.tracing import trace_id
 
 
 def json_lines() -> JsonLines:

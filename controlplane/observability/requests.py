@@ -7,9 +7,9 @@ from time import perf_counter
 
 from django.http import HttpRequest, HttpResponse
 
-from controlplane.kernel.correlation import HEADER, correlated
-from controlplane.kernel.metrics import HTTP_REQUESTS, HTTP_SECONDS
-from controlplane.kernel.tracing import span
+from kernel.correlation import HEADER, correlated
+from kernel.metrics import HTTP_REQUESTS, HTTP_SECONDS
+from kernel.tracing import span
 
 SURFACES = {"api": "api", "agents": "agents", "v1": "applications", "static": "static", "metrics": "metrics"}
 """First part of a path -> what it belongs to; every other path is a page."""

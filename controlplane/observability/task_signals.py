@@ -7,11 +7,11 @@ from typing import Any
 
 from celery import signals
 
-from controlplane.kernel.correlation import correlated, request_id
-from controlplane.kernel.metrics import FOLDER, TASK_RUNS, TASK_SECONDS, TASKS_SENT
-from controlplane.kernel.role import process_role
-from controlplane.kernel.tracing import span, spans_flush, traceparent
 from controlplane.observability.listening import listen_for_scrapes
+from kernel.correlation import correlated, request_id
+from kernel.metrics import FOLDER, TASK_RUNS, TASK_SECONDS, TASKS_SENT
+from kernel.role import process_role
+from kernel.tracing import span, spans_flush, traceparent
 
 REQUEST_ID, TRACEPARENT = "switchyard_request_id", "traceparent"
 """Headers of a task's message."""

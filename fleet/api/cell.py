@@ -18,10 +18,6 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.requests import WhySerializer, actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
-from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import MemberRole
 from fleet.api import examples
 from fleet.api.filters import EndedHidden
@@ -35,6 +31,10 @@ from fleet.selectors.history import cell_subject
 from fleet.selectors.load import CellLoad, cell_load
 from fleet.selectors.node_log import cell_log_lines
 from fleet.services.cell_actions import cell_drain, cell_restart
+from kernel import clock
+from kernel.requests import WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
 
 REFERENCE = r"^[^@]+@.+$"
 

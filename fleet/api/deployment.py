@@ -10,9 +10,6 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.requests import actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.api import examples
 from fleet.api.deployment_requests import ChangeDeploymentSerializer, CreateDeploymentSerializer
 from fleet.api.history import WithLoad
@@ -22,6 +19,9 @@ from fleet.selectors.cell import ready_cells_by_place
 from fleet.selectors.deployment import deployments_described
 from fleet.selectors.history import deployment_subject
 from fleet.services.deployment import deployment_change, deployment_create, deployment_delete, deployment_scale
+from kernel import clock
+from kernel.requests import actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
 class PlaceSerializer(serializers.Serializer[Any]):

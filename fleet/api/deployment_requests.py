@@ -5,10 +5,10 @@ from typing import Any
 from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
 
-from controlplane.kernel.requests import StrictSerializer
 from fleet.api import examples
 from fleet.planning.states import ServingClass, choices
 from fleet.services.deployment import CELLS_PER_REGION_MAX
+from kernel.requests import StrictSerializer
 
 DRAIN_DEADLINE_MAX_S = 24 * 3600.0
 NAME = r"^[A-Za-z0-9][-A-Za-z0-9_]*\Z"

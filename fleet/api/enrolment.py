@@ -6,8 +6,8 @@ from django.http import HttpRequest, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_POST
 
-from controlplane.kernel import clock
 from fleet.services.enrolment import EnrolmentRefused, agent_enrol
+from kernel import clock
 
 MAX_BODY_BYTES = 4096
 

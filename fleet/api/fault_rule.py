@@ -8,14 +8,14 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role
-from controlplane.kernel.requests import WhySerializer, actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.models import FaultRule
 from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode
 from fleet.planning.states import choices
 from fleet.services.fault_rule import fault_rule_set
+from kernel import clock
+from kernel.access import Role
+from kernel.requests import WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 RULES = [(rule.value, rule.value.replace("_", " ").capitalize()) for rule in SETTABLE_RULES]
 EXAMPLE = {"rule": "slow", "mode": "shadow", "actor": "operator", "changed_at": "2026-11-21T12:00:00Z"}

@@ -10,9 +10,9 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.requests import StrictSerializer
 from fleet.selectors.history import SPANS, load_series, span_named
+from kernel import clock
+from kernel.requests import StrictSerializer
 
 EXAMPLE: dict[str, Any] = {
     "span": "30m",

@@ -8,14 +8,14 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.requests import WhySerializer, actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
-from controlplane.kernel.tones import Tone
 from fleet.api import examples
 from fleet.models import Incident, Replacement
 from fleet.planning.states import IncidentState, choices
 from fleet.services.incident import incident_dismiss
+from kernel import clock
+from kernel.requests import WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
 
 
 class ReplacementSerializer(serializers.ModelSerializer[Replacement]):

@@ -7,12 +7,12 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.requests import StrictSerializer
 from engine_agent.protocol.states import MemberRole
 from fleet.planning.states import choices
 from fleet.selectors.node_log import NodeLines
 from fleet.services.node_log import node_logs_wish
+from kernel import clock
+from kernel.requests import StrictSerializer
 
 SOURCES = ("engine", "proxy", "agent")
 MOST_LINES = 200

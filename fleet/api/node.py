@@ -10,10 +10,6 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.requests import WhySerializer, actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
-from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import EngineState, MemberRole
 from fleet.api import examples
 from fleet.api.filters import EndedHidden
@@ -22,6 +18,10 @@ from fleet.planning.states import NodeState, choices
 from fleet.selectors.node import nodes_described
 from fleet.services.cordon import node_cordon, node_uncordon
 from fleet.services.node_actions import node_drain, node_replace_ask
+from kernel import clock
+from kernel.requests import WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
 
 SPARE = "spare"
 """The role of a node that is in no cell."""

@@ -11,9 +11,6 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.requests import StrictSerializer, actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.api import examples
 from fleet.api.history import WithLoad
 from fleet.models import InstanceType, Region
@@ -22,6 +19,9 @@ from fleet.selectors.cell import cell_counts_by_region
 from fleet.selectors.history import region_subject
 from fleet.selectors.node import node_counts_by_region
 from fleet.services.region import region_change, region_create, region_delete
+from kernel import clock
+from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 Counts = serializers.DictField(child=serializers.IntegerField())
 

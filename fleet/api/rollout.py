@@ -11,20 +11,15 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.accounts.api.approvals import ApprovalSerializer, waiting
-from controlplane.accounts.models import Approval
-from controlplane.kernel import clock
-from controlplane.kernel.access import deployment_in_body
-from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
-from controlplane.kernel.tones import Tone
+from accounts.api.approvals import ApprovalSerializer, waiting
+from accounts.models import Approval
 from fleet.api import rollout_examples as examples
 from fleet.models import Rollout
 from fleet.planning.policy import parse_policy, policy_as_json
-from fleet.planning.preview import preview_seconds, preview_stages
+from fleet.planning.rollout.preview import preview_seconds, preview_stages
+from fleet.planning.rollout.waves import stages_of
 from fleet.planning.snapshot import Finding
 from fleet.planning.states import RolloutState, choices
-from fleet.planning.waves import stages_of
 from fleet.selectors.rollout import rollouts_described
 from fleet.services.rollout_actions import (
     Proposal,
@@ -36,6 +31,11 @@ from fleet.services.rollout_actions import (
     rollout_skip_bake,
 )
 from fleet.services.rollout_request import rollout_ask
+from kernel import clock
+from kernel.access import deployment_in_body
+from kernel.requests import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
 
 Action = Callable[..., None]
 

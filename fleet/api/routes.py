@@ -5,7 +5,6 @@ from fleet.api.deployment import DeploymentViewSet
 from fleet.api.fault_rule import FaultRuleViewSet
 from fleet.api.incident import IncidentViewSet
 from fleet.api.node import NodeViewSet
-from fleet.api.plan import PlanViewSet
 from fleet.api.region import InstanceTypeViewSet, RegionViewSet
 from fleet.api.rollout import RolloutViewSet
 from fleet.api.webhook import WebhookDeliveryViewSet, WebhookViewSet
@@ -17,7 +16,6 @@ ROUTES = (
     ("cells", CellViewSet, "cell"),
     ("deployments", DeploymentViewSet, "deployment"),
     ("rollouts", RolloutViewSet, "rollout"),
-    ("plan", PlanViewSet, "plan"),
     ("incidents", IncidentViewSet, "incident"),
     ("fault-rules", FaultRuleViewSet, "fault-rule"),
     ("webhooks", WebhookViewSet, "webhook"),

@@ -12,16 +12,16 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role
-from controlplane.kernel.requests import StrictSerializer, actor_of
-from controlplane.kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
-from controlplane.kernel.tones import Tone
 from fleet.models import Webhook, WebhookDelivery
 from fleet.planning.states import choices
-from fleet.planning.webhook import DeliveryState, RefusedUrl, WebhookEvent, parse_url
-from fleet.planning.webhook_message import WebhookFormat
+from fleet.planning.webhooks.delivery import DeliveryState, RefusedUrl, WebhookEvent, parse_url
+from fleet.planning.webhooks.messages import WebhookFormat
 from fleet.services.webhook import webhook_change, webhook_create, webhook_delete, webhook_test
+from kernel import clock
+from kernel.access import Role
+from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
+from kernel.tones import Tone
 
 FORMATS = choices(WebhookFormat)
 EVENTS = [(event.value, event.value) for event in WebhookEvent if event is not WebhookEvent.TEST]

@@ -16,16 +16,16 @@ from typing import Any, Protocol, TypeVar
 from channels.layers import get_channel_layer
 from django.db import close_old_connections, connections
 
-from controlplane.kernel import clock
-from controlplane.kernel.leases import lease_take
-from controlplane.kernel.live import AGENT_SOCKETS
-from controlplane.kernel.metrics import AGENTS_CONNECTED
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
 from fleet.consumers.causes import Causes
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.enrolment import AgentIdentity, credentials_revoked
+from kernel import clock
+from kernel.leases import lease_take
+from kernel.live import AGENT_SOCKETS
+from kernel.metrics import AGENTS_CONNECTED
 
 FLUSH_EVERY_S = 1.0
 URGENT_PAUSE_S = 0.05

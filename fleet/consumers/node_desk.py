@@ -7,14 +7,14 @@ from datetime import datetime
 
 import msgspec
 
-from controlplane.kernel import clock
-from controlplane.kernel.storable import UNSTORABLE
 from engine_agent.protocol.messages import DownMessage, Fault, LogTail, Report, UpMessage
 from fleet.consumers.hub import AgentConnection
 from fleet.consumers.latest import LatestRows
 from fleet.selectors.desired import desired_for, desired_versions
 from fleet.services.node_log import node_logs_store
 from fleet.services.reports import NodeRow, fault_record, node_introduced, reports_store
+from kernel import clock
+from kernel.storable import UNSTORABLE
 
 FAULTS_KEPT = 1000
 """While PostgreSQL is away; then the oldest evidence goes. At most 256 MiB, at the limit of a frame each."""

@@ -2,12 +2,12 @@
 
 from django.db import models
 
-from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import MemberRole
 from fleet.models.deployment import Deployment
 from fleet.models.node import Node
 from fleet.models.region import Region
 from fleet.planning.states import CELL_TONE, CellState, choices
+from kernel.tones import Tone
 from models_registry.models import ModelVersion
 
 

@@ -3,8 +3,8 @@
 from django.db import models
 
 from fleet.models.region import InstanceType, Region
+from fleet.planning.load.slo import Objective, parse_objective
 from fleet.planning.policy import UpdatePolicy, parse_policy
-from fleet.planning.slo import Objective, parse_objective
 from fleet.planning.states import ServingClass, choices
 from models_registry.models import ModelVersion
 
@@ -13,7 +13,7 @@ class Deployment(models.Model):
     """A model version that should be served. `next_ordinal` numbers its cells; numbers are never used twice.
 
     `update_policy` states what differs from the defaults of `fleet.planning.policy.UpdatePolicy`, `slo` what differs
-    from those of its serving class (`fleet.planning.slo`).
+    from those of its serving class (`fleet.planning.load.slo`).
     """
 
     name = models.SlugField(max_length=96, primary_key=True)

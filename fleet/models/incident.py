@@ -2,8 +2,8 @@
 
 from django.db import models
 
-from controlplane.kernel.tones import Tone
 from fleet.planning.states import INCIDENT_TONE, IncidentState, choices
+from kernel.tones import Tone
 
 
 class Incident(models.Model):

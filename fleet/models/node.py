@@ -2,9 +2,9 @@
 
 from django.db import models
 
-from controlplane.kernel.tones import Tone
 from fleet.models.region import InstanceType, Region
 from fleet.planning.states import NODE_TONE, NodeState, choices
+from kernel.tones import Tone
 
 
 class Node(models.Model):

@@ -2,9 +2,9 @@
 
 from django.db import models
 
-from controlplane.kernel.tones import Tone
 from fleet.models.deployment import Deployment
 from fleet.planning.states import ROLLOUT_ACTIVE, ROLLOUT_TONE, RolloutState, choices
+from kernel.tones import Tone
 from models_registry.models import ModelVersion
 
 

@@ -4,10 +4,10 @@ import secrets
 
 from django.db import models
 
-from controlplane.kernel.tones import Tone
 from fleet.planning.states import choices
-from fleet.planning.webhook import DELIVERY_TONE, DeliveryState
-from fleet.planning.webhook_message import WebhookFormat, shown_url
+from fleet.planning.webhooks.delivery import DELIVERY_TONE, DeliveryState
+from fleet.planning.webhooks.messages import WebhookFormat, shown_url
+from kernel.tones import Tone
 
 
 def new_secret() -> str:

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from datetime import datetime
 
 from fleet.planning.decisions import Decision
-from fleet.planning.faults import plan_faults
-from fleet.planning.health import plan_health
-from fleet.planning.liveness import plan_liveness
-from fleet.planning.reconcile import plan_reconcile
-from fleet.planning.rollout import plan_rollout
+from fleet.planning.faults.liveness import plan_liveness
+from fleet.planning.faults.planner import plan_faults
+from fleet.planning.reconcile.cell_health import plan_health
+from fleet.planning.reconcile.planner import plan_reconcile
+from fleet.planning.rollout.planner import plan_rollout
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView
 

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from controlplane.kernel.tones import Tone
+from kernel.tones import Tone
 
 
 class CellState(StrEnum):

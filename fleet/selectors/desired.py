@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from engine_agent.protocol.messages import Assignment, Desired, LogWish, Peer
 from engine_agent.protocol.states import Phase
 from fleet.models import CellMember, Node, NodeLog
-from fleet.planning.phases import PHASES
+from fleet.planning.reconcile.phases import PHASES
 from fleet.planning.states import CellState
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.versions import InvalidVersion

@@ -19,8 +19,8 @@ from fleet.models import (
     StepRecord,
 )
 from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
-from fleet.planning.fault_settings import FaultSettings
-from fleet.planning.fault_views import FaultsView, IncidentView, ReplacementView, SignalView, StepWindow
+from fleet.planning.settings import FaultSettings
+from fleet.planning.snapshot import FaultsView, IncidentView, ReplacementView, SignalView, StepWindow
 from fleet.planning.states import IncidentState
 
 

@@ -9,8 +9,8 @@ from typing import Any
 from django.db.models import Q
 
 from fleet.models import LoadWindow
-from fleet.planning.history import FINE_S
-from fleet.planning.slo import WINDOWS_S, Seen, total
+from fleet.planning.load.history import FINE_S
+from fleet.planning.load.slo import WINDOWS_S, Seen, total
 
 FLEET = "fleet"
 DAY_S = 86_400

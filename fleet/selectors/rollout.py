@@ -7,7 +7,7 @@ import msgspec
 from django.db.models import QuerySet
 
 from fleet.models import Deployment, NodeReport, Rollout
-from fleet.planning.counters import CellCounters
+from fleet.planning.load.counters import CellCounters
 from fleet.planning.policy import UpdatePolicy, parse_policy
 from fleet.planning.snapshot import FailedStart, RolloutView
 from fleet.planning.states import ROLLOUT_ACTIVE, RolloutState

@@ -7,7 +7,6 @@ from datetime import datetime
 
 from django.db.models import Q
 
-from controlplane.kernel.leases import lease_held_since
 from engine_agent.protocol.fingerprint import fingerprint_digest
 from engine_agent.protocol.states import EngineState
 from fleet.models import Cell, CellMember, Deployment, DeploymentRegion, Disruption, Node, NodeReport, Region, Rollout
@@ -27,6 +26,7 @@ from fleet.planning.snapshot import (
 from fleet.planning.states import CellState, DisruptionCause, NodeState
 from fleet.selectors.faults import faults_view
 from fleet.selectors.rollout import active_rollouts, counters_reported, rollout_view
+from kernel.leases import lease_held_since
 from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import network_nodes_shared, nodes_per_cell
 from models_registry.planning.versions import InvalidVersion

@@ -1,7 +1,7 @@
 """Finds model versions that machines of a type can serve now. Changes nothing."""
 
-from controlplane.kernel.refusals import InvalidInput
 from fleet.models import InstanceType
+from kernel.refusals import InvalidInput
 from models_registry.models import ModelVersion, VersionState
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.lifecycle import may_be_rolled_out

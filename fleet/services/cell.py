@@ -7,9 +7,6 @@ from typing import Any
 from django.db import transaction
 from django.db.models import F
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.transitions import StaleDecision, compare_and_set_or_stale
 from fleet.models import Cell, CellMember, Deployment, Node
 from fleet.planning.decisions import CreateCell, DrainCell, ExplainCell, MoveCell, StartCell, StopCell
 from fleet.planning.ledger import LedgerLimits
@@ -17,6 +14,9 @@ from fleet.planning.states import CELL_ALLOWED, CELL_TONE, CellState, NodeState
 from fleet.services.desired import desired_changed
 from fleet.services.incident import incident_open, incidents_close
 from fleet.services.ledger import disruption_charge, disruption_close
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.transitions import StaleDecision, compare_and_set_or_stale
 from models_registry.models import ModelVersion
 from models_registry.selectors.model import version_by_reference
 

@@ -8,14 +8,14 @@ from typing import Any
 
 from django.db import transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.refusals import Conflict
-from controlplane.kernel.transitions import compare_and_set
 from fleet.models import Cell, CellMember
 from fleet.planning.states import CELL_TONE, CellState, DisruptionCause
 from fleet.services.cell import ROUTING_TASK
 from fleet.services.desired import desired_changed
 from fleet.services.ledger import disruption_open
+from kernel import hints, live
+from kernel.refusals import Conflict
+from kernel.transitions import compare_and_set
 
 DRAINABLE = frozenset({CellState.READY})
 RESTARTABLE = frozenset({CellState.READY, CellState.FAILED})

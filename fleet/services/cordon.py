@@ -4,15 +4,15 @@ from datetime import datetime
 
 from django.db import transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import Conflict
-from controlplane.kernel.tones import Tone
 from fleet.models import CellMember, Node, Replacement
 from fleet.planning.fault_rules import IncidentKind
 from fleet.planning.states import NodeState
 from fleet.services.incident import incidents_close
 from fleet.services.signal import signals_settle
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.refusals import Conflict
+from kernel.tones import Tone
 
 
 def node_cordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:

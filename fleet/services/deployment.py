@@ -6,16 +6,16 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import Conflict, InvalidInput
-from controlplane.kernel.tones import Tone
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
+from fleet.planning.load.slo import InvalidObjective, parse_objective
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
-from fleet.planning.slo import InvalidObjective, parse_objective
 from fleet.planning.states import CellState, ServingClass
 from fleet.selectors.rollout import ACTIVE
 from fleet.selectors.version_fit import version_fit
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
 from models_registry.services.lifecycle import version_hold
 
 CELLS_PER_REGION_MAX = 1000

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 
 from django.db.models import F
 
-from controlplane.kernel import live
 from fleet.models import Node
+from kernel import live
 
 
 def desired_changed(node_ids: Iterable[str]) -> None:

@@ -5,9 +5,9 @@ from datetime import datetime, timedelta
 
 from django.db import transaction
 
-from controlplane.kernel.secrets import secret_issue, secret_matches, secret_prefix
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, JoinToken
+from kernel.secrets import secret_issue, secret_matches, secret_prefix
 
 JOIN_TOKENS_KEPT = timedelta(days=7)
 """After they expired: until then, who shows one is told so instead of that nobody knows it."""

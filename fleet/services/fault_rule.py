@@ -4,11 +4,11 @@ from datetime import datetime
 
 from django.db import transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.tones import Tone
 from fleet.models import FaultRule
 from fleet.planning.fault_rules import Rule, RuleMode
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.tones import Tone
 
 
 def fault_rule_set(*, rule: Rule, mode: RuleMode, actor: str, now: datetime, why: str = "") -> None:

@@ -11,10 +11,8 @@ import msgspec
 from django.db import connection, transaction
 from psycopg import sql
 
-from controlplane.kernel import live
-from controlplane.kernel.leases import lease_release, lease_take, this_holder
 from fleet.models import Deployment, LoadSubject, LoadWindow
-from fleet.planning.history import (
+from fleet.planning.load.history import (
     KEPT_S,
     Figures,
     Memory,
@@ -26,9 +24,11 @@ from fleet.planning.history import (
     sample_of,
     totals_of,
 )
-from fleet.planning.slo import parse_objective
+from fleet.planning.load.slo import parse_objective
 from fleet.planning.states import ServingClass
 from fleet.selectors.history import FLEET, cell_subject, deployment_subject, region_subject
+from kernel import live
+from kernel.leases import lease_release, lease_take, this_holder
 
 LEASE = "fleet:history"
 LOOK_LIMIT_S = 30.0

@@ -6,18 +6,18 @@ from typing import Any
 
 from django.db import transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import Conflict
-from controlplane.kernel.tones import Tone
-from controlplane.kernel.transitions import compare_and_set_or_stale
 from fleet.models import CellMember, Incident
-from fleet.planning.fault_decisions import CloseIncident, NoteIncident, OpenIncident
-from fleet.planning.fault_settings import FaultSettings
+from fleet.planning.decisions import CloseIncident, NoteIncident, OpenIncident
+from fleet.planning.settings import FaultSettings
 from fleet.planning.states import IncidentState
-from fleet.planning.webhook import WebhookEvent
+from fleet.planning.webhooks.delivery import WebhookEvent
 from fleet.services.signal import signals_settle
 from fleet.services.webhook_outbox import webhooks_tell
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.refusals import Conflict
+from kernel.tones import Tone
+from kernel.transitions import compare_and_set_or_stale
 
 SWITCHYARD = "switchyard"
 

@@ -11,11 +11,11 @@ from typing import Any
 from django.db import connection
 from django.db.models import Count, QuerySet, Sum
 
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Cell, Deployment, DeploymentRegion, Disruption
 from fleet.planning.ledger import LedgerLimits, Standing, refusal
 from fleet.planning.states import CellState, DisruptionCause
 from fleet.selectors.rollout import policy_in_force
+from kernel.transitions import StaleDecision
 
 LOCK = 0x53_57_4C_47
 """Key of PostgreSQL's advisory lock: "SWLG", the ledger of the whole fleet."""

@@ -7,16 +7,12 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from controlplane.kernel import live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.tones import Tone
-from controlplane.kernel.transitions import StaleDecision, compare_and_set_or_stale
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, CellMember, InstanceType, Node, NodeReport, Region
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
 from fleet.planning.fault_rules import Rule
+from fleet.planning.placement.distance import Path, free_position
 from fleet.planning.states import NODE_ALLOWED, NODE_TONE, NodeState
-from fleet.planning.topology import Path, free_position
 from fleet.providers import provider_named
 from fleet.providers.base import LaunchSpec, NodeProvider, ProviderError
 from fleet.services.desired import desired_changed
@@ -25,6 +21,10 @@ from fleet.services.incident import incident_open, incidents_close
 from fleet.services.repair import repair_record
 from fleet.services.replacement import replacement_begin
 from fleet.services.signal import signals_settle
+from kernel import live
+from kernel.events import event_record
+from kernel.tones import Tone
+from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 

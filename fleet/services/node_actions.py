@@ -7,15 +7,15 @@ from datetime import datetime
 
 from django.db import transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import Conflict
-from controlplane.kernel.tones import Tone
 from fleet.models import CellMember, Node
 from fleet.planning.states import CellState, NodeState
 from fleet.services.cell_actions import cell_drain
 from fleet.services.cordon import node_cordon
 from fleet.services.replacement import is_replaced, replacement_ask
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.refusals import Conflict
+from kernel.tones import Tone
 
 REPLACEABLE = frozenset({NodeState.READY, NodeState.SUSPECT})
 

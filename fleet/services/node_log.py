@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 from django.db import connection, transaction
 
-from controlplane.kernel import live
-from controlplane.kernel.storable import storable_json
 from engine_agent.protocol.messages import LogTail
 from fleet.models import NodeLog
+from kernel import live
+from kernel.storable import storable_json
 
 WISH_FOR = timedelta(seconds=60)
 RENEW_BEFORE = timedelta(seconds=25)

@@ -10,12 +10,12 @@ from functools import singledispatch
 
 from django.db import IntegrityError
 
-from controlplane.kernel import clock
-from controlplane.kernel.leases import lease_release, lease_take, this_holder
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Node
 from fleet.planning.decisions import (
     ChangeRollout,
+    CloseIncident,
+    CloseReplacement,
+    CordonNode,
     CreateCell,
     Decision,
     DrainCell,
@@ -23,21 +23,16 @@ from fleet.planning.decisions import (
     LaunchNodes,
     MoveCell,
     MoveNode,
+    NoteIncident,
+    OpenIncident,
+    ReplaceNode,
     RestartAgent,
     RetireNode,
     StartCell,
     StopCell,
-)
-from fleet.planning.fault_decisions import (
-    CloseIncident,
-    CloseReplacement,
-    CordonNode,
-    NoteIncident,
-    OpenIncident,
-    ReplaceNode,
     WishReplacement,
 )
-from fleet.planning.liveness import nodes_in_doubt
+from fleet.planning.faults.liveness import nodes_in_doubt
 from fleet.planning.planners import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, ProviderStatus
@@ -49,6 +44,9 @@ from fleet.services import incident as incidents
 from fleet.services import node as nodes
 from fleet.services import replacement as replacements
 from fleet.services import rollout as rollouts
+from kernel import clock
+from kernel.leases import lease_release, lease_take, this_holder
+from kernel.transitions import StaleDecision
 
 LEASE = "reconciler"
 

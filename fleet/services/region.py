@@ -8,14 +8,14 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import Conflict, InvalidInput
-from controlplane.kernel.tones import Tone
 from fleet.models import InstanceType, Region
-from fleet.planning.warm import InvalidWarmSpares, parse_warm_spares
+from fleet.planning.placement.warm import InvalidWarmSpares, parse_warm_spares
 from fleet.providers import provider_named
 from fleet.providers.base import ProviderError
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
 
 CHANGEABLE = ("position", "ingress_url", "spares")
 

@@ -10,18 +10,18 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.tones import Tone
-from controlplane.kernel.transitions import StaleDecision, compare_and_set_or_stale
 from fleet.models import CellMember, Incident, Node, Replacement
-from fleet.planning.fault_decisions import CloseReplacement, CordonNode, ReplaceNode, WishReplacement
+from fleet.planning.decisions import CloseReplacement, CordonNode, ReplaceNode, WishReplacement
 from fleet.planning.fault_rules import Rule
-from fleet.planning.fault_settings import FaultSettings
-from fleet.planning.guards import COUNTED, Underway, crowding
+from fleet.planning.faults.guards import COUNTED, Underway, crowding
+from fleet.planning.settings import FaultSettings
 from fleet.planning.states import NODE_ALLOWED, NODE_TONE, IncidentState, NodeState
 from fleet.services.desired import desired_changed
 from fleet.services.repair import repair_record
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.tones import Tone
+from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
 SWITCHYARD = "switchyard"
 LOCK = 0x53_57_52_50

@@ -12,12 +12,12 @@ from typing import Any
 import msgspec
 from django.db import connection, transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.storable import UNSTORABLE, storable_json
-from controlplane.kernel.tones import Tone
 from fleet.models import Node
 from fleet.services.signal import signal_record
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.storable import UNSTORABLE, storable_json
+from kernel.tones import Tone
 
 _STORE = """
 WITH said AS (

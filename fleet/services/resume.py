@@ -7,7 +7,6 @@ still run are left alone.
 import logging
 from datetime import datetime
 
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Cell, Node, Region
 from fleet.planning.decisions import StartCell
 from fleet.planning.snapshot import ProviderStatus
@@ -16,6 +15,7 @@ from fleet.providers import local_provider
 from fleet.providers.base import ProviderError
 from fleet.providers.local import LocalProvider
 from fleet.services.cell import cell_start
+from kernel.transitions import StaleDecision
 
 RESUMED = (CellState.STARTING, CellState.READY)
 

@@ -9,14 +9,14 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Deployment, Rollout
 from fleet.planning.decisions import ChangeRollout
 from fleet.planning.states import ROLLOUT_ACTIVE, ROLLOUT_ALLOWED, ROLLOUT_TONE, RolloutState
-from fleet.planning.webhook import WebhookEvent
+from fleet.planning.webhooks.delivery import WebhookEvent
 from fleet.services.webhook_outbox import webhooks_tell
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.transitions import StaleDecision
 
 
 def rollout_change(decision: ChangeRollout, *, now: datetime) -> None:

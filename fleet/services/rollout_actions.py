@@ -10,17 +10,17 @@ from typing import Any
 
 from django.db import transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.refusals import Conflict, InvalidInput
 from fleet.models import Cell, Deployment, DeploymentRegion, Region, Rollout
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
-from fleet.planning.preview import objection, order_of_regions
+from fleet.planning.rollout.preview import objection, order_of_regions
+from fleet.planning.rollout.waves import course_of
 from fleet.planning.states import CellState, RolloutState
-from fleet.planning.waves import course_of
 from fleet.selectors.rollout import ACTIVE, rollout_view
 from fleet.selectors.snapshot import deployment_view
 from fleet.selectors.version_fit import version_fit
 from fleet.services.rollout import rollout_event, rollout_locked, rollout_save
+from kernel import hints, live
+from kernel.refusals import Conflict, InvalidInput
 from models_registry.models import ModelVersion
 from models_registry.services.lifecycle import version_hold
 

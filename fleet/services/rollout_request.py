@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from controlplane.accounts.models import Approval
-from controlplane.accounts.services.approval import Asked, FleetAction, approval_ask, takes_two
+from accounts.models import Approval
+from accounts.services.approval import Asked, FleetAction, approval_ask, takes_two
 from fleet.models import Rollout
 from fleet.planning.policy import policy_as_json
 from fleet.services.rollout_actions import Proposal, rollout_propose, rollout_start

@@ -12,7 +12,6 @@ from typing import Any
 import msgspec
 from django.db import connection, transaction
 
-from controlplane.kernel.refusals import Conflict
 from engine_agent.protocol.messages import ClassLoad, Health, Load, TenantLoad
 from fleet.models import (
     Cell,
@@ -27,10 +26,11 @@ from fleet.models import (
     Region,
     Rollout,
 )
-from fleet.planning.history import KEPT_S
+from fleet.planning.load.history import KEPT_S
 from fleet.planning.policy import UpdatePolicy, policy_as_json
 from fleet.planning.states import CellState, NodeState, RolloutState
 from fleet.selectors.history import FLEET, cell_subject, deployment_subject, region_subject
+from kernel.refusals import Conflict
 from models_registry.models import Model, ModelVersion, VersionState
 from models_registry.planning.instance_types import INSTANCE_TYPES, LOCAL_CPU
 

@@ -6,11 +6,11 @@ from typing import Any
 from django.db import transaction
 from django.db.models import F
 
-from controlplane.kernel import hints
 from engine_agent.protocol.signatures import FaultSignature, is_hard
 from fleet.models import Node, Signal
 from fleet.planning.states import NodeState
 from fleet.services.repair import repair_record
+from kernel import hints
 
 KNOWN = frozenset(FaultSignature)
 

@@ -4,11 +4,11 @@ does it; a window that nobody cut in time is left out, never guessed."""
 from datetime import datetime
 from typing import Any
 
-from controlplane.kernel.leases import lease_release, lease_take, this_holder
 from engine_agent.protocol.states import EngineState
 from fleet.models import NodeReport, StepRecord
-from fleet.planning.fault_settings import FaultSettings
+from fleet.planning.settings import FaultSettings
 from fleet.planning.states import NodeState
+from kernel.leases import lease_release, lease_take, this_holder
 
 LEASE = "step-windows"
 LEASE_TTL_S = 30.0

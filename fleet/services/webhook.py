@@ -5,12 +5,12 @@ from typing import Any
 
 from django.db import transaction
 
-from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import Conflict
-from controlplane.kernel.tones import Tone
 from fleet.models import Webhook, WebhookDelivery
-from fleet.planning.webhook import WebhookEvent
+from fleet.planning.webhooks.delivery import WebhookEvent
 from fleet.services.webhook_outbox import delivery_create
+from kernel.events import event_record
+from kernel.refusals import Conflict
+from kernel.tones import Tone
 
 
 def webhook_create(*, actor: str, now: datetime, **columns: Any) -> Webhook:

@@ -12,13 +12,13 @@ from django.conf import settings as django_settings
 from django.db import transaction
 from django.db.models import F, Q
 
-from controlplane.kernel import live
-from controlplane.kernel.metrics import WEBHOOK_ATTEMPTS
-from controlplane.kernel.storable import storable_json
 from fleet.models import WebhookDelivery
-from fleet.planning.webhook import DeliveryState, WebhookSettings, parse_networks, retry_after_s, signature
-from fleet.planning.webhook_message import WebhookFormat, json_message, slack_message
+from fleet.planning.webhooks.delivery import DeliveryState, WebhookSettings, parse_networks, retry_after_s, signature
+from fleet.planning.webhooks.messages import WebhookFormat, json_message, slack_message
 from fleet.services.webhook_http import Outcome, post
+from kernel import live
+from kernel.metrics import WEBHOOK_ATTEMPTS
+from kernel.storable import storable_json
 
 BATCH = 20
 CLAIM_S = 60.0

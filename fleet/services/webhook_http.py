@@ -8,7 +8,7 @@ import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fleet.planning.webhook import RefusedUrl, Target, WebhookSettings, choose_address, parse_url
+from fleet.planning.webhooks.delivery import RefusedUrl, Target, WebhookSettings, choose_address, parse_url
 
 STATUS_LINE_PARTS = 2
 REASON_LETTERS = 200

@@ -4,9 +4,9 @@ happen and nothing that happened is forgotten. It sends nothing."""
 from datetime import datetime
 from typing import Any
 
-from controlplane.kernel import hints
 from fleet.models import Webhook, WebhookDelivery
-from fleet.planning.webhook import wants
+from fleet.planning.webhooks.delivery import wants
+from kernel import hints
 
 SEND_TASK = "fleet.send_webhooks"
 

@@ -7,9 +7,9 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.requests import StrictSerializer, actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel import clock
+from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
 from models_registry.api import examples
 from models_registry.models import Model
 from models_registry.selectors.model import models_described

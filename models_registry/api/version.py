@@ -18,11 +18,11 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.refusals import InvalidInput
-from controlplane.kernel.requests import StrictSerializer, actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
-from controlplane.kernel.tones import Tone
+from kernel import clock
+from kernel.refusals import InvalidInput
+from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.tones import Tone
 from models_registry.api import examples
 from models_registry.api.diff import VersionDiffSerializer
 from models_registry.api.version_requests import CreateDraftSerializer, EditDraftSerializer, ReasonSerializer

@@ -2,7 +2,7 @@
 
 from django.db import migrations
 
-from controlplane.kernel.watched import NoteChanges
+from kernel.watched import NoteChanges
 
 NAME = '{row}.name'
 

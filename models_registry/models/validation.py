@@ -2,7 +2,7 @@
 
 from django.db import models
 
-from controlplane.kernel.tones import Tone
+from kernel.tones import Tone
 from models_registry.models.version import ModelVersion
 from models_registry.planning.lifecycle import VALIDATION_TONE, ValidationState, choices
 

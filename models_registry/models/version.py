@@ -2,7 +2,7 @@
 
 from django.db import models
 
-from controlplane.kernel.tones import Tone
+from kernel.tones import Tone
 from models_registry.models.model import Model
 from models_registry.planning.lifecycle import VERSION_TONE, VersionState, choices
 from models_registry.planning.versions import HeadCounts, VersionSpec

@@ -5,7 +5,7 @@ A draft may be edited. From `validated` on nothing of a version changes but its 
 
 from enum import StrEnum
 
-from controlplane.kernel.tones import Tone
+from kernel.tones import Tone
 
 
 class VersionState(StrEnum):

@@ -7,10 +7,10 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from controlplane.kernel import live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import Conflict, InvalidInput
-from controlplane.kernel.tones import Tone
+from kernel import live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
 from models_registry.models import Model, ModelVersion
 from models_registry.planning.draft_rules import BrokenRule, check_draft
 from models_registry.planning.lifecycle import VersionState

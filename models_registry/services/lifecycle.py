@@ -8,9 +8,9 @@ from datetime import datetime
 
 from django.db import transaction
 
-from controlplane.kernel import live
-from controlplane.kernel.refusals import Conflict, InvalidInput
-from controlplane.kernel.transitions import compare_and_set
+from kernel import live
+from kernel.refusals import Conflict, InvalidInput
+from kernel.transitions import compare_and_set
 from models_registry.models import ModelVersion
 from models_registry.planning.lifecycle import VERSION_TONE, VersionState, may_be_rolled_out, states_before
 from models_registry.services.draft import refuse_if_used

@@ -13,12 +13,12 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from controlplane.kernel import clock, hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.leases import lease_release, lease_take, this_holder
-from controlplane.kernel.refusals import Conflict
-from controlplane.kernel.tones import Tone
 from engine_agent.protocol.manifest import BadArtifact
+from kernel import clock, hints, live
+from kernel.events import event_record
+from kernel.leases import lease_release, lease_take, this_holder
+from kernel.refusals import Conflict
+from kernel.tones import Tone
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.artifact_rules import ArtifactLimits, Place, size_words
 from models_registry.planning.lifecycle import ValidationState, VersionState

@@ -9,8 +9,8 @@ from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
 
-from controlplane.kernel import clock
-from controlplane.kernel.trail import not_audited
+from kernel import clock
+from kernel.trail import not_audited
 from traffic.models import AsyncRequest
 from traffic.planning.async_request import AsyncSettings, AsyncState
 from traffic.selectors.application import Application, UnknownApplication, application_of

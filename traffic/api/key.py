@@ -13,12 +13,12 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role
-from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
-from controlplane.kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from controlplane.kernel.tones import Tone
 from fleet.planning.states import ServingClass, choices
+from kernel import clock
+from kernel.access import Role
+from kernel.requests import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin
+from kernel.tones import Tone
 from traffic.api import key_examples as examples
 from traffic.models import ApplicationKey, KeyPolicy
 from traffic.planning.key import KeyState

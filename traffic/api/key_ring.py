@@ -5,7 +5,7 @@ from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
 
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import key_examples as examples
 from traffic.models import Ingress
 from traffic.selectors.key import ingresses_with_keys

@@ -7,9 +7,9 @@ from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.models import Deployment
 from fleet.planning.states import choices
+from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import steering_examples as examples
 from traffic.models import TrafficMatrix, TrafficShift
 from traffic.planning.shift import ShiftKind

@@ -10,13 +10,13 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.accounts.api.approvals import ApprovalSerializer, waiting
-from controlplane.accounts.models import Approval
-from controlplane.kernel import clock
-from controlplane.kernel.access import deployment_in_body
-from controlplane.kernel.requests import StrictSerializer, WhySerializer, actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
+from accounts.api.approvals import ApprovalSerializer, waiting
+from accounts.models import Approval
 from fleet.planning.states import choices
+from kernel import clock
+from kernel.access import deployment_in_body
+from kernel.requests import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import steering_examples as examples
 from traffic.models import TrafficOverride
 from traffic.planning.effect import Effect

@@ -7,7 +7,7 @@ from typing import Any
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.http import require_safe
 
-from controlplane.kernel import clock
+from kernel import clock
 from traffic.models import UsageHour
 from traffic.selectors.application import UnknownApplication, application_of
 

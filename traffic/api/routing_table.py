@@ -6,7 +6,7 @@ from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
 
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
+from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import examples
 from traffic.models import RoutingTable
 from traffic.selectors.routing_table import routing_tables_described, table_by_reference

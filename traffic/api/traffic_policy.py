@@ -9,10 +9,10 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.kernel import clock
-from controlplane.kernel.requests import StrictSerializer, actor_of
-from controlplane.kernel.rest.view_sets import ReadOnlyModelViewSet
 from fleet.models import Deployment
+from kernel import clock
+from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import steering_examples as examples
 from traffic.models import TrafficRule
 from traffic.planning.traffic_policy import TrafficPolicy, traffic_policy_as_json

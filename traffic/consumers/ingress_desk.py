@@ -4,10 +4,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from controlplane.kernel import clock
 from engine_agent.protocol.messages import DownMessage, IngressReport, UpMessage
 from fleet.consumers.hub import AgentConnection
 from fleet.consumers.latest import LatestRows
+from kernel import clock
 from traffic.selectors.routing import latest_revisions, latest_tables, told_table
 from traffic.services.reports import IngressRow, ingress_reports_store
 

@@ -2,7 +2,7 @@
 
 from django.db import migrations
 
-from controlplane.kernel.watched import NoteChanges
+from kernel.watched import NoteChanges
 
 ID = '{row}.id::text'
 

@@ -4,8 +4,8 @@ from datetime import datetime
 
 from django.db import models
 
-from controlplane.kernel.tones import Tone
 from fleet.planning.states import ServingClass, choices
+from kernel.tones import Tone
 from traffic.planning.key import KEY_TONE, KeyState, key_state
 
 

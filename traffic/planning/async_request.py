@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from enum import StrEnum
 
-from controlplane.kernel.tones import Tone
+from kernel.tones import Tone
 
 
 class AsyncState(StrEnum):

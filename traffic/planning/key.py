@@ -8,8 +8,8 @@ from enum import StrEnum
 
 import msgspec
 
-from controlplane.kernel.tones import Tone
 from engine_agent.protocol.messages import ApiKey, JsonObject
+from kernel.tones import Tone
 
 LIMITS = ("requests_per_min", "tokens_per_min", "max_concurrent")
 

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from controlplane.kernel.secrets import secret_matches, secret_prefix
 from fleet.planning.states import ServingClass
+from kernel.secrets import secret_matches, secret_prefix
 from traffic.models import ApplicationKey
 from traffic.planning.key import KeyState
 from traffic.selectors.key import key_standing

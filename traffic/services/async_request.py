@@ -11,10 +11,10 @@ from django.conf import settings as django_settings
 from django.db import transaction
 from django.db.models import QuerySet
 
-from controlplane.kernel.refusals import Refusal
 from fleet.planning.states import ServingClass
-from fleet.planning.webhook import RefusedUrl, WebhookSettings, check_url, parse_networks
+from fleet.planning.webhooks.delivery import RefusedUrl, WebhookSettings, check_url, parse_networks
 from fleet.services.webhook_outbox import delivery_create_to
+from kernel.refusals import Refusal
 from traffic.models import AsyncRequest
 from traffic.models.async_request import OPEN_STATES, new_callback_secret
 from traffic.planning.async_request import AsyncSettings, AsyncState, limit_of

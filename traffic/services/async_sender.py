@@ -13,8 +13,8 @@ from asgiref.sync import sync_to_async
 from django.conf import settings as django_settings
 from django.db import DatabaseError, close_old_connections, connections
 
-from controlplane.kernel import clock
-from controlplane.kernel.metrics import ASYNC_ATTEMPTS
+from kernel import clock
+from kernel.metrics import ASYNC_ATTEMPTS
 from traffic.planning.async_request import AsyncSettings, AsyncState, Received, Window
 from traffic.planning.internal_key import internal_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region

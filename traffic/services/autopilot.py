@@ -9,10 +9,10 @@ from typing import Any
 
 from django.db import transaction
 
-from controlplane.kernel import live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.leases import lease_release, lease_take, this_holder
-from controlplane.kernel.tones import Tone
+from kernel import live
+from kernel.events import event_record
+from kernel.leases import lease_release, lease_take, this_holder
+from kernel.tones import Tone
 from traffic.models import TrafficMatrix, TrafficShift
 from traffic.planning.autopilot import plan_shift, task_of
 from traffic.planning.matrix import Matrix, loads

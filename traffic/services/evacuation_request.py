@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
-from controlplane.accounts.models import Approval
-from controlplane.accounts.services.approval import Asked, FleetAction, approval_ask, takes_two
+from accounts.models import Approval
+from accounts.services.approval import Asked, FleetAction, approval_ask, takes_two
 from traffic.models import TrafficOverride
 from traffic.planning.overrides import EvacuationMode
 from traffic.services.override import Terms, describe_order, evacuation_check, evacuation_start

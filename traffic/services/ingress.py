@@ -5,16 +5,16 @@ from datetime import datetime, timedelta
 
 from django.db import transaction
 
-from controlplane.kernel import live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.leases import lease_release, lease_take, this_holder
-from controlplane.kernel.tones import Tone
 from engine_agent.protocol.states import AgentKind
 from fleet.models import Region
 from fleet.planning.snapshot import ProviderStatus
 from fleet.providers import provider_named
 from fleet.providers.base import LaunchSpec, ProviderError
 from fleet.services.enrolment import join_token_issue
+from kernel import live
+from kernel.events import event_record
+from kernel.leases import lease_release, lease_take, this_holder
+from kernel.tones import Tone
 from traffic.models import Ingress, IngressReport
 from traffic.planning.drain import SILENT_AFTER_S
 from traffic.planning.ingress import plan_ingress

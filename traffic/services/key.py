@@ -12,13 +12,13 @@ from typing import Any
 
 from django.db import transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import Conflict, InvalidInput
-from controlplane.kernel.secrets import secret_issue
-from controlplane.kernel.tones import Tone
 from fleet.models import Deployment
 from fleet.planning.states import ServingClass
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.secrets import secret_issue
+from kernel.tones import Tone
 from traffic.models import ApplicationKey, KeyPolicy
 from traffic.planning.key import LIMITS, KeyState, RevokedKey, plan_refused
 from traffic.selectors.key import keys_in_force

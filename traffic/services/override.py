@@ -9,12 +9,12 @@ from datetime import datetime, timedelta
 
 from django.db import models, transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import Conflict, InvalidInput
-from controlplane.kernel.tones import Tone
-from controlplane.kernel.transitions import compare_and_set
 from fleet.models import Deployment, Region
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+from kernel.transitions import compare_and_set
 from traffic.models import Ingress, TrafficOverride
 from traffic.planning.matrix import whole_row
 from traffic.planning.overrides import EvacuationMode, OverrideKind

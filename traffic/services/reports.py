@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.storable import UNSTORABLE, storable_json
 from fleet.services.witness import sighting_store
+from kernel import hints, live
+from kernel.storable import UNSTORABLE, storable_json
 from traffic.models import Ingress, IngressReport, RoutingTable
 from traffic.selectors.routing import table_message
 

@@ -6,15 +6,15 @@ from datetime import datetime
 import msgspec
 from django.db import IntegrityError, transaction
 
-from controlplane.kernel import live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.leases import lease_held_since
-from controlplane.kernel.tones import Tone
 from engine_agent.protocol.messages import JsonObject, Pool, Split
 from fleet.models import Cell, Region
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.cell import cell_mark_unrouted
+from kernel import live
+from kernel.events import event_record
+from kernel.leases import lease_held_since
+from kernel.tones import Tone
 from traffic.models import RoutingTable
 from traffic.planning.changes import describe_change, describe_splits
 from traffic.planning.drain import plan_unrouted

@@ -6,11 +6,11 @@ from typing import Any
 
 from django.db import transaction
 
-from controlplane.kernel import hints, live
-from controlplane.kernel.events import event_record
-from controlplane.kernel.refusals import InvalidInput
-from controlplane.kernel.tones import Tone
 from fleet.models import Deployment, Region
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.refusals import InvalidInput
+from kernel.tones import Tone
 from traffic.models import TrafficRule, TrafficWindow
 from traffic.planning.traffic_policy import (
     InvalidTrafficPolicy,

@@ -6,9 +6,9 @@ from datetime import datetime, timedelta
 from django.db import connection, transaction
 from django.db.models import Q
 
-from controlplane.kernel import live
-from controlplane.kernel.leases import lease_release, lease_take, this_holder
 from fleet.models import NodeReport
+from kernel import live
+from kernel.leases import lease_release, lease_take, this_holder
 from traffic.models import ApplicationKey, IngressReport, UsageHour, UsageMark
 from traffic.planning.usage import KEY, TENANT, Told, UsagePlan, plan_usage, told_by_cell, told_by_ingress
 

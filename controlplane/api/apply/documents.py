@@ -10,12 +10,12 @@ from typing import Any
 from rest_framework import serializers
 
 from controlplane.api.apply.planning import Document, Kind
-from controlplane.kernel.requests import StrictSerializer
 from fleet.api.deployment_requests import ChangeDeploymentSerializer
 from fleet.api.region import ChangeRegionSerializer
 from fleet.models import Deployment, Region
 from fleet.planning.fault_rules import SETTABLE_RULES, RuleMode
 from fleet.planning.states import choices
+from kernel.requests import StrictSerializer
 from models_registry.api.version_requests import ChangeDraftSerializer
 from traffic.api.traffic_policy import TrafficPolicyChangeSerializer
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from fleet.api import plan_examples
+from controlplane.api import what_if
 
 DEPLOYMENT: dict[str, Any] = {
     "apiVersion": "switchyard/v1",
@@ -25,7 +25,7 @@ PLAN: dict[str, Any] = {
     "revision": "5d41402abc4b2a76",
     "steps": [STEP],
     "unchanged": [],
-    "effects": [{"deployment": "sim-70b", "forecast": plan_examples.FORECAST}],
+    "effects": [{"deployment": "sim-70b", "forecast": what_if.FORECAST}],
     "not_predicted": [],
     "waiting": [],
 }

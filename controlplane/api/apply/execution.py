@@ -12,7 +12,7 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from controlplane.accounts.models import Approval
+from accounts.models import Approval
 from controlplane.api.apply.planning import (
     Action,
     Document,
@@ -24,7 +24,6 @@ from controlplane.api.apply.planning import (
     revision_of,
 )
 from controlplane.api.apply.present import present_of
-from controlplane.kernel.refusals import Conflict, InvalidInput
 from fleet.models import Deployment
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.snapshot import FleetView
@@ -34,6 +33,7 @@ from fleet.services.fault_rule import fault_rule_set
 from fleet.services.region import region_change, region_create
 from fleet.services.rollout_actions import rollout_propose
 from fleet.services.rollout_request import rollout_ask
+from kernel.refusals import Conflict, InvalidInput
 from models_registry.models import ModelVersion
 from models_registry.selectors.model import version_by_reference
 from models_registry.services.draft import draft_change, draft_create, model_change, model_create

@@ -20,13 +20,13 @@ from controlplane.api.apply.execution import (
     documents_preview,
 )
 from controlplane.api.apply.planning import Action, Kind, Objection, Step
-from controlplane.kernel import clock
-from controlplane.kernel.refusals import Conflict
-from controlplane.kernel.requests import StrictSerializer, actor_of
-from controlplane.kernel.rest.view_sets import ViewSet
-from fleet.api.plan import ForecastSerializer, forecast_as_told
+from controlplane.api.what_if import ForecastSerializer, forecast_as_told
+from controlplane.what_if import plan_onwards
 from fleet.planning.states import choices
-from fleet.services.plan import plan_onwards
+from kernel import clock
+from kernel.refusals import Conflict
+from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.view_sets import ViewSet
 
 PREDICTED_MOST = 4
 """Deployments whose future is told in one answer: each may take a second or two to simulate."""

@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 import typer
 
+from controlplane.chat_stream import AnswerReader, error_words
 from controlplane.cli.completing import names_of
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.failures import Failure
 from controlplane.cli.run import Run, path_of, resource_named, run_of
-from controlplane.dashboard.playground.answer import AnswerReader, error_words
 
 app = typer.Typer()
 

@@ -1,12 +1,12 @@
 """Who changed what, and who was refused, in pages by number. Operators and administrators see it."""
 
-from controlplane.audit.models import Outcome
-from controlplane.audit.selectors import Asked as Wanted
-from controlplane.audit.selectors import audit_actions
+from audit.models import Outcome
+from audit.selectors import Asked as Wanted
+from audit.selectors import audit_actions
 from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
 from controlplane.dashboard.pages.choices import choose
 from controlplane.dashboard.selectors.audit import AuditList, audit_list
-from controlplane.kernel.access import Role
+from kernel.access import Role
 
 
 def _list(asked: Asked) -> AuditList:

@@ -8,11 +8,11 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, needs
-from controlplane.kernel.refusals import InvalidInput, Refusal
 from fleet.models import Cell
 from fleet.services.cell_actions import cell_drain, cell_restart
+from kernel import clock
+from kernel.access import Role, needs
+from kernel.refusals import InvalidInput, Refusal
 
 LONGEST_TEXT = 200
 SERVICES: dict[str, Callable[..., None]] = {"drain": cell_drain, "restart": cell_restart}

@@ -8,12 +8,12 @@ from django.shortcuts import get_object_or_404, redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, needs
-from controlplane.kernel.refusals import InvalidInput, Refusal
+from controlplane.what_if import plan_scale
 from fleet.models import Deployment, DeploymentRegion, Region
 from fleet.services.deployment import CELLS_PER_REGION_MAX, deployment_scale
-from fleet.services.plan import plan_scale
+from kernel import clock
+from kernel.access import Role, needs
+from kernel.refusals import InvalidInput, Refusal
 
 MOST_DIGITS = 5
 

@@ -10,9 +10,9 @@ from django.views.decorators.http import require_http_methods, require_POST
 
 from controlplane.dashboard.selectors.drafts import NESTED, NUMBERS, TEXTS, draft_fields, read_fields
 from controlplane.dashboard.selectors.versions import version_find
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, needs
-from controlplane.kernel.refusals import InvalidInput, Refusal
+from kernel import clock
+from kernel.access import Role, needs
+from kernel.refusals import InvalidInput, Refusal
 from models_registry.api.version_requests import CreateDraftSerializer, EditDraftSerializer
 from models_registry.models import ModelVersion
 from models_registry.planning.lifecycle import VersionState

@@ -7,15 +7,15 @@ from django.shortcuts import get_object_or_404
 
 from controlplane.dashboard.pages.settings_actions import form
 from controlplane.dashboard.pages.settings_asks import actor, ask, checked, shown, word, words
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role
 from fleet.api.fault_rule import SetModeSerializer
 from fleet.api.webhook import CreateWebhookSerializer
 from fleet.models import Webhook
 from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode
-from fleet.planning.webhook_message import WebhookFormat
+from fleet.planning.webhooks.messages import WebhookFormat
 from fleet.services.fault_rule import fault_rule_set
 from fleet.services.webhook import webhook_change, webhook_create, webhook_delete, webhook_test
+from kernel import clock
+from kernel.access import Role
 
 
 @form(Role.ADMIN)

@@ -10,11 +10,11 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, needs
-from controlplane.kernel.refusals import InvalidInput, Refusal
 from fleet.models import Deployment
 from fleet.planning.states import ServingClass, choices
+from kernel import clock
+from kernel.access import Role, needs
+from kernel.refusals import InvalidInput, Refusal
 from traffic.api.key import ChangeKeySerializer, CreateKeySerializer
 from traffic.models import ApplicationKey
 from traffic.planning.key import LIMITS

@@ -10,10 +10,10 @@ from controlplane.dashboard.fragments import Asked, Fragment, Page
 from controlplane.dashboard.playground.question import Question, question_in
 from controlplane.dashboard.playground.relay import chat_refusal, relay_chat
 from controlplane.dashboard.selectors.playground import Playground, playground
-from controlplane.kernel.access import Role, access_of
-from controlplane.kernel.refusals import InvalidInput
-from controlplane.kernel.trail import not_audited
 from fleet.models import Deployment
+from kernel.access import Role, access_of
+from kernel.refusals import InvalidInput
+from kernel.trail import not_audited
 from traffic.planning.internal_key import PLAYGROUND_TENANT, internal_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region
 from traffic.selectors.key import key_standing

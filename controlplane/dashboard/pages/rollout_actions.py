@@ -7,9 +7,6 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, needs
-from controlplane.kernel.refusals import Refusal
 from fleet.models import Rollout
 from fleet.services.rollout_actions import (
     rollout_abort,
@@ -18,6 +15,9 @@ from fleet.services.rollout_actions import (
     rollout_roll_back,
     rollout_skip_bake,
 )
+from kernel import clock
+from kernel.access import Role, needs
+from kernel.refusals import Refusal
 
 LONGEST_WHY = 200
 

@@ -9,14 +9,14 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods
 
-from controlplane.accounts.models import Approval
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, needs
-from controlplane.kernel.refusals import Refusal
+from accounts.models import Approval
 from fleet.models import Deployment
-from fleet.planning.preview import PreviewStage, preview_seconds, preview_stages
+from fleet.planning.rollout.preview import PreviewStage, preview_seconds, preview_stages
 from fleet.services.rollout_actions import Proposal, rollout_propose
 from fleet.services.rollout_request import rollout_ask
+from kernel import clock
+from kernel.access import Role, needs
+from kernel.refusals import Refusal
 from models_registry.models import ModelVersion
 from models_registry.planning.lifecycle import VersionState
 

@@ -5,7 +5,7 @@ Parts with forms have no topics: they are drawn once, so that nothing is taken f
 
 from controlplane.dashboard.fragments import Fragment, Load, Page
 from controlplane.dashboard.selectors import settings as read
-from controlplane.kernel.access import Role
+from kernel.access import Role
 
 
 def _part(name: str, title: str, load: Load, *topics: str) -> Fragment:

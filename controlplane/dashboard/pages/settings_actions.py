@@ -10,22 +10,22 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST
 
-from controlplane.accounts.api.groups import ChangeGroupSerializer, CreateGroupSerializer, GiveSerializer
-from controlplane.accounts.api.people import CreateServiceAccountSerializer, CreateUserSerializer
-from controlplane.accounts.api.tokens import CreateTokenSerializer
-from controlplane.accounts.guards import may_reject, person_only, token_owner
-from controlplane.accounts.models import Approval, Grant, GroupRole
-from controlplane.accounts.selectors import sessions_seen_by, tokens_seen_by
-from controlplane.accounts.services.approval import approval_approve, approval_reject, approval_rule_set
-from controlplane.accounts.services.grant import grant_give, grant_take
-from controlplane.accounts.services.group import group_change, group_create, group_delete
-from controlplane.accounts.services.login import Attempt, login_failure_record, login_wait_s
-from controlplane.accounts.services.session import session_end
-from controlplane.accounts.services.token import token_create_within, token_revoke
-from controlplane.accounts.services.user import password_change, service_account_create, user_change, user_create
+from accounts.api.groups import ChangeGroupSerializer, CreateGroupSerializer, GiveSerializer
+from accounts.api.people import CreateServiceAccountSerializer, CreateUserSerializer
+from accounts.api.tokens import CreateTokenSerializer
+from accounts.guards import may_reject, person_only, token_owner
+from accounts.models import Approval, Grant, GroupRole
+from accounts.selectors import sessions_seen_by, tokens_seen_by
+from accounts.services.approval import approval_approve, approval_reject, approval_rule_set
+from accounts.services.grant import grant_give, grant_take
+from accounts.services.group import group_change, group_create, group_delete
+from accounts.services.login import Attempt, login_failure_record, login_wait_s
+from accounts.services.session import session_end
+from accounts.services.token import token_create_within, token_revoke
+from accounts.services.user import password_change, service_account_create, user_change, user_create
 from controlplane.dashboard.pages.settings_asks import actor, ask, checked, refused, shown, word, words
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, access_of, needs
+from kernel import clock
+from kernel.access import Role, access_of, needs
 
 View = Callable[..., HttpResponse]
 

@@ -8,7 +8,7 @@ from django.http import HttpRequest, HttpResponse
 from django.shortcuts import redirect, render
 from rest_framework import serializers
 
-from controlplane.kernel.refusals import InvalidInput, Refusal
+from kernel.refusals import InvalidInput, Refusal
 
 LONGEST_TEXT = 500
 Act = Callable[[], object]

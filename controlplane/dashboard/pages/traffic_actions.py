@@ -8,12 +8,12 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
-from controlplane.accounts.models import Approval
+from accounts.models import Approval
 from controlplane.dashboard.selectors.steering import EffectTable, effect_tables
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, needs
-from controlplane.kernel.refusals import Refusal
 from fleet.models import Deployment, Region
+from kernel import clock
+from kernel.access import Role, needs
+from kernel.refusals import Refusal
 from traffic.models import TrafficOverride
 from traffic.planning.overrides import EvacuationMode
 from traffic.selectors.effect import effects_of

@@ -11,9 +11,9 @@ from django.views.decorators.http import require_http_methods
 
 from controlplane.dashboard.selectors.shares import SharesForm, shares_form
 from controlplane.dashboard.selectors.steering import EffectTable, effect_tables
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, needs
-from controlplane.kernel.refusals import InvalidInput, Refusal
+from kernel import clock
+from kernel.access import Role, needs
+from kernel.refusals import InvalidInput, Refusal
 from traffic.selectors.effect import effects_of
 from traffic.services.override import Terms, shares_fix, shares_order
 

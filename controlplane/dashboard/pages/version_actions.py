@@ -10,9 +10,9 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
 from controlplane.dashboard.selectors.versions import FINAL, version_find
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, needs
-from controlplane.kernel.refusals import InvalidInput, Refusal
+from kernel import clock
+from kernel.access import Role, needs
+from kernel.refusals import InvalidInput, Refusal
 from models_registry.models import ModelVersion
 from models_registry.services.draft import draft_delete
 from models_registry.services.lifecycle import version_release, version_retire

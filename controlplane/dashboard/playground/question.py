@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from controlplane.kernel.refusals import InvalidInput
+from kernel.refusals import InvalidInput
 
 LONGEST_BODY_BYTES = 256 * 1024
 MOST_MESSAGES = 100

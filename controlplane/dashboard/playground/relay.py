@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
-from controlplane.dashboard.playground.answer import AnswerReader, error_words
+from controlplane.chat_stream import AnswerReader, error_words
 from traffic.services.ingress_stream import Head, StreamBroken, StreamLimits, stream_ingress
 
 MOST_PER_USER = 3

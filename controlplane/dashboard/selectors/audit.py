@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from controlplane.audit.models import AuditRecord, Outcome
-from controlplane.audit.selectors import Asked, audit_records
-from controlplane.kernel.tones import Tone
+from audit.models import AuditRecord, Outcome
+from audit.selectors import Asked, audit_records
+from kernel.tones import Tone
 
 RECORDS_PER_PAGE = 50
 TONES = {Outcome.DONE: Tone.OK, Outcome.DENIED: Tone.BAD}

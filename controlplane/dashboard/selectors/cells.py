@@ -12,8 +12,8 @@ from engine_agent.protocol.messages import Load
 from engine_agent.protocol.states import MemberRole
 from fleet.models import Cell, CellMember, Node, NodeReport
 from fleet.planning.fingerprints import compare_stacks, member_stacks, stack_digest
+from fleet.planning.placement.distance import depth_of, distance
 from fleet.planning.states import CellState
-from fleet.planning.topology import depth_of, distance
 
 CELLS_SHOWN = 100
 """Rows on one page: more than anybody reads at once, few enough to be there at once."""

@@ -8,10 +8,10 @@ from enum import StrEnum
 from django.db.models import Count, QuerySet
 
 from controlplane.dashboard.selectors.load import NO_WORD, SummedLoad, loads_by_deployment
-from controlplane.kernel.tones import Tone
 from engine_agent.protocol.messages import Load
 from fleet.models import Cell, Deployment
 from fleet.planning.states import CellState
+from kernel.tones import Tone
 
 CellCounts = Mapping[tuple[str, str], Mapping[str, int]]
 

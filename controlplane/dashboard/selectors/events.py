@@ -5,8 +5,8 @@ from datetime import timedelta
 
 from django.db.models import Q, QuerySet
 
-from controlplane.kernel.models import Event
 from fleet.models import Incident, Rollout
+from kernel.models import Event
 
 EVENTS_PER_PAGE = 50
 BEFORE_INCIDENT = timedelta(minutes=2)

@@ -6,11 +6,11 @@ from typing import Any
 
 from django.db.models import Count, Exists, OuterRef, Q
 
-from controlplane.accounts.models import Approval
-from controlplane.accounts.states import ApprovalState
-from controlplane.kernel.tones import Tone
+from accounts.models import Approval
+from accounts.states import ApprovalState
 from fleet.models import Cell, Incident, Node, Replacement
 from fleet.planning.states import CELL_TONE, CellState, IncidentState, NodeState
+from kernel.tones import Tone
 
 INCIDENTS_SHOWN = 100
 RELATED_SHOWN = 20

@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db.models import Q, QuerySet
 
-from controlplane.kernel.tones import Tone
+from kernel.tones import Tone
 from traffic.models import ApplicationKey, Ingress, KeyPolicy, UsageHour
 from traffic.planning.key import KEY_TONE, KeyState
 from traffic.planning.key_effect import requiring_effect, revoking_effect

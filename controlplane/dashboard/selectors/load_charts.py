@@ -6,7 +6,7 @@ from datetime import datetime
 
 from controlplane.dashboard.charts import Chart, Colour, Series
 from fleet.models import Deployment
-from fleet.planning.slo import Burn, Objective, burns
+from fleet.planning.load.slo import Burn, Objective, burns
 from fleet.selectors.history import (
     SPANS,
     LoadSeries,

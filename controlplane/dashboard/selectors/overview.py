@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from controlplane.dashboard.selectors.deployments import Placed, Share
 from controlplane.dashboard.selectors.incidents import BAD_CELL_STATES, Standing
-from controlplane.kernel.tones import Tone
 from fleet.models import Cell, Incident, Node, Region
 from fleet.planning.states import CELL_TONE, NODE_TONE, CellState, IncidentState
+from kernel.tones import Tone
 
 ROWS_SHOWN = 20
 """Of each kind in the two lists at the top; the full lists are one click away."""

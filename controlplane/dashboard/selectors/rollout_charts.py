@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from controlplane.dashboard.charts import Band, Chart, Colour, Series
-from controlplane.kernel.models import Event
 from fleet.models import Cell, Disruption, Rollout
-from fleet.planning.history import FINE_S
+from fleet.planning.load.history import FINE_S
 from fleet.planning.policy import parse_policy
+from fleet.planning.rollout.waves import stages_of
 from fleet.planning.states import RolloutState
-from fleet.planning.waves import stages_of
 from fleet.selectors.history import LoadSeries, Point, Span, cell_subject, load_series
+from kernel.models import Event
 
 CELLS_OF_EACH = 20
 """Cells of either version that a chart is made from: as many tell the story, and it stays quick on large fleets."""

@@ -8,9 +8,9 @@ from django.db.models import Q
 
 from fleet.models import Cell, DeploymentRegion, Rollout
 from fleet.planning.policy import parse_policy
-from fleet.planning.preview import preview_stages
+from fleet.planning.rollout.preview import preview_stages
+from fleet.planning.rollout.waves import stages_of
 from fleet.planning.states import CellState, RolloutState
-from fleet.planning.waves import stages_of
 from fleet.selectors.rollout import ACTIVE, rollouts_described
 
 ROLLOUTS_SHOWN = 100

@@ -8,8 +8,8 @@ from datetime import datetime
 from django.db.models import F, Q, Value
 from django.db.models.functions import Concat, Length
 
-from controlplane.kernel.tones import Tone
 from fleet.models import Cell, Deployment, Incident, Node, Rollout
+from kernel.tones import Tone
 from models_registry.models import ModelVersion
 from traffic.models import ApplicationKey
 from traffic.planning.key import KEY_TONE

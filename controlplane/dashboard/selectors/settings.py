@@ -6,7 +6,7 @@ from datetime import datetime
 from django.contrib.auth.models import Group, User
 from django.db.models import Count
 
-from controlplane.accounts.models import (
+from accounts.models import (
     ROLES,
     ApiToken,
     Approval,
@@ -16,20 +16,20 @@ from controlplane.accounts.models import (
     LoginSession,
     ServiceAccount,
 )
-from controlplane.accounts.selectors import (
+from accounts.selectors import (
     role_by_groups,
     service_accounts_described,
     sessions_seen_by,
     tokens_seen_by,
     users_described,
 )
-from controlplane.accounts.services.approval import fleet_actions
-from controlplane.accounts.states import ApprovalState, TokenState
+from accounts.services.approval import fleet_actions
+from accounts.states import ApprovalState, TokenState
 from controlplane.dashboard.fragments import Caller
-from controlplane.kernel.access import Role
 from fleet.models import Deployment, FaultRule, Webhook, WebhookDelivery
 from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode
-from fleet.planning.webhook import WebhookEvent
+from fleet.planning.webhooks.delivery import WebhookEvent
+from kernel.access import Role
 
 SHOWN = 200
 """Rows of a list; the API pages through longer ones."""

@@ -6,8 +6,8 @@ from datetime import datetime
 from math import ceil
 from typing import Any
 
-from controlplane.kernel.tones import Tone
 from fleet.models import Deployment
+from kernel.tones import Tone
 from traffic.models import TrafficMatrix, TrafficOverride, TrafficShift
 from traffic.planning.effect import Effect, RegionEffect
 from traffic.planning.shift import ShiftKind

@@ -7,7 +7,7 @@ from enum import StrEnum
 from django.db.models import Max
 
 from controlplane.dashboard.selectors.load import FRESH_FOR_S
-from controlplane.kernel.tones import Tone
+from kernel.tones import Tone
 from traffic.models import Ingress, IngressReport, RoutingTable
 
 TABLES_SHOWN = 20

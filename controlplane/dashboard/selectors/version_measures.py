@@ -7,7 +7,7 @@ from typing import Any
 
 from django.db import connection
 
-from fleet.planning.history import FINE_S
+from fleet.planning.load.history import FINE_S
 from models_registry.models import ModelVersion
 
 LOOKED_BACK = timedelta(hours=1)

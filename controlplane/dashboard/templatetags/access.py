@@ -1,8 +1,8 @@
-"""What a caller may do for one deployment, as templates ask it. Decides nothing: `controlplane.kernel.access` does."""
+"""What a caller may do for one deployment, as templates ask it. Decides nothing: `kernel.access` does."""
 
 from django import template
 
-from controlplane.kernel.access import Access, Role
+from kernel.access import Access, Role
 
 register = template.Library()
 

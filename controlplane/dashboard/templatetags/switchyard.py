@@ -12,7 +12,7 @@ from django.utils.safestring import SafeString, mark_safe
 
 from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.selectors.steering import Share
-from controlplane.kernel.tones import Tone
+from kernel.tones import Tone
 
 register = template.Library()
 

@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from controlplane.audit.commands import AuditedCommand
-from controlplane.kernel import clock
+from audit.commands import AuditedCommand
 from fleet.services.resume import local_fleet_resume
+from kernel import clock
 
 
 class Command(AuditedCommand):

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.conf import settings
 
-from controlplane.audit.commands import AuditedCommand
+from audit.commands import AuditedCommand
 from fleet.providers import local_provider
 
 

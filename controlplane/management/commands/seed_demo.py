@@ -7,10 +7,10 @@ from django.conf import settings
 from django.core.management import call_command
 from django.core.management.base import CommandError, CommandParser
 
-from controlplane.audit.commands import AuditedCommand
-from controlplane.kernel import clock
+from audit.commands import AuditedCommand
 from fleet.models import Region
 from fleet.services.demo import Weights, demo_seed
+from kernel import clock
 from traffic.services.ingress import ingress_create
 
 PASSWORD_VARIABLE = "SWITCHYARD_OPERATOR_PASSWORD"  # noqa: S105 - the name of a variable

@@ -5,9 +5,9 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from controlplane.kernel import clock
-from controlplane.kernel.refusals import Conflict
 from fleet.services.scale import scale_seed
+from kernel import clock
+from kernel.refusals import Conflict
 from traffic.services.scale import scale_traffic_seed
 
 

@@ -5,10 +5,10 @@ from django.urls import resolve
 from rest_framework.exceptions import PermissionDenied
 from rest_framework.test import APIClient, APIRequestFactory, force_authenticate
 
-from controlplane.accounts.models import ApiToken, Grant, GroupRole
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, Scope
-from controlplane.kernel.secrets import secret_issue
+from accounts.models import ApiToken, Grant, GroupRole
+from kernel import clock
+from kernel.access import Role, Scope
+from kernel.secrets import secret_issue
 from tests.controlplane.access.endpoints import Operation
 from tests.fleet.rows import NOW
 

@@ -5,7 +5,7 @@ Objects need not exist: who may not is told so before anything is looked up.
 
 import pytest
 
-from controlplane.kernel.access import Role, Scope
+from kernel.access import Role, Scope
 from tests.controlplane.access.callers import calls, granted, is_let_in, person
 from tests.controlplane.access.endpoints import operations
 

@@ -9,7 +9,7 @@ from django.contrib.auth.models import User
 from django.test import Client, override_settings
 
 from controlplane.dashboard.middleware import POLICY
-from controlplane.kernel.access import Role
+from kernel.access import Role
 from tests.controlplane.access.callers import calls, person
 from tests.controlplane.access.endpoints import operations, pages
 

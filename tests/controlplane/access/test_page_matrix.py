@@ -4,7 +4,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from controlplane.kernel.access import Role
+from kernel.access import Role
 from tests.controlplane.access.callers import granted, person
 from tests.controlplane.access.endpoints import Operation, pages
 

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 from rest_framework.test import APIClient
 
-from controlplane.accounts.models import ApiToken, ServiceAccount
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role, Scope
-from controlplane.kernel.secrets import secret_digest
+from accounts.models import ApiToken, ServiceAccount
+from kernel import clock
+from kernel.access import Role, Scope
+from kernel.secrets import secret_digest
 from tests.controlplane.access.callers import calls, granted, person
 from tests.fleet.rows import NOW
 

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from rest_framework.test import APIClient
 
-from controlplane.accounts.models import Approval, ApprovalRule, ServiceAccount
-from controlplane.accounts.services.approval import WAITS, approval_rule_set, approvals_expire
-from controlplane.kernel import clock
-from controlplane.kernel.access import Role
-from controlplane.kernel.models import Event
+from accounts.models import Approval, ApprovalRule, ServiceAccount
+from accounts.services.approval import WAITS, approval_rule_set, approvals_expire
 from fleet.models import DeploymentRegion, Rollout
+from kernel import clock
+from kernel.access import Role
+from kernel.models import Event
 from tests.controlplane.access.callers import calls, person
 from tests.controlplane.api.client import assert_valid, document
 from tests.fleet import rows

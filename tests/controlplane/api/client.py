@@ -10,9 +10,9 @@ from django.contrib.auth.models import User
 from drf_spectacular.generators import SchemaGenerator
 from rest_framework.test import APIClient
 
-from controlplane.accounts.models import ApiToken
-from controlplane.kernel import clock
-from controlplane.kernel.secrets import secret_issue
+from accounts.models import ApiToken
+from kernel import clock
+from kernel.secrets import secret_issue
 from tests.fleet.rows import NOW
 
 V1 = "/api/v1"

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.models import Event
+from kernel.models import Event
 from tests.controlplane.api.client import bearer
 from tests.fleet.rows import NOW
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from django.db import connection, transaction
 
-from controlplane.kernel import clock
-from controlplane.kernel.models import Event, IdempotentAnswer
-from controlplane.kernel.rest.idempotency import Answer, Asked, answered_once, fingerprint_of
-from controlplane.kernel.rest.refusals import InProgress
-from controlplane.kernel.tasks import trim_idempotent_answers
+from kernel import clock
+from kernel.models import Event, IdempotentAnswer
+from kernel.rest.idempotency import Answer, Asked, answered_once, fingerprint_of
+from kernel.rest.refusals import InProgress
+from kernel.tasks import trim_idempotent_answers
 from models_registry.models import Model
 from tests.controlplane.api.client import DescribedClient, bearer, rules
 from tests.fleet import rows

@@ -4,7 +4,7 @@ from base64 import b64encode
 
 import pytest
 
-from controlplane.kernel.models import Event
+from kernel.models import Event
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -10,11 +10,10 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 from pytest_django import DjangoDbBlocker
 
-from controlplane.accounts.models import Approval, ApprovalRule, Grant, GroupRole, LoginSession, ServiceAccount
-from controlplane.accounts.services import token_create
-from controlplane.audit.models import Proof
-from controlplane.audit.services.record import Act, Actor, audit_record
-from controlplane.kernel.models import Event
+from accounts.models import Approval, ApprovalRule, Grant, GroupRole, LoginSession, ServiceAccount
+from accounts.services import token_create
+from audit.models import Proof
+from audit.services.record import Act, Actor, audit_record
 from fleet.models import (
     Deployment,
     DeploymentRegion,
@@ -27,6 +26,7 @@ from fleet.models import (
 )
 from fleet.planning.fault_rules import SETTABLE_RULES
 from fleet.planning.policy import UpdatePolicy, policy_as_json
+from kernel.models import Event
 from models_registry.models import Model, ModelVersion
 from tests.controlplane.api.client import DescribedClient, bearer, lists
 from tests.fleet import rows

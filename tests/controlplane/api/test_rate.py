@@ -5,8 +5,8 @@ from uuid import uuid4
 
 import pytest
 
-from controlplane.kernel.breaker import Breaker
-from controlplane.kernel.rest import rate
+from kernel.breaker import Breaker
+from kernel.rest import rate
 from tests.controlplane.api.client import anonymous, bearer
 
 pytestmark = pytest.mark.django_db

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from controlplane.api.urls import router
-from controlplane.kernel.rest.view_sets import Conventions
+from kernel.rest.view_sets import Conventions
 from tests.controlplane.api.client import anonymous, bearer
 
 pytestmark = pytest.mark.django_db
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.mark.parametrize(("prefix", "view_set"), [(prefix, view_set) for prefix, view_set, _ in router.registry])
 def test_every_view_set_inherits_the_conventions(prefix: str, view_set: type[Any]) -> None:
-    assert issubclass(view_set, Conventions), f"{prefix}: take the view sets of controlplane.kernel.rest.view_sets"
+    assert issubclass(view_set, Conventions), f"{prefix}: take the view sets of kernel.rest.view_sets"
 
 
 @pytest.mark.parametrize(

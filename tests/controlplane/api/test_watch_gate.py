@@ -7,7 +7,7 @@ import pytest
 
 from controlplane.api.change_feed import ChangeFeed
 from controlplane.api.watch import WatchGate
-from controlplane.kernel.rest.rate import AGAIN
+from kernel.rest.rate import AGAIN
 
 SCOPE = {"type": "http", "method": "GET", "path": "/api/v1/cells", "query_string": b"since=r1-1-&timeout=9"}
 

@@ -30,8 +30,8 @@ def token(db: None) -> str:
     # Conftests are loaded before the settings are.
     from django.contrib.auth.models import User
 
-    from controlplane.accounts.models import ApiToken
-    from controlplane.kernel.secrets import secret_issue
+    from accounts.models import ApiToken
+    from kernel.secrets import secret_issue
     from tests.fleet.rows import NOW
 
     user = User.objects.create_superuser("operator")

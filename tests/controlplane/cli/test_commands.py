@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.accounts.models import Approval, ApprovalRule
-from controlplane.kernel.models import Event
+from accounts.models import Approval, ApprovalRule
 from fleet.models import Cell, DeploymentRegion, Incident, Node, Region, Rollout
+from kernel.models import Event
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from traffic.models import Ingress, TrafficOverride

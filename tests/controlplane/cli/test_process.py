@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.kernel.models import Event
+from kernel.models import Event
 from tests.controlplane.dashboard.web import ROOT, web_process
 from tests.fleet import rows
 

@@ -1,9 +1,9 @@
 """A fleet of any size in the database, with everything that a page can show of it."""
 
-from controlplane.audit.models import Proof
-from controlplane.audit.services.record import Act, Actor, audit_record
-from controlplane.kernel.events import event_record
+from audit.models import Proof
+from audit.services.record import Act, Actor, audit_record
 from fleet.models import Cell, Deployment, DeploymentRegion, Incident, InstanceType, Rollout
+from kernel.events import event_record
 from models_registry.models import Model, ModelVersion, Validation
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.kernel import clock
 from engine_agent.protocol.messages import LogTail
 from fleet.models import Cell, NodeReport
 from fleet.services.history import history_look
 from fleet.services.node_log import node_logs_store
+from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD
 from tests.fleet import rows

@@ -15,8 +15,8 @@ from django.db import connections
 from django.test import Client
 
 from controlplane.dashboard.routing import websocket_urlpatterns
-from controlplane.kernel import live
-from controlplane.kernel.live import BROWSERS
+from kernel import live
+from kernel.live import BROWSERS
 from tests.controlplane.dashboard.clients import signed_in
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]

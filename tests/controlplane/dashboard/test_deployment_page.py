@@ -4,9 +4,9 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.kernel import clock
 from fleet.models import DeploymentRegion, NodeReport
 from fleet.services.history import history_look
+from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD
 from tests.fleet import rows

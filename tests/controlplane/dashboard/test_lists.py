@@ -2,7 +2,7 @@
 
 import pytest
 
-from controlplane.kernel.events import event_record
+from kernel.events import event_record
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.fleet import rows

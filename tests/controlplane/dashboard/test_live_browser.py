@@ -9,9 +9,9 @@ from django.contrib.auth.models import User
 from django.db import connections, transaction
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
-from controlplane.kernel import clock, live
-from controlplane.kernel.transitions import compare_and_set
 from fleet.models import Cell, Incident
+from kernel import clock, live
+from kernel.transitions import compare_and_set
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.controlplane.dashboard.web import browser_binary, web_process
 from tests.fleet import rows

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from controlplane.kernel import clock
 from fleet.models import CellMember, DeploymentRegion, Incident, Replacement
+from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD, one_more_of_everything
 from tests.fleet import rows

@@ -5,8 +5,8 @@ import pytest
 from controlplane.dashboard.selectors.deployments import deployments_placed
 from controlplane.dashboard.selectors.nodes import nodes_to_look_at
 from controlplane.dashboard.selectors.overview import fleet_map
-from controlplane.kernel import clock
 from fleet.models import DeploymentRegion, Incident, NodeReport
+from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD, one_more_of_everything
 from tests.fleet import rows

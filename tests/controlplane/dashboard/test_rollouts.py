@@ -6,10 +6,10 @@ import pytest
 from django.contrib.auth.models import User
 from django.test import Client
 
-from controlplane.kernel.events import event_record
-from controlplane.kernel.tones import Tone
 from fleet.models import Rollout
 from fleet.services.rollout_actions import rollout_propose, rollout_start
+from kernel.events import event_record
+from kernel.tones import Tone
 from models_registry.models import VersionState
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows

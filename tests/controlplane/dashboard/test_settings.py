@@ -8,10 +8,10 @@ from django.conf import settings
 from django.contrib.auth.models import Group, User
 from django.test import Client
 
-from controlplane.accounts.models import ApiToken, Approval, ApprovalRule, Grant, GroupRole, LoginSession
-from controlplane.audit.models import AuditRecord
-from controlplane.kernel.access import Role
+from accounts.models import ApiToken, Approval, ApprovalRule, Grant, GroupRole, LoginSession
+from audit.models import AuditRecord
 from fleet.models import FaultRule, Webhook
+from kernel.access import Role
 from tests.controlplane.access.callers import person
 from tests.controlplane.dashboard.reading import Reader
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.kernel.tones import Tone
+from kernel.tones import Tone
 
 STATIC = Path(__file__).parents[3] / "controlplane/dashboard/static/dashboard"
 CSS = (STATIC / "console.css").read_text()

@@ -6,11 +6,11 @@ import logging
 import pytest
 from celery import Celery, signals
 
-from controlplane.audit.models import AuditRecord
-from controlplane.kernel.correlation import correlated, request_id
+from audit.models import AuditRecord
 from controlplane.observability.log_form import json_lines
 from controlplane.observability.task_signals import REQUEST_ID
 from engine_agent.protocol.log_lines import LogFormat, log_format
+from kernel.correlation import correlated, request_id
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 

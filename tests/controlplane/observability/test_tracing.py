@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from controlplane.kernel import tracing
-from controlplane.kernel.tracing import collector, span, spans_flush, traceparent
+from kernel import tracing
+from kernel.tracing import collector, span, spans_flush, traceparent
 from tests.controlplane.api.client import bearer
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from controlplane.kernel import clock
 from engine_agent.protocol.states import AgentKind
 from fleet.api.enrolment import MAX_BODY_BYTES
 from fleet.services.enrolment import agent_identify, join_token_issue
+from kernel import clock
 
 pytestmark = pytest.mark.django_db
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from controlplane.kernel.models import Event
 from fleet.models import FaultRule
+from kernel.models import Event
 from tests.controlplane.api.client import bearer
 
 pytestmark = pytest.mark.django_db

@@ -4,10 +4,10 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.kernel import clock
 from fleet.models import LoadSubject, LoadWindow
-from fleet.planning.history import FINE_S
+from fleet.planning.load.history import FINE_S
 from fleet.selectors.history import cell_subject
+from kernel import clock
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 

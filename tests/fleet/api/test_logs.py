@@ -2,10 +2,10 @@
 
 import pytest
 
-from controlplane.kernel import clock
 from engine_agent.protocol.messages import LogTail
 from fleet.models import NodeLog
 from fleet.services.node_log import node_logs_store
+from kernel import clock
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 

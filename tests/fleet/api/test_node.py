@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.models import Event
 from fleet.models import Node, NodeReport
+from kernel.models import Event
 from tests.controlplane.api.client import bearer, rules
 from tests.fleet import rows
 

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from controlplane.audit.models import AuditRecord
-from controlplane.kernel.models import Event
+from audit.models import AuditRecord
 from fleet.models import Webhook, WebhookDelivery
+from kernel.models import Event
 from tests.controlplane.api.client import bearer
 
 pytestmark = pytest.mark.django_db

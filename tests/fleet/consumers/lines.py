@@ -9,13 +9,13 @@ from typing import Any
 from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 
-from controlplane.kernel import clock
 from engine_agent.protocol.codec import decode_down, encode
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.models import NodeReport
 from fleet.services.enrolment import agent_enrol, join_token_issue
+from kernel import clock
 from tests.fleet import rows
 
 DEADLINE_S = 10.0

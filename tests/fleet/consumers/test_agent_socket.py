@@ -7,8 +7,6 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections
 
-from controlplane.kernel import clock
-from controlplane.kernel.leases import lease_held_since
 from engine_agent.protocol.codec import encode
 from engine_agent.protocol.messages import Desired, Fault, Health, Load, LogTail, Observed, Refused, Report
 from engine_agent.protocol.states import AgentKind, EngineState
@@ -21,6 +19,8 @@ from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.cell import cell_start
 from fleet.services.node_log import node_logs_wish
+from kernel import clock
+from kernel.leases import lease_held_since
 from tests.fleet import rows
 from tests.fleet.consumers.lines import (
     DEADLINE_S,
@@ -90,7 +90,7 @@ async def test_of_many_reports_the_latest_is_kept(socket: AgentSocket) -> None:
 
 
 async def test_a_fault_is_written_into_the_timeline_with_its_evidence(socket: AgentSocket) -> None:
-    from controlplane.kernel.models import Event
+    from kernel.models import Event
 
     async with connected(socket) as line:
         fault = Fault(signature="xid-79", summary="GPU fell off the bus", evidence={"gpu": 3})

@@ -9,7 +9,6 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import OperationalError, connections
 
-from controlplane.kernel.models import Event
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import DownMessage, Fault, Observed, Report
 from engine_agent.protocol.states import AgentKind, EngineState
@@ -19,6 +18,7 @@ from fleet.consumers.node_desk import NodeDesk
 from fleet.models import NodeReport
 from fleet.services.enrolment import AgentIdentity
 from fleet.services.reports import fault_record, reports_store
+from kernel.models import Event
 from tests.fleet import rows
 from tests.fleet.consumers.lines import DEADLINE_S, eventually, hello, report_of
 

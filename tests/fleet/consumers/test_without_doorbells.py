@@ -8,7 +8,6 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from controlplane.kernel import clock
 from engine_agent.protocol.codec import encode
 from engine_agent.protocol.messages import Observed, Report
 from engine_agent.protocol.states import AgentKind, EngineState
@@ -18,9 +17,10 @@ from fleet.consumers.node_desk import NodeDesk
 from fleet.planning.decisions import StartCell
 from fleet.planning.states import CellState
 from fleet.services.cell import cell_start
-from tests.controlplane.kernel.servers_away import KINDS, point_doorbells_at, server_away
+from kernel import clock
 from tests.fleet import rows
 from tests.fleet.consumers.lines import connected, eventually, report_of
+from tests.kernel.servers_away import KINDS, point_doorbells_at, server_away
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import combinations
 
-from fleet.planning.topology import Path, distance
+from fleet.planning.placement.distance import Path, distance
 
 NO_WAY = 10**9
 

@@ -6,14 +6,13 @@ from datetime import timedelta
 from enum import StrEnum
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.counters import CellCounters
 from fleet.planning.decisions import ChangeRollout, Decision, DrainCell, LaunchNodes
-from fleet.planning.fault_settings import FaultSettings
+from fleet.planning.faults.liveness import nodes_in_doubt
 from fleet.planning.ledger import LedgerLimits
-from fleet.planning.liveness import nodes_in_doubt
+from fleet.planning.load.counters import CellCounters
 from fleet.planning.planners import MAX_ROUNDS, PLANNERS
 from fleet.planning.policy import UpdatePolicy
-from fleet.planning.settings import FleetSettings
+from fleet.planning.settings import FaultSettings, FleetSettings
 from fleet.planning.snapshot import (
     CellView,
     DeploymentView,

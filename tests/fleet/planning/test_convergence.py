@@ -6,9 +6,9 @@ from datetime import timedelta
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.planning.health import plan_health
-from fleet.planning.liveness import nodes_in_doubt, plan_liveness
-from fleet.planning.reconcile import plan_reconcile
+from fleet.planning.faults.liveness import nodes_in_doubt, plan_liveness
+from fleet.planning.reconcile.cell_health import plan_health
+from fleet.planning.reconcile.planner import plan_reconcile
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState
 from tests.fleet.planning.fleets import NOW, SETTINGS

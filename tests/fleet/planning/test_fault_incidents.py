@@ -2,9 +2,9 @@
 
 from typing import Any
 
-from fleet.planning.fault_decisions import CloseIncident, NoteIncident, OpenIncident
+from fleet.planning.decisions import CloseIncident, NoteIncident, OpenIncident
 from fleet.planning.fault_rules import IncidentKind
-from fleet.planning.faults import plan_faults
+from fleet.planning.faults.planner import plan_faults
 from fleet.planning.snapshot import FleetView
 from fleet.planning.states import NodeState
 from tests.fleet.planning.faulty import SOFT, incident, signal, with_faults

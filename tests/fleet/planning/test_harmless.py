@@ -6,8 +6,7 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.states import EngineState
-from fleet.planning.decisions import MoveCell, MoveNode
-from fleet.planning.fault_decisions import OpenIncident
+from fleet.planning.decisions import MoveCell, MoveNode, OpenIncident
 from fleet.planning.fault_rules import IncidentKind
 from fleet.planning.planners import PLANNERS
 from fleet.planning.snapshot import FleetView, ProviderStatus

@@ -1,5 +1,5 @@
 """What users of other systems were hurt by, as far as it needs a rollout or a node that comes back; what only looks bad
-is in `test_harmless.py`. The whole list, with its scenarios: `tests/fleet/simulator/test_hurt_elsewhere.py`.
+is in `test_harmless.py`. The whole list, with its scenarios: `tests/simulator/test_hurt_elsewhere.py`.
 """
 
 import pytest

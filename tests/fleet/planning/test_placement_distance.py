@@ -5,8 +5,8 @@ from collections import Counter
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fleet.planning.placement import Order, Placed, Placement
-from fleet.planning.topology import Path, total_distance
+from fleet.planning.placement.distance import Path, total_distance
+from fleet.planning.placement.planner import Order, Placed, Placement
 from tests.fleet.planning.exact_packing import smallest_distance
 from tests.fleet.planning.fleets import KIND, fleet, node
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleet.planning.placement import Order, Placed, Placement, Refused
+from fleet.planning.placement.planner import Order, Placed, Placement, Refused
 from fleet.planning.snapshot import FleetView, NodeView, RegionView
 from tests.fleet.planning.fleets import KIND, fleet, member, node
 

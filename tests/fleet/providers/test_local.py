@@ -11,8 +11,8 @@ import pytest
 
 from engine_agent.protocol.ports import PORTS_PER_NODE
 from engine_agent.protocol.states import AgentKind
+from fleet.planning.placement.distance import shared_prefix
 from fleet.planning.snapshot import ProviderStatus
-from fleet.planning.topology import shared_prefix
 from fleet.providers.base import LaunchSpec, ProviderError
 from fleet.providers.local import LocalProvider
 

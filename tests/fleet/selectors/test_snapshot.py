@@ -7,12 +7,12 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from controlplane.kernel.leases import lease_take
 from engine_agent.protocol.states import EngineState
 from fleet.models import Node, Region, Rollout
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState, NodeState
 from fleet.selectors.snapshot import LISTENING_LEASE, fleet_view
+from kernel.leases import lease_take
 from tests.fleet import rows
 from tests.fleet.rows import KIND, NOW
 

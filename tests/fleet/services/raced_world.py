@@ -18,14 +18,12 @@ import pytest
 from django.db import IntegrityError, connections
 from django.db.models import Count
 
-from controlplane.kernel import clock
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import CellMember, Disruption, Node, Replacement
 from fleet.planning.decisions import Decision
 from fleet.planning.fault_rules import Rule
-from fleet.planning.faults import plan_faults
+from fleet.planning.faults.planner import plan_faults
 from fleet.planning.planners import MAX_ROUNDS, PLANNERS
-from fleet.planning.reconcile import plan_reconcile
+from fleet.planning.reconcile.planner import plan_reconcile
 from fleet.planning.snapshot import FleetView, ProviderStatus
 from fleet.planning.states import CellState
 from fleet.providers.base import LaunchSpec
@@ -33,11 +31,14 @@ from fleet.selectors.snapshot import fleet_view
 from fleet.services import reconcile
 from fleet.services.cell import cell_mark_unrouted
 from fleet.services.reports import NodeRow, reports_store
-from fleet.simulator.clock import EventQueue
-from fleet.simulator.control import ControlPlane
-from fleet.simulator.store import Store
-from fleet.simulator.world import World
-from fleet.simulator.writes import Write
+from kernel import clock
+from kernel.transitions import StaleDecision
+from simulator.clock import EventQueue
+from simulator.control import ControlPlane
+from simulator.invariants import INVARIANTS
+from simulator.store import Store
+from simulator.world import World
+from simulator.writes import Write
 from tests.fleet.cloud import Cloud
 from tests.fleet.rows import NOW
 
@@ -169,7 +170,7 @@ def raced_world(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[World,
     """The fleet of the database, and the two that race in it."""
     queue = EventQueue(NOW)
     monkeypatch.setattr(clock, "now", lambda: queue.now)
-    world = RacedWorld(fleet_view(now=NOW), queue=queue, **options)
+    world = RacedWorld(fleet_view(now=NOW), queue=queue, invariants=INVARIANTS, **options)
     both = world.control
     assert isinstance(both, TwoReconcilers)
     both.cloud, both.threads, both.refused = SimulatedCloud(), ThreadPoolExecutor(2), []

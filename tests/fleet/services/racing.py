@@ -6,7 +6,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from django.db import IntegrityError, connection, connections, transaction
 
-from controlplane.kernel.transitions import StaleDecision
+from kernel.transitions import StaleDecision
 
 DEADLINE_S = 20.0
 POLL_S = 0.01

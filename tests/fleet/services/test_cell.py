@@ -4,12 +4,12 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Cell, CellMember, Incident, Node
 from fleet.planning.decisions import CreateCell, ExplainCell, MoveCell, StartCell, StopCell
 from fleet.planning.states import CellState, IncidentState, NodeState
 from fleet.services.cell import cell_create, cell_explain, cell_mark_unrouted, cell_move, cell_start, cell_stop
+from kernel.models import Event
+from kernel.transitions import StaleDecision
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

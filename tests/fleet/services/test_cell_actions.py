@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from django.db.models import QuerySet
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict
-from controlplane.kernel.transitions import compare_and_set
 from fleet.models import Cell, Incident, Node
 from fleet.planning.states import CELL_ALLOWED, CellState
 from fleet.services import cell_actions
 from fleet.services.cell_actions import DRAINABLE, RESTARTABLE, cell_drain, cell_restart
+from kernel.models import Event
+from kernel.refusals import Conflict
+from kernel.transitions import compare_and_set
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict
 from fleet.models import Node
 from fleet.services.cordon import node_cordon, node_uncordon
+from kernel.models import Event
+from kernel.refusals import Conflict
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import InvalidInput
 from fleet.models import DeploymentRegion
 from fleet.services.deployment import CELLS_PER_REGION_MAX, deployment_scale
+from kernel.models import Event
+from kernel.refusals import InvalidInput
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

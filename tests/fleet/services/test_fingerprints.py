@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.models import Cell
-from fleet.planning.health import plan_health
+from fleet.planning.reconcile.cell_health import plan_health
 from fleet.planning.settings import FleetSettings
 from fleet.selectors.snapshot import fleet_view
 from fleet.services.reconcile import apply

@@ -7,8 +7,8 @@ import pytest
 
 from engine_agent.protocol.latency_buckets import bucket_of
 from fleet.models import LoadSubject, LoadWindow, NodeReport
-from fleet.planning.history import FINE_S
-from fleet.planning.slo import Seen
+from fleet.planning.load.history import FINE_S
+from fleet.planning.load.slo import Seen
 from fleet.selectors.history import SPANS, last_windows, load_series, seen_in_windows
 from fleet.services.history import history_look, history_trim
 from tests.fleet import rows

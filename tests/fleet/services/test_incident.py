@@ -2,9 +2,9 @@
 
 import pytest
 
-from controlplane.kernel.models import Event
 from fleet.models import Incident
 from fleet.services.incident import incident_open, incidents_close
+from kernel.models import Event
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db

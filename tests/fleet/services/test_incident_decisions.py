@@ -5,16 +5,16 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict
-from controlplane.kernel.tones import Tone
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Incident, Signal
-from fleet.planning.fault_decisions import CloseIncident, NoteIncident, OpenIncident
+from fleet.planning.decisions import CloseIncident, NoteIncident, OpenIncident
 from fleet.planning.fault_rules import IncidentKind
 from fleet.selectors.faults import faults_view
 from fleet.services.incident import incident_close, incident_dismiss, incident_note, incident_open_decided
 from fleet.services.signal import signal_record
+from kernel.models import Event
+from kernel.refusals import Conflict
+from kernel.tones import Tone
+from kernel.transitions import StaleDecision
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

@@ -5,7 +5,6 @@ from functools import partial
 
 import pytest
 
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Cell, Deployment, Disruption
 from fleet.planning.decisions import DrainCell, MoveCell, StartCell, StopCell
 from fleet.planning.states import CellState, DisruptionCause
@@ -13,6 +12,7 @@ from fleet.services.cell import cell_drain_charged, cell_move, cell_start, cell_
 from fleet.services.cell_actions import cell_drain
 from fleet.services.deployment import deployment_scale
 from fleet.services.rollout_actions import rollout_propose, rollout_start
+from kernel.transitions import StaleDecision
 from models_registry.models import VersionState
 from tests.fleet import rows
 from tests.fleet.rows import NOW

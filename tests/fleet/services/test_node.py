@@ -4,8 +4,6 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.transitions import StaleDecision
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, Incident, JoinToken, Node, NodeReport
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
@@ -15,6 +13,8 @@ from fleet.selectors.snapshot import fleet_view
 from fleet.services import node as nodes
 from fleet.services.enrolment import agent_enrol, agent_identify, join_token_issue
 from fleet.services.node import JOIN_TOKEN_TTL, agent_restart, node_move, node_retire, nodes_launch
+from kernel.models import Event
+from kernel.transitions import StaleDecision
 from tests.fleet import rows
 from tests.fleet.cloud import Cloud
 from tests.fleet.rows import KIND, NOW

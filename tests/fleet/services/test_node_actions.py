@@ -2,13 +2,13 @@
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict
 from fleet.models import Cell, Incident, Node, Replacement, Signal
 from fleet.planning.states import NodeState
 from fleet.services.cordon import node_uncordon
 from fleet.services.node_actions import node_drain, node_replace_ask
 from fleet.services.signal import signal_record
+from kernel.models import Event
+from kernel.refusals import Conflict
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

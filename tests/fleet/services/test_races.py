@@ -5,8 +5,7 @@ from functools import partial
 import pytest
 
 from fleet.models import Cell, CellMember, Node, Replacement
-from fleet.planning.decisions import RetireNode, StartCell
-from fleet.planning.fault_decisions import ReplaceNode
+from fleet.planning.decisions import ReplaceNode, RetireNode, StartCell
 from fleet.planning.fault_rules import Rule
 from fleet.planning.states import CellState, NodeState
 from fleet.services.cell import cell_start

@@ -8,9 +8,6 @@ from threading import Barrier
 import pytest
 from django.db import connections
 
-from controlplane.kernel import clock
-from controlplane.kernel.leases import lease_held_since, lease_take
-from controlplane.kernel.models import Event
 from engine_agent.protocol.states import EngineState
 from fleet.models import Cell, CellMember, Node, NodeReport
 from fleet.planning.decisions import Decision, MoveNode
@@ -20,6 +17,9 @@ from fleet.planning.states import CellState, NodeState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services import reconcile as reconciler
 from fleet.services.reconcile import LEASE, reconcile
+from kernel import clock
+from kernel.leases import lease_held_since, lease_take
+from kernel.models import Event
 from tests.fleet import rows
 from tests.fleet.cloud import Cloud
 from tests.fleet.rows import NOW

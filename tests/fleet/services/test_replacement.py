@@ -4,15 +4,14 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Node, NodeReport, Repair, Replacement
-from fleet.planning.decisions import MoveNode
-from fleet.planning.fault_decisions import CloseReplacement, CordonNode, ReplaceNode, WishReplacement
+from fleet.planning.decisions import CloseReplacement, CordonNode, MoveNode, ReplaceNode, WishReplacement
 from fleet.planning.fault_rules import Rule
 from fleet.planning.states import NodeState
 from fleet.services.node import node_move
 from fleet.services.replacement import node_cordon_faulty, node_replace, replacement_close, replacement_wish
+from kernel.models import Event
+from kernel.transitions import StaleDecision
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

@@ -6,10 +6,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.kernel.models import Event
 from fleet.models import Node, NodeReport
 from fleet.planning.states import NodeState
 from fleet.services.reports import NodeRow, fault_record, node_introduced, reports_store
+from kernel.models import Event
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

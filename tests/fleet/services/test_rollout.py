@@ -4,12 +4,9 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict, InvalidInput
-from controlplane.kernel.transitions import StaleDecision
 from fleet.models import Deployment, Rollout
-from fleet.planning.counters import CellCounters
 from fleet.planning.decisions import ChangeRollout
+from fleet.planning.load.counters import CellCounters
 from fleet.planning.snapshot import FailedStart, Finding, Verdict
 from fleet.planning.states import RolloutState
 from fleet.selectors.rollout import rollout_view
@@ -23,6 +20,9 @@ from fleet.services.rollout_actions import (
     rollout_skip_bake,
     rollout_start,
 )
+from kernel.models import Event
+from kernel.refusals import Conflict, InvalidInput
+from kernel.transitions import StaleDecision
 from models_registry.models import Model, ModelVersion, VersionState
 from tests.fleet import rows
 from tests.fleet.rows import NOW

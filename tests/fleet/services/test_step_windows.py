@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fleet.models import Node, NodeReport, StepRecord
-from fleet.planning.fault_settings import FaultSettings
+from fleet.planning.settings import FaultSettings
 from fleet.selectors.faults import faults_view
 from fleet.services.step_windows import step_windows_cut
 from tests.fleet import rows

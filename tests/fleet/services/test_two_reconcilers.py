@@ -6,7 +6,6 @@ from datetime import timedelta
 
 import pytest
 
-from controlplane.kernel.leases import lease_take
 from engine_agent.protocol.signatures import FaultSignature
 from fleet.models import Deployment, DeploymentRegion, Rollout
 from fleet.planning.states import CellState
@@ -14,11 +13,12 @@ from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.deployment import deployment_scale
 from fleet.services.reports import fault_record
 from fleet.services.rollout_actions import rollout_propose, rollout_start
-from fleet.simulator.behaviour import VersionBehaviour
-from fleet.simulator.control import Pace
-from fleet.simulator.happenings import all_well, engine_crashes, machine_dies, mixed_versions
-from fleet.simulator.world import World
+from kernel.leases import lease_take
 from models_registry.models import VersionState
+from simulator.behaviour import VersionBehaviour
+from simulator.control import Pace
+from simulator.happenings import all_well, engine_crashes, machine_dies, mixed_versions
+from simulator.world import World
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.fleet.services.raced_world import TwoReconcilers, broken_rows, close, raced_world

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler
 import pytest
 
 from fleet.models import Webhook, WebhookDelivery
-from fleet.planning.webhook import WebhookSettings, parse_networks, signature
+from fleet.planning.webhooks.delivery import WebhookSettings, parse_networks, signature
 from fleet.services.incident import incident_open, incidents_close
 from fleet.services.webhook_delivery import CLAIM_S, deliveries_send, deliveries_trim
 from tests.fleet.rows import NOW

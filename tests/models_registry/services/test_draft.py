@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict, InvalidInput
 from fleet.models import Deployment
+from kernel.models import Event
+from kernel.refusals import Conflict, InvalidInput
 from models_registry.models import ModelVersion
 from models_registry.services.draft import draft_change, draft_create, draft_delete, model_create
 from models_registry.services.validation import validation_start

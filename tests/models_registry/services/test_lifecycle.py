@@ -2,11 +2,11 @@
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict, InvalidInput
 from fleet.models import Cell, Deployment, Rollout
 from fleet.planning.policy import UpdatePolicy, policy_as_json
 from fleet.planning.states import CellState, RolloutState
+from kernel.models import Event
+from kernel.refusals import Conflict, InvalidInput
 from models_registry.models import ModelVersion
 from models_registry.services.lifecycle import version_hold, version_release, version_retire
 from tests.fleet import rows

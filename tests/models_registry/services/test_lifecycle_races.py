@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.refusals import Conflict
 from fleet.models import Rollout
 from fleet.services.rollout_actions import rollout_propose, rollout_start
+from kernel.refusals import Conflict
 from models_registry.models import ModelVersion
 from models_registry.services.draft import draft_change, draft_delete
 from models_registry.services.lifecycle import version_release, version_retire

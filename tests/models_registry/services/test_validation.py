@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.leases import lease_take
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict
 from engine_agent.protocol.manifest import MANIFEST_NAME
+from kernel.leases import lease_take
+from kernel.models import Event
+from kernel.refusals import Conflict
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.artifact_rules import ArtifactLimits, parse_place
 from models_registry.services import validation as service

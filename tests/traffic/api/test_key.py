@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel import clock
+from kernel import clock
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 from tests.fleet.rows import NOW

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from django.test import Client
 
-from controlplane.kernel import clock
+from kernel import clock
 from traffic.models import UsageHour
 from traffic.services.key import NewKey, key_create, key_revoke
 

@@ -10,7 +10,6 @@ import pytest_asyncio
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from controlplane.kernel import clock
 from engine_agent.protocol.codec import encode
 from engine_agent.protocol.messages import Hello, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.states import AgentKind
@@ -18,6 +17,7 @@ from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub
 from fleet.models import Cell
 from fleet.services.enrolment import agent_enrol, join_token_issue
+from kernel import clock
 from tests.fleet import rows
 from tests.fleet.consumers.lines import Line, communicator, eventually
 from traffic import models

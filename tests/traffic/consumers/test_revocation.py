@@ -12,7 +12,6 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from controlplane.kernel import clock
 from engine_agent.ingress.agent import Ingress
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
@@ -21,6 +20,7 @@ from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.connection import AgentConnection
 from engine_agent.runtime.enrolment import Enrolment
 from fleet.services.enrolment import join_token_issue
+from kernel import clock
 from tests.controlplane.dashboard.web import web_process
 from tests.engine_agent.ingress.ingresses import free_port
 from tests.fleet import rows

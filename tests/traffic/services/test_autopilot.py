@@ -6,9 +6,9 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from controlplane.kernel.leases import lease_take
-from controlplane.kernel.models import Event
 from fleet.models import Deployment
+from kernel.leases import lease_take
+from kernel.models import Event
 from tests.fleet import rows
 from tests.traffic.steered import EAST, SLOTS, WEST, Steered
 from traffic.models import TrafficMatrix, TrafficShift, TrafficWindow

@@ -4,10 +4,10 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from controlplane.kernel.leases import lease_held_since, lease_take
-from controlplane.kernel.models import Event
 from fleet.models import JoinToken
 from fleet.planning.snapshot import ProviderStatus
+from kernel.leases import lease_held_since, lease_take
+from kernel.models import Event
 from tests.fleet import rows
 from tests.fleet.cloud import Cloud
 from tests.fleet.rows import NOW

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict, InvalidInput
 from engine_agent.protocol.messages import ApiKey
 from fleet.planning.states import ServingClass
+from kernel.models import Event
+from kernel.refusals import Conflict, InvalidInput
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import ApplicationKey, Ingress, IngressReport, KeyPolicy, RoutingTable

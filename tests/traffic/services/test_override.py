@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import Conflict, InvalidInput
+from kernel.models import Event
+from kernel.refusals import Conflict, InvalidInput
 from tests.fleet.rows import NOW
 from tests.traffic.steered import EAST, WEST, Steered
 from traffic.models import TrafficOverride

@@ -7,12 +7,12 @@ import pytest
 from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
-from controlplane.kernel.leases import lease_take
 from engine_agent.protocol.codec import decode_down, encode
 from engine_agent.protocol.messages import Affinity
 from fleet.models import Cell
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
+from kernel.leases import lease_take
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import IngressReport, RoutingTable

@@ -2,8 +2,8 @@
 
 import pytest
 
-from controlplane.kernel.models import Event
-from controlplane.kernel.refusals import InvalidInput
+from kernel.models import Event
+from kernel.refusals import InvalidInput
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import TrafficRule, TrafficWindow

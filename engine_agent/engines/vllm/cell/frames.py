@@ -10,7 +10,7 @@ import hmac
 import struct
 
 FIRST_FRAME_BYTES = 4096
-"""Holds a decode step of about 60 sequences; measured by docs/bench/executor_overhead.py."""
+"""Holds a decode step of about 60 sequences; measured by bench/executor_overhead.py."""
 MAX_CALL_BYTES = 1 << 30
 _HEADER = struct.Struct("!QI16s")
 _NUMBER = struct.Struct("!cQI")

@@ -5,13 +5,13 @@ from typing import Any
 
 import pytest
 
-from controlplane.accounts.models import Approval, ApprovalRule
+from accounts.models import Approval, ApprovalRule
 from controlplane.api.apply.documents import unstorable
 from controlplane.api.apply.view import deployment_described
 from controlplane.cli.documents import read_documents
-from controlplane.kernel.models import Event
 from fleet.models import Deployment, DeploymentRegion, FaultRule, InstanceType, Region, Rollout
 from fleet.services.demo import demo_seed
+from kernel.models import Event
 from models_registry.models import Model, ModelVersion
 from tests.controlplane.access.callers import calls, granted
 from tests.controlplane.api.client import bearer, rules
@@ -90,7 +90,7 @@ def test_a_whole_fleet_is_made_in_the_order_in_which_the_one_needs_the_other() -
 
 
 def test_a_plan_tells_what_would_become_of_what_it_touches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.kernel.clock.now", lambda: rows.NOW)
+    monkeypatch.setattr("kernel.clock.now", lambda: rows.NOW)
     rows.cell("sim-70b-us-east-1-1", rows.node("n-1"), rows.node("n-2"))
     rows.node("n-3")
     rows.node("n-4")

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controlplane.dashboard.playground.question import LONGEST_BODY_BYTES, MOST_MESSAGES, question_in
-from controlplane.kernel.refusals import InvalidInput
+from kernel.refusals import InvalidInput
 
 ASKED = {"deployment": "sim-70b", "region": "us-east-1", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -7,8 +7,8 @@ import pytest
 
 from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.selectors.rollout_charts import rollout_charts
-from controlplane.kernel.events import event_record
 from fleet.models import Cell, Disruption, LoadSubject, LoadWindow, Rollout
+from kernel.events import event_record
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 

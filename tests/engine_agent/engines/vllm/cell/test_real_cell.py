@@ -27,7 +27,7 @@ from tests.engine_agent.engines.vllm.cell.running_cell import (
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 NOTICED_WITHIN_S = 20.0
-"""Generous, for busy machines; docs/bench/executor_detection.py says how long it takes."""
+"""Generous, for busy machines; bench/executor_detection.py says how long it takes."""
 START_S = 120.0
 HANG_S = 15.0
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'

@@ -1,0 +1,148 @@
+"""Requests for a second person over HTTP, and the rules that ask for one. Decides nothing; the service does."""
+
+from django.db.models import QuerySet
+from django.http import Http404
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from accounts.api import examples
+from accounts.api.tokens import TONES
+from accounts.guards import may_reject, person_only
+from accounts.models import Approval, ApprovalRule
+from accounts.services.approval import (
+    approval_approve,
+    approval_reject,
+    approval_rule_set,
+    fleet_actions,
+)
+from accounts.states import APPROVAL_STATES
+from kernel import clock
+from kernel.access import Role
+from kernel.requests import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+
+
+@extend_schema_serializer(examples=[OpenApiExample("approval", examples.APPROVAL, response_only=True)])
+class ApprovalSerializer(serializers.ModelSerializer[Approval]):
+    arguments = serializers.DictField(help_text="All that carrying it out takes.")
+    tone = serializers.ChoiceField(choices=TONES)
+    outcome = serializers.CharField(help_text="What came of it.")
+
+    class Meta:
+        model = Approval
+        fields = [
+            "id", "action", "summary", "arguments", "deployment", "region", "why", "state", "tone", "requested_by",
+            "requested_at", "expires_at", "decided_by", "decided_at", "outcome",
+        ]  # fmt: skip
+
+
+@extend_schema_serializer(examples=[OpenApiExample("rule", examples.RULE, response_only=True)])
+class ApprovalRuleSerializer(serializers.ModelSerializer[ApprovalRule]):
+    action = serializers.CharField()
+    title = serializers.SerializerMethodField()
+    required = serializers.BooleanField(  # type: ignore[assignment] # a serializer takes its fields away
+        help_text="Whether it takes two people."
+    )
+    actor = serializers.CharField(help_text="Who set it; empty while it is as it comes.")
+    changed_at = serializers.DateTimeField(allow_null=True)
+
+    class Meta:
+        model = ApprovalRule
+        fields = ["action", "title", "required", "actor", "changed_at"]
+
+    def get_title(self, rule: ApprovalRule) -> str:
+        return next((known.title for known in fleet_actions() if known.name == rule.action), rule.action)
+
+
+class SetRuleSerializer(StrictSerializer):
+    required = serializers.BooleanField()  # type: ignore[assignment] # a serializer takes its fields away
+
+
+class ApprovalFilter(filters.FilterSet):
+    state = filters.MultipleChoiceFilter(choices=APPROVAL_STATES, distinct=False, help_text="May be repeated.")
+    action = filters.CharFilter()
+    requested_by = filters.CharFilter()
+
+    class Meta:
+        model = Approval
+        fields: list[str] = []
+
+
+class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
+    """What waits for a second person, and what came of it. Such a request is the answer (202) to what takes two."""
+
+    serializer_class = ApprovalSerializer
+    filterset_class = ApprovalFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-id"
+    ordering_fields = ("id", "state", "action")
+    needs = {"approve": Role.ADMIN, "reject": Role.VIEWER}
+
+    def get_queryset(self) -> QuerySet[Approval]:
+        return Approval.objects.all()
+
+    @extend_schema(operation_id="approvals_approve", request=None, responses={200: ApprovalSerializer})
+    @action(detail=True, methods=["post"])
+    def approve(self, request: Request, id: str) -> Response:
+        """Approve what another asked for: it is done at once. 409 for your own, and once it is decided."""
+        person_only(request)
+        row = approval_approve(approval_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
+        return Response(ApprovalSerializer(row).data)
+
+    @extend_schema(operation_id="approvals_reject", request=WhySerializer, responses={200: ApprovalSerializer})
+    @action(detail=True, methods=["post"])
+    def reject(self, request: Request, id: str) -> Response:
+        """Decide that it is not done; your own request you withdraw so. 409 once it is decided."""
+        row = self.get_object()
+        may_reject(request, row)
+        asked = WhySerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        why = asked.validated_data["why"]
+        row = approval_reject(approval_id=row.pk, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(ApprovalSerializer(row).data)
+
+
+class ApprovalRuleViewSet(ReadOnlyModelViewSet[ApprovalRule]):
+    """What takes two people. The list has the rules that were set; every other action takes one."""
+
+    serializer_class = ApprovalRuleSerializer
+    lookup_field = "action"
+    lookup_url_kwarg = "name"
+    lookup_value_regex = r"[a-z-]+"
+    page_order = "action"
+    needs = {"partial_update": Role.ADMIN}
+
+    def get_queryset(self) -> QuerySet[ApprovalRule]:
+        return ApprovalRule.objects.all()
+
+    def get_object(self) -> ApprovalRule:
+        name = self.kwargs["name"]
+        if name not in {known.name for known in fleet_actions()}:
+            raise Http404
+        return ApprovalRule.objects.filter(action=name).first() or ApprovalRule(action=name, required=False)
+
+    @extend_schema(
+        operation_id="approval_rules_set",
+        request=SetRuleSerializer,
+        responses={200: ApprovalRuleSerializer, 202: ApprovalSerializer},
+    )
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Ask for two people from now on. To ask for one again takes two: 202 with the request that now waits."""
+        self.get_object()
+        asked = SetRuleSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        required = asked.validated_data["required"]
+        row = approval_rule_set(name=name, required=required, actor=actor_of(request), now=clock.now())
+        if isinstance(row, Approval):
+            return waiting(row)
+        return Response(ApprovalRuleSerializer(row).data)
+
+
+def waiting(row: Approval) -> Response:
+    """The answer to what takes two people: 202, and the request that another admin has to approve."""
+    return Response(ApprovalSerializer(row).data, status=202)

@@ -1,0 +1,152 @@
+"""Groups and grants over HTTP: who has which role, everywhere or for one deployment. Decides nothing; services do."""
+
+from django.db.models import Count, QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from accounts.api import examples
+from accounts.api.people import ADMIN_WRITES
+from accounts.models import ROLES, Grant, GroupRole
+from accounts.services.grant import grant_give, grant_take
+from accounts.services.group import group_change, group_create, group_delete
+from kernel import clock
+from kernel.access import Role
+from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+
+NAME = r"^[A-Za-z0-9][-\w.]{0,99}\Z"
+
+
+@extend_schema_serializer(examples=[OpenApiExample("group", examples.GROUP, response_only=True)])
+class GroupSerializer(serializers.Serializer[GroupRole]):
+    name = serializers.CharField(source="group.name")
+    role = serializers.ChoiceField(choices=ROLES)
+    claim = serializers.CharField(help_text="The group at the identity provider whose members join this one; or empty.")
+    members = serializers.IntegerField(default=0)
+
+
+class ChangeGroupSerializer(StrictSerializer):
+    role = serializers.ChoiceField(choices=ROLES, required=False)
+    claim = serializers.CharField(max_length=256, required=False, allow_blank=True)
+
+    def validate_role(self, value: str) -> Role:
+        return Role(value)
+
+
+class CreateGroupSerializer(ChangeGroupSerializer):
+    name = serializers.RegexField(NAME)
+    role = serializers.ChoiceField(choices=ROLES)
+
+
+@extend_schema_serializer(examples=[OpenApiExample("grant", examples.GRANT, response_only=True)])
+class GrantSerializer(serializers.Serializer[Grant]):
+    id = serializers.IntegerField()
+    deployment = serializers.CharField()
+    role = serializers.ChoiceField(choices=ROLES)
+    user = serializers.CharField(source="user.username", allow_null=True, default=None)
+    group = serializers.CharField(source="group.name", allow_null=True, default=None)
+    created_by = serializers.CharField()
+    created_at = serializers.DateTimeField()
+
+
+class GiveSerializer(StrictSerializer):
+    """To a user or to a group, one of both."""
+
+    deployment = serializers.SlugField(max_length=96)
+    role = serializers.ChoiceField(choices=ROLES, default=Role.OPERATOR.value)
+    user = serializers.CharField(max_length=150, required=False)
+    group = serializers.CharField(max_length=150, required=False)
+
+    def validate_role(self, value: str) -> Role:
+        return Role(value)
+
+
+class GroupFilter(filters.FilterSet):
+    role = filters.ChoiceFilter(choices=ROLES)
+
+    class Meta:
+        model = GroupRole
+        fields: list[str] = []
+
+
+class GrantFilter(filters.FilterSet):
+    deployment = filters.CharFilter()
+    user = filters.CharFilter(field_name="user__username")
+    group = filters.CharFilter(field_name="group__name")
+
+    class Meta:
+        model = Grant
+        fields: list[str] = []
+
+
+class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
+    """Groups, each with the role of its members. Members are set with the users, or come from the identity provider."""
+
+    serializer_class = GroupSerializer
+    filterset_class = GroupFilter
+    lookup_field = "group__name"
+    lookup_url_kwarg = "name"
+    lookup_value_regex = r"[-\w.]+"
+    page_order = "group_id"
+    needs = ADMIN_WRITES
+
+    def get_queryset(self) -> QuerySet[GroupRole]:
+        return GroupRole.objects.select_related("group").annotate(members=Count("group__user"))
+
+    @extend_schema(operation_id="groups_create", request=CreateGroupSerializer, responses={200: GroupSerializer})
+    def create(self, request: Request) -> Response:
+        """Add a group. 409 if the name is taken."""
+        asked = CreateGroupSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        row = group_create(actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        return Response(GroupSerializer(self.get_queryset().get(pk=row.pk)).data)
+
+    @extend_schema(operation_id="groups_change", request=ChangeGroupSerializer, responses={200: GroupSerializer})
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Change what is given. 409 if nobody would be left who administers."""
+        self.get_object()
+        asked = ChangeGroupSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        group_change(name=name, actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        return Response(GroupSerializer(self.get_object()).data)
+
+    @extend_schema(operation_id="groups_delete", responses={200: GroupSerializer})
+    def destroy(self, request: Request, name: str) -> Response:
+        """Remove a group with its grants. Answers what it was. 409 if nobody would be left who administers."""
+        was = GroupSerializer(self.get_object()).data
+        group_delete(name=name, actor=actor_of(request), now=clock.now())
+        return Response(was)
+
+
+class GrantViewSet(ReadOnlyModelViewSet[Grant]):
+    """Roles for single deployments, beside what groups give everywhere. A grant only adds."""
+
+    serializer_class = GrantSerializer
+    filterset_class = GrantFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-id"
+    needs = ADMIN_WRITES
+
+    def get_queryset(self) -> QuerySet[Grant]:
+        return Grant.objects.select_related("user", "group")
+
+    @extend_schema(operation_id="grants_give", request=GiveSerializer, responses={200: GrantSerializer})
+    def create(self, request: Request) -> Response:
+        """Give a role for a deployment; one that was given there before is replaced."""
+        asked = GiveSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        return Response(
+            GrantSerializer(grant_give(actor=actor_of(request), now=clock.now(), **asked.validated_data)).data
+        )
+
+    @extend_schema(operation_id="grants_take", responses={200: GrantSerializer})
+    def destroy(self, request: Request, id: str) -> Response:
+        """End a grant. Answers what it was."""
+        grant = self.get_object()
+        was = GrantSerializer(grant).data
+        grant_take(grant=grant, actor=actor_of(request), now=clock.now())
+        return Response(was)

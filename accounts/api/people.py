@@ -1,0 +1,185 @@
+"""Users and service accounts over HTTP. Decides nothing; services do."""
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from accounts.api import examples
+from accounts.models import ROLES, ServiceAccount
+from accounts.selectors import role_by_groups, service_accounts_described, users_described
+from accounts.services.user import service_account_create, user_change, user_create
+from kernel import clock
+from kernel.access import Role
+from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet
+
+USERNAME = r"^[A-Za-z0-9][-\w.@+]{0,149}\Z"
+ADMIN_WRITES = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
+Groups = serializers.ListField(
+    child=serializers.CharField(max_length=150), max_length=100, required=False, help_text="All of them, by name."
+)
+
+
+@extend_schema_serializer(examples=[OpenApiExample("user", examples.USER, response_only=True)])
+class UserSerializer(serializers.Serializer[User]):
+    username = serializers.CharField()
+    email = serializers.CharField()
+    active = serializers.BooleanField(source="is_active")
+    role = serializers.SerializerMethodField(help_text="The highest of all groups; `viewer` without any.")
+    groups = serializers.SerializerMethodField()
+    superuser = serializers.BooleanField(source="is_superuser", help_text="Admin whatever the groups say.")
+    has_password = serializers.SerializerMethodField()
+    providers = serializers.SerializerMethodField(help_text="Identity providers that this user came by.")
+    last_login = serializers.DateTimeField(allow_null=True)
+    created_at = serializers.DateTimeField(source="date_joined")
+
+    @extend_schema_field(serializers.ChoiceField(choices=ROLES))
+    def get_role(self, user: User) -> str:
+        return role_by_groups(user).value
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_groups(self, user: User) -> list[str]:
+        return sorted(group.name for group in user.groups.all())
+
+    def get_has_password(self, user: User) -> bool:
+        return user.has_usable_password()
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_providers(self, user: User) -> list[str]:
+        return sorted({identity.issuer for identity in user.identities.all()})
+
+
+class ChangeUserSerializer(StrictSerializer):
+    email = serializers.EmailField(required=False, allow_blank=True)
+    password = serializers.CharField(
+        required=False, max_length=128, trim_whitespace=False, help_text="Ends the user's sessions."
+    )
+    active = serializers.BooleanField(required=False, help_text="False ends the user's sessions and tokens.")
+    groups = Groups
+
+
+class CreateUserSerializer(StrictSerializer):
+    username = serializers.RegexField(USERNAME)
+    email = serializers.EmailField(required=False, allow_blank=True)
+    password = serializers.CharField(
+        required=False, max_length=128, trim_whitespace=False, help_text="Without it: by the identity provider only."
+    )
+    groups = Groups
+
+
+@extend_schema_serializer(examples=[OpenApiExample("service account", examples.SERVICE_ACCOUNT, response_only=True)])
+class ServiceAccountSerializer(serializers.Serializer[ServiceAccount]):
+    name = serializers.CharField(source="user.username")
+    description = serializers.CharField()
+    active = serializers.BooleanField(source="user.is_active")
+    role = serializers.SerializerMethodField()
+    groups = serializers.SerializerMethodField()
+    created_by = serializers.CharField()
+    created_at = serializers.DateTimeField()
+
+    @extend_schema_field(serializers.ChoiceField(choices=ROLES))
+    def get_role(self, account: ServiceAccount) -> str:
+        return role_by_groups(account.user).value
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_groups(self, account: ServiceAccount) -> list[str]:
+        return sorted(group.name for group in account.user.groups.all())
+
+
+class ChangeServiceAccountSerializer(StrictSerializer):
+    description = serializers.CharField(required=False, allow_blank=True, max_length=200)
+    active = serializers.BooleanField(required=False, help_text="False: its tokens open nothing.")
+    groups = Groups
+
+
+class CreateServiceAccountSerializer(StrictSerializer):
+    name = serializers.RegexField(USERNAME)
+    description = serializers.CharField(required=False, allow_blank=True, max_length=200)
+    groups = Groups
+
+
+class UserFilter(filters.FilterSet):
+    active = filters.BooleanFilter(field_name="is_active")
+    group = filters.CharFilter(field_name="groups__name")
+
+    class Meta:
+        model = User
+        fields: list[str] = []
+
+
+class UserViewSet(ReadOnlyModelViewSet[User]):
+    """People who may log in. They are deactivated, never deleted: what they did keeps its name."""
+
+    serializer_class = UserSerializer
+    filterset_class = UserFilter
+    lookup_field = "username"
+    lookup_url_kwarg = "name"
+    lookup_value_regex = r"[-\w.@+]+"
+    page_order = "username"
+    ordering_fields = ("username", "is_active")
+    needs = {**ADMIN_WRITES, "list": Role.ADMIN, "retrieve": Role.ADMIN}
+
+    def get_queryset(self) -> QuerySet[User]:
+        return users_described()
+
+    @extend_schema(operation_id="users_create", request=CreateUserSerializer, responses={200: UserSerializer})
+    def create(self, request: Request) -> Response:
+        """Add a person. 409 if the name is taken."""
+        asked = CreateUserSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        user = user_create(actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        return Response(UserSerializer(self.get_queryset().get(pk=user.pk)).data)
+
+    @extend_schema(operation_id="users_change", request=ChangeUserSerializer, responses={200: UserSerializer})
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Change what is given. 409 if nobody would be left who administers."""
+        return Response(UserSerializer(_change(self, request, ChangeUserSerializer, name)).data)
+
+
+class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
+    """Programs that use the API: they have tokens and no password."""
+
+    serializer_class = ServiceAccountSerializer
+    lookup_field = "user__username"
+    lookup_url_kwarg = "name"
+    lookup_value_regex = r"[-\w.@+]+"
+    page_order = "user_id"
+    needs = {**ADMIN_WRITES, "list": Role.ADMIN, "retrieve": Role.ADMIN}
+
+    def get_queryset(self) -> QuerySet[ServiceAccount]:
+        return service_accounts_described()
+
+    @extend_schema(
+        operation_id="service_accounts_create",
+        request=CreateServiceAccountSerializer,
+        responses={200: ServiceAccountSerializer},
+    )
+    def create(self, request: Request) -> Response:
+        """Add a program; make its token with `POST tokens`. 409 if the name is taken."""
+        asked = CreateServiceAccountSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        account = service_account_create(actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        return Response(ServiceAccountSerializer(self.get_queryset().get(pk=account.pk)).data)
+
+    @extend_schema(
+        operation_id="service_accounts_change",
+        request=ChangeServiceAccountSerializer,
+        responses={200: ServiceAccountSerializer},
+    )
+    def partial_update(self, request: Request, name: str) -> Response:
+        """Change what is given."""
+        return Response(ServiceAccountSerializer(_change(self, request, ChangeServiceAccountSerializer, name)).data)
+
+
+def _change(view: Any, request: Request, body: type[StrictSerializer], name: str) -> Any:
+    view.get_object()
+    asked = body(data=request.data)
+    asked.is_valid(raise_exception=True)
+    user_change(username=name, actor=actor_of(request), now=clock.now(), **asked.validated_data)
+    return view.get_object()

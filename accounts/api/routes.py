@@ -1,0 +1,18 @@
+"""What accounts show under /api/v1/: (path, view set, noun)."""
+
+from accounts.api.approvals import ApprovalRuleViewSet, ApprovalViewSet
+from accounts.api.groups import GrantViewSet, GroupViewSet
+from accounts.api.people import ServiceAccountViewSet, UserViewSet
+from accounts.api.tokens import MeViewSet, SessionViewSet, TokenViewSet
+
+ROUTES = (
+    ("me", MeViewSet, "me"),
+    ("users", UserViewSet, "user"),
+    ("service-accounts", ServiceAccountViewSet, "service-account"),
+    ("groups", GroupViewSet, "group"),
+    ("grants", GrantViewSet, "grant"),
+    ("tokens", TokenViewSet, "token"),
+    ("sessions", SessionViewSet, "session"),
+    ("approvals", ApprovalViewSet, "approval"),
+    ("approval-rules", ApprovalRuleViewSet, "approval-rule"),
+)

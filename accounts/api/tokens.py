@@ -1,0 +1,200 @@
+"""API tokens, sessions, and who the caller is. Everybody sees and ends their own; admins see and end all."""
+
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from accounts.api import examples
+from accounts.guards import token_owner
+from accounts.models import ROLES, SCOPES, ApiToken, LoginSession
+from accounts.selectors import sessions_seen_by, tokens_seen_by
+from accounts.services.session import session_end
+from accounts.services.token import DAYS, LONGEST_DAYS, token_create_within, token_revoke
+from accounts.states import TOKEN_STATES
+from kernel import clock
+from kernel.access import Role, Scope, access_of
+from kernel.refusals import Conflict
+from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.view_sets import ReadOnlyModelViewSet, ViewSet
+from kernel.tones import Tone
+
+TONES = [(tone.value, tone.value.capitalize()) for tone in Tone]
+
+
+@extend_schema_serializer(examples=[OpenApiExample("token", examples.TOKEN, response_only=True)])
+class TokenSerializer(serializers.Serializer[ApiToken]):
+    prefix = serializers.CharField()
+    name = serializers.CharField()
+    user = serializers.CharField(source="user.username")
+    scope = serializers.ChoiceField(choices=SCOPES, help_text="What it may be used for, whatever its user may do.")
+    state = serializers.SerializerMethodField()
+    tone = serializers.SerializerMethodField()
+    created_by = serializers.CharField()
+    created_at = serializers.DateTimeField()
+    last_used_at = serializers.DateTimeField(allow_null=True, help_text="To the minute.")
+    expires_at = serializers.DateTimeField(allow_null=True)
+    revoked_at = serializers.DateTimeField(allow_null=True)
+
+    @extend_schema_field(serializers.ChoiceField(choices=TOKEN_STATES))
+    def get_state(self, token: ApiToken) -> str:
+        return token.state_at(clock.now()).value
+
+    @extend_schema_field(serializers.ChoiceField(choices=TONES))
+    def get_tone(self, token: ApiToken) -> str:
+        return token.state_at(clock.now()).tone.value
+
+
+@extend_schema_serializer(examples=[OpenApiExample("new token", examples.NEW_TOKEN, response_only=True)])
+class NewTokenSerializer(TokenSerializer):
+    token = serializers.CharField(help_text="What callers show. Nobody can read it again.")
+
+
+class CreateTokenSerializer(StrictSerializer):
+    name = serializers.CharField(max_length=96)
+    scope = serializers.ChoiceField(choices=SCOPES, default=Scope.READ.value)
+    expires_in_days = serializers.IntegerField(min_value=1, max_value=LONGEST_DAYS, default=DAYS)
+    service_account = serializers.CharField(
+        max_length=150, required=False, help_text="For this program instead of yourself; takes an admin."
+    )
+
+    def validate_scope(self, value: str) -> Scope:
+        return Scope(value)
+
+
+@extend_schema_serializer(examples=[OpenApiExample("session", examples.SESSION, response_only=True)])
+class SessionSerializer(serializers.Serializer[LoginSession]):
+    id = serializers.IntegerField()
+    user = serializers.CharField(source="user.username")
+    method = serializers.CharField(help_text="`password` or `oidc`.")
+    address = serializers.CharField()
+    browser = serializers.CharField()
+    current = serializers.SerializerMethodField(help_text="The one that asks.")
+    created_at = serializers.DateTimeField()
+    seen_at = serializers.DateTimeField(help_text="To the minute.")
+    expires_at = serializers.DateTimeField()
+
+    def get_current(self, session: LoginSession) -> bool:
+        return bool(session.session_key == self.context["request"].session.session_key)
+
+
+@extend_schema_serializer(many=False, examples=[OpenApiExample("me", examples.ME, response_only=True)])
+class MeSerializer(serializers.Serializer[Any]):
+    username = serializers.CharField()
+    email = serializers.CharField()
+    role = serializers.ChoiceField(choices=ROLES, help_text="What you may do, the token's scope considered.")
+    scope = serializers.ChoiceField(choices=SCOPES, help_text="`admin` with a session.")
+    groups = serializers.ListField(child=serializers.CharField())
+    grants = serializers.DictField(child=serializers.CharField(), help_text="Deployment -> role.")
+    service_account = serializers.BooleanField()
+    token = serializers.CharField(allow_null=True, help_text="Prefix of the token that asks; null with a session.")
+
+
+class TokenFilter(filters.FilterSet):
+    user = filters.CharFilter(field_name="user__username")
+    scope = filters.ChoiceFilter(choices=SCOPES)
+
+    class Meta:
+        model = ApiToken
+        fields: list[str] = []
+
+
+class SessionFilter(filters.FilterSet):
+    user = filters.CharFilter(field_name="user__username")
+
+    class Meta:
+        model = LoginSession
+        fields: list[str] = []
+
+
+class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
+    """Tokens of the API: your own, and for admins everybody's."""
+
+    serializer_class = TokenSerializer
+    filterset_class = TokenFilter
+    lookup_field = "prefix"
+    lookup_url_kwarg = "id"
+    lookup_value_regex = r"[0-9a-f]{1,16}"
+    page_order = "-id"
+    ordering_fields = ("id", "name", "created_at", "expires_at", "revoked_at")
+    shown_once = frozenset({"create"})
+    needs = {"create": Role.VIEWER, "revoke": Role.VIEWER}
+
+    def get_queryset(self) -> QuerySet[ApiToken]:
+        return tokens_seen_by(self.request.user, access_of(self.request))
+
+    @extend_schema(operation_id="tokens_create", request=CreateTokenSerializer, responses={200: NewTokenSerializer})
+    def create(self, request: Request) -> Response:
+        """Make a token. This answer is the only one that shows it. Asked with a token, the new one is worth no more."""
+        asked = CreateTokenSerializer(data=request.data)
+        asked.is_valid(raise_exception=True)
+        given = dict(asked.validated_data)
+        token, text = token_create_within(
+            user=token_owner(request, given.get("service_account", "")),
+            name=given["name"],
+            days=given["expires_in_days"],
+            scope=given["scope"],
+            shown=request.auth if isinstance(request.auth, ApiToken) else None,
+            actor=actor_of(request),
+            now=clock.now(),
+        )
+        return Response({**TokenSerializer(token).data, "token": text})
+
+    @extend_schema(operation_id="tokens_revoke", request=None, responses={200: TokenSerializer})
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, id: str) -> Response:
+        """Refuse a token from now on. 409 if it is revoked already."""
+        token = self.get_object()
+        if not token_revoke(token=token, actor=actor_of(request), now=clock.now()):
+            raise Conflict(f"token {token.prefix} is revoked already")
+        return Response(TokenSerializer(token).data)
+
+
+class SessionViewSet(ReadOnlyModelViewSet[LoginSession]):
+    """Logins in browsers that still open something: your own, and for admins everybody's."""
+
+    serializer_class = SessionSerializer
+    filterset_class = SessionFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[0-9]{1,18}"
+    page_order = "-id"
+    needs = {"revoke": Role.VIEWER}
+
+    def get_queryset(self) -> QuerySet[LoginSession]:
+        return sessions_seen_by(self.request.user, access_of(self.request), clock.now())
+
+    @extend_schema(operation_id="sessions_revoke", request=None, responses={200: SessionSerializer})
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, id: str) -> Response:
+        """End a session, at once. Answers what it was."""
+        session = self.get_object()
+        was = self.get_serializer(session).data
+        session_end(session=session, actor=actor_of(request), now=clock.now())
+        return Response(was)
+
+
+class MeViewSet(ViewSet):
+    """Who asks."""
+
+    @extend_schema(operation_id="me", responses={200: MeSerializer})
+    def list(self, request: Request) -> Response:
+        """Who you are here and what you may do."""
+        access, user = access_of(request), request.user
+        assert isinstance(user, User)  # noqa: S101 - the permission let nobody else in
+        said = {
+            "username": user.username,
+            "email": user.email,
+            "role": (access.role_on() or Role.VIEWER).value,
+            "scope": access.scope.value,
+            "groups": sorted(user.groups.values_list("name", flat=True)),
+            "grants": {name: role.value for name, role in access.grants.items()},
+            "service_account": hasattr(user, "service_account"),
+            "token": request.auth.prefix if isinstance(request.auth, ApiToken) else None,
+        }
+        return Response(MeSerializer(said).data)

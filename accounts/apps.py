@@ -1,0 +1,13 @@
+from django.apps import AppConfig
+
+
+class AccountsConfig(AppConfig):
+    name = "accounts"
+    label = "accounts"
+
+    def ready(self) -> None:
+        """Follow logins from now on; know what always may take two people."""
+        import accounts.sessions  # noqa: F401 - its receivers register themselves
+        from accounts.services.approval import RELAX, fleet_action_register
+
+        fleet_action_register(RELAX)

@@ -1,0 +1,196 @@
+"""Who people and programs are and what they may do: API tokens, roles of groups, grants, identities elsewhere, logins,
+and what waits for a second person. Secrets are shown once and stored as hashes."""
+
+from datetime import datetime
+
+from django.conf import settings
+from django.contrib.auth.models import Group
+from django.db import models
+
+from accounts.states import APPROVAL_STATES, APPROVAL_TONE, ApprovalState, TokenState
+from kernel.access import Role, Scope
+from kernel.tones import Tone
+
+ROLES = [(role.value, role.value) for role in Role]
+SCOPES = [(scope.value, scope.value) for scope in Scope]
+
+
+class GroupRole(models.Model):
+    """The role of a group's members. `claim`: the group's name at the identity provider, whose members join it here."""
+
+    group = models.OneToOneField(Group, on_delete=models.CASCADE, primary_key=True, related_name="role")
+    role = models.CharField(max_length=16, choices=ROLES)
+    claim = models.CharField(max_length=256, blank=True)
+
+    class Meta:
+        ordering = ["group__name"]
+
+    def __str__(self) -> str:
+        return f"{self.group.name}: {self.role}"
+
+
+class Grant(models.Model):
+    """A role for the things of one deployment, to a user or to the members of a group."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, null=True, related_name="grants")
+    group = models.ForeignKey(Group, on_delete=models.CASCADE, null=True, related_name="grants")
+    deployment = models.CharField(max_length=96)
+    role = models.CharField(max_length=16, choices=ROLES)
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["deployment", "id"]
+        constraints = [
+            models.CheckConstraint(
+                condition=models.Q(user__isnull=True) ^ models.Q(group__isnull=True), name="grant_to_one"
+            ),
+            models.UniqueConstraint(fields=["user", "deployment"], name="grant_once_a_user"),
+            models.UniqueConstraint(fields=["group", "deployment"], name="grant_once_a_group"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.role} of {self.deployment} for {self.user or self.group}"
+
+
+class ServiceAccount(models.Model):
+    """A user that is a program: it has tokens and no password."""
+
+    user = models.OneToOneField(
+        settings.AUTH_USER_MODEL, on_delete=models.CASCADE, primary_key=True, related_name="service_account"
+    )
+    description = models.CharField(max_length=200, blank=True)
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["user__username"]
+
+    def __str__(self) -> str:
+        return self.user.get_username()
+
+
+class Identity(models.Model):
+    """Who a user is at an identity provider. Names there may change hands; `subject` never does."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="identities")
+    issuer = models.CharField(max_length=255)
+    subject = models.CharField(max_length=255)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["issuer", "subject"], name="identity_once")]
+
+    def __str__(self) -> str:
+        return f"{self.user} at {self.issuer}"
+
+
+class LoginSession(models.Model):
+    """One login in one browser. `session_key` names Django's session, and is a secret: it is never shown."""
+
+    session_key = models.CharField(max_length=40, unique=True)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="logins")
+    method = models.CharField(max_length=16)
+    address = models.CharField(max_length=64, blank=True)
+    browser = models.CharField(max_length=200, blank=True)
+    created_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.user} from {self.address}"
+
+
+class ApiToken(models.Model):
+    """A bearer token of the REST API, acting as its user, within its scope."""
+
+    prefix = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    name = models.CharField(max_length=96)
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
+    scope = models.CharField(max_length=8, choices=SCOPES, default=Scope.ADMIN.value)
+    created_by = models.CharField(max_length=64, blank=True)
+    created_at = models.DateTimeField()
+    last_used_at = models.DateTimeField(null=True)
+    expires_at = models.DateTimeField(null=True)
+    revoked_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.prefix}…)"
+
+    def state_at(self, now: datetime) -> TokenState:
+        if self.revoked_at is not None:
+            return TokenState.REVOKED
+        return TokenState.EXPIRED if self.expires_at is not None and self.expires_at <= now else TokenState.ACTIVE
+
+    def refusal(self, now: datetime) -> str | None:
+        """Why this token no longer opens anything, or None while it does."""
+        if self.revoked_at is not None:
+            return f"API token {self.name!r} was revoked at {self.revoked_at:%Y-%m-%d %H:%M} UTC; create another one"
+        if self.expires_at is not None and self.expires_at <= now:
+            return f"API token {self.name!r} expired at {self.expires_at:%Y-%m-%d %H:%M} UTC; create another one"
+        if not self.user.is_active:
+            return f"the user of API token {self.name!r} is deactivated"
+        return None
+
+
+class LoginFailure(models.Model):
+    """One wrong password. `subject` digests user name and address: people type passwords into the wrong field."""
+
+    subject = models.CharField(max_length=64)
+    at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        indexes = [models.Index(fields=["subject", "at"], name="login_failure_subject")]
+
+    def __str__(self) -> str:
+        return f"{self.subject[:8]}… at {self.at:%H:%M:%S}"
+
+
+class Approval(models.Model):
+    """One person's request that a second one must approve. `arguments` are all that carrying it out takes.
+
+    `outcome`: what came of it, in a sentence, once it is decided.
+    """
+
+    action = models.CharField(max_length=48)
+    summary = models.TextField()
+    arguments = models.JSONField(default=dict, blank=True)
+    deployment = models.CharField(max_length=128, blank=True)
+    region = models.CharField(max_length=64, blank=True)
+    why = models.CharField(max_length=200, blank=True)
+    state = models.CharField(max_length=16, choices=APPROVAL_STATES, default=ApprovalState.PENDING.value)
+    requested_by = models.CharField(max_length=64)
+    requested_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+    decided_by = models.CharField(max_length=64, blank=True)
+    decided_at = models.DateTimeField(null=True)
+    outcome = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"{self.action}: {self.summary}"
+
+    @property
+    def tone(self) -> Tone:
+        return APPROVAL_TONE[ApprovalState(self.state)]
+
+
+class ApprovalRule(models.Model):
+    """Whether an action of the whole fleet takes two people. One without a row takes one."""
+
+    action = models.CharField(max_length=48, primary_key=True)
+    required = models.BooleanField()
+    actor = models.CharField(max_length=64)
+    changed_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["action"]
+
+    def __str__(self) -> str:
+        return f"{self.action}: {'two people' if self.required else 'one person'}"

@@ -1,0 +1,193 @@
+"""Two people for what reaches the whole fleet, where a rule asks for it: one requests, another admin approves, and only
+then it is carried out, in the transaction of the approval.
+
+It knows no action by itself: the apps register theirs. Nobody ever approves their own request, and a rule that asks for
+two people is not switched off by one.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import transaction
+
+from accounts.models import Approval, ApprovalRule
+from accounts.states import ApprovalState
+from kernel import live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput, Refusal
+from kernel.tones import Tone
+
+WAITS = timedelta(hours=24)
+"""A request that nobody approved within a day speaks of a fleet that is no longer so."""
+
+Perform = Callable[[Mapping[str, Any], str, datetime], str]
+"""(arguments, who requested it, now) -> what was done, in a few words; raises a Refusal if it cannot be."""
+
+
+@dataclass(frozen=True, slots=True)
+class FleetAction:
+    """Something that may take two people. `title` names it on pages. `settable`: a rule says whether it does."""
+
+    name: str
+    title: str
+    perform: Perform
+    settable: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A request: what exactly, why, and what it is about."""
+
+    summary: str
+    arguments: Mapping[str, Any]
+    actor: str
+    now: datetime
+    why: str = ""
+    deployment: str = ""
+    region: str = ""
+
+
+_actions: dict[str, FleetAction] = {}
+
+
+def fleet_action_register(action: FleetAction) -> None:
+    """Called once for each, when its app is ready."""
+    _actions[action.name] = action
+
+
+def fleet_actions() -> tuple[FleetAction, ...]:
+    """Those for which there can be a rule, by name."""
+    return tuple(_actions[name] for name in sorted(_actions) if _actions[name].settable)
+
+
+def takes_two(name: str) -> bool:
+    """Whether a rule asks for a second person."""
+    return ApprovalRule.objects.filter(action=name, required=True).exists()
+
+
+@transaction.atomic
+def approval_ask(name: str, asked: Asked) -> Approval:
+    """Put down a request; nothing else happens until another admin approves it."""
+    row = Approval.objects.create(
+        action=name,
+        summary=asked.summary,
+        arguments=dict(asked.arguments),
+        deployment=asked.deployment,
+        region=asked.region,
+        why=asked.why[:200],
+        requested_by=asked.actor[:64],
+        requested_at=asked.now,
+        expires_at=asked.now + WAITS,
+    )
+    _event(row, "requested", f"{asked.actor} asks for a second person: {asked.summary}", asked.actor, asked.now)
+    return row
+
+
+@transaction.atomic
+def approval_approve(*, approval_id: int, actor: str, now: datetime) -> Approval:
+    """Approve a request and carry it out. What could not be done leaves it failed, with the reason.
+
+    Raises:
+        Conflict: it is decided, its time is over, it is the approver's own, or nobody knows any more how to do it.
+    """
+    row = _pending(approval_id, now)
+    if row.requested_by == actor[:64]:
+        raise Conflict("nobody approves their own request; another admin has to")
+    known = _actions.get(row.action)
+    if known is None:
+        raise Conflict(f"this release knows no action {row.action!r} any more; reject the request")
+    try:
+        with transaction.atomic():
+            outcome = known.perform(row.arguments, row.requested_by, now)
+        state = ApprovalState.DONE
+    except Refusal as refused:
+        state, outcome = ApprovalState.FAILED, str(refused)
+    return _decide(row, state, outcome, actor, now)
+
+
+@transaction.atomic
+def approval_reject(*, approval_id: int, actor: str, now: datetime, why: str = "") -> Approval:
+    """Decide that it is not done.
+
+    Raises:
+        Conflict: it is decided, or its time is over.
+    """
+    row = _pending(approval_id, now)
+    state = ApprovalState.WITHDRAWN if row.requested_by == actor[:64] else ApprovalState.REJECTED
+    return _decide(row, state, why, actor, now)
+
+
+@transaction.atomic
+def approvals_expire(*, now: datetime) -> int:
+    """End every request whose time is over. Returns how many."""
+    due = list(Approval.objects.select_for_update().filter(state=ApprovalState.PENDING.value, expires_at__lte=now))
+    for row in due:
+        _decide(row, ApprovalState.EXPIRED, "nobody decided in time", "switchyard", now)
+    return len(due)
+
+
+@transaction.atomic
+def approval_rule_set(*, name: str, required: bool, actor: str, now: datetime) -> ApprovalRule | Approval:
+    """Ask for two people, or no longer: which takes two people itself, so that a request may come back instead.
+
+    Raises:
+        InvalidInput: there is no such action.
+    """
+    known = {action.name: action.title for action in fleet_actions()}
+    if name not in known:
+        raise InvalidInput(
+            field="action", rule="exists", message=f"there is no action {name!r}; there are: {', '.join(known)}"
+        )
+    if not required and takes_two(name):
+        summary = f"let one person alone: {known[name].lower()}"
+        return approval_ask(RELAX.name, Asked(summary, {"action": name}, actor, now))
+    return _rule(name, required, actor, now)
+
+
+def _rule(name: str, required: bool, actor: str, now: datetime) -> ApprovalRule:
+    row, _ = ApprovalRule.objects.update_or_create(
+        action=name, defaults={"required": required, "actor": actor[:64], "changed_at": now}
+    )
+    event_record(kind="approval.rule", message=f"{row}, set by {actor}", now=now, actor=actor[:64])
+    return row
+
+
+def _relax(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
+    return str(_rule(str(arguments["action"]), False, actor, now))
+
+
+RELAX = FleetAction("relax-approvals", "Let one person alone do what takes two", _relax, settable=False)
+
+
+def _pending(approval_id: int, now: datetime) -> Approval:
+    row = Approval.objects.select_for_update().get(pk=approval_id)
+    if row.state != ApprovalState.PENDING:
+        raise Conflict(f"request {row.pk} is {row.state} already")
+    if row.expires_at <= now:
+        raise Conflict(f"request {row.pk} waited for longer than {WAITS.total_seconds() / 3600:.0f} hours; ask again")
+    return row
+
+
+def _decide(row: Approval, state: ApprovalState, outcome: str, actor: str, now: datetime) -> Approval:
+    row.state, row.outcome, row.decided_by, row.decided_at = state.value, outcome, actor[:64], now
+    row.save(update_fields=["state", "outcome", "decided_by", "decided_at"])
+    what = "approved" if state in {ApprovalState.DONE, ApprovalState.FAILED} else state.value
+    said = f"{row.summary} (asked by {row.requested_by}) {what} by {actor}" + (f": {outcome}" if outcome else "")
+    _event(row, what, said, actor, now)
+    return row
+
+
+def _event(row: Approval, what: str, message: str, actor: str, now: datetime) -> None:
+    event_record(
+        kind=f"approval.{what}",
+        message=message,
+        now=now,
+        tone=row.tone if what != "requested" else Tone.MOVING,
+        actor=actor[:64],
+        deployment=row.deployment,
+        region=row.region,
+        detail={"approval": row.pk, "action": row.action},
+    )
+    live.push("approvals", str(row.pk))

@@ -1,0 +1,81 @@
+"""Keeps a list of logins, and ends them. A session whose row is gone from Django's table opens nothing any more."""
+
+from datetime import datetime, timedelta
+from importlib import import_module
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth.models import User
+from django.db import transaction
+from django.http import HttpRequest
+
+from accounts.models import LoginSession
+from kernel import live
+from kernel.events import event_record
+
+SEEN_EVERY_S = 60
+"""How exact `seen_at` is; finer would write a row at every request."""
+SEEN = "_seen_s"
+METHOD = "_login_method"
+
+
+def session_begin(*, request: HttpRequest, user: User, now: datetime) -> None:
+    """Note a login. The method is what the view left in the session; else it was a password."""
+    if request.session.session_key is None:
+        request.session.save()
+    LoginSession.objects.filter(expires_at__lte=now).delete()
+    LoginSession.objects.update_or_create(
+        session_key=request.session.session_key,
+        defaults={
+            "user": user,
+            "method": str(request.session.pop(METHOD, "password"))[:16],
+            "address": str(request.META.get("REMOTE_ADDR") or "")[:64],
+            "browser": str(request.META.get("HTTP_USER_AGENT") or "").replace("\x00", "\ufffd")[:200],
+            "created_at": now,
+            "seen_at": now,
+            "expires_at": now + timedelta(seconds=request.session.get_expiry_age()),
+        },
+    )
+    request.session[SEEN] = now.timestamp()
+
+
+def session_seen(*, request: HttpRequest, now: datetime) -> None:
+    """Note that a session is used, at most once in `SEEN_EVERY_S`."""
+    if now.timestamp() - float(request.session.get(SEEN, 0.0)) < SEEN_EVERY_S:
+        return
+    request.session[SEEN] = now.timestamp()
+    until = now + timedelta(seconds=request.session.get_expiry_age())
+    LoginSession.objects.filter(session_key=request.session.session_key).update(seen_at=now, expires_at=until)
+
+
+@transaction.atomic
+def session_end(*, session: LoginSession, actor: str, now: datetime) -> None:
+    """End one login; its open WebSocket is told too."""
+    _end([session.session_key])
+    said = f"a session of {session.user.get_username()} ended by {actor}"
+    event_record(kind="session.ended", message=said, now=now, actor=actor)
+
+
+@transaction.atomic
+def sessions_end(*, user: User, actor: str, now: datetime) -> int:
+    """End every login of a user. Returns how many there were."""
+    keys = list(LoginSession.objects.filter(user=user).values_list("session_key", flat=True))
+    _end(keys)
+    if keys:
+        said = f"{len(keys)} sessions of {user.get_username()} ended by {actor}"
+        event_record(kind="session.ended", message=said, now=now, actor=actor)
+    return len(keys)
+
+
+def session_forget(*, session_key: str | None) -> None:
+    """After a logout: other tabs of that browser are told."""
+    if LoginSession.objects.filter(session_key=session_key or "").delete()[0]:
+        live.push_goodbye(session_key or "")
+
+
+def _end(keys: list[str]) -> None:
+    store: Any = import_module(settings.SESSION_ENGINE).SessionStore
+    for key in keys:
+        store(key).delete()
+        live.push_goodbye(key)
+    LoginSession.objects.filter(session_key__in=keys).delete()

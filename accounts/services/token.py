@@ -1,0 +1,87 @@
+"""Creates and revokes API tokens, each with its event. The secret itself is returned once and never stored."""
+
+from datetime import datetime, timedelta
+
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from accounts.models import ApiToken
+from kernel.access import Scope
+from kernel.events import event_record
+from kernel.refusals import InvalidInput
+from kernel.secrets import secret_issue
+
+DAYS, LONGEST_DAYS = 90, 366
+"""How long tokens last if nothing is said, and at most."""
+USED_EVERY_S = 60.0
+"""How exact `last_used_at` is; finer would write a row at every request."""
+
+
+@transaction.atomic
+def token_create(
+    *,
+    user: User,
+    name: str,
+    now: datetime,
+    expires_at: datetime | None = None,
+    scope: Scope = Scope.ADMIN,
+    actor: str = "",
+) -> tuple[ApiToken, str]:
+    """A new token and its text, which nobody can ever read again."""
+    issued = secret_issue()
+    actor = actor or user.get_username()[:64]
+    token = ApiToken.objects.create(
+        prefix=issued.prefix,
+        digest=issued.digest,
+        name=name,
+        user=user,
+        scope=scope.value,
+        created_by=actor,
+        created_at=now,
+        expires_at=expires_at,
+    )
+    event_record(
+        kind="token.created",
+        message=f"API token {name!r} ({issued.prefix}…) created for {user.get_username()}, scope {scope}",
+        now=now,
+        actor=actor,
+    )
+    return token, issued.text
+
+
+def token_create_within(
+    *, user: User, name: str, days: int, scope: Scope, shown: ApiToken | None, actor: str, now: datetime
+) -> tuple[ApiToken, str]:
+    """A new token for `days`; asked with a token (`shown`), it is worth no more than that one.
+
+    Raises:
+        InvalidInput: a wider scope or a longer life than the token that asks for it.
+    """
+    if not 1 <= days <= LONGEST_DAYS:
+        said = f"a token lasts 1 to {LONGEST_DAYS} days, and not {days}"
+        raise InvalidInput(field="expires_in_days", rule="range", message=said)
+    expires_at = now + timedelta(days=days)
+    if shown is not None and not Scope(shown.scope).cap.covers(scope.cap):
+        said = f"a token of scope {shown.scope} cannot make one of scope {scope}"
+        raise InvalidInput(field="scope", rule="within", message=said)
+    if shown is not None and shown.expires_at is not None:
+        expires_at = min(expires_at, shown.expires_at)
+    return token_create(user=user, name=name, now=now, expires_at=expires_at, scope=scope, actor=actor)
+
+
+def token_used(*, token: ApiToken, now: datetime) -> None:
+    """Note that a token is used, at most once in `USED_EVERY_S`."""
+    if token.last_used_at is None or (now - token.last_used_at).total_seconds() >= USED_EVERY_S:
+        ApiToken.objects.filter(pk=token.pk).update(last_used_at=now)
+
+
+@transaction.atomic
+def token_revoke(*, token: ApiToken, actor: str, now: datetime) -> bool:
+    """Refuse a token from now on. Returns False if it was revoked already."""
+    if ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=now) == 0:
+        return False
+    token.revoked_at = now
+    event_record(
+        kind="token.revoked", message=f"API token {token.name!r} ({token.prefix}…) revoked", now=now, actor=actor
+    )
+    return True

@@ -1,0 +1,185 @@
+"""Makes and changes users and service accounts. Users are deactivated, never deleted: what they did keeps its name.
+
+There is always an active admin left, and nobody shuts themselves out.
+"""
+
+from collections.abc import Iterable
+from datetime import datetime
+
+from django.contrib.auth.models import Group, User
+from django.contrib.auth.password_validation import validate_password
+from django.core.exceptions import ValidationError
+from django.db import connection, transaction
+from django.db.models import Q
+
+from accounts.models import GroupRole, ServiceAccount
+from accounts.services.session import sessions_end
+from kernel.access import Role
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+
+_ADMINS_LOCK = 0x5357_0025
+"""Of this database; any number that nothing else takes."""
+
+
+@transaction.atomic
+def user_create(
+    *, username: str, actor: str, now: datetime, password: str = "", email: str = "", groups: Iterable[str] = ()
+) -> User:
+    """A user who logs in with a password, or without one: who then comes by the identity provider only.
+
+    Raises:
+        InvalidInput: a weak password, or an unknown group.
+        Conflict: the name is taken.
+    """
+    user = _new_user(username, email, groups)
+    _set_password(user, password)
+    event_record(kind="user.created", message=f"user {username} created by {actor}", now=now, actor=actor)
+    return user
+
+
+@transaction.atomic
+def service_account_create(
+    *, name: str, actor: str, now: datetime, description: str = "", groups: Iterable[str] = ()
+) -> ServiceAccount:
+    """A user that is a program; give it a token next.
+
+    Raises:
+        InvalidInput: an unknown group.
+        Conflict: the name is taken, by a person or a program.
+    """
+    user = _new_user(name, "", groups)
+    _set_password(user, "")
+    account = ServiceAccount.objects.create(user=user, description=description, created_by=actor, created_at=now)
+    event_record(
+        kind="service_account.created", message=f"service account {name} created by {actor}", now=now, actor=actor
+    )
+    return account
+
+
+def user_change(
+    *,
+    username: str,
+    actor: str,
+    now: datetime,
+    active: bool | None = None,
+    password: str | None = None,
+    email: str | None = None,
+    groups: Iterable[str] | None = None,
+    description: str | None = None,
+) -> User:
+    """Change what is given. A new password or a deactivation ends the user's sessions.
+
+    Raises:
+        InvalidInput: a weak password, a password for a program, or an unknown group.
+        Conflict: it would leave nobody who administers, or it would deactivate who asks for it.
+    """
+    with transaction.atomic():
+        user = User.objects.select_for_update().get(username=username)
+        changed = _change(user, active, email, groups, description)
+        if password is not None:
+            changed.append("password")
+            if ServiceAccount.objects.filter(user=user).exists():
+                raise InvalidInput(field="password", rule="person", message="a service account has tokens, no password")
+            _set_password(user, password)
+        if active is False and username == actor:
+            raise Conflict("you cannot deactivate yourself; ask another admin")
+        if {"deactivated", "groups"} & set(changed):
+            keep_an_admin()
+        if "password" in changed or active is False:
+            sessions_end(user=user, actor=actor, now=now)
+        if changed:
+            what = ", ".join(changed)
+            said = f"user {username} changed by {actor}: {what}"
+            event_record(kind="user.changed", message=said, now=now, actor=actor, tone=Tone.IDLE)
+    return user
+
+
+@transaction.atomic
+def password_change(*, user: User, new: str, now: datetime) -> None:
+    """Somebody's own password; ends every session of theirs, so that whoever had the old one is out.
+
+    Raises:
+        InvalidInput: the new one is empty or weak.
+    """
+    if not new:
+        raise InvalidInput(field="new", rule="required", message="the new password is empty")
+    _set_password(user, new)
+    actor = user.get_username()[:64]
+    sessions_end(user=user, actor=actor, now=now)
+    event_record(kind="user.changed", message=f"user {actor} changed their password", now=now, actor=actor)
+
+
+def admins() -> Q:
+    """Condition on users: may administer, by a group or as superuser, and is active."""
+    return Q(is_active=True) & (Q(is_superuser=True) | Q(groups__role__role=Role.ADMIN.value))
+
+
+def groups_named(names: Iterable[str]) -> list[Group]:
+    """The groups of these names.
+
+    Raises:
+        InvalidInput: one does not exist, or has no role.
+    """
+    wanted = sorted(set(names))
+    found = list(Group.objects.filter(name__in=wanted, role__isnull=False).order_by("name"))
+    missing = sorted(set(wanted) - {group.name for group in found})
+    if missing:
+        known = ", ".join(GroupRole.objects.values_list("group__name", flat=True)) or "none"
+        said = f"there is no group {missing[0]!r}; there are: {known}"
+        raise InvalidInput(field="groups", rule="exists", message=said)
+    return found
+
+
+def _change(
+    user: User, active: bool | None, email: str | None, groups: Iterable[str] | None, description: str | None
+) -> list[str]:
+    changed = []
+    if active is not None and active != user.is_active:
+        user.is_active = active
+        changed.append("active" if active else "deactivated")
+    if email is not None and email != user.email:
+        user.email = email
+        changed.append("email")
+    user.save(update_fields=["is_active", "email"])
+    if groups is not None:
+        user.groups.set(groups_named(groups))
+        changed.append("groups")
+    if description is not None:
+        ServiceAccount.objects.filter(user=user).update(description=description)
+        changed.append("description")
+    return changed
+
+
+def _new_user(username: str, email: str, groups: Iterable[str]) -> User:
+    if User.objects.filter(username__iexact=username).exists():
+        raise Conflict(f"there is a user {username} already; choose another name")
+    user = User.objects.create(username=username, email=email)
+    user.groups.set(groups_named(groups))
+    return user
+
+
+def _set_password(user: User, password: str) -> None:
+    if not password:
+        user.set_unusable_password()
+    else:
+        try:
+            validate_password(password, user)
+        except ValidationError as weak:
+            raise InvalidInput(field="password", rule="strong", message=" ".join(weak.messages)) from None
+        user.set_password(password)
+    user.save(update_fields=["password"])
+
+
+def keep_an_admin() -> None:
+    """Part of a change: refuse it if it leaves no person who administers.
+
+    Raises:
+        Conflict: taking the whole change back.
+    """
+    with connection.cursor() as cursor:  # else two admins could remove each other at the same time
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_ADMINS_LOCK])
+    people = User.objects.filter(admins(), service_account__isnull=True)
+    if not people.exists():
+        raise Conflict("nobody would be left who administers; make another admin first")

@@ -1,0 +1,42 @@
+"""What tokens and requests for a second person can be. Few states; reason and outcome say the rest."""
+
+from enum import StrEnum
+
+from kernel.tones import Tone
+
+
+class ApprovalState(StrEnum):
+    """Pending until somebody decides or its time is over. Failed: approved, and then it could not be done."""
+
+    PENDING = "pending"
+    DONE = "done"
+    REJECTED = "rejected"
+    WITHDRAWN = "withdrawn"
+    EXPIRED = "expired"
+    FAILED = "failed"
+
+
+APPROVAL_TONE = {
+    ApprovalState.PENDING: Tone.MOVING,
+    ApprovalState.DONE: Tone.OK,
+    ApprovalState.REJECTED: Tone.IDLE,
+    ApprovalState.WITHDRAWN: Tone.IDLE,
+    ApprovalState.EXPIRED: Tone.WARN,
+    ApprovalState.FAILED: Tone.BAD,
+}
+APPROVAL_STATES = [(state.value, state.value.capitalize()) for state in ApprovalState]
+
+
+class TokenState(StrEnum):
+    """Only an active one opens anything."""
+
+    ACTIVE = "active"
+    EXPIRED = "expired"
+    REVOKED = "revoked"
+
+    @property
+    def tone(self) -> Tone:
+        return {TokenState.ACTIVE: Tone.OK, TokenState.EXPIRED: Tone.IDLE, TokenState.REVOKED: Tone.IDLE}[self]
+
+
+TOKEN_STATES = [(state.value, state.value.capitalize()) for state in TokenState]

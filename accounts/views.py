@@ -1,0 +1,108 @@
+"""Login by password or by the identity provider. Wrong passwords are counted per user name and address; too many
+answer 429 for a while."""
+
+import logging
+import math
+from typing import Any
+
+from django.conf import settings
+from django.contrib.auth import login
+from django.contrib.auth.forms import AuthenticationForm
+from django.contrib.auth.views import LoginView
+from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import redirect, render, resolve_url
+from django.urls import reverse
+from django.utils.http import url_has_allowed_host_and_scheme
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_GET
+
+from accounts.oidc import Provider, ProviderFault, login_begin, login_finish, provider
+from accounts.services.identity import NotAdmitted, identity_login
+from accounts.services.login import (
+    Attempt,
+    login_failure_record,
+    login_failures_forget,
+    login_wait_s,
+)
+from accounts.services.session import METHOD
+from kernel import clock
+
+NEXT = "_oidc_next"
+
+log = logging.getLogger(__name__)
+
+
+class Login(LoginView):
+    template_name = "accounts/login.html"
+    redirect_authenticated_user = True
+
+    def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
+        return {**super().get_context_data(**kwargs), "provider": provider()}
+
+    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        wait_s = math.ceil(login_wait_s(attempt=_attempt(request), now=clock.now()))
+        if wait_s > 0:
+            response = render(request, "accounts/limited.html", {"wait_min": math.ceil(wait_s / 60)}, status=429)
+            response.headers["Retry-After"] = str(wait_s)
+            return response
+        return super().post(request, *args, **kwargs)
+
+    def form_valid(self, form: AuthenticationForm) -> HttpResponse:
+        login_failures_forget(attempt=_attempt(self.request))
+        return super().form_valid(form)
+
+    def form_invalid(self, form: AuthenticationForm) -> HttpResponse:
+        login_failure_record(attempt=_attempt(self.request), now=clock.now())
+        return super().form_invalid(form)
+
+
+def _attempt(request: HttpRequest) -> Attempt:
+    return Attempt(username=request.POST.get("username", "").strip(), address=request.META.get("REMOTE_ADDR") or "")
+
+
+@never_cache
+@require_GET
+def oidc_begin(request: HttpRequest) -> HttpResponse:
+    """Off to the identity provider."""
+    known = _provider()
+    wanted = request.GET.get("next", "")
+    request.session[NEXT] = wanted if _is_ours(request, wanted) else ""
+    try:
+        return login_begin(request, known, request.build_absolute_uri(reverse("oidc-back")))
+    except ProviderFault as fault:
+        return _refused(request, known, fault)
+
+
+@never_cache
+@require_GET
+def oidc_back(request: HttpRequest) -> HttpResponse:
+    """Back from it: in, or told why not."""
+    known = _provider()
+    try:
+        claims = login_finish(request, known)
+        user = identity_login(claims=claims, admit_all=settings.OIDC_ADMIT_ALL, now=clock.now())
+    except ProviderFault as fault:
+        return _refused(request, known, fault)
+    except NotAdmitted as refused:
+        return render(request, "accounts/refused.html", {"refused": str(refused)}, status=403)
+    wanted = request.session.pop(NEXT, "")
+    request.session[METHOD] = "oidc"
+    login(request, user, backend="django.contrib.auth.backends.ModelBackend")
+    return redirect(wanted or resolve_url(settings.LOGIN_REDIRECT_URL))
+
+
+def _provider() -> Provider:
+    known = provider()
+    if known is None:
+        raise Http404("No identity provider is configured.")
+    return known
+
+
+def _is_ours(request: HttpRequest, url: str) -> bool:
+    return url_has_allowed_host_and_scheme(url, {request.get_host()}, require_https=request.is_secure())
+
+
+def _refused(request: HttpRequest, known: Provider, fault: ProviderFault) -> HttpResponse:
+    log.warning("login by %s failed: %s", known.issuer, fault)
+    said = f"{known.title} did not vouch for you. Try again; the log of Switchyard says more."
+    return render(request, "accounts/refused.html", {"refused": said}, status=502)

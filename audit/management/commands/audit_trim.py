@@ -1,0 +1,27 @@
+"""Removes old audit records, from the beginning of the chain."""
+
+from datetime import UTC, datetime
+from typing import Any
+
+from django.core.management.base import CommandError, CommandParser
+
+from audit.commands import AuditedCommand
+from audit.services.retention import audit_trim
+from kernel.refusals import Refusal
+
+
+class Command(AuditedCommand):
+    help = "Remove audit records older than a day, after checking that they hold and were exported. Nothing else does."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--before", required=True, help="the first day to keep, YYYY-MM-DD in UTC")
+        parser.add_argument("--unexported-too", action="store_true", help="also what was never exported")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            before = datetime.strptime(options["before"], "%Y-%m-%d").replace(tzinfo=UTC)
+            removed = audit_trim(before=before, unexported_too=options["unexported_too"])
+        except (ValueError, Refusal) as error:
+            raise CommandError(str(error)) from error
+        self.acts_outside = removed > 0
+        self.stdout.write(f"removed {removed} records from before {options['before']}")

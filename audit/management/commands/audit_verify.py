@@ -1,0 +1,24 @@
+"""Checks the chain of audit records and prints its head."""
+
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from audit.services.verification import audit_verify, parse_head
+
+
+class Command(BaseCommand):
+    help = "Check every audit record; name the first broken one and end with 1. Prints the head, to be kept elsewhere."
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        parser.add_argument("--head", default="", help="NUMBER:DIGEST that was printed earlier: must still be so")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        try:
+            kept = parse_head(options["head"]) if options["head"] else None
+        except ValueError as error:
+            raise CommandError(str(error)) from error
+        verdict = audit_verify(kept)
+        if verdict.broken is not None:
+            raise CommandError(f"record {verdict.broken.number} is broken: {verdict.broken.why}")
+        self.stdout.write(f"{verdict.checked} records hold; head {verdict.head}")

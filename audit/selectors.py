@@ -1,0 +1,52 @@
+"""Reads records for people and programs: filtered, newest first, and what they do most. It changes nothing."""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db.models import QuerySet
+
+from audit.models import ONLY_CHAIN, AuditChain, AuditRecord
+
+ACTIONS_FROM_LAST = 2000
+"""The filter offers the actions among this many of the last records; reading all of them would scan the table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which records somebody wants. Empty texts and None narrow nothing. `object` is `noun/key`, as in `about`."""
+
+    actor: str = ""
+    action: str = ""
+    object: str = ""
+    outcome: str = ""
+    request_id: str = ""
+    token_prefix: str = ""
+    since: datetime | None = None
+    until: datetime | None = None
+    before: int | None = None
+
+
+def audit_records(asked: Asked) -> "QuerySet[AuditRecord]":
+    """Those records, newest first."""
+    records = AuditRecord.objects.order_by("-number")
+    for column in ("actor", "action", "outcome", "request_id", "token_prefix"):
+        if wanted := getattr(asked, column):
+            records = records.filter(**{column: wanted})
+    if asked.object:
+        records = records.filter(about__contains=[asked.object])
+    if asked.since is not None:
+        records = records.filter(at__gte=asked.since)
+    if asked.until is not None:
+        records = records.filter(at__lt=asked.until)
+    return records if asked.before is None else records.filter(number__lt=asked.before)
+
+
+def audit_actions() -> list[str]:
+    """Actions seen lately, sorted."""
+    lately = AuditRecord.objects.order_by("-number").values("action")[:ACTIONS_FROM_LAST]
+    return sorted({row["action"] for row in lately})
+
+
+def audit_chain() -> AuditChain:
+    """Both ends of the chain; an empty one if nothing was recorded yet."""
+    return AuditChain.objects.filter(pk=ONLY_CHAIN).first() or AuditChain(pk=ONLY_CHAIN)

@@ -1,0 +1,231 @@
+"""What the bench compares: Switchyard's own processes and the peers from PyPI, each with its version and command.
+
+A peer lives in an environment of its own under the cache; one that cannot be installed or does not answer is left out
+and named in the report. It measures nothing.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from engine_agent.ingress.agent import JOURNAL_FILE
+from engine_agent.ingress.main import JOIN_TOKEN_VARIABLE
+from engine_agent.protocol.messages import Affinity, CellEndpoint, Pool, RoutingTable
+from engine_agent.runtime.journal import Journal
+
+ROOT = Path(__file__).resolve().parents[2]
+MODEL = "tiny"
+REGION = "bench"
+NOBODY = "http://127.0.0.1:1"
+"""Instead of a control plane: an ingress serves from its journal without one."""
+AGENT_CHECK = 100
+"""The stub cells' agent checks lie this far above their ports (wire.c)."""
+PLACES = 1024
+"""Requests at once per cell: none of the rounds needs more, so nothing queues."""
+READY_WITHIN_S = 90.0
+INSTALL_LIMIT_S = 600.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A router from PyPI. `words` is its command with PORT, METRICS, URL1, URL2 and CONFIG in place of values."""
+
+    name: str
+    requirement: str
+    words: tuple[str, ...]
+    rate: int = 300
+    """Streams a second at which its added time is measured: fewer where it cannot do more."""
+
+
+PEERS = (
+    Peer(
+        "vllm-router",
+        "vllm-router==0.1.17",
+        ("vllm-router", "--worker-urls", "URL1", "URL2", "--policy", "power_of_two", "--host", "127.0.0.1",
+         "--port", "PORT", "--prometheus-port", "METRICS", "--log-level", "warning"),
+    ),
+    Peer(
+        "smg",
+        "smg==1.13.0",
+        ("smg", "launch", "--worker-urls", "URL1", "URL2", "--policy", "power_of_two", "--host", "127.0.0.1",
+         "--port", "PORT", "--prometheus-port", "METRICS", "--log-level", "warn"),
+    ),
+    Peer(
+        "sglang-router",
+        "sglang-router==0.3.2",
+        ("python", "-m", "sglang_router.launch_router", "--worker-urls", "URL1", "URL2", "--policy", "power_of_two",
+         "--host", "127.0.0.1", "--port", "PORT", "--prometheus-port", "METRICS", "--log-level", "warn"),
+    ),
+    Peer(
+        "litellm",
+        "litellm[proxy]==1.106.0",
+        ("litellm", "--config", "CONFIG", "--host", "127.0.0.1", "--port", "PORT", "--num_workers", "1"),
+        rate=20,
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Contender:
+    """Something that answers on `port` by these processes and their children. `rate`: streams a second it is asked."""
+
+    name: str
+    port: int
+    processes: tuple[psutil.Process, ...] = ()
+    rate: int = 300
+
+    def _all(self) -> list[psutil.Process]:
+        return [each for process in self.processes for each in (process, *process.children(recursive=True))]
+
+    def cpu_s(self) -> float:
+        """Processor seconds of its processes so far, those of children that ended included."""
+        total = 0.0
+        for each in self._all():
+            with contextlib.suppress(psutil.Error):
+                times = each.cpu_times()
+                total += times.user + times.system + times.children_user + times.children_system
+        return total
+
+    def resident_mib(self) -> float:
+        """Resident memory of its processes, shared pages counted in each."""
+        return sum(each.memory_info().rss for each in self._all()) / 2**20
+
+
+def install(peer: Peer, cache: Path) -> Path:
+    """The `bin` folder of the peer's environment, made if it is not there.
+
+    Raises:
+        RuntimeError: the package cannot be had; the text is the installer's.
+    """
+    home = cache / peer.name
+    stamp = home / "installed"
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == peer.requirement:
+        return home / "bin"
+    uv = (sys.executable, "-m", "uv")
+    for words in (
+        (*uv, "venv", "--quiet", "--clear", "--python", sys.executable, str(home)),
+        (*uv, "pip", "install", "--quiet", "--python", str(home / "bin" / "python"), peer.requirement),
+    ):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_LIMIT_S, check=False)
+        if done.returncode:
+            raise RuntimeError(done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "the installer failed")
+    stamp.write_text(peer.requirement, encoding="utf-8")
+    return home / "bin"
+
+
+@contextlib.contextmanager
+def spawned(words: Sequence[str], log: Path, env: dict[str, str] | None = None) -> Iterator[psutil.Process]:
+    """A process with all its children, ended with the block."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("wb") as output:
+        child = subprocess.Popen(
+            words,
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **(env or {})},
+        )
+    process = psutil.Process(child.pid)
+    try:
+        yield process
+    finally:
+        family = [process, *process.children(recursive=True)] if process.is_running() else []
+        for each in family:
+            with contextlib.suppress(psutil.Error):
+                each.send_signal(signal.SIGTERM)
+        _, alive = psutil.wait_procs(family, timeout=5)
+        for each in alive:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
+        child.wait()
+
+
+@contextlib.contextmanager
+def ingress(
+    home: Path, port: int, cells: Sequence[CellEndpoint], affinity: Affinity | None = None, *options: str
+) -> Iterator[psutil.Process]:
+    """An ingress agent with its HAProxy, serving `MODEL` from these cells by a table in its journal; `options` are more
+    of its command line."""
+    pool = Pool(MODEL, (MODEL,), "realtime", tuple(cells), (), {REGION: 1.0}, affinity)
+    home.mkdir(parents=True, exist_ok=True)
+    Journal(home / JOURNAL_FILE, RoutingTable).save(RoutingTable(1, REGION, (pool,)))
+    words = (sys.executable, "-m", "engine_agent", "ingress", "--ingress-id", "i-bench", "--region", REGION)
+    where = ("--home", str(home), "--server", NOBODY, "--port", str(port))
+    with spawned((*words, *where, *options), home / "agent.log", {JOIN_TOKEN_VARIABLE: "none"}) as process:
+        yield process
+
+
+@contextlib.contextmanager
+def cell_proxy(folder: Path, number: int, port: int, engine_port: int) -> Iterator[tuple[CellEndpoint, psutil.Process]]:
+    """A cell proxy before one stub cell, on `port`, `port` + 1 and `port` + 2."""
+    words = (
+        *(sys.executable, "-m", "engine_agent.proxy", "--node-id", f"n-bench{number:03d}", "--cell", f"c-{number}"),
+        *("--generation", "1", "--port", str(port), "--agent-check-port", str(port + 1), "--admin-port", str(port + 2)),
+        *("--engine", f"http://127.0.0.1:{engine_port}", "--model", MODEL, "--max-concurrency", str(PLACES)),
+        "--no-access-log",
+    )
+    with spawned(words, folder / f"cell-proxy-{number}.log") as process:
+        yield CellEndpoint(f"c-{number}", 1, "127.0.0.1", port, port + 1, PLACES), process
+
+
+@contextlib.contextmanager
+def peer_process(peer: Peer, programs: Path, folder: Path, port: int, cells: Sequence[int]) -> Iterator[psutil.Process]:
+    """A peer that serves `MODEL` from the cells on these ports, without asking others for anything."""
+    config = folder / f"{peer.name}.json"
+    entries = [
+        {
+            "model_name": MODEL,
+            "litellm_params": {
+                "model": f"openai/{MODEL}",
+                "api_base": f"http://127.0.0.1:{cell}/v1",
+                "api_key": "none",
+            },
+        }
+        for cell in cells
+    ]
+    config.write_text(json.dumps({"model_list": entries}), encoding="utf-8")
+    values = {"PORT": str(port), "METRICS": str(port + 50), "CONFIG": str(config)}
+    values |= {f"URL{number}": f"http://127.0.0.1:{cell}" for number, cell in enumerate(cells, 1)}
+    words = [values.get(word, word) for word in peer.words]
+    # vllm-router writes a line for every request unless it is told so here; litellm asks the internet for prices.
+    quiet = {"RUST_LOG": "warn", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
+    quiet["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # it serves loopback, to this bench alone
+    with spawned((str(programs / words[0]), *words[1:]), folder / f"{peer.name}.log", quiet) as process:
+        yield process
+
+
+def wait_until_it_answers(port: int, within_s: float = READY_WITHIN_S, process: psutil.Process | None = None) -> None:
+    """Return once a completion succeeds on this port.
+
+    Raises:
+        RuntimeError: it did not within the time, or its process ended; the text is what it said last.
+    """
+    body = {"model": MODEL, "messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
+    ends_at = time.monotonic() + within_s
+    said = "nothing"
+    while time.monotonic() < ends_at:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{port}/v1/chat/completions",
+            json.dumps(body).encode(),
+            {"content-type": "application/json"},
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=10):  # noqa: S310 - loopback
+                return
+        except OSError as error:
+            said = str(error)
+        if process is not None and (not process.is_running() or process.status() == psutil.STATUS_ZOMBIE):
+            raise RuntimeError("its process ended at once; see its log under .cache/bench/runs")
+        time.sleep(0.2)
+    raise RuntimeError(f"no answer on port {port} within {within_s:g} s: {said}")

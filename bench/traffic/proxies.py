@@ -1,0 +1,175 @@
+"""What lies between an application and its cells costs this: requests/s, time to first token, chunks/s, processor time.
+
+Cells that cost next to nothing are asked directly, through our ingress, through our ingress and cell proxies, and
+through the routers on PyPI, in rounds that alternate within one run. Every round is appended to a file; `report` sums
+it up. With `--apart` each contender has one processor for itself, and load and cells have another: where all share two,
+what load and cells take, the same for all, hides a part of what differs.
+
+    .venv/bin/python -m bench.traffic.proxies [--rounds 5] [--only ingress,direct] [--base-port 27000] [--apart]
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from bench.traffic import contenders, wire
+from bench.traffic.contenders import MODEL, PEERS, PLACES, Contender
+from engine_agent.protocol.messages import Affinity, CellEndpoint
+
+CACHE = contenders.ROOT / ".cache" / "bench"
+CELLS = 2
+CONNECTIONS = 64
+CLOSED_S, RATE_S, CHUNKS_S = 1.5, 3.0, 1.5
+PROMPT = {"model": MODEL, "messages": [{"role": "user", "content": "why? " * 100}]}
+WHOLE: dict[str, Any] = {**PROMPT, "max_tokens": 1}
+STREAM: dict[str, Any] = {**PROMPT, "stream": True, "max_tokens": 16, "seed": 20_000}
+"""16 tokens, 20 ms apart."""
+FLOOD: dict[str, Any] = {**PROMPT, "stream": True, "max_tokens": 200, "seed": 1_000}
+"""200 tokens, 1 ms apart; 128 such streams offer 128,000 chunks a second, more than anything here relays."""
+FLOOD_STREAMS = 128
+INGRESSES: tuple[tuple[str, Affinity | None, tuple[str, ...]], ...] = (
+    ("ingress", None, ()),
+    ("ingress, log off", None, ("--no-access-log",)),
+    ("ingress, affinity", Affinity(), ()),
+)
+"""As it is; as the peers are, without a line for every request; and with what only some pools have."""
+
+
+@contextlib.contextmanager
+def on_processors(numbers: set[int]) -> Iterator[None]:
+    """This process runs on these meanwhile, and what it starts does for ever."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, numbers)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+@contextlib.contextmanager
+def everything(
+    program: Path, base: int, only: set[str], processors: set[int]
+) -> Iterator[tuple[list[Contender], dict[str, str]]]:
+    """All contenders, up and answering, on these processors; and of those that are not, why."""
+    folder = CACHE / "runs"
+    folder.mkdir(parents=True, exist_ok=True)
+    stubs = [base + number for number in range(CELLS)]
+    with ExitStack() as stack:
+        stack.enter_context(wire.cells(program, base, CELLS))
+        with on_processors(processors):
+            found, absent = _begin(stack, folder, base, stubs, only)
+        yield [Contender("direct", base), *found], absent
+
+
+def _begin(
+    stack: ExitStack, folder: Path, base: int, stubs: list[int], only: set[str]
+) -> tuple[list[Contender], dict[str, str]]:
+    found: list[Contender] = []
+    absent: dict[str, str] = {}
+    if not only or "ingress" in only:
+        ends = [
+            CellEndpoint(f"c-{port}", 1, "127.0.0.1", port, port + contenders.AGENT_CHECK, PLACES) for port in stubs
+        ]
+        for number, (name, affinity, options) in enumerate(INGRESSES):
+            port = base + 10 + number
+            process = stack.enter_context(contenders.ingress(folder / name, port, ends, affinity, *options))
+            found.append(Contender(name, port, (process,)))
+    if not only or "ingress + cell proxy" in only:
+        found.append(stack.enter_context(_whole_path(folder, base, stubs)))
+    for number, peer in enumerate(PEERS):
+        if only and peer.name not in only:
+            continue
+        try:
+            programs = contenders.install(peer, CACHE)
+            port = base + 200 + number
+            process = stack.enter_context(contenders.peer_process(peer, programs, folder, port, stubs))
+            contenders.wait_until_it_answers(port, process=process)
+            found.append(Contender(peer.name, port, (process,), peer.rate))
+        except (RuntimeError, OSError) as error:
+            absent[peer.name] = str(error)
+    for contender in found:
+        contenders.wait_until_it_answers(contender.port)
+    return found, absent
+
+
+@contextlib.contextmanager
+def _whole_path(folder: Path, base: int, stubs: list[int]) -> Iterator[Contender]:
+    with ExitStack() as stack:
+        proxies = [
+            stack.enter_context(contenders.cell_proxy(folder, number, base + 30 + 10 * number, port))
+            for number, port in enumerate(stubs)
+        ]
+        ends = [end for end, _ in proxies]
+        process = stack.enter_context(contenders.ingress(folder / "ingress-and-cell-proxy", base + 20, ends))
+        contenders.wait_until_it_answers(base + 20)
+        yield Contender("ingress + cell proxy", base + 20, (process, *(proxy for _, proxy in proxies)))
+
+
+def measure(program: Path, contender: Contender) -> list[dict[str, Any]]:
+    """One round of each kind."""
+    rows = []
+    for kind, how, count, seconds, body in (
+        ("closed", "closed", CONNECTIONS, CLOSED_S, WHOLE),
+        ("rate", "rate", contender.rate, RATE_S, STREAM),
+        ("flood", "closed", FLOOD_STREAMS, CHUNKS_S, FLOOD),
+    ):
+        before = contender.cpu_s()
+        seen = wire.ask(program, how, contender.port, count, seconds, body)
+        first = sorted(seen.first_us)
+        shares = (0.5, 0.9, 0.99) if first else ()
+        rows.append(
+            {
+                "contender": contender.name,
+                "kind": kind,
+                "asked": count,
+                "seconds": seen.seconds,
+                "requests": seen.requests,
+                "errors": seen.errors,
+                "events": seen.events,
+                "complaint": seen.complaint,
+                "client_cpu_s": seen.cpu_s,
+                "cpu_s": contender.cpu_s() - before,
+                "resident_mib": contender.resident_mib(),
+                "first_us": {str(share): first[min(len(first) - 1, int(share * len(first)))] for share in shares},
+            }
+        )
+        time.sleep(0.2)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--base-port", type=int, default=27000)
+    parser.add_argument("--only", default="", help="names of contenders, with commas; direct is always measured")
+    parser.add_argument("--apart", action="store_true", help="one processor for the contender, another for all else")
+    options = parser.parse_args()
+    results_path = CACHE / ("proxies_apart.jsonl" if options.apart else "proxies.jsonl")
+    program = wire.build(CACHE)
+    processors = os.sched_getaffinity(0)
+    ours, theirs = ({min(processors)}, {max(processors)}) if options.apart else (processors, processors)
+    only = {name for name in options.only.split(",") if name}
+    with on_processors(ours), everything(program, options.base_port, only, theirs) as (found, absent):
+        for name, reason in absent.items():
+            print(f"left out: {name}: {reason}")
+        for turn in range(options.rounds):
+            order = found[turn % len(found) :] + found[: turn % len(found)]
+            for contender in order:
+                rows = measure(program, contender)
+                with results_path.open("a", encoding="utf-8") as results:
+                    for row in rows:
+                        stamp = {"at": time.time(), "load": os.getloadavg()[0]}
+                        results.write(json.dumps({**stamp, **row}) + "\n")
+                        print(row, flush=True)
+        with results_path.open("a", encoding="utf-8") as results:
+            results.write(json.dumps({"absent": absent}) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Replays recorded traffic over simulated cells with prefix caches: what affinity finds there, and what it costs.
+
+The cells run on virtual time, so an hour passes in a minute and twice the same. Every result is appended to a file;
+`report` sums it up.
+
+    .venv/bin/python -m bench.traffic.replay mooncake|azure [--policies least,sticky] [--factors 1.0]
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.traffic.arrivals import MOONCAKE_BLOCK_TOKENS, Arrival, azure, best_hit_rate, faster, mooncake
+from bench.traffic.contenders import ROOT
+from bench.traffic.routers import BoundedHash, LeastOutstanding, RandomCell, RoundRobin, Router, Sticky, TwoHomes
+from bench.traffic.simulation import Outcome, Simulation, hit_rate, percentile
+from engine_agent.engines.sim.batching import ModelParameters
+
+RESULTS = ROOT / ".cache" / "bench" / "replay.jsonl"
+CELLS = 8
+PLACES = 32
+"""Requests at once per cell, as the ingress limits them."""
+PREFILL_TOKENS_PER_S = 8000.0
+"""The simulator's default, about a 70B model on one 8-accelerator node: 8 cells read 64,000 tokens a second where the
+Mooncake trace sends 41,000."""
+CACHE_TOKENS = 1_000_000
+"""What such a node keeps beside the weights: 320 kB a token (Llama-3-70B, 16 bit) in 320 GB."""
+POLICIES: dict[str, Callable[[], Router]] = {
+    "round robin": RoundRobin,
+    "random": RandomCell,
+    "least": lambda: LeastOutstanding(with_queue=True),
+    "hash": lambda: BoundedHash(0, own_queues=True),
+    "bounded hash 1.25": lambda: BoundedHash(1.25, light_share=0.25),
+    "bounded hash 2": lambda: BoundedHash(2.0, light_share=0.25),
+    "two homes": TwoHomes,
+    "sticky": lambda: Sticky(0),
+    "sticky 1.25": lambda: Sticky(1.25),
+}
+
+
+def run(
+    trace: str,
+    arrivals: list[Arrival],
+    policy: str,
+    factor: float,
+    cells: int = CELLS,
+    cache_tokens: int = CACHE_TOKENS,
+) -> dict[str, Any]:
+    """The whole trace, `factor` times as fast as it was recorded."""
+    parameters = ModelParameters(
+        prefill_tokens_per_s=PREFILL_TOKENS_PER_S,
+        kv_capacity_tokens=cache_tokens,
+        max_num_seqs=PLACES,
+        prefix_block_tokens=MOONCAKE_BLOCK_TOKENS,
+    )
+    outcomes = Simulation(POLICIES[policy](), parameters, [1.0] * cells, PLACES).run(faster(arrivals, factor))
+    return {
+        "trace": trace,
+        "policy": policy,
+        "factor": factor,
+        "cells": cells,
+        "cache_tokens": cache_tokens,
+        **summary(outcomes),
+    }
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What a run gave; shares of requests by cell from the least to the most loaded."""
+    ttft_s = [outcome.ttft_s for outcome in outcomes]
+    lasted_s = max(outcome.ended_s for outcome in outcomes) - outcomes[0].arrival.at_s
+    prompt = sum(outcome.arrival.prompt_tokens for outcome in outcomes)
+    by_cell = sorted(
+        sum(outcome.cell == cell for outcome in outcomes) for cell in {outcome.cell for outcome in outcomes}
+    )
+    return {
+        "requests": len(outcomes),
+        "hit_rate": hit_rate(outcomes),
+        "ttft_s": {str(share): percentile(ttft_s, share) for share in (0.5, 0.9, 0.99)},
+        "prompt_tokens_per_s": prompt / lasted_s,
+        "answer_tokens_per_s": sum(outcome.arrival.output_tokens for outcome in outcomes) / lasted_s,
+        "most_over_mean": by_cell[-1] / (sum(by_cell) / len(by_cell)),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("trace", choices=["mooncake", "azure"])
+    parser.add_argument("--policies", default=",".join(POLICIES), help="of: " + ", ".join(POLICIES))
+    parser.add_argument("--factors", default="1.0", help="how much faster than recorded, with commas")
+    parser.add_argument("--cells", type=int, default=CELLS)
+    parser.add_argument("--cache-tokens", type=int, default=CACHE_TOKENS)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    options.results.parent.mkdir(parents=True, exist_ok=True)
+    arrivals = mooncake() if options.trace == "mooncake" else azure()
+    with options.results.open("a", encoding="utf-8") as results:
+        rows = [{"trace": options.trace, "policy": "ideal", "hit_rate": best_hit_rate(arrivals)}]
+        for factor in map(float, options.factors.split(",")):
+            for policy in options.policies.split(","):
+                rows.append(run(options.trace, arrivals, policy, factor, options.cells, options.cache_tokens))
+                results.write(json.dumps(rows[-1]) + "\n")
+                results.flush()
+                print(rows[-1], flush=True)
+        results.write(json.dumps(rows[0]) + "\n")
+
+
+if __name__ == "__main__":
+    main()

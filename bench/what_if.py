@@ -1,0 +1,60 @@
+"""How long a what-if takes: a rollout, a scaling and the loss of a region, told from a snapshot of a fleet in memory.
+
+`POST /api/v1/plan` adds the loading of the snapshot from PostgreSQL. Prints a Markdown table; seconds of one core.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from time import process_time
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from fleet.planning.snapshot import VersionView
+from simulator.clock import EPOCH
+from simulator.prediction import Change, LoseRegion, RollOut, Scale, predict
+from simulator.scenarios import day_10000_nodes
+from simulator.shape import DeploymentShape, FleetShape, fleet_of
+
+DEMO = FleetShape(
+    (
+        DeploymentShape("sim-70b", {"us-east-1": 2, "us-west-2": 2}, size=2),
+        DeploymentShape("smollm2", {"us-east-1": 1, "us-west-2": 1}, size=1),
+    ),
+    spares=1,
+)
+LOAD_S = {"v1": 60.0, "v2": 60.0}
+
+
+def questions(name: str, shape: FleetShape) -> dict[str, Change]:
+    """The three that can be asked."""
+    region = shape.regions[0]
+    cells = next(spec.cells[region] for spec in shape.deployments if spec.name == name)
+    size = next(spec.size for spec in shape.deployments if spec.name == name)
+    policy = next(spec.policy for spec in shape.deployments if spec.name == name)
+    return {
+        "a rollout": RollOut(name, "v2", policy, VersionView(size, 600.0)),
+        "three cells more": Scale(name, {region: cells + 3}),
+        "a lost region": LoseRegion(region),
+    }
+
+
+def main() -> None:
+    argparse.ArgumentParser(description=__doc__).parse_args()
+    print("| fleet | question | s | steps | ends after |")
+    print("| --- | --- | --- | --- | --- |")
+    for label, name, shape in (
+        ("the demo's", "sim-70b", DEMO),
+        ("10,000 nodes", "model-03", day_10000_nodes.SCENARIO.shape),
+    ):
+        for asked, change in questions(name, shape).items():
+            view = fleet_of(shape)
+            began_s = process_time()
+            told = predict(view, change, EPOCH, load_s=LOAD_S)
+            spent_s = process_time() - began_s
+            ends = "open" if told.took_s is None else f"{told.took_s:.0f} s"
+            print(f"| {label} | {asked} | {spent_s:.2f} | {len(told.steps)} | {ends} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

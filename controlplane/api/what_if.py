@@ -1,0 +1,177 @@
+"""What-if over HTTP: what a rollout, a scaling or the loss of a region would do, before anybody does it."""
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from controlplane.what_if import plan_lost_region, plan_rollout, plan_scale
+from fleet.api.deployment_requests import ScaleSerializer
+from kernel import clock
+from kernel.requests import StrictSerializer
+from kernel.rest.view_sets import ViewSet
+from simulator.prediction import Forecast
+
+ROLLOUT: dict[str, Any] = {"rollout": {"deployment": "sim-70b", "version": "sim-70b@2", "policy": {"bake_s": 120}}}
+SCALE: dict[str, Any] = {"scale": {"deployment": "sim-70b", "regions": [{"region": "us-west-2", "cells": 3}]}}
+LOSE_REGION: dict[str, Any] = {"lose_region": "us-east-1"}
+FORECAST: dict[str, Any] = {
+    "from": "2026-11-21T12:00:00Z",
+    "took_s": 41.6,
+    "looked_s": 105.0,
+    "steps": [
+        {
+            "at_s": 0.5,
+            "at": "2026-11-21T12:00:00.500000Z",
+            "kind": "cell.pending",
+            "subject": "sim-70b-us-west-2-5",
+            "text": "3 cells wanted, 2 there",
+        },
+        {
+            "at_s": 41.6,
+            "at": "2026-11-21T12:00:41.600000Z",
+            "kind": "cell.ready",
+            "subject": "sim-70b-us-west-2-5",
+            "text": "all 2 ranks are ready",
+        },
+    ],
+    "places": [
+        {
+            "deployment": "sim-70b",
+            "region": "us-west-2",
+            "wanted": 3,
+            "ready_now": 2,
+            "ready_least": 2,
+            "ready_then": 3,
+        }
+    ],
+    "machines_launched": 1,
+    "refusals": [],
+    "warnings": ["1 machines would be launched"],
+}
+
+
+QUESTIONS = ("rollout", "scale", "lose_region")
+
+
+class PlannedRolloutSerializer(StrictSerializer):
+    """The rollout, as one would start it."""
+
+    deployment = serializers.CharField(max_length=96)
+    version = serializers.CharField(max_length=160, help_text="`model@version`")
+    policy = serializers.DictField(required=False, default=dict, help_text="What differs from the deployment's.")
+    allow_unreleased = serializers.BooleanField(required=False, default=False)
+
+
+class PlannedScaleSerializer(ScaleSerializer):
+    """The scaling, as one would ask for it."""
+
+    deployment = serializers.CharField(max_length=96)
+
+
+@extend_schema_serializer(
+    examples=[
+        OpenApiExample("a rollout", ROLLOUT, request_only=True),
+        OpenApiExample("one more cell", SCALE, request_only=True),
+        OpenApiExample("a region is lost", LOSE_REGION, request_only=True),
+    ]
+)
+class QuestionSerializer(StrictSerializer):
+    """Exactly one of the three."""
+
+    rollout = PlannedRolloutSerializer(required=False)
+    scale = PlannedScaleSerializer(required=False)
+    lose_region = serializers.CharField(required=False, max_length=64, help_text="Its name.")
+
+    def validate(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if len(asked) != 1:
+            raise serializers.ValidationError(f"ask one of {', '.join(QUESTIONS)}; {len(asked)} are here", "one")
+        return asked
+
+
+class StepSerializer(serializers.Serializer[Any]):
+    """Something that would happen: the kind is that of the event it would write."""
+
+    at_s = serializers.FloatField(help_text="Seconds from now.")
+    at = serializers.DateTimeField()
+    kind = serializers.CharField()
+    subject = serializers.CharField()
+    text = serializers.CharField()
+
+
+class PlaceForecastSerializer(serializers.Serializer[Any]):
+    """Cells in service now, at the worst moment, and in the end."""
+
+    deployment = serializers.CharField()
+    region = serializers.CharField()
+    wanted = serializers.IntegerField()
+    ready_now = serializers.IntegerField()
+    ready_least = serializers.IntegerField()
+    ready_then = serializers.IntegerField()
+
+
+@extend_schema_serializer(examples=[OpenApiExample("one more cell", FORECAST, response_only=True)])
+class ForecastSerializer(serializers.Serializer[Any]):
+    """Times are typical ones, without faults. `took_s` null: not over within the `looked_s` that were looked at."""
+
+    took_s = serializers.FloatField(allow_null=True)
+    looked_s = serializers.FloatField()
+    steps = StepSerializer(many=True)
+    places = PlaceForecastSerializer(many=True)
+    machines_launched = serializers.IntegerField()
+    refusals = serializers.ListField(child=serializers.CharField(), help_text="What would wait, and for what.")
+    warnings = serializers.ListField(child=serializers.CharField())
+
+    def get_fields(self) -> dict[str, Any]:
+        return {"from": serializers.DateTimeField(help_text="When the snapshot was taken."), **super().get_fields()}
+
+
+class PlanViewSet(ViewSet):
+    """What would happen. Nothing is changed."""
+
+    reads = frozenset({"create"})
+
+    @extend_schema(operation_id="plan", request=QuestionSerializer, responses={200: ForecastSerializer})
+    def create(self, request: Request) -> Response:
+        """Let the change happen to a simulation that begins as the fleet is now, with the live planners and typical
+        durations, and tell what it did."""
+        question = QuestionSerializer(data=request.data)
+        question.is_valid(raise_exception=True)
+        now = clock.now()
+        forecast = _answer(question.validated_data, now)
+        return Response(ForecastSerializer(forecast_as_told(forecast, now)).data)
+
+
+def _answer(asked: dict[str, Any], now: datetime) -> Forecast:
+    if "rollout" in asked:
+        return plan_rollout(**asked["rollout"], now=now)
+    if "scale" in asked:
+        cells = {place["region"]: place["cells"] for place in asked["scale"]["regions"]}
+        return plan_scale(deployment=asked["scale"]["deployment"], cells=cells, now=now)
+    return plan_lost_region(region=asked["lose_region"], now=now)
+
+
+def forecast_as_told(forecast: Forecast, now: datetime) -> dict[str, Any]:
+    """A forecast as `ForecastSerializer` shows it; `now` is the moment of its snapshot."""
+    return {
+        "from": now,
+        "took_s": forecast.took_s,
+        "looked_s": forecast.looked_s,
+        "steps": [
+            {
+                "at_s": round(step.at_s, 3),
+                "at": now + timedelta(seconds=step.at_s),
+                "kind": step.kind,
+                "subject": step.subject,
+                "text": step.text,
+            }
+            for step in forecast.steps
+        ],
+        "places": forecast.places,
+        "machines_launched": forecast.machines_launched,
+        "refusals": forecast.refusals,
+        "warnings": forecast.warnings,
+    }

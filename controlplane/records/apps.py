@@ -1,6 +1,0 @@
-from django.apps import AppConfig
-
-
-class RecordsConfig(AppConfig):
-    name = "controlplane.records"
-    label = "records"

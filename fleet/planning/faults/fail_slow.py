@@ -1,0 +1,137 @@
+"""Decides which nodes compute too slowly, by what each rank itself computed, without waiting for its cell mates.
+
+A cell runs in lock-step, so its slow node slows all: only a rank's own computing time tells them apart. A node is
+compared with its cohort, the same rank's role in cells of the same version on the same machines, batch size by batch
+size. Without a cohort nobody is slow.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from engine_agent.protocol.states import MemberRole
+from fleet.planning.settings import FaultSettings
+from fleet.planning.snapshot import FleetView, StepWindow
+
+MAD_TO_SIGMA = 1.4826
+"""The median absolute deviation of a normal distribution is its standard deviation divided by this."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Cohort:
+    """What is alike in nodes that may be compared."""
+
+    version: str
+    instance_type: str
+    role: MemberRole
+
+    def __str__(self) -> str:
+        return f"{self.role}s of {self.version} on {self.instance_type}"
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One node in one window. `score`: how fast it was, the cohort's median being 1; `z`: how far out that is."""
+
+    index: int
+    score: float
+    z: float
+
+
+@dataclass(frozen=True, slots=True)
+class SlowNode:
+    """A node that is slower than its cohort, and the windows that say so."""
+
+    node: str
+    cohort: Cohort
+    cohort_nodes: tuple[str, ...]
+    slow: tuple[Measured, ...]
+    windows: int
+
+    @property
+    def reason(self) -> str:
+        worst = min(self.slow, key=lambda found: found.score)
+        return (
+            f"slower than its cohort in {len(self.slow)} of {self.windows} windows: score {worst.score:.2f}, "
+            f"robust z {worst.z:.1f}, {len(self.cohort_nodes) - 1} peers"
+        )
+
+
+def find_slow(fleet: FleetView, settings: FaultSettings) -> tuple[SlowNode, ...]:
+    """Every node that is slow in enough of the last windows, in the order of their ids."""
+    found = [slow for cohort, nodes in sorted(_cohorts(fleet).items()) for slow in _slow_in(cohort, nodes, settings)]
+    return tuple(sorted(found, key=lambda slow: slow.node))
+
+
+def relative_times(windows: Mapping[str, StepWindow], settings: FaultSettings) -> dict[str, float]:
+    """Node -> its step time in units of the cohort's median at the same batch sizes, weighted by its own steps.
+
+    A batch size counts where a node and at least `slow_peers` others ran it `slow_steps` times.
+    """
+    means: dict[int, dict[str, float]] = defaultdict(dict)
+    for node, window in windows.items():
+        for bucket, steps in window.steps.items():
+            if steps >= settings.slow_steps:
+                means[bucket][node] = window.compute_ms.get(bucket, 0.0) / steps
+    usual = {bucket: median(known.values()) for bucket, known in means.items() if len(known) > settings.slow_peers}
+    weighted: dict[str, list[tuple[int, float]]] = defaultdict(list)
+    for bucket, typical_ms in usual.items():
+        for node, mean_ms in means[bucket].items():
+            if typical_ms > 0:
+                weighted[node].append((windows[node].steps[bucket], mean_ms / typical_ms))
+    return {
+        node: sum(steps * time for steps, time in parts) / sum(steps for steps, _ in parts)
+        for node, parts in weighted.items()
+    }
+
+
+def measure(index: int, times: Mapping[str, float], settings: FaultSettings) -> dict[str, Measured]:
+    """Score and robust z of every node of a cohort in one window."""
+    usual = median(times.values())
+    spread = median(abs(time - usual) for time in times.values())
+    sigma = MAD_TO_SIGMA * max(spread, settings.slow_mad_share * usual)
+    return {
+        node: Measured(index, usual / time if time > 0 else 1.0, (time - usual) / sigma if sigma > 0 else 0.0)
+        for node, time in times.items()
+    }
+
+
+def _slow_in(
+    cohort: Cohort, nodes: Mapping[str, Mapping[int, StepWindow]], settings: FaultSettings
+) -> Iterable[SlowNode]:
+    newest = max(index for windows in nodes.values() for index in windows)
+    slow: dict[str, list[Measured]] = defaultdict(list)
+    for left in range(settings.step_windows, 0, -1):
+        if max((len(found) for found in slow.values()), default=0) + left < settings.step_windows_slow:
+            break  # nobody can become slow enough: the usual case, and half the work
+        index = newest - left + 1
+        times = relative_times({node: known[index] for node, known in nodes.items() if index in known}, settings)
+        if len(times) <= settings.slow_peers:
+            continue
+        for node, found in measure(index, times, settings).items():
+            if found.score < settings.slow_score and found.z > settings.slow_z:
+                slow[node].append(found)
+    names = tuple(sorted(nodes))
+    return (
+        SlowNode(node, cohort, names, tuple(found), settings.step_windows)
+        for node, found in slow.items()
+        if len(found) >= settings.step_windows_slow
+    )
+
+
+def _cohorts(fleet: FleetView) -> dict[Cohort, dict[str, dict[int, StepWindow]]]:
+    """Windows of the present generation, by cohort, node and index."""
+    cohorts: dict[Cohort, dict[str, dict[int, StepWindow]]] = defaultdict(dict)
+    if not fleet.faults.windows:
+        return cohorts
+    for cell in fleet.cells.values():
+        for member in cell.members:
+            known = fleet.faults.windows.get(member.node, ())
+            mine = {w.index: w for w in known if (w.cell, w.generation) == (cell.id, cell.generation)}
+            if mine:
+                role = MemberRole.FOLLOWER if member.rank else MemberRole.LEADER
+                version = cell.version or fleet.deployments[cell.deployment].version
+                cohort = Cohort(version, fleet.nodes[member.node].instance_type, role)
+                cohorts[cohort][member.node] = mine
+    return cohorts

@@ -1,0 +1,175 @@
+"""Decides which nodes are alive, from what their agents and their provider say.
+
+Silence alone never condemns a node: a second witness must agree. When every agent is silent, it is we who are deaf,
+and nothing is decided at all.
+"""
+
+from dataclasses import dataclass
+from datetime import datetime
+
+from engine_agent.protocol.states import EngineState
+from fleet.planning.decisions import Decision, MoveNode, RestartAgent
+from fleet.planning.fault_rules import Rule, RuleMode
+from fleet.planning.faults.guards import Guards
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus
+from fleet.planning.states import NodeState
+
+WATCHED = frozenset({NodeState.JOINING, NodeState.READY, NodeState.SUSPECT})
+
+
+def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[str, ...]:
+    """Nodes about which the provider should be asked before `plan_liveness`."""
+    return tuple(
+        node.id
+        for node in fleet.nodes.values()
+        if node.state in WATCHED
+        and (not node.report.connected or _silence_s(node, fleet, now) > settings.doubt_after_s)
+    )
+
+
+def plan_liveness(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
+    """Changes of node states. Empty while nobody listens to agents or all of them are silent."""
+    watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
+    guards = Guards(fleet, settings, now)
+    if _we_are_deaf(watched, fleet, settings, now):
+        cases = (_Case(node, fleet, settings, now, guards) for node in watched)
+        return tuple(restart for case in cases if (restart := _restart_agent(case)))
+    cases = (_Case(node, fleet, settings, now, guards) for node in watched if not _is_well(node, fleet, settings, now))
+    return tuple(decision for case in cases if (decision := _judge(case)) is not None)
+
+
+def are_all_silent(fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+    """Whether agents could reach us and none does: then it is we who are deaf."""
+    watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
+    return fleet.listening_since is not None and _we_are_deaf(watched, fleet, settings, now)
+
+
+def held_back(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[tuple[NodeView, str, str], ...]:
+    """Silent nodes that a witness condemns and that stay as they are: node, verdict, and why it is not carried out."""
+    guards = Guards(fleet, settings, now)
+    cases = [
+        _Case(node, fleet, settings, now, guards) for node in fleet.nodes.values() if node.state is NodeState.SUSPECT
+    ]
+    verdicts = ((case, _condemnation(case)) for case in cases)
+    return tuple((case.node, said, why) for case, said in verdicts if said and (why := _why_not(case)))
+
+
+def _is_well(node: NodeView, fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+    """Heard of just now, and nothing to take back: nearly all nodes, in nearly every pass."""
+    heard = node.state is NodeState.READY and node.report.connected
+    return heard and _silence_s(node, fleet, now) <= settings.doubt_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    node: NodeView
+    fleet: FleetView
+    settings: FleetSettings
+    now: datetime
+    guards: Guards
+
+    def move(self, to: NodeState, reason: str) -> MoveNode:
+        return MoveNode(self.node.id, self.node.state, to, reason, self.node.report.last_seen_at)
+
+
+def _we_are_deaf(watched: list[NodeView], fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+    if fleet.listening_since is None:
+        return True
+    joined = [node for node in watched if node.state is not NodeState.JOINING]
+    if any(_silence_s(node, fleet, now) <= settings.doubt_after_s for node in joined):
+        return False
+    return len(joined) > 1 and any(node.provider is not ProviderStatus.GONE for node in joined)
+
+
+def _judge(case: _Case) -> Decision | None:
+    node = case.node
+    quiet = _silence_s(node, case.fleet, case.now) > case.settings.doubt_after_s
+    if not node.report.connected or quiet:
+        if node.provider is ProviderStatus.GONE and not _may_still_boot(case):
+            return case.move(NodeState.LOST, "its connection closed and its provider says the machine is gone")
+        if restart := _restart_agent(case):
+            return restart
+    return _judge_joining(case) if node.state is NodeState.JOINING else _judge_joined(case)
+
+
+def _may_still_boot(case: _Case) -> bool:
+    age_s = (case.now - case.node.created_at).total_seconds()
+    return case.node.state is NodeState.JOINING and age_s < case.settings.launch_grace_s
+
+
+def _restart_agent(case: _Case) -> RestartAgent | None:
+    closed_at = case.node.report.connection_changed_at or case.node.created_at
+    waited = (case.now - closed_at).total_seconds() >= case.settings.agent_restart_after_s
+    if case.node.provider is not ProviderStatus.AGENT_DEAD or not waited:
+        return None
+    return RestartAgent(case.node.id, "its agent process is dead, the machine runs")
+
+
+def _judge_joining(case: _Case) -> Decision | None:
+    if case.node.report.connected:
+        return case.move(NodeState.READY, "its agent joined")
+    if case.fleet.heard_for_s(case.node.created_at, case.now) > case.settings.join_timeout_s:
+        return case.move(NodeState.LOST, f"it did not join within {case.settings.join_timeout_s:.0f} s")
+    return None
+
+
+def _judge_joined(case: _Case) -> Decision | None:
+    silence_s = _silence_s(case.node, case.fleet, case.now)
+    if silence_s <= case.settings.suspect_after_s:
+        if case.node.state is NodeState.SUSPECT and case.node.report.connected:
+            return case.move(NodeState.READY, "its reports came back")
+        return None
+    verdict = _condemnation(case)
+    if verdict and not _why_not(case):
+        case.guards.take(case.node)
+        return case.move(NodeState.LOST, verdict)
+    if case.node.state is NodeState.READY:
+        return case.move(NodeState.SUSPECT, f"silent for {silence_s:.0f} s")
+    return None
+
+
+def _condemnation(case: _Case) -> str:
+    """Why a silent node counts as dead; empty while nobody but its silence says so."""
+    silence_s = _silence_s(case.node, case.fleet, case.now)
+    witness = _second_witness(case) if silence_s > case.settings.lost_after_s else None
+    return f"silent for {silence_s:.0f} s, and {witness}" if witness else ""
+
+
+def _why_not(case: _Case) -> str:
+    """Why a condemned node is left as it is. A machine that its provider says is gone is a fact and no verdict."""
+    if case.node.provider is ProviderStatus.GONE:
+        return ""
+    mode = case.fleet.faults.mode(Rule.SILENCE)
+    return case.guards.refusal(case.node) if mode is RuleMode.ON else f"the rule for silent nodes is {mode}"
+
+
+def _second_witness(case: _Case) -> str | None:
+    """Who else says that this node is dead: its provider, the leader of its cell, or an ingress that sends requests to
+    the cell. An ingress sees the leader only, so of a follower it says something once the leader is silent, too."""
+    if case.node.provider is ProviderStatus.GONE:
+        return "its provider says the machine is gone"
+    cell = case.fleet.cell_of(case.node.id)
+    if cell is None or not cell.members:
+        return None
+    leader = case.fleet.nodes.get(min(cell.members, key=lambda member: member.rank).node)
+    if leader is None:
+        return None
+    ingress = case.fleet.faults.down.get(cell.id)
+    if ingress and _silence_s(leader, case.fleet, case.now) > case.settings.lost_after_s:
+        return f"ingress {ingress} cannot reach its cell {cell.id}"
+    if leader.id == case.node.id or not leader.report.connected:
+        return None
+    if leader.report.speaks_of(cell) and leader.report.state is EngineState.FAILED:
+        return f"its leader {leader.id} says: {leader.report.reason}"
+    return None
+
+
+def _silence_s(node: NodeView, fleet: FleetView, now: datetime) -> float:
+    """Seconds without a report while somebody listened: a gap of ours is not the node's silence."""
+    heard, said_at, since = node.created_at, node.report.last_seen_at, fleet.listening_since
+    if said_at is not None and said_at > heard:
+        heard = said_at
+    if since is not None and since > heard:
+        heard = since
+    return (now - heard).total_seconds()

@@ -1,0 +1,204 @@
+"""Decides which spare nodes form a cell, or join one, for all cells of a pass together, and says why in one sentence.
+
+Repairs come first and take the spares nearest to the nodes that stay. New cells then share what is not kept for
+repair: in the order in which they are asked for where it is too little, else all at once, packed so that the total
+network distance is small. A cell that cannot be placed holds what it can use, so that it gets whole before later ones.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fleet.planning.placement import reasons as words
+from fleet.planning.placement.distance import Path, failure_domain
+from fleet.planning.placement.exchanges import pack_shortest
+from fleet.planning.placement.joining import join
+from fleet.planning.placement.packing import Draft, Load, Parts, fill
+from fleet.planning.placement.spare_tree import Group, SpareTree
+from fleet.planning.placement.spares import PoolKey, Spares
+from fleet.planning.snapshot import FleetView, NodeView
+from fleet.planning.states import CellState
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """A cell needs `count` nodes beside those that stay. All must share `within` network nodes; 0: any number."""
+
+    cell: str
+    deployment: str
+    region: str
+    instance_type: str
+    count: int
+    staying: tuple[NodeView, ...] = ()
+    within: int = 0
+    engine: str = ""
+    is_repair: bool = False
+
+    @property
+    def pool(self) -> PoolKey:
+        return self.region, self.instance_type
+
+    @property
+    def size(self) -> int:
+        """Nodes of the whole cell."""
+        return self.count + len(self.staying)
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """The cell's nodes in rank order: those that stay first."""
+
+    nodes: tuple[NodeView, ...]
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why there is no place. `short` nodes more, below `near` if possible, would make one."""
+
+    reason: str
+    short: int
+    near: Path
+
+
+Answer = Placed | Refused
+
+
+class Placement:
+    """The placing of one pass: what it gives to one cell, or holds for it, it does not give to another."""
+
+    def __init__(self, fleet: FleetView) -> None:
+        self.spares = Spares(fleet)
+        self._kept = {
+            (region.name, kind): n for region in fleet.regions.values() for kind, n in region.repair_only.items()
+        }
+        self._load = _cells_by_domain(fleet)
+
+    def place(self, orders: Sequence[Order]) -> dict[str, Answer]:
+        """An answer for each order, by cell."""
+        answers: dict[str, Answer] = {order.cell: self._repair(order) for order in orders if order.is_repair}
+        growth: dict[PoolKey, list[Order]] = defaultdict(list)
+        for order in orders:
+            if not order.is_repair:
+                growth[order.pool].append(order)
+        for waiting in growth.values():
+            answers |= self._grow(waiting)
+        return answers
+
+    def _repair(self, order: Order) -> Answer:
+        """The nearest spares join. Where none may join those that stay, the whole cell moves elsewhere."""
+        if order.staying:
+            tree = self.spares.tree(order.pool, order.engine)
+            staying = [self.spares.path(node, order.engine) for node in order.staying]
+            found = join(tree, staying, order.count, self._ceiling(order))
+            if found:
+                joined = self._hand_out(order, found[0])
+                reason = words.joined(order.staying, joined, tree.depth)
+                return Placed((*order.staying, *joined), reason)
+        return self._pack([order]).get(order.cell) or self._refuse(order, self.spares.count(order.pool))
+
+    def _grow(self, waiting: list[Order]) -> dict[str, Answer]:
+        """As many at once as there are spares for, in their order. One without place holds what it can use."""
+        answers: dict[str, Answer] = {}
+        while waiting:
+            pool = waiting[0].pool
+            allowed = max(0, self.spares.count(pool) - self._kept.get(pool, 0))
+            admitted = _first_that_fit(waiting, allowed)
+            placed = self._pack(admitted)
+            answers |= placed
+            waiting = [order for order in waiting if order.cell not in placed]
+            for order in [order for order in admitted if order.cell not in placed] or waiting[:1]:
+                answers[order.cell] = self._refuse(order, allowed)
+                waiting.remove(order)
+        return answers
+
+    def _pack(self, orders: Sequence[Order]) -> dict[str, Answer]:
+        """Places for whole cells of one pool, for as many as there are; those of one engine together."""
+        placed: dict[str, Answer] = {}
+        for engine in sorted({order.engine for order in orders}):
+            alike = [order for order in orders if order.engine == engine]
+            drafts = [Draft(order.cell, order.deployment, order.size, self._ceiling(order)) for order in alike]
+            tree = self.spares.tree(alike[0].pool, engine)
+            pack_shortest(tree, drafts, self._load)
+            for order, draft in zip(alike, drafts, strict=True):
+                if draft.parts:
+                    placed[order.cell] = self._placed(order, draft, tree.depth)
+        return placed
+
+    def _placed(self, order: Order, draft: Draft, depth: int) -> Placed:
+        parts = sorted(draft.parts.items(), key=lambda part: (-part[1], part[0].path))
+        nodes = self._hand_out(order, parts)
+        domain = (order.deployment, failure_domain(nodes[0].topology))
+        reason = words.placed(order.deployment, nodes, depth, parts[0][0].free, self._load[domain])
+        self._load[domain] += 1
+        return Placed(nodes, reason)
+
+    def _hand_out(self, order: Order, parts: Iterable[tuple[Group, int]]) -> tuple[NodeView, ...]:
+        """The nodes of places that are counted as taken already."""
+        nodes = []
+        for leaf, count in parts:
+            nodes += leaf.nodes[:count]
+            del leaf.nodes[:count]
+        self.spares.remove(order.pool, order.engine, nodes)
+        return tuple(nodes)
+
+    def _refuse(self, order: Order, allowed: int) -> Refused:
+        """Hold what the cell can use of the `allowed` spares, so that no later one takes it, and say what it lacks."""
+        tree = self.spares.tree(order.pool, order.engine)
+        together, near_enough = _largest(tree, tree.depth), _largest(tree, self._ceiling(order))
+        seen = words.Seen(
+            free=tree.root.free,
+            allowed=allowed,
+            same_software=together.free if together else 0,
+            near_enough=near_enough.free if near_enough else 0,
+        )
+        reason = words.refused(order.instance_type, order.count, order.staying, order.within, tree.depth, seen)
+        parts = self._usable(order, tree, allowed)
+        held = self._hand_out(order, parts)
+        near = order.staying[0].topology if order.staying else (held[0].topology if held else ())
+        return Refused(reason, order.count - len(held), near)
+
+    def _usable(self, order: Order, tree: SpareTree, allowed: int) -> Parts:
+        """The spares that will be in the cell once others are there; they count as taken."""
+        ceiling = self._ceiling(order)
+        if order.staying:
+            paths = [self.spares.path(node, order.engine) for node in order.staying]
+            found = (join(tree, paths, count, ceiling) for count in range(order.count - 1, 0, -1))
+            return next((joined[0] for joined in found if joined), ())
+        group = _largest(tree, ceiling)
+        count = min(group.free, order.count, allowed) if group else 0
+        parts = fill(group, count)[0] if group and count else ()
+        for leaf, taken in parts:
+            leaf.take(taken)
+        return parts
+
+    def _ceiling(self, order: Order) -> int:
+        depth = self.spares.depth(order.pool)
+        return max(0, depth - order.within)
+
+
+def _first_that_fit(orders: Sequence[Order], allowed: int) -> list[Order]:
+    """The first orders that so many spares are enough for; a later smaller one does not overtake."""
+    admitted = []
+    for order in orders:
+        allowed -= order.size
+        if allowed < 0:
+            break
+        admitted.append(order)
+    return admitted
+
+
+def _largest(tree: SpareTree, height: int) -> Group | None:
+    """The group of this height with the most free spares."""
+    groups = (group for group in tree.groups.values() if group.height == height)
+    return max(groups, key=lambda group: group.free, default=None)
+
+
+def _cells_by_domain(fleet: FleetView) -> Load:
+    """Cells of each deployment by failure domain, where their first member is."""
+    load: Load = Counter()
+    for cell in fleet.cells.values():
+        if cell.members and cell.state is not CellState.DRAINING:
+            node = fleet.nodes.get(cell.members[0].node)
+            load[cell.deployment, failure_domain(node.topology) if node else ""] += 1
+    return load

@@ -1,0 +1,142 @@
+"""Decides which machines to ask providers for and which to give back: enough for all cells, and some warm.
+
+Buys near what waits for a node where it can. It never takes a machine out of a cell, and never buys without a bound.
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from fleet.planning.decisions import Decision, LaunchNodes, RetireNode
+from fleet.planning.fault_rules import NEEDS_PERSON
+from fleet.planning.placement.distance import Path
+from fleet.planning.placement.planner import Answer, Order, Placed
+from fleet.planning.placement.spares import PoolKey, Spares, is_idle
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import FleetView, NodeView
+from fleet.planning.states import NodeState
+
+ENDED = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
+"""Machines to end. A retired one that the snapshot shows may still run."""
+
+
+@dataclass
+class Need:
+    """What the cells of a pool need: `nodes` in all, and of these `missing` ones below which network nodes."""
+
+    nodes: int = 0
+    missing: Counter[Path] = field(default_factory=Counter)
+
+
+@dataclass
+class Stock:
+    """What a pool has: `nodes` in all, and the ones that are `coming` to be spares."""
+
+    nodes: int = 0
+    coming: list[NodeView] = field(default_factory=list)
+
+
+def needs(orders: Iterable[Order], answers: Mapping[str, Answer]) -> dict[PoolKey, Need]:
+    """What was asked for, whether it was there or not."""
+    found: dict[PoolKey, Need] = defaultdict(Need)
+    for order in orders:
+        answer, need = answers[order.cell], found[order.pool]
+        if isinstance(answer, Placed):
+            need.nodes += sum(node not in order.staying for node in answer.nodes)
+        else:
+            need.nodes += order.count
+            need.missing[answer.near] += answer.short
+    return found
+
+
+def plan_supply(
+    fleet: FleetView, settings: FleetSettings, now: datetime, spares: Spares, wanted: Mapping[PoolKey, Need]
+) -> list[Decision]:
+    """Retire lost nodes that no cell holds, launch what is missing, give back what nobody needs."""
+    members = {member.node for cell in fleet.cells.values() for member in cell.members}
+    outside = [node for node in fleet.nodes.values() if node.id not in members]
+    decisions: list[Decision] = [
+        RetireNode(node.id, node.state, f"it is {node.state} and in no cell")
+        for node in outside
+        if node.state in ENDED and not _is_kept(node, settings, now) and not _is_a_persons(node, fleet)
+    ]
+    ended = {decision.node for decision in decisions if isinstance(decision, RetireNode)}
+    stock: dict[PoolKey, Stock] = defaultdict(Stock)
+    for node in fleet.nodes.values():
+        stock[node.region, node.instance_type].nodes += node.state is not NodeState.RETIRED and node.id not in ended
+    for node in outside:
+        if _is_coming(node, settings, now):
+            stock[node.region, node.instance_type].coming.append(node)
+    # A suspect spare may come back in a moment: silence alone buys nothing. What a cell needs is bought all the same.
+    suspect = Counter((node.region, node.instance_type) for node in outside if node.state is NodeState.SUSPECT)
+    pools = {(region.name, kind) for region in fleet.regions.values() for kind in region.spares}
+    for pool in sorted(pools | set(wanted)):
+        warm = max(0, fleet.regions[pool[0]].spares.get(pool[1], 0) - suspect[pool])
+        decisions += _supply(pool, warm, spares, stock[pool], wanted.get(pool, Need()), settings, now)
+    return decisions
+
+
+def _supply(
+    pool: PoolKey,
+    warm: int,
+    spares: Spares,
+    stock: Stock,
+    need: Need,
+    settings: FleetSettings,
+    now: datetime,
+) -> Iterable[Decision]:
+    there, coming = len(spares.of(pool)), len(stock.coming)
+    lacking = need.nodes + warm - there - coming
+    misfits = spares.count(pool) - warm
+    hoped = need.missing.total() - coming
+    reason = f"{need.nodes} needed in cells and {warm} warm, {there} spare and {coming} on their way"
+    if hoped > max(lacking, 0) and misfits < settings.misfits_kept:
+        lacking = min(hoped, max(lacking, 0) + settings.misfits_kept - max(misfits, 0))
+        reason += f", {max(misfits, 0)} of them where they fit no cell"
+    if lacking > 0:
+        return _launch(pool, min(lacking, settings.launches_per_pass), reason, stock, need.missing)
+    return _give_back(spares.free(pool), -lacking, settings, now)
+
+
+def _launch(pool: PoolKey, count: int, reason: str, stock: Stock, missing: Mapping[Path, int]) -> Iterator[Decision]:
+    """First what waits for a node gets one near it, then whatever else is lacking, anywhere."""
+    asked: Counter[Path] = Counter()
+    for near, wanted in missing.items():
+        on_their_way = sum(node.topology[: len(near)] == near for node in stock.coming)
+        asked[near] += max(0, min(wanted - on_their_way, count - asked.total()))
+    asked[()] += count - asked.total()
+    there = stock.nodes
+    for near, number in sorted(asked.items()):
+        if number:
+            yield LaunchNodes(*pool, number, reason, there, near)
+            there += number
+
+
+def _give_back(spares: Iterable[NodeView], count: int, settings: FleetSettings, now: datetime) -> list[Decision]:
+    old = [node for node in spares if _spare_for_s(node, now) > settings.surplus_after_s]
+    return [
+        RetireNode(node.id, node.state, f"surplus spare for {_spare_for_s(node, now):.0f} s") for node in old[:count]
+    ]
+
+
+def _is_coming(node: NodeView, settings: FleetSettings, now: datetime) -> bool:
+    """A node in no cell that will be a spare soon: a joining one, or one that still stops an engine."""
+    if node.cordoned or is_idle(node):
+        return False
+    return node.state in {NodeState.JOINING, NodeState.READY} or _is_kept(node, settings, now)
+
+
+def _is_a_persons(node: NodeView, fleet: FleetView) -> bool:
+    """A faulty node stays as it is while an incident asks a person to look at it."""
+    return node.state is NodeState.FAULTY and fleet.faults.is_held(node.id, NEEDS_PERSON)
+
+
+def _is_kept(node: NodeView, settings: FleetSettings, now: datetime) -> bool:
+    """A node that never joined is kept for a while and counts as coming, so that a launch that fails is not a storm."""
+    never_joined = node.state is NodeState.LOST and node.report.last_seen_at is None
+    return never_joined and (now - node.state_since).total_seconds() < settings.failed_launch_kept_s
+
+
+def _spare_for_s(node: NodeView, now: datetime) -> float:
+    return 0.0 if node.spare_since is None else (now - node.spare_since).total_seconds()

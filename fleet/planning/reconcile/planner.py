@@ -1,0 +1,150 @@
+"""Decides what brings the fleet from what it is to what it should be: how many cells, and on which nodes.
+
+One plan for scaling, rollouts and repair, over one disruption ledger. Works on one snapshot; a pass is repeated until
+it decides nothing more.
+"""
+
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from fleet.planning.decisions import Decision, ExplainCell, StartCell, StopCell
+from fleet.planning.ledger import Ledger
+from fleet.planning.placement.planner import Order, Placed, Placement
+from fleet.planning.placement.reasons import waiting
+from fleet.planning.placement.supply import needs, plan_supply
+from fleet.planning.reconcile.cell_health import DEAD
+from fleet.planning.reconcile.drains import drain_ended
+from fleet.planning.reconcile.scaling import plan_scale
+from fleet.planning.rollout.updates import plan_updates
+from fleet.planning.rollout.versions import BROKEN, VersionPlan
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import CellView, FleetView, NodeView
+from fleet.planning.states import CellState, NodeState
+
+WAITING = BROKEN | {CellState.PENDING, CellState.DRAINING}
+"""Cells that wait for something to be done with them."""
+
+
+@dataclass
+class _Pass:
+    """Working memory of one plan: what is decided, which cells need nodes, and how many heard what they wait for."""
+
+    fleet: FleetView
+    settings: FleetSettings
+    now: datetime
+    decisions: list[Decision] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)
+    ordered: dict[str, str] = field(default_factory=dict)
+    """Cell -> the version that it will start with."""
+    explained: int = 0
+
+    def __post_init__(self) -> None:
+        self.ledger = Ledger(self.fleet, self.settings.ledger, self.now)
+        self.versions = VersionPlan(self.fleet)
+
+
+def plan_reconcile(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
+    """Steps towards the desired state. Repairs come before new cells, so that they get the nearest spares."""
+    work = _Pass(fleet, settings, now)
+    scaled, leaving = plan_scale(fleet, work.versions, work.ledger)
+    work.decisions += scaled
+    work.decisions += plan_updates(fleet, work.versions, work.ledger, leaving)
+    for cell in fleet.cells.values():
+        if problem := fleet.deployments[cell.deployment].problem:
+            _leave(work, cell, problem)
+        elif cell.state is CellState.DRAINING:
+            _finish_drain(work, cell, cell.returns and cell.id not in leaving)
+        elif cell.id not in leaving:
+            _bring_up(work, cell)
+    _place(work)
+    return tuple(work.decisions)
+
+
+def _leave(work: _Pass, cell: CellView, problem: str) -> None:
+    """Nothing is known of what this cell should be: say so of one that does not serve, and let it be."""
+    if cell.state in WAITING:
+        _explain(work, cell, waiting(cell.reason, problem, is_broken=cell.state in BROKEN))
+
+
+def _explain(work: _Pass, cell: CellView, reason: str) -> None:
+    if reason != cell.reason and work.explained < work.settings.explanations_per_pass:
+        work.explained += 1
+        work.decisions.append(ExplainCell(cell.id, cell.state, cell.generation, reason))
+
+
+def _finish_drain(work: _Pass, cell: CellView, returns: bool) -> None:
+    reason = drain_ended(cell, work.fleet, work.settings, work.now)
+    if reason and returns:
+        _start_again(work, cell, reason)
+    elif reason:
+        work.decisions.append(StopCell(cell.id, cell.state, cell.generation, reason))
+
+
+def _bring_up(work: _Pass, cell: CellView) -> None:
+    """Start what should run and does not. A broken cell waits longer after each failure of the same version."""
+    if cell.state is CellState.PENDING:
+        _start_again(work, cell, "")
+    elif work.versions.is_misled(cell):
+        _start_again(work, cell, "stopped halfway")
+    elif cell.state in BROKEN:
+        wait_s = _backoff_s(cell.restarts, work.settings)
+        _start_again(work, cell, f"restart {cell.restarts + 1}, {wait_s:.0f} s after it broke", wait_s)
+
+
+def _start_again(work: _Pass, cell: CellView, reason: str, wait_s: float = 0.0) -> None:
+    """Start a cell on the same nodes where they live; ask for the ones that are missing."""
+    version = work.versions.of(cell)
+    size = work.fleet.deployments[cell.deployment].of(version).nodes_per_cell
+    members = [work.fleet.nodes[member.node] for member in cell.members]
+    staying = tuple(node for node in members if node.state not in DEAD)[:size]
+    short = size - len(staying)
+    if short > 0:
+        work.ordered[cell.id] = version
+        work.orders.append(_order(work, cell, version, staying, short))
+        return
+    if version != cell.version:
+        why = "it broke" if wait_s else reason
+        reason, wait_s = f"{why}; {cell.version} -> {version}", 0.0
+    if all(node.state is NodeState.READY for node in staying) and _age_s(cell, work.now) >= wait_s:
+        nodes = tuple(node.id for node in staying)
+        work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, reason, version))
+
+
+def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, ...], count: int) -> Order:
+    spec = work.fleet.deployments[cell.deployment]
+    return Order(
+        cell=cell.id,
+        deployment=cell.deployment,
+        region=cell.region,
+        instance_type=spec.instance_type,
+        count=count,
+        staying=staying,
+        within=spec.of(version).within,
+        engine=spec.of(version).engine,
+        is_repair=cell.state in BROKEN,
+    )
+
+
+def _place(work: _Pass) -> None:
+    """Start the cells that get their nodes, and say of the others what they wait for. Then see to the supply."""
+    placement = Placement(work.fleet)
+    answers = placement.place(work.orders)
+    for order in work.orders:
+        cell, answer = work.fleet.cells[order.cell], answers[order.cell]
+        if isinstance(answer, Placed):
+            nodes = tuple(node.id for node in answer.nodes)
+            version = work.ordered[cell.id]
+            work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, answer.reason, version))
+            continue
+        _explain(work, cell, waiting(cell.reason, answer.reason, is_broken=order.is_repair))
+    wanted = needs(work.orders, answers)
+    work.decisions += plan_supply(work.fleet, work.settings, work.now, placement.spares, wanted)
+
+
+def _backoff_s(restarts: int, settings: FleetSettings) -> float:
+    """Exponential: base, 2 x base, 4 x base, … up to the maximum."""
+    return float(min(settings.restart_backoff_s * 2.0 ** min(restarts, 30), settings.restart_backoff_max_s))
+
+
+def _age_s(cell: CellView, now: datetime) -> float:
+    return (now - cell.state_since).total_seconds()

@@ -1,0 +1,102 @@
+"""Decides how many cells there are: creates what is missing, ends what is too much, and surges for rollouts.
+
+Pure. Whatever takes an available cell down is asked of the disruption ledger first, and waits if it refuses.
+"""
+
+from collections.abc import Iterator
+
+from fleet.planning.decisions import CreateCell, Decision, DrainCell, MoveCell, StopCell
+from fleet.planning.ledger import Ledger
+from fleet.planning.rollout.versions import Place, VersionPlan
+from fleet.planning.rollout.waves import Course
+from fleet.planning.snapshot import CellView, FleetView
+from fleet.planning.states import CellState, DisruptionCause
+
+# When a region has too many cells, the least useful goes first.
+SURPLUS_ORDER = (
+    CellState.PENDING,
+    CellState.DRAINING,
+    CellState.LOST,
+    CellState.FAILED,
+    CellState.STARTING,
+    CellState.READY,
+)
+
+
+def plan_scale(fleet: FleetView, versions: VersionPlan, ledger: Ledger) -> tuple[list[Decision], set[str]]:
+    """What to create and to end, and the cells that are on their way out."""
+    decisions: list[Decision] = []
+    leaving: set[str] = set()
+    for place in sorted(_places(fleet, versions)):
+        decisions += _create(fleet, versions, place)
+        surplus = _surplus(fleet, versions, place)
+        leaving |= {cell.id for cell in surplus}
+        decisions += _end(fleet, versions, ledger, place, surplus)
+    return decisions, leaving
+
+
+def _places(fleet: FleetView, versions: VersionPlan) -> set[Place]:
+    wanted = {(name, region) for name, spec in fleet.deployments.items() for region in spec.cells_wanted}
+    return {place for place in wanted | set(versions.live) if not fleet.deployments[place[0]].problem}
+
+
+def _create(fleet: FleetView, versions: VersionPlan, place: Place) -> Iterator[CreateCell]:
+    deployment, region = place
+    wanted, there = _wanted(fleet, place), len(versions.live.get(place, ()))
+    for _ in range(wanted - there):
+        version = versions.of_new(deployment, region)
+        yield CreateCell(deployment, region, f"{wanted} cells wanted, {there} there", version)
+    course = versions.course(deployment)
+    if course is None or not course.is_surging:
+        return
+    room = course.rollout.policy.surge - max(0, there - wanted)
+    for _ in range(min(room, versions.lacking(deployment, region) - max(0, wanted - there))):
+        versions.create_at_goal(deployment, region)
+        reason = f"rollout {course.rollout.id}: comes before a cell of {course.stage.region} goes"
+        yield CreateCell(deployment, region, reason, course.goal)
+
+
+def _surplus(fleet: FleetView, versions: VersionPlan, place: Place) -> list[CellView]:
+    cells = list(versions.live.get(place, ()))
+    course = versions.course(place[0])
+    excess = len(cells) - _wanted(fleet, place) - _held(course, versions, place)
+    if excess <= 0:
+        return []
+    surging = course is not None and course.is_surging
+    goal = course.goal if course else fleet.deployments[place[0]].version
+
+    def least_useful(cell: CellView) -> tuple[bool, int, bool, float, str]:
+        is_new = cell.version == goal
+        rank = SURPLUS_ORDER.index(cell.state)
+        return surging and is_new, rank, is_new, -cell.created_at.timestamp(), cell.id
+
+    return sorted(cells, key=least_useful)[:excess]
+
+
+def _held(course: Course | None, versions: VersionPlan, place: Place) -> int:
+    """Cells beyond the wanted ones that a surge keeps: the old ones stay beside the new until the bake is over."""
+    if course is None or not course.is_surging or course.is_returning:
+        return 0
+    return 0 if versions.lacking(*place) > 0 else course.rollout.policy.surge
+
+
+def _end(
+    fleet: FleetView, versions: VersionPlan, ledger: Ledger, place: Place, surplus: list[CellView]
+) -> Iterator[Decision]:
+    wanted, there = _wanted(fleet, place), len(versions.live[place])
+    course = versions.course(place[0])
+    surging = course.rollout.id if course and course.is_surging else None
+    reason = f"{wanted} cells wanted, {there} there"
+    for cell in surplus:
+        if cell.state is CellState.READY:
+            if ledger.refusal(cell, DisruptionCause.SCALE) is None:
+                ledger.charge(cell, DisruptionCause.SCALE)
+                yield DrainCell(cell.id, cell.generation, DisruptionCause.SCALE, reason, surging)
+        elif cell.state is CellState.STARTING:
+            yield MoveCell(cell.id, cell.state, cell.generation, CellState.DRAINING, reason)
+        elif cell.state is not CellState.DRAINING:
+            yield StopCell(cell.id, cell.state, cell.generation, reason)
+
+
+def _wanted(fleet: FleetView, place: Place) -> int:
+    return fleet.deployments[place[0]].cells_wanted.get(place[1], 0)

@@ -1,0 +1,170 @@
+"""Decides what webhooks may be told and where, how a message is signed, and when one that failed is tried again.
+
+It resolves no name and opens no connection.
+"""
+
+import hmac
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from urllib.parse import urlsplit
+
+from kernel.tones import Tone
+
+Address = IPv4Address | IPv6Address
+Network = IPv4Network | IPv6Network
+NAT64 = IPv6Network("64:ff9b::/96")
+"""IPv4 addresses as a translator reaches them, RFC 6052."""
+
+
+class DeliveryState(StrEnum):
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
+DELIVERY_TONE: dict[DeliveryState, Tone] = {
+    DeliveryState.PENDING: Tone.MOVING,
+    DeliveryState.DELIVERED: Tone.OK,
+    DeliveryState.FAILED: Tone.BAD,
+}
+
+
+class WebhookEvent(StrEnum):
+    """What webhooks can be told."""
+
+    INCIDENT_OPENED = "incident.opened"
+    INCIDENT_CLOSED = "incident.closed"
+    ROLLOUT_CHANGED = "rollout.changed"
+    TEST = "test"
+
+
+class RefusedUrl(ValueError):
+    """An address that is not called; the text says why, and what would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookSettings:
+    """Seconds unless the name says otherwise. `allowed` lists networks that may be called though they are not public,
+    and by plain http."""
+
+    allowed: tuple[Network, ...] = ()
+    attempts: int = 10
+    first_retry_s: float = 10.0
+    longest_retry_s: float = 3600.0
+    """10 s, 20 s, 40 s … 1 h: ten attempts take two hours and a half, longer than most outages of a receiver."""
+    limit_s: float = 10.0
+    """For resolving, connecting, sending and being answered, together."""
+    answer_bytes: int = 16 * 1024
+    """Of an answer that are read at most; nobody needs more to see what went wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """An address taken apart. `path` includes the query."""
+
+    scheme: str
+    host: str
+    port: int
+    path: str
+    authority: str = field(default="")
+
+
+def parse_url(url: str) -> Target:
+    """Take an address apart.
+
+    Raises:
+        RefusedUrl: not an http or https address with a host, or one that carries a user, a fragment or odd characters.
+    """
+    if any(ord(letter) <= 0x20 or ord(letter) >= 0x7F for letter in url):
+        raise RefusedUrl("an address must be plain ASCII without blanks; write other letters percent-encoded")
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise RefusedUrl(f"not an address: {error}") from error
+    if parts.scheme not in {"http", "https"} or not parts.hostname:
+        raise RefusedUrl("must read https://host/path")
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise RefusedUrl("must carry no user, password or fragment")
+    path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
+    return Target(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), path, parts.netloc)
+
+
+def check_url(url: str, settings: WebhookSettings) -> None:
+    """Refuse what could never be called. Names are resolved, and their addresses judged, at every attempt.
+
+    Raises:
+        RefusedUrl: see `parse_url`; or it names an address itself, and one that is not called.
+    """
+    target = parse_url(url)
+    try:
+        ip_address(target.host)
+    except ValueError:
+        return
+    choose_address(target, [target.host], settings)
+
+
+def choose_address(target: Target, resolved: Iterable[str], settings: WebhookSettings) -> str:
+    """The address to connect to.
+
+    Every address that the name has must be fit to call: else it depends on luck whether a private one is reached.
+
+    Raises:
+        RefusedUrl: the name has none; or one is neither public nor allowed, or public and would be called by http.
+    """
+    addresses = [_plain(ip_address(text.partition("%")[0])) for text in resolved]
+    if not addresses:
+        raise RefusedUrl(f"{target.host} has no address")
+    for address in addresses:
+        if any(address.version == network.version and address in network for network in settings.allowed):
+            continue
+        if not is_public(address):
+            raise RefusedUrl(f"{target.host} is {address}, which is not a public address and not allowed")
+        if target.scheme != "https":
+            raise RefusedUrl(f"{target.host} is {address}: only https is allowed there")
+    return str(addresses[0])
+
+
+def is_public(address: Address) -> bool:
+    """Whether an address belongs to the public internet. Private, loopback, link-local (with the metadata services of
+    clouds), shared, multicast, reserved and unspecified ones do not."""
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
+    """Networks as settings state them, such as `127.0.0.0/8` or `10.1.2.3`.
+
+    Raises:
+        ValueError: one of them is none.
+    """
+    return tuple(ip_network(text.strip()) for text in texts if text.strip())
+
+
+def wants(events: Sequence[str], event: str) -> bool:
+    """Whether a webhook that asked for `events` is told of this one. A test is always told."""
+    return not events or event in events or event == WebhookEvent.TEST
+
+
+def retry_after_s(attempts: int, settings: WebhookSettings) -> float | None:
+    """Seconds until the next attempt after so many; None: it was the last."""
+    if attempts >= settings.attempts:
+        return None
+    return float(min(settings.first_retry_s * 2.0 ** (attempts - 1), settings.longest_retry_s))
+
+
+def signature(secret: str, timestamp: int, body: bytes) -> str:
+    """The value of `X-Switchyard-Signature`: HMAC-SHA256 over `<timestamp>.<body>`, so that an old message cannot be
+    sent again as a new one."""
+    return "sha256=" + hmac.new(secret.encode(), f"{timestamp}.".encode() + body, "sha256").hexdigest()
+
+
+def _plain(address: Address) -> Address:
+    """An IPv4 address that is dressed as an IPv6 one is judged as what it is."""
+    if isinstance(address, IPv6Address):
+        if address in NAT64:
+            return IPv4Address(int(address) & 0xFFFFFFFF)
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo[1] if address.teredo else None)
+        return inner or address
+    return address

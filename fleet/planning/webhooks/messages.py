@@ -1,0 +1,81 @@
+"""The words of a message to a webhook: our own JSON, or what chats take that understand Slack's incoming webhooks.
+
+Pure; a chat gets a sentence, the facts that matter at once and a link, never the whole evidence.
+"""
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urlsplit
+
+from fleet.planning.webhooks.delivery import WebhookEvent
+from kernel.tones import Tone
+
+LONGEST_TEXT = 2900
+"""Slack cuts a section at 3000 letters."""
+COLOURS = {Tone.OK: "#2e7d32", Tone.MOVING: "#1565c0", Tone.WARN: "#ef6c00", Tone.BAD: "#c62828", Tone.IDLE: "#757575"}
+FIELDS = ("region", "deployment", "cell", "node", "stage", "actor")
+ROLLOUT_TONES = {
+    "succeeded": Tone.OK,
+    "paused": Tone.WARN,
+    "rolling_back": Tone.WARN,
+    "rolled_back": Tone.BAD,
+    "failed": Tone.BAD,
+}
+
+
+class WebhookFormat(StrEnum):
+    """In which form a webhook is told."""
+
+    JSON = "json"
+    SLACK = "slack"
+
+
+def json_message(*, delivery: int, event: str, at: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """All that is known, for programs. The same at every attempt."""
+    return {"delivery": delivery, "event": event, "at": at, "data": data}
+
+
+def slack_message(*, event: str, data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
+    """A message for a chat; `console_url` is where people open the dashboard."""
+    title, text, tone, path = _words(event, data)
+    facts = [{"title": name, "value": _plain(str(data[name])), "short": True} for name in FIELDS if data.get(name)]
+    attachment = {
+        "color": COLOURS.get(tone, COLOURS[Tone.IDLE]),
+        "title": _plain(title),
+        "title_link": f"{console_url.rstrip('/')}{path}",
+        "text": _plain(text)[:LONGEST_TEXT],
+        "fallback": _plain(f"{title}: {text}")[:LONGEST_TEXT],
+        "fields": facts,
+    }
+    return {"text": _plain(title), "attachments": [attachment]}
+
+
+def shown_url(url: str, form: str) -> str:
+    """An address as it may be shown: a chat's incoming webhook is a secret in itself."""
+    if form != WebhookFormat.SLACK:
+        return url
+    parts = urlsplit(url)
+    return f"{parts.scheme}://{parts.netloc}/…"
+
+
+def _words(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone, str]:
+    """Title, text, tone, and the page."""
+    match event:
+        case WebhookEvent.INCIDENT_OPENED:
+            title = f"Incident: {data.get('kind')} {data.get('subject')}"
+            return title, str(data.get("summary", "")), Tone.BAD, f"/incidents/{data.get('id')}/"
+        case WebhookEvent.INCIDENT_CLOSED:
+            title = f"Closed: {data.get('kind')} {data.get('subject')}"
+            return title, str(data.get("resolution", "")), Tone.OK, f"/incidents/{data.get('id')}/"
+        case WebhookEvent.ROLLOUT_CHANGED:
+            state = str(data.get("state", ""))
+            title = f"Rollout of {data.get('deployment')} to {data.get('to_version')}: {state.replace('_', ' ')}"
+            text = str(data.get("reason") or data.get("verdict") or "")
+            return title, text, ROLLOUT_TONES.get(state, Tone.MOVING), f"/rollouts/{data.get('id')}/"
+    return "Switchyard can reach this channel", f"asked by {data.get('asked_by', 'somebody')}", Tone.IDLE, "/"
+
+
+def _plain(text: str) -> str:
+    """Slack's three escapes, so that nobody's name becomes a mention or a link."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -1,0 +1,63 @@
+"""What the control plane's processes count and measure, as prometheus-client's metrics. Labels are bounded: names that
+people choose come from the database, never from requests.
+
+The long-running processes of one host write into one folder (prometheus-client's multiprocess mode), so whichever of
+them is asked tells of all; short commands keep theirs to themselves.
+"""
+
+import os
+from pathlib import Path
+
+from django.conf import settings
+
+from kernel.role import ProcessRole, process_role
+
+
+def _shared_folder() -> Path | None:
+    if process_role() is ProcessRole.COMMAND:
+        return None
+    folder = Path(os.environ.get("PROMETHEUS_MULTIPROC_DIR") or settings.SWITCHYARD_HOME / "metrics")
+    folder.mkdir(parents=True, exist_ok=True)
+    os.environ["PROMETHEUS_MULTIPROC_DIR"] = str(folder)
+    return folder
+
+
+FOLDER = _shared_folder()
+"""Set before the library is imported: it looks then."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram  # noqa: E402
+
+OURS = CollectorRegistry()
+"""Only our own metrics, without those of Python's runtime."""
+
+HTTP_REQUESTS = Counter(
+    "switchyard_http_requests", "Requests that web answered.", ["surface", "method", "status"], registry=OURS
+)
+HTTP_SECONDS = Histogram(
+    "switchyard_http_request_seconds",
+    "How long web took to answer.",
+    ["surface"],
+    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10),
+    registry=OURS,
+)
+AGENTS_CONNECTED = Gauge(
+    "switchyard_agents_connected", "Agents with an open socket.", ["kind"], multiprocess_mode="livesum", registry=OURS
+)
+TASK_RUNS = Counter("switchyard_task_runs", "Tasks that workers ran.", ["task", "outcome"], registry=OURS)
+TASK_SECONDS = Histogram(
+    "switchyard_task_seconds",
+    "How long tasks ran.",
+    ["task"],
+    buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15, 60, 150),
+    registry=OURS,
+)
+TASKS_SENT = Counter(
+    "switchyard_tasks_sent", "Tasks that beat and doorbells asked for.", ["task", "sender"], registry=OURS
+)
+ASYNC_ATTEMPTS = Counter(
+    "switchyard_async_attempts", "Near-real-time requests that the sender sent.", ["outcome"], registry=OURS
+)
+WEBHOOK_ATTEMPTS = Counter(
+    "switchyard_webhook_attempts", "Messages to webhooks, by outcome.", ["outcome"], registry=OURS
+)
+AUDIT_RECORDS = Counter("switchyard_audit_records", "Audit records written.", ["outcome"], registry=OURS)

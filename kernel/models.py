@@ -1,0 +1,108 @@
+"""Records that every app needs: what happened, and who may act. They know nothing of fleets or traffic."""
+
+from typing import TYPE_CHECKING, Any
+
+from django.db import models
+
+from kernel.tones import Tone
+
+if TYPE_CHECKING:
+    _Field = models.Field[Any, Any]
+else:
+    _Field = models.Field  # has no type parameters while it runs
+
+
+class Event(models.Model):
+    """One thing that happened, written in the transaction that made it happen. The timeline of every page."""
+
+    at = models.DateTimeField(db_index=True)
+    kind = models.CharField(max_length=64, db_index=True)
+    tone = models.CharField(max_length=8, choices=[(tone.value, tone.value) for tone in Tone], default=Tone.IDLE)
+    message = models.TextField()
+    actor = models.CharField(max_length=64, default="switchyard")
+    region = models.CharField(max_length=64, blank=True)
+    deployment = models.CharField(max_length=128, blank=True)
+    cell = models.CharField(max_length=160, blank=True)
+    node = models.CharField(max_length=64, blank=True)
+    detail = models.JSONField(default=dict, blank=True)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [
+            models.Index(fields=["cell", "-id"], name="event_cell"),
+            models.Index(fields=["node", "-id"], name="event_node"),
+            models.Index(fields=["deployment", "-id"], name="event_deployment"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.message}"
+
+
+class Lease(models.Model):
+    """The right to do something alone until `expires_at`. `token` grows with every change of holder, and fences."""
+
+    name = models.CharField(max_length=96, primary_key=True)
+    holder = models.CharField(max_length=96)
+    token = models.BigIntegerField(default=1)
+    acquired_at = models.DateTimeField()
+    renewed_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.name} held by {self.holder} until {self.expires_at:%H:%M:%S}"
+
+
+class TransactionIdField(_Field):
+    """PostgreSQL's `xid8`: the id of a transaction, which never comes again. Only SQL compares it."""
+
+    def db_type(self, connection: Any) -> str:
+        return "xid8"
+
+
+class Change(models.Model):
+    """A watched thing changed; triggers write it, in the transaction of the change (kernel.watched).
+
+    `thing`: primary key, as text; `key`: what the API calls it, "" where only the row itself knows.
+    """
+
+    kind = models.CharField(max_length=32)
+    thing = models.TextField()
+    key = models.TextField()
+    xid = TransactionIdField()
+    at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        indexes = [
+            models.Index(fields=["kind", "xid"], name="change_kind_xid"),
+            models.Index(fields=["xid"], name="change_xid"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.key or self.thing}"
+
+
+class ChangeHorizon(models.Model):
+    """One row: changes of transactions up to `xid` may have been forgotten."""
+
+    xid = TransactionIdField()
+
+    def __str__(self) -> str:
+        return f"changes after {self.xid}"
+
+
+class IdempotentAnswer(models.Model):
+    """What a POST with an `Idempotency-Key` was answered. `body` NULL: it showed a secret."""
+
+    caller = models.CharField(max_length=64)
+    key = models.CharField(max_length=255)
+    fingerprint = models.CharField(max_length=64)
+    status = models.PositiveIntegerField()
+    body = models.BinaryField(null=True)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField(db_index=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["caller", "key"], name="idempotent_answer_once")]
+
+    def __str__(self) -> str:
+        return f"{self.key} of {self.caller}"

@@ -1,0 +1,112 @@
+"""Which things changed after a revision. A revision is what PostgreSQL calls a snapshot: which transactions were over.
+
+Triggers note every change of a watched table with the id of its transaction (kernel.watched). Sequences
+would lose changes here: numbers are drawn in one order and commit in another, so a reader that has seen 7 may never see
+6. A snapshot names the transactions that were still open, and what they commit later is "not visible in it", however
+late: nothing is missed, nothing waits for a slow transaction, and what was rolled back never was.
+"""
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+
+from django.db import connection
+
+from kernel.rest.refusals import RevisionGone
+
+BEGINNING = "r0"
+"""Asks for everything, and for the revision at which that was so."""
+FORM = r"r0|r[1-9][0-9]{0,17}-[1-9][0-9]{0,17}-(?:[1-9][0-9]{0,17}(?:\.[1-9][0-9]{0,17})*)?"
+DEFAULT_PATIENCE_S = 30
+LONGEST_PATIENCE_S = 60
+"""How long a watch waits for a change, by itself and at most; proxies cut what is silent for longer."""
+MOST = 1000
+"""Things that one answer tells of; whoever missed more reads the list again."""
+
+_CHANGED = """
+WITH asked AS (SELECT %(since)s::pg_snapshot AS since)
+SELECT DISTINCT change.thing, change.key FROM kernel_change AS change, asked
+WHERE change.kind = %(kind)s
+    AND change.xid >= pg_snapshot_xmin(asked.since) AND NOT pg_visible_in_snapshot(change.xid, asked.since)
+LIMIT %(most)s
+"""
+_NOW = "SELECT pg_current_snapshot()::text"
+_GONE = """
+SELECT pg_snapshot_xmax(%(since)s::pg_snapshot) > pg_snapshot_xmax(pg_current_snapshot())
+    OR EXISTS (SELECT 1 FROM kernel_changehorizon WHERE xid >= pg_snapshot_xmin(%(since)s::pg_snapshot))
+"""
+_TRIM = """
+WITH trimmed AS (DELETE FROM kernel_change WHERE at < %(before)s RETURNING xid)
+INSERT INTO kernel_changehorizon AS horizon (id, xid)
+SELECT 1, max(xid) FROM trimmed HAVING max(xid) IS NOT NULL
+ON CONFLICT (id) DO UPDATE SET xid = GREATEST(horizon.xid, EXCLUDED.xid)
+"""
+KINDS_CHANGED = """
+SELECT pg_current_snapshot()::text,
+    ARRAY(SELECT DISTINCT kind FROM kernel_change
+          WHERE xid >= pg_snapshot_xmin(%(since)s::pg_snapshot)
+              AND NOT pg_visible_in_snapshot(xid, %(since)s::pg_snapshot))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What changed until `revision`: primary key (as text) of the row -> its key in the API, "" if not known."""
+
+    revision: str
+    things: dict[str, str]
+
+
+def is_revision(text: str) -> bool:
+    """Whether it reads like one of ours: PostgreSQL takes only transactions that grow, from the first open one on."""
+    if not re.fullmatch(FORM, text):
+        return False
+    if text == BEGINNING:
+        return True
+    first, beyond, still_open = text.removeprefix("r").split("-")
+    numbers = [int(first), *(int(number) for number in still_open.split(".") if number)]
+    return numbers == sorted(numbers) and numbers[-1] <= int(beyond) and (not still_open or numbers[-1] < int(beyond))
+
+
+def revision_now() -> str:
+    """The present revision. What is read after this call may be newer, and is then told of again."""
+    with connection.cursor() as cursor:
+        cursor.execute(_NOW)
+        return as_revision(cursor.fetchone()[0])
+
+
+def changes_since(kind: str, revision: str) -> Changes:
+    """What changed of a kind.
+
+    Raises:
+        RevisionGone: changes since then are no longer known, or were too many: read the list again.
+    """
+    since, now = as_snapshot(revision), revision_now()
+    with connection.cursor() as cursor:
+        cursor.execute(_GONE, {"since": since})
+        if cursor.fetchone()[0]:
+            raise RevisionGone(f"what changed since {revision[:80]} is no longer known; begin again with {BEGINNING}")
+        cursor.execute(_CHANGED, {"since": since, "kind": kind, "most": 2 * MOST + 1})
+        rows = cursor.fetchall()
+    things: dict[str, str] = {}
+    for thing, key in rows:
+        things[thing] = key or things.get(thing, "")
+    if len(things) > MOST or len(rows) > 2 * MOST:
+        raise RevisionGone(f"more than {MOST} changed since then; begin again with {BEGINNING}")
+    return Changes(now, things)
+
+
+def changes_trim(before: datetime) -> None:
+    """Forget changes from before a time, and that they are forgotten."""
+    with connection.cursor() as cursor:
+        cursor.execute(_TRIM, {"before": before})
+
+
+def as_revision(snapshot: str) -> str:
+    """PostgreSQL's text `10:20:10,14` -> `r10-20-10.14`, which needs no escapes in a URL."""
+    return "r" + snapshot.replace(":", "-").replace(",", ".")
+
+
+def as_snapshot(revision: str) -> str:
+    """The other way; the form was checked before."""
+    return revision.removeprefix("r").replace("-", ":").replace(".", ",")

@@ -1,0 +1,104 @@
+"""Requests per caller and minute, counted in Valkey, told in `RateLimit-*` headers, refused with 429 above the limit.
+
+While Valkey is away nobody is counted and nobody refused: a limit protects us from accidents, it is no guard.
+"""
+
+import functools
+import logging
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import redis
+from django.conf import settings
+from rest_framework.permissions import SAFE_METHODS
+from rest_framework.request import Request
+from rest_framework.throttling import BaseThrottle
+
+from kernel.breaker import Breaker
+
+if TYPE_CHECKING:  # it loads this module, by its name in the settings
+    from rest_framework.views import APIView
+
+WINDOW_S = 60
+REPLY_LIMIT_S = 0.2
+"""A server in reach needs well below a millisecond."""
+COUNTS = Breaker(pause_s=2.0)
+AGAIN = "switchyard.again"
+"""In the ASGI scope of a watch that looks once more: it was counted when it came (controlplane.api.watch)."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where a caller stands in this minute. `limit` requests per window; `reset_s` until the next one begins."""
+
+    limit: int
+    count: int
+    reset_s: int
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {
+            "RateLimit-Limit": str(self.limit),
+            "RateLimit-Remaining": str(max(0, self.limit - self.count)),
+            "RateLimit-Reset": str(self.reset_s),
+            "RateLimit-Policy": f"{self.limit};w={WINDOW_S}",
+        }
+
+
+def standing(kind: str, caller: str, limit: int) -> Standing | None:
+    """Count one request. None: there is no limit, or nothing can be counted now."""
+    if limit <= 0 or COUNTS.is_open:
+        return None
+    window, passed_s = divmod(time.time(), WINDOW_S)
+    name = f"switchyard:api-rate:{kind}:{caller}:{int(window)}"
+    try:
+        pipeline = _server().pipeline(transaction=False)
+        pipeline.incr(name)
+        pipeline.expire(name, 2 * WINDOW_S)
+        count = int(pipeline.execute()[0])
+    except (redis.RedisError, OSError) as error:
+        COUNTS.trip()
+        log.warning("requests are not counted for %.0f s: %s", COUNTS.pause_s, error)
+        return None
+    return Standing(limit, count, max(1, round(WINDOW_S - passed_s)))
+
+
+@functools.cache
+def _server() -> Any:
+    return redis.Redis.from_url(
+        settings.REDIS_URL, socket_timeout=REPLY_LIMIT_S, socket_connect_timeout=REPLY_LIMIT_S, retry=None
+    )
+
+
+class CallerRate(BaseThrottle):
+    """DRF's hook: reads and writes of a known caller are counted apart; strangers by their address."""
+
+    _standing: Standing | None = None
+
+    def allow_request(self, request: Request, view: "APIView") -> bool:
+        if getattr(request._request, "scope", {}).get(AGAIN):
+            return True
+        kind, caller, limit = _bucket(request)
+        self._standing = request._request.rate_standing = standing(kind, caller, limit)  # type: ignore[attr-defined]
+        return self._standing is None or self._standing.count <= self._standing.limit
+
+    def wait(self) -> float | None:
+        return float(self._standing.reset_s) if self._standing else None
+
+
+def _bucket(request: Request) -> tuple[str, str, int]:
+    user = getattr(request, "_user", None)  # `request.user` would authenticate once more, and fail again
+    if user is None or not user.is_authenticated:
+        return "stranger", str(request.META.get("REMOTE_ADDR", "")), settings.API_STRANGER_REQUESTS_PER_MIN
+    if request.method in SAFE_METHODS:
+        return "read", str(user.pk), settings.API_READS_PER_MIN
+    return "write", str(user.pk), settings.API_WRITES_PER_MIN
+
+
+def rate_headers(request: Request) -> dict[str, str]:
+    """Where the caller stands, if it was counted."""
+    found: Standing | None = getattr(request._request, "rate_standing", None)
+    return found.headers if found else {}

@@ -1,0 +1,183 @@
+"""The view sets that all others inherit. They hold what the API promises of every resource; a view set only declares:
+
+- `page_order`: the unique field by which its list comes; `ordering_fields`: columns for `?ordering=`,
+- `watch_kind`: under which name triggers note its changes, for `?since=` (kernel.watched),
+- `measured`: fields that say only what was measured, which `If-Match` passes over,
+- `shown_once`: actions whose answer holds a secret, which is never stored for a repetition,
+- `needs_if_match`: actions that are refused without `If-Match`.
+"""
+
+import json
+from collections.abc import Callable, Sequence, Set
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+from django.db import transaction
+from django.db.models import Model, QuerySet
+from rest_framework import mixins, viewsets
+from rest_framework.exceptions import AuthenticationFailed, NotAuthenticated
+from rest_framework.generics import GenericAPIView
+from rest_framework.renderers import JSONRenderer
+from rest_framework.request import Request
+from rest_framework.response import Response
+from rest_framework.views import APIView
+
+from kernel import clock
+from kernel.rest import etags, idempotency
+from kernel.rest.changes import BEGINNING, DEFAULT_PATIENCE_S, changes_since, is_revision, revision_now
+from kernel.rest.rate import rate_headers
+from kernel.rest.refusals import PreconditionFailed, PreconditionRequired
+
+Row = TypeVar("Row", bound=Model)
+Handler = Callable[..., Response]
+
+UNCHANGED = "Switchyard-Unchanged"
+"""In the answer of a watch that saw nothing new: kind and seconds that it would wait (controlplane.api.watch)."""
+
+
+class Conventions(APIView):
+    """What holds for every view of the API, with a list or without."""
+
+    action: str
+    detail: bool
+    measured: ClassVar[Set[str]] = frozenset()
+    shown_once: ClassVar[Set[str]] = frozenset()
+    needs_if_match: ClassVar[Set[str]] = frozenset()
+
+    def initial(self, request: Request, *args: Any, **kwargs: Any) -> None:
+        try:
+            super().initial(request, *args, **kwargs)
+        except (NotAuthenticated, AuthenticationFailed):
+            self.check_throttles(request)  # strangers are counted too, by their address
+            raise
+        method = str(request.method).lower()
+        if method in {"post", "put", "patch", "delete"} and hasattr(self, method):
+            setattr(self, method, partial(self._guarded, getattr(self, method)))
+
+    def finalize_response(self, request: Request, response: Any, *args: Any, **kwargs: Any) -> Any:
+        finished = super().finalize_response(request, response, *args, **kwargs)
+        for name, value in rate_headers(request).items():
+            finished.headers[name] = value
+        return self._tagged(request, finished)
+
+    def _guarded(self, handler: Handler, request: Request, *args: Any, **kwargs: Any) -> Response:
+        """Do what a request asks under its conditions, and once."""
+        required = self.action in self.needs_if_match
+        if not required and "If-Match" not in request.headers and self._key(request) is None:
+            return handler(request, *args, **kwargs)
+        with transaction.atomic():
+            self._check_conditions(request, required)
+            if self._key(request) is None:
+                return handler(request, *args, **kwargs)
+            return self._once(handler, request, *args, **kwargs)
+
+    def _key(self, request: Request) -> str | None:
+        return request.headers.get(idempotency.HEADER) if request.method == "POST" else None
+
+    def _once(self, handler: Handler, request: Request, *args: Any, **kwargs: Any) -> Response:
+        fingerprint = idempotency.fingerprint_of(
+            method=str(request.method),
+            path=request.path.rstrip("/"),
+            query=request.META.get("QUERY_STRING", ""),
+            body=request.data,
+        )
+        key = idempotency.key_checked(str(self._key(request)))
+        asked = idempotency.Asked(f"user:{request.user.pk}", key, fingerprint)
+
+        def act() -> idempotency.Answer:
+            response = handler(request, *args, **kwargs)
+            return idempotency.Answer(response.status_code, JSONRenderer().render(response.data))
+
+        secret = self.action in self.shown_once
+        answer, done_at = idempotency.answered_once(asked, act, secret=secret, now=clock.now())
+        headers = {idempotency.REPLAYED: "true"} if done_at else None
+        return Response(json.loads(answer.body), status=answer.status, headers=headers)
+
+    def _check_conditions(self, request: Request, required: bool) -> None:
+        """`If-Match` against the object as it is now; its row is locked, so that it stays so until the write."""
+        given = request.headers.get("If-Match")
+        if given is None and required:
+            raise PreconditionRequired("this needs If-Match with the ETag of what you looked at, or `*`")
+        if given is None or not self.detail or not isinstance(self, GenericAPIView):
+            return
+        found = self.get_object()
+        if found.pk is not None:
+            type(found)._base_manager.select_for_update().filter(pk=found.pk).first()
+        present = etags.etag_of(self.get_serializer(self.get_object()).data, self.measured)
+        if not etags.permits(present, given):
+            raise PreconditionFailed(f"it has changed since; it is {present} now", {"ETag": present})
+
+    def _tagged(self, request: Request, response: Any) -> Any:
+        if not (
+            self.detail
+            and response.status_code == 200
+            and self.action in etags.SHOWN
+            and isinstance(response, Response)
+        ):
+            return response
+        tag = etags.etag_of(response.data, self.measured)
+        known = request.headers.get("If-None-Match")
+        if request.method in {"GET", "HEAD"} and known is not None and etags.is_named(tag, known):
+            unchanged = Response(status=304, headers={**rate_headers(request), "ETag": tag})
+            return super().finalize_response(request, unchanged)
+        response.headers["ETag"] = tag
+        return response
+
+
+class Listed(Conventions):
+    """What holds for every list: an order that is declared, and changes since a revision."""
+
+    page_order: ClassVar[str] = "pk"
+    ordering_fields: ClassVar[Sequence[str]] = ()
+    watch_kind: ClassVar[str | None] = None
+
+    def watch_key(self, row: Any) -> str:
+        """What the API calls a row."""
+        return str(getattr(row, str(getattr(self, "lookup_field", "pk"))))
+
+    def changes(self, request: Request, since: str) -> Response:
+        """What `?since=` answers: as lists are, with `gone` and the `revision` to go on from."""
+        view: Any = self
+        if since == BEGINNING:
+            revision = revision_now()
+            listed = super().list(request)  # type: ignore[misc] # beside ListModelMixin
+            return Response({**listed.data, "gone": [], "revision": revision})
+        rows: QuerySet[Any] = view.get_queryset()
+        wanted = view.filter_queryset(rows)
+        changes = changes_since(str(self.watch_kind), since)
+        found = list(wanted.filter(pk__in=changes.things)) if changes.things else []
+        here = {str(row.pk) for row in found}
+        gone = {thing: key for thing, key in changes.things.items() if thing not in here}
+        if unnamed := [thing for thing, key in gone.items() if not key]:
+            gone |= {str(row.pk): self.watch_key(row) for row in rows.filter(pk__in=unnamed)}
+        results = view.get_serializer(found, many=True).data
+        body = {"next": None, "previous": None, "results": results, "gone": sorted(filter(None, gone.values()))}
+        unchanged = {} if found or body["gone"] else {UNCHANGED: f"{self.watch_kind} {_patience_s(request)}"}
+        return Response({**body, "revision": changes.revision}, headers=unchanged)
+
+    def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:
+        since = request.query_params.get("since", "")
+        if self.watch_kind and is_revision(since):
+            return self.changes(request, since)
+        listed: Response = super().list(request, *args, **kwargs)  # type: ignore[misc] # beside ListModelMixin
+        return listed
+
+
+def _patience_s(request: Request) -> int:
+    return int(request.query_params.get("timeout", DEFAULT_PATIENCE_S))
+
+
+class ViewSet(Conventions, viewsets.ViewSet):
+    """Of actions without rows."""
+
+
+class GenericViewSet(Conventions, viewsets.GenericViewSet[Row]):
+    """Of rows; mix in what it shows."""
+
+
+class ListModelMixin(Listed, mixins.ListModelMixin):
+    """A list with all that lists promise."""
+
+
+class ReadOnlyModelViewSet(Listed, viewsets.ReadOnlyModelViewSet[Row]):
+    """A list and single objects; add actions that change them."""

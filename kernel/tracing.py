@@ -1,0 +1,163 @@
+"""Spans of the control plane: a request, the task that it rang for, the order that went to an agent. Context is W3C's,
+spans go to a collector as the cell proxies' do (engine_agent.protocol.tracing).
+
+Without a collector nothing is recorded. A thread sends; no request waits for a collector, and what it does not take in
+time is dropped.
+"""
+
+import http.client
+import json
+import logging
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from time import time_ns
+from typing import Any
+
+from engine_agent.protocol.tracing import (
+    TRACEPARENT,
+    SpanContext,
+    TraceSettings,
+    TracingOff,
+    begin_span,
+    export_request,
+    span_json,
+    trace_settings,
+)
+from kernel.role import process_role
+
+MAX_WAITING = 2048
+"""Spans; the default of OpenTelemetry's batch processor, as the next two."""
+MAX_AT_ONCE = 512
+INTERVAL_S = 5.0
+TIMEOUT_S = 5.0
+
+log = logging.getLogger(__name__)
+_current: ContextVar[SpanContext | None] = ContextVar("switchyard_span", default=None)
+
+
+@cache
+def collector() -> TraceSettings | None:
+    """Where spans go, by OpenTelemetry's own variables; None: nowhere."""
+    try:
+        return trace_settings(os.environ, process_role().service)
+    except TracingOff as error:
+        log.error("no traces: %s", error)
+        return None
+
+
+def traceparent() -> str:
+    """The header for whom we ask next; "" while nothing is recorded."""
+    span = _current.get()
+    return span.header().decode() if span else ""
+
+
+def trace_id() -> str:
+    """That of the trace that is recorded now, or ""."""
+    span = _current.get()
+    return span.trace_id if span else ""
+
+
+def span_begin(*, parent: str = "", may_begin_trace: bool = False) -> SpanContext | None:
+    """The place of a new span: below `parent` (a `traceparent`), else below the current one, else, if it may, at the
+    beginning of a new trace. None: it is not recorded."""
+    settings, current = collector(), _current.get()
+    if settings is None:
+        return None
+    if parent:
+        return begin_span([(TRACEPARENT, parent.encode("latin-1", "replace"))], 0.0, random.getrandbits)
+    if current is not None:
+        return SpanContext(current.trace_id, f"{random.getrandbits(64) or 1:016x}", current.span_id)
+    return begin_span([], settings.ratio, random.getrandbits) if may_begin_trace else None
+
+
+@contextmanager
+def span(
+    name: str, *, parent: str = "", may_begin_trace: bool = False, kind: str = "server"
+) -> Iterator[dict[str, Any]]:
+    """Record what runs inside. What is put into the dictionary becomes attributes; `failed` and `name` are its own."""
+    place, began_ns = span_begin(parent=parent, may_begin_trace=may_begin_trace), time_ns()
+    found: dict[str, Any] = {}
+    token = _current.set(place)
+    try:
+        yield found
+    except BaseException:
+        found["failed"] = True
+        raise
+    finally:
+        _current.reset(token)
+        if place is not None and (exporter := _exporter()) is not None:
+            failed, called = bool(found.pop("failed", False)), str(found.pop("name", name))
+            exporter.add(span_json(place, called, began_ns, time_ns(), failed, kind=kind, **found))
+
+
+class _Exporter:
+    """The way to the collector, and the thread on it. Belongs to one process: a forked one has its own."""
+
+    def __init__(self, settings: TraceSettings) -> None:
+        self.pid = os.getpid()
+        self.dropped = 0
+        self._settings = settings
+        self._waiting: deque[Any] = deque()
+        threading.Thread(target=self._run, name="span-export", daemon=True).start()
+
+    def add(self, finished: Any) -> None:
+        if len(self._waiting) >= MAX_WAITING:
+            self.dropped += 1
+        else:
+            self._waiting.append(finished)
+
+    def _run(self) -> None:
+        pause = threading.Event()
+        while not pause.wait(INTERVAL_S):
+            self.flush()
+
+    def flush(self) -> None:
+        """Send all that waits, once."""
+        while self._waiting:
+            spans = [self._waiting.popleft() for _ in range(min(MAX_AT_ONCE, len(self._waiting)))]
+            if not self._send(spans):
+                self.dropped += len(spans)
+                return
+
+    def _send(self, spans: list[Any]) -> bool:
+        resource = {"process.pid": self.pid, "host.name": os.uname().nodename}
+        body = json.dumps(export_request(self._settings.service, resource, spans))
+        connection = http.client.HTTPConnection(self._settings.host, self._settings.port, timeout=TIMEOUT_S)
+        try:
+            connection.request("POST", self._settings.path, body, {"Content-Type": "application/json"})
+            return connection.getresponse().status < 300
+        except (OSError, http.client.HTTPException):
+            return False
+        finally:
+            connection.close()
+
+
+_exporters: dict[int, _Exporter] = {}
+_starting = threading.Lock()
+
+
+def _exporter() -> _Exporter | None:
+    pid = os.getpid()
+    with _starting:
+        if pid not in _exporters and (settings := collector()) is not None:
+            _exporters.clear()
+            _exporters[pid] = _Exporter(settings)
+        return _exporters.get(pid)
+
+
+def spans_flush() -> None:
+    """Send what waits now: before a process ends, and in tests."""
+    if (exporter := _exporters.get(os.getpid())) is not None:
+        exporter.flush()
+
+
+def spans_dropped() -> int:
+    """How many spans of this process no collector took."""
+    exporter = _exporters.get(os.getpid())
+    return exporter.dropped if exporter else 0

@@ -1,0 +1,112 @@
+"""What decisions about faults do to the simulated rows, as `fleet.services.{incident,replacement}` do to the real ones.
+It decides nothing."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import datetime
+
+from fleet.planning.decisions import (
+    CloseIncident,
+    CloseReplacement,
+    NoteIncident,
+    OpenIncident,
+    ReplaceNode,
+    WishReplacement,
+)
+from fleet.planning.fault_rules import Rule
+from fleet.planning.faults.guards import COUNTED, Underway, crowding
+from fleet.planning.settings import FaultSettings
+from fleet.planning.snapshot import FaultsView, IncidentView, NodeView, ReplacementView
+
+FaultDecision = OpenIncident | NoteIncident | CloseIncident | WishReplacement | ReplaceNode | CloseReplacement
+
+
+def faults_after(
+    faults: FaultsView, decision: FaultDecision, node: NodeView | None, now: datetime, number: int
+) -> FaultsView:
+    """The rows once the decision is carried out. `node`: the one that it speaks of, if any; `number`: of a new row."""
+    match decision:
+        case OpenIncident():
+            return replace(faults, incidents=(*faults.incidents, _opened(decision, now, number)))
+        case NoteIncident(incident=known):
+            noted = (replace(one, seen_at=now) if one.id == known else one for one in faults.incidents)
+            return replace(faults, incidents=tuple(noted))
+        case CloseIncident(incident=known):
+            return replace(faults, incidents=tuple(one for one in faults.incidents if one.id != known))
+        case CloseReplacement(replacement=known):
+            return replace(faults, replacements=tuple(one for one in faults.replacements if one.id != known))
+        case WishReplacement() | ReplaceNode():
+            begun = isinstance(decision, ReplaceNode)
+            before = next((one for one in faults.replacements if one.node == decision.node), None)
+            others = tuple(one for one in faults.replacements if one is not before)
+            after = _replacement(number, decision, node, begun) if before is None else replace(before, begun=True)
+            return replace(faults, replacements=(*others, after))
+
+
+def why_stale(faults: FaultsView, decision: FaultDecision, nodes: Mapping[str, NodeView], cell: str) -> str:
+    """Why the rows no longer allow it; empty: they do. `cell`: the one that the decision's node is in."""
+    match decision:
+        case CloseReplacement(replacement=known):
+            return "" if any(one.id == known for one in faults.replacements) else f"replacement {known} was closed"
+        case WishReplacement() | ReplaceNode():
+            return _why_not_replaced(faults, decision, nodes, cell)
+        case _:
+            return ""
+
+
+def _why_not_replaced(
+    faults: FaultsView, decision: WishReplacement | ReplaceNode, nodes: Mapping[str, NodeView], cell: str
+) -> str:
+    if decision.cell != cell:
+        return f"node {decision.node} is in another cell meanwhile"
+    if any(one.node == decision.node for one in faults.replacements):
+        return "" if isinstance(decision, ReplaceNode) else f"node {decision.node} is replaced already"
+    node = nodes[decision.node]
+    pool = (node.region, node.instance_type)
+    underway = Underway(
+        pool=pool,
+        open=sum((one.region, one.instance_type) == pool for one in faults.replacements),
+        pool_size=sum((n.region, n.instance_type) == pool and n.state in COUNTED for n in nodes.values()),
+        cell=cell,
+        mate=next((one.node for one in faults.replacements if cell and one.cell == cell), ""),
+    )
+    return crowding(underway, FaultSettings())
+
+
+def with_lost(faults: FaultsView, node: NodeView, cell: str, reason: str, number: int) -> FaultsView:
+    """A lost member is being replaced from that moment on."""
+    replaced = WishReplacement(node.id, cell, Rule.SILENCE, reason)
+    others = tuple(one for one in faults.replacements if one.node != node.id)
+    known = next((one for one in faults.replacements if one.node == node.id), None)
+    if known is not None:
+        return replace(faults, replacements=(*others, replace(known, begun=True, cell=cell)))
+    return replace(faults, replacements=(*others, _replacement(number, replaced, node, begun=True)))
+
+
+def _opened(decision: OpenIncident, now: datetime, number: int) -> IncidentView:
+    return IncidentView(
+        id=number,
+        kind=decision.kind,
+        subject=decision.subject,
+        opened_at=now,
+        seen_at=now,
+        summary=decision.summary,
+        node=decision.node,
+        cell=decision.cell,
+        shadow=decision.shadow,
+    )
+
+
+def _replacement(
+    number: int, decision: WishReplacement | ReplaceNode, node: NodeView | None, begun: bool
+) -> ReplacementView:
+    return ReplacementView(
+        id=number,
+        node=decision.node,
+        rule=decision.rule,
+        region=node.region if node else "",
+        instance_type=node.instance_type if node else "",
+        cell=decision.cell,
+        begun=begun,
+        reason=decision.reason,
+    )

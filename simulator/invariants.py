@@ -1,0 +1,167 @@
+"""The invariants of the fleet (docs/architecture.md) as functions over a simulated world.
+
+`on_write` looks at one transaction, `on_world` at everything between two passes. They count for themselves and use no
+planner, so that a mistake there cannot hide here. Each yields one sentence per violation.
+"""
+
+from collections import Counter
+from collections.abc import Iterator
+
+from engine_agent.protocol.states import EngineState
+from fleet.planning.decisions import ChangeRollout, MoveCell, StopCell
+from fleet.planning.snapshot import Finding
+from fleet.planning.states import ROLLOUT_ALLOWED, CellState, RolloutState
+from simulator.world import Invariant, World
+from simulator.writes import Write
+
+RESUMES_WITHIN_S = 15.0
+KNOWN_WITHIN_S = 15.0
+"""A cell that answers nothing shows in its next reports; evidence is 10 s old at most, lost messages included."""
+
+
+def availability_kept(world: World, write: Write) -> Iterator[str]:
+    """Called after the write: whoever takes an available cell down leaves enough of them."""
+    before, after = write.before, write.after
+    if before is None or after is None or before.state is not CellState.READY or isinstance(write.cause, str):
+        return
+    if after.state not in {CellState.DRAINING, CellState.STOPPED, CellState.STARTING}:
+        return
+    spec = world.store.deployments[after.deployment]
+    budget = spec.policy.max_unavailable
+    cells = [cell for cell in world.store.cells.values() if cell.deployment == spec.name]
+    ready = Counter(cell.region for cell in cells if cell.state is CellState.READY)
+    floor = spec.cells_wanted.get(after.region, 0) - budget
+    if ready[after.region] < floor:
+        yield f"{after.id} was taken down; {ready[after.region]} cells are left in {after.region}, the floor is {floor}"
+    down = [cell.id for cell in cells if cell.disruption is not None and cell.state is not CellState.READY]
+    short = sum(max(0, wanted - ready[region]) for region, wanted in spec.cells_wanted.items())
+    if len(down) > budget and short > budget:
+        yield f"{len(down)} cells of {spec.name} are down on purpose ({', '.join(sorted(down))}), {budget} may be"
+
+
+def cells_not_mixed(world: World) -> Iterator[str]:
+    for (cell, generation), ranks in world.engines.groups.items():
+        versions = {engine.assignment.plan.served_model for engine in ranks.values()}
+        if len(versions) > 1:
+            yield f"{cell} generation {generation} runs {', '.join(sorted(versions))}"
+        known = world.store.cells.get(cell)
+        is_ready = known is not None and known.state is CellState.READY and known.generation == generation
+        if known is not None and is_ready and versions != {known.version}:
+            yield f"{cell} is said to run {known.version} and runs {', '.join(sorted(versions))}"
+
+
+def drained_before_stopped(world: World, write: Write) -> Iterator[str]:
+    before = write.before
+    if not isinstance(write.cause, StopCell) or before is None or before.state is not CellState.DRAINING:
+        return
+    spec = world.store.deployments[before.deployment]
+    since = world.store.listening_since
+    waited_s = (write.at - max(before.state_since, since or write.at)).total_seconds()
+    if waited_s > spec.drain_deadline_s or not before.members:
+        return
+    if world.traffic.routes_to(before.id):
+        yield f"{before.id} was stopped {waited_s:.0f} s into its drain while an ingress still sends to it"
+    leader = world.machines.all.get(before.members[0].node)
+    if leader is not None and leader.has_power and (left := leader.in_flight()):
+        yield f"{before.id} was stopped {waited_s:.0f} s into its drain with {left} requests in flight"
+
+
+def one_place_per_node(world: World) -> Iterator[str]:
+    members = Counter(member.node for cell in world.store.cells.values() for member in cell.members)
+    yield from (f"{node} is in {count} cells" for node, count in members.items() if count > 1)
+    for cell in world.store.cells.values():
+        ranks = [member.rank for member in cell.members]
+        if ranks != list(range(len(ranks))):
+            yield f"{cell.id} has the ranks {ranks}"
+
+
+def started_once(world: World) -> Iterator[str]:
+    for (node, cell, generation), count in world.journal.starts.items():
+        if count > 1:
+            yield f"{node} started generation {generation} of {cell} {count} times"
+
+
+def generations_grow(world: World, write: Write) -> Iterator[str]:
+    before, after = write.before, write.after
+    if before is not None and after is not None and after.generation < before.generation:
+        yield f"{after.id} went from generation {before.generation} to {after.generation}"
+    if before is None or after is None or before.generation != after.generation:
+        return
+    if after.members and before.members != after.members:
+        yield f"{after.id} changed its members within generation {after.generation}"
+
+
+def ready_on_evidence(world: World, write: Write) -> Iterator[str]:
+    after = write.after
+    if not isinstance(write.cause, MoveCell) or after is None or after.state is not CellState.READY:
+        return
+    for member in after.members:
+        node = world.store.nodes.get(member.node)
+        report = node.report if node is not None else None
+        if report is None or not report.speaks_of(after) or report.state is not EngineState.READY:
+            yield f"{after.id} is called ready; {member.node} does not say so of generation {after.generation}"
+
+
+def resumed_in_time(world: World) -> Iterator[str]:
+    killed_s = world.control.last_kill_s
+    if killed_s is not None and world.queue.now_s - killed_s > RESUMES_WITHIN_S:
+        yield f"the first pass after a kill came {world.queue.now_s - killed_s:.0f} s later"
+
+
+def promoted_on_evidence(world: World, write: Write) -> Iterator[str]:
+    before, after = write.rollout_before, write.rollout_after
+    if before is None or after is None or not isinstance(write.cause, ChangeRollout):
+        return
+    is_further = after.stage > before.stage or after.state is RolloutState.SUCCEEDED
+    if not is_further or after.state in {RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK}:
+        return
+    verdict = write.cause.verdict
+    if before.state is RolloutState.BAKING and (verdict is None or verdict.finding is not Finding.PASSED):
+        yield f"rollout {after.id} went on from its bake without a verdict that says so"
+    spec = world.store.deployments[after.deployment]
+    for cell in world.store.cells.values():
+        updated = cell.deployment == spec.name and cell.version == after.to_version
+        unwell_s = world.engines.unwell_for_s(cell.id, cell.generation)
+        if updated and cell.state is CellState.READY and unwell_s > KNOWN_WITHIN_S:
+            yield f"rollout {after.id} went on while {cell.id}, updated, has answered nothing for {unwell_s:.0f} s"
+
+
+def way_back_open(world: World) -> Iterator[str]:
+    for rollout in world.store.rollouts.values():
+        if RolloutState.ROLLING_BACK not in ROLLOUT_ALLOWED[rollout.state]:
+            yield f"rollout {rollout.id} is {rollout.state} and cannot go back"
+        spec = world.store.deployments[rollout.deployment]
+        if rollout.from_version != spec.version and rollout.from_version not in spec.others:
+            yield f"rollout {rollout.id} has lost {rollout.from_version}, where it came from"
+
+
+def charged_with_the_step(world: World, write: Write) -> Iterator[str]:
+    before, after = write.before, write.after
+    if before is None or after is None or before.state is not CellState.READY:
+        return
+    if after.state is CellState.DRAINING and after.disruption is None:
+        yield f"{after.id} was taken down and nothing was charged for it"
+
+
+def charges_end(world: World) -> Iterator[str]:
+    for cell in world.store.cells.values():
+        if cell.disruption is not None and cell.state in {CellState.READY, CellState.STOPPED, CellState.PENDING}:
+            yield f"{cell.id} is {cell.state} and still charged for {cell.disruption}"
+
+
+INVARIANTS: tuple[Invariant, ...] = (
+    Invariant("I1", "available >= wanted - max_unavailable, never lower because of us", on_write=availability_kept),
+    Invariant("I2", "a cell never serves mixed versions", on_world=cells_not_mixed),
+    Invariant("I3", "no cell stops while it is sent requests or works on some", on_write=drained_before_stopped),
+    Invariant("I4", "a node is in one cell, at one rank", on_world=one_place_per_node),
+    Invariant("I5", "a repeated order starts nothing twice, and never two engines", on_world=started_once),
+    Invariant("I5", "generations only grow, and bind the members", on_write=generations_grow),
+    Invariant("I6", "ready needs fresh evidence of every rank of this generation", on_write=ready_on_evidence),
+    Invariant("I6", "a rollout goes on only after its bake has passed", on_write=promoted_on_evidence),
+    Invariant("I7", "from every active state a rollout can go back", on_world=way_back_open),
+    Invariant("I8", "work goes on within 15 s of any crash", on_world=resumed_in_time),
+    Invariant("I9", "a node that is cut off ends nothing that is well"),
+    Invariant("I10", "who takes a cell down is charged in the same write", on_write=charged_with_the_step),
+    Invariant("I10", "a charge ends when the cell is back or gone", on_world=charges_end),
+)
+"""I9 is watched where an agent ends an engine (`simulator.machine`)."""

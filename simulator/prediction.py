@@ -1,0 +1,212 @@
+"""What-if: what the fleet would do from now on if somebody asked for this, told by letting it do so on virtual time.
+
+Typical durations and no faults: it says what the planners would decide, not what may break meanwhile. What is at rest
+and has no part in it is left out. Nothing is changed.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from fleet.planning.policy import UpdatePolicy
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import FleetView, VersionView
+from fleet.planning.states import CellState, RolloutState
+from simulator.behaviour import VersionBehaviour
+from simulator.clock import EventQueue
+from simulator.control import Pace
+from simulator.happenings import roll_out, scale
+from simulator.relevance import limits_of, without_other_deployments, without_other_regions
+from simulator.site import Entry
+from simulator.world import Place, World
+
+HORIZON_S = 6 * 3600.0
+EVENTS_MOST = 300_000
+"""Bound on the work of one answer; then it says how far it looked."""
+LOOK_EVERY_S = 15.0
+CALM_S = 60.0
+"""So long nothing must have been on its way for the change to be over."""
+PACE = Pace(every_s=5.0, quiet_s=15.0, doorbell_s=0.5)
+PACE_OF_MANY = Pace(every_s=20.0, quiet_s=30.0, doorbell_s=4.0)
+MACHINES_PACED = 300
+"""Beyond so many machines passes are rarer, and moments up to 20 s late: an answer must come soon."""
+STEPS_TOLD = 500
+TOLD = ("rollout.", "cell.", "node.")
+
+
+@dataclass(frozen=True, slots=True)
+class RollOut:
+    """Move a deployment to a version; `size` is what that needs on its machines."""
+
+    deployment: str
+    to_version: str
+    policy: UpdatePolicy
+    size: VersionView
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Want so many cells in these regions."""
+
+    deployment: str
+    cells: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class LoseRegion:
+    """Every machine of a region is gone at once, and its provider says so."""
+
+    region: str
+
+
+Change = RollOut | Scale | LoseRegion
+
+
+@dataclass(frozen=True, slots=True)
+class PlaceForecast:
+    """A deployment in a region: cells in service now, at the worst moment, and in the end."""
+
+    deployment: str
+    region: str
+    wanted: int
+    ready_now: int
+    ready_least: int
+    ready_then: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """`steps` are what would be decided, in seconds from now. `took_s`: until the last of them; None: not over within
+    what was looked at. `refusals`: what would wait, and for what."""
+
+    steps: tuple[Entry, ...]
+    took_s: float | None
+    looked_s: float
+    places: tuple[PlaceForecast, ...]
+    machines_launched: int
+    refusals: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+def predict(
+    fleet: FleetView,
+    change: Change,
+    now: datetime,
+    *,
+    load_s: Mapping[str, float],
+    settings: FleetSettings | None = None,
+    horizon_s: float = HORIZON_S,
+) -> Forecast:
+    """Let the change happen to this fleet. `load_s`: version -> typical seconds from a start until it is ready."""
+    queue = EventQueue(now)
+    chosen = settings or FleetSettings()
+    part = replace(_relevant(fleet, change), listening_since=fleet.listening_since or now)
+    budgets = replace(chosen, ledger=limits_of(fleet, chosen.ledger))
+    behaviours = {version: VersionBehaviour(load_s=seconds, load_spread=0.0) for version, seconds in load_s.items()}
+    world = World(part, settings=budgets, behaviours=behaviours, steady=True, queue=queue)
+    world.control.pace = PACE if len(part.nodes) <= MACHINES_PACED else PACE_OF_MANY
+    before = dict(world.ready)
+    _begin(world, change)
+    is_over = _run(world, change, horizon_s)
+    forecast = _forecast(world, change, before, is_over)
+    return replace(forecast, places=tuple(sorted((*forecast.places, *_others(fleet, world)), key=_by_name)))
+
+
+def _relevant(fleet: FleetView, change: Change) -> FleetView:
+    if isinstance(change, LoseRegion):
+        return without_other_regions(fleet, change.region)
+    return without_other_deployments(fleet, change.deployment)
+
+
+def _others(fleet: FleetView, world: World) -> Iterator[PlaceForecast]:
+    """Places where nothing changes."""
+    ready = Counter((c.deployment, c.region) for c in fleet.cells.values() if c.state is CellState.READY)
+    for name, spec in fleet.deployments.items():
+        for region, wanted in spec.cells_wanted.items():
+            if (name, region) not in world.series:
+                there = ready[name, region]
+                yield PlaceForecast(name, region, wanted, there, there, there)
+
+
+def _by_name(place: PlaceForecast) -> Place:
+    return place.deployment, place.region
+
+
+def _begin(world: World, change: Change) -> None:
+    match change:
+        case RollOut(deployment=name, to_version=version, policy=policy, size=size):
+            roll_out(world, name, version, policy)
+            spec = world.store.deployments[name]
+            world.store.deployments[name] = replace(spec, others={**spec.others, version: size})
+        case Scale(deployment=name, cells=cells):
+            for region, count in cells.items():
+                scale(world, name, region, count)
+        case LoseRegion(region=region):
+            for machine in list(world.machines.all.values()):
+                if world.region_of(machine.node) == region:
+                    machine.power_off(silently=False)
+            world.machines.closed.add(region)
+
+
+def _run(world: World, change: Change, horizon_s: float) -> bool:
+    calm_since_s: float | None = None
+    while world.queue.now_s < horizon_s and world.queue.done < EVENTS_MOST:
+        world.run_until(world.queue.now_s + LOOK_EVERY_S)
+        if not _is_at_rest(world, change):
+            calm_since_s = None
+        elif calm_since_s is None:
+            calm_since_s = world.queue.now_s
+        elif world.queue.now_s - calm_since_s >= CALM_S:
+            return True
+    return False
+
+
+def _is_at_rest(world: World, change: Change) -> bool:
+    """Whether nothing more will come of it: all is well, or what is left waits for something that does not come."""
+    if any(rollout.state is not RolloutState.PAUSED for rollout in world.store.rollouts.values()):
+        return False
+    lost = change.region if isinstance(change, LoseRegion) else None
+    left = [cell for name in world.unsettled if (cell := world.store.cells.get(name)) is not None]
+    return all(cell.region == lost or cell.state is CellState.PENDING for cell in left)
+
+
+def _forecast(world: World, change: Change, before: Mapping[Place, int], is_over: bool) -> Forecast:
+    steps = [entry for entry in world.journal.entries if entry.kind.startswith(TOLD)]
+    places = tuple(_place(world, place, before.get(place, 0)) for place in sorted(world.series))
+    waiting = (cell for cell in world.store.cells.values() if cell.state in {CellState.PENDING, CellState.LOST})
+    last_s = steps[-1].at_s if steps else 0.0
+    return Forecast(
+        steps=tuple(steps[:STEPS_TOLD]),
+        took_s=last_s if is_over else None,
+        looked_s=world.queue.now_s,
+        places=places,
+        machines_launched=world.machines.booted,
+        refusals=tuple(f"{cell.id}: {cell.reason}" for cell in waiting),
+        warnings=tuple(_warnings(world, change, places, steps, is_over)),
+    )
+
+
+def _place(world: World, place: Place, ready_now: int) -> PlaceForecast:
+    series = world.series[place]
+    wanted = world.store.deployments[place[0]].cells_wanted.get(place[1], 0)
+    return PlaceForecast(place[0], place[1], wanted, ready_now, min(series.ready), series.ready[-1])
+
+
+def _warnings(
+    world: World, change: Change, places: tuple[PlaceForecast, ...], steps: list[Entry], is_over: bool
+) -> Iterator[str]:
+    if not is_over:
+        yield f"not over within {world.queue.now_s:.0f} s, which is as far as this looked"
+    if len(steps) > STEPS_TOLD:
+        yield f"{len(steps)} steps; the first {STEPS_TOLD} are told"
+    for rollout in world.store.rollouts.values():
+        yield f"the rollout of {rollout.deployment} would be {rollout.state}: {rollout.reason}"
+    for place in places:
+        where = f"{place.deployment} in {place.region}"
+        if place.ready_least == 0 and place.ready_now:
+            yield f"{where} would have no cell in service for a while"
+        if place.ready_then < place.wanted:
+            yield f"{where} would end with {place.ready_then} of {place.wanted} cells in service"
+    if world.machines.booted:
+        yield f"{world.machines.booted} machines would be launched"

@@ -1,0 +1,106 @@
+"""What a scenario is, and one run of it: a world, what happens to it, and what must be so in the end."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from fleet.planning.settings import FleetSettings
+from simulator.behaviour import VersionBehaviour
+from simulator.control import Mishaps, Pace
+from simulator.invariants import INVARIANTS
+from simulator.network import QUIET, NetworkQuality
+from simulator.shape import FleetShape, fleet_of
+from simulator.world import World
+
+STEPS = 200
+"""In so many parts a run is divided, to show how far it is and to see whether it is over."""
+CALM_STEPS = 6
+"""In so many of them nothing must have been on its way."""
+NEVER = 1_000_000_000
+"""A write that no run comes to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """`play` schedules what happens, with the world's own chance. `expect` yields what is not as it must be at the end,
+    one sentence each. A run ends at `until_s`, or after `busy_s` as soon as nothing has been on its way for a while."""
+
+    about: str
+    shape: FleetShape
+    play: Callable[[World], None]
+    until_s: float
+    expect: Callable[[World], Iterable[str]]
+    behaviours: Mapping[str, VersionBehaviour] = field(default_factory=dict)
+    settings: FleetSettings = field(default_factory=FleetSettings)
+    quality: NetworkQuality = QUIET
+    mishaps: Mishaps = field(default_factory=Mishaps)
+    pace: Pace = field(default_factory=Pace)
+    steady: bool = False
+    busy_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """Before the write of this number one process is killed, once; `whole`: all processes of the control plane are."""
+
+    write: int
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A run that is over. `failures`: violated invariants and disappointed expectations."""
+
+    seed: int
+    world: World
+    failures: tuple[str, ...]
+    kill: Kill | None = None
+
+
+def world_of(scenario: Scenario, seed: int, kill: Kill | None = None) -> World:
+    """The world as it begins, with everything scheduled that will happen to it. With a `kill` no other comes."""
+    world = World(
+        fleet_of(scenario.shape),
+        seed=seed,
+        settings=scenario.settings,
+        behaviours=scenario.behaviours,
+        quality=scenario.quality,
+        steady=scenario.steady,
+        invariants=INVARIANTS,
+    )
+    world.control.mishaps = scenario.mishaps
+    if kill is not None:
+        world.control.mishaps = replace(scenario.mishaps, killed=0.0, whole=kill.whole)
+        world.control.kill_at = kill.write
+    world.control.pace = scenario.pace
+    scenario.play(world)
+    return world
+
+
+def run(
+    scenario: Scenario, seed: int, progress: Callable[[float], None] = lambda _: None, *, kill: Kill | None = None
+) -> Outcome:
+    """Run one seed to its end. `progress` is told the part that is done, 0 to 1."""
+    world = world_of(scenario, seed, kill)
+    calm = 0
+    for step in range(1, STEPS + 1):
+        world.run_until(scenario.until_s * step / STEPS)
+        progress(step / STEPS)
+        calm = calm + 1 if world.is_settled() else 0
+        if scenario.busy_s is not None and world.queue.now_s >= scenario.busy_s and calm >= CALM_STEPS:
+            break
+    world.check()
+    broken = tuple(
+        f"{entry.subject} at {entry.at_s:.1f} s: {entry.text}" for entry in dict.fromkeys(world.journal.violations)
+    )
+    return Outcome(seed, world, (*broken, *scenario.expect(world)), kill)
+
+
+def sweep(scenario: Scenario, seed: int, *, whole: bool = False) -> Iterator[Outcome]:
+    """Run one seed again and again, each time with a kill before another write, until all writes had theirs.
+
+    The first outcome is that of the run without a kill, which says how many writes there are.
+    """
+    undisturbed = run(scenario, seed, kill=Kill(NEVER, whole))
+    yield undisturbed
+    for write in range(undisturbed.world.store.writes):
+        yield run(scenario, seed, kill=Kill(write, whole))

@@ -1,0 +1,26 @@
+"""No rollout: machines, agents, engines, lines and our own processes die at random. Every wanted cell comes back."""
+
+from simulator.control import Mishaps
+from simulator.happenings import all_well, random_faults, scale
+from simulator.network import UNRULY
+from simulator.scenario import Scenario
+from simulator.shape import DeploymentShape, FleetShape
+from simulator.world import World
+
+
+def play(world: World) -> None:
+    random_faults(world, 12, 10.0, 600.0)
+    world.queue.at(200.0, lambda: scale(world, "llama", "east", world.random.randint(2, 6)))
+    world.queue.at(400.0, lambda: scale(world, "llama", "west", world.random.randint(0, 4)))
+
+
+SCENARIO = Scenario(
+    about="Twelve random faults, lost and repeated messages, reconcilers killed between writes, and two scalings.",
+    shape=FleetShape((DeploymentShape("llama", {"east": 4, "west": 2}), DeploymentShape("tiny", {"east": 3}, size=1))),
+    play=play,
+    until_s=1800.0,
+    busy_s=800.0,
+    expect=all_well,
+    quality=UNRULY,
+    mishaps=Mishaps(killed=0.02, stalled=0.02),
+)

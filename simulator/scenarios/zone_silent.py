@@ -1,0 +1,33 @@
+"""Most of a zone falls silent and its provider sees nothing wrong: silence alone replaces nothing, and what serves goes
+on serving."""
+
+from collections.abc import Iterator
+
+from simulator.happenings import all_well, never_touched, silence
+from simulator.scenario import Scenario
+from simulator.shape import DeploymentShape, FleetShape
+from simulator.world import World
+
+SILENT_SHARE = 0.6
+
+
+def play(world: World) -> None:
+    zone = [machine for node, machine in sorted(world.machines.all.items()) if world.region_of(node) == "east"]
+    chosen = world.random.sample(zone, round(len(zone) * SILENT_SHARE))
+    world.queue.at(30.0, lambda: silence(world, chosen, 240.0))
+
+
+def expect(world: World) -> Iterator[str]:
+    yield from all_well(world)
+    yield from never_touched(world, ("cell.lost", "cell.failed", "cell.draining", "node.lost"))
+    if world.machines.booted:
+        yield f"{world.machines.booted} machines were launched"
+
+
+SCENARIO = Scenario(
+    about="60 % of the machines of a region are silent for four minutes.",
+    shape=FleetShape((DeploymentShape("llama", {"east": 10, "west": 3}),)),
+    play=play,
+    until_s=600.0,
+    expect=expect,
+)

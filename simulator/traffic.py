@@ -1,0 +1,137 @@
+"""Routing on virtual time: tables, the ingresses that follow them, and which draining cells get nothing new any more.
+
+The decision which cells are unrouted is the live one; tables are only the cells that they send to.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+
+from fleet.planning.states import CellState
+from simulator.site import Site
+from simulator.store import Store
+from simulator.writes import Killed
+from traffic.planning.drain import FollowingIngress, TableInForce, plan_unrouted
+
+PUBLISH_AFTER_S = 0.05
+LOOK_EVERY_S = 1.0
+APPLY_S = 0.1
+REPORT_EVERY_S = 2.0
+
+
+@dataclass
+class Ingress:
+    """One region's. `revision` and `routed` are what it runs; `acknowledged` and `seen_at` what is known of it."""
+
+    region: str
+    revision: int = 0
+    routed: frozenset[str] = frozenset()
+    acknowledged: int = 0
+    seen_at: datetime | None = None
+    lives: bool = True
+    sent_at_s: float = 0.0
+    sent_revision: int = 0
+
+
+class Traffic:
+    """Publishes tables and waits for acknowledgements."""
+
+    def __init__(self, site: Site, store: Store, on_unrouted: Callable[[], None]) -> None:
+        self.tables: dict[str, TableInForce] = {region: TableInForce(0, frozenset()) for region in store.regions}
+        self.ingresses = {region: Ingress(region) for region in store.regions}
+        self.on_change: Callable[[], None] = lambda: None
+        self.on_kill: Callable[[], None] = lambda: None
+        self.is_heard: Callable[[], bool] = lambda: True
+        self._site = site
+        self._store = store
+        self._on_unrouted = on_unrouted
+        self._is_due = False
+        self._down_until_s = 0.0
+
+    def start(self) -> None:
+        """Publish the first tables; the ingresses run them already."""
+        self._publish()
+        for region, ingress in self.ingresses.items():
+            ingress.revision = ingress.acknowledged = self.tables[region].revision
+            ingress.routed = self.tables[region].routed
+            ingress.seen_at = self._site.queue.now
+
+    def ring(self) -> None:
+        """Cells changed."""
+        if not self._is_due:
+            self._is_due = True
+            self._site.queue.after(PUBLISH_AFTER_S, self._look)
+
+    def routes_to(self, cell: str) -> bool:
+        """Whether some ingress would still send this cell something new."""
+        return any(ingress.lives and cell in ingress.routed for ingress in self.ingresses.values())
+
+    def ends(self, for_s: float) -> None:
+        """Its process is gone for so long; the next one looks at once."""
+        self._down_until_s = self._site.queue.now_s + for_s
+        self._is_due = True
+        self._site.queue.after(for_s, self._look)
+
+    def _look(self) -> None:
+        if self._site.queue.now_s < self._down_until_s:
+            return
+        self._is_due = False
+        self._publish()
+        for ingress in self.ingresses.values():
+            if ingress.lives and self.is_heard():
+                ingress.seen_at = self._site.queue.now
+                self._send(ingress)
+        try:
+            self._mark()
+        except Killed:
+            self.on_kill()
+
+    def _mark(self) -> None:
+        draining = [cell for cell in self._store.cells.values() if cell.state is CellState.DRAINING]
+        waiting = {cell.id: cell.generation for cell in draining if cell.unrouted_at is None}
+        following = [FollowingIngress(gate.region, gate.acknowledged, gate.seen_at) for gate in self.ingresses.values()]
+        now = self._site.queue.now
+        for cell in plan_unrouted(
+            waiting, self.tables, following, listening_since=self._store.listening_since, now=now
+        ):
+            self._store.mark_unrouted(cell, waiting[cell], now)
+            self._on_unrouted()
+        behind = any(gate.acknowledged < self.tables[gate.region].revision for gate in self.ingresses.values())
+        if (waiting or behind) and not self._is_due:
+            self._is_due = True
+            self._site.queue.after(LOOK_EVERY_S, self._look)
+
+    def _publish(self) -> None:
+        routed: dict[str, set[str]] = {region: set() for region in self.tables}
+        for cell in self._store.cells.values():
+            if cell.state is CellState.READY:
+                routed[cell.region].add(cell.id)
+        for region, table in self.tables.items():
+            if routed[region] != table.routed:
+                self.tables[region] = TableInForce(table.revision + 1, frozenset(routed[region]))
+
+    def _send(self, ingress: Ingress) -> None:
+        table = self.tables[ingress.region]
+        now_s = self._site.queue.now_s
+        is_sent = ingress.sent_revision == table.revision and now_s - ingress.sent_at_s < REPORT_EVERY_S
+        if ingress.acknowledged >= table.revision or is_sent:
+            return
+        ingress.sent_at_s, ingress.sent_revision = now_s, table.revision
+        self._site.network.carry(lambda: self._site.queue.after(APPLY_S, lambda: self._apply(ingress, table)))
+
+    def _apply(self, ingress: Ingress, table: TableInForce) -> None:
+        if not ingress.lives:
+            return
+        if table.revision > ingress.revision:
+            ingress.revision, ingress.routed = table.revision, table.routed
+            self.on_change()
+        revision = ingress.revision
+        self._site.network.carry(lambda: self._acknowledged(ingress, revision))
+
+    def _acknowledged(self, ingress: Ingress, revision: int) -> None:
+        if not self.is_heard():
+            return
+        ingress.seen_at = self._site.queue.now
+        if revision > ingress.acknowledged:
+            ingress.acknowledged = revision
+            self.ring()

@@ -1,0 +1,259 @@
+"""A simulated world: a fleet as rows, the machines under it, the control plane over it, and everything between them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from random import Random
+
+from engine_agent.planning.node import Membership, RunningProcess
+from engine_agent.protocol.states import Phase
+from fleet.planning.decisions import MoveNode
+from fleet.planning.rollout.evidence import CELLS_COMPARED
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import CellView, FleetView
+from fleet.planning.states import CellState, NodeState
+from simulator.behaviour import VersionBehaviour, counted
+from simulator.clock import EPOCH, EventQueue
+from simulator.control import TRAFFIC, ControlPlane
+from simulator.engines import Engines
+from simulator.hub import Hub, SteadyReport
+from simulator.machine import Machine, Proxy
+from simulator.machines import Machines
+from simulator.network import QUIET, Network, NetworkQuality
+from simulator.site import Site
+from simulator.store import Store
+from simulator.traffic import Traffic
+from simulator.writes import Write
+
+Place = tuple[str, str]
+"""Deployment, region."""
+
+
+@dataclass
+class Series:
+    """What the figure shows of one place: moments, and how many cells served from then on."""
+
+    at_s: list[float] = field(default_factory=list)
+    ready: list[int] = field(default_factory=list)
+    wanted: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Invariant:
+    """A promise: its number in the design, its text, and how it is checked."""
+
+    name: str
+    text: str
+    on_write: "Callable[[World, Write], Iterable[str]] | None" = None
+    on_world: "Callable[[World], Iterable[str]] | None" = None
+
+
+class World:
+    """One run. `fleet` is how it begins: ready cells serve, connected nodes are connected.
+
+    `steady` leaves out the events of what repeats itself without news, for large fleets; nothing else differs.
+    """
+
+    rows: type[Store] = Store
+    reconciler: type[ControlPlane] = ControlPlane
+    """A subclass may bring real ones."""
+
+    def __init__(
+        self,
+        fleet: FleetView,
+        *,
+        seed: int = 0,
+        settings: FleetSettings | None = None,
+        behaviours: Mapping[str, VersionBehaviour] | None = None,
+        quality: NetworkQuality = QUIET,
+        steady: bool = False,
+        invariants: tuple[Invariant, ...] = (),
+        queue: EventQueue | None = None,
+    ) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        self.queue = queue or EventQueue(EPOCH)
+        self.network = Network(self.queue, self.random, quality)
+        self.store = self.rows(fleet)
+        self.hub = Hub(self.store, self._ring)
+        self.site = Site(self.queue, self.random, self.network, self.hub, behaviours=behaviours or {}, steady=steady)
+        self.hub.attach(self.site)
+        self.engines = Engines(self.site)
+        self.machines = Machines(self.site, self.hub, self.engines)
+        self.store.provider = self.machines
+        chosen = settings or FleetSettings()
+        self.store.limits = chosen.ledger
+        self.control = self.reconciler(self.site, self.store, self.machines, chosen)
+        self.control.prepare = self._with_counters
+        self.control.is_quiet = self.is_settled
+        self.traffic = Traffic(self.site, self.store, self._ring)
+        self.traffic.on_change = self._unrouted
+        self.traffic.on_kill = lambda: self.control.dies(TRAFFIC)
+        self.traffic.is_heard = lambda: self.hub.is_up
+        self.control.on_kill = self._killed
+        self.journal = self.site.journal
+        self.ready: Counter[Place] = Counter()
+        self.series: dict[Place, Series] = {}
+        self.unsettled: set[str] = set()
+        self.invariants = invariants
+        self.store.on_write = self._written
+        self.control.on_pass = self._passed
+        self._settle(fleet)
+
+    # --- how it begins -----------------------------------------------------------------------------------------------
+
+    def _settle(self, fleet: FleetView) -> None:
+        """Put machines, processes and lines into the state that the rows speak of."""
+        for node in fleet.nodes.values():
+            if node.state is NodeState.RETIRED:
+                continue
+            machine = self.machines.add(node.id, node.topology)
+            if node.state is NodeState.LOST:
+                machine.has_power = False
+            elif node.report.connected:
+                self._connect(machine)
+            elif node.state is NodeState.JOINING:
+                self.queue.after(self.machines.boot_s, machine.boot)
+            else:
+                machine.has_line = False
+        for cell in fleet.cells.values():
+            self._begin(cell)
+        for place, wanted in self._places().items():
+            self._sample(place, wanted)
+        self.traffic.start()
+        self.control.start()
+
+    def _connect(self, machine: Machine) -> None:
+        machine.order = self.store.desired(machine.node)
+        machine.connection = connection = self.site.next_serial()
+        machine.no_contact_since_s = None
+        self.hub.joined(machine.node, connection)
+        self.hub.lines[machine.node].told = self.store.versions[machine.node]
+        if self.site.steady:
+            node = self.store.nodes[machine.node]
+            self.store.nodes[machine.node] = replace(node, report=SteadyReport(node.report, self.hub))
+        else:
+            self.queue.after(self.random.random() * 2.0, machine.report_again)
+
+    def _begin(self, cell: CellView) -> None:
+        if cell.state is CellState.READY:
+            self.ready[cell.deployment, cell.region] += 1
+        else:
+            self.unsettled.add(cell.id)
+        serving = cell.state in {CellState.READY, CellState.DRAINING}
+        for member in cell.members:
+            machine = self.machines.all.get(member.node)
+            assignment = machine.desired if machine is not None else None
+            if machine is None or assignment is None or not machine.has_power:
+                continue
+            if cell.state is CellState.STARTING or not serving:
+                self.queue.after(0.0, machine.converge)
+                continue
+            engine = self.engines.adopt(assignment, machine.engine_ended, machine.news)
+            machine.engine, machine.was_ready = engine, True
+            if member.rank == 0:
+                process = RunningProcess(Membership(cell.id, cell.generation, 0), self.site.next_serial(), 0.0)
+                machine.proxy = Proxy(process, Phase.SERVE)
+
+    # --- as it goes on -----------------------------------------------------------------------------------------------
+
+    def run_until(self, end_s: float) -> None:
+        """Let time pass until that second of the run."""
+        self.queue.run_until(end_s)
+
+    def region_of(self, node: str) -> str:
+        """Where a node is; empty if there is none of this name."""
+        view = self.store.nodes.get(node)
+        return view.region if view is not None else ""
+
+    def is_settled(self) -> bool:
+        """Whether every cell serves, every node is well, and no rollout is on its way."""
+        return not self.unsettled and not self.store.rollouts
+
+    def _ring(self) -> None:
+        self.control.ring()
+
+    def _killed(self, whose: str) -> None:
+        mishaps = self.control.mishaps
+        if whose == TRAFFIC or mishaps.whole:
+            self.traffic.ends(mishaps.restart_s)
+        if mishaps.whole:
+            self.hub.goes_down()
+            self.queue.after(mishaps.restart_s, self.hub.comes_up)
+
+    def _unrouted(self) -> None:
+        for cell in self.store.cells.values():
+            if cell.state is CellState.DRAINING and cell.members and not self.traffic.routes_to(cell.id):
+                leader = self.machines.all.get(cell.members[0].node)
+                if leader is not None and leader.unrouted_since_s is None:
+                    leader.unrouted_since_s = self.queue.now_s
+
+    def _with_counters(self, view: FleetView) -> FleetView:
+        """What leaders count matters while a rollout compares."""
+        self.hub.heard_at = self.queue.now
+        rolling = {rollout.deployment: rollout.counters for rollout in view.rollouts.values()}
+        if not rolling:
+            return view
+        cells, taken = dict(view.cells), Counter[tuple[str, str, str]]()
+        for cell in view.cells.values():
+            if cell.deployment not in rolling or cell.state is not CellState.READY:
+                continue
+            alike = (cell.deployment, cell.region, cell.version)
+            taken[alike] += 1
+            if taken[alike] <= CELLS_COMPARED or cell.id in rolling[cell.deployment]:
+                served_s = (self.queue.now - cell.state_since).total_seconds()
+                counters = counted(self.site.behaviour(cell.version), cell.generation, served_s)
+                cells[cell.id] = replace(cell, counters=counters)
+        return replace(view, cells=cells)
+
+    def _written(self, write: Write) -> None:
+        before, after = write.before, write.after
+        if isinstance(write.cause, MoveNode):
+            self.site.note(f"node.{write.cause.to}", write.cause.node, write.cause.reason)
+        rollout = write.rollout_after
+        if rollout is not None:
+            self.site.note(f"rollout.{rollout.state}", rollout.deployment, rollout.reason)
+        if after is not None and (before is None or before.state is not after.state):
+            self._moved(before, after)
+        for invariant in self.invariants:
+            if invariant.on_write is not None:
+                self._complain(invariant, invariant.on_write(self, write))
+
+    def _moved(self, before: CellView | None, after: CellView) -> None:
+        place = (after.deployment, after.region)
+        self.site.note(f"cell.{after.state}", after.id, after.reason)
+        self.ready[place] += (after.state is CellState.READY) - (before is not None and before.state is CellState.READY)
+        self._sample(place, self.store.deployments[place[0]].cells_wanted.get(place[1], 0))
+        if after.state in {CellState.READY, CellState.STOPPED}:
+            self.unsettled.discard(after.id)
+        else:
+            self.unsettled.add(after.id)
+        self.traffic.ring()
+
+    def _passed(self) -> None:
+        for invariant in self.invariants:
+            if invariant.on_world is not None and not self.site.steady:
+                self._complain(invariant, invariant.on_world(self))
+
+    def check(self) -> None:
+        """Hold the whole world against the invariants, now."""
+        for invariant in self.invariants:
+            if invariant.on_world is not None:
+                self._complain(invariant, invariant.on_world(self))
+
+    def _complain(self, invariant: Invariant, found: Iterable[str]) -> None:
+        for text in found:
+            self.journal.violation(self.queue.now_s, invariant.name, text)
+
+    def _places(self) -> dict[Place, int]:
+        return {
+            (name, region): wanted
+            for name, spec in self.store.deployments.items()
+            for region, wanted in spec.cells_wanted.items()
+        }
+
+    def _sample(self, place: Place, wanted: int) -> None:
+        series = self.series.setdefault(place, Series())
+        series.at_s.append(self.queue.now_s)
+        series.ready.append(self.ready[place])
+        series.wanted.append(wanted)

@@ -1,0 +1,22 @@
+"""What was recorded, read back."""
+
+import json
+from typing import Any
+
+from audit.models import AuditRecord
+
+
+def recorded() -> list[AuditRecord]:
+    """All records, oldest first."""
+    return list(AuditRecord.objects.order_by("number"))
+
+
+def only_record() -> AuditRecord:
+    """The one record that there is."""
+    (record,) = recorded()
+    return record
+
+
+def changes(record: AuditRecord) -> dict[str, Any]:
+    """What a record says of its change."""
+    return dict(json.loads(record.changes))

@@ -1,0 +1,73 @@
+"""No unsafe endpoint escapes the audit, whichever it is and whenever it was added."""
+
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+from django.conf import settings
+from django.contrib.auth.models import AnonymousUser
+from django.http import HttpRequest, HttpResponse
+from django.test import Client, RequestFactory
+from django.urls import resolve
+
+from audit.border import AuditBorder, reason_not_audited
+from audit.models import AuditRecord
+from kernel.events import event_record
+from kernel.trail import keep_trail
+from tests.audit.endpoints import Endpoint, unsafe_endpoints
+from tests.controlplane.dashboard.clients import signed_in
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db
+
+ENDPOINTS = unsafe_endpoints()
+AUDITED = [endpoint for endpoint in ENDPOINTS if not reason_not_audited(endpoint.view)]
+BORDER = AuditBorder(lambda request: HttpResponse())
+WITHOUT_COOKIES = {"/agents/enrol"}
+"""Agents show a join token; strangers leave no record."""
+
+
+def test_there_are_many_and_few_are_excepted() -> None:
+    assert len(AUDITED) > 60
+    excepted = {endpoint.path for endpoint in ENDPOINTS} - {endpoint.path for endpoint in AUDITED}
+    assert {path for path in excepted if not path.startswith("/v1/")} <= {"/playground/say/"}
+
+
+def test_the_border_is_the_last_middleware() -> None:
+    assert settings.MIDDLEWARE[-1] == "audit.border.AuditBorder"
+
+
+def change(endpoint: Endpoint) -> None:
+    """Let the border answer a request to this endpoint by a view that is declared as its own, and changes something."""
+    request = RequestFactory().generic(endpoint.method, endpoint.path, content_type="application/json")
+    request.user = AnonymousUser()
+    request.resolver_match = resolve(endpoint.path)
+
+    def changes_something(request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
+        event_record(kind="test.changed", message="changed", now=NOW)
+        return HttpResponse()
+
+    changes_something.__dict__.update(endpoint.view.__dict__)
+    with keep_trail():
+        BORDER.process_view(request, changes_something, (), dict(request.resolver_match.kwargs))
+
+
+def test_every_change_is_recorded_once() -> None:
+    wrong = []
+    for count, endpoint in enumerate(AUDITED, 1):
+        change(endpoint)
+        if AuditRecord.objects.count() != count or not AuditRecord.objects.latest("number").action:
+            wrong.append(str(endpoint))
+    assert wrong == []
+
+
+def test_every_refusal_is_recorded_once() -> None:
+    client, wrong, denied = Client(enforce_csrf_checks=True), [], 0
+    client.cookies = signed_in().cookies
+    for endpoint in (each for each in AUDITED if each.path not in WITHOUT_COOKIES):
+        status = client.generic(endpoint.method, endpoint.path, "{}", content_type="application/json").status_code
+        denied += status == HTTPStatus.FORBIDDEN
+        if status not in {403, 405} or AuditRecord.objects.filter(outcome="denied").count() != denied:
+            wrong.append(f"{endpoint}: {status}")
+    assert wrong == []
+    assert denied == AuditRecord.objects.count() > 60

@@ -1,0 +1,54 @@
+"""Secrets stay out of records by the name of their field and by their look; records stay small."""
+
+import json
+
+import pytest
+
+from audit.redaction import HIDDEN, LONGEST_CHANGES, as_json, clean, is_secret_name
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "secret",
+        "own_secret",
+        "new_password1",
+        "HF_TOKEN",
+        "api_key",
+        "Authorization",
+        "client-secret",
+        "AWS_ACCESS_KEY_ID",
+    ],
+)
+def test_names_of_secrets(name: str) -> None:
+    assert is_secret_name(name)
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "tokens_per_min", "token_prefix", "artifact_digest", "key", "name"])
+def test_names_of_other_things(name: str) -> None:
+    assert not is_secret_name(name)
+
+
+def test_values_are_hidden_at_any_depth_and_empty_ones_are_not() -> None:
+    told = json.loads(as_json({"asked": {"env": {"HF_TOKEN": "hf_x"}, "list": [{"password": "p"}], "secret": ""}}))
+    assert told == {"asked": {"env": {"HF_TOKEN": HIDDEN}, "list": [{"password": HIDDEN}], "secret": ""}}
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("key sw_0a1b2c3d_" + 48 * "f", "key sw_0a1b2c3d_…"),
+        ("postgres://me:pw@host/db", "postgres://…@host/db"),
+        ("to https://hooks.slack.com/services/T/B/x now", "to https://hooks.slack.com/… now"),
+        ("cut\x00short \ud800", "cut\ufffdshort ?"),
+    ],
+)
+def test_texts_lose_what_looks_like_a_secret_or_cannot_be_stored(text: str, shown: str) -> None:
+    assert clean(text) == shown
+
+
+def test_what_is_too_long_gives_way_and_the_rest_stays() -> None:
+    told = json.loads(as_json({"asked": {"rows": [1500 * "x"] * 50}, "events": [{"kind": "k"}]}))
+    assert told["events"] == [{"kind": "k"}]
+    assert told["asked"].startswith("(left out: ")
+    assert len(json.dumps(told)) < LONGEST_CHANGES

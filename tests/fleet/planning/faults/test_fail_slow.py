@@ -1,0 +1,96 @@
+"""Which node is slow: by its own computing time, against a cohort, and never its cell mates."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.planning.decisions import CordonNode, OpenIncident, WishReplacement
+from fleet.planning.faults.fail_slow import find_slow, relative_times
+from fleet.planning.faults.planner import plan_faults
+from fleet.planning.snapshot import FleetView, StepWindow
+from tests.fleet.planning.faulty import windows, with_faults
+from tests.fleet.planning.fleets import NOW, SETTINGS, cell, fleet, member, node
+
+FAULTS = SETTINGS.faults
+STEADY = (20.0, 20.2, 19.9, 20.1, 20.0)
+
+
+def cells(count: int, slow: Mapping[str, tuple[float, ...]], **changes: Any) -> FleetView:
+    """Cells of a leader and a follower each, all steady but the ranks in `slow`."""
+    parts: list[Any] = [node(f"s{number}") for number in range(4)]
+    known = {}
+    for number in range(count):
+        leader, follower, name = f"l{number}", f"f{number}", f"c{number}"
+        parts += [member(leader, of=name), member(follower, of=name), cell(name, leader, follower)]
+        for rank in (leader, follower):
+            known[rank] = windows(name, slow.get(rank, STEADY), **changes)
+    return with_faults(fleet(*parts, wanted=count), windows=known)
+
+
+def found(view: FleetView) -> list[str]:
+    return [slow.node for slow in find_slow(view, FAULTS)]
+
+
+def test_the_slow_rank_is_blamed_and_not_its_cell_mate() -> None:
+    assert found(cells(6, {"f3": (40.0,) * 5})) == ["f3"]
+
+
+def test_fewer_than_five_peers_are_no_cohort() -> None:
+    assert found(cells(5, {"f3": (40.0,) * 5})) == []
+
+
+@pytest.mark.parametrize(("slow", "expected"), [(2, []), (3, ["f3"])])
+def test_three_windows_of_five_must_be_slow(slow: int, expected: list[str]) -> None:
+    times = (40.0,) * slow + (20.0,) * (5 - slow)
+    assert found(cells(6, {"f3": times})) == expected
+
+
+@pytest.mark.parametrize(("step_ms", "expected"), [(28.0, []), (29.0, ["f3"])])
+def test_its_score_must_be_below_seven_tenths(step_ms: float, expected: list[str]) -> None:
+    assert found(cells(6, {"f3": (step_ms,) * 5})) == expected
+
+
+def test_a_cohort_that_varies_as_much_blames_nobody() -> None:
+    spread = {f"f{number}": (20.0 + 6 * number,) * 5 for number in range(6)}
+    assert found(cells(6, spread)) == []
+
+
+def test_windows_of_an_older_generation_say_nothing() -> None:
+    assert found(cells(6, {"f3": (40.0,) * 5}, generation=2)) == []
+
+
+def test_larger_batches_do_not_make_a_node_slow() -> None:
+    view = {f"n{number}": StepWindow(1, "c", 1, {0: 100}, {0: 2000.0}) for number in range(6)}
+    view |= {f"m{number}": StepWindow(1, "c", 1, {5: 100}, {5: 9000.0}) for number in range(6)}
+    assert set(relative_times(view, FAULTS).values()) == {1.0}
+
+
+def test_a_batch_size_that_few_nodes_ran_is_left_out() -> None:
+    view = {f"n{number}": StepWindow(1, "c", 1, {0: 100}, {0: 2000.0}) for number in range(6)}
+    view["n0"] = StepWindow(1, "c", 1, {0: 100, 6: 1000}, {0: 2000.0, 6: 900_000.0})
+    assert relative_times(view, FAULTS)["n0"] == 1.0
+
+
+def test_a_slow_node_is_replaced_once_its_cell_is_drained() -> None:
+    view = cells(6, {"f3": (40.0,) * 5})
+    opened, cordoned, wished = plan_faults(view, SETTINGS, NOW)
+    assert isinstance(opened, OpenIncident)
+    assert opened.summary == ("Node f3: slower than its cohort in 5 of 5 windows: score 0.50, robust z 34.1, 5 peers")
+    assert isinstance(cordoned, CordonNode)
+    assert isinstance(wished, WishReplacement)
+    assert {opened.node, cordoned.node, wished.node} == {"f3"}
+
+
+def test_a_third_of_a_cohort_slow_is_a_common_cause_and_touches_no_hardware() -> None:
+    view = cells(8, {f"f{number}": (40.0,) * 5 for number in range(3)})
+    assert {type(decision) for decision in plan_faults(view, SETTINGS, NOW)} == {OpenIncident}
+
+
+@given(st.lists(st.floats(19.0, 21.0), min_size=6, max_size=12), st.floats(2.0, 1000.0))
+def test_only_the_slow_one_is_ever_blamed_in_a_cohort_of_like_machines(steps_ms: list[float], factor: float) -> None:
+    slow = {f"f{place}": (ms,) * 5 for place, ms in enumerate(steps_ms)}
+    slow["f0"] = (steps_ms[0] * factor,) * 5
+    assert found(cells(len(steps_ms), slow)) == ["f0"]

@@ -1,0 +1,130 @@
+"""Who is alive: silence needs a second witness, and deafness of ours condemns nobody."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from engine_agent.protocol.states import EngineState
+from fleet.planning.decisions import MoveNode, RestartAgent
+from fleet.planning.faults.liveness import nodes_in_doubt, plan_liveness
+from fleet.planning.snapshot import FaultsView, FleetView, NodeView, ProviderStatus
+from fleet.planning.states import NodeState
+from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
+
+
+def silent(name: str, seconds: float, *, connected: bool = True, **changes: Any) -> NodeView:
+    report = {"connected": connected, "last_seen_at": ago(seconds), "connection_changed_at": ago(seconds)}
+    return node(name, report=report, **changes)
+
+
+def moves(view: FleetView) -> list[tuple[str, NodeState]]:
+    return [(d.node, d.to) for d in plan_liveness(view, SETTINGS, NOW) if isinstance(d, MoveNode)]
+
+
+def test_a_reporting_node_stays_as_it_is() -> None:
+    assert plan_liveness(fleet(node("a"), node("b")), SETTINGS, NOW) == ()
+
+
+def test_a_joining_node_becomes_ready_when_its_agent_connects() -> None:
+    assert moves(fleet(node("a", state=NodeState.JOINING))) == [("a", NodeState.READY)]
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(119, []), (121, [("a", NodeState.LOST)])])
+def test_a_node_that_never_joins_is_lost_after_its_timeout(age_s: float, expected: list[object]) -> None:
+    waiting = node("a", state=NodeState.JOINING, created_at=ago(age_s), report={"connected": False})
+    assert moves(fleet(waiting, node("b"))) == expected
+
+
+def test_the_time_to_join_passes_only_while_somebody_listens() -> None:
+    waiting = node("a", state=NodeState.JOINING, report={"connected": False})
+    assert moves(fleet(waiting, node("b"), listening_since=ago(60))) == []
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(9, []), (11, [("a", NodeState.LOST)])])
+def test_a_provider_may_not_know_of_a_new_machine_for_a_moment(age_s: float, expected: list[object]) -> None:
+    report = {"connected": False, "last_seen_at": None}
+    new = node("a", state=NodeState.JOINING, created_at=ago(age_s), provider=ProviderStatus.GONE, report=report)
+    assert moves(fleet(new, node("b"))) == expected
+
+
+def test_a_closed_connection_and_a_machine_that_is_gone_make_a_loss_at_once() -> None:
+    gone = silent("a", 0.2, connected=False, provider=ProviderStatus.GONE)
+    assert moves(fleet(gone, node("b"))) == [("a", NodeState.LOST)]
+
+
+def test_a_machine_that_is_gone_while_its_agent_still_reports_is_no_loss() -> None:
+    assert moves(fleet(node("a", provider=ProviderStatus.GONE), node("b"))) == []
+
+
+def test_a_dead_agent_on_a_running_machine_is_started_again() -> None:
+    dead = silent("a", 1.5, connected=False, provider=ProviderStatus.AGENT_DEAD)
+    assert [type(d) for d in plan_liveness(fleet(dead, node("b")), SETTINGS, NOW)] == [RestartAgent]
+
+
+def test_a_connection_that_closed_just_now_is_given_a_moment_to_come_back() -> None:
+    dead = silent("a", 0.5, connected=False, provider=ProviderStatus.AGENT_DEAD)
+    assert plan_liveness(fleet(dead, node("b")), SETTINGS, NOW) == ()
+
+
+def test_silence_makes_suspect_but_never_alone_a_loss() -> None:
+    assert moves(fleet(silent("a", 12), node("b"))) == [("a", NodeState.SUSPECT)]
+    assert moves(fleet(silent("a", 900, state=NodeState.SUSPECT), node("b"))) == []
+
+
+def test_silence_and_a_leader_that_lost_its_follower_make_a_loss() -> None:
+    leader = member("l", report={"state": EngineState.FAILED, "reason": "lost rank 1"})
+    follower = replace(member("f", report={"connected": False, "last_seen_at": ago(31)}), state=NodeState.SUSPECT)
+    assert moves(fleet(leader, follower, cell("c1", "l", "f"))) == [("f", NodeState.LOST)]
+
+
+def test_a_leader_that_failed_in_an_older_generation_is_no_witness() -> None:
+    leader = member("l", generation=2, report={"state": EngineState.FAILED, "reason": "lost rank 1"})
+    follower = replace(member("f", report={"connected": False, "last_seen_at": ago(31)}), state=NodeState.SUSPECT)
+    assert moves(fleet(leader, follower, cell("c1", "l", "f"))) == []
+
+
+def test_a_leader_that_failed_in_another_cell_is_no_witness() -> None:
+    leader = member("l", of="c9", report={"state": EngineState.FAILED, "reason": "out of memory"})
+    follower = replace(member("f", report={"connected": False, "last_seen_at": ago(31)}), state=NodeState.SUSPECT)
+    assert moves(fleet(leader, follower, cell("c1", "l", "f"))) == []
+
+
+def test_an_ingress_witnesses_against_followers_only_once_their_leader_is_silent_too() -> None:
+    quiet = {"connected": False, "last_seen_at": ago(31)}
+    follower = member("f", report=quiet, state=NodeState.SUSPECT)
+    others = [node(f"s{number}") for number in range(40)]  # two of a pool so large may be replaced at once
+    down = FaultsView(down={"c1": "i-east"})
+    serving = fleet(member("l"), follower, cell("c1", "l", "f"), *others)
+    assert moves(replace(serving, faults=down)) == []
+    silent_cell = fleet(member("l", report=quiet, state=NodeState.SUSPECT), follower, cell("c1", "l", "f"), *others)
+    assert moves(replace(silent_cell, faults=down)) == [("l", NodeState.LOST)]
+    after = fleet(member("l", report=quiet, state=NodeState.LOST), follower, cell("c1", "l", "f"), *others)
+    assert moves(replace(after, faults=down)) == [("f", NodeState.LOST)]
+
+
+def test_a_suspect_that_reports_again_is_ready() -> None:
+    assert moves(fleet(node("a", state=NodeState.SUSPECT), node("b"))) == [("a", NodeState.READY)]
+
+
+def test_all_silent_at_once_means_that_we_are_broken() -> None:
+    assert moves(fleet(silent("a", 100), silent("b", 100))) == []
+
+
+def test_all_silent_and_all_gone_is_believed() -> None:
+    gone = [silent(name, 100, connected=False, provider=ProviderStatus.GONE) for name in "ab"]
+    assert moves(fleet(*gone)) == [("a", NodeState.LOST), ("b", NodeState.LOST)]
+
+
+def test_nobody_listening_means_nothing_is_decided() -> None:
+    gone = silent("a", 100, connected=False, provider=ProviderStatus.GONE)
+    assert moves(fleet(gone, node("b"), listening_since=None)) == []
+
+
+def test_silence_is_counted_only_while_somebody_listened() -> None:
+    assert moves(fleet(silent("a", 300), node("b"), listening_since=ago(5))) == []
+
+
+def test_the_provider_is_asked_about_quiet_and_closed_nodes_only() -> None:
+    view = fleet(node("a"), silent("b", 4), silent("c", 0.1, connected=False), silent("d", 9, state=NodeState.LOST))
+    assert nodes_in_doubt(view, SETTINGS, NOW) == ("b", "c")

@@ -1,0 +1,110 @@
+"""Where webhooks may lead, how messages are signed, and when they are tried again."""
+
+import hashlib
+import hmac
+
+import pytest
+
+from fleet.planning.webhooks.delivery import (
+    RefusedUrl,
+    WebhookSettings,
+    choose_address,
+    parse_networks,
+    parse_url,
+    retry_after_s,
+    signature,
+    wants,
+)
+
+SETTINGS = WebhookSettings()
+HTTPS = parse_url("https://hooks.example.com/a?b=c")
+PUBLIC = "93.184.216.34"
+
+
+def test_an_address_is_taken_apart() -> None:
+    assert (HTTPS.scheme, HTTPS.host, HTTPS.port, HTTPS.path) == ("https", "hooks.example.com", 443, "/a?b=c")
+    assert parse_url("http://[::1]:8080").port == 8080
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "ftp://example.com",
+        "https://",
+        "https://user:pw@example.com/",
+        "https://example.com/#part",
+        "https://example.com/a b",
+        "https://example.com/\r\nX: y",
+        "https://example.com:99999/",
+        "//example.com",
+        "https://exämple.com/",
+    ],
+)
+def test_what_is_no_plain_address_is_refused(url: str) -> None:
+    with pytest.raises(RefusedUrl):
+        parse_url(url)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "127.0.0.1",
+        "10.1.2.3",
+        "172.16.0.1",
+        "192.168.1.1",
+        "169.254.169.254",
+        "100.64.0.1",
+        "0.0.0.0",  # noqa: S104
+        "224.0.0.1",
+        "255.255.255.255",
+        "::1",
+        "::",
+        "fe80::1%eth0",
+        "fd00:ec2::254",
+        "::ffff:127.0.0.1",
+        "::ffff:169.254.169.254",
+        "64:ff9b::7f00:1",
+        "2002:7f00:1::",
+        "ff02::1",
+    ],
+)
+def test_what_is_not_public_is_refused(address: str) -> None:
+    with pytest.raises(RefusedUrl, match="not a public address"):
+        choose_address(HTTPS, [address], SETTINGS)
+
+
+def test_one_private_address_among_public_ones_is_enough_to_refuse() -> None:
+    assert choose_address(HTTPS, [PUBLIC], SETTINGS) == PUBLIC
+    with pytest.raises(RefusedUrl):
+        choose_address(HTTPS, [PUBLIC, "10.0.0.1"], SETTINGS)
+    with pytest.raises(RefusedUrl, match="no address"):
+        choose_address(HTTPS, [], SETTINGS)
+
+
+def test_plain_http_is_for_allowed_networks_only() -> None:
+    plain = parse_url("http://hooks.example.com/")
+    with pytest.raises(RefusedUrl, match="only https"):
+        choose_address(plain, [PUBLIC], SETTINGS)
+    allowed = WebhookSettings(allowed=parse_networks(["10.0.0.0/8", ""]))
+    assert choose_address(plain, ["10.1.2.3"], allowed) == "10.1.2.3"
+    with pytest.raises(RefusedUrl):
+        choose_address(plain, ["10.1.2.3", "127.0.0.1"], allowed)
+
+
+def test_waits_double_up_to_an_hour_and_end() -> None:
+    waits = [retry_after_s(attempts, SETTINGS) for attempts in range(1, 12)]
+    assert waits == [10, 20, 40, 80, 160, 320, 640, 1280, 2560, None, None]
+
+
+def test_a_signature_covers_time_and_body() -> None:
+    expected = hmac.new(b"secret", b'1700000000.{"a":1}', hashlib.sha256).hexdigest()
+    assert signature("secret", 1700000000, b'{"a":1}') == f"sha256={expected}"
+    assert signature("secret", 1700000001, b'{"a":1}') != f"sha256={expected}"
+
+
+def test_an_empty_list_of_events_is_all_and_a_test_is_always_told() -> None:
+    assert wants([], "incident.opened")
+    assert wants(["incident.opened"], "incident.opened")
+    assert not wants(["incident.opened"], "rollout.changed")
+    assert wants(["incident.opened"], "test")

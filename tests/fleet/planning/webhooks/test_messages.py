@@ -1,0 +1,52 @@
+"""What a chat is told: a sentence, the facts that matter, a link; nobody's name becomes a mention."""
+
+from typing import Any
+
+import pytest
+
+from fleet.planning.webhooks.messages import LONGEST_TEXT, json_message, shown_url, slack_message
+
+INCIDENT = {"id": 7, "kind": "node-slow", "subject": "n-1", "summary": "slower than <!channel> & all", "region": "eu"}
+HOOK = "https://hooks.slack.com/services/T0/B0/secret"
+
+
+def told(event: str, **data: Any) -> dict[str, Any]:
+    message = slack_message(event=event, data=data, console_url="https://sw.example/")
+    assert message["text"] == message["attachments"][0]["title"]
+    return dict(message["attachments"][0])
+
+
+def test_an_incident_leads_to_its_page_and_mentions_nobody() -> None:
+    said = told("incident.opened", **INCIDENT)
+    assert said["title"] == "Incident: node-slow n-1"
+    assert said["title_link"] == "https://sw.example/incidents/7/"
+    assert said["text"] == "slower than &lt;!channel&gt; &amp; all"
+    assert said["fields"] == [{"title": "region", "value": "eu", "short": True}]
+
+
+def test_its_end_looks_well() -> None:
+    opened, closed = told("incident.opened", **INCIDENT), told("incident.closed", **INCIDENT, resolution="replaced")
+    assert closed["text"] == "replaced"
+    assert closed["color"] != opened["color"]
+
+
+@pytest.mark.parametrize("state", ["running", "paused", "succeeded", "rolled_back"])
+def test_a_rollout_says_its_state_and_why(state: str) -> None:
+    said = told("rollout.changed", id=3, deployment="d", to_version="m@2", state=state, reason="asked")
+    assert said["title"] == f"Rollout of d to m@2: {state.replace('_', ' ')}"
+    assert said["text"] == "asked"
+
+
+def test_a_test_and_an_endless_text_are_fine_too() -> None:
+    assert "reach this channel" in told("test", asked_by="ada")["title"]
+    assert len(told("incident.opened", **{**INCIDENT, "summary": 9000 * "x"})["text"]) == LONGEST_TEXT
+
+
+def test_programs_get_everything() -> None:
+    message = json_message(delivery=1, event="incident.opened", at="2026-11-21T12:00:00+00:00", data=INCIDENT)
+    assert message["data"] == INCIDENT
+
+
+def test_the_address_of_a_chat_is_never_shown_whole() -> None:
+    assert shown_url(HOOK, "slack") == "https://hooks.slack.com/…"
+    assert shown_url("https://pager.example/x", "json") == "https://pager.example/x"

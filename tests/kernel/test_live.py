@@ -1,0 +1,84 @@
+"""Hints over the real channel layer: after the commit, to whom they concern, and never in anybody's way."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from asgiref.sync import sync_to_async
+from channels.layers import get_channel_layer
+from django.db import connections, transaction
+
+from kernel import live
+from tests.kernel.servers_away import KINDS, point_doorbells_at, server_away, use_fresh_doorbells
+
+DEADLINE_S = 5.0
+BLOCKS_AT_MOST_S = 2.0
+
+db = pytest.mark.django_db(transaction=True)
+
+
+async def heard_in(group: str, change: Callable[[], None]) -> dict[str, Any]:
+    """The first hint that the group hears once `change` has run in a transaction."""
+
+    def in_transaction() -> None:
+        with transaction.atomic():
+            change()
+        connections.close_all()
+
+    layer = get_channel_layer()
+    channel = await layer.new_channel()
+    await layer.group_add(group, channel)
+    await sync_to_async(in_transaction)()
+    return await _first(layer.receive(channel))
+
+
+async def _first(message: Awaitable[dict[str, Any]]) -> dict[str, Any]:
+    async with asyncio.timeout(DEADLINE_S):
+        return await message
+
+
+@db
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("change", "group", "hint"),
+    [
+        (lambda: live.push("cells", "c1"), live.BROWSERS, {"type": "live.hint", "topic": "cells", "key": "c1"}),
+        (lambda: live.push_desired(["n-a"]), live.AGENT_SOCKETS, {"type": "agent.desired", "nodes": ["n-a"]}),
+        (lambda: live.push_table("east"), live.AGENT_SOCKETS, {"type": "agent.table", "region": "east"}),
+    ],
+)
+async def test_a_hint_reaches_those_whom_it_concerns(
+    change: Callable[[], None], group: str, hint: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    use_fresh_doorbells(monkeypatch)
+    assert await heard_in(group, change) == hint
+
+
+def taken_back_then_kept() -> None:
+    with transaction.atomic():
+        live.push("cells", "taken back")
+        transaction.set_rollback(True)
+    live.push("cells", "kept")
+
+
+@db
+@pytest.mark.asyncio
+async def test_what_was_taken_back_is_never_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fresh_doorbells(monkeypatch)
+    assert (await heard_in(live.BROWSERS, taken_back_then_kept))["key"] == "kept"
+
+
+@db
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_layer_that_is_away_breaks_nothing_and_holds_nobody_up(
+    kind: str, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with server_away(kind) as url:
+        point_doorbells_at(url, settings, monkeypatch)
+        began = time.monotonic()
+        with transaction.atomic():
+            for number in range(20):
+                live.push("cells", str(number))
+        assert time.monotonic() - began < BLOCKS_AT_MOST_S

@@ -1,0 +1,112 @@
+"""What-if: the live planners say what a change would do, from a snapshot, without touching it."""
+
+from dataclasses import replace
+
+from fleet.planning.ledger import LedgerLimits
+from fleet.planning.policy import UpdatePolicy
+from fleet.planning.snapshot import FleetView, RolloutView, VersionView
+from fleet.planning.states import RolloutState
+from simulator.clock import EPOCH
+from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
+from simulator.relevance import limits_of, without_other_deployments, without_other_regions
+from simulator.shape import DeploymentShape, FleetShape, fleet_of
+
+POLICY = UpdatePolicy(canary_bake_s=20.0, bake_s=20.0, min_healthy_s=10.0)
+SHAPE = FleetShape((DeploymentShape("llama", {"east": 3, "west": 2}, policy=POLICY),), spares=2)
+
+
+def forecast(change: Change, shape: FleetShape = SHAPE) -> Forecast:
+    return predict(fleet_of(shape), change, EPOCH, load_s={"v1": 20.0, "v2": 30.0})
+
+
+def ready(found: Forecast) -> dict[str, tuple[int, int, int]]:
+    return {place.region: (place.ready_now, place.ready_least, place.ready_then) for place in found.places}
+
+
+def test_a_rollout_in_place_takes_one_cell_down_at_a_time_and_ends() -> None:
+    found = forecast(RollOut("llama", "v2", POLICY, VersionView(2)))
+
+    assert found.took_s is not None
+    assert 5 * 40.0 < found.took_s < 1000.0
+    assert ready(found) == {"east": (3, 2, 3), "west": (2, 1, 2)}
+    assert [step.kind for step in found.steps][-1] == "rollout.succeeded"
+    assert found.machines_launched == 0
+    assert found.warnings == ()
+
+
+def test_a_scaling_within_the_spares_says_when_the_cell_would_serve() -> None:
+    found = forecast(Scale("llama", {"east": 4}))
+
+    assert ready(found)["east"] == (3, 3, 4)
+    assert found.took_s is not None
+    assert 20.0 < found.took_s < 60.0
+    assert [step.kind for step in found.steps[:2]] == ["cell.pending", "cell.starting"]
+
+
+def test_a_scaling_beyond_the_spares_says_how_many_machines_it_would_launch() -> None:
+    found = forecast(Scale("llama", {"east": 6}))
+
+    assert ready(found)["east"] == (3, 3, 6)
+    assert found.machines_launched >= 4
+    assert f"{found.machines_launched} machines would be launched" in found.warnings
+
+
+def test_a_lost_region_ends_without_its_cells_and_leaves_the_others_alone() -> None:
+    found = forecast(LoseRegion("east"))
+
+    assert ready(found) == {"east": (3, 0, 0), "west": (2, 2, 2)}
+    assert "llama in east would have no cell in service for a while" in found.warnings
+    assert "llama in east would end with 0 of 3 cells in service" in found.warnings
+
+
+def test_the_snapshot_stays_as_it_is() -> None:
+    view = fleet_of(SHAPE)
+    before = (dict(view.cells), dict(view.nodes), dict(view.rollouts))
+    predict(view, Scale("llama", {"east": 1}), EPOCH, load_s={"v1": 5.0})
+
+    assert before == (view.cells, view.nodes, view.rollouts)
+
+
+def two_deployments(**others: int) -> FleetView:
+    shapes = (SHAPE.deployments[0], DeploymentShape("other", {"east": 2}, policy=POLICY))
+    view = fleet_of(FleetShape(shapes, spares=2))
+    other = view.deployments["other"]
+    return replace(view, deployments={**view.deployments, "other": replace(other, cells_wanted={"east": 2, **others})})
+
+
+def test_what_is_at_rest_is_left_out_and_told_as_it_is() -> None:
+    view = two_deployments()
+    left = without_other_deployments(view, "llama")
+    found = predict(view, Scale("llama", {"east": 4}), EPOCH, load_s={"v1": 20.0})
+
+    assert set(left.deployments) == {"llama"}
+    assert len(view.nodes) - len(left.nodes) == 4
+    assert [(place.deployment, place.region, place.ready_then) for place in found.places] == [
+        ("llama", "east", 4),
+        ("llama", "west", 2),
+        ("other", "east", 2),
+    ]
+
+
+def test_another_deployment_that_wants_machines_too_is_not_left_out() -> None:
+    view = two_deployments(east=3)
+    found = predict(view, Scale("llama", {"east": 4}), EPOCH, load_s={"v1": 20.0})
+
+    assert without_other_deployments(view, "llama") == view
+    assert found.machines_launched >= 4
+    assert [place.ready_then for place in found.places] == [4, 2, 3]
+
+
+def test_a_part_of_a_fleet_keeps_the_budgets_of_the_whole() -> None:
+    shapes = tuple(DeploymentShape(f"model-{number}", {"east": 10, "west": 20}) for number in range(3))
+    limits = limits_of(fleet_of(FleetShape(shapes)), LedgerLimits())
+
+    assert (limits.region(0), limits.fleet(0)) == (3, 9)
+
+
+def test_the_other_regions_are_left_out_unless_a_rollout_binds_them() -> None:
+    view = fleet_of(SHAPE)
+    moved = RolloutView(1, "llama", "v1", "v2", RolloutState.RUNNING, 0, ("east", "west"), POLICY, 1, EPOCH)
+
+    assert {node.region for node in without_other_regions(view, "west").nodes.values()} == {"west"}
+    assert without_other_regions(replace(view, rollouts={"llama": moved}), "west").nodes == view.nodes
