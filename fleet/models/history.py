@@ -6,7 +6,7 @@ from django.db import models
 class LoadSubject(models.Model):
     """Something whose load is kept: `fleet`, `region:<name>`, `deployment:<name>`, `deployment:<name>@<region>` or
     `cell:<id>`. `index` numbers the last fine window that it got; `memory` is what the next one is counted from, in
-    the form of `fleet.planning.load.history.Memory`."""
+    the form of `fleet.planning.load.history.Accumulator`."""
 
     name = models.CharField(max_length=200, unique=True)
     index = models.BigIntegerField(default=0)

@@ -7,7 +7,7 @@ import msgspec
 from django.db.models import QuerySet
 
 from fleet.models import Deployment, NodeReport, Rollout
-from fleet.planning.load.counters import CellCounters
+from fleet.planning.load.counters import CellCounters, counters_of
 from fleet.planning.policy import UpdatePolicy, parse_policy
 from fleet.planning.snapshot import FailedStart, RolloutView
 from fleet.planning.states import ROLLOUT_ACTIVE, RolloutState
@@ -53,12 +53,12 @@ def rollout_view(rollout: Rollout) -> RolloutView:
 
 def counters_stored(stored: Mapping[str, Any]) -> dict[str, CellCounters]:
     """Cell -> what it had counted; JSON has made text of the numbers of buckets."""
-    return msgspec.convert(stored, dict[str, CellCounters], strict=False)
+    rows = {cell: [counted[name] for name in CellCounters.__struct_fields__] for cell, counted in stored.items()}
+    return msgspec.convert(rows, dict[str, CellCounters], strict=False)
 
 
 def counters_reported(report: NodeReport | None) -> CellCounters | None:
     """What a leader's last report says that its cell has counted in this generation."""
     if report is None or report.load is None:
         return None
-    load = load_stored(report.load)
-    return CellCounters(report.generation, load.requests_total, load.errors_total, load.ttft_counts, load.itl_counts)
+    return counters_of(load_stored(report.load), report.generation)

@@ -11,18 +11,18 @@ import msgspec
 from django.db import connection, transaction
 from psycopg import sql
 
+from engine_agent.protocol.messages import Load
 from fleet.models import Deployment, LoadSubject, LoadWindow
+from fleet.planning.load.counters import CellCounters, counters_of
 from fleet.planning.load.history import (
     KEPT_S,
-    Figures,
-    Memory,
+    Accumulator,
+    FinishedWindow,
     Sample,
-    Spoken,
     advance,
     fine_index,
     pooled,
     sample_of,
-    totals_of,
 )
 from fleet.planning.load.slo import parse_objective
 from fleet.planning.states import ServingClass
@@ -34,8 +34,8 @@ LEASE = "fleet:history"
 LOOK_LIMIT_S = 30.0
 FRESH_FOR_S = 15.0
 """Agents report every 2 s; what is older says nothing about now."""
-_SPOKEN = """
-    SELECT cell.id, cell.deployment_id, cell.region_id, cell.generation, report.load::text
+_REPORTED = """
+    SELECT cell.id, cell.deployment_id, cell.region_id, cell.generation, (report.load - 'classes' - 'tenants')::text
     FROM fleet_cell cell
     JOIN fleet_cellmember member ON member.cell_id = cell.id AND member.rank = 0
     JOIN fleet_nodereport report ON report.node_id = member.node_id
@@ -46,11 +46,11 @@ _REMEMBER = """
     UPDATE fleet_loadsubject SET memory = new.memory, index = %(index)s, seen_at = %(now)s
     FROM unnest(%(ids)s::bigint[], %(memories)s::bytea[]) AS new(id, memory) WHERE fleet_loadsubject.id = new.id
 """
-COLUMNS = ("subject_id", *(field.name for field in fields(Figures)))
+COLUMNS = ("subject_id", *(field.name for field in fields(FinishedWindow)))
 _COPY = sql.SQL("COPY fleet_loadwindow ({}) FROM STDIN").format(sql.SQL(", ").join(map(sql.Identifier, COLUMNS)))
 
-_decoder = msgspec.json.Decoder(Spoken)
-_memories = msgspec.msgpack.Decoder(Memory)
+_decoder = msgspec.json.Decoder(Load)
+_memories = msgspec.msgpack.Decoder(Accumulator)
 _encoder = msgspec.msgpack.Encoder()
 
 
@@ -62,7 +62,7 @@ class Word:
     deployment: str
     region: str
     generation: int
-    spoken: Spoken
+    load: Load
 
 
 def history_look(*, now: datetime) -> int:
@@ -93,10 +93,10 @@ def _look(now: datetime) -> int:
     memories = {name: _memories.decode(memory) for name, (_, memory) in subjects.items() if memory}
     samples = _samples(words, memories, counted_before)
     ids = {name: pk for name, (pk, _) in subjects.items()} | _introduced(samples.keys() - subjects.keys(), now)
-    done: list[tuple[int, Figures]] = []
-    changed: dict[int, Memory] = {}
-    for name in samples.keys() | {name for name, memory in memories.items() if memory.filling}:
-        memory = memories.setdefault(name, Memory())
+    done: list[tuple[int, FinishedWindow]] = []
+    changed: dict[int, Accumulator] = {}
+    for name in samples.keys() | {name for name, memory in memories.items() if memory.open}:
+        memory = memories.setdefault(name, Accumulator())
         finished = advance(memory, samples.get(name), now.timestamp())
         if finished:
             changed[ids[name]] = memory
@@ -110,24 +110,24 @@ def _look(now: datetime) -> int:
 
 def _words(now: datetime) -> Iterable[Word]:
     with connection.cursor() as cursor:
-        cursor.execute(_SPOKEN, {"since": now - timedelta(seconds=FRESH_FOR_S)})
+        cursor.execute(_REPORTED, {"since": now - timedelta(seconds=FRESH_FOR_S)})
         for cell, deployment, region, generation, load in cursor.fetchall():
             yield Word(cell, deployment, region, generation, _decoder.decode(load))
 
 
-def _samples(words: list[Word], memories: dict[str, Memory], counted_before: bool) -> dict[str, Sample]:
+def _samples(words: list[Word], memories: dict[str, Accumulator], counted_before: bool) -> dict[str, Sample]:
     """Subject -> what it added. `memories` of cells learn what those have counted."""
     objectives = _ttft_objectives()
     of_cells: dict[str, Sample] = {}
     by_place: dict[tuple[str, str], list[Sample]] = defaultdict(list)
     for word in words:
         name = cell_subject(word.cell)
-        memory = memories.setdefault(name, Memory())
-        before = memory.totals
+        memory = memories.setdefault(name, Accumulator())
+        before = memory.counters
         if before is None and counted_before:  # it came while somebody counted: all that it has counted is new
-            before = totals_of(Spoken(), word.generation)
-        sample = sample_of(word.spoken, word.generation, before, objectives.get(word.deployment))
-        memory.totals = totals_of(word.spoken, word.generation)
+            before = CellCounters(word.generation)
+        sample = sample_of(word.load, word.generation, before, objectives.get(word.deployment))
+        memory.counters = counters_of(word.load, word.generation)
         of_cells[name] = sample
         by_place[word.deployment, word.region].append(sample)
     return of_cells | _sums(by_place)
@@ -155,7 +155,7 @@ def _introduced(names: Iterable[str], now: datetime) -> dict[str, int]:
     return {row.name: row.pk for row in rows}
 
 
-def _remember(memories: Mapping[int, Memory], now: datetime) -> None:
+def _remember(memories: Mapping[int, Accumulator], now: datetime) -> None:
     values: dict[str, Any] = {
         "ids": list(memories),
         "memories": [_encoder.encode(memory) for memory in memories.values()],
@@ -166,7 +166,7 @@ def _remember(memories: Mapping[int, Memory], now: datetime) -> None:
         cursor.execute(_REMEMBER, values)
 
 
-def _store(done: list[tuple[int, Figures]]) -> None:
+def _store(done: list[tuple[int, FinishedWindow]]) -> None:
     names = COLUMNS[1:]
     with connection.cursor() as cursor, cursor.copy(_COPY) as copy:
         for subject, figures in done:

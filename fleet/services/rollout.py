@@ -35,7 +35,8 @@ def rollout_change(decision: ChangeRollout, *, now: datetime) -> None:
         rollout.stage = decision.stage
         rollout.failed += msgspec.to_builtins(decision.failed)
         if decision.counters is not None:
-            rollout.counters = msgspec.to_builtins(dict(decision.counters), str_keys=True)
+            counted = {cell: msgspec.structs.asdict(counters) for cell, counters in decision.counters.items()}
+            rollout.counters = msgspec.to_builtins(counted, str_keys=True)
         if decision.verdict is not None:
             rollout.verdict = msgspec.to_builtins(decision.verdict)
         rollout_save(rollout, to=decision.to, reason=decision.reason, now=now, moved=moved)

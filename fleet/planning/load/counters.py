@@ -4,20 +4,26 @@ Latencies are counted in the buckets of `engine_agent.protocol.latency_buckets`:
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
-Counts = Mapping[int, int]
+import msgspec
+
+from engine_agent.protocol.messages import Load
+from fleet.planning.load.statistics import Counts
+
+MAX_COUNT = 2**53
+"""No real count is as large; a reported one that is must not break the sums of others."""
+MAX_BUCKET = 1023
+"""There are fewer buckets of latencies; what a node reports beyond them is no latency."""
 
 
-@dataclass(frozen=True, slots=True)
-class CellCounters:
+class CellCounters(msgspec.Struct, frozen=True, array_like=True):
     """Totals of one generation of a cell. They only grow; a smaller number is another count."""
 
     generation: int = 0
     requests: int = 0
     errors: int = 0
-    ttft: Counts = field(default_factory=dict)
-    itl: Counts = field(default_factory=dict)
+    ttft: Counts = {}
+    itl: Counts = {}
 
     def since(self, before: "CellCounters") -> "CellCounters | None":
         """What was counted since then; None if it is not the same count (the cell or its proxy started anew)."""
@@ -32,6 +38,22 @@ class CellCounters:
         )
 
 
+def counters_of(load: Load, generation: int) -> CellCounters:
+    """What a cell of this generation reports to have counted, clipped to what can be."""
+    return CellCounters(
+        generation,
+        bounded(load.requests_total),
+        bounded(load.errors_total),
+        _valid(load.ttft_counts),
+        _valid(load.itl_counts),
+    )
+
+
+def bounded(count: int) -> int:
+    """A reported count, from 0 to `MAX_COUNT`."""
+    return max(0, min(count, MAX_COUNT))
+
+
 def pooled(counts: Iterable[CellCounters]) -> CellCounters:
     """All of them as one; the generation means nothing any more."""
     requests, errors = 0, 0
@@ -40,9 +62,15 @@ def pooled(counts: Iterable[CellCounters]) -> CellCounters:
     for one in counts:
         requests += one.requests
         errors += one.errors
-        _add(ttft, one.ttft)
-        _add(itl, one.itl)
+        add_counts(ttft, one.ttft)
+        add_counts(itl, one.itl)
     return CellCounters(0, requests, errors, ttft, itl)
+
+
+def add_counts(total: dict[int, int], more: Counts) -> None:
+    """Add `more` to `total`, bucket by bucket."""
+    for bucket, count in more.items():
+        total[bucket] = total.get(bucket, 0) + count
 
 
 def _difference(after: Counts, before: Counts) -> dict[int, int]:
@@ -50,6 +78,5 @@ def _difference(after: Counts, before: Counts) -> dict[int, int]:
     return {bucket: count for bucket, count in left.items() if count > 0}
 
 
-def _add(total: dict[int, int], more: Counts) -> None:
-    for bucket, count in more.items():
-        total[bucket] = total.get(bucket, 0) + count
+def _valid(counts: Mapping[int, int]) -> dict[int, int]:
+    return {bucket: bounded(count) for bucket, count in counts.items() if 0 <= bucket <= MAX_BUCKET and count > 0}

@@ -1,4 +1,4 @@
-"""Makes windows of what cells count: what was added since the last look, at once for short windows, summed for long
+"""Makes windows of what cells count: what was added since the last sample, at once for short windows, summed for long
 ones. Pure; it knows no table and no clock.
 
 Latencies are summed as counts in buckets, so the percentiles of a long window, or of many cells, are those of all their
@@ -12,35 +12,18 @@ from datetime import UTC, datetime
 import msgspec
 
 from engine_agent.protocol.latency_buckets import bucket_of, middle_s
-from fleet.planning.load.counters import CellCounters
-from fleet.planning.load.statistics import quantile_bucket, share_above
+from engine_agent.protocol.messages import Load
+from fleet.planning.load.counters import MAX_COUNT, CellCounters, add_counts, bounded, counters_of
+from fleet.planning.load.statistics import Counts, count_above, quantile_bucket
 
 FINE_S = 15
 KEPT_S: Mapping[int, int] = {FINE_S: 3600, 300: 86_400, 3600: 14 * 86_400}
 """Step of a window -> how long windows of that step are kept: 240, 288 and 336 of each subject."""
 COARSE_S = tuple(step for step in KEPT_S if step != FINE_S)
-MOST = 2**53
-"""No count that is meant is as large; it keeps one that is not from breaking the sums of others."""
-MOST_BUCKET = 1023
-"""There are fewer buckets of latencies; what a node says beyond them is no latency."""
-
-Buckets = dict[int, int]
-
-
-class Spoken(msgspec.Struct, frozen=True):
-    """The part of a reported load that is kept."""
-
-    in_flight: int = 0
-    queued: int = 0
-    tokens_per_s: float = 0.0
-    requests_total: int = 0
-    errors_total: int = 0
-    ttft_counts: Buckets = {}
-    itl_counts: Buckets = {}
 
 
 class Sample(msgspec.Struct, array_like=True):
-    """What was added between two looks, and the gauges at the second."""
+    """What a series added between two moments, and its gauges at the second."""
 
     requests: int = 0
     errors: int = 0
@@ -49,11 +32,11 @@ class Sample(msgspec.Struct, array_like=True):
     in_flight: float = 0.0
     queued: float = 0.0
     tokens_per_s: float = 0.0
-    ttft: Buckets = msgspec.field(default_factory=dict)
-    itl: Buckets = msgspec.field(default_factory=dict)
+    ttft: dict[int, int] = msgspec.field(default_factory=dict)
+    itl: dict[int, int] = msgspec.field(default_factory=dict)
 
 
-class Sum(msgspec.Struct, array_like=True):
+class OpenWindow(msgspec.Struct, array_like=True):
     """A long window that is being filled: the sum of `samples` samples, over `covered_s` seconds."""
 
     index: int
@@ -62,27 +45,17 @@ class Sum(msgspec.Struct, array_like=True):
     total: Sample = msgspec.field(default_factory=Sample)
 
 
-class Totals(msgspec.Struct, array_like=True):
-    """What a cell had counted at the last look."""
-
-    generation: int
-    requests: int
-    errors: int
-    ttft: Buckets
-    itl: Buckets
-
-
-class Memory(msgspec.Struct, array_like=True):
-    """What the next window of a subject is counted from: the time of the last look, in seconds since 1970, what its
+class Accumulator(msgspec.Struct, array_like=True):
+    """What the next window of a series is counted from: the time of its last sample, in seconds since 1970, what its
     cell had counted then, and its long windows, by their step."""
 
     at: float | None = None
-    totals: Totals | None = None
-    filling: dict[int, Sum] = msgspec.field(default_factory=dict)
+    counters: CellCounters | None = None
+    open: dict[int, OpenWindow] = msgspec.field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class FinishedWindow:
     """One finished window, as it is stored."""
 
     step_s: int
@@ -101,37 +74,25 @@ class Figures:
     itl_p95_ms: float | None
 
 
-def counters_of(spoken: Spoken, generation: int) -> CellCounters:
-    """What a cell says it has counted, within the bounds of sense."""
-    ttft, itl = _sensible(spoken.ttft_counts), _sensible(spoken.itl_counts)
-    return CellCounters(generation, _bounded(spoken.requests_total), _bounded(spoken.errors_total), ttft, itl)
-
-
-def sample_of(spoken: Spoken, generation: int, before: Totals | None, ttft_objective_ms: float | None) -> Sample:
+def sample_of(load: Load, generation: int, before: CellCounters | None, ttft_objective_ms: float | None) -> Sample:
     """What a cell added since `before`. None: nothing is known of what it had counted, so nothing counts as added.
 
     A count that began anew, with the cell or its proxy, is all new.
     """
-    now = counters_of(spoken, generation)
-    added = CellCounters() if before is None else now.since(_counters(before)) or now
+    now = counters_of(load, generation)
+    added = CellCounters() if before is None else now.since(before) or now
     limit = None if ttft_objective_ms is None else bucket_of(ttft_objective_ms / 1000)
     return Sample(
         requests=added.requests,
         errors=added.errors,
-        slow=0 if limit is None else share_above(added.ttft, limit),
+        slow=0 if limit is None else count_above(added.ttft, limit),
         cells=1.0,
-        in_flight=float(_bounded(spoken.in_flight)),
-        queued=float(_bounded(spoken.queued)),
-        tokens_per_s=max(0.0, min(spoken.tokens_per_s, float(MOST))),
+        in_flight=float(bounded(load.in_flight)),
+        queued=float(bounded(load.queued)),
+        tokens_per_s=max(0.0, min(load.tokens_per_s, float(MAX_COUNT))),
         ttft=dict(added.ttft),
         itl=dict(added.itl),
     )
-
-
-def totals_of(spoken: Spoken, generation: int) -> Totals:
-    """What to remember of a cell until the next look."""
-    now = counters_of(spoken, generation)
-    return Totals(now.generation, now.requests, now.errors, dict(now.ttft), dict(now.itl))
 
 
 def pooled(samples: Iterable[Sample]) -> Sample:
@@ -143,50 +104,50 @@ def pooled(samples: Iterable[Sample]) -> Sample:
 
 
 def fine_index(now_s: float) -> int:
-    """The fine window that a moment lies in; looks in the same one count once."""
+    """The fine window that a moment lies in; samples in the same one count once."""
     return int(now_s // FINE_S)
 
 
-def advance(memory: Memory, sample: Sample | None, now_s: float) -> list[Figures]:
-    """Take a look into the memory, which changes, and return the windows that are finished.
+def advance(series: Accumulator, sample: Sample | None, now_s: float) -> list[FinishedWindow]:
+    """Add a sample to the series, which changes, and return the windows that are finished.
 
     Without a sample only those long windows are finished whose time is over. A fine window is called by the last one
-    that is over, also where it covers more, because nobody looked for a while.
+    that is over, also where it covers more, because no sample was taken for a while.
     """
-    done = [_finished(step, memory.filling.pop(step)) for step in _over(memory, now_s)]
+    done = [_finished(step, series.open.pop(step)) for step in _over(series, now_s)]
     if sample is None:
         return done
-    covered_s = FINE_S if memory.at is None else max(1.0, now_s - memory.at)
-    memory.at = now_s
-    done.append(_finished(FINE_S, Sum(fine_index(now_s) - 1, 1, covered_s, sample)))
+    covered_s = FINE_S if series.at is None else max(1.0, now_s - series.at)
+    series.at = now_s
+    done.append(_finished(FINE_S, OpenWindow(fine_index(now_s) - 1, 1, covered_s, sample)))
     for step in COARSE_S:
-        filling = memory.filling.setdefault(step, Sum(_coarse_index(step, now_s)))
-        filling.samples += 1
-        filling.covered_s += covered_s
-        _add(filling.total, sample)
+        window = series.open.setdefault(step, OpenWindow(_coarse_index(step, now_s)))
+        window.samples += 1
+        window.covered_s += covered_s
+        _add(window.total, sample)
     return done
 
 
-def quantile_ms(counts: Buckets, q: float) -> float | None:
+def quantile_ms(counts: Counts, q: float) -> float | None:
     """The `q` quantile (0..1) of counted latencies, in milliseconds; None without any."""
     return round(middle_s(quantile_bucket(counts, q)) * 1000, 3) if counts else None
 
 
 def _coarse_index(step: int, now_s: float) -> int:
-    """A look speaks of the time before it: that of a full hour belongs to the hour that ends."""
+    """A sample covers the time before it: that of a full hour belongs to the hour that ends."""
     return int((now_s - FINE_S / 2) // step)
 
 
-def _over(memory: Memory, now_s: float) -> list[int]:
-    return [step for step, filling in memory.filling.items() if filling.index < _coarse_index(step, now_s)]
+def _over(series: Accumulator, now_s: float) -> list[int]:
+    return [step for step, window in series.open.items() if window.index < _coarse_index(step, now_s)]
 
 
-def _finished(step: int, filled: Sum) -> Figures:
-    total, samples = filled.total, max(1, filled.samples)
-    return Figures(
+def _finished(step: int, window: OpenWindow) -> FinishedWindow:
+    total, samples = window.total, max(1, window.samples)
+    return FinishedWindow(
         step_s=step,
-        at=datetime.fromtimestamp(filled.index * step, UTC),
-        covered_s=round(filled.covered_s, 3),
+        at=datetime.fromtimestamp(window.index * step, UTC),
+        covered_s=round(window.covered_s, 3),
         requests=total.requests,
         errors=total.errors,
         slow=total.slow,
@@ -209,18 +170,5 @@ def _add(total: Sample, more: Sample) -> None:
     total.in_flight += more.in_flight
     total.queued += more.queued
     total.tokens_per_s += more.tokens_per_s
-    for mine, others in ((total.ttft, more.ttft), (total.itl, more.itl)):
-        for bucket, count in others.items():
-            mine[bucket] = mine.get(bucket, 0) + count
-
-
-def _counters(totals: Totals) -> CellCounters:
-    return CellCounters(totals.generation, totals.requests, totals.errors, totals.ttft, totals.itl)
-
-
-def _bounded(count: int) -> int:
-    return max(0, min(count, MOST))
-
-
-def _sensible(counts: Mapping[int, int]) -> Buckets:
-    return {bucket: _bounded(count) for bucket, count in counts.items() if 0 <= bucket <= MOST_BUCKET and count > 0}
+    add_counts(total.ttft, more.ttft)
+    add_counts(total.itl, more.itl)

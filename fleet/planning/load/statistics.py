@@ -28,7 +28,7 @@ def quantile_bucket(counts: Counts, q: float) -> int:
     raise ValueError("no samples have no quantile")
 
 
-def share_above(counts: Counts, bucket: int) -> int:
+def count_above(counts: Counts, bucket: int) -> int:
     """Number of samples in higher buckets."""
     return sum(count for other, count in counts.items() if other > bucket)
 

@@ -7,8 +7,15 @@ say nothing, and nothing is not enough to promote (I6).
 from dataclasses import dataclass
 
 from engine_agent.protocol.latency_buckets import BUCKETS_PER_DOUBLING, middle_s
-from fleet.planning.load.counters import CellCounters, Counts
-from fleet.planning.load.statistics import greater_by_chance, more_by_chance, quantile_bucket, share_above, total
+from fleet.planning.load.counters import CellCounters
+from fleet.planning.load.statistics import (
+    Counts,
+    count_above,
+    greater_by_chance,
+    more_by_chance,
+    quantile_bucket,
+    total,
+)
 from fleet.planning.policy import GatePolicy
 from fleet.planning.snapshot import Finding, Verdict
 
@@ -75,7 +82,7 @@ def _latency(name: str, updated: Counts, control: Counts, policy: GatePolicy, nu
 
 def _tail_by_chance(updated: Counts, control: Counts, bucket: int) -> float:
     """Whether it is chance that so many more of the updated cells' samples lie beyond the old version's quantile."""
-    return more_by_chance(share_above(updated, bucket), total(updated), share_above(control, bucket), total(control))
+    return more_by_chance(count_above(updated, bucket), total(updated), count_above(control, bucket), total(control))
 
 
 def _few(what: str, updated: int, control: int, policy: GatePolicy) -> list[str]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.planning.load.statistics import greater_by_chance, more_by_chance, quantile_bucket, share_above
+from fleet.planning.load.statistics import count_above, greater_by_chance, more_by_chance, quantile_bucket
 
 samples = st.lists(st.integers(0, 5), min_size=4, max_size=6)
 
@@ -62,4 +62,4 @@ def test_a_quantile_lies_in_a_bucket(q: float, bucket: int) -> None:
 def test_no_samples_have_no_quantile() -> None:
     with pytest.raises(ValueError, match="no samples"):
         quantile_bucket({}, 0.5)
-    assert share_above({3: 5, 4: 2}, 3) == 2
+    assert count_above({3: 5, 4: 2}, 3) == 2
