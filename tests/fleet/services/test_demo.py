@@ -85,9 +85,16 @@ def test_another_port_moves_the_addresses() -> None:
 
 def test_another_engine_takes_the_place_of_the_one_before() -> None:
     seed()
-    assert version_of("smollm2").version == "135m-01234567"
+    assert version_of("smollm2").version == "135m-fp32-01234567"
     seed(None)
     assert version_of("smollm2").version == "sim"
+
+
+def test_the_version_of_an_earlier_release_is_replaced() -> None:
+    seed()
+    ModelVersion.objects.filter(pk=version_of("smollm2").pk).update(version="135m-01234567")
+    seed()
+    assert version_of("smollm2").version == "135m-fp32-01234567"
 
 
 def test_a_version_that_an_operator_rolled_out_stays() -> None:

@@ -76,7 +76,8 @@ def engine(artifact: Artifact, tmp_path: Path) -> Iterator[RunningEngine]:
         artifact=artifact,
         args=(
             *("--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager"),
-            *("--kv-cache-memory-bytes", str(64 * 1024 * 1024)),
+            *("--kv-cache-memory-bytes", str(128 * 1024 * 1024)),
+            *("--dtype", "float32"),  # greedy text in 16 bits depends on how the CPU rounds
         ),
     )
     context = EngineContext(NODE_ID, tmp_path, "127.0.0.1", free_port() - ENGINE, ROOT, engine_pythons(CACHE))
