@@ -5,11 +5,11 @@ from accounts.models import SCOPES as ACCESS_SCOPES
 from accounts.states import APPROVAL_STATES
 from audit.models import Outcome, Proof
 from controlplane.api.apply.planning import Action, Kind
-from engine_agent.protocol.states import EngineState, MemberRole
+from engine_agent.protocol.states import EngineState, MemberRole, ServingClass
 from fleet.api.node import ROLES
 from fleet.planning.fault_rules import RuleMode
 from fleet.planning.snapshot import Finding
-from fleet.planning.states import CellState, IncidentState, NodeState, RolloutState, ServingClass, choices
+from fleet.planning.states import CellState, IncidentState, NodeState, RolloutState, choices
 from fleet.planning.webhooks.messages import WebhookFormat
 from kernel.tones import Tone
 from models_registry.planning.diff import Change

@@ -18,14 +18,14 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from engine_agent.protocol.states import MemberRole
+from engine_agent.protocol.states import MemberRole, ServingClass
 from fleet.api import examples
 from fleet.api.filters import EndedHidden
 from fleet.api.history import WithLoad
 from fleet.api.logs import EXAMPLE, AskedLogsSerializer, LogsSerializer, logs_read
 from fleet.models import Cell, CellMember
 from fleet.planning.fingerprints import StackComparison
-from fleet.planning.states import CellState, NodeState, ServingClass, choices
+from fleet.planning.states import CellState, NodeState, choices
 from fleet.selectors.cell import cell_stacks, cells_described
 from fleet.selectors.history import cell_subject
 from fleet.selectors.load import CellLoad, cell_load

@@ -10,11 +10,12 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from engine_agent.protocol.states import ServingClass
 from fleet.api import examples
 from fleet.api.deployment_requests import ChangeDeploymentSerializer, CreateDeploymentSerializer
 from fleet.api.history import WithLoad
 from fleet.models import Deployment
-from fleet.planning.states import ServingClass, choices
+from fleet.planning.states import choices
 from fleet.selectors.cell import ready_cells_by_place
 from fleet.selectors.deployment import deployments_described
 from fleet.selectors.history import deployment_subject

@@ -5,8 +5,9 @@ from typing import Any
 from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
 
+from engine_agent.protocol.states import ServingClass
 from fleet.api import examples
-from fleet.planning.states import ServingClass, choices
+from fleet.planning.states import choices
 from fleet.services.deployment import CELLS_PER_REGION_MAX
 from kernel.requests import StrictSerializer
 

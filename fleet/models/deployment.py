@@ -2,10 +2,11 @@
 
 from django.db import models
 
+from engine_agent.protocol.states import ServingClass
 from fleet.models.region import InstanceType, Region
 from fleet.planning.load.slo import Objective, parse_objective
 from fleet.planning.policy import UpdatePolicy, parse_policy
-from fleet.planning.states import ServingClass, choices
+from fleet.planning.states import choices
 from models_registry.models import ModelVersion
 
 

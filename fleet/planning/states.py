@@ -48,12 +48,6 @@ class DisruptionCause(StrEnum):
     OPERATOR = "operator"
 
 
-class ServingClass(StrEnum):
-    REALTIME = "realtime"
-    NEAR_REALTIME = "near_realtime"
-    BATCH = "batch"
-
-
 CELL_ALLOWED: dict[CellState, frozenset[CellState]] = {
     CellState.PENDING: frozenset({CellState.STARTING, CellState.STOPPED}),
     CellState.STARTING: frozenset(

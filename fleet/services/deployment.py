@@ -6,10 +6,11 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
+from engine_agent.protocol.states import ServingClass
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
 from fleet.planning.load.slo import InvalidObjective, parse_objective
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
-from fleet.planning.states import CellState, ServingClass
+from fleet.planning.states import CellState
 from fleet.selectors.rollout import ACTIVE
 from fleet.selectors.version_fit import version_fit
 from kernel import hints, live

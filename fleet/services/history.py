@@ -12,6 +12,7 @@ from django.db import connection, transaction
 from psycopg import sql
 
 from engine_agent.protocol.messages import Load
+from engine_agent.protocol.states import ServingClass
 from fleet.models import Deployment, LoadSubject, LoadWindow
 from fleet.planning.load.counters import CellCounters, counters_of
 from fleet.planning.load.history import (
@@ -25,7 +26,6 @@ from fleet.planning.load.history import (
     sample_of,
 )
 from fleet.planning.load.slo import parse_objective
-from fleet.planning.states import ServingClass
 from fleet.selectors.history import FLEET, cell_subject, deployment_subject, region_subject
 from kernel import live
 from kernel.leases import lease_release, lease_take, this_holder

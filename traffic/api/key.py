@@ -13,7 +13,8 @@ from rest_framework.mixins import RetrieveModelMixin
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from fleet.planning.states import ServingClass, choices
+from engine_agent.protocol.states import ServingClass
+from fleet.planning.states import choices
 from kernel import clock
 from kernel.access import Role
 from kernel.requests import StrictSerializer, WhySerializer, actor_of

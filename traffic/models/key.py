@@ -4,7 +4,8 @@ from datetime import datetime
 
 from django.db import models
 
-from fleet.planning.states import ServingClass, choices
+from engine_agent.protocol.states import ServingClass
+from fleet.planning.states import choices
 from kernel.tones import Tone
 from traffic.planning.key import KEY_TONE, KeyState, key_state
 

@@ -9,7 +9,7 @@ import hmac
 from collections.abc import Iterable
 
 from engine_agent.protocol.messages import ApiKey
-from fleet.planning.states import ServingClass
+from engine_agent.protocol.states import ServingClass
 
 _PURPOSE = "switchyard accepted work"
 _SECRET_LETTERS = 48

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from datetime import datetime
 
-from fleet.planning.states import ServingClass
+from engine_agent.protocol.states import ServingClass
 from kernel.secrets import secret_matches, secret_prefix
 from traffic.models import ApplicationKey
 from traffic.planning.key import KeyState

@@ -11,7 +11,7 @@ from django.conf import settings as django_settings
 from django.db import transaction
 from django.db.models import QuerySet
 
-from fleet.planning.states import ServingClass
+from engine_agent.protocol.states import ServingClass
 from fleet.planning.webhooks.delivery import RefusedUrl, WebhookSettings, check_url, parse_networks
 from fleet.services.webhook_outbox import delivery_create_to
 from kernel.refusals import Refusal

@@ -12,8 +12,8 @@ from typing import Any
 
 from django.db import transaction
 
+from engine_agent.protocol.states import ServingClass
 from fleet.models import Deployment
-from fleet.planning.states import ServingClass
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput

@@ -10,8 +10,9 @@ from django.shortcuts import redirect, render
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_http_methods, require_POST
 
+from engine_agent.protocol.states import ServingClass
 from fleet.models import Deployment
-from fleet.planning.states import ServingClass, choices
+from fleet.planning.states import choices
 from kernel import clock
 from kernel.access import Role, needs
 from kernel.refusals import InvalidInput, Refusal

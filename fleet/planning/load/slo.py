@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fleet.planning.states import ServingClass
+from engine_agent.protocol.states import ServingClass
 from kernel.tones import Tone
 
 

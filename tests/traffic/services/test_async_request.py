@@ -5,8 +5,8 @@ from datetime import timedelta
 import pytest
 from django.db import IntegrityError, transaction
 
+from engine_agent.protocol.states import ServingClass
 from fleet.models import WebhookDelivery
-from fleet.planning.states import ServingClass
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import BODY, accepted, serving_fleet
 from traffic.models import AsyncRequest

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from engine_agent.protocol.messages import ApiKey
-from fleet.planning.states import ServingClass
+from engine_agent.protocol.states import ServingClass
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from tests.fleet import rows

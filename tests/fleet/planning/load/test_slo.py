@@ -2,8 +2,8 @@
 
 import pytest
 
+from engine_agent.protocol.states import ServingClass
 from fleet.planning.load.slo import WINDOWS_S, InvalidObjective, Objective, Seen, burns, parse_objective
-from fleet.planning.states import ServingClass
 from kernel.tones import Tone
 
 OBJECTIVE = Objective(availability=0.99, ttft_ms=1000.0, ttft_share=0.95)
