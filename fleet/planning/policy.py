@@ -1,12 +1,25 @@
 """How a deployment may be updated: what may be down at once, in which waves, and what a version must prove.
 
-Pure data with its rules. Text and numbers from outside come in through `parse_policy`, which names what is wrong.
+Pure data with its bounds. Text and numbers from outside come in through `parse_policy`, which names what is wrong.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
 from enum import StrEnum
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from kernel.constraints import InvalidField, struct_changed
+
+Cells = Annotated[int, Meta(ge=0, le=1000)]
+Seconds = Annotated[float, Meta(ge=0, le=86_400)]
+Ratio = Annotated[float, Meta(ge=1, le=100)]
+WAVES_RULE = "a growing list of whole percentages from 1, the last of them 100"
+Waves = Annotated[
+    tuple[Annotated[int, Meta(ge=1, le=100)], ...],
+    Meta(min_length=1, description=WAVES_RULE),
+]
 
 
 class UpdateStrategy(StrEnum):
@@ -16,29 +29,23 @@ class UpdateStrategy(StrEnum):
     SURGE = "surge"
 
 
-class InvalidPolicy(ValueError):
-    """A policy that breaks a rule. `field` is the key; the text names it, the value and the rule."""
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
+class InvalidPolicy(InvalidField):
+    """A policy that breaks a rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class GatePolicy:
+class GatePolicy(msgspec.Struct, frozen=True):
     """What the gate after each wave compares. Ratios are of updated to control cells at the same time.
 
     `significance`: the probability at which a difference that large would be chance, below which it counts.
     """
 
-    error_ratio: float = 2.0
-    latency_ratio: float = 1.25
-    min_samples: int = 50
-    significance: float = 0.01
+    error_ratio: Ratio = 2.0
+    latency_ratio: Ratio = 1.25
+    min_samples: Annotated[int, Meta(ge=2, le=1_000_000)] = 50
+    significance: Annotated[float, Meta(ge=0, le=0.5)] = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class UpdatePolicy:
+class UpdatePolicy(msgspec.Struct, frozen=True):
     """Counts are cells; `_s` are seconds.
 
     `max_unavailable` bounds what is down by our own doing: in a region together with what broke by itself, and over
@@ -47,22 +54,17 @@ class UpdatePolicy:
     """
 
     strategy: UpdateStrategy = UpdateStrategy.IN_PLACE
-    max_unavailable: int = 1
-    surge: int = 0
+    max_unavailable: Cells = 1
+    surge: Cells = 0
     canary: bool = True
-    waves_percent: tuple[int, ...] = (10, 25, 50, 100)
-    canary_bake_s: float = 300.0
-    bake_s: float = 300.0
-    min_healthy_s: float = 60.0
-    max_failed_cells: int = 2
+    waves_percent: Waves = (10, 25, 50, 100)
+    canary_bake_s: Seconds = 300.0
+    bake_s: Seconds = 300.0
+    min_healthy_s: Seconds = 60.0
+    max_failed_cells: Annotated[int, Meta(ge=1, le=1000)] = 2
     auto_rollback: bool = True
-    progress_deadline_s: float = 600.0
+    progress_deadline_s: Seconds = 600.0
     gate: GatePolicy = GatePolicy()
-
-
-INTEGERS = {"max_unavailable": (0, 1000), "surge": (0, 1000), "max_failed_cells": (1, 1000), "min_samples": (2, 10**6)}
-SECONDS = ("canary_bake_s", "bake_s", "min_healthy_s", "progress_deadline_s")
-DAY_S = 86400.0
 
 
 def parse_policy(stated: Mapping[str, Any], base: UpdatePolicy | None = None) -> UpdatePolicy:
@@ -71,84 +73,27 @@ def parse_policy(stated: Mapping[str, Any], base: UpdatePolicy | None = None) ->
     Raises:
         InvalidPolicy: an unknown key, a value of the wrong type or outside its range, or values that exclude another.
     """
-    policy = base or UpdatePolicy()
-    changes = {name: _value(name, value, policy) for name, value in _known(stated, UpdatePolicy, "").items()}
-    policy = replace(policy, **changes)
-    _check_together(policy)
+    try:
+        policy = struct_changed(base or UpdatePolicy(), stated, path="policy")
+    except InvalidField as error:
+        raise InvalidPolicy(error.field, str(error)) from None
+    _check_waves(policy.waves_percent)
+    _check_strategy(policy)
     return policy
 
 
 def policy_as_json(policy: UpdatePolicy) -> dict[str, Any]:
     """What `parse_policy` reads back into an equal policy."""
-    plain = {field.name: getattr(policy, field.name) for field in fields(policy)}
-    gate = {field.name: getattr(policy.gate, field.name) for field in fields(policy.gate)}
-    return {**plain, "strategy": policy.strategy.value, "waves_percent": list(policy.waves_percent), "gate": gate}
+    plain: dict[str, Any] = msgspec.to_builtins(policy)
+    return {**plain, "waves_percent": list(policy.waves_percent)}
 
 
-def _known(stated: Mapping[str, Any], kind: type, prefix: str) -> Mapping[str, Any]:
-    if not isinstance(stated, Mapping):
-        raise InvalidPolicy(prefix.rstrip("."), f"the policy is {type(stated).__name__}; it must be an object")
-    names = [field.name for field in fields(kind)]
-    for name in stated:
-        if name not in names:
-            raise InvalidPolicy(f"{prefix}{name}", f"there is no {prefix}{name}; there are: {', '.join(names)}")
-    return stated
+def _check_waves(waves: tuple[int, ...]) -> None:
+    if list(waves) != sorted(set(waves)) or waves[-1] != 100:
+        raise InvalidPolicy("waves_percent", f"waves_percent is {list(waves)}; it must be {WAVES_RULE}")
 
 
-def _value(name: str, value: Any, policy: UpdatePolicy) -> Any:
-    if name == "strategy":
-        return _strategy(value)
-    if name == "waves_percent":
-        return _waves(value)
-    if name == "gate":
-        stated = _known(value, GatePolicy, "gate.")
-        return replace(policy.gate, **{key: _gate_value(key, number) for key, number in stated.items()})
-    if name in SECONDS:
-        return _number(name, value, 0.0, DAY_S)
-    if name in INTEGERS:
-        return _integer(name, value)
-    if not isinstance(value, bool):
-        raise InvalidPolicy(name, f"{name} is {value!r}; it must be true or false")
-    return value
-
-
-def _gate_value(name: str, value: Any) -> Any:
-    if name in INTEGERS:
-        return _integer(name, value, prefix="gate.")
-    return _number(f"gate.{name}", value, *((0.0, 0.5) if name == "significance" else (1.0, 100.0)))
-
-
-def _strategy(value: Any) -> UpdateStrategy:
-    try:
-        return UpdateStrategy(value)
-    except ValueError:
-        raise InvalidPolicy("strategy", f"strategy is {value!r}; it must be in_place or surge") from None
-
-
-def _waves(value: Any) -> tuple[int, ...]:
-    rule = "it must be a growing list of whole percentages from 1, the last of them 100"
-    whole = isinstance(value, list | tuple) and all(type(item) is int for item in value)
-    if not whole or not value or list(value) != sorted(set(value)) or value[0] < 1 or value[-1] != 100:
-        raise InvalidPolicy("waves_percent", f"waves_percent is {value!r}; {rule}")
-    return tuple(value)
-
-
-def _integer(name: str, value: Any, prefix: str = "") -> int:
-    low, high = INTEGERS[name]
-    if type(value) is not int or not low <= value <= high:
-        raise InvalidPolicy(
-            prefix + name, f"{prefix}{name} is {value!r}; it must be a whole number from {low} to {high}"
-        )
-    return value
-
-
-def _number(name: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise InvalidPolicy(name, f"{name} is {value!r}; it must be a number from {low:g} to {high:g}")
-    return float(value)
-
-
-def _check_together(policy: UpdatePolicy) -> None:
+def _check_strategy(policy: UpdatePolicy) -> None:
     if policy.strategy is UpdateStrategy.IN_PLACE and policy.max_unavailable == 0:
         raise InvalidPolicy(
             "max_unavailable", "max_unavailable is 0; in_place must take down at least 1 cell at a time"

@@ -3,8 +3,12 @@ may be. Pure data with its rules; text and numbers from outside come in through 
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from kernel.constraints import InvalidField, struct_changed
 
 MOST_UTILISED = 0.8
 """design.md §5: at most 80 % of tested capacity. The rest is for bursts and for the seconds before a shift."""
@@ -13,16 +17,18 @@ MAX_WEIGHT = 10_000
 """What an ingress can tell apart: a share of a hundredth of a per cent."""
 
 
-class InvalidTrafficPolicy(ValueError):
-    """A policy that breaks a rule. `field` is the key; the text names it, the value and what would be right."""
+Regions = Annotated[
+    tuple[str, ...], Meta(min_length=1, description="a list of the regions that may serve, at least one")
+]
+Price = Annotated[float, Meta(ge=0.01, le=100)]
+Weight = Annotated[int, Meta(ge=0, le=MAX_WEIGHT)]
 
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(message)
-        self.field = field
+
+class InvalidTrafficPolicy(InvalidField):
+    """A policy that breaks a rule."""
 
 
-@dataclass(frozen=True, slots=True)
-class TrafficPolicy:
+class TrafficPolicy(msgspec.Struct, frozen=True):
     """Utilisations are shares of tested capacity.
 
     `residency` maps an origin to the regions that may serve its requests; an origin that is not named may use all.
@@ -34,14 +40,14 @@ class TrafficPolicy:
     model names (empty: this one alone), and `split_sticky` keeps a conversation with the one that it began with.
     """
 
-    residency: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    cost: Mapping[str, float] = field(default_factory=dict)
-    cost_utilisation: float = 0.6
-    cost_latency_ms: float = 50.0
-    utilisation_cap: float = MOST_UTILISED
-    tested_concurrency: int | None = None
-    load_bound: float | None = None
-    split: Mapping[str, int] = field(default_factory=dict)
+    residency: Mapping[str, Regions] = {}
+    cost: Mapping[str, Price] = {}
+    cost_utilisation: Annotated[float, Meta(ge=0, le=MOST_UTILISED)] = 0.6
+    cost_latency_ms: Annotated[float, Meta(ge=0, le=1000)] = 50.0
+    utilisation_cap: Annotated[float, Meta(ge=0.05, le=MOST_UTILISED)] = MOST_UTILISED
+    tested_concurrency: Annotated[int, Meta(ge=1, le=10_000)] | None = None
+    load_bound: Annotated[float, Meta(ge=1, le=10)] | None = None
+    split: Mapping[str, Weight] = {}
     split_sticky: bool = True
 
     def may_serve(self, origin: str, region: str) -> bool:
@@ -50,14 +56,6 @@ class TrafficPolicy:
 
     def price(self, region: str) -> float:
         return self.cost.get(region, 1.0)
-
-
-NUMBERS = {
-    "cost_utilisation": (0.0, MOST_UTILISED),
-    "cost_latency_ms": (0.0, 1000.0),
-    "utilisation_cap": (0.05, MOST_UTILISED),
-    "load_bound": (1.0, 10.0),
-}
 
 
 def parse_traffic_policy(
@@ -70,83 +68,29 @@ def parse_traffic_policy(
     Raises:
         InvalidTrafficPolicy: an unknown key or region, or a value of the wrong type or outside its range.
     """
-    names = [one.name for one in fields(TrafficPolicy)]
-    for key in stated:
-        if key not in names:
-            raise InvalidTrafficPolicy(key, f"there is no {key}; there are: {', '.join(names)}")
-    known = None if regions is None else frozenset(regions)
-    return replace(base or TrafficPolicy(), **{key: _value(key, value, known) for key, value in stated.items()})
+    try:
+        policy = struct_changed(base or TrafficPolicy(), stated, path="policy")
+        if regions is not None:
+            _check_regions(policy, stated, frozenset(regions))
+    except InvalidField as error:
+        raise InvalidTrafficPolicy(error.field, str(error)) from None
+    return policy
 
 
 def traffic_policy_as_json(policy: TrafficPolicy) -> dict[str, Any]:
     """What `parse_traffic_policy` reads back into an equal policy."""
-    plain = {one.name: getattr(policy, one.name) for one in fields(policy)}
-    residency = {origin: list(regions) for origin, regions in policy.residency.items()}
-    return {**plain, "residency": residency, "cost": dict(policy.cost), "split": dict(policy.split)}
+    plain: dict[str, Any] = msgspec.to_builtins(policy)
+    return {**plain, "residency": {origin: list(regions) for origin, regions in policy.residency.items()}}
 
 
-def _value(key: str, value: Any, known: frozenset[str] | None) -> Any:
-    if key == "residency":
-        return {
-            _region(key, origin, known): _regions(f"residency.{origin}", serving, known)
-            for origin, serving in _mapping(key, value).items()
-        }
-    if key == "cost":
-        return {
-            _region(key, region, known): _number(f"cost.{region}", price, 0.01, 100.0)
-            for region, price in _mapping(key, value).items()
-        }
-    if key == "split":
-        return {str(name): _weight(f"split.{name}", weight) for name, weight in _mapping(key, value).items()}
-    if key == "split_sticky":
-        return _yes_or_no(key, value)
-    if key == "load_bound" and value is None:
-        return None
-    if key == "tested_concurrency":
-        return _concurrency(value)
-    return _number(key, value, *NUMBERS[key])
-
-
-def _mapping(key: str, value: Any) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise InvalidTrafficPolicy(key, f"{key} is {value!r}; it must be an object")
-    return value
-
-
-def _regions(key: str, value: Any, known: frozenset[str] | None) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not value:
-        raise InvalidTrafficPolicy(key, f"{key} is {value!r}; it must list the regions that may serve, at least one")
-    return tuple(_region(key, region, known) for region in value)
-
-
-def _region(key: str, name: Any, known: frozenset[str] | None) -> str:
-    if not isinstance(name, str) or (known is not None and name not in known):
-        there = ", ".join(sorted(known or ())) or "none"
-        raise InvalidTrafficPolicy(key, f"there is no region {name!r}; there are: {there}")
-    return name
-
-
-def _weight(key: str, value: Any) -> int:
-    if type(value) is int and 0 <= value <= MAX_WEIGHT:
-        return value
-    raise InvalidTrafficPolicy(key, f"{key} is {value!r}; it must be a whole number from 0 to {MAX_WEIGHT}")
-
-
-def _yes_or_no(key: str, value: Any) -> bool:
-    if isinstance(value, bool):
-        return value
-    raise InvalidTrafficPolicy(key, f"{key} is {value!r}; it must be true or false")
-
-
-def _concurrency(value: Any) -> int | None:
-    if value is None or (type(value) is int and 1 <= value <= 10_000):
-        return value
-    raise InvalidTrafficPolicy(
-        "tested_concurrency", f"tested_concurrency is {value!r}; it must be a whole number from 1 to 10000, or null"
-    )
-
-
-def _number(key: str, value: Any, low: float, high: float) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
-        raise InvalidTrafficPolicy(key, f"{key} is {value!r}; it must be a number from {low:g} to {high:g}")
-    return float(value)
+def _check_regions(policy: TrafficPolicy, stated: Mapping[str, Any], known: frozenset[str]) -> None:
+    named: list[tuple[str, str]] = []
+    if "residency" in stated:
+        named += [("residency", origin) for origin in policy.residency]
+        named += [(f"residency.{origin}", region) for origin, serving in policy.residency.items() for region in serving]
+    if "cost" in stated:
+        named += [("cost", region) for region in policy.cost]
+    for field, region in named:
+        if region not in known:
+            there = ", ".join(sorted(known)) or "none"
+            raise InvalidTrafficPolicy(field, f"there is no region {region!r}; there are: {there}")

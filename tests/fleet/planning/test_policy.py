@@ -33,7 +33,7 @@ def test_a_policy_survives_its_row() -> None:
         ({"gate": {"latency_ratio": 0.5}}, "gate.latency_ratio", "a number from 1 to 100"),
         ({"gate": {"min_samples": 1}}, "gate.min_samples", "a whole number from 2 to 1000000"),
         ({"gate": {"p99": 2}}, "gate.p99", "there is no gate.p99"),
-        ({"gate": 2}, "gate", "the policy is int; it must be an object"),
+        ({"gate": 2}, "gate", "gate is 2; it must be an object"),
     ],
 )
 def test_what_breaks_a_rule_is_named(stated: dict[str, Any], field: str, rule: str) -> None:

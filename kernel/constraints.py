@@ -1,0 +1,88 @@
+"""Typed structs with bounds (`msgspec.Meta`) that are changed from outside: checks what is stated field by field, and
+puts what is wrong into a sentence for the user: the field, its value, and what would be right. Pure."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, TypeVar, get_args, get_origin
+
+import msgspec
+from msgspec import inspect
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+OTHER_RULES = {inspect.BoolType: "true or false", inspect.NoneType: "null", inspect.DictType: "an object"}
+"""A type that has no sentence here says in the description of its `msgspec.Meta` what is right."""
+
+
+class InvalidField(ValueError):
+    """A value that breaks a rule. `field` is the dotted path; the text names it, the value and the rule."""
+
+    def __init__(self, field: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+def struct_changed(base: S, stated: Mapping[str, Any], *, path: str) -> S:
+    """`base` with the stated fields. A struct within it is changed in the same way, whatever else is replaced.
+
+    `path` is what messages call `base` itself; fields of a nested struct are called `struct.field`.
+
+    Raises:
+        InvalidField: an unknown field, or a value of the wrong type or outside its bounds.
+    """
+    return _changed(base, stated, path, prefix="")
+
+
+def _changed(base: S, stated: Any, path: str, prefix: str) -> S:
+    if not isinstance(stated, Mapping):
+        raise InvalidField(path, f"{path} is {stated!r}; it must be an object")
+    types = _field_types(type(base))
+    for name in stated:
+        if name not in types:
+            raise InvalidField(f"{prefix}{name}", f"there is no {prefix}{name}; there are: {', '.join(types)}")
+    changes = {name: _value(prefix + name, value, types[name], getattr(base, name)) for name, value in stated.items()}
+    return msgspec.structs.replace(base, **changes)
+
+
+@cache
+def _field_types(struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return {field.name: field.type for field in msgspec.structs.fields(struct)}
+
+
+def _value(path: str, value: Any, kind: Any, before: Any) -> Any:
+    if isinstance(before, msgspec.Struct):
+        return _changed(before, value, path, prefix=f"{path}.")
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError:
+        raise _refusal(path, value, kind) from None
+
+
+def _refusal(path: str, value: Any, kind: Any) -> InvalidField:
+    """What is wrong with a value, or with the first wrong entry of an object."""
+    if get_origin(kind) is Mapping and isinstance(value, Mapping):
+        entry_kind = get_args(kind)[1]
+        for key, entry in value.items():
+            try:
+                msgspec.convert(entry, entry_kind)
+            except msgspec.ValidationError:
+                return _refusal(f"{path}.{key}", entry, entry_kind)
+    return InvalidField(path, f"{path} is {value!r}; it must be {_rule(inspect.type_info(kind))}")
+
+
+def _rule(kind: inspect.Type) -> str:
+    match kind:
+        case inspect.Metadata(type=inner, extra_json_schema=schema):
+            rule = str(schema["description"]) if schema and "description" in schema else _rule(inner)
+        case inspect.UnionType(types=types):
+            rule = ", or ".join(map(_rule, types))
+        case inspect.EnumType(cls=choices):
+            rule = " or ".join(str(choice.value) for choice in choices)
+        case inspect.IntType(ge=low, le=high):
+            rule = f"a whole number from {low} to {high}"
+        case inspect.FloatType(ge=low, le=high):
+            rule = f"a number from {low:g} to {high:g}"
+        case _:
+            rule = OTHER_RULES[type(kind)]
+    return rule
