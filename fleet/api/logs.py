@@ -10,7 +10,7 @@ from rest_framework.response import Response
 from engine_agent.protocol.states import MemberRole
 from fleet.planning.states import choices
 from fleet.selectors.node_log import NodeLines
-from fleet.services.node_log import node_logs_wish
+from fleet.services.node_log import node_logs_request
 from kernel import clock
 from kernel.requests import StrictSerializer
 
@@ -72,7 +72,7 @@ def logs_read(request: Request, read: Callable[[], tuple[NodeLines, ...]], nodes
     """Ask these nodes for their lines, and answer what they have shown."""
     asked = AskedLogsSerializer(data=request.query_params)
     asked.is_valid(raise_exception=True)
-    node_logs_wish(nodes=nodes, now=clock.now())
+    node_logs_request(nodes=nodes, now=clock.now())
     return Response(LogsSerializer(_body(read(), asked.validated_data["source"], asked.validated_data["lines"])).data)
 
 

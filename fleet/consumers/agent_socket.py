@@ -14,8 +14,7 @@ from django.db import DatabaseError
 from engine_agent.protocol.codec import BadMessage, decode_up
 from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello, Refused
 from engine_agent.protocol.parts import frames_of
-from fleet.consumers.hub import AgentConnection, AgentHub
-from fleet.consumers.rate import Allowance
+from fleet.consumers.hub import AgentHub, AgentSession
 from fleet.services.enrolment import AgentIdentity, agent_identify
 
 HELLO_TIMEOUT_S = 10.0
@@ -31,7 +30,26 @@ Send = Callable[[Message], Awaitable[None]]
 log = logging.getLogger(__name__)
 
 
-class _Gone(Exception):
+class TokenBucket:
+    """Limits one agent's messages: `per_s` a second on average, `burst` at once. The caller brings the time."""
+
+    def __init__(self, *, per_s: float, burst: float, now: float) -> None:
+        self.per_s = per_s
+        self.burst = burst
+        self._tokens = burst
+        self._at = now
+
+    def take(self, now: float) -> bool:
+        """Use one token; False if there is none left."""
+        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.per_s)
+        self._at = now
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class _Closed(Exception):
     """The agent closed the connection."""
 
 
@@ -47,30 +65,30 @@ class AgentSocket:
         try:
             identity = await self._identify(scope)
         except DatabaseError as error:
-            log.warning("cannot tell who knocks: %s", error)
-            await _answer_unavailable(send)  # not a refusal: the credential may be a good one
+            log.warning("cannot authenticate an agent: %s", error)
+            await _respond_unavailable(send)  # not a refusal: the credential may be a good one
             return
         if identity is None:
             await send({"type": "websocket.close", "code": CLOSE_REFUSED})  # before accept: answers 403
             return
         await send({"type": "websocket.accept"})
         try:
-            await self._converse(receive, send, identity)
-        except _Gone:
+            await self._run_session(receive, send, identity)
+        except _Closed:
             pass
         except BadMessage as refusal:
             await _refuse(send, str(refusal))
         except DatabaseError as error:
             await _refuse(send, f"the database does not answer: {error}")
 
-    async def _converse(self, receive: Receive, send: Send, identity: AgentIdentity) -> None:
+    async def _run_session(self, receive: Receive, send: Send, identity: AgentIdentity) -> None:
         hello = await self._hello(receive, identity)
-        connection = AgentConnection(identity, hello, send=partial(_send, send), close=partial(_close, send))
+        session = AgentSession(identity, hello, send=partial(_send, send), close=partial(_close, send))
         try:
-            await self.hub.join(connection)
-            await self._serve(receive, connection)
+            await self.hub.connect(session)
+            await self._receive_messages(receive, session)
         finally:
-            self.hub.leave(connection)
+            self.hub.disconnect(session)
 
     async def _identify(self, scope: dict[str, Any]) -> AgentIdentity | None:
         header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
@@ -93,25 +111,25 @@ class AgentSocket:
             raise BadMessage(f"the credential is for {identity.kind} {identity.id}, not {message.kind} {message.id}")
         return message
 
-    async def _serve(self, receive: Receive, connection: AgentConnection) -> None:
+    async def _receive_messages(self, receive: Receive, session: AgentSession) -> None:
         clock = asyncio.get_running_loop().time
-        allowance = Allowance(per_s=FRAMES_PER_S, burst=FRAMES_BURST, now=clock())
+        bucket = TokenBucket(per_s=FRAMES_PER_S, burst=FRAMES_BURST, now=clock())
         while True:
             frame = await _frame(receive)
-            if connection.is_cut:
-                raise _Gone
-            if not allowance.take(clock()):
+            if session.is_cut:
+                raise _Closed
+            if not bucket.take(clock()):
                 raise BadMessage(f"more than {FRAMES_PER_S:.0f} messages a second")
             message = decode_up(frame)
             if isinstance(message, Hello):
                 raise BadMessage("a second hello on one connection")
-            self.hub.heard(connection, message)
+            self.hub.receive(session, message)
 
 
 async def _frame(receive: Receive) -> bytes | str:
     event = await receive()
     if event["type"] == "websocket.disconnect":
-        raise _Gone
+        raise _Closed
     frame: bytes | str = event.get("bytes") or event.get("text") or b""
     return frame
 
@@ -123,7 +141,7 @@ async def _refuse(send: Send, reason: str) -> None:
             await _send(send, Refused(reason=reason))
             await _close(send, reason)
     except Exception as error:
-        log.debug("could not tell it so: %s", error)
+        log.debug("could not send the refusal: %s", error)
 
 
 async def _send(send: Send, message: DownMessage) -> None:
@@ -135,6 +153,6 @@ async def _close(send: Send, reason: str) -> None:
     await send({"type": "websocket.close", "code": CLOSE_REFUSED, "reason": reason[:100]})
 
 
-async def _answer_unavailable(send: Send) -> None:
+async def _respond_unavailable(send: Send) -> None:
     await send({"type": "websocket.http.response.start", "status": 503, "headers": [(b"retry-after", b"1")]})
     await send({"type": "websocket.http.response.body", "body": b"the database does not answer"})

@@ -1,25 +1,26 @@
-"""The agents that are connected to this process: who they are, what they said last, and what they were told.
+"""The sessions of the agents that are connected to this process.
 
-Reports are coalesced here and written once a second, at once when something changed. What agents should be told is
-looked up when a doorbell rings, and anyway every second. One thread talks to PostgreSQL; the event loop never does.
+Reports are coalesced and written once a second, at once when something changed. Desired state is looked up when a
+doorbell rings, and anyway every second. One thread talks to PostgreSQL; the event loop never does.
 """
 
 import asyncio
 import logging
 import uuid
+from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Protocol, TypeVar
 
+import msgspec
 from channels.layers import get_channel_layer
 from django.db import close_old_connections, connections
 
 from engine_agent.protocol.codec import BadMessage
-from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
+from engine_agent.protocol.messages import Cause, Desired, DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
-from fleet.consumers.causes import Causes
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.enrolment import AgentIdentity, credentials_revoked
 from kernel import clock
@@ -35,16 +36,18 @@ SEND_LIMIT_S = 10.0
 """An agent that takes no message for so long is not there, whatever its socket says."""
 CLOSE_LIMIT_S = 1.0
 LISTENING_TTL_S = 5.0
+CAUSES_KEPT = 20_000
+"""Nodes; the oldest give way."""
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class AgentConnection:
-    """One open socket. `told` is what it was last sent, in whatever form its desk compares.
+class AgentSession:
+    """One open socket. `sent_version` is the version of the last message that it was sent, as its handler counts them.
 
-    `telling` is the sending under way, if any. After `is_cut` nothing counts any more that the agent says.
+    `sending` is the sending under way, if any. Once `is_cut`, further messages from the agent are ignored.
     """
 
     identity: AgentIdentity
@@ -53,41 +56,68 @@ class AgentConnection:
     close: Callable[[str], Awaitable[None]]
     key: str = field(default_factory=lambda: uuid.uuid4().hex)
     since: datetime = field(default_factory=clock.now)
-    told: int = -1
-    telling: "asyncio.Task[None] | None" = None
+    sent_version: int = -1
+    sending: "asyncio.Task[None] | None" = None
     is_cut: bool = False
 
 
-class Desk(Protocol):
-    """What one kind of agent needs: how its reports are kept, and what it should be told. `Desk` methods that are not
-    coroutines run in the database thread, except `heard`, which only notes."""
+class AgentHandler(Protocol):
+    """What differs between kinds of agents: how reports are kept, and what is sent.
 
-    def introduced(self, connection: AgentConnection) -> None:
-        """A new connection said hello."""
+    `on_message` and `on_disconnect` run on the event loop and only take note; the others run in the database thread.
+    """
 
-    def heard(self, connection: AgentConnection, message: UpMessage) -> bool:
-        """Note what an agent said, on the event loop. True: it is news, write it soon."""
+    def on_hello(self, session: AgentSession) -> None:
+        """Write what the hello of a new session states."""
 
-    def left(self, connection: AgentConnection) -> None:
-        """Note that a connection ended, on the event loop."""
+    def on_message(self, session: AgentSession, message: UpMessage) -> bool:
+        """Take note of a message. True: something changed, flush soon."""
+
+    def on_disconnect(self, session: AgentSession) -> None:
+        """Take note that a session ended."""
 
     def flush(self) -> None:
         """Write what was noted."""
 
-    def to_tell(self, connections: Sequence[AgentConnection]) -> dict[str, tuple[int, DownMessage]]:
-        """Agent id -> the newer version and its message, for each that was last told another one."""
+    def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+        """Agent id -> the current version and its message, for each session that was last sent another version."""
+
+
+class PendingCauses:
+    """Of which request each node's next order came, as doorbells state it. For logs and traces only: losing one costs
+    nothing."""
+
+    def __init__(self) -> None:
+        self._by_node: OrderedDict[str, Cause] = OrderedDict()
+
+    def record(self, hint: dict[str, Any]) -> None:
+        """Keep the cause that a doorbell's message states, if any."""
+        stated = hint.get("cause")
+        if not isinstance(stated, dict) or not stated.get("request_id"):
+            return
+        cause = Cause(str(stated["request_id"])[:64], str(stated.get("traceparent", ""))[:64])
+        for node in hint.get("nodes", ()):
+            self._by_node[str(node)] = cause
+            self._by_node.move_to_end(str(node))
+        while len(self._by_node) > CAUSES_KEPT:
+            self._by_node.popitem(last=False)
+
+    def attach(self, node: str, message: DownMessage) -> DownMessage:
+        """The message with the node's cause, which is used up by it."""
+        cause = self._by_node.pop(node, None)
+        return msgspec.structs.replace(message, cause=cause) if cause and isinstance(message, Desired) else message
 
 
 class AgentHub:
     """All agents of this process, and the loops that serve them. Started by the first connection."""
 
-    def __init__(self, desks: dict[AgentKind, Desk]) -> None:
-        self.desks = desks
-        self.connections: dict[str, AgentConnection] = {}
-        self.causes = Causes()
+    def __init__(self, handlers: dict[AgentKind, AgentHandler]) -> None:
+        self.handlers = handlers
+        self.sessions: dict[str, AgentSession] = {}
+        self.causes = PendingCauses()
         self._database = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agent-hub-db")
         self._urgent = asyncio.Event()
-        self._bell = asyncio.Event()
+        self._doorbell = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
 
     async def in_database(self, call: Callable[..., T], *arguments: Any) -> T:
@@ -105,7 +135,7 @@ class AgentHub:
     def start(self) -> None:
         """Start the loops; a second call does nothing."""
         if not self._loops:
-            loops = (self._listen_lease, self._flush_loop, self._tell_loop, self._doorbell, self._revocations)
+            loops = (self._lease_loop, self._flush_loop, self._send_loop, self._doorbell_loop, self._revocation_loop)
             self._loops = [asyncio.create_task(self._for_ever(loop)) for loop in loops]
 
     async def stop(self) -> None:
@@ -118,43 +148,47 @@ class AgentHub:
         await self.in_database(connections.close_all)
         self._database.shutdown()
 
-    async def join(self, connection: AgentConnection) -> None:
-        """Take in an agent; an older connection of the same agent gives way."""
-        await self.in_database(self.desks[connection.identity.kind].introduced, connection)
-        older = self.connections.get(connection.identity.id)
-        self.connections[connection.identity.id] = connection
+    async def connect(self, session: AgentSession) -> None:
+        """Start a session; an older one of the same agent is cut."""
+        await self.in_database(self._handler(session).on_hello, session)
+        older = self.sessions.get(session.identity.id)
+        self.sessions[session.identity.id] = session
         if older is not None:
             await self._cut(older, "a newer connection of this agent took its place")
         self._urgent.set()
-        self._bell.set()
+        self._doorbell.set()
 
-    def heard(self, connection: AgentConnection, message: UpMessage) -> None:
-        if not connection.is_cut and self.desks[connection.identity.kind].heard(connection, message):
+    def receive(self, session: AgentSession, message: UpMessage) -> None:
+        """Hand a message to the session's handler."""
+        if not session.is_cut and self._handler(session).on_message(session, message):
             self._urgent.set()
 
-    def leave(self, connection: AgentConnection) -> None:
-        """Its socket has ended, or counts as ended. A second call does nothing."""
-        if self.connections.get(connection.identity.id) is connection:
-            del self.connections[connection.identity.id]
-        if connection.telling is not None:
-            connection.telling.cancel()
-        self.desks[connection.identity.kind].left(connection)
+    def disconnect(self, session: AgentSession) -> None:
+        """End a session whose socket has ended, or counts as ended. A second call does nothing."""
+        if self.sessions.get(session.identity.id) is session:
+            del self.sessions[session.identity.id]
+        if session.sending is not None:
+            session.sending.cancel()
+        self._handler(session).on_disconnect(session)
         self._urgent.set()
 
-    async def _cut(self, connection: AgentConnection, reason: str) -> None:
-        """End a connection from our side. An agent that does not even take the goodbye is not waited for."""
-        connection.is_cut = True
-        self.leave(connection)
+    def _handler(self, session: AgentSession) -> AgentHandler:
+        return self.handlers[session.identity.kind]
+
+    async def _cut(self, session: AgentSession, reason: str) -> None:
+        """End a session from our side. An agent that does not even take the close frame is not waited for."""
+        session.is_cut = True
+        self.disconnect(session)
         try:
             async with asyncio.timeout(CLOSE_LIMIT_S):
-                await connection.close(reason)
+                await session.close(reason)
         except Exception as error:
-            log.debug("closing %s: %s", connection.identity.id, error)
+            log.debug("closing %s: %s", session.identity.id, error)
 
     # --- loops ------------------------------------------------------------------------------------------------------
 
     async def _for_ever(self, step: Callable[[], Awaitable[None]]) -> None:
-        """A database or a bell that is away for a while must not end a loop."""
+        """A database or a channel layer that is away for a while must not end a loop."""
         while True:
             try:
                 await step()
@@ -162,13 +196,13 @@ class AgentHub:
                 log.warning("%s: %s: %s", step.__name__.strip("_"), type(error).__name__, error)
                 await asyncio.sleep(1.0)
 
-    async def _listen_lease(self) -> None:
+    async def _lease_loop(self) -> None:
         await self.in_database(self._renew_listening)
         await asyncio.sleep(1.0)
 
     @staticmethod
     def _renew_listening() -> None:
-        # One holder for all web processes: agents are heard as long as one of them listens.
+        # One holder for all web processes: reports arrive as long as one of them listens.
         lease_take(name=LISTENING_LEASE, holder="web", ttl_s=LISTENING_TTL_S, now=clock.now())
 
     async def _flush_loop(self) -> None:
@@ -179,58 +213,58 @@ class AgentHub:
         except TimeoutError:
             pass
         self._urgent.clear()
-        for kind in self.desks:
-            AGENTS_CONNECTED.labels(kind.value).set(sum(c.identity.kind is kind for c in self.connections.values()))
-        flushes = (self.in_database(desk.flush) for desk in self.desks.values())
+        for kind in self.handlers:
+            AGENTS_CONNECTED.labels(kind.value).set(sum(s.identity.kind is kind for s in self.sessions.values()))
+        flushes = (self.in_database(handler.flush) for handler in self.handlers.values())
         failed = [error for error in await asyncio.gather(*flushes, return_exceptions=True) if error is not None]
-        if failed:  # after all had their turn: what one desk cannot write keeps no other from writing
+        if failed:  # after all had their turn: what one handler cannot write keeps no other from writing
             raise failed[0]
 
-    async def _tell_loop(self) -> None:
+    async def _send_loop(self) -> None:
         try:
             async with asyncio.timeout(FLUSH_EVERY_S):
-                await self._bell.wait()
+                await self._doorbell.wait()
         except TimeoutError:
             pass
-        self._bell.clear()
-        for kind, desk in self.desks.items():
-            listening = [c for c in self.connections.values() if c.identity.kind is kind and c.telling is None]
-            if listening:
-                news = await self.in_database(desk.to_tell, listening)
-                for connection in listening:
-                    if connection.identity.id in news:
-                        version, message = news[connection.identity.id]
-                        telling = self._tell(connection, version, self.causes.told(connection.identity.id, message))
-                        connection.telling = asyncio.create_task(telling)
+        self._doorbell.clear()
+        for kind, handler in self.handlers.items():
+            idle = [s for s in self.sessions.values() if s.identity.kind is kind and s.sending is None]
+            if idle:
+                messages = await self.in_database(handler.desired_messages, idle)
+                for session in idle:
+                    if session.identity.id in messages:
+                        version, message = messages[session.identity.id]
+                        sending = self._send(session, version, self.causes.attach(session.identity.id, message))
+                        session.sending = asyncio.create_task(sending)
 
-    async def _tell(self, connection: AgentConnection, version: int, message: DownMessage) -> None:
-        """Runs as a task of its own, so that an agent that takes nothing keeps no other waiting."""
+    async def _send(self, session: AgentSession, version: int, message: DownMessage) -> None:
+        """Runs as a task of its own, so that an agent that takes no messages keeps no other waiting."""
         try:
             async with asyncio.timeout(SEND_LIMIT_S):
-                await connection.send(message)
+                await session.send(message)
         except BadMessage as error:
-            log.error("%s cannot be told its version %d: %s", connection.identity.id, version, error)
+            log.error("%s cannot be sent its version %d: %s", session.identity.id, version, error)
         except Exception as error:
-            log.warning("%s takes no messages: %s: %s", connection.identity.id, type(error).__name__, error)
-            connection.telling = None
-            await self._cut(connection, "it takes no messages")
+            log.warning("%s takes no messages: %s: %s", session.identity.id, type(error).__name__, error)
+            session.sending = None
+            await self._cut(session, "it takes no messages")
             return
-        connection.told = version
-        connection.telling = None
-        self._bell.set()  # for what changed meanwhile
+        session.sent_version = version
+        session.sending = None
+        self._doorbell.set()  # for what changed meanwhile
 
-    async def _doorbell(self) -> None:
-        """Wait for doorbells from other processes. While the bell is broken, the slow look-up does the work."""
+    async def _doorbell_loop(self) -> None:
+        """Wait for doorbells from other processes. While they do not arrive, the slow look-up does the work."""
         layer = get_channel_layer()
         channel = await layer.new_channel()
         await layer.group_add(AGENT_SOCKETS, channel)
         while True:
-            self.causes.note(await layer.receive(channel))
-            self._bell.set()
+            self.causes.record(await layer.receive(channel))
+            self._doorbell.set()
 
-    async def _revocations(self) -> None:
+    async def _revocation_loop(self) -> None:
         await asyncio.sleep(REVOKED_EVERY_S)
-        prefixes = {connection.identity.prefix: connection for connection in self.connections.values()}
+        prefixes = {session.identity.prefix: session for session in self.sessions.values()}
         if prefixes:
             for prefix in await self.in_database(credentials_revoked, list(prefixes)):
                 await self._cut(prefixes[prefix], "its credential was revoked")

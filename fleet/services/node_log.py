@@ -1,6 +1,6 @@
-"""Asks agents for the last lines of their logs while somebody reads them, and keeps what they show.
+"""Requests the last lines of nodes' logs while a user reads them, and keeps what their agents send.
 
-A wish is part of a node's desired state and ends by itself: a lost message or a reader who went away costs nothing.
+A request is part of a node's desired state and expires by itself: a lost message or a user who left costs nothing.
 """
 
 import json
@@ -16,11 +16,11 @@ from fleet.models import NodeLog
 from kernel import live
 from kernel.storable import storable_json
 
-WISH_FOR = timedelta(seconds=60)
+REQUEST_TTL = timedelta(seconds=60)
 RENEW_BEFORE = timedelta(seconds=25)
-"""A reader looks again every few seconds; the wish is written, and told to the agent, only this often."""
+"""A page asks again every few seconds; the request is written, and sent to the agent, only this often."""
 KEPT_FOR = timedelta(hours=1)
-_WISH = """
+_REQUEST = """
 WITH due AS (
     INSERT INTO fleet_nodelog AS known (node_id, wished_until, cell, generation, logs)
     SELECT id, %(until)s, '', 0, '{}' FROM fleet_node WHERE id = ANY(%(nodes)s) ORDER BY id
@@ -31,24 +31,24 @@ UPDATE fleet_node SET desired_version = desired_version + 1 WHERE id IN (SELECT 
 """
 
 
-def node_logs_wish(*, nodes: Iterable[str], now: datetime) -> None:
-    """Somebody reads the logs of these nodes now. One statement, whether or not anything is to be renewed."""
-    values: dict[str, Any] = {"nodes": sorted(set(nodes)), "until": now + WISH_FOR, "renew": now + RENEW_BEFORE}
+def node_logs_request(*, nodes: Iterable[str], now: datetime) -> None:
+    """A user reads the logs of these nodes now. One statement, whether or not anything is to be renewed."""
+    values: dict[str, Any] = {"nodes": sorted(set(nodes)), "until": now + REQUEST_TTL, "renew": now + RENEW_BEFORE}
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(_WISH, values)
+            cursor.execute(_REQUEST, values)
             due = [str(node) for (node,) in cursor.fetchall()]
         if due:
             live.push_desired(due)
 
 
-def node_logs_store(*, said: Mapping[str, LogTail], now: datetime) -> None:
-    """Keep what agents showed; of a node for whose logs nobody asked, nothing is kept."""
+def node_logs_store(*, tails: Mapping[str, LogTail], now: datetime) -> None:
+    """Keep the lines that agents sent; those of a node whose logs nobody reads are dropped."""
     with transaction.atomic():
-        for node, tail in sorted(said.items()):
+        for node, tail in sorted(tails.items()):
             logs = json.loads(storable_json(msgspec.json.encode(tail.logs)))
             changes = {"said_at": now, "cell": (tail.cell or "")[:160], "generation": tail.generation, "logs": logs}
-            if NodeLog.objects.filter(node=node, wished_until__gt=now - WISH_FOR).update(**changes):
+            if NodeLog.objects.filter(node=node, wished_until__gt=now - REQUEST_TTL).update(**changes):
                 live.push("logs", node)
 
 

@@ -1,7 +1,7 @@
 """Stores what agents report: one statement for all that came in since the last time.
 
-The statement compares with what was known, so that only news rings doorbells. What one agent says can cost another
-nothing: a row that cannot be stored is dropped alone.
+The statement compares with what was known, so that only changes ring doorbells. What one agent sends can cost another
+nothing: a report that cannot be stored is dropped alone.
 """
 
 import json
@@ -11,38 +11,32 @@ from typing import Any
 
 import msgspec
 from django.db import connection, transaction
+from msgspec import structs
+from psycopg import sql
 
-from fleet.models import Node
+from engine_agent.protocol.messages import Report
+from fleet.models import Node, NodeReport
 from fleet.services.signal import signal_record
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.storable import UNSTORABLE, storable_json
 from kernel.tones import Tone
 
-_STORE = """
-WITH said AS (
-    SELECT * FROM jsonb_to_recordset(%(rows)s::jsonb) AS row(
-        node text, connection text, connected boolean, changed_at timestamptz, seen_at timestamptz, boot_id text,
-        agent_version text, state text, cell text, generation int, rank int, reason text, engine_pid int,
-        healthy boolean, health jsonb, load jsonb, telemetry jsonb, steps jsonb)
+_COLUMNS = tuple(field.attname for field in NodeReport._meta.concrete_fields)
+_DEFAULTS = {field.attname: field.get_default() for field in NodeReport._meta.concrete_fields if not field.null}
+_DERIVED = "unhealthy_since"
+"""The one column whose new value depends on its old one: since when, without a break."""
+_STORE = sql.SQL("""
+WITH reported AS (
+    SELECT * FROM jsonb_populate_recordset(NULL::fleet_nodereport, %(rows)s::jsonb)
 ), before AS (
     SELECT node_id, connected, state, cell, generation, unhealthy_since IS NULL AS healthy FROM fleet_nodereport
-    WHERE node_id IN (SELECT node FROM said)
+    WHERE node_id IN (SELECT node_id FROM reported)
 ), stored AS (
-    INSERT INTO fleet_nodereport AS known (node_id, connection, connected, connection_changed_at, last_seen_at, boot_id,
-        agent_version, state, cell, generation, rank, reason, engine_pid, unhealthy_since, health, load, telemetry,
-        steps)
-    SELECT said.node, connection, connected, changed_at, seen_at, boot_id, agent_version, said.state, cell, generation,
-        rank, said.reason, engine_pid, CASE WHEN NOT healthy THEN seen_at END, health, load, telemetry,
-        steps
-    FROM said JOIN fleet_node ON fleet_node.id = said.node AND fleet_node.state <> 'retired'
+    INSERT INTO fleet_nodereport AS known ({columns})
+    SELECT {values} FROM reported JOIN fleet_node ON fleet_node.id = reported.node_id AND fleet_node.state <> 'retired'
     ON CONFLICT (node_id) DO UPDATE SET
-        connection = EXCLUDED.connection, connected = EXCLUDED.connected,
-        connection_changed_at = EXCLUDED.connection_changed_at, last_seen_at = EXCLUDED.last_seen_at,
-        boot_id = EXCLUDED.boot_id, agent_version = EXCLUDED.agent_version, state = EXCLUDED.state,
-        cell = EXCLUDED.cell, generation = EXCLUDED.generation, rank = EXCLUDED.rank, reason = EXCLUDED.reason,
-        engine_pid = EXCLUDED.engine_pid, health = EXCLUDED.health, load = EXCLUDED.load,
-        telemetry = EXCLUDED.telemetry, steps = EXCLUDED.steps,
+        {updates},
         unhealthy_since = CASE WHEN EXCLUDED.unhealthy_since IS NULL THEN NULL
                                ELSE COALESCE(known.unhealthy_since, EXCLUDED.unhealthy_since) END
     WHERE EXCLUDED.connected OR known.connection = EXCLUDED.connection
@@ -52,35 +46,42 @@ SELECT stored.node_id FROM stored LEFT JOIN before USING (node_id)
 WHERE before.node_id IS NULL
    OR (before.connected, before.state, before.cell, before.generation, before.healthy)
       IS DISTINCT FROM (stored.connected, stored.state, stored.cell, stored.generation, stored.healthy)
-"""
+""").format(
+    columns=sql.SQL(", ").join(map(sql.Identifier, _COLUMNS)),
+    values=sql.SQL(", ").join(sql.Identifier("reported", column) for column in _COLUMNS),
+    updates=sql.SQL(", ").join(
+        sql.SQL("{column} = EXCLUDED.{column}").format(column=sql.Identifier(column))
+        for column in _COLUMNS
+        if column not in ("node_id", _DERIVED)
+    ),
+)
 
 log = logging.getLogger(__name__)
 
 
-class NodeRow(msgspec.Struct, frozen=True):
-    """The latest word of one node's agent. A row with `connected` False counts only for the connection that it ends."""
+class ReceivedReport(msgspec.Struct, frozen=True):
+    """The latest report of one node's agent, and how it arrived. One with `connected` False counts only for the
+    connection that it ends.
 
-    node: str
+    Its fields, those of the report and those of what the report observed are columns of `NodeReport` by their names, so
+    a field that is new in a message and in the model needs nothing in between.
+    """
+
+    node_id: str
     connection: str
     connected: bool
-    changed_at: datetime
-    seen_at: datetime
+    connection_changed_at: datetime
+    last_seen_at: datetime
+    report: Report
     boot_id: str = ""
     agent_version: str = ""
-    state: str = "idle"
-    cell: str = ""
-    generation: int = 0
-    rank: int | None = None
-    reason: str = ""
-    engine_pid: int | None = None
-    healthy: bool = True
-    health: Any = None
-    load: Any = None
-    telemetry: Any = {}
-    steps: Any = None
+
+    @property
+    def healthy(self) -> bool:
+        return self.report.health is None or self.report.health.ok
 
 
-def reports_store(rows: list[NodeRow]) -> list[str]:
+def reports_store(rows: list[ReceivedReport]) -> list[str]:
     """Write the rows, and return the nodes of which something a planner cares about changed.
 
     A row that PostgreSQL refuses (a number out of range, a name too long) is dropped, and its node is logged.
@@ -91,16 +92,16 @@ def reports_store(rows: list[NodeRow]) -> list[str]:
         return _store(rows)
     except UNSTORABLE as refusal:
         if len(rows) == 1:
-            log.warning("dropped what %s reported: %s", rows[0].node, refusal)
+            log.warning("dropped what %s reported: %s", rows[0].node_id, refusal)
             return []
     middle = len(rows) // 2
     return reports_store(rows[:middle]) + reports_store(rows[middle:])
 
 
-def _store(rows: list[NodeRow]) -> list[str]:
+def _store(rows: list[ReceivedReport]) -> list[str]:
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(_STORE, {"rows": storable_json(msgspec.json.encode(rows))})
+            cursor.execute(_STORE, {"rows": storable_json(msgspec.json.encode([_columns(row) for row in rows]))})
             changed = [str(node) for (node,) in cursor.fetchall()]
         live.push("load")
         if changed:
@@ -109,12 +110,22 @@ def _store(rows: list[NodeRow]) -> list[str]:
     return changed
 
 
-def node_introduced(
+def _columns(received: ReceivedReport) -> dict[str, Any]:
+    """Column -> value; a column that takes no NULL has its default where nothing is stated."""
+    stated = structs.asdict(received)
+    stated |= structs.asdict(stated.pop("report"))
+    stated |= structs.asdict(stated.pop("observed"))
+    stated[_DERIVED] = None if received.healthy else received.last_seen_at
+    values = {column: stated.get(column) for column in _COLUMNS}
+    return {column: _DEFAULTS.get(column) if value is None else value for column, value in values.items()}
+
+
+def hello_store(
     *, node: str, topology: tuple[str, ...], fingerprint: dict[str, str], accelerators: tuple[str, ...]
 ) -> None:
-    """What a hello says of the machine itself."""
-    said = msgspec.json.encode({"fingerprint": fingerprint, "topology": topology, "accelerators": accelerators})
-    changes: dict[str, Any] = json.loads(storable_json(said))
+    """Keep what a hello states about the machine itself."""
+    stated = msgspec.json.encode({"fingerprint": fingerprint, "topology": topology, "accelerators": accelerators})
+    changes: dict[str, Any] = json.loads(storable_json(stated))
     if not topology:
         del changes["topology"]
     Node.objects.filter(id=node).update(**changes)

@@ -18,7 +18,7 @@ from controlplane.dashboard.selectors.load_charts import LoadCharts, load_charts
 from fleet.planning.states import CellState
 from fleet.selectors.history import cell_subject
 from fleet.selectors.node_log import NodeLines, cell_log_lines
-from fleet.services.node_log import node_logs_wish
+from fleet.services.node_log import node_logs_request
 
 EVENTS_OF_ONE_CELL = 30
 
@@ -61,7 +61,7 @@ def _load(asked: Asked) -> LoadCharts:
 def _logs(asked: Asked) -> tuple[NodeLines, ...]:
     """Looking at them is what makes agents send them; nothing else is asked of anybody."""
     lines = cell_log_lines(asked.key)
-    node_logs_wish(nodes=[node.node for node in lines], now=asked.now)
+    node_logs_request(nodes=[node.node for node in lines], now=asked.now)
     return lines
 
 

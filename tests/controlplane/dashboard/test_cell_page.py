@@ -57,7 +57,7 @@ def test_probes_say_why_an_engine_is_unwell() -> None:
 def test_looking_at_logs_asks_for_them_and_shows_what_came() -> None:
     assert "Its agent was asked for the last lines" in part("cell-logs")
     lines = ("loading weights", "<b>ready</b>")
-    node_logs_store(said={"n-00000001": LogTail(CELL, 1, {"engine": lines})}, now=clock.now())
+    node_logs_store(tails={"n-00000001": LogTail(CELL, 1, {"engine": lines})}, now=clock.now())
     text = part("cell-logs")
     assert "loading weights &lt;b&gt;ready&lt;/b&gt;" in text
 

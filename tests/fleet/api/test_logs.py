@@ -19,7 +19,7 @@ def test_the_first_look_asks_and_the_next_one_sees() -> None:
         ("n-1", None, []),
         ("n-2", None, []),
     ]
-    node_logs_store(said={"n-1": LogTail("c1", 1, {"engine": ("ready",)})}, now=clock.now())
+    node_logs_store(tails={"n-1": LogTail("c1", 1, {"engine": ("ready",)})}, now=clock.now())
     second = bearer().get("/api/v1/cells/c1/logs").json()
     leader = second["nodes"][0]
     assert second["lines"] == ["ready"]
@@ -35,7 +35,7 @@ def test_nobody_asks_the_nodes_of_a_cell_that_there_is_not() -> None:
 def test_which_log_and_how_many_lines_can_be_said() -> None:
     rows.cell("c1", rows.node("n-1"))
     bearer().get("/api/v1/cells/c1/logs")
-    node_logs_store(said={"n-1": LogTail("c1", 1, {"proxy": ("one", "two")})}, now=clock.now())
+    node_logs_store(tails={"n-1": LogTail("c1", 1, {"proxy": ("one", "two")})}, now=clock.now())
     asked = bearer().get("/api/v1/cells/c1/logs", {"source": "proxy", "lines": "1"})
     assert asked.json()["lines"] == ["two"], asked.json()
     assert rules(bearer().get("/api/v1/cells/c1/logs", {"source": "kernel"})) == {"source": "invalid_choice"}

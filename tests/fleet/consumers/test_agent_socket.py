@@ -12,20 +12,20 @@ from engine_agent.protocol.messages import Desired, Fault, Health, Load, LogTail
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub
-from fleet.consumers.node_desk import NodeDesk
+from fleet.consumers.node_handler import NodeHandler
 from fleet.models import AgentCredential, Node, NodeLog
 from fleet.planning.decisions import StartCell
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.cell import cell_start
-from fleet.services.node_log import node_logs_wish
+from fleet.services.node_log import node_logs_request
 from kernel import clock
 from kernel.leases import lease_held_since
 from tests.fleet import rows
-from tests.fleet.consumers.lines import (
+from tests.fleet.consumers.agent_client import (
     DEADLINE_S,
-    Line,
-    communicator,
+    AgentClient,
+    client_with,
     connected,
     credential,
     eventually,
@@ -45,7 +45,7 @@ READY = Report(
 
 @pytest_asyncio.fixture
 async def socket() -> AsyncIterator[AgentSocket]:
-    hub = AgentHub({AgentKind.NODE: NodeDesk()})
+    hub = AgentHub({AgentKind.NODE: NodeHandler()})
     yield AgentSocket(hub)
     await hub.stop()
     await sync_to_async(connections.close_all)()
@@ -53,28 +53,28 @@ async def socket() -> AsyncIterator[AgentSocket]:
 
 @pytest.mark.parametrize("header", ["Bearer nonsense", "Bearer sw_00000000_11", "Basic abc", ""])
 async def test_without_a_credential_nobody_gets_in(socket: AgentSocket, header: str) -> None:
-    assert await Line(socket, header).connect() == {"type": "websocket.close", "code": 4403}
+    assert await AgentClient(socket, header).connect() == {"type": "websocket.close", "code": 4403}
 
 
 async def test_a_node_is_told_its_whole_desired_state_on_connecting(socket: AgentSocket) -> None:
-    async with connected(socket) as line:
-        assert await line.told() == Desired(node="n-a", version=1, assignment=None)
+    async with connected(socket) as client:
+        assert await client.receive_message() == Desired(node="n-a", version=1, assignment=None)
         assert await eventually(lambda: Node.objects.get(id="n-a").fingerprint) == {"kernel": "6"}
 
 
 async def test_a_change_is_pushed_to_the_node_it_concerns(socket: AgentSocket) -> None:
-    async with connected(socket) as line:
-        await line.told()
+    async with connected(socket) as client:
+        await client.receive_message()
         await sync_to_async(rows.cell)("c1", state=CellState.PENDING, generation=0)
         decision = StartCell("c1", CellState.PENDING, 0, ("n-a",), "placed")
         await sync_to_async(cell_start)(decision, now=clock.now())
-        desired = await line.told()
+        desired = await client.receive_message()
         assert (desired.version, desired.assignment.cell, desired.assignment.generation) == (2, "c1", 1)
 
 
 async def test_a_report_is_kept_and_its_connection_too(socket: AgentSocket) -> None:
-    async with connected(socket) as line:
-        await line.say(encode(READY))
+    async with connected(socket) as client:
+        await client.send_message(encode(READY))
         stored = await eventually(report_of("n-a", connected=True))
         assert (stored.state, stored.cell, stored.engine_pid, stored.load["in_flight"]) == ("ready", "c1", 4711, 3)
     kept = await eventually(report_of("n-a", connected=False))
@@ -82,29 +82,29 @@ async def test_a_report_is_kept_and_its_connection_too(socket: AgentSocket) -> N
 
 
 async def test_of_many_reports_the_latest_is_kept(socket: AgentSocket) -> None:
-    async with connected(socket) as line:
+    async with connected(socket) as client:
         for number in range(30):
             report = Report(seq=number, observed=READY.observed, load=Load(in_flight=number))
-            await line.say(encode(report))
+            await client.send_message(encode(report))
         assert await eventually(report_of("n-a", load__in_flight=29))
 
 
 async def test_a_fault_is_written_into_the_timeline_with_its_evidence(socket: AgentSocket) -> None:
     from kernel.models import Event
 
-    async with connected(socket) as line:
+    async with connected(socket) as client:
         fault = Fault(signature="xid-79", summary="GPU fell off the bus", evidence={"gpu": 3})
-        await line.say(encode(fault))
+        await client.send_message(encode(fault))
         event = await eventually(lambda: Event.objects.filter(kind="fault.xid-79").first())
         assert (event.node, event.detail, event.tone) == ("n-a", {"gpu": 3}, "bad")
 
 
 async def test_who_reads_logs_is_told_to_the_agent_and_its_lines_are_kept(socket: AgentSocket) -> None:
-    async with connected(socket) as line:
-        await line.told()
-        await sync_to_async(node_logs_wish)(nodes=["n-a"], now=clock.now())
-        assert (await line.told()).logs is not None
-        await line.say(encode(LogTail(cell=None, generation=0, logs={"agent": ("connected",)})))
+    async with connected(socket) as client:
+        await client.receive_message()
+        await sync_to_async(node_logs_request)(nodes=["n-a"], now=clock.now())
+        assert (await client.receive_message()).logs is not None
+        await client.send_message(encode(LogTail(cell=None, generation=0, logs={"agent": ("connected",)})))
         kept = await eventually(lambda: NodeLog.objects.filter(node="n-a", said_at__isnull=False).first())
         assert kept.logs == {"agent": ["connected"]}
 
@@ -120,56 +120,56 @@ async def test_who_reads_logs_is_told_to_the_agent_and_its_lines_are_kept(socket
     ],
 )
 async def test_a_wrong_beginning_is_refused_with_the_reason(socket: AgentSocket, frame: bytes, said: str) -> None:
-    line = communicator(socket, await credential("n-a"))
-    await line.connect()
-    await line.say(frame)
-    refusal = await line.told()
+    client = client_with(socket, await credential("n-a"))
+    await client.connect()
+    await client.send_message(frame)
+    refusal = await client.receive_message()
     assert isinstance(refusal, Refused)
     assert said in refusal.reason
 
 
 async def test_a_flood_is_cut(socket: AgentSocket) -> None:
-    async with connected(socket) as line:
-        await line.told()
+    async with connected(socket) as client:
+        await client.receive_message()
         for _ in range(150):
-            await line.say(encode(READY))
-        refusal = await line.told()
+            await client.send_message(encode(READY))
+        refusal = await client.receive_message()
         assert isinstance(refusal, Refused)
         assert "more than 20 messages a second" in refusal.reason
 
 
 async def test_a_newer_connection_takes_the_place_of_an_older_one(socket: AgentSocket) -> None:
     secret = await credential("n-a")
-    older, newer = communicator(socket, secret), communicator(socket, secret)
-    for line in (older, newer):
-        await line.connect()
-        await line.say(encode(hello()))
-        await line.told()
+    older, newer = client_with(socket, secret), client_with(socket, secret)
+    for client in (older, newer):
+        await client.connect()
+        await client.send_message(encode(hello()))
+        await client.receive_message()
     assert (await older.receive_output(timeout=DEADLINE_S))["type"] == "websocket.close"
-    await newer.say(encode(READY))
+    await newer.send_message(encode(READY))
     assert await eventually(report_of("n-a", connected=True))
     await newer.disconnect()
 
 
 async def test_a_revoked_credential_cuts_the_open_socket(socket: AgentSocket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fleet.consumers.hub.REVOKED_EVERY_S", 0.1)
-    async with connected(socket) as line:
-        await line.told()
+    async with connected(socket) as client:
+        await client.receive_message()
         await sync_to_async(AgentCredential.objects.update)(revoked_at=clock.now())
-        closing = await line.receive_output(timeout=DEADLINE_S)
+        closing = await client.receive_output(timeout=DEADLINE_S)
         assert (closing["type"], closing["reason"]) == ("websocket.close", "its credential was revoked")
 
 
 async def test_nothing_counts_that_an_agent_says_after_it_was_cut(socket: AgentSocket) -> None:
     secret = await credential("n-a")
-    older, newer = communicator(socket, secret), communicator(socket, secret)
-    for line in (older, newer):
-        await line.connect()
-        await line.say(encode(hello()))
-        await line.told()
-    await older.say(encode(READY))
+    older, newer = client_with(socket, secret), client_with(socket, secret)
+    for client in (older, newer):
+        await client.connect()
+        await client.send_message(encode(hello()))
+        await client.receive_message()
+    await older.send_message(encode(READY))
     await older.wait(timeout=DEADLINE_S)
-    await newer.say(encode(Report(seq=1, observed=Observed(state=EngineState.IDLE))))
+    await newer.send_message(encode(Report(seq=1, observed=Observed(state=EngineState.IDLE))))
     assert (await eventually(report_of("n-a", connected=True))).state == "idle"
     await newer.disconnect()
 
@@ -183,20 +183,20 @@ async def test_while_the_database_is_away_a_credential_is_not_refused(
 ) -> None:
     secret = await credential("n-a")
     monkeypatch.setattr("fleet.consumers.agent_socket.agent_identify", away)
-    assert (await communicator(socket, secret).connect())["status"] == 503
+    assert (await client_with(socket, secret).connect())["status"] == 503
 
 
 async def test_an_agent_that_cannot_be_introduced_is_asked_to_come_again(
     socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = communicator(socket, await credential("n-a"))
-    await line.connect()
-    monkeypatch.setattr("fleet.consumers.node_desk.node_introduced", away)
-    await line.say(encode(hello()))
-    refusal = await line.told()
+    client = client_with(socket, await credential("n-a"))
+    await client.connect()
+    monkeypatch.setattr("fleet.consumers.node_handler.hello_store", away)
+    await client.send_message(encode(hello()))
+    refusal = await client.receive_message()
     assert isinstance(refusal, Refused)
     assert refusal.retry
-    assert socket.hub.connections == {}
+    assert socket.hub.sessions == {}
 
 
 async def test_while_somebody_listens_the_fleet_knows_it(socket: AgentSocket) -> None:

@@ -12,15 +12,15 @@ from django.db import OperationalError, connections
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import DownMessage, Fault, Observed, Report
 from engine_agent.protocol.states import AgentKind, EngineState
-from fleet.consumers import node_desk
-from fleet.consumers.hub import AgentConnection, AgentHub
-from fleet.consumers.node_desk import NodeDesk
+from fleet.consumers import node_handler
+from fleet.consumers.hub import AgentHub, AgentSession
+from fleet.consumers.node_handler import NodeHandler
 from fleet.models import NodeReport
 from fleet.services.enrolment import AgentIdentity
 from fleet.services.reports import fault_record, reports_store
 from kernel.models import Event
 from tests.fleet import rows
-from tests.fleet.consumers.lines import DEADLINE_S, eventually, hello, report_of
+from tests.fleet.consumers.agent_client import DEADLINE_S, eventually, hello, report_of
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 
@@ -35,7 +35,7 @@ class Agent:
         self.closed: list[str] = []
         self._stuck, self._breaks = stuck, breaks
         identity = AgentIdentity(AgentKind.NODE, node, "us-east-1", node)
-        self.connection = AgentConnection(identity, hello(node), send=self._take, close=self._close)
+        self.session = AgentSession(identity, hello(node), send=self._take, close=self._close)
 
     async def _take(self, message: DownMessage) -> None:
         if self._stuck:
@@ -49,14 +49,14 @@ class Agent:
         if self._stuck:
             await asyncio.Event().wait()
 
-    async def told(self) -> DownMessage:
+    async def receive_message(self) -> DownMessage:
         async with asyncio.timeout(DEADLINE_S):
             return await self.got.get()
 
 
 @pytest_asyncio.fixture
 async def hub() -> AsyncIterator[AgentHub]:
-    made = AgentHub({AgentKind.NODE: NodeDesk()})
+    made = AgentHub({AgentKind.NODE: NodeHandler()})
     made.start()
     yield made
     await made.stop()
@@ -64,8 +64,8 @@ async def hub() -> AsyncIterator[AgentHub]:
 
 
 async def joined(hub: AgentHub, agent: Agent) -> Agent:
-    await sync_to_async(_record)(agent.connection.identity.id)
-    await hub.join(agent.connection)
+    await sync_to_async(_record)(agent.session.identity.id)
+    await hub.connect(agent.session)
     return agent
 
 
@@ -77,7 +77,7 @@ def _record(node: str) -> None:
 async def test_an_agent_that_takes_nothing_keeps_no_other_waiting(hub: AgentHub) -> None:
     await joined(hub, Agent("n-stuck", stuck=True))
     other = await joined(hub, Agent("n-well"))
-    assert isinstance(await other.told(), DownMessage)
+    assert isinstance(await other.receive_message(), DownMessage)
 
 
 async def test_an_agent_that_takes_nothing_is_cut_in_the_end(hub: AgentHub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,22 +85,22 @@ async def test_an_agent_that_takes_nothing_is_cut_in_the_end(hub: AgentHub, monk
     agent = await joined(hub, Agent("n-stuck", stuck=True))
     await eventually(lambda: agent.closed)
     assert agent.closed == ["it takes no messages"]
-    assert hub.connections == {}
+    assert hub.sessions == {}
 
 
-async def test_what_did_not_arrive_does_not_count_as_told(hub: AgentHub) -> None:
+async def test_what_did_not_arrive_does_not_count_as_sent(hub: AgentHub) -> None:
     agent = await joined(hub, Agent("n-a", breaks=OSError("reset")))
     await eventually(lambda: agent.closed)
-    assert agent.connection.told == -1
+    assert agent.session.sent_version == -1
 
 
 async def test_a_message_that_can_never_be_sent_is_not_tried_for_ever(
     hub: AgentHub, caplog: pytest.LogCaptureFixture
 ) -> None:
     agent = await joined(hub, Agent("n-a", breaks=BadMessage("frame too long")))
-    await eventually(lambda: agent.connection.told == 1)
+    await eventually(lambda: agent.session.sent_version == 1)
     assert not agent.closed
-    assert "n-a cannot be told its version 1: frame too long" in caplog.text
+    assert "n-a cannot be sent its version 1: frame too long" in caplog.text
 
 
 async def test_an_older_connection_that_does_not_even_close_lets_the_newer_in(
@@ -109,10 +109,10 @@ async def test_an_older_connection_that_does_not_even_close_lets_the_newer_in(
     monkeypatch.setattr("fleet.consumers.hub.CLOSE_LIMIT_S", 0.05)
     older = await joined(hub, Agent("n-a", stuck=True))
     newer = await joined(hub, Agent("n-a"))
-    await newer.told()
-    assert older.connection.is_cut
-    hub.heard(older.connection, READY)
-    hub.heard(newer.connection, Report(seq=1, observed=Observed(state=EngineState.STARTING)))
+    await newer.receive_message()
+    assert older.session.is_cut
+    hub.receive(older.session, READY)
+    hub.receive(newer.session, Report(seq=1, observed=Observed(state=EngineState.STARTING)))
     assert (await eventually(report_of("n-a", connected=True))).state == "starting"
 
 
@@ -125,8 +125,8 @@ async def test_reports_survive_a_database_that_is_away(hub: AgentHub, monkeypatc
             raise failure
         return reports_store(said)
 
-    monkeypatch.setattr(node_desk, "reports_store", flaky)
-    hub.heard(agent.connection, READY)
+    monkeypatch.setattr(node_handler, "reports_store", flaky)
+    hub.receive(agent.session, READY)
     assert (await eventually(report_of("n-a", connected=True))).state == "ready"
 
 
@@ -143,8 +143,8 @@ async def test_evidence_survives_a_database_that_is_away_and_poison_goes_alone(
             raise failure
         fault_record(**fault)
 
-    monkeypatch.setattr(node_desk, "fault_record", flaky)
+    monkeypatch.setattr(node_handler, "fault_record", flaky)
     for signature in ("poison", "one", "two"):
-        hub.heard(agent.connection, Fault(signature=signature, summary=""))
+        hub.receive(agent.session, Fault(signature=signature, summary=""))
     kinds = Event.objects.order_by("id").values_list("kind", flat=True)
     assert await eventually(lambda: list(kinds.all()) == ["fault.one", "fault.two"])

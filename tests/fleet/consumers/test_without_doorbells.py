@@ -13,13 +13,13 @@ from engine_agent.protocol.messages import Observed, Report
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub
-from fleet.consumers.node_desk import NodeDesk
+from fleet.consumers.node_handler import NodeHandler
 from fleet.planning.decisions import StartCell
 from fleet.planning.states import CellState
 from fleet.services.cell import cell_start
 from kernel import clock
 from tests.fleet import rows
-from tests.fleet.consumers.lines import connected, eventually, report_of
+from tests.fleet.consumers.agent_client import connected, eventually, report_of
 from tests.kernel.servers_away import KINDS, point_doorbells_at, server_away
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
@@ -31,19 +31,19 @@ async def socket(
 ) -> AsyncIterator[AgentSocket]:
     with server_away(request.param) as url:
         point_doorbells_at(url, settings, monkeypatch)
-        hub = AgentHub({AgentKind.NODE: NodeDesk()})
+        hub = AgentHub({AgentKind.NODE: NodeHandler()})
         yield AgentSocket(hub)
         await hub.stop()
         await sync_to_async(connections.close_all)()
 
 
 async def test_a_change_reaches_its_node_and_a_report_the_database(socket: AgentSocket) -> None:
-    async with connected(socket) as line:
-        await line.told()
+    async with connected(socket) as client:
+        await client.receive_message()
         await sync_to_async(rows.cell)("c1", state=CellState.PENDING, generation=0)
         decision = StartCell("c1", CellState.PENDING, 0, ("n-a",), "placed")
         await sync_to_async(cell_start)(decision, now=clock.now())
-        assert (await line.told()).assignment.cell == "c1"
+        assert (await client.receive_message()).assignment.cell == "c1"
         ready = Observed(state=EngineState.READY, cell="c1", generation=1, rank=0)
-        await line.say(encode(Report(seq=1, observed=ready)))
+        await client.send_message(encode(Report(seq=1, observed=ready)))
         assert await eventually(report_of("n-a", state="ready"))

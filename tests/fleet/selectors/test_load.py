@@ -3,12 +3,13 @@
 import msgspec
 import pytest
 
-from engine_agent.protocol.messages import Load
+from engine_agent.protocol.messages import Load, Observed, Report
+from engine_agent.protocol.states import EngineState
 from fleet.models import Cell
 from fleet.selectors.cell import cells_described
 from fleet.selectors.load import CellLoad, cell_load
 from fleet.selectors.rollout import counters_reported
-from fleet.services.reports import NodeRow, reports_store
+from fleet.services.reports import ReceivedReport, reports_store
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
@@ -28,8 +29,8 @@ FULL = Load(
 
 def reported(load: Load | None, *, generation: int = 1) -> Cell:
     rows.cell("c1", rows.node("n-a"), rows.node("n-b"))
-    said = NodeRow("n-a", "k", True, NOW, NOW, state="ready", cell="c1", generation=generation, rank=0, load=load)
-    reports_store([said])
+    observed = Observed(EngineState.READY, cell="c1", generation=generation, rank=0)
+    reports_store([ReceivedReport("n-a", "k", True, NOW, NOW, Report(1, observed, load=load))])
     return cells_described().get()
 
 

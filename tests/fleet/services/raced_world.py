@@ -18,6 +18,7 @@ import pytest
 from django.db import IntegrityError, connections
 from django.db.models import Count
 
+from engine_agent.protocol.messages import Health, Load, Observed, Report
 from fleet.models import CellMember, Disruption, Node, Replacement
 from fleet.planning.decisions import Decision
 from fleet.planning.fault_rules import Rule
@@ -30,7 +31,7 @@ from fleet.providers.base import LaunchSpec
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import reconcile
 from fleet.services.cell import cell_mark_unrouted
-from fleet.services.reports import NodeRow, reports_store
+from fleet.services.reports import ReceivedReport, reports_store
 from kernel import clock
 from kernel.transitions import StaleDecision
 from simulator.clock import EventQueue
@@ -109,7 +110,7 @@ class TwoReconcilers(ControlPlane):
     def run_pass(self) -> None:
         now, rows = self.site.queue.now, self.store
         assert isinstance(rows, RealRows)
-        reports_store([_row(node.id, node.report) for node in rows.nodes.values() if node.report.last_seen_at])
+        reports_store([_received(node.id, node.report) for node in rows.nodes.values() if node.report.last_seen_at])
         for _ in range(MAX_ROUNDS):
             view = reconcile._view(self.settings, now)
             rows.load(view, now)
@@ -212,18 +213,14 @@ def broken_rows(max_unavailable: int) -> Iterator[str]:
             yield f"{count} nodes of {pool} are being replaced at once"
 
 
-def _row(node: str, report: Any) -> NodeRow:
-    return NodeRow(
-        node=node,
-        connection="k",
-        connected=report.connected,
-        changed_at=report.connection_changed_at,
-        seen_at=report.last_seen_at,
-        state=report.state.value,
-        cell=report.cell,
-        generation=report.generation,
-        reason=report.reason,
-        healthy=report.unhealthy_since is None,
-        health={"reason": report.health_reason},
-        load={"in_flight": report.in_flight},
+def _received(node: str, report: Any) -> ReceivedReport:
+    observed = Observed(report.state, report.cell, report.generation, reason=report.reason)
+    health = Health(ok=report.unhealthy_since is None, reason=report.health_reason)
+    return ReceivedReport(
+        node,
+        "k",
+        report.connected,
+        report.connection_changed_at,
+        report.last_seen_at,
+        Report(1, observed, health, Load(in_flight=report.in_flight)),
     )

@@ -3,12 +3,14 @@
 from datetime import timedelta
 from typing import Any
 
-import msgspec
 import pytest
+from msgspec.structs import fields, replace
 
+from engine_agent.protocol.messages import Health, Load, Observed, Report, StepTimes
+from engine_agent.protocol.states import EngineState
 from fleet.models import Node, NodeReport
 from fleet.planning.states import NodeState
-from fleet.services.reports import NodeRow, fault_record, node_introduced, reports_store
+from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store
 from kernel.models import Event
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -16,9 +18,49 @@ from tests.fleet.rows import NOW
 pytestmark = pytest.mark.django_db
 
 
-def row(node: str = "n-a", **changes: Any) -> NodeRow:
-    base = NodeRow(node=node, connection="k", connected=True, changed_at=NOW, seen_at=NOW)
-    return msgspec.structs.replace(base, **changes)
+IDLE = Report(seq=1, observed=Observed(state=EngineState.IDLE))
+
+
+def received(node: str = "n-a", *, report: Report = IDLE, **changes: Any) -> ReceivedReport:
+    base = ReceivedReport(node, "k", True, NOW, NOW, report)
+    return replace(base, **changes)
+
+
+def observed(**changes: Any) -> Report:
+    return replace(IDLE, observed=replace(IDLE.observed, **changes))
+
+
+UNHEALTHY = replace(IDLE, health=Health(ok=False))
+LATER = NOW + timedelta(seconds=4)
+
+
+def test_every_field_of_a_report_is_a_column_and_every_column_a_field() -> None:
+    stated = {field.name for kind in (ReceivedReport, Report, Observed) for field in fields(kind)}
+    columns = {field.attname for field in NodeReport._meta.concrete_fields}
+    assert stated - columns == {"report", "observed", "seq"}
+    assert columns - stated == {"unhealthy_since"}
+
+
+def test_what_a_report_states_is_stored_under_its_own_name() -> None:
+    rows.node("n-a")
+    full = Report(
+        seq=9,
+        observed=Observed(EngineState.READY, cell="c1", generation=3, rank=1, reason="r", engine_pid=7),
+        health=Health(ok=True, reason="probed"),
+        load=Load(ttft_counts={12: 4}),
+        telemetry={"accelerators": [{"utilisation_percent": 42.0}]},
+        steps=StepTimes(steps={3: 1}),
+    )
+    reports_store([received(report=full, boot_id="b", agent_version="2")])
+    stored: Any = NodeReport.objects.get()
+    assert (stored.state, stored.cell, stored.generation, stored.rank) == ("ready", "c1", 3, 1)
+    assert (stored.reason, stored.engine_pid, stored.boot_id, stored.agent_version) == ("r", 7, "b", "2")
+    assert (stored.health["reason"], stored.load["ttft_counts"], stored.steps["steps"]) == (
+        "probed",
+        {"12": 4},
+        {"3": 1},
+    )
+    assert stored.telemetry == full.telemetry
 
 
 def test_nothing_to_store_is_no_statement() -> None:
@@ -27,46 +69,52 @@ def test_nothing_to_store_is_no_statement() -> None:
 
 def test_a_first_report_is_news_and_its_repetition_is_not() -> None:
     rows.node("n-a", connected=False)
-    assert reports_store([row()]) == ["n-a"]
-    assert reports_store([row(seen_at=NOW + timedelta(seconds=2), load={"in_flight": 3})]) == []
-    stored = NodeReport.objects.get(node_id="n-a")
-    assert stored.load == {"in_flight": 3}
-    assert stored.last_seen_at == NOW + timedelta(seconds=2)
+    assert reports_store([received()]) == ["n-a"]
+    assert reports_store([received(last_seen_at=LATER, report=replace(IDLE, load=Load(in_flight=3)))]) == []
+    stored: Any = NodeReport.objects.get(node_id="n-a")
+    assert (stored.load["in_flight"], stored.last_seen_at) == (3, LATER)
 
 
 @pytest.mark.parametrize(
-    "change", [{"state": "failed"}, {"cell": "c2"}, {"generation": 7}, {"connected": False}, {"healthy": False}]
+    "change",
+    [
+        received(report=observed(state=EngineState.FAILED)),
+        received(report=observed(cell="c2")),
+        received(report=observed(generation=7)),
+        received(report=UNHEALTHY),
+        received(connected=False),
+    ],
 )
-def test_what_a_planner_cares_about_is_news(change: dict[str, Any]) -> None:
+def test_what_a_planner_cares_about_is_news(change: ReceivedReport) -> None:
     rows.node("n-a")
-    assert reports_store([row(**change)]) == ["n-a"]
+    assert reports_store([change]) == ["n-a"]
 
 
 def test_unhealthy_since_keeps_its_first_moment_and_ends_with_health() -> None:
     rows.node("n-a")
-    reports_store([row(healthy=False)])
-    reports_store([row(healthy=False, seen_at=NOW + timedelta(seconds=4))])
+    reports_store([received(report=UNHEALTHY)])
+    reports_store([received(report=UNHEALTHY, last_seen_at=LATER)])
     assert NodeReport.objects.get(node_id="n-a").unhealthy_since == NOW
-    reports_store([row()])
+    reports_store([received()])
     assert NodeReport.objects.get(node_id="n-a").unhealthy_since is None
 
 
 def test_the_end_of_an_older_connection_does_not_end_the_newer_one() -> None:
     rows.node("n-a", report={"connection": "newer"})
-    assert reports_store([row(connection="older", connected=False)]) == []
+    assert reports_store([received(connection="older", connected=False)]) == []
     assert NodeReport.objects.get(node_id="n-a").connected
 
 
 def test_retired_and_unknown_nodes_are_passed_over() -> None:
     rows.node("n-gone", state=NodeState.RETIRED, connected=False)
-    assert reports_store([row("n-gone"), row("n-unknown")]) == []
+    assert reports_store([received("n-gone"), received("n-unknown")]) == []
 
 
 def test_many_reports_are_one_statement(django_assert_max_num_queries: Any) -> None:
     for index in range(50):
         rows.node(f"n-{index}", connected=False)
     with django_assert_max_num_queries(3):
-        assert len(reports_store([row(f"n-{index}") for index in range(50)])) == 50
+        assert len(reports_store([received(f"n-{index}") for index in range(50)])) == 50
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -77,9 +125,9 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 POISON = {
-    "a number beyond its column": {"generation": 2**40},
+    "a number beyond its column": {"report": observed(generation=2**40)},
     "a name that is too long": {"agent_version": "v" * 100},
-    "a nesting that nobody can encode": {"telemetry": nested(5000)},
+    "a nesting that nobody can encode": {"report": replace(IDLE, telemetry=nested(5000))},
 }
 
 
@@ -90,16 +138,17 @@ def test_a_row_that_cannot_be_stored_is_dropped_and_named_and_the_others_are_kep
     names = {f"n-{index}" for index in range(7)}
     for name in names:
         rows.node(name, connected=False)
-    said = [row(name, **(poison if name == "n-4" else {})) for name in sorted(names)]
-    assert set(reports_store(said)) == names - {"n-4"}
+    reports = [received(name, **(poison if name == "n-4" else {})) for name in sorted(names)]
+    assert set(reports_store(reports)) == names - {"n-4"}
     assert NodeReport.objects.get(connected=False).node_id == "n-4"
     assert "n-4" in caplog.text
 
 
 def test_the_last_words_of_a_crash_are_kept_without_their_nul_bytes() -> None:
     rows.node("n-a")
-    reports_store([row(state="failed", reason="core\x00dumped", telemetry={"log": ["\x00"]})])
-    stored = NodeReport.objects.get()
+    crash = observed(state=EngineState.FAILED, reason="core\x00dumped")
+    reports_store([received(report=replace(crash, telemetry={"log": ["\x00"]}))])
+    stored: Any = NodeReport.objects.get()
     assert (stored.state, stored.reason, stored.telemetry) == ("failed", "core\ufffddumped", {"log": ["\ufffd"]})
     fault_record(node="n-a", signature="x", summary="\x00", evidence={"line": "\x00"}, now=NOW)
     assert Event.objects.get().detail == {"line": "\ufffd"}
@@ -119,14 +168,14 @@ def test_a_fault_of_an_unknown_node_is_passed_over() -> None:
 
 def test_a_hello_says_what_the_machine_is_and_an_empty_topology_keeps_the_one_known() -> None:
     rows.node("n-a", topology=["known"])
-    node_introduced(node="n-a", topology=(), fingerprint={"kernel": "6"}, accelerators=("H100", "H100"))
+    hello_store(node="n-a", topology=(), fingerprint={"kernel": "6"}, accelerators=("H100", "H100"))
     assert Node.objects.values_list("topology", "fingerprint").get() == (["known"], {"kernel": "6"})
     assert Node.objects.get().accelerators == ["H100", "H100"]
-    node_introduced(node="n-a", topology=("x", "y"), fingerprint={}, accelerators=())
+    hello_store(node="n-a", topology=("x", "y"), fingerprint={}, accelerators=())
     assert Node.objects.get().topology == ["x", "y"]
 
 
 def test_a_hello_with_nul_bytes_is_kept_without_them() -> None:
     rows.node("n-a")
-    node_introduced(node="n-a", topology=("rack\x00",), fingerprint={"board": "x\x00"}, accelerators=("\x00",))
+    hello_store(node="n-a", topology=("rack\x00",), fingerprint={"board": "x\x00"}, accelerators=("\x00",))
     assert Node.objects.values_list("topology", "fingerprint").get() == (["rack\ufffd"], {"board": "x\ufffd"})

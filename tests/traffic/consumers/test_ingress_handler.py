@@ -19,9 +19,9 @@ from fleet.models import Cell
 from fleet.services.enrolment import agent_enrol, join_token_issue
 from kernel import clock
 from tests.fleet import rows
-from tests.fleet.consumers.lines import Line, communicator, eventually
+from tests.fleet.consumers.agent_client import AgentClient, client_with, eventually
 from traffic import models
-from traffic.consumers.ingress_desk import IngressDesk
+from traffic.consumers.ingress_handler import IngressHandler
 from traffic.services.ingress import ingress_create
 from traffic.services.routing import tables_publish
 
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 
 @pytest_asyncio.fixture
 async def socket() -> AsyncIterator[AgentSocket]:
-    hub = AgentHub({AgentKind.INGRESS: IngressDesk()})
+    hub = AgentHub({AgentKind.INGRESS: IngressHandler()})
     yield AgentSocket(hub)
     await hub.stop()
     await sync_to_async(connections.close_all)()
@@ -45,12 +45,14 @@ def credential(region: str) -> str:
 
 
 @asynccontextmanager
-async def connected(app: AgentSocket, region: str = "us-east-1") -> AsyncIterator[Line]:
-    line = communicator(app, await credential(region))
-    assert await line.connect() == {"type": "websocket.accept"}
-    await line.say(encode(Hello(protocol=1, kind=AgentKind.INGRESS, id=f"i-{region}", boot_id="b", agent_version="1")))
-    yield line
-    await line.disconnect()
+async def connected(app: AgentSocket, region: str = "us-east-1") -> AsyncIterator[AgentClient]:
+    client = client_with(app, await credential(region))
+    assert await client.connect() == {"type": "websocket.accept"}
+    await client.send_message(
+        encode(Hello(protocol=1, kind=AgentKind.INGRESS, id=f"i-{region}", boot_id="b", agent_version="1"))
+    )
+    yield client
+    await client.disconnect()
 
 
 def report(**observed: Any) -> bytes:
@@ -69,42 +71,45 @@ def publish() -> None:
 async def test_an_ingress_is_told_its_regions_table_on_connecting_and_every_newer_one(socket: AgentSocket) -> None:
     await sync_to_async(lambda: rows.cell("c1", rows.node("n-a")))()
     await publish()
-    async with connected(socket) as line:
-        table = await line.told()
+    async with connected(socket) as client:
+        table = await client.receive_message()
         assert isinstance(table, RoutingTable)
         assert (table.region, table.revision, [cell.cell for cell in table.pools[0].cells]) == ("us-east-1", 1, ["c1"])
         await sync_to_async(Cell.objects.update)(state="failed")
         await publish()
-        table = await line.told()
+        table = await client.receive_message()
         assert (table.revision, table.pools[0].cells) == (2, ())
 
 
 async def test_an_ingress_of_a_region_without_a_table_waits_for_the_first(socket: AgentSocket) -> None:
-    async with connected(socket) as line:
+    async with connected(socket) as client:
         await sync_to_async(rows.deployment)()
         await publish()
-        assert (await line.told()).revision == 1
+        assert (await client.receive_message()).revision == 1
 
 
 async def test_each_is_told_of_its_own_region(socket: AgentSocket) -> None:
     await sync_to_async(rows.deployment)()
     async with connected(socket, "us-east-1") as east, connected(socket, "us-west-2") as west:
         await publish()
-        assert ((await east.told()).region, (await west.told()).region) == ("us-east-1", "us-west-2")
+        assert ((await east.receive_message()).region, (await west.receive_message()).region) == (
+            "us-east-1",
+            "us-west-2",
+        )
 
 
 async def test_what_it_reports_is_kept_as_its_acknowledgement(socket: AgentSocket) -> None:
-    async with connected(socket) as line:
-        await line.say(report(revision=3, haproxy_pid=7, cells={"c1": "up"}))
+    async with connected(socket) as client:
+        await client.send_message(report(revision=3, haproxy_pid=7, cells={"c1": "up"}))
         kept = await eventually(stored(revision=3, connected=True))
         assert (kept.haproxy_pid, kept.cells) == (7, {"c1": "up"})
-        await line.say(report(revision=3, haproxy_pid=7, cells={"c1": "down"}))
+        await client.send_message(report(revision=3, haproxy_pid=7, cells={"c1": "down"}))
         await eventually(stored(cells={"c1": "down"}))
     assert (await eventually(stored(connected=False))).revision == 3
 
 
 async def test_what_only_a_node_may_say_is_passed_over(socket: AgentSocket) -> None:
-    async with connected(socket) as line:
-        await line.say(b'{"type": "fault", "signature": "x", "summary": "", "evidence": {}}')
-        await line.say(report(revision=4))
+    async with connected(socket) as client:
+        await client.send_message(b'{"type": "fault", "signature": "x", "summary": "", "evidence": {}}')
+        await client.send_message(report(revision=4))
         assert await eventually(stored(revision=4))

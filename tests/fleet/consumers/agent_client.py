@@ -42,7 +42,7 @@ def hello(node: str = "n-a", protocol: int = 1) -> Hello:
     )
 
 
-class Line(ApplicationCommunicator):
+class AgentClient(ApplicationCommunicator):
     """An agent's end of a WebSocket to the application under test."""
 
     def __init__(self, app: AgentSocket, authorization: str) -> None:
@@ -53,10 +53,10 @@ class Line(ApplicationCommunicator):
         await self.send_input({"type": "websocket.connect"})
         return await self.receive_output(timeout=DEADLINE_S)
 
-    async def say(self, frame: bytes) -> None:
+    async def send_message(self, frame: bytes) -> None:
         await self.send_input({"type": "websocket.receive", "text": frame.decode()})
 
-    async def told(self) -> Any:
+    async def receive_message(self) -> Any:
         event = await self.receive_output(timeout=DEADLINE_S)
         assert event["type"] == "websocket.send", event
         return decode_down(event["text"])
@@ -66,17 +66,17 @@ class Line(ApplicationCommunicator):
         await self.wait(timeout=DEADLINE_S)
 
 
-def communicator(app: AgentSocket, secret: str) -> Line:
-    return Line(app, f"Bearer {secret}")
+def client_with(app: AgentSocket, secret: str) -> AgentClient:
+    return AgentClient(app, f"Bearer {secret}")
 
 
 @asynccontextmanager
-async def connected(app: AgentSocket, node: str = "n-a") -> AsyncIterator[Line]:
-    line = communicator(app, await credential(node))
-    assert await line.connect() == {"type": "websocket.accept"}
-    await line.say(encode(hello(node)))
-    yield line
-    await line.disconnect()
+async def connected(app: AgentSocket, node: str = "n-a") -> AsyncIterator[AgentClient]:
+    client = client_with(app, await credential(node))
+    assert await client.connect() == {"type": "websocket.accept"}
+    await client.send_message(encode(hello(node)))
+    yield client
+    await client.disconnect()
 
 
 async def eventually(condition: Callable[[], Any]) -> Any:

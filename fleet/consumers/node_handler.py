@@ -1,0 +1,115 @@
+"""Keeps what node agents report and sends them their desired state."""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+
+from engine_agent.protocol.messages import DownMessage, Fault, LogTail, Report, UpMessage
+from fleet.consumers.hub import AgentSession
+from fleet.consumers.report_buffer import ReportBuffer
+from fleet.selectors.desired import desired_for, desired_versions
+from fleet.services.node_log import node_logs_store
+from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store
+from kernel import clock
+from kernel.storable import UNSTORABLE
+
+FAULTS_KEPT = 1000
+"""While PostgreSQL is away; then the oldest evidence goes. At most 256 MiB, at the limit of a frame each."""
+
+LOGS_KEPT = 200
+"""Nodes whose lines wait to be written; more are not read at once."""
+
+log = logging.getLogger(__name__)
+
+
+class NodeHandler:
+    """The handler for agents of kind `node`."""
+
+    def __init__(self) -> None:
+        self._reports: ReportBuffer[ReceivedReport] = ReportBuffer()
+        self._faults: deque[tuple[str, Fault, datetime]] = deque(maxlen=FAULTS_KEPT)
+        self._logs: dict[str, LogTail] = {}
+
+    def on_hello(self, session: AgentSession) -> None:
+        hello = session.hello
+        hello_store(
+            node=hello.id,
+            topology=hello.topology,
+            fingerprint=hello.fingerprint,
+            accelerators=hello.inventory.accelerators if hello.inventory else (),
+        )
+
+    def on_message(self, session: AgentSession, message: UpMessage) -> bool:
+        node = session.identity.id
+        if isinstance(message, Fault):
+            self._faults.append((node, message, clock.now()))
+            return True
+        if isinstance(message, LogTail):
+            if len(self._logs) < LOGS_KEPT or node in self._logs:
+                self._logs[node] = message
+            return True
+        if not isinstance(message, Report):
+            return False
+        received = _received(session, message)
+        previous = self._reports.put(node, received)
+        return previous is None or _urgent_part(previous) != _urgent_part(received)
+
+    def on_disconnect(self, session: AgentSession) -> None:
+        self._reports.end(session.identity.id, session.key, _disconnected)
+
+    def flush(self) -> None:
+        self._reports.flush(reports_store)
+        while self._faults:
+            self._write_fault(*self._faults.popleft())
+        self._write_logs()
+
+    def _write_logs(self) -> None:
+        """Lines that cannot be written are dropped: the agent sends them again."""
+        tails: dict[str, LogTail] = {}
+        while self._logs:
+            node, tail = self._logs.popitem()
+            tails[node] = tail
+        try:
+            node_logs_store(tails=tails, now=clock.now())
+        except UNSTORABLE as error:
+            log.warning("dropped the logs that %s sent: %s", ", ".join(tails), error)
+
+    def _write_fault(self, node: str, fault: Fault, at: datetime) -> None:
+        try:
+            fault_record(node=node, signature=fault.signature, summary=fault.summary, evidence=fault.evidence, now=at)
+        except UNSTORABLE as error:
+            log.warning("dropped a fault that %s sent: %s", node, error)
+        except Exception:
+            self._faults.appendleft((node, fault, at))
+            raise
+
+    def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+        sent = {session.identity.id: session.sent_version for session in sessions}
+        versions = desired_versions(sent)
+        stale = [node for node, version in versions.items() if version != sent[node]]
+        return {node: (desired.version, desired) for node, desired in desired_for(stale).items()} if stale else {}
+
+
+def _urgent_part(received: ReceivedReport) -> tuple[object, ...]:
+    """A change of this is written at once."""
+    return received.connection, received.report.observed, received.healthy
+
+
+def _disconnected(received: ReceivedReport) -> ReceivedReport:
+    return msgspec.structs.replace(received, connected=False, connection_changed_at=clock.now())
+
+
+def _received(session: AgentSession, report: Report) -> ReceivedReport:
+    return ReceivedReport(
+        node_id=session.identity.id,
+        connection=session.key,
+        connected=True,
+        connection_changed_at=session.since,
+        last_seen_at=clock.now(),
+        boot_id=session.hello.boot_id,
+        agent_version=session.hello.agent_version,
+        report=report,
+    )

@@ -1,0 +1,76 @@
+"""Keeps what ingress agents report and sends them their region's routing table."""
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engine_agent.protocol.messages import DownMessage, IngressReport, UpMessage
+from fleet.consumers.hub import AgentSession
+from fleet.consumers.report_buffer import ReportBuffer
+from kernel import clock
+from traffic.selectors.routing import latest_revisions, latest_tables, told_table
+from traffic.services.reports import IngressRow, ingress_reports_store
+
+
+class IngressHandler:
+    """The handler for agents of kind `ingress`."""
+
+    def __init__(self) -> None:
+        self._reports: ReportBuffer[IngressRow] = ReportBuffer()
+
+    def on_hello(self, session: AgentSession) -> None:
+        """An ingress's hello has nothing to keep."""
+
+    def on_message(self, session: AgentSession, message: UpMessage) -> bool:
+        if not isinstance(message, IngressReport):
+            return False
+        row = _row(session, message)
+        previous = self._reports.put(session.identity.id, row)
+        return previous is None or _urgent_part(previous) != _urgent_part(row)
+
+    def on_disconnect(self, session: AgentSession) -> None:
+        self._reports.end(session.identity.id, session.key, _disconnected)
+
+    def flush(self) -> None:
+        self._reports.flush(ingress_reports_store)
+
+    def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+        newest = latest_revisions()
+        regions = {
+            session.identity.id: session.identity.region
+            for session in sessions
+            if newest.get(session.identity.region, session.sent_version) != session.sent_version
+        }
+        if not regions:
+            return {}
+        tables = latest_tables()
+        return {ingress: (tables[region].revision, told_table(tables[region])) for ingress, region in regions.items()}
+
+
+def _urgent_part(row: IngressRow) -> tuple[object, ...]:
+    """A change of this is written at once."""
+    return row.connection, row.revision, row.cells
+
+
+def _disconnected(row: IngressRow) -> IngressRow:
+    return msgspec.structs.replace(row, connected=False, changed_at=clock.now())
+
+
+def _row(session: AgentSession, report: IngressReport) -> IngressRow:
+    observed = report.observed
+    return IngressRow(
+        ingress=session.identity.id,
+        connection=session.key,
+        connected=True,
+        changed_at=session.since,
+        seen_at=clock.now(),
+        revision=observed.revision,
+        haproxy_pid=observed.haproxy_pid,
+        reason=observed.reason,
+        cells=observed.cells,
+        telemetry={
+            **report.telemetry,
+            "cells": msgspec.to_builtins(report.cells),
+            "changes": msgspec.to_builtins(report.changes),
+        },
+    )
