@@ -1,4 +1,5 @@
 from django.apps import AppConfig
+from django.db.models.signals import post_migrate
 
 
 class AuditConfig(AppConfig):
@@ -6,7 +7,9 @@ class AuditConfig(AppConfig):
     label = "audit"
 
     def ready(self) -> None:
-        """Listen for logins, which answer 200 and 302 whatever becomes of them."""
-        from audit import logins
+        """Note logins; put the capture's triggers on every table after migrations."""
+        from audit import signals
+        from audit.row_capture import install_triggers
 
-        logins.listen()
+        signals.connect()
+        post_migrate.connect(install_triggers, sender=self, dispatch_uid="audit-row-capture")

@@ -1,21 +1,17 @@
 """The base of management commands that change something: one record for each run that did, with the account that ran
 it. It never keeps a command from doing its work: what stops a fleet must work while the database is away."""
 
-import getpass
 import logging
-import os
-from contextlib import ExitStack
 from typing import Any
 
 from django.core.management.base import BaseCommand
 from django.db import Error, transaction
 
-from audit.models import Proof
-from audit.services.record import Act, Actor, audit_record
-from audit.watching import watching
+from audit.actors import command_actor
+from audit.row_capture import Changes, RowCapture, session_capture
+from audit.services.record import Act, audit_record
 from kernel import clock
 from kernel.correlation import correlated
-from kernel.trail import keep_trail
 
 log = logging.getLogger(__name__)
 
@@ -23,47 +19,50 @@ log = logging.getLogger(__name__)
 class AuditedCommand(BaseCommand):
     """A command whose `handle` changes the control plane.
 
-    `together`: its changes and its record are one transaction. False for commands that start or end processes, which
-    must see what was committed. `acts_outside`: it does something even when it writes no row.
+    `one_transaction`: its changes and its record are one transaction. False for commands that start or end processes,
+    which must see what was committed. `acts_outside`: it does something even when it writes no row.
     """
 
-    together = True
+    one_transaction = True
     acts_outside = False
-    untold_options: frozenset[str] = frozenset()
+    unrecorded_options: frozenset[str] = frozenset()
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        with ExitStack() as stack:
-            stack.enter_context(correlated())
-            trail = stack.enter_context(keep_trail())
-            if self.together:
-                stack.enter_context(transaction.atomic())
-            stack.enter_context(watching(trail))
-            said: str | None = super().execute(*args, **options)
-            if trail.changed or self.acts_outside:
-                self._record(trail.objects, {"rows": trail.rows, "events": trail.events}, options)
-        return said
+        with correlated():
+            if self.one_transaction:
+                return self._execute_in_transaction(*args, **options)
+            with session_capture() as changes:
+                output: str | None = super().execute(*args, **options)
+            try:
+                self._record(changes, options)
+            except Error as error:
+                log.error("%s did its work, but could not be recorded: %s", self._name, error)
+            return output
 
-    def _record(self, about: list[str], changes: dict[str, Any], options: dict[str, Any]) -> None:
-        name = self.__class__.__module__.rpartition(".")[2]
-        asked = {key: text for key, text in options.items() if key not in _DJANGOS | self.untold_options and text}
-        act = Act(action=f"command.{name}", about=about, changes={"asked": asked, **changes})
-        try:
-            audit_record(actor=command_actor(), act=act, now=clock.now())
-        except Error as error:
-            if self.together:
-                raise
-            log.error("%s did its work, but could not be recorded: %s", name, error)
+    @transaction.atomic
+    def _execute_in_transaction(self, *args: Any, **options: Any) -> str | None:
+        capture = RowCapture()
+        capture.start()
+        output: str | None = super().execute(*args, **options)
+        self._record(capture.finish(), options)
+        return output
+
+    @property
+    def _name(self) -> str:
+        return self.__class__.__module__.rpartition(".")[2]
+
+    def _record(self, changes: Changes, options: dict[str, Any]) -> None:
+        if not changes and not self.acts_outside:
+            return
+        given = {key: text for key, text in options.items() if key not in _DJANGOS | self.unrecorded_options and text}
+        act = Act(
+            action=f"command.{self._name}",
+            about=changes.objects,
+            changes={"asked": given, "rows": changes.rows, "events": changes.events},
+        )
+        audit_record(actor=command_actor(), act=act, now=clock.now())
 
 
 _DJANGOS = frozenset(
     {"verbosity", "settings", "pythonpath", "traceback", "no_color", "force_color", "skip_checks", "stdout", "stderr"}
 )
-
-
-def command_actor() -> Actor:
-    """The account that runs this process, and the machine."""
-    try:
-        account = getpass.getuser()
-    except (KeyError, OSError):
-        account = f"uid {os.getuid()}"
-    return Actor(account, Proof.COMMAND, os.uname().nodename)

@@ -73,6 +73,20 @@ class AuditChain(models.Model):
         return f"records {self.base_number + 1} to {self.head_number}"
 
 
+class CapturedRow(models.Model):
+    """A row that an audited request or command wrote, kept by a trigger until its record is made (row_capture.py)."""
+
+    capture = models.CharField(max_length=32, db_index=True)
+    at = models.DateTimeField()
+    table_name = models.CharField(max_length=63)
+    operation = models.CharField(max_length=6)
+    key = models.JSONField()
+    columns = models.JSONField()
+
+    def __str__(self) -> str:
+        return f"{self.operation} {self.table_name} {self.key}"
+
+
 class AuditExport(models.Model):
     """How far continuous export to one place has come."""
 

@@ -110,7 +110,7 @@ MIDDLEWARE = [
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
-    "audit.border.AuditBorder",  # the last: it calls the view itself
+    "audit.middleware.AuditMiddleware",  # the last: it calls the view itself
 ]
 
 ROOT_URLCONF = "controlplane.urls"

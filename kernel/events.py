@@ -6,7 +6,6 @@ from typing import Any
 from kernel import live
 from kernel.models import Event
 from kernel.tones import Tone
-from kernel.trail import trail
 
 
 def event_record(  # noqa: PLR0913 - one keyword per column of the timeline
@@ -35,14 +34,5 @@ def event_record(  # noqa: PLR0913 - one keyword per column of the timeline
         node=node,
         detail=detail or {},
     )
-    _note(event)
     live.push("events")
     return event
-
-
-def _note(event: Event) -> None:
-    if (kept := trail()) is None:
-        return
-    kept.events.append({"kind": event.kind, "message": event.message})
-    for noun in ("cell", "node", "deployment", "region"):
-        kept.about(noun, getattr(event, noun))

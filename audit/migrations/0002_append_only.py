@@ -1,5 +1,5 @@
 """PostgreSQL itself refuses to change records. Old ones may go, from the beginning of the chain only, in a transaction
-that says so (audit.services.retention)."""
+that says so (audit.services.chain)."""
 
 from django.db import migrations
 

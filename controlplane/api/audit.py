@@ -1,5 +1,5 @@
 """Audit records over HTTP: who changed what, and who was refused, newest first. Read only, by operators and
-administrators: records are written at the border (audit.border)."""
+administrators: records are written by audit.middleware."""
 
 import json
 from typing import Any

@@ -10,10 +10,10 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 from django.urls import resolve
 
-from audit.border import AuditBorder, reason_not_audited
+from audit.middleware import AuditMiddleware, exemption
 from audit.models import AuditRecord
+from audit.signals import login_recording
 from kernel.events import event_record
-from kernel.trail import keep_trail
 from tests.audit.endpoints import Endpoint, unsafe_endpoints
 from tests.controlplane.dashboard.clients import signed_in
 from tests.fleet.rows import NOW
@@ -21,10 +21,10 @@ from tests.fleet.rows import NOW
 pytestmark = pytest.mark.django_db
 
 ENDPOINTS = unsafe_endpoints()
-AUDITED = [endpoint for endpoint in ENDPOINTS if not reason_not_audited(endpoint.view)]
-BORDER = AuditBorder(lambda request: HttpResponse())
+AUDITED = [endpoint for endpoint in ENDPOINTS if not exemption(endpoint.view)]
+MIDDLEWARE = AuditMiddleware(lambda request: HttpResponse())
 WITHOUT_COOKIES = {"/agents/enrol"}
-"""Agents show a join token; strangers leave no record."""
+"""Agents show a join token; anonymous requests leave no record."""
 
 
 def test_there_are_many_and_few_are_excepted() -> None:
@@ -33,12 +33,12 @@ def test_there_are_many_and_few_are_excepted() -> None:
     assert {path for path in excepted if not path.startswith("/v1/")} <= {"/playground/say/"}
 
 
-def test_the_border_is_the_last_middleware() -> None:
-    assert settings.MIDDLEWARE[-1] == "audit.border.AuditBorder"
+def test_it_is_the_last_middleware() -> None:
+    assert settings.MIDDLEWARE[-1] == "audit.middleware.AuditMiddleware"
 
 
 def change(endpoint: Endpoint) -> None:
-    """Let the border answer a request to this endpoint by a view that is declared as its own, and changes something."""
+    """Answer a request to this endpoint by a view that is declared as its own, and changes something."""
     request = RequestFactory().generic(endpoint.method, endpoint.path, content_type="application/json")
     request.user = AnonymousUser()
     request.resolver_match = resolve(endpoint.path)
@@ -48,8 +48,8 @@ def change(endpoint: Endpoint) -> None:
         return HttpResponse()
 
     changes_something.__dict__.update(endpoint.view.__dict__)
-    with keep_trail():
-        BORDER.process_view(request, changes_something, (), dict(request.resolver_match.kwargs))
+    with login_recording():
+        MIDDLEWARE.process_view(request, changes_something, (), dict(request.resolver_match.kwargs))
 
 
 def test_every_change_is_recorded_once() -> None:

@@ -8,7 +8,7 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from django.test import AsyncClient
 
-from audit import border
+from audit import middleware
 from fleet.models import Node
 from tests.audit.records import only_record, recorded
 from tests.controlplane.api.client import bearer
@@ -46,7 +46,7 @@ async def test_without_its_record_a_change_is_not_made(monkeypatch: pytest.Monke
     def fails(**_: object) -> None:
         raise RuntimeError("no record")
 
-    monkeypatch.setattr(border, "audit_record", fails)
+    monkeypatch.setattr(middleware, "audit_record", fails)
     authorization = await sync_to_async(token)()
     assert await cordon(AsyncClient(raise_request_exception=False), authorization) == 500
     assert not await Node.objects.filter(cordoned=True).aexists()

@@ -9,8 +9,8 @@ from django.http import HttpRequest, HttpResponseBase, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_http_methods
 
+from audit.middleware import audit_exempt
 from kernel import clock
-from kernel.trail import not_audited
 from traffic.models import AsyncRequest
 from traffic.planning.async_request import AsyncSettings, AsyncState
 from traffic.selectors.application import Application, UnknownApplication, application_of
@@ -23,7 +23,7 @@ APPLICATIONS = "requests of applications are counted as usage, by key; they chan
 
 
 @csrf_exempt
-@not_audited(APPLICATIONS)
+@audit_exempt(APPLICATIONS)
 @require_http_methods(["POST"])
 def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
     """POST /v1/async/chat/completions, /v1/async/completions: 202 and where to ask for the outcome."""
@@ -48,7 +48,7 @@ def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
 
 
 @csrf_exempt
-@not_audited(APPLICATIONS)
+@audit_exempt(APPLICATIONS)
 @require_http_methods(["GET", "DELETE"])
 def one(request: HttpRequest, request_id: str) -> HttpResponseBase:
     """GET: how a request stands. DELETE: cancel it, unless it has ended."""
@@ -67,7 +67,7 @@ def one(request: HttpRequest, request_id: str) -> HttpResponseBase:
 
 
 @csrf_exempt
-@not_audited(APPLICATIONS)
+@audit_exempt(APPLICATIONS)
 def elsewhere(request: HttpRequest) -> HttpResponseBase:
     """Every other path below /v1/async/."""
     known = ", ".join(f"/v1/async/{kind}" for kind in ENDPOINTS)

@@ -4,7 +4,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from audit.services.verification import audit_verify, parse_head
+from audit.services.chain import audit_verify, parse_head
 
 
 class Command(BaseCommand):

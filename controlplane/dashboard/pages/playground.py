@@ -6,6 +6,7 @@ from django.http import HttpRequest, HttpResponseBase, JsonResponse, StreamingHt
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_POST
 
+from audit.middleware import audit_exempt
 from controlplane.dashboard.fragments import Asked, Fragment, Page
 from controlplane.dashboard.playground.question import Question, question_in
 from controlplane.dashboard.playground.relay import chat_refusal, relay_chat
@@ -13,7 +14,6 @@ from controlplane.dashboard.selectors.playground import Playground, playground
 from fleet.models import Deployment
 from kernel.access import Role, access_of
 from kernel.refusals import InvalidInput
-from kernel.trail import not_audited
 from traffic.planning.internal_key import PLAYGROUND_TENANT, internal_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region
 from traffic.selectors.key import key_standing
@@ -33,7 +33,7 @@ PLAYGROUND = Page(
 
 @never_cache
 @require_POST
-@not_audited("a chat asks a cell, as applications do, and changes nothing that operators run")
+@audit_exempt("a chat asks a cell, as applications do, and changes nothing that operators run")
 async def playground_say(request: HttpRequest) -> HttpResponseBase:
     """Answers with events while the cell generates (controlplane.dashboard.playground.relay)."""
     user = await request.auser()

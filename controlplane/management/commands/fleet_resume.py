@@ -9,7 +9,7 @@ from kernel import clock
 
 class Command(AuditedCommand):
     help = "Boot the stopped machines of the local fleet again. Machines that still run are left alone."
-    together = False
+    one_transaction = False
 
     def handle(self, *args: Any, **options: Any) -> None:
         booted = local_fleet_resume(now=clock.now())

@@ -10,7 +10,7 @@ from fleet.providers import local_provider
 
 class Command(AuditedCommand):
     help = "Stop every process of the local fleet of this home. The database keeps what should run; `make up` resumes."
-    together = False
+    one_transaction = False
     acts_outside = True
 
     def handle(self, *args: Any, **options: Any) -> None:

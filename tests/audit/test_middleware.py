@@ -12,14 +12,14 @@ from django.http import HttpRequest, HttpResponse
 from django.test import Client, RequestFactory
 
 from accounts.models import ApiToken
-from audit import border
+from audit import middleware
+from audit.signals import login_recording
 from engine_agent.protocol.states import AgentKind
 from fleet.models import Node
 from fleet.services.enrolment import join_token_issue
 from kernel import clock
 from kernel.events import event_record
 from kernel.models import Event
-from kernel.trail import keep_trail
 from tests.audit.records import changes, only_record, recorded
 from tests.controlplane.api.client import anonymous, bearer, browser
 from tests.controlplane.dashboard.clients import signed_in
@@ -152,7 +152,7 @@ def test_a_fault_of_the_server_takes_the_change_back(monkeypatch: pytest.MonkeyP
     def fails(**_: object) -> None:
         raise RuntimeError("no record")
 
-    monkeypatch.setattr(border, "audit_record", fails)
+    monkeypatch.setattr(middleware, "audit_record", fails)
     node = rows.node("n-00000001")
     credentials = vars(bearer())["_credentials"]
     client = Client(raise_request_exception=False)
@@ -174,7 +174,7 @@ def test_a_login_that_comes_back_from_elsewhere_is_recorded_too() -> None:
         user_logged_in.send(sender=User, request=request, user=user)
         return HttpResponse(status=302)
 
-    border.AuditBorder(logs_in)(request)
+    middleware.AuditMiddleware(logs_in)(request)
     record = only_record()
     assert (record.action, record.outcome, record.actor, record.object) == ("login", "done", "ada", "user/ada")
 
@@ -187,8 +187,8 @@ def test_a_dry_run_that_is_taken_back_records_nothing() -> None:
         return HttpResponse()
 
     request = RequestFactory().post("/api/v1/plan")
-    with keep_trail():
-        border.AuditBorder(lambda request: HttpResponse()).process_view(request, tries, (), {})
+    with login_recording():
+        middleware.AuditMiddleware(lambda request: HttpResponse()).process_view(request, tries, (), {})
     assert recorded() == []
 
 
@@ -198,8 +198,10 @@ def test_a_refusal_takes_back_what_the_view_wrote_and_counters_of_attempts_stay(
             event_record(kind=f"test.{status}", message="written", now=NOW)
             return HttpResponse(status=status)
 
-        with keep_trail():
-            border.AuditBorder(lambda request: HttpResponse()).process_view(RequestFactory().post("/x"), view, (), {})
+        with login_recording():
+            middleware.AuditMiddleware(lambda request: HttpResponse()).process_view(
+                RequestFactory().post("/x"), view, (), {}
+            )
 
     for status in (400, 404, 409, 500, 401, 403, 429):
         answers(status)

@@ -1,0 +1,210 @@
+"""Audits changes where every request passes: each unsafe one runs in one transaction with its record, whichever view
+handles it, so that no endpoint can forget to. Refusals are recorded too. It decides nothing about who may.
+
+It must be the last middleware: its `process_view` calls the view itself.
+"""
+
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from inspect import iscoroutinefunction
+from typing import Any, TypeVar
+
+from asgiref.sync import async_to_sync
+from django.db import transaction
+from django.http import HttpRequest, HttpResponse
+from django.urls import Resolver404, resolve
+from rest_framework.exceptions import APIException
+
+from audit.actors import request_actor
+from audit.models import Outcome, Proof
+from audit.row_capture import Changes, RowCapture
+from audit.services.record import Act, Actor, audit_record
+from audit.signals import RequestLogin, current_login, login_recording
+from kernel import clock
+
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
+DENIALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
+KEPT_REFUSALS = DENIALS | {HTTPStatus.TOO_MANY_REQUESTS}
+"""What views wrote before these responses stays: it counts attempts. Every other refusal promises that nothing was
+changed."""
+REASON_FIELDS = ("why", "reason")
+VERBS = {"update": "change", "partial_update": "change", "destroy": "delete", "new": "create"}
+NOUNS = {"version": "model-version"}
+"""Pages name some things more briefly than the API does."""
+PAGES = {"evacuate": "evacuation.create", "override-end": "override.end", "agents-enrol": "agent.enrol"}
+KEYS = ("id", "prefix", "name", "key")
+"""Of a response's fields, those that name what was made; the first that is there counts."""
+
+View = Callable[..., HttpResponse]
+V = TypeVar("V", bound=Callable[..., Any])
+
+
+def audit_exempt(reason: str) -> Callable[[V], V]:
+    """Declares that a view's unsafe requests change nothing of the control plane: no transaction, no record.
+
+    For what streams or waits for others; a view that merely writes nothing needs no declaration.
+    """
+
+    def declare(view: V) -> V:
+        view.audit_exempt = reason  # type: ignore[attr-defined]  # read below, by name
+        return view
+
+    return declare
+
+
+def exemption(view: Any) -> str:
+    """The reason why a view is exempt; "" if it is not."""
+    return str(getattr(view, "audit_exempt", "") or getattr(getattr(view, "cls", None), "audit_exempt", ""))
+
+
+class AuditMiddleware:
+    """One transaction and one record for each unsafe request."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        with login_recording() as login:
+            response = self.get_response(request)
+            if response.status_code in DENIALS:
+                _record_denial(request, response)
+            elif login and request.method in SAFE_METHODS:
+                _record(request, response, Changes(), login)  # an identity provider sends users back with GET
+        return response
+
+    def process_view(
+        self, request: HttpRequest, view: View, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> HttpResponse | None:
+        """Runs the view of an unsafe request inside its transaction; leaves all others alone."""
+        login = current_login()
+        if request.method in SAFE_METHODS or login is None or exemption(view):
+            return None
+        call = async_to_sync(view) if iscoroutinefunction(view) else view
+        with transaction.atomic():
+            capture = RowCapture()
+            capture.start()
+            response: HttpResponse = call(request, *args, **kwargs)
+            refused = response.status_code >= HTTPStatus.BAD_REQUEST
+            if refused and response.status_code not in KEPT_REFUSALS:
+                transaction.set_rollback(True)
+                return response
+            changes = capture.finish()
+            if not refused and (changes or login):
+                _record(request, response, changes, login)
+        return response
+
+
+def _record(request: HttpRequest, response: HttpResponse, changes: Changes, login: RequestLogin) -> None:
+    """One record of a change, as the last step of its transaction."""
+    actor = request_actor(request)
+    if login:
+        _record_login(request, changes, login, actor.proof if actor else Proof.SESSION)
+        return
+    action, thing = _action_and_object(request, response)
+    if actor is not None and actor.proof is Proof.JOIN_TOKEN:
+        thing = f"agent/{actor.name}"
+    act = Act(
+        action=action,
+        object=thing,
+        about=changes.objects,
+        reason=_reason(request, response),
+        changes={"asked": _body(request, response), "rows": changes.rows, "events": changes.events},
+    )
+    audit_record(actor=actor or Actor("anonymous", Proof.SESSION), act=act, now=clock.now())
+
+
+def _record_login(request: HttpRequest, changes: Changes, login: RequestLogin, proof: Proof) -> None:
+    """A login, logout or wrong password, without what was typed."""
+    denied = login.action == "login-failed"
+    act = Act(
+        action="login" if denied else login.action,
+        outcome=Outcome.DENIED if denied else Outcome.DONE,
+        object=f"user/{login.username}",
+        about=changes.objects,
+        reason="wrong password" if denied else "",
+        changes={"rows": changes.rows, "events": changes.events},
+    )
+    actor = Actor(login.username, proof, str(request.META.get("REMOTE_ADDR") or ""))
+    audit_record(actor=actor, act=act, now=clock.now())
+
+
+def _record_denial(request: HttpRequest, response: HttpResponse) -> None:
+    """One record of an attempt that was refused, if its actor is known."""
+    if (actor := request_actor(request)) is not None:
+        action, thing = _action_and_object(request, response)
+        act = Act(action=action, outcome=Outcome.DENIED, object=thing, reason=_denial_reason(response))
+        audit_record(actor=actor, act=act, now=clock.now())
+
+
+def _action_and_object(request: HttpRequest, response: HttpResponse) -> tuple[str, str]:
+    """The action, and its object as `noun/key`: the same for the API and for pages."""
+    match = request.resolver_match
+    if match is None:
+        return f"{str(request.method).lower()} {request.path}"[:96], ""
+    drf = getattr(response, "renderer_context", None) or {}
+    view = drf.get("view")
+    if (basename := getattr(view, "basename", None)) is not None:
+        action = _api_action(str(basename), str(getattr(view, "action", None) or request.method).lower())
+    else:
+        action = _page_action(match.url_name or match.route, match.kwargs)
+    if request.method in SAFE_METHODS and "." not in action:
+        action = f"{action}.read"
+    key = _key_of(match.kwargs) or _key_in_body(getattr(response, "data", None)) or _key_in_location(response)
+    return action, f"{action.partition('.')[0]}/{key}" if key else ""
+
+
+def _api_action(basename: str, action: str) -> str:
+    """`rollout.pause` of the view set `rollout` and its action `pause`."""
+    return f"{basename}.{VERBS.get(action, action.replace('_', '-'))}"
+
+
+def _page_action(url_name: str, arguments: Mapping[str, Any]) -> str:
+    """`rollout.pause` of the page `rollout-action` with the argument `pause`; `key.create` of `key-new`."""
+    if url_name in PAGES:
+        return PAGES[url_name]
+    noun, _, verb = url_name.rpartition("-")
+    if verb == "action" and "action" in arguments:
+        verb = str(arguments["action"])
+    return f"{NOUNS.get(noun, noun)}.{VERBS.get(verb, verb)}" if noun else url_name
+
+
+def _key_of(arguments: Mapping[str, Any]) -> str:
+    """The key of the thing in a URL's arguments; "" if they name none."""
+    return next((str(value) for name, value in arguments.items() if name not in {"action", "kind"}), "")
+
+
+def _key_in_body(data: Any) -> str:
+    """The key of what was made, as a response of the API names it."""
+    if not isinstance(data, dict):
+        return ""
+    return str(next((data[name] for name in KEYS if isinstance(data.get(name), str | int)), ""))
+
+
+def _key_in_location(response: HttpResponse) -> str:
+    """Pages that made something redirect to it."""
+    try:
+        return _key_of(resolve(response.headers.get("Location", "").partition("?")[0]).kwargs)
+    except Resolver404:
+        return ""
+
+
+def _body(request: HttpRequest, response: HttpResponse) -> dict[str, Any]:
+    drf = (getattr(response, "renderer_context", None) or {}).get("request")
+    try:
+        body = drf.data if drf is not None else request.POST
+    except APIException:  # one that the view never read
+        return {}
+    if hasattr(body, "lists"):
+        return {name: values if len(values) > 1 else values[0] for name, values in body.lists() if values}
+    return dict(body) if isinstance(body, Mapping) else {}
+
+
+def _reason(request: HttpRequest, response: HttpResponse) -> str:
+    body = _body(request, response)
+    return next((str(body[name]) for name in REASON_FIELDS if isinstance(body.get(name), str) and body[name]), "")
+
+
+def _denial_reason(response: HttpResponse) -> str:
+    data = getattr(response, "data", None)
+    detail = data.get("detail", "") if isinstance(data, Mapping) else ""
+    return str(detail) or response.reason_phrase
