@@ -278,5 +278,7 @@ LOGGING = {
         # A line for every tick of beat would bury the decisions.
         "celery.worker.strategy": {"level": "WARNING"},
         "celery.app.trace": {"level": "WARNING"},
+        # Nor is a line for every request that is sent through an ingress of use.
+        "httpx": {"level": "WARNING"},
     },
 }

@@ -9,14 +9,16 @@ Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def ingress(says: Says) -> AsyncIterator[tuple[str, int]]:
-    """Its address. It reads a request whose body is `{}` and then does what `says` does."""
+async def ingress(says: Says, sent: bytearray | None = None) -> AsyncIterator[tuple[str, int]]:
+    """Its address. It reads a request whose body is `{}` (into `sent`) and then does what `says` does."""
     serving: list[asyncio.Task[Any]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         serving.append(cast("asyncio.Task[Any]", asyncio.current_task()))
         with suppress(ConnectionError):
-            await reader.readuntil(b"{}")
+            request = await reader.readuntil(b"{}")
+            if sent is not None:
+                sent.extend(request)
             await says(reader, writer)
             await writer.drain()
         writer.close()

@@ -26,7 +26,7 @@ from traffic.services.async_sending import (
     async_requests_claim,
     async_requests_expire,
 )
-from traffic.services.ingress_http import ask_ingress
+from traffic.services.ingress_client import ingress_post
 
 ANSWER_ROOM_S = 2.0
 """The cell itself ends a request at its deadline, and says so; its answer must have time to arrive."""
@@ -139,7 +139,7 @@ class AsyncSender:
         }
         if leased.tenant:
             headers["Authorization"] = f"Bearer {internal_key_text(leased.tenant, django_settings.SECRET_KEY)}"
-        return await ask_ingress(
+        return await ingress_post(
             addresses[leased.attempts % len(addresses)],
             leased.path,
             leased.body,

@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
 from controlplane.chat_stream import AnswerReader, error_words
-from traffic.services.ingress_stream import Head, StreamBroken, StreamLimits, stream_ingress
+from traffic.services.ingress_client import ResponseHead, StreamBroken, StreamLimits, ingress_stream
 
 MOST_PER_USER = 3
 MOST_AT_ONCE = 32
@@ -34,7 +34,7 @@ async def relay_chat(
     _running[user] += 1
     reader = AnswerReader(time.monotonic())
     try:
-        async with aclosing(stream_ingress(address, "/v1/chat/completions", body, headers, limits)) as parts:
+        async with aclosing(ingress_stream(address, "/v1/chat/completions", body, headers, limits)) as parts:
             async for event in _events(parts, reader):
                 yield event
     except StreamBroken as broken:
@@ -45,10 +45,10 @@ async def relay_chat(
             del _running[user]
 
 
-async def _events(parts: AsyncIterator[Head | bytes], reader: AnswerReader) -> AsyncIterator[bytes]:
+async def _events(parts: AsyncIterator[ResponseHead | bytes], reader: AnswerReader) -> AsyncIterator[bytes]:
     status, refused = 200, b""
     async for part in parts:
-        if isinstance(part, Head):
+        if isinstance(part, ResponseHead):
             status = part.status
             yield _event("head", {"status": status, **_who(part)})
         elif status != 200:
@@ -65,7 +65,7 @@ async def _events(parts: AsyncIterator[Head | bytes], reader: AnswerReader) -> A
         yield _event("end", reader.figures())
 
 
-def _who(head: Head) -> dict[str, str]:
+def _who(head: ResponseHead) -> dict[str, str]:
     return {
         name: head.headers.get(f"x-switchyard-{name}", "")
         for name in ("cell", "region", "deployment")

@@ -1,0 +1,131 @@
+"""Sends requests to an ingress over HTTP/1.1, within bounds, and takes the response whole or as a stream. It reports
+what happened and decides nothing. Cancelling one cuts its connection, and with that the engine of the cell stops."""
+
+import asyncio
+import ssl
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import TypeVar
+
+import httpx
+
+from traffic.planning.async_request import Received
+
+CONNECT_LIMIT_S = 3.0
+T = TypeVar("T")
+_NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Ingresses are reached over plain HTTP: loading the usual authorities for each client would cost some 300 ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class StreamLimits:
+    """`first_s`: until the response begins, queueing included; `silent_s`: between two pieces of it; `whole_s`: all."""
+
+    first_s: float = 60.0
+    silent_s: float = 30.0
+    whole_s: float = 300.0
+    max_bytes: int = 4 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHead:
+    """Status and headers, whose names are in lower case."""
+
+    status: int
+    headers: Mapping[str, str]
+
+
+class StreamBroken(Exception):
+    """No whole response; the text says why."""
+
+
+async def ingress_post(
+    address: tuple[str, int], path: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, max_bytes: int
+) -> Received:
+    """POST a JSON body and wait for the whole response. Never raises for what the other side does."""
+    try:
+        async with asyncio.timeout(limit_s), _client(min(CONNECT_LIMIT_S, limit_s)) as client:
+            response = await client.send(_post(address, path, body, headers), stream=True)
+            return await _whole(response, max_bytes)
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        return Received(None, sent=False, reason=_unreachable(address, error))
+    except TimeoutError:
+        return Received(None, reason=f"no whole answer within {limit_s:.3g} s")
+    except httpx.TransportError as error:
+        return Received(None, reason=_broken(error))
+
+
+async def ingress_stream(
+    address: tuple[str, int], path: str, body: bytes, headers: Mapping[str, str], limits: StreamLimits
+) -> AsyncGenerator[ResponseHead | bytes, None]:
+    """POST a JSON body. The head comes first, then the body in pieces.
+
+    Raises:
+        StreamBroken: the ingress cannot be reached, is silent for too long, or breaks off.
+    """
+    try:
+        async with _client(CONNECT_LIMIT_S) as client:
+            request = _post(address, path, body, headers)
+            async with aclosing(_parts(client, request, limits)) as parts:
+                async for part in parts:
+                    yield part
+    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+        raise StreamBroken(_unreachable(address, error)) from None
+    except httpx.TransportError as error:
+        raise StreamBroken(_broken(error)) from None
+
+
+async def _whole(response: httpx.Response, max_bytes: int) -> Received:
+    body = bytearray()
+    async for piece in response.aiter_raw():
+        body += piece
+        if len(body) > max_bytes:
+            return Received(None, reason=f"the answer is longer than {max_bytes} bytes")
+    retry_after = response.headers.get("retry-after", "")
+    retry_after_s = float(retry_after[:6]) if retry_after.isascii() and retry_after.isdigit() else None
+    return Received(response.status_code, bytes(body), retry_after_s=retry_after_s)
+
+
+async def _parts(
+    client: httpx.AsyncClient, request: httpx.Request, limits: StreamLimits
+) -> AsyncGenerator[ResponseHead | bytes, None]:
+    clock = asyncio.get_running_loop().time
+    ends_at = clock() + limits.whole_s
+    # Not one timeout around it all: it would end whoever reads this, in the middle of something else.
+    response = await _within(min(limits.first_s, limits.whole_s), client.send(request, stream=True))
+    async with aclosing(response):
+        yield ResponseHead(response.status_code, dict(response.headers))
+        pieces, read_bytes = response.aiter_raw(), 0
+        while piece := await _within(min(limits.silent_s, ends_at - clock()), anext(pieces, b"")):
+            read_bytes += len(piece)
+            if read_bytes > limits.max_bytes:
+                raise StreamBroken(f"the answer is longer than {limits.max_bytes} bytes")
+            yield piece
+
+
+async def _within(limit_s: float, step: Awaitable[T]) -> T:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await step
+    except TimeoutError:
+        raise StreamBroken(f"nothing more came within {max(0.0, limit_s):.3g} s") from None
+
+
+def _client(connect_s: float) -> httpx.AsyncClient:
+    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=connect_s), trust_env=False, verify=_NO_AUTHORITIES)
+
+
+def _post(address: tuple[str, int], path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Request:
+    """Built by hand, so that none of the client's own headers (Accept-Encoding, User-Agent) reaches an engine."""
+    url = httpx.URL(scheme="http", host=address[0], port=address[1], raw_path=path.encode("ascii"))
+    fixed = {"Content-Type": "application/json", "Connection": "close"}
+    return httpx.Request("POST", url, headers=httpx.Headers({**headers, **fixed}, encoding="latin-1"), content=body)
+
+
+def _unreachable(address: tuple[str, int], error: httpx.TransportError) -> str:
+    return f"the ingress at {address[0]}:{address[1]} cannot be reached: {str(error) or type(error).__name__}"
+
+
+def _broken(error: httpx.TransportError) -> str:
+    return f"the answer broke off: {str(error) or type(error).__name__}"
