@@ -7,25 +7,17 @@ from urllib.parse import unquote
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
-FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-INDENTED = re.compile(r"^(?: {4}|\t).*$", re.MULTILINE)
-INLINE_CODE = re.compile(r"`[^`\n]*`")
+from tests.docs.pages import FENCED, INDENTED, INLINE_CODE, ROOT, our_markdown, text_of
+
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)")
 HEADING = re.compile(r"^#{1,6} +(.+?) *#*$", re.MULTILINE)
-ELSEWHERE = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
-
-
-def our_markdown() -> list[Path]:
-    """Hidden folders hold what is installed, not what is ours."""
-    folders = [ROOT, *(path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith("."))]
-    return sorted({*ROOT.glob("*.md"), *(file for folder in folders[1:] for file in folder.rglob("*.md"))})
+EXTERNAL = re.compile(r"[a-z][a-z0-9+.-]*:|//", re.IGNORECASE)
 
 
 def anchors(path: Path) -> set[str]:
     """What GitHub makes of the headings; a repeated one gets a number."""
     found: list[str] = []
-    for heading in HEADING.findall(FENCED.sub("", path.read_text(encoding="utf-8"))):
+    for heading in HEADING.findall(FENCED.sub("", text_of(path))):
         text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "")
         slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
         found.append(f"{slug}-{repeated}" if (repeated := found.count(slug)) else slug)
@@ -33,10 +25,10 @@ def anchors(path: Path) -> set[str]:
 
 
 def links(path: Path) -> Iterator[str]:
-    text = path.read_text(encoding="utf-8")
+    text = text_of(path)
     for code in (FENCED, INDENTED, INLINE_CODE):
         text = code.sub("", text)
-    yield from (link for link in LINK.findall(text) if not ELSEWHERE.match(link))
+    yield from (link for link in LINK.findall(text) if not EXTERNAL.match(link))
 
 
 @pytest.mark.parametrize("path", our_markdown(), ids=lambda path: str(path.relative_to(ROOT)))
@@ -49,6 +41,7 @@ def test_every_link_leads_somewhere(path: Path) -> None:
             assert anchor in anchors(target), f"{link}: {name or 'the page'} has no such heading"
 
 
-def test_every_runbook_and_decision_is_read_by_the_test() -> None:
+def test_every_page_is_read_by_the_test() -> None:
     found = {path.relative_to(ROOT).as_posix() for path in our_markdown()}
-    assert {"README.md", "docs/operations.md", "docs/architecture.md", "docs/runbooks/README.md"} <= found
+    pages = {"README.md", "CONTRIBUTING.md", "docs/operations.md", "docs/architecture.md", "docs/runbooks/README.md"}
+    assert pages <= found

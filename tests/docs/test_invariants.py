@@ -1,0 +1,33 @@
+"""The table of invariants names a test for each of them, and that test exists."""
+
+import ast
+import re
+from functools import cache
+
+import pytest
+
+from tests.docs.pages import ROOT, section, text_of
+
+ROW = re.compile(r"^\| (I\d+) \|.*\|(.*)\|$", re.MULTILINE)
+TEST = re.compile(r"`(tests/[\w/]+\.py)(?:::(\w+))?`")
+ROWS = dict(ROW.findall(section("docs/architecture.md", "## Invariants")))
+
+
+@cache
+def functions_of(path: str) -> set[str]:
+    """Names of the test functions of a file, which is not imported."""
+    tree = ast.parse(text_of(path))
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+
+
+def test_every_invariant_has_a_row() -> None:
+    assert list(ROWS) == [f"I{number}" for number in range(1, 16)], "one row each, in order, in docs/architecture.md"
+
+
+@pytest.mark.parametrize("invariant", ROWS)
+def test_its_tests_exist(invariant: str) -> None:
+    named = TEST.findall(ROWS[invariant])
+    assert named, f"name a test that fails when {invariant} no longer holds (`tests/….py::test_…`)"
+    for path, name in named:
+        assert (ROOT / path).exists(), f"{invariant}: there is no {path}; name the test where it is now"
+        assert not name or name in functions_of(path), f"{invariant}: {path} has no {name}; give the row its new name"

@@ -1,0 +1,81 @@
+"""Files, modules and decisions that documentation and code name exist."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from tests.docs.pages import INLINE_CODE, ROOT, our_markdown, text_of
+
+PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
+MODULE = re.compile(r"[a-z]\w*(?:\.\w+){2,}")
+PAGE = re.compile(r"\bdocs/[\w/.-]+\.md\b")
+DECISION = re.compile(r"(?<![\d,.])00\d\d(?=[),;\]: ]|$)", re.MULTILINE)
+
+
+@cache
+def tracked() -> tuple[str, ...]:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    return tuple(listed.stdout.splitlines())
+
+
+@cache
+def top_level() -> set[str]:
+    """Our folders: what begins with one of them names a file of ours."""
+    return {name.partition("/")[0] for name in tracked() if "/" in name}
+
+
+def named_paths(page: Path) -> Iterator[str]:
+    for code in INLINE_CODE.findall(text_of(page)):
+        path = code.partition("::")[0]
+        if "/" in path and PATH.fullmatch(path) and path.partition("/")[0] in top_level():
+            yield path
+
+
+def named_modules(page: Path) -> Iterator[str]:
+    """`fleet.planning.planners`, or a name in it; with two parts it might be the name of an event."""
+    for code in INLINE_CODE.findall(text_of(page)):
+        if MODULE.fullmatch(code) and code.partition(".")[0] in top_level():
+            yield code
+
+
+def is_module(dotted: str) -> bool:
+    *parts, last = dotted.split(".")
+    whole, file = ROOT.joinpath(*parts, last), ROOT.joinpath(*parts).with_suffix(".py")
+    if whole.is_dir() or whole.with_suffix(".py").exists():
+        return True
+    return file.exists() and bool(re.search(rf"\b{last}\b", text_of(file)))
+
+
+@pytest.mark.parametrize("page", our_markdown(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_named_file_and_module_exists(page: Path) -> None:
+    gone = [path for path in named_paths(page) if not (ROOT / path).exists()]
+    gone += [module for module in named_modules(page) if not is_module(module)]
+    assert not gone, f"{page.relative_to(ROOT)} names what does not exist (moved, renamed?): {', '.join(gone)}"
+
+
+def test_every_page_that_the_code_names_exists() -> None:
+    code = [
+        name for name in tracked() if Path(name).suffix in {".py", ".html", ".toml", ".yml", ".yaml", ".txt", ".cfg"}
+    ]
+    gone = {
+        f"{name} names {page}"
+        for name in [*code, "Makefile"]
+        if (ROOT / name).exists()
+        for page in PAGE.findall(text_of(name))
+        if not (ROOT / page).exists()
+    }
+    assert not gone, sorted(gone)
+
+
+def test_the_index_lists_every_decision_and_decisions_name_only_those() -> None:
+    pages = {path.name for path in (ROOT / "docs/adr").glob("0*.md")}
+    index = text_of("docs/adr/README.md")
+    assert set(re.findall(r"\]\((0[\w-]+\.md)\)", index)) == pages, "give every decision a row in docs/adr/README.md"
+    numbers = {name[:4] for name in pages}
+    for name in sorted(pages):
+        unknown = set(DECISION.findall(text_of(f"docs/adr/{name}"))) - numbers
+        assert not unknown, f"docs/adr/{name} speaks of decisions that are not there: {sorted(unknown)}"
