@@ -33,7 +33,7 @@ import uvloop
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from engine_agent.ingress.agent import Ingress
+from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.messages import (
@@ -161,7 +161,7 @@ class Bench:
     def __init__(self, home: Path, base_port: int) -> None:
         self.base_port = base_port
         self.port = base_port - 1
-        self.ingress = Ingress(IngressSettings("i-bench", REGION, home, port=self.port), find_binary())
+        self.ingress = IngressAgent(IngressSettings("i-bench", REGION, home, port=self.port), find_binary())
         self.cells = dict.fromkeys(range(CELLS // 2), False)
         self.limits: dict[int, int] = {}
         self.extra_pool = False
@@ -170,7 +170,7 @@ class Bench:
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["Bench"]:
-        task = asyncio.create_task(self.ingress.tend(self._note))
+        task = asyncio.create_task(self.ingress.run(self._note))
         try:
             await self.route()
             yield self
@@ -194,7 +194,7 @@ class Bench:
         if self.extra_pool:
             pools.append(Pool("extra", ("extra",), "batch", (), (), {}))
         began = perf_counter()
-        self.ingress.take(RoutingTable(self.revision, REGION, tuple(pools)))
+        self.ingress.receive(RoutingTable(self.revision, REGION, tuple(pools)))
         wanted = {f"c-{number}" for number, drain in self.cells.items() if not drain}
         async with asyncio.timeout(PATIENCE_S):
             while not self._is_in_force(wanted):  # noqa: ASYNC110 - reports come by a callback
@@ -230,7 +230,7 @@ class Bench:
 
 async def killed(bench: Bench) -> float:
     """Seconds from a SIGKILL of the master to the first answer."""
-    pid = bench.ingress.front.process.pid
+    pid = bench.ingress.serving.process.pid
     if pid is None:
         raise RuntimeError("HAProxy does not run")
     os.kill(pid, signal.SIGKILL)

@@ -1,6 +1,6 @@
 """The access log as HAProxy writes it: one line of JSON for every request, to its standard output. Pure text.
 
--1 and "-" stand for what nobody knows, because the request never got that far or nobody said it. Text that came from
+-1 and "-" stand for what is unknown, because the request never got that far or no header stated it. Text that came from
 outside is escaped and cut, so that a line is always JSON and always fits the pipe in one piece. Where the lines go is
 for `log_pipe`.
 """
@@ -8,7 +8,7 @@ for `log_pipe`.
 from engine_agent.ingress import headers
 
 QUIET_PATHS = ("/healthz", "/metrics")
-"""Asked several times a second by machines."""
+"""Polled several times a second by machines."""
 QUIET_RULE = f"http-request set-log-level silent if {{ path {' '.join(QUIET_PATHS)} }}"
 ARRIVAL_RULE = "http-request set-var(txn.arrived_ms) date(0,ms)"
 """From here, where all that is to be read was read, the time to the first token counts."""
@@ -18,22 +18,22 @@ MAX_TEXT_BYTES = 120
 """Of each text from outside; escaped it may be six times as long."""
 _ESCAPED = f"bytes(0,{MAX_TEXT_BYTES}),json(utf8s)"
 
-TOLD = {
+RESPONSE_HEADERS = {
     "cell": headers.CELL,
     "region": headers.REGION,
     "deployment": headers.DEPLOYMENT,
     "prompt_tokens": headers.PROMPT_TOKENS,
     "completion_tokens": headers.COMPLETION_TOKENS,
 }
-"""What of an answer is kept; the cell's tokens only where it knew them before it began to answer."""
+"""Response headers that are kept for the log line; the cell sends token counts only where it knew them in time."""
 
 
 def request_id_rules() -> list[str]:
-    """Every request has an id: the client's, if it looks like one, else a new one. Every answer tells it."""
-    said = f"req.hdr({headers.REQUEST_ID})"
+    """Every request has an id: the client's, if it looks like one, else a new one. Every response carries it."""
+    given = f"req.hdr({headers.REQUEST_ID})"
     return [
-        f"http-request set-header {headers.REQUEST_ID} %[uuid] if !{{ {said} -m reg ^[A-Za-z0-9._:/+=-]{{1,128}}$ }}",
-        f"http-request set-var(txn.request_id) {said}",
+        f"http-request set-header {headers.REQUEST_ID} %[uuid] if !{{ {given} -m reg ^[A-Za-z0-9._:/+=-]{{1,128}}$ }}",
+        f"http-request set-var(txn.request_id) {given}",
         f"http-after-response set-header {headers.REQUEST_ID} %[var(txn.request_id)]"
         " if { var(txn.request_id) -m found }",
     ]
@@ -41,7 +41,7 @@ def request_id_rules() -> list[str]:
 
 def capture_rules(*, has_tenant: bool) -> list[str]:
     """Keep what the line will say: when that is written the request is gone. After the rules that judge headers, before
-    the body is waited for. `has_tenant`: somebody may have been found to be a tenant."""
+    the body is waited for. `has_tenant`: a key or another region may have named a tenant."""
     tenant = f"http-request set-var(txn.log_tenant) req.hdr({headers.TENANT})"
     return [
         "http-request set-var(txn.log_path) path",
@@ -57,7 +57,7 @@ def class_rule() -> str:
 
 def log_lines() -> list[str]:
     """The lines of the frontend that logs."""
-    kept = [f"http-response set-var(txn.log_{name}) res.hdr({header})" for name, header in TOLD.items()]
+    kept = [f"http-response set-var(txn.log_{name}) res.hdr({header})" for name, header in RESPONSE_HEADERS.items()]
     return [
         "no log",
         f"log stdout len {MAX_LINE_BYTES} format raw daemon",

@@ -1,8 +1,8 @@
-"""Which requests belong together, and which cell is their home. Pure text.
+"""Session affinity: which requests belong together, and which cell their key sticks to. Pure text.
 
-A request's key is what its application says (`prompt_cache_key`, `user`, a session), else how its prompt begins. A key
-is at home where it was last, remembered in a stick table, and goes there while `pick_cell.lua` finds that cell not
-overloaded. What cannot be read costs a request its affinity and nothing else.
+A request's key is what its application states (`prompt_cache_key`, `user`, a session), else how its prompt begins. A
+key sticks to the cell that served it last, kept in a stick table, and goes there while `pick_cell.lua` finds that cell
+not overloaded. What cannot be read costs a request its affinity and nothing else.
 """
 
 import math
@@ -16,44 +16,45 @@ CELLS_MAP = "cells.map"
 """Backend of a pool with affinity -> its load bound in per cent and its cells, `125 c-1-g1:16,c-2-g1:16`."""
 PREFIX_BYTES = 2048
 """Of each of the first messages: about 500 tokens, what tells conversations apart."""
-LEAST_BOUND = 1.0
+MIN_LOAD_BOUND = 1.0
 """Of `load_bound`: with less, some keys could go nowhere."""
-BEGINNINGS = ("messages[0].content", "messages[0].content[0].text", "prompt", "input", "input[0].content")
-"""Where an application's first words may stand, by the kind of request; after instructions comes `messages[1]`."""
-HOMES = 200_000
+OPENING_FIELDS = ("messages[0].content", "messages[0].content[0].text", "prompt", "input", "input[0].content")
+"""Where the text that opens a conversation may stand, by the kind of request; after instructions comes
+`messages[1]`."""
+STICKY_ENTRIES = 200_000
 """Keys of a pool that are remembered: 20 MB when full; beyond that, those idle for longest are forgotten."""
-HOME_EXPIRES_S = 1800
-"""After that long without a request. What an engine had of the prompt is long gone by then."""
-PEERS = "homes"
-"""The section by which a worker tells its successor, in a reload, what it remembers."""
-PEERS_SOCKET = "homes.sock"
+STICKY_EXPIRES_S = 1800
+"""After that long without a request. The prompt is no longer in the engine's cache by then."""
+PEERS = "sticky"
+"""The section by which a worker hands its stick table to its successor in a reload."""
+PEERS_SOCKET = "sticky.sock"
 _HAS_KEY = "{ var(txn.affinity) -m found }"
 PICK_RULES = (
-    f"stick-table type integer size {HOMES} expire {HOME_EXPIRES_S}s store gpt0 peers {PEERS}",
+    f"stick-table type integer size {STICKY_ENTRIES} expire {STICKY_EXPIRES_S}s store gpt0 peers {PEERS}",
     f"http-request track-sc2 var(txn.affinity) if {_HAS_KEY}",
     f"http-request lua.pick_cell if {_HAS_KEY}",
-    "http-request sc-set-gpt0(2) var(txn.home) if { var(txn.home) -m found }",
+    "http-request sc-set-gpt0(2) var(txn.sticky_cell) if { var(txn.sticky_cell) -m found }",
     "use-server %[var(txn.cell_server)] if { var(txn.cell_server) -m found }",
 )
-"""In the backend of a pool with affinity: the cell that is the key's home, if it has room; else another becomes it."""
+"""In the backend of a pool with affinity: the key's sticky cell, if it has room; else another takes its place."""
 
 
 def peers_section(ingress_id: str) -> list[str]:
-    """Lets a reload keep the homes: the old worker tells them to the new one."""
+    """Lets a reload keep the sticky cells: the old worker hands its stick table to the new one."""
     return [f"peers {PEERS}\n  peer {ingress_id} unix@{PEERS_SOCKET}\n"]
 
 
-def cells_of(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:
+def cells_entry(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:
     """What `pick_cell.lua` must know of a pool; `servers` are its cells with the names of their servers.
 
     Raises:
         BadTable: a load bound that no cells could keep.
     """
     if pool.affinity is None:
-        raise TypeError("a pool without affinity has no homes")
+        raise TypeError("a pool without affinity has no sticky cells")
     bound = pool.affinity.load_bound
-    if not math.isfinite(bound) or bound < LEAST_BOUND:
-        raise BadTable(f"load_bound of pool {pool.name} must be {LEAST_BOUND:g} or more, not {bound:g}")
+    if not math.isfinite(bound) or bound < MIN_LOAD_BOUND:
+        raise BadTable(f"load_bound of pool {pool.name} must be {MIN_LOAD_BOUND:g} or more, not {bound:g}")
     cells = ",".join(f"{name}:{cell.max_connections}" for name, cell in servers if not cell.drain)
     return f"{round(100 * bound)} {cells}"
 
@@ -61,28 +62,29 @@ def cells_of(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:
 def key_rules() -> list[str]:
     """Hash the key of a request that `wants_key` into `txn.affinity`.
 
-    A search for the name before each question keeps bodies without it from being parsed once more.
+    A search for the field's name before each query keeps bodies without it from being parsed once more.
     """
-    asked = "if wants_key !has_said"
-    ask = "http-request set-var(txn.said) req.body,json_query"
-    is_led = "{ var(txn.role) -m str system developer }"
+    unless_found = "if wants_key !has_affinity_text"
+    set_text = "http-request set-var(txn.affinity_text) req.body,json_query"
+    has_instructions = "{ var(txn.role) -m str system developer }"
     return [
-        "acl has_said var(txn.said) -m len gt 0",
-        "acl has_user_said var(txn.user_said) -m found",
-        f"{ask}('$.prompt_cache_key') {asked} {{ req.body -m sub '\"prompt_cache_key\"' }}",
-        f"{ask}('$.user') {asked} {{ req.body -m sub '\"user\":' '\"user\" :' }}",
-        f"http-request set-var(txn.said) req.hdr({headers.SESSION}) {asked}",
-        f"http-request set-var(txn.role) req.body,json_query('$.messages[0].role') {asked}",
+        "acl has_affinity_text var(txn.affinity_text) -m len gt 0",
+        "acl has_user_text var(txn.user_text) -m found",
+        f"{set_text}('$.prompt_cache_key') {unless_found} {{ req.body -m sub '\"prompt_cache_key\"' }}",
+        f"{set_text}('$.user') {unless_found} {{ req.body -m sub '\"user\":' '\"user\" :' }}",
+        f"http-request set-var(txn.affinity_text) req.hdr({headers.SESSION}) {unless_found}",
+        f"http-request set-var(txn.role) req.body,json_query('$.messages[0].role') {unless_found}",
         *(
-            f"http-request set-var(txn.user_said) {_beginning(place)} {asked} {is_led} !has_user_said"
-            for place in ("messages[1].content", "messages[1].content[0].text")
+            f"http-request set-var(txn.user_text) {_opening(field)} {unless_found} {has_instructions} !has_user_text"
+            for field in ("messages[1].content", "messages[1].content[0].text")
         ),
-        *(f"http-request set-var(txn.said) {_beginning(place)} {asked}" for place in BEGINNINGS),
-        "http-request set-var(txn.affinity) var(txn.said),concat(,txn.user_said),xxh32 if wants_key has_said",
-        "http-request unset-var(txn.said) if wants_key",
-        "http-request unset-var(txn.user_said) if wants_key",
+        *(f"http-request set-var(txn.affinity_text) {_opening(field)} {unless_found}" for field in OPENING_FIELDS),
+        "http-request set-var(txn.affinity) var(txn.affinity_text),concat(,txn.user_text),xxh32"
+        " if wants_key has_affinity_text",
+        "http-request unset-var(txn.affinity_text) if wants_key",
+        "http-request unset-var(txn.user_text) if wants_key",
     ]
 
 
-def _beginning(place: str) -> str:
-    return f"req.body,json_query('$.{place}'),bytes(0,{PREFIX_BYTES})"
+def _opening(field: str) -> str:
+    return f"req.body,json_query('$.{field}'),bytes(0,{PREFIX_BYTES})"

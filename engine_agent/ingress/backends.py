@@ -1,32 +1,90 @@
-"""Backends as text: the cells of a pool, the other regions that may take its requests, and the readers of long bodies.
+"""Backends as text: the cells of a pool, the other regions that may take its requests, and the body parsers.
 Pure. It never decides which of the servers changes; that is `plan`."""
 
-from urllib.parse import quote
+from collections.abc import Iterable
+from urllib.parse import quote, urlsplit
 
-from engine_agent.ingress import access_log, affinity, answers, headers, hops, keys
-from engine_agent.ingress.classes import ServingClass
-from engine_agent.ingress.layout import Layout, PoolBackends, Server
-from engine_agent.ingress.running import NOBODY
+from engine_agent.ingress import access_log, affinity, headers, hops, keys, responses
+from engine_agent.ingress.desired import DesiredHaproxy, PoolBackends, Server
+from engine_agent.ingress.keys import SCHEME
+from engine_agent.ingress.responses import ErrorResponse
+from engine_agent.ingress.running import NO_CELL_SERVER
 from engine_agent.ingress.sections import (
-    NOBODY_SOCKET,
-    READER_SOCKET,
-    UNSENT_STATUS,
-    held_bytes,
+    NO_CELL_SOCKET,
+    PARSER_SOCKET,
+    UNANSWERED_STATUS,
+    max_buffered_body_bytes,
     refuse_longer_than,
     replay_rule,
     section,
 )
-from engine_agent.ingress.settings import IngressSettings, ReaderTier, Times
+from engine_agent.ingress.settings import BodyParserTier, IngressSettings, Times
+from engine_agent.protocol.states import ServingClass
 
-IS_NOBODY = f"{{ srv_name {NOBODY} }}"
+ASYNC_PATH_PREFIX = "/v1/async/"
+USAGE_PATH = "/v1/usage"
+"""What a tenant used, which the control plane alone knows."""
+CONTROL_PLANE_BACKEND = "control_plane"
+MAX_ASYNC_BODY_BYTES = 1024 * 1024
+"""What the control plane accepts (`traffic.planning.async_request.AsyncSettings`)."""
+MAX_CONTROL_PLANE_CONNECTIONS = 64
+"""Connections to the control plane; each is over in milliseconds, and the rest wait here."""
+QUEUE_TIMEOUT_S = 10
+CONTROL_PLANE_CHECK_MS = 1000
+
+
+def control_plane_choice(settings: IngressSettings) -> list[str]:
+    """The rules that send these requests there. Where the address of the control plane is not known there is no such
+    path."""
+    if not settings.control_plane:
+        return []
+    return [
+        f"acl is_async path_beg {ASYNC_PATH_PREFIX}",
+        f"acl is_async path {USAGE_PATH}",
+        f"use_backend {CONTROL_PLANE_BACKEND} if is_async",
+    ]
+
+
+def control_plane_refusals(retry_after_s: int) -> tuple[ErrorResponse, ...]:
+    return (_control_plane_unavailable(retry_after_s), responses.too_large(MAX_ASYNC_BODY_BYTES))
+
+
+def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_rules: Iterable[str]) -> list[str]:
+    """The section of the control plane; `caller_rules` identify the caller."""
+    if not settings.control_plane:
+        return []
+    parts = urlsplit(settings.control_plane)
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    tls = f"ssl verify required ca-file @system-ca sni str({parts.hostname})" if parts.scheme == "https" else ""
+    server = f"server web {host}:{port} check inter {CONTROL_PLANE_CHECK_MS}ms init-addr last,libc,none {tls}".rstrip()
+    lines = [
+        f"timeout queue {QUEUE_TIMEOUT_S}s",
+        *caller_rules,
+        responses.refuse_rule(_control_plane_unavailable(retry_after_s), "{ nbsrv eq 0 }"),
+        refuse_longer_than(MAX_ASYNC_BODY_BYTES, "req.hdr_val(content-length)"),
+        f"http-request set-header Authorization '{SCHEME} %[var(txn.key_text)]' if {{ var(txn.key) -m found }}",
+        f"http-request set-header {headers.REGION} {settings.region}",
+        f"http-request set-header Host {parts.netloc}",
+        f"{server} maxconn {MAX_CONTROL_PLANE_CONNECTIONS}",
+    ]
+    return [section(f"backend {CONTROL_PLANE_BACKEND}", lines)]
+
+
+def _control_plane_unavailable(retry_after_s: int) -> ErrorResponse:
+    message = "near-real-time requests and usage cannot be served now; try again shortly"
+    return ErrorResponse(503, "control_plane_away", message, None, retry_after_s)
+
+
+IS_NO_CELL = f"{{ srv_name {NO_CELL_SERVER} }}"
 HAPROXY_PRIORITY = 0
-"""Of a request that nothing was said about."""
+"""Of a request that no rule gave a priority."""
 FAILURES_IN_A_ROW = 5
-"""Of a cell, without a success between them: then nothing new goes there until it was asked for its health again."""
+"""Of a cell, without a success between them: then nothing new goes there until its next health check."""
 RETRIES = (
     # A cell's 503 says that it did not send the request to its engine.
     "retry-on conn-failure empty-response 503",
-    # Safe, because an answer that never began is asked for again.
+    # Safe, because a request whose response never began is sent again.
     "http-reuse always",
 )
 
@@ -34,19 +92,19 @@ RETRIES = (
 def server_arguments(server: Server, times: Times) -> str:
     """A server's address and keywords, the same in the file and for `add server`, which inherits no defaults."""
     host = f"[{server.address}]" if ":" in server.address else server.address
-    words = [f"{host}:{server.port}", "check", f"fastinter {times.check_fast_ms}ms", "fall 2", "rise 1"]
-    words += [*_watch(server), "on-error mark-down", f"pool-purge-delay {times.idle_purge_ms}ms"]
-    words += [f"weight {server.weight}"]
+    arguments = [f"{host}:{server.port}", "check", f"fastinter {times.check_fast_ms}ms", "fall 2", "rise 1"]
+    arguments += [*_passive_checks(server), "on-error mark-down", f"pool-purge-delay {times.idle_purge_ms}ms"]
+    arguments += [f"weight {server.weight}"]
     if server.agent_check_port is not None:
-        words += [f"inter {times.check_interval_ms}ms", f"maxconn {server.max_connections}", "agent-check"]
-        words += [f"agent-inter {times.check_interval_ms}ms", f"agent-addr {server.address}"]
-        words += [f"agent-port {server.agent_check_port}"]
+        arguments += [f"inter {times.check_interval_ms}ms", f"maxconn {server.max_connections}", "agent-check"]
+        arguments += [f"agent-inter {times.check_interval_ms}ms", f"agent-addr {server.address}"]
+        arguments += [f"agent-port {server.agent_check_port}"]
     else:
-        words += [f"inter {times.spill_check_interval_ms}ms"]
-    return " ".join([*words, "backup"] if server.backup else words)
+        arguments += [f"inter {times.spill_check_interval_ms}ms"]
+    return " ".join([*arguments, "backup"] if server.backup else arguments)
 
 
-def _watch(server: Server) -> list[str]:
+def _passive_checks(server: Server) -> list[str]:
     """What of the traffic itself takes a server away until its next check.
 
     A cell's errors count as well, and so a few are allowed: one bad request fails at every cell. A refused connection
@@ -57,7 +115,7 @@ def _watch(server: Server) -> list[str]:
     return ["observe layer4", "error-limit 1"]
 
 
-def pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) -> str:
+def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressSettings) -> str:
     queue = settings.queues[pool.serving_class]
     return section(
         f"backend {pool.local}",
@@ -66,43 +124,43 @@ def pool_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) 
             *RETRIES,
             f"timeout queue {queue.wait_s}s",
             *_check("/healthz"),
-            *_queue_limits(pool.serving_class, layout, settings),
-            replay_rule(settings, body_bytes=held_bytes(layout, settings)),
+            *_queue_limits(pool.serving_class, desired, settings),
+            replay_rule(settings, body_bytes=max_buffered_body_bytes(desired, settings)),
             *_priorities(pool.serving_class, settings),
             f"http-request set-header {headers.DEPLOYMENT} {pool.name}",
             *(affinity.PICK_RULES if pool.has_affinity else ()),
-            *_stand_in(layout),
-            f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)] if !{IS_NOBODY}",
+            *_no_cell_lines(desired),
+            f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)] if !{IS_NO_CELL}",
             f"http-response set-header {headers.REGION} {settings.region}",
             f"http-response set-header {headers.DEPLOYMENT} {pool.name}",
-            *_servers(pool.local, layout, settings.times),
+            *_servers(pool.local, desired, settings.times),
         ],
     )
 
 
-def _stand_in(layout: Layout) -> list[str]:
-    """Who gets a request while no cell can take it.
+def _no_cell_lines(desired: DesiredHaproxy) -> list[str]:
+    """The backup server that answers while no cell can take a request.
 
     Without, one that was sent and came back unanswered as the last cell went down would end in a closed connection:
     HAProxy takes it for a keep-alive connection that idled too long.
     """
     return [
-        f"http-response set-status 503 if {IS_NOBODY}",
-        f"http-response set-header Retry-After {answers.retry_after(layout.retry_after_s)}"
+        f"http-response set-status 503 if {IS_NO_CELL}",
+        f"http-response set-header Retry-After {responses.retry_after(desired.retry_after_s)}"
         " if { status 503 } !{ res.hdr(Retry-After) -m found }",
-        f"server {NOBODY} unix@{NOBODY_SOCKET} backup",
+        f"server {NO_CELL_SERVER} unix@{NO_CELL_SOCKET} backup",
     ]
 
 
-def nobody_frontend() -> str:
-    """Says of every request that nobody could take it. With a status that is not tried again; the backend mends it."""
-    answer = f"http-request return status 500 {answers.body_of(answers.NO_READY_CELL_HERE)}"
-    return section("frontend nobody", [f"bind unix@{NOBODY_SOCKET} mode 600", "no log", answer])
+def no_cell_frontend() -> str:
+    """Answers every request with "no cell is ready", with a status that is not retried; the backend makes it 503."""
+    rule = f"http-request return status 500 {responses.return_arguments(responses.NO_READY_CELL_OF_DEPLOYMENT)}"
+    return section("frontend no-cell", [f"bind unix@{NO_CELL_SOCKET} mode 600", "no log", rule])
 
 
-def _queue_limits(pool_class: ServingClass, layout: Layout, settings: IngressSettings) -> list[str]:
+def _queue_limits(pool_class: ServingClass, desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     """Who may wait at all. Less urgent requests may fill half of the queue, so that there is room to overtake them."""
-    full = answers.returned(answers.queue_full(layout.retry_after_s))
+    full = responses.return_rule(responses.queue_full(desired.retry_after_s))
     waiting = settings.queues[pool_class].waiting_per_cell
     rules = [f"{full} if {{ avg_queue gt {waiting} }}"]
     if less_urgent := list(ServingClass)[list(ServingClass).index(pool_class) + 1 :]:
@@ -127,7 +185,7 @@ def _priorities(pool_class: ServingClass, settings: IngressSettings) -> list[str
     return rules
 
 
-def spill_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings) -> str:
+def spill_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressSettings) -> str:
     return section(
         f"backend {pool.spill}",
         [
@@ -138,7 +196,7 @@ def spill_backend(pool: PoolBackends, layout: Layout, settings: IngressSettings)
             *_check(f"/healthz?model={quote(pool.probe_model, safe='')}"),
             access_log.class_rule(),
             *hops.mark_rules(settings.region),
-            *_servers(pool.spill, layout, settings.times),
+            *_servers(pool.spill, desired, settings.times),
         ],
     )
 
@@ -151,34 +209,38 @@ def _check(uri: str) -> list[str]:
     ]
 
 
-def _servers(backend: str, layout: Layout, times: Times) -> list[str]:
+def _servers(backend: str, desired: DesiredHaproxy, times: Times) -> list[str]:
     # A draining cell starts in maintenance, so that no request slips in before the agent sets it to drain.
     return [
         f"server {server.name} {server_arguments(server, times)}{' disabled' if server.drain else ''}"
-        for server in layout.servers
+        for server in desired.servers
         if server.backend == backend
     ]
 
 
-def reader_backend(tier: ReaderTier, layout: Layout, settings: IngressSettings) -> str:
-    """Where long requests go. While the reader is away they are told so at once: its agent starts it again."""
-    in_use = layout.in_use
-    address = f"unix@{tier.name}/{READER_SOCKET}"
+def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings: IngressSettings) -> str:
+    """Where large requests go. While the parser is down they are refused at once; its agent starts it again."""
+    features = desired.features
+    address = f"unix@{tier.name}/{PARSER_SOCKET}"
     check = f"check inter {settings.times.check_interval_ms}ms fastinter {settings.times.check_fast_ms}ms fall 1 rise 1"
     at_once = "observe layer4 error-limit 1 on-error mark-down"
     lines = [
-        f"timeout queue {settings.times.reader_wait_s}s",
-        refuse_longer_than(layout.max_body_bytes, "req.hdr_val(content-length)"),
-        answers.refused(answers.long_bodies_unread(layout.retry_after_s), "{ nbsrv eq 0 }"),
+        f"timeout queue {settings.times.body_parser_wait_s}s",
+        refuse_longer_than(desired.max_body_bytes, "req.hdr_val(content-length)"),
+        responses.refuse_rule(responses.body_parser_unavailable(desired.retry_after_s), "{ nbsrv eq 0 }"),
         access_log.ARRIVAL_RULE,
         access_log.class_rule(),
-        *([f"http-request set-header {headers.AFFINITY} wanted"] if in_use.affinity or in_use.sticky_splits else ()),
-        *((keys.long_scope_rule(), *keys.limit_rules()) if in_use.keys else ()),
+        *(
+            [f"http-request set-header {headers.AFFINITY} wanted"]
+            if features.affinity or features.sticky_splits
+            else ()
+        ),
+        *((keys.unparsed_body_scope_rule(), *keys.limit_rules()) if features.keys else ()),
         # For the access log: the name came out of the body.
         f"http-response set-var(txn.model) res.hdr({headers.MODEL}),url_dec if {{ res.hdr({headers.MODEL}) -m found }}",
         f"http-response del-header {headers.MODEL}",
-        f"http-response set-status 503 if {{ status {UNSENT_STATUS} }}",
-        *(answers.substituted(answer) for answer in answers.reader_own(layout.retry_after_s)),
-        f"server reader {address} {check} {at_once} maxconn {settings.places_at(tier)} pool-max-conn 0",
+        f"http-response set-status 503 if {{ status {UNANSWERED_STATUS} }}",
+        *(responses.error_page_line(error) for error in responses.body_parser_error_pages(desired.retry_after_s)),
+        f"server parser {address} {check} {at_once} maxconn {settings.max_requests_at(tier)} pool-max-conn 0",
     ]
     return section(f"backend {tier.name}", lines)

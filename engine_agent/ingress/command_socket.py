@@ -1,6 +1,6 @@
-"""HAProxy's own command sockets: one command, one answer, with a time limit and a size limit.
+"""HAProxy's own command sockets: one command, one output, with a time limit and a size limit.
 
-It says what HAProxy said and turns a refusal into an error; which commands to give is for others to decide.
+It returns what HAProxy wrote and turns a refusal into an error; which commands to give is for others to decide.
 """
 
 import asyncio
@@ -13,14 +13,14 @@ from pathlib import Path
 COMMAND_TIMEOUT_S = 2.0
 RELOAD_TIMEOUT_S = 15.0
 """A reload parses the configuration and starts a worker: 0.05 s when idle, seconds on a starved machine."""
-BETWEEN = "show version"
-"""Its answer, a line that is nowhere else, tells where that of one command ends and the next begins."""
-MAX_ANSWER_BYTES = 64 * 1024 * 1024
+SEPARATOR_COMMAND = "show version"
+"""Its output, a line that is nowhere else, marks where that of one command ends and the next begins."""
+MAX_OUTPUT_BYTES = 64 * 1024 * 1024
 """`show stat` of 50,000 servers."""
 
 
 class Unreachable(Exception):
-    """HAProxy did not take the command, or did not answer in time."""
+    """HAProxy did not take the command, or did not respond in time."""
 
 
 class CommandRefused(Exception):
@@ -34,43 +34,43 @@ class CommandSocket:
         self._folder = folder
         self._name = name
 
-    async def ask(self, command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
-        """Give one command and return the whole answer.
+    async def send(self, command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
+        """Give one command and return its whole output.
 
         Raises:
-            Unreachable: no such socket, nobody behind it, no whole answer in time, or one over `MAX_ANSWER_BYTES`.
+            Unreachable: no such socket, none that listens, no whole output in time, or one over `MAX_OUTPUT_BYTES`.
         """
         try:
             async with asyncio.timeout(timeout_s):
                 return await self._exchange(command)
         except TimeoutError as error:
-            raise Unreachable(f"HAProxy did not answer {command[:40]!r} within {timeout_s:g} s") from error
+            raise Unreachable(f"HAProxy did not respond to {command[:40]!r} within {timeout_s:g} s") from error
         except (OSError, UnicodeDecodeError) as error:
             raise Unreachable(f"HAProxy's {self._name}: {error}") from error
 
-    async def ask_all(self, *commands: str) -> list[str]:
-        """Give several commands at once, which costs a tenth of asking one by one, and return the answer of each.
+    async def send_all(self, *commands: str) -> list[str]:
+        """Give several commands at once, which costs a tenth of sending them one by one, and return the output of each.
 
         Raises:
-            Unreachable: as `ask`, or HAProxy did not answer each of them.
+            Unreachable: as `send`, or HAProxy did not respond to each of them.
         """
-        said = await self.ask("".join(f"{BETWEEN};{command};" for command in commands) + BETWEEN)
-        version, _, _ = said.partition("\n")
-        first, *answers, rest = re.split(rf"^{re.escape(version)}\n+", said, flags=re.MULTILINE)
-        if first or rest.strip() or len(answers) != len(commands):
-            raise Unreachable(f"HAProxy gave {len(answers)} answers to {len(commands)} commands")
-        return answers
+        whole = await self.send("".join(f"{SEPARATOR_COMMAND};{command};" for command in commands) + SEPARATOR_COMMAND)
+        version, _, _ = whole.partition("\n")
+        first, *outputs, rest = re.split(rf"^{re.escape(version)}\n+", whole, flags=re.MULTILINE)
+        if first or rest.strip() or len(outputs) != len(commands):
+            raise Unreachable(f"HAProxy gave {len(outputs)} outputs for {len(commands)} commands")
+        return outputs
 
-    async def order(self, command: str, *, success: str = "") -> None:
-        """Give a command that changes something; it worked if the answer is `success`.
+    async def execute(self, command: str, *, success: str = "") -> None:
+        """Give a command that changes something; it worked if the output is `success`.
 
         Raises:
-            CommandRefused: any other answer.
-            Unreachable: as `ask`.
+            CommandRefused: any other output.
+            Unreachable: as `send`.
         """
-        answer = (await self.ask(command)).strip()
-        if answer != success:
-            raise CommandRefused(f"{command.splitlines()[0][:120]}: {answer[:300]}")
+        output = (await self.send(command)).strip()
+        if output != success:
+            raise CommandRefused(f"{command.splitlines()[0][:120]}: {output[:300]}")
 
     async def _exchange(self, command: str) -> str:
         with _short_path(self._folder) as folder:
@@ -79,12 +79,12 @@ class CommandSocket:
             writer.write(f"{command}\n".encode())
             await writer.drain()
             writer.write_eof()
-            answer = await reader.read(MAX_ANSWER_BYTES)
+            output = await reader.read(MAX_OUTPUT_BYTES)
             while not reader.at_eof():
-                if len(answer) >= MAX_ANSWER_BYTES:
-                    raise Unreachable(f"HAProxy's answer to {command[:40]!r} exceeds {MAX_ANSWER_BYTES} bytes")
-                answer += await reader.read(MAX_ANSWER_BYTES - len(answer))
-            return answer.decode()
+                if len(output) >= MAX_OUTPUT_BYTES:
+                    raise Unreachable(f"HAProxy's output of {command[:40]!r} exceeds {MAX_OUTPUT_BYTES} bytes")
+                output += await reader.read(MAX_OUTPUT_BYTES - len(output))
+            return output.decode()
         finally:
             writer.close()
             with contextlib.suppress(OSError):

@@ -1,43 +1,43 @@
-"""A layout and an ingress's settings as the text of haproxy.cfg. Pure: the same input gives the same text.
+"""A desired state and an ingress's settings as the text of haproxy.cfg. Pure: the same input gives the same text.
 
-File and socket names in it are relative to the ingress's home, where HAProxy runs. Here stands the order in which a
-request meets the rules; what each says is in `frontend_rules` and `backends`. Bodies that its buffers cannot hold go
-through a reader (`reader_config`), which sends them back with the model in a header.
+File and socket names in it are relative to the ingress's state directory, where HAProxy runs. Here stands the order in
+which a request meets the rules; what each says is in `frontend_rules` and `backends`. Bodies that its buffers cannot
+hold go through a body parser (`body_parser_config`), which sends them back with the model in a header.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine_agent.ingress import access_log, affinity, answers, async_requests, frontend_rules, hops, keys
-from engine_agent.ingress.answers import Answer
-from engine_agent.ingress.backends import nobody_frontend, pool_backend, reader_backend, spill_backend
-from engine_agent.ingress.layout import InUse, Layout
+from engine_agent.ingress import access_log, affinity, backends, frontend_rules, hops, keys, responses
+from engine_agent.ingress.backends import body_parser_backend, no_cell_frontend, pool_backend, spill_backend
+from engine_agent.ingress.desired import DesiredHaproxy, Features
+from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.sections import (
     CELLS_UP_LUA,
     MAX_HEAD_BYTES,
-    NAMED_SOCKET,
+    PARSED_SOCKET,
     PICK_CELL_LUA,
     defaults_section,
     digest_of,
     global_section,
-    held_bytes,
+    max_buffered_body_bytes,
     section,
 )
 from engine_agent.ingress.settings import IngressSettings
 
 METRICS_RULE = "http-request use-service prometheus-exporter if METH_GET { path /metrics } { src 127.0.0.0/8 ::1 }"
-ELSEWHERE = "elsewhere"
-"""The backend without cells: it answers everything but inference, and what of that names no model."""
+DEFAULT_BACKEND = "default"
+"""The default backend has no cells: it answers everything but inference, and requests that name no model."""
 
 
-def render(layout: Layout, settings: IngressSettings) -> str:
+def render(desired: DesiredHaproxy, settings: IngressSettings) -> str:
     """The whole haproxy.cfg. Its description is `structure_of` the same input."""
-    return _render(layout, settings, structure_of(layout, settings))
+    return _render(desired, settings, structure_of(desired, settings))
 
 
-def structure_of(layout: Layout, settings: IngressSettings) -> str:
+def structure_of(desired: DesiredHaproxy, settings: IngressSettings) -> str:
     """Digest of everything that only a reload can change: all of the text but its servers."""
-    return digest_of(_render(replace(layout, servers=()), settings, ""))
+    return digest_of(_render(replace(desired, servers=()), settings, ""))
 
 
 def map_file(entries: Mapping[str, str]) -> str:
@@ -45,87 +45,91 @@ def map_file(entries: Mapping[str, str]) -> str:
     return "".join(f"{key} {value}\n" for key, value in entries.items())
 
 
-def _render(layout: Layout, settings: IngressSettings, structure: str) -> str:
-    body_bytes = held_bytes(layout, settings)
-    more = [f"lua-load-per-thread {CELLS_UP_LUA}"]
-    if layout.in_use.affinity:
-        more += [f"lua-load-per-thread {PICK_CELL_LUA}", f"localpeer {settings.ingress_id}"]
+def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) -> str:
+    body_bytes = max_buffered_body_bytes(desired, settings)
+    extra_lines = [f"lua-load-per-thread {CELLS_UP_LUA}"]
+    if desired.features.affinity:
+        extra_lines += [f"lua-load-per-thread {PICK_CELL_LUA}", f"localpeer {settings.ingress_id}"]
     sections = [
         "# Written by the ingress agent; what is changed here is lost.",
         global_section(
             settings,
             structure,
-            _refusals(layout),
+            _refusals(desired),
             body_bytes=body_bytes,
             threads=settings.threads,
-            more=more,
+            extra_lines=extra_lines,
         ),
-        defaults_section(layout, settings),
-        *(affinity.peers_section(settings.ingress_id) if layout.in_use.affinity else ()),
-        *(_frontends(layout, settings) if layout.told else _untold(layout, settings)),
+        defaults_section(desired, settings),
+        *(affinity.peers_section(settings.ingress_id) if desired.features.affinity else ()),
+        *(_frontends(desired, settings) if desired.has_table else _frontend_without_table(desired, settings)),
     ]
-    for pool in layout.pools:
-        sections.append(pool_backend(pool, layout, settings))
-        sections.append(spill_backend(pool, layout, settings))
+    for pool in desired.pools:
+        sections.append(pool_backend(pool, desired, settings))
+        sections.append(spill_backend(pool, desired, settings))
     return "\n".join(sections)
 
 
-def _refusals(layout: Layout) -> list[Answer]:
-    """Every answer that a request may get while its body is still on the way."""
+def _refusals(desired: DesiredHaproxy) -> list[ErrorResponse]:
+    """Every error response that a request may get while its body is still on the way."""
     return [
         *keys.REFUSALS,
-        *async_requests.async_refusals(layout.retry_after_s),
-        answers.head_too_large(MAX_HEAD_BYTES),
-        answers.too_large(layout.max_body_bytes),
-        answers.long_bodies_unread(layout.retry_after_s),
+        *backends.control_plane_refusals(desired.retry_after_s),
+        responses.head_too_large(MAX_HEAD_BYTES),
+        responses.too_large(desired.max_body_bytes),
+        responses.body_parser_unavailable(desired.retry_after_s),
     ]
 
 
-def _untold(layout: Layout, settings: IngressSettings) -> list[str]:
-    """Until the first table there is nothing to say of models."""
-    lines = [*_entrance(settings), access_log.QUIET_RULE, *frontend_rules.health_rules(), METRICS_RULE]
-    return [section("frontend ingress", [*lines, answers.returned(answers.no_table(layout.retry_after_s))])]
+def _frontend_without_table(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
+    """The only frontend until the first table: there are no models yet."""
+    lines = [*_listener_lines(settings), access_log.QUIET_RULE, *frontend_rules.health_rules(), METRICS_RULE]
+    return [section("frontend ingress", [*lines, responses.return_rule(responses.no_table(desired.retry_after_s))])]
 
 
-def _entrance(settings: IngressSettings) -> list[str]:
+def _listener_lines(settings: IngressSettings) -> list[str]:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     limit = f"maxconn {settings.max_outside_connections}"
     log_lines = access_log.log_lines() if settings.access_log else ["no log"]
     return [f"bind {host}:{settings.port}", limit, *log_lines, *access_log.request_id_rules()]
 
 
-def _frontends(layout: Layout, settings: IngressSettings) -> list[str]:
-    in_use = layout.in_use
-    judgement = [*frontend_rules.judgement_rules(layout)]
-    lines = [*_entrance(settings), *frontend_rules.inference_rules(), *_who_asks(in_use, settings)]
-    lines += [*frontend_rules.deadline_rules(), *frontend_rules.body_rules(layout, settings)]
+def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
+    features = desired.features
+    availability = [*frontend_rules.availability_rules(desired)]
+    lines = [*_listener_lines(settings), *frontend_rules.inference_rules(), *_caller_rules(features, settings)]
+    lines += [*frontend_rules.deadline_rules(), *frontend_rules.body_rules(desired, settings)]
     lines += [access_log.ARRIVAL_RULE] if settings.access_log else []
-    lines += [*frontend_rules.pool_rules(in_use, has_body=True), *(keys.scope_rules() if in_use.keys else ())]
-    lines += [*judgement, *(keys.limit_rules() if in_use.keys else ()), *keys.meter_lines(in_use=in_use.token_limits)]
-    lines += [*frontend_rules.choice(in_use), *frontend_rules.reader_choice(layout, settings)]
-    lines += [*async_requests.async_choice(settings), f"default_backend {ELSEWHERE}"]
+    lines += [*frontend_rules.pool_rules(features, has_body=True), *(keys.scope_rules() if features.keys else ())]
+    lines += [
+        *availability,
+        *(keys.limit_rules() if features.keys else ()),
+        *keys.meter_lines(features=features.token_limits),
+    ]
+    lines += [*frontend_rules.backend_choice(features), *frontend_rules.body_parser_choice(desired, settings)]
+    lines += [*backends.control_plane_choice(settings), f"default_backend {DEFAULT_BACKEND}"]
     # What comes through here is logged where it came from outside.
-    named = [f"bind unix@{NAMED_SOCKET} mode 600", "no log", *frontend_rules.named_rules()]
-    named += [*frontend_rules.pool_rules(in_use, has_body=False), *keys.named_scope_rules()]
-    named += [*judgement, *frontend_rules.choice(in_use)]
+    parsed = [f"bind unix@{PARSED_SOCKET} mode 600", "no log", *frontend_rules.parsed_body_rules()]
+    parsed += [*frontend_rules.pool_rules(features, has_body=False), *keys.parsed_body_scope_rules()]
+    parsed += [*availability, *frontend_rules.backend_choice(features)]
     return [
         section("frontend ingress", lines),
-        section("frontend named", named),
-        section(f"backend {ELSEWHERE}", _elsewhere(in_use, settings)),
-        *(reader_backend(tier, layout, settings) for tier in settings.readers),
-        nobody_frontend(),
+        section("frontend parsed", parsed),
+        section(f"backend {DEFAULT_BACKEND}", _default_backend_lines(features, settings)),
+        *(body_parser_backend(tier, desired, settings) for tier in settings.body_parsers),
+        no_cell_frontend(),
         keys.key_store(),
-        *async_requests.async_backend(settings, layout.retry_after_s, _who_asks(in_use, settings)),
+        *backends.control_plane_backend(settings, desired.retry_after_s, _caller_rules(features, settings)),
     ]
 
 
-def _who_asks(in_use: InUse, settings: IngressSettings) -> list[str]:
-    """The rules that judge what a request says of itself: which region sent it here, and whose it is."""
-    hop_rules = hops.proof_rules() if in_use.hops else hops.strip_rules()
-    captures = access_log.capture_rules(has_tenant=in_use.keys or in_use.hops) if settings.access_log else []
-    return [*hop_rules, *keys.identity_rules(in_use=in_use.keys), *captures]
+def _caller_rules(features: Features, settings: IngressSettings) -> list[str]:
+    """The rules that identify the caller: which region sent the request here, and which tenant it is of."""
+    hop_rules = hops.proof_rules() if features.hops else hops.strip_rules()
+    captures = access_log.capture_rules(has_tenant=features.keys or features.hops) if settings.access_log else []
+    return [*hop_rules, *keys.identity_rules(features=features.keys), *captures]
 
 
-def _elsewhere(in_use: InUse, settings: IngressSettings) -> list[str]:
-    lines = [*frontend_rules.unanswered_rules(), access_log.QUIET_RULE, *frontend_rules.health_rules(), METRICS_RULE]
-    return [*lines, *_who_asks(in_use, settings), *frontend_rules.listing_rules(), *frontend_rules.path_rules()]
+def _default_backend_lines(features: Features, settings: IngressSettings) -> list[str]:
+    lines = [*frontend_rules.model_error_rules(), access_log.QUIET_RULE, *frontend_rules.health_rules(), METRICS_RULE]
+    return [*lines, *_caller_rules(features, settings), *frontend_rules.listing_rules(), *frontend_rules.path_rules()]

@@ -1,19 +1,19 @@
 """What every request meets before a backend is chosen: the rules of the frontends, one function for each question.
 
 Pure text; `config` says in which order they stand, and each costs every request some 0.1 µs: what a table does not need
-is not rendered, and what few requests need stands where only those come. A rule may answer a request or note what it
+is not rendered, and what few requests need stands where only those come. A rule may answer a request or keep what it
 found in a variable; none of them picks a cell.
 """
 
-from engine_agent.ingress import affinity, answers, headers, splits
-from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, SHARE_SCALE, InUse, Layout
+from engine_agent.ingress import affinity, headers, responses, splits
+from engine_agent.ingress.desired import LISTING_MAP, MODELS_MAP, SHARE_SCALE, DesiredHaproxy, Features
 from engine_agent.ingress.sections import (
-    LOOK_UP_RULE,
     MAX_HEAD_BYTES,
-    UNSENT_STATUS,
-    held_bytes,
+    MODEL_LOOKUP_RULE,
+    UNANSWERED_STATUS,
+    max_buffered_body_bytes,
+    max_parsed_body_bytes,
     model_rules,
-    read_bytes,
 )
 from engine_agent.ingress.settings import IngressSettings
 
@@ -22,15 +22,17 @@ CELLS_UP = "var(txn.pool),lua.cells_up,add(0)"
 """As a number: what a script converts is text to HAProxy."""
 MANY_UP = "var(txn.pool),nbsrv gt 1"
 """HAProxy's own count has the server that stands in for cells as one when there are none, so above one it counts cells:
-then no script is asked."""
+then no script runs."""
 SPILL_RULE = "http-request set-var(txn.spill) var(txn.pool),regsub(^pool,spill)"
 INFERENCE_PATHS = ("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/responses")
 
 
 def health_rules() -> list[str]:
     """GET /healthz: this process serves. With ?model=M: and a cell of this region would take a request for M."""
-    healthy = f"""http-request return status 200 {answers.JSON_TYPE} string '{{"status":"ok"}}'"""
-    unhealthy = f"""http-request return status 503 {answers.JSON_TYPE} string '{{"status":"no ready cell"}}'"""
+    healthy = f"""http-request return status 200 {responses.JSON_CONTENT_TYPE} string '{{"status":"ok"}}'"""
+    unhealthy = (
+        f"""http-request return status 503 {responses.JSON_CONTENT_TYPE} string '{{"status":"no ready cell"}}'"""
+    )
     return [
         "acl is_health path /healthz",
         f"{healthy} if is_health !{{ url_param(model) -m found }}",
@@ -48,7 +50,7 @@ def _split_health_rules() -> list[str]:
     return [
         f"http-request set-var(txn.split) var(txn.pool),field(3,.) if is_health {is_split}",
         f"http-request set-var(txn.pool) {first} if is_health {{ var(txn.split) -m found }}",
-        *splits.turn_rules(f"is_health !{{ {CELLS_UP} gt 0 }}"),
+        *splits.fallback_rules(f"is_health !{{ {CELLS_UP} gt 0 }}"),
     ]
 
 
@@ -58,12 +60,13 @@ def listing_rules() -> list[str]:
     return [
         "acl is_listing path /v1/models",
         "acl is_one_model path_beg /v1/models/",
-        answers.returned(answers.ONLY_GET, ("Allow", "GET")) + " if is_listing !METH_GET or is_one_model !METH_GET",
-        f"http-request return status 200 {answers.JSON_TYPE} lf-string {listing} if is_listing",
+        responses.return_rule(responses.ONLY_GET, ("Allow", "GET"))
+        + " if is_listing !METH_GET or is_one_model !METH_GET",
+        f"http-request return status 200 {responses.JSON_CONTENT_TYPE} lf-string {listing} if is_listing",
         "http-request set-var(txn.model) path,regsub(^/v1/models/,),url_dec if is_one_model",
         f"http-request set-var(txn.pool) var(txn.model),map_str({MODELS_MAP}) if is_one_model",
-        answers.returned(answers.UNKNOWN_MODEL) + " if is_one_model !{ var(txn.pool) -m found }",
-        f"http-request return status 200 {answers.JSON_TYPE} lf-string {of_one} if is_one_model",
+        responses.return_rule(responses.UNKNOWN_MODEL) + " if is_one_model !{ var(txn.pool) -m found }",
+        f"http-request return status 200 {responses.JSON_CONTENT_TYPE} lf-string {of_one} if is_one_model",
     ]
 
 
@@ -75,34 +78,34 @@ def inference_rules() -> list[str]:
     ]
 
 
-def unanswered_rules() -> list[str]:
+def model_error_rules() -> list[str]:
     """What is wrong with a request that names no model of the table, or no path."""
     return [
-        f"{answers.BAD_BODY_RULE} if {{ var(txn.body_error) -m found }}",
+        f"{responses.BAD_BODY_RULE} if {{ var(txn.body_error) -m found }}",
         f"acl is_inference path {' '.join(INFERENCE_PATHS)}",
-        f"{answers.returned(answers.UNKNOWN_MODEL)} if is_inference METH_POST",
+        f"{responses.return_rule(responses.UNKNOWN_MODEL)} if is_inference METH_POST",
     ]
 
 
 def path_rules() -> list[str]:
-    """The last of all rules for what is no inference: there is no such path, or it is asked in the wrong way."""
+    """The last of all rules for what is no inference: there is no such path, or the method is wrong."""
     return [
-        f"{answers.returned(answers.UNKNOWN_URL)} if !is_inference",
-        answers.returned(answers.ONLY_POST, ("Allow", "POST")),
+        f"{responses.return_rule(responses.UNKNOWN_URL)} if !is_inference",
+        responses.return_rule(responses.ONLY_POST, ("Allow", "POST")),
     ]
 
 
-def body_rules(layout: Layout, settings: IngressSettings) -> list[str]:
+def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     """Wait for the whole body, which replays need too, and find the pool of the model that it names. Long bodies go on
-    to a reader, and what names no model to where that is said. Declares `is_long`, `has_pool`."""
-    longest = held_bytes(layout, settings)
+    to a body parser, and what names no model to the default backend. Declares `is_large`, `has_pool`."""
+    longest = max_buffered_body_bytes(desired, settings)
     return [
-        answers.refused(answers.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
+        responses.refuse_rule(responses.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
         *(f"http-request del-header {name}" for name in (headers.MODEL, headers.AFFINITY, headers.KEY)),
-        # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on hearing so.
+        # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on that header.
         "http-request set-header Content-Type application/json",
-        f"acl is_long req.hdr_val(content-length) gt {longest}",
-        f"acl is_long req.body_size gt {longest}",
+        f"acl is_large req.hdr_val(content-length) gt {longest}",
+        f"acl is_large req.body_size gt {longest}",
         f"http-request allow if {{ req.hdr_val(content-length) gt {longest} }}",
         f"http-request wait-for-body time {settings.times.request_body_s}s",
         f"http-request allow if {{ req.body_size gt {longest} }}",
@@ -111,11 +114,13 @@ def body_rules(layout: Layout, settings: IngressSettings) -> list[str]:
     ]
 
 
-def named_rules() -> list[str]:
-    """A long request as its reader sends it back. The socket is for readers alone, which overwrite the header.
+def parsed_body_rules() -> list[str]:
+    """A large request as its body parser sends it back. The socket is for body parsers alone, which overwrite the
+    header.
 
-    What no cell answered is told to the reader, which has the whole request to send again; nothing here has.
+    A request that no cell answered gets a status of its own: the parser has the whole request to send again.
     """
+    unanswered = f"http-after-response set-status {UNANSWERED_STATUS}"
     return [
         # The frontend that took it from outside has taken away what was not proven.
         f"http-request set-var(txn.hop) req.hdr({headers.HOP}),field(1,|)",
@@ -126,42 +131,42 @@ def named_rules() -> list[str]:
         f"http-request set-var(txn.affinity) req.hdr({headers.AFFINITY})",
         f"http-request del-header {headers.AFFINITY}",
         f"http-response set-header {headers.MODEL} %[var(txn.model),url_enc]",  # for the access log
-        f"http-after-response set-status {UNSENT_STATUS} if {{ status 503 }} {{ res.hdr({headers.RETRY}) -m found }}",
-        f"http-after-response set-status {UNSENT_STATUS} if {{ status 502 }} !{{ res.hdr({headers.CELL}) -m found }}",
-        LOOK_UP_RULE,
+        f"{unanswered} if {{ status 503 }} {{ res.hdr({headers.RETRY}) -m found }}",
+        f"{unanswered} if {{ status 502 }} !{{ res.hdr({headers.CELL}) -m found }}",
+        MODEL_LOOKUP_RULE,
         "acl has_pool var(txn.pool) -m found",
-        f"{answers.returned(answers.UNKNOWN_MODEL)} if !has_pool",
+        f"{responses.return_rule(responses.UNKNOWN_MODEL)} if !has_pool",
     ]
 
 
-def pool_rules(in_use: InUse, *, has_body: bool) -> list[str]:
+def pool_rules(features: Features, *, has_body: bool) -> list[str]:
     """Which pool a split means, and what the request's affinity key is, where either question arises.
 
-    `has_body`: the key is in the body; else a reader has found it.
+    `has_body`: the key is in the body; else a body parser has found it.
     """
     wants_key = [
-        *([CELLS_RULE, "acl wants_key var(txn.cells) -m found"] if in_use.affinity else ()),
-        *([f"acl wants_key var(txn.pool) -m beg {splits.STICKY}"] if in_use.sticky_splits else ()),
-        *(affinity.key_rules() if has_body and (in_use.affinity or in_use.sticky_splits) else ()),
+        *([CELLS_RULE, "acl wants_key var(txn.cells) -m found"] if features.affinity else ()),
+        *([f"acl wants_key var(txn.pool) -m beg {splits.STICKY}"] if features.sticky_splits else ()),
+        *(affinity.key_rules() if has_body and (features.affinity or features.sticky_splits) else ()),
     ]
-    if not in_use.splits:
-        return [*wants_key, *([SPILL_RULE, *_usable_rules(in_use)] if in_use.hops else ())]
-    again = [f"{SPILL_RULE} if is_drawn"] if in_use.hops else []
+    if not features.splits:
+        return [*wants_key, *([SPILL_RULE, *_usable_rules(features)] if features.hops else ())]
+    again = [f"{SPILL_RULE} if is_drawn"] if features.hops else []
     return [
-        *splits.draw_rules(in_use.hops),
+        *splits.draw_rules(features.hops),
         *wants_key,
         *splits.sticky_rules(),
-        *([SPILL_RULE] if in_use.hops else ()),
-        *_usable_rules(in_use),
-        *(rule for turn in splits.turn_rules("!can_serve is_lost") for rule in (turn, *again)),
-        *([f"{CELLS_RULE} if is_drawn"] if in_use.affinity else ()),
+        *([SPILL_RULE] if features.hops else ()),
+        *_usable_rules(features),
+        *(rule for turn in splits.fallback_rules("!can_serve is_lost") for rule in (turn, *again)),
+        *([f"{CELLS_RULE} if is_drawn"] if features.affinity else ()),
     ]
 
 
-def _usable_rules(in_use: InUse) -> list[str]:
-    """Declares `can_serve`, `can_spill` and `is_lost`: what here, or nobody but here, can do for the pool."""
+def _usable_rules(features: Features) -> list[str]:
+    """Declares `can_serve`, `can_spill` and `is_lost`: whether this region, or another one, can serve the pool."""
     here = [f"acl can_serve {MANY_UP}", f"acl can_serve {CELLS_UP} gt 0"]
-    if not in_use.hops:
+    if not features.hops:
         return [*here, "acl is_lost always_true"]
     return [
         *here,
@@ -180,38 +185,39 @@ def deadline_rules() -> list[str]:
     ]
 
 
-def judgement_rules(layout: Layout) -> list[str]:
-    """Whether cells here, or another region, can serve the pool; if neither, say so."""
-    if not layout.in_use.hops:
-        return []  # the pool's backend says so
-    nobody = answers.returned(answers.no_ready_cell(layout.retry_after_s))
+def availability_rules(desired: DesiredHaproxy) -> list[str]:
+    """Whether cells here, or another region, can serve the pool; if neither, refuse."""
+    if not desired.features.hops:
+        return []  # the pool's backend does
+    refused = responses.return_rule(responses.no_ready_cell(desired.retry_after_s))
     return [
         f"http-request set-var(txn.share) var(txn.pool),map_str_int({splits.SHARES_MAP},0)",
         f"acl must_spill rand({SHARE_SCALE}),sub(txn.share) lt 0",
-        f"{nobody} if is_marked !can_serve",
-        f"{nobody} if !can_serve !can_spill",
+        f"{refused} if is_marked !can_serve",
+        f"{refused} if !can_serve !can_spill",
     ]
 
 
-def choice(in_use: InUse) -> list[str]:
+def backend_choice(features: Features) -> list[str]:
     """Cells of this region by the pool's share; other regions for the rest, and when no cell here can serve."""
     spill = [
         "use_backend %[var(txn.spill)] if has_pool !is_marked can_spill !can_serve",
         "use_backend %[var(txn.spill)] if has_pool !is_marked can_spill must_spill",
     ]
-    return [*(spill if in_use.hops else ()), "use_backend %[var(txn.pool)] if has_pool"]
+    return [*(spill if features.hops else ()), "use_backend %[var(txn.pool)] if has_pool"]
 
 
-def reader_choice(layout: Layout, settings: IngressSettings) -> list[str]:
-    """The reader of a long body: the first whose buffers hold it and that is there. The last one also reads what does
-    not say how long it is."""
-    is_long = "METH_POST is_inference is_long"
-    *others, last = settings.readers
+def body_parser_choice(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
+    """The body parser of a large body: the first whose buffers hold it and that is there. The last one also takes
+    bodies of unknown length."""
+    is_large = "METH_POST is_inference is_large"
+    *others, last = settings.body_parsers
     return [
         *(
-            f"use_backend {tier.name} if {is_long} {{ req.hdr_val(content-length) le {read_bytes(layout, tier)} }}"
+            f"use_backend {tier.name} if {is_large}"
+            f" {{ req.hdr_val(content-length) le {max_parsed_body_bytes(desired, tier)} }}"
             f" {{ nbsrv({tier.name}) gt 0 }}"
             for tier in others
         ),
-        f"use_backend {last.name} if {is_long}",
+        f"use_backend {last.name} if {is_large}",
     ]

@@ -1,7 +1,8 @@
 """A HAProxy process of an ingress: checked, started, adopted, reloaded and stopped. It runs in a session of its own and
 outlives the agent.
 
-It never decides what the configuration says or when to restart, and it signals only the HAProxy of its own home.
+It never decides what the configuration says or when to restart, and it signals only the HAProxy of its own state
+directory.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ from typing import BinaryIO
 
 from engine_agent.ingress.command_socket import RELOAD_TIMEOUT_S, CommandSocket, Unreachable
 from engine_agent.ingress.config import map_file
-from engine_agent.ingress.layout import Layout
+from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.sections import ADMIN_SOCKET, CONFIG_FILE, MASTER_SOCKET, SCRIPTS
 from engine_agent.runtime import procfs
 from engine_agent.runtime.logs import bound, last_lines
@@ -29,15 +30,15 @@ START_TIMEOUT_S = 10.0
 POLL_S = 0.02
 TERM_GRACE_S = 1.0
 KILL_GRACE_S = 2.0
-STILL_ACCEPTS = "Stopping: 0"
+STILL_ACCEPTING = "Stopping: 0"
 CONNECTIONS = re.compile(r"^CurrConns: (\d+)", re.MULTILINE)
 STREAM = re.compile(r" fe=(?!GLOBAL|MASTER)")
 """A connection with a request under way, as `show sess` lists them; the command sockets have one, too."""
-IDLE_PATIENCE_S = 1.0
+IDLE_CLOSE_WAIT_S = 1.0
 LOG_FILE = "haproxy.log"
 
 
-class RefusedConfig(Exception):
+class ConfigRejected(Exception):
     """HAProxy does not accept a configuration; the text is its own."""
 
 
@@ -61,26 +62,27 @@ def find_binary() -> Path:
 
 
 class HaproxyProcess:
-    """At most one HAProxy, in master-worker mode, for one home.
+    """At most one HAProxy, in master-worker mode, for one state directory.
 
-    `render` makes a layout its configuration. `open_output` opens what its access log goes to; without, there is none.
+    `render` turns a desired state into a configuration. `open_output` opens what its access log goes to; without, there
+    is none.
     """
 
     def __init__(
         self,
-        home: Path,
+        state_dir: Path,
         binary: Path,
-        render: Callable[[Layout], str],
+        render: Callable[[DesiredHaproxy], str],
         open_output: Callable[[Path], int] | None = None,
     ) -> None:
-        self._home = home
+        self._state_dir = state_dir
         self._binary = binary
         self._render = render
         self._open_output = open_output
         self._child: subprocess.Popen[bytes] | None = None
         self.pid: int | None = None
-        self.admin = CommandSocket(self._home, ADMIN_SOCKET)
-        self._master = CommandSocket(self._home, MASTER_SOCKET)
+        self.admin = CommandSocket(self._state_dir, ADMIN_SOCKET)
+        self._master = CommandSocket(self._state_dir, MASTER_SOCKET)
 
     def is_alive(self) -> bool:
         """Whether the master lives; a dead one is forgotten."""
@@ -91,120 +93,120 @@ class HaproxyProcess:
         return self.pid is not None
 
     def adopt(self) -> bool:
-        """Take over the HAProxy of this home that an earlier agent started, if there is one."""
-        self.pid = find_master(self._home / CONFIG_FILE)
+        """Take over the HAProxy of this state directory that an earlier agent started, if there is one."""
+        self.pid = find_master(self._state_dir / CONFIG_FILE)
         return self.pid is not None
 
-    async def check(self, layout: Layout) -> None:
-        """Let HAProxy judge a configuration without touching the one in force.
+    async def check(self, desired: DesiredHaproxy) -> None:
+        """Let HAProxy check a configuration without touching the one in force.
 
         Raises:
-            RefusedConfig: it is not accepted, or not judged within `CHECK_TIMEOUT_S`.
+            ConfigRejected: it is not accepted, or not checked within `CHECK_TIMEOUT_S`.
         """
-        self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with tempfile.TemporaryDirectory(dir=self._home, prefix=".candidate-") as folder:
-            self._write(layout, Path(folder))
+        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with tempfile.TemporaryDirectory(dir=self._state_dir, prefix=".candidate-") as folder:
+            self._write(desired, Path(folder))
             process = await asyncio.create_subprocess_exec(
                 self._binary, "-c", "-f", CONFIG_FILE, cwd=folder,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             )  # fmt: skip
             try:
                 async with asyncio.timeout(CHECK_TIMEOUT_S):
-                    said, _ = await process.communicate()
+                    output, _ = await process.communicate()
             except TimeoutError:
                 process.kill()
                 await process.wait()
-                raise RefusedConfig(f"haproxy -c did not end within {CHECK_TIMEOUT_S:g} s") from None
+                raise ConfigRejected(f"haproxy -c did not end within {CHECK_TIMEOUT_S:g} s") from None
         if process.returncode != 0:
-            raise RefusedConfig(_alerts(said.decode(errors="replace").splitlines()))
+            raise ConfigRejected(_alerts(output.decode(errors="replace").splitlines()))
 
-    async def start(self, layout: Layout) -> None:
-        """Write the configuration and start HAProxy; return when its worker answers.
+    async def start(self, desired: DesiredHaproxy) -> None:
+        """Write the configuration and start HAProxy; return when its worker responds.
 
         Raises:
-            StartFailed: it ended, or was silent for `START_TIMEOUT_S` and was killed.
+            StartFailed: it ended, or did not respond for `START_TIMEOUT_S` and was killed.
             OSError: the configuration or the log could not be written.
         """
-        self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._write(layout, self._home)
-        log = self._home / LOG_FILE
+        self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+        self._write(desired, self._state_dir)
+        log = self._state_dir / LOG_FILE
         if log.exists():
             log.replace(log.with_name(f"{LOG_FILE}.1"))
-        with log.open("ab") as said, self._output(said) as output:
+        with log.open("ab") as errors, self._access_log(errors) as output:
             self._child = subprocess.Popen(  # noqa: ASYNC220 - a fork takes a millisecond, and the handle is kept
-                [self._binary, "-W", "-S", f"unix@{MASTER_SOCKET},mode,600", "-f", str(self._home / CONFIG_FILE)],
-                cwd=self._home,
+                [self._binary, "-W", "-S", f"unix@{MASTER_SOCKET},mode,600", "-f", str(self._state_dir / CONFIG_FILE)],
+                cwd=self._state_dir,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
-                stderr=said,
+                stderr=errors,
                 start_new_session=True,
             )
         self.pid = self._child.pid
-        if not await self._comes_up(START_TIMEOUT_S):
+        if not await self._wait_until_ready(START_TIMEOUT_S):
             await self.kill()
             raise StartFailed(f"HAProxy did not start: {_alerts(last_lines(log))}")
 
     @contextlib.contextmanager
-    def _output(self, said: BinaryIO) -> Iterator[BinaryIO | int]:
+    def _access_log(self, errors: BinaryIO) -> Iterator[BinaryIO | int]:
         if self._open_output is None:
-            yield said
+            yield errors
             return
-        output = self._open_output(self._home)
+        output = self._open_output(self._state_dir)
         try:
             yield output
         finally:
             os.close(output)
 
-    async def reload(self, layout: Layout) -> None:
+    async def reload(self, desired: DesiredHaproxy) -> None:
         """Write the configuration and let a new worker take over; return when no older one takes requests any more.
 
         Raises:
-            RefusedConfig: the master could not load it; the worker before goes on.
-            Unreachable: the master does not answer, or an older worker still takes connections after some time.
+            ConfigRejected: the master could not load it; the worker before goes on.
+            Unreachable: the master does not respond, or an older worker still takes connections after some time.
             OSError: the configuration could not be written.
         """
-        self._write(layout, self._home)
-        said = await self._master.ask("reload", timeout_s=RELOAD_TIMEOUT_S)
-        if not said.startswith("Success=1"):
-            raise RefusedConfig(_alerts(said.splitlines()))
+        self._write(desired, self._state_dir)
+        output = await self._master.send("reload", timeout_s=RELOAD_TIMEOUT_S)
+        if not output.startswith("Success=1"):
+            raise ConfigRejected(_alerts(output.splitlines()))
         try:
             async with asyncio.timeout(RELOAD_TIMEOUT_S):
-                while not await self._old_workers_are_stopping():  # noqa: ASYNC110 - only asking tells
+                while not await self._old_workers_are_stopping():  # noqa: ASYNC110 - nothing announces it
                     await asyncio.sleep(POLL_S)
         except TimeoutError as error:
             raise Unreachable("an older worker of HAProxy still takes connections") from error
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(IDLE_PATIENCE_S):
-                while await self._old_workers_hold_idle_connections():  # noqa: ASYNC110 - only asking tells
+            async with asyncio.timeout(IDLE_CLOSE_WAIT_S):
+                while await self._old_workers_hold_idle_connections():  # noqa: ASYNC110 - nothing announces it
                     await asyncio.sleep(POLL_S)
 
     async def _old_workers_are_stopping(self) -> bool:
-        # A worker that ends meanwhile is answered for by the master, with an error.
-        return not any(STILL_ACCEPTS in info for _, info in await self._old_workers())
+        # A worker that ends meanwhile is reported by the master as an error.
+        return not any(STILL_ACCEPTING in info for _, info in await self._old_workers())
 
     async def _old_workers_hold_idle_connections(self) -> bool:
-        """A thread of a stopping worker closes those when it gets to it; what comes through one until then is answered
-        by the table before."""
+        """A thread of a stopping worker closes those when it gets to it; requests on one until then follow
+        the table before."""
         for pid, info in await self._old_workers():
             connections = CONNECTIONS.search(info)
-            if connections and int(connections[1]) > len(STREAM.findall(await self._master.ask(f"@!{pid} show sess"))):
+            if connections and int(connections[1]) > len(STREAM.findall(await self._master.send(f"@!{pid} show sess"))):
                 return True
         return False
 
     async def _old_workers(self) -> list[tuple[str, str]]:
-        """The pid of each, and what it says of itself."""
-        listing = await self._master.ask("show proc")
+        """The pid of each, and its `show info`."""
+        listing = await self._master.send("show proc")
         _, _, old = listing.partition("# old workers")
         pids = [line.split()[0] for line in old.splitlines() if line[:1].isdigit()]
-        return [(pid, await self._master.ask(f"@!{pid} show info")) for pid in pids]
+        return [(pid, await self._master.send(f"@!{pid} show info")) for pid in pids]
 
     async def stop(self, grace_s: float) -> None:
         """Take no new connection, let what runs finish for `grace_s` seconds, then end it."""
-        for sent, patience_s in ((signal.SIGUSR1, grace_s), (signal.SIGTERM, TERM_GRACE_S)):
+        for number, wait_s in ((signal.SIGUSR1, grace_s), (signal.SIGTERM, TERM_GRACE_S)):
             if self.pid is not None and self.is_alive():
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.pid, sent)
-                await self._has_ended(patience_s)
+                    os.kill(self.pid, number)
+                await self._wait_for_exit(wait_s)
         await self.kill()
 
     async def kill(self) -> None:
@@ -212,34 +214,34 @@ class HaproxyProcess:
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
-            await self._has_ended(KILL_GRACE_S)
+            await self._wait_for_exit(KILL_GRACE_S)
 
-    async def _has_ended(self, within_s: float) -> None:
+    async def _wait_for_exit(self, within_s: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self.is_alive():  # noqa: ASYNC110 - an adopted process is no child, so nothing announces its end
                     await asyncio.sleep(POLL_S)
 
-    async def _comes_up(self, within_s: float) -> bool:
+    async def _wait_until_ready(self, within_s: float) -> bool:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(within_s):
                 while self.is_alive():
                     with contextlib.suppress(Unreachable):
-                        await self.admin.ask("show info")
+                        await self.admin.send("show info")
                         return True
                     await asyncio.sleep(POLL_S)
         return False
 
-    def bound_log(self) -> None:
+    def trim_log(self) -> None:
         """Keep the log of a HAProxy that runs for months short."""
-        bound(self._home / LOG_FILE)
+        bound(self._state_dir / LOG_FILE)
 
-    def _write(self, layout: Layout, folder: Path) -> None:
+    def _write(self, desired: DesiredHaproxy, folder: Path) -> None:
         for name in SCRIPTS:
             (folder / name).write_bytes(Path(__file__).with_name(name).read_bytes())
-        for name, entries in layout.maps.items():
+        for name, entries in desired.maps.items():
             (folder / name).write_text(map_file(entries), encoding="utf-8")
-        (folder / CONFIG_FILE).write_text(self._render(layout), encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(self._render(desired), encoding="utf-8")
 
 
 def find_master(config: Path) -> int | None:
@@ -255,6 +257,6 @@ def find_master(config: Path) -> int | None:
 
 
 def _alerts(lines: list[str]) -> str:
-    """What HAProxy complained of, without its banner."""
+    """HAProxy's alerts, without its banner."""
     alerts = [line.partition(" : ")[2] or line for line in lines if "[ALERT]" in line]
-    return "; ".join(alerts[:3]) or "; ".join(lines[-3:]) or "it said nothing"
+    return "; ".join(alerts[:3]) or "; ".join(lines[-3:]) or "it printed nothing"

@@ -37,33 +37,33 @@ def hop_entries(secrets: Sequence[str]) -> dict[str, str]:
 
 def proof_rules() -> list[str]:
     """Note in `txn.hop` which region sent the request here, if it proves that, and take every other mark away."""
-    said = f"http-request set-var(txn.hop_said) req.hdr({headers.HOP})"
-    claim = "%[var(txn.hop_said),field(1,|)]|%[var(txn.hop_said),field(2,|)]|%[var(txn.request_id)]"
+    keep_header = f"http-request set-var(txn.hop_header) req.hdr({headers.HOP})"
+    claim = "%[var(txn.hop_header),field(1,|)]|%[var(txn.hop_header),field(2,|)]|%[var(txn.request_id)]"
     return [
-        f"acl says_hop req.hdr({headers.HOP}) -m found",
-        f"{said} if says_hop",
-        f"http-request set-var-fmt(txn.hop_claim) '{claim}' if says_hop",
-        "http-request set-var(txn.hop_at) var(txn.hop_said),field(2,|) if says_hop",
-        "http-request set-var(txn.hop_proof) var(txn.hop_said),field(3,|) if says_hop",
+        f"acl has_hop req.hdr({headers.HOP}) -m found",
+        f"{keep_header} if has_hop",
+        f"http-request set-var-fmt(txn.hop_claim) '{claim}' if has_hop",
+        "http-request set-var(txn.hop_at) var(txn.hop_header),field(2,|) if has_hop",
+        "http-request set-var(txn.hop_proof) var(txn.hop_header),field(3,|) if has_hop",
         *(rule for secret in (SIGNING, OTHER) for rule in _proof(secret)),
-        f"http-request del-header {headers.HOP} if says_hop !{{ var(txn.hop) -m found }}",
+        f"http-request del-header {headers.HOP} if has_hop !{{ var(txn.hop) -m found }}",
         f"http-request del-header {headers.POOL} if !{{ var(txn.hop) -m found }}",
         "acl is_marked var(txn.hop) -m found",
     ]
 
 
 def _proof(secret: str) -> list[str]:
-    is_right = "{ var(txn.hop_proof),secure_memcmp(txn.hop_right) }"
+    is_right = "{ var(txn.hop_proof),secure_memcmp(txn.hop_expected) }"
     is_fresh = f"{{ date,sub(txn.hop_at),add({CLOCKS_APART_S}) -m int 0:{2 * CLOCKS_APART_S} }}"
     return [
-        f"http-request set-var(txn.hop_secret) str({secret}),map_str({HOPS_MAP}) if says_hop",
-        "http-request set-var(txn.hop_right) var(txn.hop_claim),hmac(sha256,txn.hop_secret),hex if says_hop",
-        f"http-request set-var(txn.hop) var(txn.hop_said),field(1,|) if says_hop {is_right} {is_fresh}",
+        f"http-request set-var(txn.hop_secret) str({secret}),map_str({HOPS_MAP}) if has_hop",
+        "http-request set-var(txn.hop_expected) var(txn.hop_claim),hmac(sha256,txn.hop_secret),hex if has_hop",
+        f"http-request set-var(txn.hop) var(txn.hop_header),field(1,|) if has_hop {is_right} {is_fresh}",
     ]
 
 
 def strip_rules() -> list[str]:
-    """Where there are no other regions every mark is an outsider's."""
+    """Without other regions every mark is forged."""
     return [
         f"http-request del-header {headers.HOP}",
         f"http-request del-header {headers.POOL}",
@@ -72,7 +72,7 @@ def strip_rules() -> list[str]:
 
 
 def mark_rules(region: str) -> list[str]:
-    """Mark a request that leaves for another region, and say which pool it is for: names may be split there, too."""
+    """Mark a request that leaves for another region, and name the pool it is for: names may be split there, too."""
     claim = "%[var(txn.hop_claim)]|%[var(txn.request_id)]"
     return [
         f"http-request set-var-fmt(txn.hop_claim) '{region}|%[date]'",

@@ -1,7 +1,7 @@
 """The application keys of a routing table as the entries of one HAProxy map. Pure.
 
-A key is found by the SHA-256 of what the application showed, so the map opens nothing to whoever reads it. Everything
-about keys is in one map, because one map changes in one instant.
+A key is found by the SHA-256 of the key that the application sent, so the map opens nothing to whoever reads it.
+Everything about keys is in one map, because one map changes in one instant.
 """
 
 import hashlib
@@ -10,13 +10,13 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.classes import ServingClass
 from engine_agent.protocol.messages import ApiKey, RoutingTable
+from engine_agent.protocol.states import ServingClass
 
 KEYS_MAP = "keys.map"
-"""SHA-256 of a key -> its record; `prefix/backend` -> 1 for each pool that a key with a choice of pools opens."""
+"""SHA-256 of a key -> its record; `prefix/backend` -> 1 for each pool that a key that is restricted to pools opens."""
 REQUIRED_ENTRY = ".required"
-"""1: nobody is served without a key."""
+"""1: no request is served without a key."""
 CONTENT_ENTRY = ".content"
 """Digest of all other entries of a map: reading thousands of them back four times a second would cost too much."""
 SEPARATOR = "|"

@@ -1,15 +1,15 @@
-"""Application keys in HAProxy's configuration: who a request is from, what its key opens, and how much it may ask for.
+"""Application keys in HAProxy's configuration: whom a request is from, which pools its key opens, and its limits.
 
 Pure text; `config` says where in a frontend each group of rules stands. All that changes with a key is in `KEYS_MAP`,
 so keys come and go without a reload and without the control plane in the path of a request. The key itself goes no
-further than here: cells are told the tenant.
+further than here: cells get the tenant.
 """
 
-from engine_agent.ingress import answers, headers
-from engine_agent.ingress.answers import Answer
-from engine_agent.ingress.classes import ServingClass
+from engine_agent.ingress import headers, responses
 from engine_agent.ingress.key_map import KEYS_MAP, REQUIRED_ENTRY, SEPARATOR, KeyField
+from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.sections import section
+from engine_agent.protocol.states import ServingClass
 
 SCHEME, KEY_BEGINS = "Bearer", "sw_"
 KEY_TABLE = "keys"
@@ -19,13 +19,13 @@ KEY_TABLE_ENTRIES = 131_072
 KEY_TABLE_EXPIRE_S = 86_400
 COUNTERS = "conn_cur,http_req_cnt,http_fail_cnt,gpc(1)"
 """Now running, requests, answers of 5xx, and requests over a limit (general purpose counter 0)."""
-MISSING_KEY = Answer(
+MISSING_KEY = ErrorResponse(
     401, "missing_api_key", "You did not provide an API key: send it as `Authorization: Bearer sw_...`"
 )
-INVALID_KEY = Answer(401, "invalid_api_key", "Incorrect API key provided: it is unknown, or was revoked")
-EXPIRED_KEY = Answer(401, "expired_api_key", "This API key has expired; ask for another one")
+INVALID_KEY = ErrorResponse(401, "invalid_api_key", "Incorrect API key provided: it is unknown, or was revoked")
+EXPIRED_KEY = ErrorResponse(401, "expired_api_key", "This API key has expired; ask for another one")
 REFUSALS = (MISSING_KEY, INVALID_KEY, EXPIRED_KEY)
-MODEL_NOT_ALLOWED = Answer(
+MODEL_NOT_ALLOWED = ErrorResponse(
     403, "model_not_allowed", "This API key is not for the model `%[var(txn.model),json(utf8s)]`", "model"
 )
 
@@ -39,17 +39,17 @@ _IS_SCOPED = f"{{ {_value(KeyField.SCOPED)} 1 }}"
 _IS_OVER_LIMIT = "{ var(txn.refusal) -m found }"
 
 
-def identity_rules(*, in_use: bool) -> list[str]:
-    """Who asks. A request that another region's ingress sent here was asked there, and says itself for whom it is.
+def identity_rules(*, features: bool) -> list[str]:
+    """Identify the caller. A request that another region's ingress sent was authenticated there and carries its tenant.
 
-    While keys are not required, whoever shows none of ours is nobody's tenant; a revoked key opens nothing even then.
-    `in_use`: there are keys, or one is required.
+    While keys are not required, a request without one of ours has no tenant; a revoked key opens nothing even then.
+    `features`: there are keys, or one is required.
     """
-    if not in_use:
+    if not features:
         shows_key = f"{{ req.hdr(Authorization) -m beg -i '{SCHEME} {KEY_BEGINS}' }}"
         return [
             f"http-request del-header {headers.TENANT} if !is_marked",
-            answers.refused(INVALID_KEY, shows_key),
+            responses.refuse_rule(INVALID_KEY, shows_key),
             "http-request del-header Authorization",
         ]
     return [
@@ -62,10 +62,10 @@ def identity_rules(*, in_use: bool) -> list[str]:
         f"acl keys_required str({REQUIRED_ENTRY}),map_str({KEYS_MAP}) 1",
         f"http-request set-var(txn.key_prefix) {_value(KeyField.PREFIX)} if has_key",
         f"http-request set-var(txn.key_expires) {_value(KeyField.EXPIRES_AT)} if has_key",
-        # The body may not have arrived; a client that is still sending it must be able to hear the answer.
-        answers.refused(INVALID_KEY, "shows_key !has_key"),
-        answers.refused(MISSING_KEY, "!shows_key !is_marked keys_required"),
-        answers.refused(EXPIRED_KEY, "has_key { date,sub(txn.key_expires) ge 0 }"),
+        # The body may not have arrived; a client that is still sending it must be able to read the response.
+        responses.refuse_rule(INVALID_KEY, "shows_key !has_key"),
+        responses.refuse_rule(MISSING_KEY, "!shows_key !is_marked keys_required"),
+        responses.refuse_rule(EXPIRED_KEY, "has_key { date,sub(txn.key_expires) ge 0 }"),
         f"http-request set-header {headers.TENANT} %[{_value(KeyField.TENANT)}] if has_key",
         *_class_rules(),
     ]
@@ -75,41 +75,41 @@ def scope_rules() -> list[str]:
     """Whether the key opens the pool."""
     return [
         f"acl key_opens_pool var(txn.key_prefix),concat(/,txn.pool),map_str({KEYS_MAP}) -m found",
-        f"{answers.returned(MODEL_NOT_ALLOWED)} if has_key {_IS_SCOPED} !key_opens_pool",
+        f"{responses.return_rule(MODEL_NOT_ALLOWED)} if has_key {_IS_SCOPED} !key_opens_pool",
     ]
 
 
-def long_scope_rule() -> str:
-    """The model of a long request is not known yet: its key goes with it to where it will be."""
+def unparsed_body_scope_rule() -> str:
+    """The model of a large request is not known yet: its key goes with it to where it will be."""
     return f"http-request set-header {headers.KEY} %[var(txn.key_prefix)] if {_HAS_KEY} {_IS_SCOPED}"
 
 
-def named_scope_rules() -> list[str]:
-    """Whether the key opens the pool, once a reader has found the model of a long request."""
+def parsed_body_scope_rules() -> list[str]:
+    """Whether the key opens the pool, once a body parser has found the model of a large request."""
     return [
         f"http-request set-var(txn.key_prefix) req.hdr({headers.KEY})",
         f"http-request del-header {headers.KEY}",
         f"acl key_opens_pool var(txn.key_prefix),concat(/,txn.pool),map_str({KEYS_MAP}) -m found",
-        f"{answers.returned(MODEL_NOT_ALLOWED)} if has_pool {{ var(txn.key_prefix) -m len gt 0 }} !key_opens_pool",
+        f"{responses.return_rule(MODEL_NOT_ALLOWED)} if has_pool {{ var(txn.key_prefix) -m len gt 0 }} !key_opens_pool",
     ]
 
 
 def limit_rules() -> list[str]:
-    """How much the key may ask for; the last of all questions, so that nothing else that is wrong costs its limits.
+    """Rate limits of the key; the last of all checks, so that a request refused for another reason costs nothing.
     Only keys with limits come to the script, which counts and refuses."""
     return [
         f"http-request track-sc0 var(txn.key_prefix) table {KEY_TABLE} if {_HAS_KEY}",
         f"http-request lua.admit_key if {_HAS_KEY} {{ {_value(KeyField.LIMITED)} 1 }}",
         f"http-request sc-inc-gpc(0,0) if {_IS_OVER_LIMIT}",
         f"http-request use-service lua.refuse if {_IS_OVER_LIMIT}",
-        "http-response lua.answer_key if { var(txn.limited) -m found }",
+        "http-response lua.settle_key if { var(txn.limited) -m found }",
     ]
 
 
-def meter_lines(*, in_use: bool) -> list[str]:
-    """The filter that counts the tokens of answers. It costs every request a third more, so it is there only while some
-    key has a limit of tokens; the first such key costs a reload."""
-    return ["filter lua.token_meter"] if in_use else []
+def meter_lines(*, features: bool) -> list[str]:
+    """The filter that counts the tokens of responses. It costs every request a third more, so it is there only while
+    some key has a limit of tokens; the first such key costs a reload."""
+    return ["filter lua.token_meter"] if features else []
 
 
 def key_store() -> str:

@@ -1,6 +1,6 @@
 -- Limits of application keys: requests and tokens per minute, and requests at once. A limit of N per minute is a bucket
--- of N that fills at N a minute: N may come at once, and an answer of "too many" says exactly when to come back. Tokens
--- are charged at admission, by an estimate, and settled when the answer ends, by what was really generated. Only requests
+-- of N that fills at N a minute: N may come at once, and a response of "too many" states exactly when to retry. Tokens
+-- are charged at admission, by an estimate, and settled when the completion ends, by what was really generated. Only requests
 -- of keys with limits come here; it never routes, and what it knows is this process's own and gone with it.
 --
 -- In (admit_key): txn.key, the record of the key in its map; the request, tracked as sc0 by the key.
@@ -8,12 +8,12 @@
 
 local PREFIX, REQUESTS, TOKENS, CONCURRENT = 1, 5, 6, 7 -- places in the record; key_map.py has all of them
 local BYTES_PER_TOKEN = 4     -- OpenAI's rule of thumb for English text
-local FIRST_GUESS_TOKENS = 256 -- of an answer, until a key has had some
-local WEIGHT = 0.2            -- of the newest answer in a key's mean
+local INITIAL_ESTIMATE_TOKENS = 256 -- of a completion, until a key has had some
+local WEIGHT = 0.2            -- of the newest completion in a key's mean
 local TAIL_BYTES = 2048       -- `usage` with its details and the end of the stream
 local SWEEP_S = 600
 
-local accounts = {} -- prefix -> { requests = bucket, tokens = bucket, mean_tokens = of an answer }
+local accounts = {} -- prefix -> { requests = bucket, tokens = bucket, mean_tokens = of a completion }
 
 local function now_s()
     local now = core.now()
@@ -43,7 +43,7 @@ local function duration(s)
     return string.format("%dm%ds", s // 60, math.ceil(s % 60))
 end
 
-local function tell(txn, kind, bucket, limit)
+local function keep_limit(txn, kind, bucket, limit)
     txn:set_var("txn.rl_limit_" .. kind, limit)
     txn:set_var("txn.rl_remaining_" .. kind, math.max(0, math.floor(bucket.level)))
     txn:set_var("txn.rl_reset_" .. kind, duration(seconds_until(bucket, limit, limit)))
@@ -65,16 +65,16 @@ local function refuse_for_now(txn, kind, bucket, limit, wanted)
         kind, limit, used, math.ceil(wanted), duration(wait_s)))
 end
 
--- Tokens of the prompt, and of the answer, of which the request may say how long it may be at most.
+-- Tokens of the prompt, and of the completion, whose length the request may bound.
 local function estimate(txn, account)
     local bytes = math.max(number(txn.f:req_body_size()), number(txn.f:req_hdr_val("content-length")))
-    local answer = account.mean_tokens or FIRST_GUESS_TOKENS
+    local completion = account.mean_tokens or INITIAL_ESTIMATE_TOKENS
     local body = txn.sf:req_body()
     for _, name in ipairs({ "max_tokens", "max_completion_tokens" }) do
         local most = tonumber(body:match('"' .. name .. '"%s*:%s*(%d+)'))
-        if most then answer = math.min(answer, most) end
+        if most then completion = math.min(completion, most) end
     end
-    return math.ceil(bytes / BYTES_PER_TOKEN), math.ceil(answer)
+    return math.ceil(bytes / BYTES_PER_TOKEN), math.ceil(completion)
 end
 
 local function fields_of(record)
@@ -95,10 +95,10 @@ local function admit_key(txn)
     local now = now_s()
     account.requests = rpm > 0 and filled(account.requests, rpm, now) or nil
     account.tokens = tpm > 0 and filled(account.tokens, tpm, now) or nil
-    local prompt, answer = 0, 0
-    if account.tokens then prompt, answer = estimate(txn, account) end
-    -- One request may ask for more than a minute's tokens: it passes when all of them are there, and leaves a debt.
-    local wanted = math.min(prompt + answer, tpm)
+    local prompt, completion = 0, 0
+    if account.tokens then prompt, completion = estimate(txn, account) end
+    -- One request may need more than a minute's tokens: it passes when all of them are there, and leaves a debt.
+    local wanted = math.min(prompt + completion, tpm)
     if account.requests and account.requests.level < 1 then
         refuse_for_now(txn, "requests", account.requests, rpm, 1)
     elseif account.tokens and account.tokens.level < wanted then
@@ -106,31 +106,31 @@ local function admit_key(txn)
     else
         if account.requests then account.requests.level = account.requests.level - 1 end
         if account.tokens then
-            account.tokens.level = account.tokens.level - prompt - answer
+            account.tokens.level = account.tokens.level - prompt - completion
             txn:set_var("txn.charged_prompt", prompt)
-            txn:set_var("txn.charged_answer", answer)
+            txn:set_var("txn.charged_completion", completion)
         end
     end
-    if account.requests then tell(txn, "requests", account.requests, rpm) end
-    if account.tokens then tell(txn, "tokens", account.tokens, tpm) end
+    if account.requests then keep_limit(txn, "requests", account.requests, rpm) end
+    if account.tokens then keep_limit(txn, "tokens", account.tokens, tpm) end
 end
 
--- Puts what was really used in the place of the estimate, once. `answer` nil: there was none, so nothing was used.
-local function settle(txn, total, answer)
-    local prompt, guessed = txn:get_var("txn.charged_prompt"), txn:get_var("txn.charged_answer")
+-- Puts what was really used in the place of the estimate, once. `completion` nil: there was none, so nothing was used.
+local function settle(txn, total, completion)
+    local prompt, guessed = txn:get_var("txn.charged_prompt"), txn:get_var("txn.charged_completion")
     if not prompt then return end
     txn:unset_var("txn.charged_prompt")
     local account = accounts[txn:get_var("txn.key_prefix")]
     if not account then return end
     if account.tokens then account.tokens.level = account.tokens.level + prompt + guessed - total end
-    if answer then
-        local mean = account.mean_tokens or answer
-        account.mean_tokens = mean + WEIGHT * (answer - mean)
+    if completion then
+        local mean = account.mean_tokens or completion
+        account.mean_tokens = mean + WEIGHT * (completion - mean)
     end
 end
 
--- Says in OpenAI's headers what is left, and takes back what an answer that failed was charged.
-local function answer_key(txn)
+-- States in OpenAI's headers what is left, and gives back what a failed response was charged.
+local function settle_key(txn)
     for _, kind in ipairs({ "requests", "tokens" }) do
         for _, what in ipairs({ "limit", "remaining", "reset" }) do
             local value = txn:get_var("txn.rl_" .. what .. "_" .. kind)
@@ -146,7 +146,7 @@ local function last_match(text, pattern)
     return found
 end
 
--- Reads along the answers of requests that were charged for tokens, and no others.
+-- Reads along the responses of requests that were charged for tokens, and no others.
 local Meter = { id = "tokens of application keys", flags = filter.FLT_CFG_FL_HTX }
 Meter.__index = Meter
 
@@ -173,8 +173,8 @@ function Meter:end_analyze(txn, channel)
     if not (self.reads and channel:is_resp()) then return end
     -- Text that a model writes cannot match: inside a JSON string the quotes are escaped.
     local total = last_match(self.tail, '"total_tokens":%s*(%d+)')
-    local answer = last_match(self.tail, '"completion_tokens":%s*(%d+)') or self.events
-    settle(txn, total or (txn:get_var("txn.charged_prompt") or 0) + answer, answer)
+    local completion = last_match(self.tail, '"completion_tokens":%s*(%d+)') or self.events
+    settle(txn, total or (txn:get_var("txn.charged_prompt") or 0) + completion, completion)
 end
 
 local function sweep()
@@ -190,5 +190,5 @@ end
 
 core.register_filter("token_meter", Meter, function(meter) return meter end)
 core.register_action("admit_key", { "http-req" }, admit_key)
-core.register_action("answer_key", { "http-res" }, answer_key)
+core.register_action("settle_key", { "http-res" }, settle_key)
 core.register_task(sweep)

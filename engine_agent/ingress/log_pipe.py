@@ -22,19 +22,20 @@ PIPE_BYTES = 1024 * 1024
 MAX_FILE_BYTES = 64 * 1024 * 1024
 FILES_KEPT = 4
 """Older files beside the one that is written: 320 MiB in all."""
-PATIENCE_MS = 250
+POLL_TIMEOUT_MS = 250
 RETRY_S = 1.0
-GATHER_S = 0.05
+BATCH_S = 0.05
 """After something came: a little more comes with it, and is written at once."""
 
 
-def open_pipe(home: Path) -> int:
-    """The pipe of this home, made if it is not there; both ends, so that it outlives whoever else has it.
+def open_pipe(state_dir: Path) -> int:
+    """The pipe of this state directory, made if it is not there; both ends, so that it outlives the other processes
+    that have it open.
 
     Raises:
         OSError: it cannot be made or opened.
     """
-    path = home / PIPE_FILE
+    path = state_dir / PIPE_FILE
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISFIFO(path.stat().st_mode):
             path.unlink()
@@ -49,22 +50,22 @@ def open_pipe(home: Path) -> int:
 class LogPipe:
     """The pipe of one ingress and the files behind it."""
 
-    def __init__(self, home: Path, max_file_bytes: int = MAX_FILE_BYTES) -> None:
-        self._home = home
-        self._path = home / LOG_FILE
+    def __init__(self, state_dir: Path, max_file_bytes: int = MAX_FILE_BYTES) -> None:
+        self._state_dir = state_dir
+        self._path = state_dir / LOG_FILE
         self._max_file_bytes = max_file_bytes
-        self.trouble = ""
+        self.problem = ""
 
     async def carry(self) -> None:
-        """Carry until cancelled. A disk that refuses is said in `trouble` and tried again."""
+        """Carry until cancelled. A disk error is kept in `problem`, and the write tried again."""
         pipe = await self._open()
         carried = None
         try:
             while True:
                 # In a thread: a disk may take its time, and reports must not wait for it.
-                carried = asyncio.get_running_loop().run_in_executor(None, self._carry_some, pipe)
+                carried = asyncio.get_running_loop().run_in_executor(None, self._carry_batch, pipe)
                 if await asyncio.shield(carried):
-                    await asyncio.sleep(GATHER_S)
+                    await asyncio.sleep(BATCH_S)
         finally:
             if carried is not None:
                 await asyncio.wait([carried])  # once closed, the number of the pipe may be another file's
@@ -73,17 +74,17 @@ class LogPipe:
     async def _open(self) -> int:
         while True:
             try:
-                self._home.mkdir(parents=True, exist_ok=True, mode=0o700)
-                return open_pipe(self._home)
+                self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+                return open_pipe(self._state_dir)
             except OSError as error:
-                self._note(f"access log: {error}")
+                self._note_problem(f"access log: {error}")
                 await asyncio.sleep(RETRY_S)
 
-    def _carry_some(self, pipe: int) -> bool:
+    def _carry_batch(self, pipe: int) -> bool:
         """Move what is there, or wait a moment for something. Returns whether there was something."""
         poll = select.poll()
         poll.register(pipe, select.POLLIN)
-        if not poll.poll(PATIENCE_MS):
+        if not poll.poll(POLL_TIMEOUT_MS):
             return False
         try:
             written = os.read(pipe, PIPE_BYTES)
@@ -91,13 +92,13 @@ class LogPipe:
             return False
         try:
             with self._path.open("ab") as file:
-                file.write(_requests(written))
+                file.write(_request_lines(written))
                 size = file.tell()
             if size > self._max_file_bytes:
                 self._rotate()
-            self.trouble = ""
+            self.problem = ""
         except OSError as error:
-            self._note(f"access log: {len(written)} bytes lost: {error}")
+            self._note_problem(f"access log: {len(written)} bytes lost: {error}")
         return True
 
     def _rotate(self) -> None:
@@ -106,13 +107,13 @@ class LogPipe:
             with contextlib.suppress(FileNotFoundError):
                 newer.replace(self._path.with_name(f"{LOG_FILE}.{number}"))
 
-    def _note(self, trouble: str) -> None:
-        if trouble != self.trouble:
-            log.error("%s", trouble)
-        self.trouble = trouble
+    def _note_problem(self, problem: str) -> None:
+        if problem != self.problem:
+            log.error("%s", problem)
+        self.problem = problem
 
 
-def _requests(written: bytes) -> bytes:
+def _request_lines(written: bytes) -> bytes:
     """The lines about requests. HAProxy says here, too, when a worker of it ends; that is rare, so thousands of lines
     are first looked at as one."""
     if not written.startswith(b"{") or written.count(b"\n{") != written.count(b"\n", 0, -1):

@@ -1,4 +1,4 @@
-"""`python -m engine_agent ingress …`: reads the command line, and runs one ingress agent until it is told to stop.
+"""`python -m engine_agent ingress …`: reads the command line, and runs one ingress agent until SIGTERM or SIGINT.
 
 SIGTERM or SIGINT stops HAProxy too, after its streams had a moment; a killed agent leaves it serving.
 """
@@ -15,7 +15,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from engine_agent.ingress.agent import Ingress
+from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.log_lines import configure_logging
@@ -42,14 +42,14 @@ HIGHEST_PORT = 65535
 def run(argv: list[str]) -> int:
     """Run an ingress agent with these arguments; return the exit status."""
     arguments = _parser().parse_args(argv)
-    home: Path = arguments.home.resolve()
+    state_dir: Path = arguments.home.resolve()
     try:
         configure_logging(os.environ, "switchyard-ingress-agent")
         enrolment = Enrolment(
-            arguments.server, AgentKind.INGRESS, arguments.ingress_id, home, os.environ.get(JOIN_TOKEN_VARIABLE)
+            arguments.server, AgentKind.INGRESS, arguments.ingress_id, state_dir, os.environ.get(JOIN_TOKEN_VARIABLE)
         )
-        with _only_agent_of(home):
-            asyncio.run(_serve(_settings(arguments, home), find_binary(), enrolment, _metrics_port(arguments)))
+        with _only_agent_of(state_dir):
+            asyncio.run(_serve(_settings(arguments, state_dir), find_binary(), enrolment, _metrics_port(arguments)))
     except (ValueError, OSError) as error:
         print(f"ingress {arguments.ingress_id}: {error}", file=sys.stderr)  # noqa: T201 - to whoever started it
         return 1
@@ -87,12 +87,12 @@ def _metrics_port(arguments: argparse.Namespace) -> int:
     return above if above <= HIGHEST_PORT else arguments.port - METRICS_ABOVE
 
 
-def _settings(arguments: argparse.Namespace, home: Path) -> IngressSettings:
+def _settings(arguments: argparse.Namespace, state_dir: Path) -> IngressSettings:
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return IngressSettings(
         ingress_id=arguments.ingress_id,
         region=arguments.region,
-        home=home,
+        state_dir=state_dir,
         host=arguments.host,
         port=arguments.port,
         control_plane=arguments.server,
@@ -104,24 +104,24 @@ def _settings(arguments: argparse.Namespace, home: Path) -> IngressSettings:
 
 
 @contextlib.contextmanager
-def _only_agent_of(home: Path) -> Iterator[None]:
+def _only_agent_of(state_dir: Path) -> Iterator[None]:
     """Two agents would undo each other's steps.
 
     Raises:
-        OSError: another agent has this home, or it cannot be written.
+        OSError: another agent has this state directory, or it cannot be written.
     """
-    home.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (home / "agent.lock").open("w", encoding="utf-8") as lock:
+    state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with (state_dir / "agent.lock").open("w", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise OSError(f"another agent runs with the home {home}") from error
+            raise OSError(f"another agent runs with the home {state_dir}") from error
         yield
 
 
 async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment, metrics_port: int) -> None:
     def hello() -> Hello:
-        ingress.forget_order()
+        ingress.accept_any_revision()
         return Hello(
             protocol=PROTOCOL_VERSION,
             kind=AgentKind.INGRESS,
@@ -130,13 +130,13 @@ async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment, 
             agent_version=AGENT_VERSION,
         )
 
-    ingress = Ingress(settings, binary)
-    connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=ingress.take)
+    ingress = IngressAgent(settings, binary)
+    connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=ingress.receive)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     metrics = serve_metrics(metrics_port, connection.exposition)
-    works = (ingress.tend(connection.send), connection.run(), metrics, stopping.wait())
+    works = (ingress.run(connection.send), connection.run(), metrics, stopping.wait())
     tasks = [asyncio.create_task(work) for work in works]
     done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in pending:

@@ -1,19 +1,19 @@
--- Finds the cell of a request's key: the one that it was at before, while that is not overloaded; else the least loaded
--- that has room, which is its home from then on. It notes a name, or none; HAProxy then goes there, or to the cell with
+-- Finds the cell of a request's key: the one that served it last, while that is not overloaded; else the least loaded
+-- that has room, which is its sticky cell from then on. It notes a name, or none; HAProxy then goes there, or to the cell with
 -- the fewest requests, or queues for all of them.
 --
 -- Overloaded is full, or above `load_bound` times the mean; but a cell that is lightly loaded keeps its keys whatever the
 -- others do, because a bound on the mean forbids a second request at a cell while the pool is nearly idle.
 --
--- In: txn.cells, the value of the pool's entry in cells.map; the request, tracked as sc2 by its key, with its home as
--- gpt0. Out: txn.cell_server, the name of a server, and txn.home, the number that stands for it in the table; or nothing.
+-- In: txn.cells, the value of the pool's entry in cells.map; the request, tracked as sc2 by its key, with its sticky cell
+-- as gpt0. Out: txn.cell_server, the name of a server, and txn.sticky_cell, the number that stands for it in the table; or nothing.
 
 local LIGHT_SHARE = 0.25 -- of what a cell runs at once: up to here it is not overloaded
 
 local pools = {} -- backend -> its cells, read anew when the text changes
 local turn = 0   -- so that equally loaded cells get new keys in turn
 
--- FNV-1a; a home must be known again by other threads and by the worker after a reload.
+-- FNV-1a: the number of a cell is the same in other threads and in the worker after a reload.
 local function number_of(name)
     local hash = 2166136261
     for at = 1, #name do hash = ((hash ~ name:byte(at)) * 16777619) & 0xffffffff end
@@ -68,7 +68,7 @@ local function pick_cell(txn)
     if not load then cell = least_loaded(txn, backend, pool) end
     if cell then
         txn:set_var("txn.cell_server", cell.name)
-        txn:set_var("txn.home", cell.number)
+        txn:set_var("txn.sticky_cell", cell.number)
     end
 end
 

@@ -1,17 +1,17 @@
-"""From what runs to what should: the steps that change exactly what differs, each with its reason. Pure.
+"""The steps from the running to the desired state: they change exactly what differs, each with its reason. Pure.
 
 Servers and maps change in place, through the runtime socket; only another structure (a pool more or less, another
 limit, another version of the agent) or a server at another address is worth a reload. A server that is not wanted any
 more is drained first and removed once its last request ended; before a reload too, because the old worker goes on with
-what it has queued. Nothing here looks at the clock or talks to HAProxy.
+what it has queued. Nothing here reads the clock or talks to HAProxy.
 """
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from engine_agent.ingress.desired import DesiredHaproxy, Server, ServerKey
 from engine_agent.ingress.key_map import CONTENT_ENTRY
-from engine_agent.ingress.layout import Layout, Server
-from engine_agent.ingress.running import Running, RunningServer
+from engine_agent.ingress.running import RunningHaproxy, RunningServer
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class ReadyServer:
 
 
 @dataclass(frozen=True, slots=True)
-class LimitServer:
+class SetServerLimit:
     backend: str
     name: str
     max_connections: int
@@ -54,7 +54,7 @@ class LimitServer:
 
 
 @dataclass(frozen=True, slots=True)
-class WeighServer:
+class SetServerWeight:
     backend: str
     name: str
     weight: int
@@ -79,18 +79,16 @@ class RemoveServer:
     reason: str
 
 
-Key = tuple[str, str]
-"""Backend and name of a server."""
-Step = Reload | AddServer | DrainServer | ReadyServer | LimitServer | WeighServer | ReplaceMap | RemoveServer
+Step = Reload | AddServer | DrainServer | ReadyServer | SetServerLimit | SetServerWeight | ReplaceMap | RemoveServer
 
 
-def plan_steps(running: Running, layout: Layout, structure: str) -> tuple[Step, ...]:
-    """The steps from `running` to `layout`, whose structure digest is `structure`.
+def plan_steps(running: RunningHaproxy, desired: DesiredHaproxy, structure: str) -> tuple[Step, ...]:
+    """The steps from `running` to `desired`, whose structure digest is `structure`.
 
     New cells come before the maps that lead to them, and old ones go last.
     """
     there = {(server.backend, server.name): server for server in running.servers}
-    wanted = {(server.backend, server.name): server for server in layout.servers}
+    wanted = {(server.backend, server.name): server for server in desired.servers}
     if reason := _reason_to_reload(running.structure, structure, there, wanted):
         unwanted = {key: server for key, server in there.items() if key not in wanted or wanted[key].drain}
         return (*_drain(unwanted.values()), Reload(reason))
@@ -98,7 +96,7 @@ def plan_steps(running: Running, layout: Layout, structure: str) -> tuple[Step, 
     for key, server in wanted.items():
         if key in there:
             steps += _adjust(there[key], server)
-    steps += _replace_maps(running, layout)
+    steps += _replace_maps(running, desired)
     for key, left in there.items():
         if key not in wanted:
             steps += _retire(left)
@@ -106,10 +104,10 @@ def plan_steps(running: Running, layout: Layout, structure: str) -> tuple[Step, 
 
 
 def _reason_to_reload(
-    there_is: str, should_be: str, there: Mapping[Key, RunningServer], wanted: Mapping[Key, Server]
+    current: str, wanted_structure: str, there: Mapping[ServerKey, RunningServer], wanted: Mapping[ServerKey, Server]
 ) -> str:
-    if there_is != should_be:
-        return f"structure is {there_is or 'unknown'}, should be {should_be}"
+    if current != wanted_structure:
+        return f"structure is {current or 'unknown'}, should be {wanted_structure}"
     moved = [key for key in wanted if key in there and _has_moved(there[key], wanted[key])]
     return f"{'/'.join(moved[0])} is at another address" if moved else ""
 
@@ -131,23 +129,23 @@ def _has_moved(there: RunningServer, wanted: Server) -> bool:
 def _adjust(there: RunningServer, wanted: Server) -> Iterable[Step]:
     backend, name = wanted.backend, wanted.name
     if wanted.drain and not there.draining:
-        yield DrainServer(backend, name, "the table says drain")
+        yield DrainServer(backend, name, "the table drains it")
     elif not wanted.drain and there.maintenance:
-        yield ReadyServer(backend, name, "the table says serve, and it is in maintenance")
-    elif not wanted.drain and there.draining and (there.agent_says_up or wanted.agent_check_port is None):
-        # While the cell itself does not say `up` it wants no request, and would set the drain again at once.
-        yield ReadyServer(backend, name, "the table says serve, and so does the cell")
+        yield ReadyServer(backend, name, "the table serves it, and it is in maintenance")
+    elif not wanted.drain and there.draining and (there.agent_reports_up or wanted.agent_check_port is None):
+        # While the cell's own agent-check is not `up` it wants no request, and would set the drain again at once.
+        yield ReadyServer(backend, name, "the table serves it, and its agent-check is up")
     if there.max_connections != wanted.max_connections:
         reason = f"limit is {there.max_connections}, should be {wanted.max_connections}"
-        yield LimitServer(backend, name, wanted.max_connections, reason)
-    # A cell's weight belongs to its agent-check, which speaks in per cent of the one that the cell was added with.
+        yield SetServerLimit(backend, name, wanted.max_connections, reason)
+    # A cell's weight belongs to its agent-check, which reports in per cent of the weight that the cell was added with.
     if wanted.agent_check_port is None and there.weight != wanted.weight:
         reason = f"weight is {there.weight}, should be {wanted.weight}"
-        yield WeighServer(backend, name, wanted.weight, reason)
+        yield SetServerWeight(backend, name, wanted.weight, reason)
 
 
-def _replace_maps(running: Running, layout: Layout) -> Iterable[Step]:
-    for name, entries in layout.maps.items():
+def _replace_maps(running: RunningHaproxy, desired: DesiredHaproxy) -> Iterable[Step]:
+    for name, entries in desired.maps.items():
         there = running.maps.get(name, {})
         if _mark(there) != _mark(entries):
             yield ReplaceMap(name, entries, "its entries differ from the table")

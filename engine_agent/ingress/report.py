@@ -1,31 +1,82 @@
-"""What an ingress tells the control plane, made of what it saw. Pure."""
+"""What an ingress reports to the control plane: views and counters of its cells, pools and application keys. Pure.
 
+Thousands of keys do not fit into one report, so reports carry them in turns; all counts are totals, so one that arrives
+late or twice counts no less and no more.
+"""
+
+import re
 from collections import Counter
+from collections.abc import Mapping
 
-from engine_agent.ingress.ejection import Key
-from engine_agent.ingress.layout import STANDBY_SUFFIX, Layout
-from engine_agent.ingress.running import CellView, Running
-from engine_agent.ingress.tending import TendedHaproxy
+from engine_agent.ingress.desired import STANDBY_SUFFIX, DesiredHaproxy, ServerKey
+from engine_agent.ingress.running import CellView, RunningHaproxy
+from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.protocol.messages import CellTraffic, IngressChanges, JsonObject
 
-EJECTED = "ejected: its answers are errors while other cells do better"
+KEY_COUNTS_COMMAND = "show table keys"
+KEY_COUNTS_INTERVAL_S = 5.0
+"""How old counts may be. Reading those of 20,000 keys takes about 50 ms."""
+KEYS_PER_REPORT = 2000
+"""At some 40 bytes each, well below the limit of a frame."""
+TURN_S = 15.0
+"""Three times the time after which the control plane reads reports again, so that it misses none."""
+EJECTED_REASON = "ejected: its responses are errors while those of other cells are not"
+_ENTRY = re.compile(r"key=(\S+) .*\bhttp_req_cnt=(\d+) http_fail_cnt=(\d+) gpc0=(\d+)")
+
+KeyTotals = Mapping[str, tuple[int, int, int]]
+"""Prefix of a key -> its requests, those over a limit among them, and those answered with 5xx."""
 
 
-def view_cells(running: Running | None, layout: Layout, ejected: frozenset[Key]) -> dict[str, str]:
+def read_key_counts(text: str) -> dict[str, tuple[int, int, int]]:
+    """The output of `KEY_COUNTS_COMMAND`."""
+    found = (_ENTRY.search(line) for line in text.splitlines())
+    return {entry[1]: (int(entry[2]), int(entry[4]), int(entry[3])) for entry in found if entry}
+
+
+class KeyCounts:
+    """The counts of one worker and whose turn it is. `worker` names one life of a worker, on this machine."""
+
+    def __init__(self) -> None:
+        self._worker = ""
+        self._counts: KeyTotals = {}
+        self._counted_at_s = -KEY_COUNTS_INTERVAL_S
+        self._turn_began_s = 0.0
+        self._first = 0
+
+    def is_due(self, worker: str, now_s: float) -> bool:
+        return worker != self._worker or now_s >= self._counted_at_s + KEY_COUNTS_INTERVAL_S
+
+    def update(self, worker: str, counts: KeyTotals, now_s: float) -> None:
+        self._worker, self._counts, self._counted_at_s = worker, counts, now_s
+
+    def report(self, now_s: float) -> JsonObject:
+        """The part of a report that is about keys; empty while none was used."""
+        if not self._counts:
+            return {}
+        if now_s >= self._turn_began_s + TURN_S:
+            self._turn_began_s = now_s
+            self._first = self._first + KEYS_PER_REPORT if self._first + KEYS_PER_REPORT < len(self._counts) else 0
+        shown = sorted(self._counts)[self._first : self._first + KEYS_PER_REPORT]
+        return {"since": self._worker, "totals": {prefix: list(self._counts[prefix]) for prefix in shown}}
+
+
+def cell_views(
+    running: RunningHaproxy | None, desired: DesiredHaproxy, ejected: frozenset[ServerKey]
+) -> dict[str, str]:
     """Every cell of the table as HAProxy sees it; `unknown` while it does not have it, `down` if it is ejected."""
     seen = {(server.backend, server.name): server.view for server in running.servers} if running else {}
     seen |= dict.fromkeys(ejected & seen.keys(), CellView.DOWN)
-    cells = [server for server in layout.servers if server.cell]
+    cells = [server for server in desired.servers if server.cell]
     return {server.cell: seen.get((server.backend, server.name), CellView.UNKNOWN) for server in cells}
 
 
-def telemetry(running: Running | None, layout: Layout) -> JsonObject:
+def telemetry(running: RunningHaproxy | None, desired: DesiredHaproxy) -> JsonObject:
     """Counters since the worker started, by pool; whoever reads them takes differences."""
     if running is None:
         return {}
     backends = {backend.name: backend for backend in running.backends}
     pools = {}
-    for pool in layout.pools:
+    for pool in desired.pools:
         local, spill = backends.get(pool.local), backends.get(pool.spill)
         if local is not None and spill is not None:
             pools[pool.name] = {
@@ -40,9 +91,11 @@ def telemetry(running: Running | None, layout: Layout) -> JsonObject:
     return {"worker_pid": running.worker_pid, "pools": pools}
 
 
-def cell_traffic(running: Running | None, layout: Layout, ejected: frozenset[Key]) -> dict[str, CellTraffic]:
+def cell_traffic(
+    running: RunningHaproxy | None, desired: DesiredHaproxy, ejected: frozenset[ServerKey]
+) -> dict[str, CellTraffic]:
     """Counters of every cell of the table that HAProxy has."""
-    cell_of = {(server.backend, server.name): server.cell for server in layout.servers if server.cell}
+    cell_of = {(server.backend, server.name): server.cell for server in desired.servers if server.cell}
     servers = running.servers if running else ()
     return {
         cell_of[server.backend, server.name]: CellTraffic(
@@ -57,20 +110,20 @@ def cell_traffic(running: Running | None, layout: Layout, ejected: frozenset[Key
             bytes_in_total=server.bytes_in_total,
             bytes_out_total=server.bytes_out_total,
             ejected=(server.backend, server.name) in ejected,
-            reason=EJECTED if (server.backend, server.name) in ejected else server.reason,
+            reason=EJECTED_REASON if (server.backend, server.name) in ejected else server.reason,
         )
         for server in servers
         if (server.backend, server.name) in cell_of
     }
 
 
-def changes(front: TendedHaproxy) -> IngressChanges:
+def change_counts(serving: HaproxySupervisor) -> IngressChanges:
     """What was done to the HAProxy that serves."""
-    lost = front.running.log_lines_lost_total if front.running else 0
-    return IngressChanges(front.applied_total, front.reloads_total, front.starts_total, lost)
+    lost = serving.running.log_lines_lost_total if serving.running else 0
+    return IngressChanges(serving.applied_total, serving.reloads_total, serving.starts_total, lost)
 
 
-def _spilled_to(backend: str, running: Running) -> dict[str, int]:
+def _spilled_to(backend: str, running: RunningHaproxy) -> dict[str, int]:
     """Region -> requests that were sent there, whatever its role; without it the two ends of a spill both count it."""
     sent: Counter[str] = Counter()
     for server in running.servers:

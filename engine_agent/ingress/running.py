@@ -1,4 +1,5 @@
-"""What runs: a HAProxy worker's own words read into plain values. Pure; it knows HAProxy's formats and nothing else."""
+"""The state of a running HAProxy worker, parsed from its runtime API. Pure; it knows HAProxy's formats and nothing
+else."""
 
 import csv
 import io
@@ -7,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from engine_agent.ingress.layout import LOCAL_PREFIX, SPILL_PREFIX
+from engine_agent.ingress.desired import LOCAL_PREFIX, SPILL_PREFIX
 
 IN_MAINTENANCE = 0x01 | 0x02 | 0x20
 """`srv_admin_state` bits: maintenance by command, inherited, or for want of an address (HAProxy management guide)."""
@@ -16,8 +17,8 @@ FORCED_DRAIN = 0x08
 AGENT_UP = "via agent : up"
 """`last_agt` after the word `up`; after `drain` it is empty, after `down` it gives the reason."""
 STATE_FORMAT = "1"
-NOBODY = "nobody"
-"""The server that stands in for the cells of a pool while there is none. The table has no part in it."""
+NO_CELL_SERVER = "no-cell"
+"""The server that stands in for the cells of a pool while there is none. The table does not know it."""
 
 
 class CellView(StrEnum):
@@ -29,15 +30,15 @@ class CellView(StrEnum):
     UNKNOWN = "unknown"
 
 
-class UnreadableAnswer(ValueError):
-    """HAProxy said something that this version of the agent cannot read."""
+class UnexpectedOutput(ValueError):
+    """HAProxy's output is not in a format that this version of the agent knows."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """One server as the worker has it. `agent_says_up`: the last word of its agent-check was `up`.
+    """One server as the worker has it. `agent_reports_up`: its last agent-check was `up`.
 
-    Errors are connections and answers that broke; failures are answers of 5xx, and of all answers a part.
+    Errors are connections and responses that broke; failures are responses of 5xx, a part of `responses_total`.
     """
 
     backend: str
@@ -56,12 +57,12 @@ class RunningServer:
     errors_total: int = 0
     retries_total: int = 0
     redispatches_total: int = 0
-    answers_total: int = 0
+    responses_total: int = 0
     failures_total: int = 0
     bytes_in_total: int = 0
     bytes_out_total: int = 0
     connections_total: int = 0
-    agent_says_up: bool = False
+    agent_reports_up: bool = False
     reason: str = ""
 
     @property
@@ -83,7 +84,7 @@ class RunningBackend:
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningHaproxy:
     """One worker: the servers and maps that the table is about. `structure` is the digest of its configuration."""
 
     structure: str
@@ -102,39 +103,39 @@ class Running:
         return f"{self.worker_pid}@{self.started_at_s}"
 
 
-def read_running(info: str, stats: str, states: str, maps: Mapping[str, str]) -> Running:
-    """Put the answers to `show info`, `show stat`, `show servers state` and `show map <name>` together.
+def read_running(info: str, stats: str, states: str, maps: Mapping[str, str]) -> RunningHaproxy:
+    """Put the outputs of `show info`, `show stat`, `show servers state` and `show map <name>` together.
 
     Raises:
-        UnreadableAnswer: one of them is not in the format of HAProxy 2.8.
+        UnexpectedOutput: one of them is not in the format of HAProxy 2.8.
     """
     facts = dict(line.split(": ", 1) for line in info.splitlines() if ": " in line)
     rows = list(csv.DictReader(io.StringIO(stats.lstrip("# "))))
     by_server = {(row["pxname"], row["svname"]): row for row in rows}
     try:
-        return Running(
+        return RunningHaproxy(
             structure=facts.get("description", ""),
             worker_pid=int(facts["Pid"]),
             started_at_s=int(facts.get("Start_time_sec", 0)),
             log_lines_lost_total=int(facts.get("DroppedLogs", 0)),
-            servers=tuple(_read_server(state, by_server) for state in _read_states(states) if _comes_and_goes(state)),
+            servers=tuple(_read_server(state, by_server) for state in _read_states(states) if _is_of_table(state)),
             backends=tuple(_read_backend(row) for row in rows if row["svname"] == "BACKEND"),
             maps={name: _read_map(text) for name, text in maps.items()},
         )
     except (KeyError, ValueError) as error:
-        raise UnreadableAnswer(f"HAProxy's answer could not be read: {error!r}") from error
+        raise UnexpectedOutput(f"HAProxy's output could not be parsed: {error!r}") from error
 
 
 def _read_states(text: str) -> Iterable[dict[str, str]]:
     lines = [line for line in text.splitlines() if line]
     if not lines or lines[0] != STATE_FORMAT:
-        raise UnreadableAnswer(f"servers state is not of format {STATE_FORMAT}: {text[:80]!r}")
+        raise UnexpectedOutput(f"servers state is not of format {STATE_FORMAT}: {text[:80]!r}")
     names = lines[1].removeprefix("# ").split(" ")
     return [dict(zip(names, line.split(" "), strict=False)) for line in lines[2:]]
 
 
-def _comes_and_goes(state: dict[str, str]) -> bool:
-    return state["be_name"].startswith((LOCAL_PREFIX, SPILL_PREFIX)) and state["srv_name"] != NOBODY
+def _is_of_table(state: dict[str, str]) -> bool:
+    return state["be_name"].startswith((LOCAL_PREFIX, SPILL_PREFIX)) and state["srv_name"] != NO_CELL_SERVER
 
 
 def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, str]]) -> RunningServer:
@@ -157,12 +158,12 @@ def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, s
         errors_total=_number(row, "econ") + _number(row, "eresp"),
         retries_total=_number(row, "wretr"),
         redispatches_total=_number(row, "wredis"),
-        answers_total=sum(_number(row, f"hrsp_{kind}") for kind in ("2xx", "3xx", "4xx", "5xx")),
+        responses_total=sum(_number(row, f"hrsp_{kind}") for kind in ("2xx", "3xx", "4xx", "5xx")),
         failures_total=_number(row, "hrsp_5xx"),
         bytes_in_total=_number(row, "bin"),
         bytes_out_total=_number(row, "bout"),
         connections_total=_number(row, "connect"),
-        agent_says_up=row.get("last_agt") == AGENT_UP,
+        agent_reports_up=row.get("last_agt") == AGENT_UP,
         reason=" ".join(filter(None, (row.get("check_status", ""), row.get("last_chk", "")))),
     )
 

@@ -1,21 +1,21 @@
-"""What both configurations of an ingress share: the sections `global` and `defaults`, and the names that they agree on.
-Pure text."""
+"""What the configurations of an ingress's HAProxies share: the sections `global` and `defaults`, and the names that
+they agree on. Pure text."""
 
 import hashlib
 from collections.abc import Iterable, Sequence
 
-from engine_agent.ingress import answers
-from engine_agent.ingress.answers import Answer
-from engine_agent.ingress.layout import MODELS_MAP, Layout
-from engine_agent.ingress.settings import IngressSettings, ReaderTier
+from engine_agent.ingress import responses
+from engine_agent.ingress.desired import MODELS_MAP, DesiredHaproxy
+from engine_agent.ingress.responses import ErrorResponse
+from engine_agent.ingress.settings import BodyParserTier, IngressSettings
 
 CONFIG_FILE = "haproxy.cfg"
 ADMIN_SOCKET = "admin.sock"
 MASTER_SOCKET = "master.sock"
-NAMED_SOCKET = "named.sock"
-"""Where the readers send requests back to."""
-READER_SOCKET = "long.sock"
-"""Where requests with long bodies are sent to, in the folder of their reader."""
+PARSED_SOCKET = "parsed.sock"
+"""Where the body parsers send requests back to."""
+PARSER_SOCKET = "parser.sock"
+"""Where requests with large bodies are sent to, in the folder of their body parser."""
 REFUSE_LUA = "refuse.lua"
 """Loaded with the names of the refusals that it is to give."""
 LUA_FILES = ("read_body.lua", "limits.lua")
@@ -23,10 +23,10 @@ PICK_CELL_LUA, CELLS_UP_LUA = "pick_cell.lua", "cells_up.lua"
 """Every thread has these for itself, because most requests may come to them."""
 SCRIPTS = (*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA)
 """The files that lie beside a configuration."""
-NOBODY_SOCKET = "nobody.sock"
-"""Behind it is who answers for a pool without a cell."""
-UNSENT_STATUS = 425
-"""What the cell did not answer, as its reader is told: it may send the request again. Applications never see it."""
+NO_CELL_SOCKET = "no-cell.sock"
+"""Behind it a frontend answers for pools without a cell."""
+UNANSWERED_STATUS = 425
+"""To a body parser: no cell answered, so it may send the request again. Applications never see it."""
 HEAD_ROOM_BYTES = 16 * 1024
 """Room for a request's head beside the longest body: both must lie in one buffer to be read and replayed."""
 MAX_REWRITE_BYTES = 4 * 1024
@@ -34,7 +34,7 @@ MAX_HEAD_BYTES = 8 * 1024
 """Half the room, because HAProxy keeps some of it for itself and a few bytes for each header."""
 HOT_BUFFERS = 64
 """Free buffers that each thread keeps, because memory fresh from the system must be cleared first."""
-LOOK_UP_RULE = f"http-request set-var(txn.pool) var(txn.model),map_str({MODELS_MAP})"
+MODEL_LOOKUP_RULE = f"http-request set-var(txn.pool) var(txn.model),map_str({MODELS_MAP})"
 
 
 def section(head: str, lines: Iterable[str]) -> str:
@@ -48,13 +48,13 @@ def digest_of(text: str) -> str:
 def global_section(
     settings: IngressSettings,
     structure: str,
-    refusals: Sequence[Answer],
+    refusals: Sequence[ErrorResponse],
     *,
     body_bytes: int,
     threads: int,
-    more: Iterable[str] = (),
+    extra_lines: Iterable[str] = (),
 ) -> str:
-    """`structure` becomes the description that a running HAProxy tells; `body_bytes` is the longest body it holds."""
+    """`structure` becomes the description that a running HAProxy reports; `body_bytes` is the longest body it holds."""
     buffer_bytes = body_bytes + HEAD_ROOM_BYTES
     return section(
         "global",
@@ -70,14 +70,14 @@ def global_section(
             f"tune.maxrewrite {MAX_REWRITE_BYTES}",
             f"tune.memory.hot-size {HOT_BUFFERS * buffer_bytes}",
             *(f"lua-load {name}" for name in LUA_FILES),
-            *answers.refusal_lines(refusals),
-            *more,
+            *responses.refusal_service_lines(refusals),
+            *extra_lines,
             "log stderr format raw daemon",
         ],
     )
 
 
-def defaults_section(layout: Layout, settings: IngressSettings) -> str:
+def defaults_section(desired: DesiredHaproxy, settings: IngressSettings) -> str:
     times = settings.times
     return section(
         "defaults",
@@ -101,29 +101,29 @@ def defaults_section(layout: Layout, settings: IngressSettings) -> str:
             f"timeout check {times.check_timeout_ms}ms",
             f"retries {settings.retries}",
             "option redispatch 1",
-            *(answers.substituted(answer) for answer in answers.haproxy_own(layout.retry_after_s)),
+            *(responses.error_page_line(error) for error in responses.haproxy_error_pages(desired.retry_after_s)),
         ],
     )
 
 
-def held_bytes(layout: Layout, settings: IngressSettings) -> int:
+def max_buffered_body_bytes(desired: DesiredHaproxy, settings: IngressSettings) -> int:
     """The longest body that the serving HAProxy reads itself."""
-    return min(settings.short_body_bytes, layout.max_body_bytes)
+    return min(settings.buffered_body_bytes, desired.max_body_bytes)
 
 
-def read_bytes(layout: Layout, tier: ReaderTier) -> int:
-    """The longest body that this reader reads."""
-    return min(tier.body_bytes or layout.max_body_bytes, layout.max_body_bytes)
+def max_parsed_body_bytes(desired: DesiredHaproxy, tier: BodyParserTier) -> int:
+    """The longest body that this body parser reads."""
+    return min(tier.body_bytes or desired.max_body_bytes, desired.max_body_bytes)
 
 
 def model_rules() -> list[str]:
     """Rules that find the model which the body names, or what is wrong with the body. Declares `has_pool`.
 
-    What the quick look finds counts only if it is a model of the table; otherwise the body is read by the letter.
+    What the quick query finds counts only if it is a model of the table; otherwise a script parses the body in full.
     """
     return [
         "http-request set-var(txn.model) req.body,json_query('$.model')",
-        LOOK_UP_RULE,
+        MODEL_LOOKUP_RULE,
         "acl has_pool var(txn.pool) -m found",
         "http-request lua.read_body if !has_pool",
     ]
@@ -136,5 +136,5 @@ def replay_rule(settings: IngressSettings, *, body_bytes: int) -> str:
 
 
 def refuse_longer_than(limit_bytes: int, size: str) -> str:
-    """The rule that answers 413 when the sample `size` exceeds the limit."""
-    return answers.refused(answers.too_large(limit_bytes), f"{{ {size} gt {limit_bytes} }}")
+    """The rule that responds 413 when the sample `size` exceeds the limit."""
+    return responses.refuse_rule(responses.too_large(limit_bytes), f"{{ {size} gt {limit_bytes} }}")

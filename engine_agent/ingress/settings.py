@@ -1,10 +1,10 @@
-"""What one ingress is told on its command line, and every time and limit that its HAProxy keeps. Values only."""
+"""The settings of one ingress from its command line, and every time and limit that its HAProxy keeps. Values only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from engine_agent.ingress.classes import ServingClass
+from engine_agent.protocol.states import ServingClass
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +33,12 @@ class Times:
     silence_s: int = 900
     """Longest silence within a request: a long answer without streaming is silent all its time (cell proxy: 600 s)."""
     client_stall_s: int = 60
-    """Longest that a client may take nothing of an answer: it keeps a place at its cell that long."""
+    """Longest that a client may take nothing of an answer: it keeps a slot of its cell that long."""
     request_head_s: int = 10
     request_body_s: int = 60
     """4 MiB at 70 kB/s, as the cell proxy has it."""
-    reader_wait_s: int = 10
-    """For a place at a reader of long bodies; as long as a real-time request waits for a cell."""
+    body_parser_wait_s: int = 10
+    """For a free connection to a body parser; as long as a real-time request waits for a cell."""
     keep_alive_s: int = 60
     """Idle connections: below the 75 s of the cell proxy, so that the ingress closes first."""
     check_interval_ms: int = 200
@@ -56,9 +56,9 @@ class Times:
 
 
 @dataclass(frozen=True, slots=True)
-class ReaderTier:
-    """One more HAProxy, for bodies that the serving one cannot hold. `name`: its folder in the ingress's home, and what
-    the serving one calls it."""
+class BodyParserTier:
+    """One more HAProxy, for bodies that the serving one cannot hold. `name`: its folder in the ingress's state
+    directory, and its backend in the configuration of the serving one."""
 
     name: str
     body_bytes: int | None
@@ -67,11 +67,11 @@ class ReaderTier:
     """One in so many connections of the ingress may be a request with such a body; its way back takes a second one."""
 
 
-READERS = (
-    ReaderTier("middle-reader", 256 * 1024, connections_per_request=4),
-    ReaderTier("reader", None, connections_per_request=8),
+BODY_PARSERS = (
+    BodyParserTier("medium-body-parser", 256 * 1024, connections_per_request=4),
+    BodyParserTier("large-body-parser", None, connections_per_request=8),
 )
-"""Shortest first. Half of what a request costs at a reader is for its buffers, however short the body is
+"""Shortest first. Half of what a request costs at a body parser is for its buffers, however short the body is
 (docs/bench/traffic.md). Most prompts too long for the serving one are of tens of kilobytes; few exceed 256 KiB, 64,000
 tokens."""
 
@@ -82,11 +82,11 @@ class IngressSettings:
 
     ingress_id: str
     region: str
-    home: Path
+    state_dir: Path
     host: str = "127.0.0.1"
     port: int = 8080
     control_plane: str = ""
-    """Base URL of the web process, which keeps near-real-time requests; empty: nobody does."""
+    """Base URL of the web process, which keeps near-real-time requests; empty: there is none."""
     access_log: bool = True
     """A line for every request costs it about 5 µs of processor, a sixth of the whole path."""
     max_connections: int = 4000
@@ -94,23 +94,23 @@ class IngressSettings:
     retries: int = 11
     """Times that a request is sent once more, elsewhere. A cell is taken for dead after 5 failures (`backends`), and
     those that died together have the fewest requests: one that meets two of them in turn needs ten."""
-    short_body_bytes: int = 32 * 1024
-    """Bodies up to here are read, replayed and routed by the serving HAProxy; longer ones go through a reader first.
+    buffered_body_bytes: int = 32 * 1024
+    """Bodies up to here are read, replayed and routed by the serving HAProxy; longer ones go through a body parser.
     About 8,000 tokens of text. Every request pays for it, because a replay needs a copy of a whole buffer
     (docs/bench/traffic.md has what it costs)."""
-    readers: tuple[ReaderTier, ...] = READERS
+    body_parsers: tuple[BodyParserTier, ...] = BODY_PARSERS
     replay_bytes: int = 1024**3
-    """Memory per pool, and of each reader, for copies of requests whose answer has not begun, a buffer each; beyond so
-    many requests only those that found no connection are tried elsewhere."""
+    """Memory per pool, and of each body parser, for copies of requests whose response has not begun, a buffer each;
+    beyond so many requests only those that found no connection are tried elsewhere."""
     times: Times = field(default_factory=Times)
     queues: Mapping[ServingClass, QueueLimits] = field(default_factory=lambda: QUEUES)
 
-    def places_at(self, tier: ReaderTier) -> int:
-        """Requests that may be at this reader at once."""
+    def max_requests_at(self, tier: BodyParserTier) -> int:
+        """Requests that may be at this body parser at once."""
         return max(1, self.max_connections // tier.connections_per_request)
 
     @property
     def max_outside_connections(self) -> int:
-        """Connections from outside at once. The rest is for what the readers send back: were it taken by requests that
-        wait for a reader, none would go on."""
-        return self.max_connections - sum(map(self.places_at, self.readers))
+        """Connections from outside at once. The rest is for what the body parsers send back: were it taken by requests
+        that wait for a parser, none would go on."""
+        return self.max_connections - sum(map(self.max_requests_at, self.body_parsers))

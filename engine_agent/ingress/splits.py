@@ -1,8 +1,8 @@
-"""Names that several pools answer, by weight. Pure.
+"""Traffic splits: model names that several pools serve, by weight. Pure.
 
 A draw of 0 to 9,999 falls into the range of one pool: the ranges of all splits stand one after another in one map, so
 that shares change in one instant and without a reload. A sticky split draws by the request's affinity key. A pool that
-cannot serve at the moment hands its requests to the next: these are all right answers, and an error is none.
+cannot serve at the moment hands its requests to the next: any of them serves the name, and an error would not.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,11 +16,11 @@ SHARES_MAP = "shares.map"
 
 SPLITS_MAP = "splits.map"
 """Range of draws, `0:9499` -> backend of a pool."""
-INSTEAD_MAP = "instead.map"
+FALLBACKS_MAP = "fallbacks.map"
 """`<first draw of a split>/<backend>` -> backend of the pool that takes over."""
 SCALE = 10_000
 """Draws of a split: shares are exact to a hundredth of a per cent."""
-MAX_TURNS = 3
+MAX_FALLBACKS = 3
 """Pools that a request is offered to after its first."""
 PREFIX, STICKY, RANDOM = "split.", "split.sticky.", "split.random."
 """How the entry of a split's model in the map of models begins, before its first draw."""
@@ -47,8 +47,8 @@ def split_ranges(splits: Iterable[Split], backends: Mapping[str, str]) -> dict[s
     return entries
 
 
-def split_turns(splits: Iterable[Split], backends: Mapping[str, str]) -> dict[str, str]:
-    """Entries of `INSTEAD_MAP`: the pools of a split take over from each other in a circle."""
+def split_fallbacks(splits: Iterable[Split], backends: Mapping[str, str]) -> dict[str, str]:
+    """Entries of `FALLBACKS_MAP`: the pools of a split take over from each other in a circle."""
     entries = {}
     for first, split in _placed(splits):
         pools = [pool for pool, share in sorted(split.shares.items()) if share > 0]
@@ -106,7 +106,7 @@ def sticky_rules() -> list[str]:
     ]
 
 
-def turn_rules(cannot: str) -> list[str]:
-    """Go on to the next pool of a split while `cannot` (a condition) holds of this one."""
-    following = f"var(txn.split),concat(/,txn.pool),map_str({INSTEAD_MAP})"
-    return [f"http-request set-var(txn.pool) {following} if {cannot} {{ {following} -m found }}"] * MAX_TURNS
+def fallback_rules(unavailable: str) -> list[str]:
+    """Fall back to the next pool of a split while `unavailable` (a condition) holds of this one."""
+    fallback = f"var(txn.split),concat(/,txn.pool),map_str({FALLBACKS_MAP})"
+    return [f"http-request set-var(txn.pool) {fallback} if {unavailable} {{ {fallback} -m found }}"] * MAX_FALLBACKS

@@ -33,7 +33,7 @@ class Request:
 
 
 class FakeCell:
-    """One cell. `chunks` tokens, `step_s` apart, make an answer; streams wait for `gate` before their last one."""
+    """One cell. `chunks` tokens, `step_s` apart, make an answer; streams wait for `release` before their last one."""
 
     def __init__(self, name: str = "", *, chunks: int = 1, step_s: float = 0.0, max_connections: int = 16) -> None:
         self.name = name or f"cell-{next(_numbers)}"
@@ -46,8 +46,8 @@ class FakeCell:
         self.refuses = False
         self.fails = False
         self.usage: dict[str, int] | None = None
-        self.gate = asyncio.Event()
-        self.gate.set()
+        self.release = asyncio.Event()
+        self.release.set()
         self.requests: list[Request] = []
         self.in_flight = 0
         self.port = 0
@@ -89,7 +89,7 @@ class FakeCell:
         try:
             yield self
         finally:
-            self.gate.set()
+            self.release.set()
             self.die()
             for _ in range(TURNS_TO_BEGIN):
                 await asyncio.sleep(0)
@@ -142,7 +142,7 @@ class FakeCell:
         asked = request.json
         if not asked.get("stream"):
             await asyncio.sleep(self.step_s * self.chunks)
-            await self.gate.wait()
+            await self.release.wait()
             body = json.dumps(_completion(asked["model"], self.name) | self._usage()).encode()
             _write_head(writer, 200, len(body))
             writer.write(body)
@@ -151,7 +151,7 @@ class FakeCell:
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n")
         for number in range(self.chunks):
             if number == self.chunks - 1:
-                await self.gate.wait()
+                await self.release.wait()
             _write_chunk(writer, b"data: " + json.dumps(_delta(asked["model"], f"{number} ")).encode() + b"\n\n")
             await writer.drain()
             await asyncio.sleep(self.step_s)

@@ -3,38 +3,38 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from engine_agent.ingress.layout import Layout, Server
+from engine_agent.ingress.desired import DesiredHaproxy, Server
 from engine_agent.ingress.plan import (
     AddServer,
     DrainServer,
-    LimitServer,
     ReadyServer,
     Reload,
     RemoveServer,
     ReplaceMap,
+    SetServerLimit,
+    SetServerWeight,
     Step,
-    WeighServer,
 )
-from engine_agent.ingress.running import Running, RunningServer
+from engine_agent.ingress.running import RunningHaproxy, RunningServer
 
 
-def running_of(layout: Layout, structure: str) -> Running:
-    """A worker that was started with this layout."""
-    return Running(
+def running_of(desired: DesiredHaproxy, structure: str) -> RunningHaproxy:
+    """A worker that was started with this desired."""
+    return RunningHaproxy(
         structure=structure,
         worker_pid=1,
-        servers=tuple(_started(server, maintenance=server.drain) for server in layout.servers),
+        servers=tuple(_started(server, maintenance=server.drain) for server in desired.servers),
         backends=(),
-        maps=layout.maps,
+        maps=desired.maps,
     )
 
 
-def step_of(running: Running, step: Step, layout: Layout, structure: str) -> Running:
+def step_of(running: RunningHaproxy, step: Step, desired: DesiredHaproxy, structure: str) -> RunningHaproxy:
     """What runs after a step."""
     servers = {(server.backend, server.name): server for server in running.servers}
     match step:
         case Reload():
-            return running_of(layout, structure)
+            return running_of(desired, structure)
         case ReplaceMap(name, entries):
             return replace(running, maps={**running.maps, name: entries})
         case AddServer(server):
@@ -45,9 +45,9 @@ def step_of(running: Running, step: Step, layout: Layout, structure: str) -> Run
             servers[backend, name] = replace(servers[backend, name], draining=True, maintenance=False)
         case ReadyServer(backend, name):
             servers[backend, name] = replace(servers[backend, name], draining=False, maintenance=False)
-        case LimitServer(backend, name, max_connections):
+        case SetServerLimit(backend, name, max_connections):
             servers[backend, name] = replace(servers[backend, name], max_connections=max_connections)
-        case WeighServer(backend, name, weight):
+        case SetServerWeight(backend, name, weight):
             servers[backend, name] = replace(servers[backend, name], weight=weight)
         case RemoveServer(backend, name):
             assert servers[backend, name].in_flight == 0, "nothing that serves is removed"
@@ -55,14 +55,14 @@ def step_of(running: Running, step: Step, layout: Layout, structure: str) -> Run
     return replace(running, servers=tuple(servers.values()))
 
 
-def finished(running: Running) -> Running:
+def finished(running: RunningHaproxy) -> RunningHaproxy:
     """The same after every request ended."""
     return replace(running, servers=tuple(replace(server, in_flight=0) for server in running.servers))
 
 
 def touched(steps: Iterable[Step]) -> set[tuple[str, str]]:
     """The servers that steps change one by one."""
-    changed = (DrainServer, ReadyServer, LimitServer, WeighServer, RemoveServer)
+    changed = (DrainServer, ReadyServer, SetServerLimit, SetServerWeight, RemoveServer)
     named = {(step.backend, step.name) for step in steps if isinstance(step, changed)}
     return named | {(step.server.backend, step.server.name) for step in steps if isinstance(step, AddServer)}
 
@@ -79,5 +79,5 @@ def _started(server: Server, *, maintenance: bool = False) -> RunningServer:
         draining=False,
         maintenance=maintenance,
         usable=True,
-        agent_says_up=True,
+        agent_reports_up=True,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 from openai import AsyncOpenAI
 
-from engine_agent.ingress.agent import Ingress
+from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.messages import Affinity, ApiKey, IngressReport, Pool, RoutingTable, SpillTarget, Split
@@ -48,7 +48,7 @@ def pool(
         models=models,
         serving_class=serving_class,
         cells=tuple(cell.endpoint(drain=cell in drained) for cell in cells),
-        spill=tuple(SpillTarget(gate.settings.region, "127.0.0.1", gate.settings.port) for gate in spill),
+        spill=tuple(SpillTarget(other.settings.region, "127.0.0.1", other.settings.port) for other in spill),
         fractions=fractions or {},
         affinity=affinity,
     )
@@ -73,13 +73,13 @@ class RunningIngress:
     def use(self, settings: IngressSettings) -> None:
         """Be an agent with these settings, as after a restart."""
         self.settings = settings
-        self.ingress = Ingress(settings, find_binary())
-        self.haproxy = self.ingress.front.process
+        self.ingress = IngressAgent(settings, find_binary())
+        self.haproxy = self.ingress.serving.process
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator["RunningIngress"]:
         """Tend until the block ends; then HAProxy is ended too."""
-        self._task = asyncio.create_task(self.ingress.tend(self.reports.append))
+        self._task = asyncio.create_task(self.ingress.run(self.reports.append))
         try:
             await eventually(lambda: self.reports and self.reports[-1].observed.haproxy_pid)
             async with httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False) as self.http:
@@ -89,8 +89,8 @@ class RunningIngress:
                 await self.die()
             finally:
                 await self.haproxy.kill()
-                for reader in self.ingress.readers:
-                    await reader.process.kill()
+                for parser in self.ingress.body_parsers:
+                    await parser.process.kill()
 
     async def die(self) -> None:
         """End the agent's work and leave HAProxy as it is, as kill -9 does."""
@@ -109,7 +109,7 @@ class RunningIngress:
         """Have a table with these pools in force, and every cell of it seen in a state."""
         self.revision += 1
         region = self.settings.region
-        self.ingress.take(
+        self.ingress.receive(
             RoutingTable(
                 self.revision,
                 region,
@@ -149,7 +149,7 @@ class RunningIngress:
     @property
     def running_servers(self) -> list[str]:
         """Every server that HAProxy has, wanted or not."""
-        running = self.ingress.front.running
+        running = self.ingress.serving.running
         return [server.name for server in running.servers] if running else []
 
     async def post(self, body: bytes, **headers: str) -> httpx.Response:

@@ -17,7 +17,7 @@ TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
 def lines(ingress: RunningIngress) -> list[dict[str, Any]]:
-    path = ingress.settings.home / LOG_FILE
+    path = ingress.settings.state_dir / LOG_FILE
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
@@ -97,7 +97,7 @@ async def test_nobody_reading_does_not_make_haproxy_wait(tmp_path: Path) -> None
             await ingress.route(pool(cell))
             await ingress.sees(**{cell.name: "up"})
             await ingress.die()
-            pipe = open_pipe(ingress.settings.home)
+            pipe = open_pipe(ingress.settings.state_dir)
             try:
                 while True:
                     os.write(pipe, b"x" * 4096)

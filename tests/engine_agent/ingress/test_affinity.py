@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine_agent.ingress.affinity import cells_of
+from engine_agent.ingress.affinity import cells_entry
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.protocol.messages import Affinity, Pool
 from tests.engine_agent.fake_control_plane import eventually
@@ -67,25 +67,25 @@ async def test_a_conversation_is_known_by_what_it_says_of_itself_or_how_it_begin
 
 @pytest.mark.asyncio
 async def test_a_new_cell_takes_new_keys_alone_and_a_lost_one_gives_only_its_own(ingress: RunningIngress) -> None:
-    async def homes() -> list[str]:
+    async def sticky_cells() -> list[str]:
         return [await ask(ingress, prompt_cache_key=str(number)) for number in range(60)]
 
     async with cells_of_pool(ingress, 4) as cells, FakeCell("c-new").running() as new:
-        before = await homes()
+        before = await sticky_cells()
         assert max(Counter(before).values()) < 30
         worker = ingress.worker_pid
         await routed(ingress, [*cells, new])
-        assert await homes() == before
+        assert await sticky_cells() == before
         assert "c-new" in {await ask(ingress, prompt_cache_key=f"new {number}") for number in range(10)}
         await ingress.route(pool(*cells, new, draining=[cells[0]], affinity=Affinity()))
         await ingress.sees(**{"c-0": "drain"})
-        drained = await homes()
+        drained = await sticky_cells()
         assert all(later == earlier for earlier, later in zip(before, drained, strict=True) if earlier != "c-0")
         assert "c-0" not in drained
         await routed(ingress, [*cells, new])
         cells[1].agent_word = "drain"
         await ingress.sees(**{"c-1": "drain"})
-        assert "c-1" not in await homes()
+        assert "c-1" not in await sticky_cells()
         assert ingress.worker_pid == worker, "cells change without a reload"
 
 
@@ -104,7 +104,7 @@ async def test_a_reload_keeps_every_key_at_home(ingress: RunningIngress) -> None
 async def test_a_crowded_cell_gives_its_key_to_the_next_and_the_pool_has_one_queue(ingress: RunningIngress) -> None:
     async with cells_of_pool(ingress, 3, max_connections=4) as cells, asyncio.TaskGroup() as group:
         for cell in cells:
-            cell.gate.clear()
+            cell.release.clear()
         for number in range(12):
             group.create_task(ask(ingress, prompt_cache_key="one"))
             await eventually(lambda number=number: sum(cell.in_flight for cell in cells) == number + 1)  # type: ignore[misc]
@@ -112,42 +112,42 @@ async def test_a_crowded_cell_gives_its_key_to_the_next_and_the_pool_has_one_que
                 assert sorted(cell.in_flight for cell in cells) == [0, 1, 1], "2 would be above 1.25 of the mean"
         assert [cell.in_flight for cell in cells] == [4, 4, 4]
         group.create_task(ask(ingress, prompt_cache_key="one"))
-        running = ingress.ingress.front.running
+        running = ingress.ingress.serving.running
         assert running is not None
-        await eventually(lambda: [b.queued for b in ingress.ingress.front.running.backends if b.queued] == [1])  # type: ignore[union-attr]
-        assert all(server.queued == 0 for server in ingress.ingress.front.running.servers)  # type: ignore[union-attr]
-        cells[2].gate.set()
+        await eventually(lambda: [b.queued for b in ingress.ingress.serving.running.backends if b.queued] == [1])  # type: ignore[union-attr]
+        assert all(server.queued == 0 for server in ingress.ingress.serving.running.servers)  # type: ignore[union-attr]
+        cells[2].release.set()
         await eventually(lambda: len(cells[2].requests) == 5, what="whichever cell is free takes from the queue")
         for cell in cells:
-            cell.gate.set()
+            cell.release.set()
 
 
 @pytest.mark.asyncio
 async def test_a_lightly_loaded_cell_keeps_its_key_whatever_the_mean(ingress: RunningIngress) -> None:
     async with cells_of_pool(ingress, 3, max_connections=16) as cells, asyncio.TaskGroup() as group:
         for cell in cells:
-            cell.gate.clear()
+            cell.release.clear()
         for number in range(4):
             group.create_task(ask(ingress, prompt_cache_key="one"))
             await eventually(lambda number=number: sum(cell.in_flight for cell in cells) == number + 1)  # type: ignore[misc]
         assert sorted(cell.in_flight for cell in cells) == [0, 0, 4]
         for cell in cells:
-            cell.gate.set()
+            cell.release.set()
 
 
 @pytest.mark.asyncio
 async def test_the_cell_of_a_key_refuses_or_dies_and_another_answers(ingress: RunningIngress) -> None:
     async with cells_of_pool(ingress, 3) as cells:
-        home = await ask(ingress, prompt_cache_key="one")
-        cell = next(cell for cell in cells if cell.name == home)
+        sticky = await ask(ingress, prompt_cache_key="one")
+        cell = next(cell for cell in cells if cell.name == sticky)
         cell.refuses = True
-        assert await ask(ingress, prompt_cache_key="one") != home
+        assert await ask(ingress, prompt_cache_key="one") != sticky
         cell.refuses = False
         cell.die()
-        assert await ask(ingress, prompt_cache_key="one") != home
+        assert await ask(ingress, prompt_cache_key="one") != sticky
 
 
 @pytest.mark.parametrize("bound", [0.9, float("inf"), float("nan")])
 def test_a_bound_that_cannot_be_kept_is_refused(bound: float) -> None:
     with pytest.raises(BadTable, match="load_bound of pool chat must be 1 or more"):
-        cells_of(Pool("chat", ("chat",), "realtime", (), (), {}, Affinity(bound)), ())
+        cells_entry(Pool("chat", ("chat",), "realtime", (), (), {}, Affinity(bound)), ())

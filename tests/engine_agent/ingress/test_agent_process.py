@@ -13,7 +13,7 @@ import pytest
 
 from engine_agent.ingress.haproxy import find_master
 from engine_agent.ingress.sections import CONFIG_FILE
-from engine_agent.ingress.settings import READERS
+from engine_agent.ingress.settings import BODY_PARSERS
 from engine_agent.protocol.messages import Hello, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
@@ -41,7 +41,7 @@ class AgentProcess:
     @property
     def haproxies(self) -> list[int]:
         """The masters that run in this home."""
-        folders = (self.home, *(self.home / tier.name for tier in READERS))
+        folders = (self.home, *(self.home / tier.name for tier in BODY_PARSERS))
         found = (find_master(folder / CONFIG_FILE) for folder in folders)
         return [pid for pid in found if pid is not None]
 

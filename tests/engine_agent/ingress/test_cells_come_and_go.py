@@ -52,7 +52,7 @@ async def test_a_cell_that_refuses_is_tried_elsewhere_and_a_sick_one_is_left_alo
 @pytest.mark.asyncio
 async def test_a_draining_cell_finishes_its_streams_and_gets_no_new_request(ingress: RunningIngress) -> None:
     async with FakeCell(chunks=5).running() as drains, FakeCell().running() as stays, ingress.client() as client:
-        drains.gate.clear()
+        drains.release.clear()
         await ingress.route(pool(drains))
         await ingress.sees(**{drains.name: "up"})
         stream = asyncio.create_task(read_stream(client))
@@ -62,7 +62,7 @@ async def test_a_draining_cell_finishes_its_streams_and_gets_no_new_request(ingr
         assert {await ask(client) for _ in range(10)} == {stays.name}
         await ingress.route(pool(stays))
         assert not stream.done()
-        drains.gate.set()
+        drains.release.set()
         assert await stream == "0 1 2 3 4 "
         await eventually(lambda: len(ingress.running_servers) == 1, what="the drained server is removed when idle")
 

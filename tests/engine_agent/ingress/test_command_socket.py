@@ -24,39 +24,39 @@ async def answer_with(folder: Path, text: str, after: asyncio.Event | None = Non
 @pytest.mark.asyncio
 async def test_the_whole_answer_is_returned(tmp_path: Path) -> None:
     async with await answer_with(tmp_path, "x" * 300_000):
-        assert await CommandSocket(tmp_path, "s").ask("show") == "x" * 300_000
+        assert await CommandSocket(tmp_path, "s").send("show") == "x" * 300_000
 
 
 @pytest.mark.asyncio
 async def test_several_commands_are_asked_at_once_and_each_has_its_answer(tmp_path: Path) -> None:
     async with await answer_with(tmp_path, "2.8\n\none: 2.8\ntwo\n\n2.8\n\n\n2.8\n\n"):
-        answers = await CommandSocket(tmp_path, "s").ask_all("show info", "show map x")
+        answers = await CommandSocket(tmp_path, "s").send_all("show info", "show map x")
     assert [answer.split("\n") for answer in answers] == [["one: 2.8", "two", "", ""], [""]]
     async with await answer_with(tmp_path, "2.8\n\none\n\n2.8\n\n"):
-        with pytest.raises(Unreachable, match="gave 1 answers to 2 commands"):
-            await CommandSocket(tmp_path, "s").ask_all("show info", "show map x")
+        with pytest.raises(Unreachable, match="gave 1 outputs for 2 commands"):
+            await CommandSocket(tmp_path, "s").send_all("show info", "show map x")
 
 
 @pytest.mark.asyncio
 async def test_an_order_with_another_answer_was_refused(tmp_path: Path) -> None:
     async with await answer_with(tmp_path, "No such server.\n\n"):
         with pytest.raises(CommandRefused, match=r"del server a/b: No such server\."):
-            await CommandSocket(tmp_path, "s").order("del server a/b")
-        await CommandSocket(tmp_path, "s").order("del server a/b", success="No such server.")
+            await CommandSocket(tmp_path, "s").execute("del server a/b")
+        await CommandSocket(tmp_path, "s").execute("del server a/b", success="No such server.")
 
 
 @pytest.mark.asyncio
 async def test_silence_and_absence_have_reasons(tmp_path: Path) -> None:
     with pytest.raises(Unreachable, match="HAProxy's s: "):
-        await CommandSocket(tmp_path, "s").ask("show")
+        await CommandSocket(tmp_path, "s").send("show")
     with pytest.raises(Unreachable, match="No such file"):
-        await CommandSocket(tmp_path / "nowhere", "s").ask("show")
+        await CommandSocket(tmp_path / "nowhere", "s").send("show")
     speak = asyncio.Event()
     async with await answer_with(tmp_path, "late", after=speak):
         with pytest.raises(Unreachable, match=r"did not answer 'show' within 0\.05 s"):
-            await CommandSocket(tmp_path, "s").ask("show", timeout_s=0.05)
+            await CommandSocket(tmp_path, "s").send("show", timeout_s=0.05)
         speak.set()
-        assert await CommandSocket(tmp_path, "s").ask("show") == "late"
+        assert await CommandSocket(tmp_path, "s").send("show") == "late"
 
 
 @pytest.mark.asyncio
@@ -65,4 +65,4 @@ async def test_a_folder_deeper_than_a_socket_path_may_be_works(tmp_path: Path, m
     deep.mkdir()
     monkeypatch.chdir(deep)
     async with await answer_with(Path(), "deep"):
-        assert await CommandSocket(deep, "s").ask("show") == "deep"
+        assert await CommandSocket(deep, "s").send("show") == "deep"

@@ -6,11 +6,11 @@ from pathlib import Path
 import msgspec
 
 from engine_agent.ingress.config import map_file, render, structure_of
-from engine_agent.ingress.layout import UNTOLD, lay_out
+from engine_agent.ingress.desired import EMPTY_DESIRED, desired_from
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.messages import Affinity, RoutingTable, Split
 from tests.engine_agent.ingress.keyed import keyed
-from tests.engine_agent.ingress.test_layout import CELL, POOL, TABLE, with_cell, with_pool
+from tests.engine_agent.ingress.test_desired import CELL, POOL, TABLE, with_cell, with_pool
 
 EVERYTHING = msgspec.structs.replace(
     TABLE,
@@ -24,21 +24,23 @@ SETTINGS = IngressSettings("i-east", "east", Path("/var/lib/ingress"), port=8080
 
 def test_the_file_is_the_golden_one() -> None:
     draining = msgspec.structs.replace(CELL, cell="c-2", drain=True, address="::1")
-    layout = lay_out(with_pool(cells=(CELL, draining)))
-    assert render(layout, SETTINGS) == (GOLDEN / "haproxy.cfg").read_text()
+    desired = desired_from(with_pool(cells=(CELL, draining)))
+    assert render(desired, SETTINGS) == (GOLDEN / "haproxy.cfg").read_text()
 
 
 def test_the_file_before_the_first_table_is_the_golden_one() -> None:
-    assert render(UNTOLD, SETTINGS) == (GOLDEN / "untold.cfg").read_text()
+    assert render(EMPTY_DESIRED, SETTINGS) == (GOLDEN / "no_table.cfg").read_text()
 
 
 def test_the_file_of_a_table_that_uses_everything_is_the_golden_one() -> None:
-    assert render(lay_out(EVERYTHING), SETTINGS) == (GOLDEN / "everything.cfg").read_text()
+    assert render(desired_from(EVERYTHING), SETTINGS) == (GOLDEN / "everything.cfg").read_text()
 
 
 def test_what_a_table_does_not_use_costs_its_requests_no_rule() -> None:
     def rules(table: RoutingTable) -> int:
-        frontend = render(lay_out(table), SETTINGS).partition("frontend ingress")[2].partition("frontend named")[0]
+        frontend = (
+            render(desired_from(table), SETTINGS).partition("frontend ingress")[2].partition("frontend parsed")[0]
+        )
         return frontend.count("  http-request ")
 
     assert rules(msgspec.structs.replace(TABLE, hop_secrets=())) <= 32
@@ -50,16 +52,16 @@ def test_a_reader_is_asked_for_affinity_keys_only_where_they_are_of_use() -> Non
     sticky = msgspec.structs.replace(TABLE, splits=(Split("c", {POOL.name: 1}),))
     random = msgspec.structs.replace(TABLE, splits=(Split("c", {POOL.name: 1}, sticky=False),))
     for table, times in ((TABLE, 0), (random, 0), (sticky, 2), (with_pool(affinity=Affinity()), 2)):
-        assert render(lay_out(table), SETTINGS).count(asks) == times, "once for each reader, or never"
+        assert render(desired_from(table), SETTINGS).count(asks) == times, "once for each reader, or never"
 
 
 def test_without_an_access_log_nothing_is_kept_for_it() -> None:
-    text = render(lay_out(EVERYTHING), replace(SETTINGS, access_log=False)).partition("backend elsewhere")[0]
+    text = render(desired_from(EVERYTHING), replace(SETTINGS, access_log=False)).partition("backend default")[0]
     assert not any(word in text for word in ("log-format", "log stdout", "txn.log_path", "txn.arrived_ms"))
 
 
 def test_only_pools_limits_settings_and_what_is_in_use_are_structure() -> None:
-    structure = structure_of(lay_out(TABLE), SETTINGS)
+    structure = structure_of(desired_from(TABLE), SETTINGS)
     same = [
         with_pool(cells=()),
         with_pool(spill=()),
@@ -82,9 +84,9 @@ def test_only_pools_limits_settings_and_what_is_in_use_are_structure() -> None:
         msgspec.structs.replace(TABLE, retry_after_s=1),
         with_pool(serving_class="batch"),
     ]
-    assert {structure_of(lay_out(table), SETTINGS) for table in same} == {structure}
-    assert structure not in {structure_of(lay_out(table), SETTINGS) for table in others}
-    assert structure_of(lay_out(TABLE), replace(SETTINGS, port=8081)) != structure
+    assert {structure_of(desired_from(table), SETTINGS) for table in same} == {structure}
+    assert structure not in {structure_of(desired_from(table), SETTINGS) for table in others}
+    assert structure_of(desired_from(TABLE), replace(SETTINGS, port=8081)) != structure
 
 
 def test_keys_and_splits_and_bounds_change_in_place() -> None:
@@ -97,7 +99,7 @@ def test_keys_and_splits_and_bounds_change_in_place() -> None:
             EVERYTHING, pools=(msgspec.structs.replace(POOL, cells=(), affinity=Affinity(load_bound=2.0)),)
         ),
     ]
-    assert len({structure_of(lay_out(table), SETTINGS) for table in same}) == 1
+    assert len({structure_of(desired_from(table), SETTINGS) for table in same}) == 1
 
 
 def test_a_map_is_written_as_lines() -> None:

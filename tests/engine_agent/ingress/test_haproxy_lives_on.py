@@ -47,7 +47,7 @@ async def test_a_new_agent_adopts_the_running_haproxy_and_its_streams(tmp_path: 
         async with earlier.running(), earlier.client() as client:
             await earlier.route(pool(cell))
             await earlier.sees(**{cell.name: "up"})
-            cell.gate.clear()
+            cell.release.clear()
             stream = asyncio.create_task(read_stream(client))
             await eventually(lambda: cell.in_flight == 1)
             await earlier.die()
@@ -58,7 +58,7 @@ async def test_a_new_agent_adopts_the_running_haproxy_and_its_streams(tmp_path: 
                 assert later.revision_in_force == 1
                 assert later.haproxy.pid == earlier.haproxy.pid
                 assert later.worker_pid == earlier.worker_pid
-                cell.gate.set()
+                cell.release.set()
                 assert await stream == "0 1 2 "
 
 
@@ -103,7 +103,7 @@ async def test_a_table_that_cannot_be_carried_out_is_refused_by_name(ingress: Ru
             (RoutingTable(4, HOME, (pool(cell),), max_body_bytes=10**12), "tune.bufsize"),
         ]
         for table, said in refused:
-            ingress.ingress.take(table)
+            ingress.ingress.receive(table)
             await eventually(lambda said=said: said in ingress.reports[-1].observed.reason)  # type: ignore[misc]
             assert ingress.reports[-1].observed.reason.startswith(f"revision {table.revision} refused")
             assert ingress.revision_in_force == 1
@@ -117,7 +117,7 @@ async def test_a_table_that_cannot_be_carried_out_is_refused_by_name(ingress: Ru
 async def test_a_taken_port_is_named_until_it_is_free(tmp_path: Path) -> None:
     ingress = RunningIngress(tmp_path / "home")
     with socket.create_server(("127.0.0.1", ingress.settings.port)):
-        task = asyncio.create_task(ingress.ingress.tend(ingress.reports.append))
+        task = asyncio.create_task(ingress.ingress.run(ingress.reports.append))
         await eventually(lambda: ingress.reports and "Address already in use" in ingress.reports[-1].observed.reason)
     await eventually(lambda: ingress.reports[-1].observed.reason == "")
     assert ingress.haproxy.pid
@@ -133,7 +133,7 @@ async def test_a_stop_lets_streams_finish_and_ends_what_takes_too_long(tmp_path:
             await ingress.route(pool(cell), pool(endless, name="endless", models=("endless",)))
             await ingress.sees(**{cell.name: "up", endless.name: "up"})
             stream = asyncio.create_task(read_stream(client))
-            endless.gate.clear()
+            endless.release.clear()
             hangs = asyncio.create_task(read_stream(client, "endless"))
             await eventually(lambda: cell.in_flight == endless.in_flight == 1)
             await ingress.die()

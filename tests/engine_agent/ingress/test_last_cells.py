@@ -12,7 +12,7 @@ BODY = b'{"model": "demo"}'
 pytestmark = pytest.mark.asyncio
 
 
-async def told(ingress: RunningIngress) -> tuple[int, str]:
+async def refused(ingress: RunningIngress) -> tuple[int, str]:
     """Status and code of an answer that says when to come back."""
     answer = await ingress.post(BODY)
     assert waits(answer.headers), answer.headers
@@ -25,7 +25,7 @@ async def test_a_pool_whose_last_cell_refuses_everything_answers_every_request(i
         await ingress.sees(**{cell.name: "up"})
         assert [(await ingress.post(BODY)).status_code for _ in range(3)] == [200] * 3
         cell.refuses = True
-        said = {await told(ingress) for _ in range(30)}
+        said = {await refused(ingress) for _ in range(30)}
         assert said <= {(503, "no_ready_cell"), (503, "the cell's own")}
         assert (503, "no_ready_cell") in said, "after 5 refusals in a row it is down until its next check"
 
@@ -35,8 +35,8 @@ async def test_requests_in_flight_at_a_last_cell_that_dies_are_answered(ingress:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
         await asyncio.gather(*(ingress.post(BODY) for _ in range(8)))  # from now on connections are reused
-        cell.gate.clear()
-        sent = [asyncio.create_task(told(ingress)) for _ in range(8)]
+        cell.release.clear()
+        sent = [asyncio.create_task(refused(ingress)) for _ in range(8)]
         await eventually(lambda: cell.in_flight == 8)
         cell.die()
         assert {status for status, _ in await asyncio.gather(*sent)} == {503}
@@ -46,7 +46,7 @@ async def test_two_cells_that_die_together_cost_no_request_while_a_third_lives(i
     async with FakeCell().running() as one, FakeCell().running() as two, FakeCell().running() as third:
         await ingress.route(pool(one, two, third))
         await ingress.sees(**{cell.name: "up" for cell in (one, two, third)})
-        third.gate.clear()
+        third.release.clear()
         busy: list[asyncio.Task[object]] = []
         while third.in_flight < 1:  # so that it is the last that is chosen
             before = third.in_flight
@@ -56,6 +56,6 @@ async def test_two_cells_that_die_together_cost_no_request_while_a_third_lives(i
         two.die()
         last = asyncio.create_task(ingress.post(BODY))
         await eventually(lambda: third.in_flight == 2)
-        third.gate.set()
+        third.release.set()
         assert (await last).headers["x-switchyard-cell"] == third.name
         await asyncio.gather(*busy)

@@ -15,7 +15,7 @@ from tests.engine_agent.ingress.traffic import BODY
 
 STREAM = BODY[:-1] + b', "stream": true}'
 PROMPT = math.ceil(len(BODY) / 4)
-FIRST_GUESS = 256
+INITIAL_ESTIMATE = 256
 """Tokens of an answer before a key has had one, as limits.lua has it."""
 REFILL = 30
 """Tokens that come back in the 1.8 s that a test may take on a slow machine."""
@@ -27,8 +27,8 @@ async def route(ingress: RunningIngress, cell: FakeCell, *keys: Keyed) -> None:
     await ingress.sees(**{cell.name: "up"})
 
 
-def told(answer: httpx.Response, kind: str) -> tuple[str, ...]:
-    return tuple(answer.headers[f"x-ratelimit-{what}-{kind}"] for what in ("limit", "remaining", "reset"))
+def rate_limit(response: httpx.Response, kind: str) -> tuple[str, ...]:
+    return tuple(response.headers[f"x-ratelimit-{what}-{kind}"] for what in ("limit", "remaining", "reset"))
 
 
 @pytest.mark.asyncio
@@ -41,14 +41,14 @@ async def test_requests_over_the_limit_are_told_when_to_come_back_in_the_form_th
         await route(ingress, cell, limited, free)
         answers = [await ingress.post(BODY, **limited.headers) for _ in range(4)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
-        limit, remaining, reset = told(answers[0], "requests")
+        limit, remaining, reset = rate_limit(answers[0], "requests")
         assert (limit, remaining) == ("3", "2")
         assert 19 < float(reset.removesuffix("s")) <= 20
         error = answers[3].json()["error"]
         assert (error["type"], error["param"], error["code"]) == ("requests", None, "rate_limit_exceeded")
         assert "Rate limit reached on requests per min: Limit 3, Used 3, Requested 1" in error["message"]
         assert 18 <= int(answers[3].headers["retry-after"]) <= 20
-        assert told(answers[3], "requests")[1] == "0"
+        assert rate_limit(answers[3], "requests")[1] == "0"
         unlimited = await ingress.post(BODY, **free.headers)
         assert unlimited.status_code == 200
         assert "x-ratelimit-limit-requests" not in unlimited.headers
@@ -72,10 +72,10 @@ async def test_tokens_are_settled_by_what_was_really_generated(ingress: RunningI
         cell.usage = {"prompt_tokens": 30, "completion_tokens": 20, "total_tokens": 50}
         await route(ingress, cell, key)
         first = await ingress.post(BODY, **key.headers)
-        assert told(first, "tokens")[:2] == ("1000", str(1000 - PROMPT - FIRST_GUESS))
+        assert rate_limit(first, "tokens")[:2] == ("1000", str(1000 - PROMPT - INITIAL_ESTIMATE))
         second = await ingress.post(BODY, **key.headers)
         expected = 1000 - 50 - PROMPT - 20  # the mean of answers is the next guess
-        assert expected <= int(told(second, "tokens")[1]) <= expected + REFILL
+        assert expected <= int(rate_limit(second, "tokens")[1]) <= expected + REFILL
         cell.usage = {"prompt_tokens": 30, "completion_tokens": 900, "total_tokens": 930}
         await ingress.post(BODY, **key.headers)
         refused = await ingress.post(BODY, **key.headers)
@@ -97,7 +97,7 @@ async def test_tokens_of_streams_count_by_usage_or_by_events_and_the_client_says
         assert (await ingress.post(body, **by_usage.headers)).status_code == 429
         left = await ingress.post(body, **by_events.headers)
         assert left.status_code == 200
-        assert int(told(left, "tokens")[1]) > 340
+        assert int(rate_limit(left, "tokens")[1]) > 340
 
 
 @pytest.mark.asyncio
@@ -126,8 +126,8 @@ async def test_an_answer_that_failed_or_never_came_costs_no_tokens(ingress: Runn
         async with asyncio.timeout(DEADLINE_S):
             while (answer := await ingress.post(BODY, **key.headers)).status_code != 200:
                 assert answer.json()["error"]["code"] == "no_ready_cell", "until the check that it waits for"
-        left = 1000 - PROMPT - FIRST_GUESS
-        assert left <= int(told(answer, "tokens")[1]) <= left + REFILL
+        left = 1000 - PROMPT - INITIAL_ESTIMATE
+        assert left <= int(rate_limit(answer, "tokens")[1]) <= left + REFILL
 
 
 @pytest.mark.asyncio
@@ -135,7 +135,7 @@ async def test_requests_at_once_are_limited_until_one_has_ended_also_by_leaving(
     key = keyed(max_concurrent=2)
     async with FakeCell(chunks=2).running() as cell:
         await route(ingress, cell, key)
-        cell.gate.clear()
+        cell.release.clear()
         async with stream(ingress, key) as staying:
             async with stream(ingress, key) as leaving:
                 assert [staying.status_code, leaving.status_code] == [200, 200]
@@ -145,7 +145,7 @@ async def test_requests_at_once_are_limited_until_one_has_ended_also_by_leaving(
             async with asyncio.timeout(DEADLINE_S):
                 while await again(ingress, key) == 429:  # noqa: ASYNC110 - only asking tells
                     await asyncio.sleep(0.02)
-            cell.gate.set()
+            cell.release.set()
             await staying.aread()
 
 

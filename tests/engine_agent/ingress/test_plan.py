@@ -4,35 +4,35 @@ from dataclasses import replace
 
 import msgspec
 
-from engine_agent.ingress.layout import MODELS_MAP, Layout, Server, lay_out
+from engine_agent.ingress.desired import MODELS_MAP, DesiredHaproxy, Server, desired_from
 from engine_agent.ingress.plan import (
     AddServer,
     DrainServer,
-    LimitServer,
     ReadyServer,
     Reload,
     RemoveServer,
     ReplaceMap,
+    SetServerLimit,
+    SetServerWeight,
     Step,
-    WeighServer,
     plan_steps,
 )
-from engine_agent.ingress.running import Running
+from engine_agent.ingress.running import RunningHaproxy
 from engine_agent.ingress.splits import SHARES_MAP
 from engine_agent.protocol.messages import RoutingTable
 from tests.engine_agent.ingress.haproxies import running_of
-from tests.engine_agent.ingress.test_layout import CELL, POOL, TABLE, with_cell, with_pool
+from tests.engine_agent.ingress.test_desired import CELL, POOL, TABLE, with_cell, with_pool
 
 STRUCTURE = "s"
-LAYOUT = lay_out(TABLE)
+LAYOUT = desired_from(TABLE)
 NAME = ("pool.chat", "c-1-g3")
 
 
-def steps_to(table: RoutingTable, running: Running | None = None) -> tuple[Step, ...]:
-    return plan_steps(running or running_of(LAYOUT, STRUCTURE), lay_out(table), STRUCTURE)
+def steps_to(table: RoutingTable, running: RunningHaproxy | None = None) -> tuple[Step, ...]:
+    return plan_steps(running or running_of(LAYOUT, STRUCTURE), desired_from(table), STRUCTURE)
 
 
-def running_cell(**changes: object) -> Running:
+def running_cell(**changes: object) -> RunningHaproxy:
     """The table in force, with the cell's server as given."""
     running = running_of(LAYOUT, STRUCTURE)
     cell, *others = running.servers
@@ -47,11 +47,11 @@ def test_what_runs_as_it_should_needs_no_step() -> None:
 def test_another_structure_reloads_and_drains_first_what_the_old_worker_may_not_use() -> None:
     assert plan_steps(running_of(LAYOUT, "old"), LAYOUT, STRUCTURE) == (Reload("structure is old, should be s"),)
     for table in (with_pool(cells=()), with_cell(drain=True)):
-        assert plan_steps(running_of(LAYOUT, "old"), lay_out(table), STRUCTURE) == (
+        assert plan_steps(running_of(LAYOUT, "old"), desired_from(table), STRUCTURE) == (
             DrainServer(*NAME, "drained or not there in the table"),
             Reload("structure is old, should be s"),
         )
-    nothing = Running("", 1, (), (), {})
+    nothing = RunningHaproxy("", 1, (), (), {})
     assert plan_steps(nothing, LAYOUT, STRUCTURE) == (Reload("structure is unknown, should be s"),)
 
 
@@ -64,7 +64,7 @@ def test_a_new_cell_comes_before_the_map_and_an_old_one_goes_last() -> None:
     newer = msgspec.structs.replace(CELL, cell="c-2")
     steps = steps_to(with_pool(cells=(newer,), models=("chat",)))
     assert [type(step) for step in steps] == [AddServer, ReplaceMap, ReplaceMap, DrainServer]
-    assert steps[0] == AddServer(_server(lay_out(with_pool(cells=(newer,))), "c-2-g3"), "new in the table")
+    assert steps[0] == AddServer(_server(desired_from(with_pool(cells=(newer,))), "c-2-g3"), "new in the table")
     assert steps[-1] == DrainServer(*NAME, "not in the table any more")
 
 
@@ -80,29 +80,29 @@ def test_an_old_cell_is_removed_once_idle_and_not_before() -> None:
 
 def test_a_drain_of_the_table_is_set_once_and_taken_back() -> None:
     drain = with_cell(drain=True)
-    assert steps_to(drain) == (DrainServer(*NAME, "the table says drain"),)
-    assert steps_to(drain, running_cell(maintenance=True)) == (DrainServer(*NAME, "the table says drain"),)
+    assert steps_to(drain) == (DrainServer(*NAME, "the table drains it"),)
+    assert steps_to(drain, running_cell(maintenance=True)) == (DrainServer(*NAME, "the table drains it"),)
     assert steps_to(drain, running_cell(draining=True)) == ()
     assert steps_to(TABLE, running_cell(draining=True)) == (
-        ReadyServer(*NAME, "the table says serve, and so does the cell"),
+        ReadyServer(*NAME, "the table serves it, and its agent-check is up"),
     )
 
 
 def test_a_cell_that_drains_itself_is_left_alone_until_it_says_up() -> None:
-    assert steps_to(TABLE, running_cell(draining=True, agent_says_up=False)) == ()
+    assert steps_to(TABLE, running_cell(draining=True, agent_reports_up=False)) == ()
 
 
 def test_a_wanted_cell_in_maintenance_is_taken_out_of_it() -> None:
     assert steps_to(TABLE, running_cell(maintenance=True)) == (
-        ReadyServer(*NAME, "the table says serve, and it is in maintenance"),
+        ReadyServer(*NAME, "the table serves it, and it is in maintenance"),
     )
 
 
 def test_limits_and_weights_change_in_place() -> None:
-    assert steps_to(with_cell(max_connections=5)) == (LimitServer(*NAME, 5, "limit is 8, should be 5"),)
+    assert steps_to(with_cell(max_connections=5)) == (SetServerLimit(*NAME, 5, "limit is 8, should be 5"),)
     assert steps_to(TABLE, running_cell(weight=25)) == (), "a cell's weight is its agent-check's"
-    steps = plan_steps(_both_share(0.5, 0.5), lay_out(_shares(0.2, 0.8)), STRUCTURE)
-    assert steps == (WeighServer("spill.chat", "north", 64, "weight is 256, should be 64"),)
+    steps = plan_steps(_both_share(0.5, 0.5), desired_from(_shares(0.2, 0.8)), STRUCTURE)
+    assert steps == (SetServerWeight("spill.chat", "north", 64, "weight is 256, should be 64"),)
 
 
 def test_a_region_that_gets_a_share_changes_its_role() -> None:
@@ -130,17 +130,17 @@ def _shares(north: float, west: float) -> RoutingTable:
     return with_pool(fractions={"east": 0.0, "north": north, "west": west})
 
 
-def _both_share(north: float, west: float) -> Running:
-    return running_of(lay_out(_shares(north, west)), STRUCTURE)
+def _both_share(north: float, west: float) -> RunningHaproxy:
+    return running_of(desired_from(_shares(north, west)), STRUCTURE)
 
 
-def _server(layout: Layout, name: str) -> Server:
-    return next(server for server in layout.servers if server.name == name)
+def _server(desired: DesiredHaproxy, name: str) -> Server:
+    return next(server for server in desired.servers if server.name == name)
 
 
 def test_two_pools_do_not_disturb_each_other() -> None:
     other = msgspec.structs.replace(POOL, name="other", models=("other",))
     both = msgspec.structs.replace(TABLE, pools=(POOL, other))
     fewer = msgspec.structs.replace(TABLE, pools=(POOL, msgspec.structs.replace(other, cells=())))
-    steps = plan_steps(running_of(lay_out(both), STRUCTURE), lay_out(fewer), STRUCTURE)
+    steps = plan_steps(running_of(desired_from(both), STRUCTURE), desired_from(fewer), STRUCTURE)
     assert steps == (DrainServer("pool.other", "c-1-g3", "not in the table any more"),)

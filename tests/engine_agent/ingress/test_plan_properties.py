@@ -5,9 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.ingress.layout import Layout, lay_out
+from engine_agent.ingress.desired import DesiredHaproxy, desired_from
 from engine_agent.ingress.plan import plan_steps
-from engine_agent.ingress.running import Running
+from engine_agent.ingress.running import RunningHaproxy
 from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
 from tests.engine_agent.ingress.haproxies import finished, running_of, step_of, touched
 
@@ -39,23 +39,23 @@ def pools(draw: st.DrawFn, name: str) -> Pool:
 
 
 @st.composite
-def layouts(draw: st.DrawFn) -> Layout:
+def desired_states(draw: st.DrawFn) -> DesiredHaproxy:
     names = draw(st.sets(st.sampled_from(["p", "q"])))
-    return lay_out(RoutingTable(1, "home", tuple(draw(pools(name)) for name in sorted(names))))
+    return desired_from(RoutingTable(1, "home", tuple(draw(pools(name)) for name in sorted(names))))
 
 
 @st.composite
-def runnings(draw: st.DrawFn) -> Running:
+def runnings(draw: st.DrawFn) -> RunningHaproxy:
     """A worker in any state: busy, drained, in maintenance, with another limit, with a cell that wants nothing."""
-    layout = draw(layouts())
-    running = running_of(layout, structure(layout))
+    desired = draw(desired_states())
+    running = running_of(desired, structure(desired))
     servers = tuple(
         replace(
             server,
             in_flight=draw(st.integers(0, 2)),
             draining=draw(st.booleans()),
             maintenance=draw(st.booleans()),
-            agent_says_up=draw(st.booleans()),
+            agent_reports_up=draw(st.booleans()),
             max_connections=draw(st.sampled_from([server.max_connections, 7])),
         )
         for server in running.servers
@@ -64,48 +64,50 @@ def runnings(draw: st.DrawFn) -> Running:
     return replace(running, servers=servers, maps=maps)
 
 
-def structure(layout: Layout) -> str:
-    return "+".join(f"{pool.name}:{pool.probe_model}" for pool in layout.pools)
+def structure(desired: DesiredHaproxy) -> str:
+    return "+".join(f"{pool.name}:{pool.probe_model}" for pool in desired.pools)
 
 
-def run_pass(running: Running, layout: Layout) -> Running:
-    for step in plan_steps(running, layout, structure(layout)):
-        running = step_of(running, step, layout, structure(layout))
+def run_pass(running: RunningHaproxy, desired: DesiredHaproxy) -> RunningHaproxy:
+    for step in plan_steps(running, desired, structure(desired)):
+        running = step_of(running, step, desired, structure(desired))
     return running
 
 
-@given(runnings(), layouts())
-def test_the_steps_arrive_at_the_table(running: Running, layout: Layout) -> None:
+@given(runnings(), desired_states())
+def test_the_steps_arrive_at_the_table(running: RunningHaproxy, desired: DesiredHaproxy) -> None:
     for _ in range(MAX_PASSES):
-        running = finished(run_pass(running, layout))
-    assert plan_steps(running, layout, structure(layout)) == ()
+        running = finished(run_pass(running, desired))
+    assert plan_steps(running, desired, structure(desired)) == ()
     assert {(server.backend, server.name) for server in running.servers} == {
-        (server.backend, server.name) for server in layout.servers
+        (server.backend, server.name) for server in desired.servers
     }
-    assert {name: running.maps.get(name, {}) for name in layout.maps} == layout.maps
+    assert {name: running.maps.get(name, {}) for name in desired.maps} == desired.maps
     after = {(server.backend, server.name): server for server in running.servers}
-    for server in layout.servers:
+    for server in desired.servers:
         there = after[server.backend, server.name]
         serves = not (there.draining or there.maintenance)
-        drains_itself = server.agent_check_port is not None and not there.agent_says_up
+        drains_itself = server.agent_check_port is not None and not there.agent_reports_up
         assert serves == (not server.drain) or drains_itself
 
 
-@given(runnings(), layouts())
-def test_the_first_pass_already_gives_no_new_request_to_what_is_not_wanted(running: Running, layout: Layout) -> None:
-    after = run_pass(running, layout)
-    wanted = {(server.backend, server.name) for server in layout.servers if not server.drain}
+@given(runnings(), desired_states())
+def test_the_first_pass_already_gives_no_new_request_to_what_is_not_wanted(
+    running: RunningHaproxy, desired: DesiredHaproxy
+) -> None:
+    after = run_pass(running, desired)
+    wanted = {(server.backend, server.name) for server in desired.servers if not server.drain}
     for server in after.servers:
         assert (server.backend, server.name) in wanted or server.draining or server.maintenance
 
 
-@given(layouts(), layouts())
-def test_no_step_touches_a_server_that_is_as_it_should_be(before: Layout, after: Layout) -> None:
+@given(desired_states(), desired_states())
+def test_no_step_touches_a_server_that_is_as_it_should_be(before: DesiredHaproxy, after: DesiredHaproxy) -> None:
     running = run_pass(running_of(before, structure(before)), before)
     changed = touched(plan_steps(running, after, structure(after)))
     assert not changed & {(s.backend, s.name) for s in set(before.servers) & set(after.servers)}
 
 
-@given(runnings(), layouts())
-def test_a_busy_server_is_never_removed(running: Running, layout: Layout) -> None:
-    run_pass(running, layout)  # the model of HAProxy refuses to
+@given(runnings(), desired_states())
+def test_a_busy_server_is_never_removed(running: RunningHaproxy, desired: DesiredHaproxy) -> None:
+    run_pass(running, desired)  # the model of HAProxy refuses to

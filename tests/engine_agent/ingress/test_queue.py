@@ -9,8 +9,8 @@ import openai
 import pytest
 import pytest_asyncio
 
-from engine_agent.ingress.classes import ServingClass
 from engine_agent.ingress.settings import QUEUES
+from engine_agent.protocol.states import ServingClass
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool
@@ -26,14 +26,14 @@ async def impatient(tmp_path: Path) -> AsyncIterator[RunningIngress]:
 
 
 def queued(ingress: RunningIngress) -> int:
-    running = ingress.ingress.front.running
+    running = ingress.ingress.serving.running
     return sum(backend.queued for backend in running.backends) if running else 0
 
 
 @pytest.mark.asyncio
 async def test_a_full_pool_queues_then_refuses_and_a_wait_too_long_ends(impatient: RunningIngress) -> None:
     async with FakeCell(max_connections=2).running() as cell, impatient.client() as client:
-        cell.gate.clear()
+        cell.release.clear()
         await impatient.route(pool(cell))
         await impatient.sees(**{cell.name: "up"})
         running = [asyncio.create_task(ask(client)) for _ in range(2)]
@@ -44,21 +44,21 @@ async def test_a_full_pool_queues_then_refuses_and_a_wait_too_long_ends(impatien
         assert codes == ["no_free_cell"] * 4 + ["queue_full"] * 2
         assert {error.response.headers["retry-after"] for error in errors if isinstance(error, openai.APIStatusError)}
         assert len(cell.requests) == 2, "the cell never had more than its limit"
-        cell.gate.set()
+        cell.release.set()
         assert await asyncio.gather(*running) == [cell.name] * 2
 
 
 @pytest.mark.asyncio
 async def test_less_urgent_requests_wait_behind_urgent_ones(ingress: RunningIngress) -> None:
     async with FakeCell(max_connections=1).running() as cell, asyncio.TaskGroup() as group:
-        cell.gate.clear()
+        cell.release.clear()
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
         for number, urgency in enumerate(("realtime", "batch", "near_realtime", "realtime")):
             body = b'{"model": "demo", "n": "%s"}' % urgency.encode()
             group.create_task(ingress.post(body, **{"X-Switchyard-Class": urgency}))
             await eventually(lambda number=number: len(cell.requests) + queued(ingress) == number + 1)  # type: ignore[misc]
-        cell.gate.set()
+        cell.release.set()
         await eventually(lambda: len(cell.requests) == 4)
     assert [request.json["n"] for request in cell.requests] == ["realtime", "realtime", "near_realtime", "batch"]
 
@@ -66,7 +66,7 @@ async def test_less_urgent_requests_wait_behind_urgent_ones(ingress: RunningIngr
 @pytest.mark.asyncio
 async def test_batch_work_cannot_fill_the_queue_against_urgent_requests(impatient: RunningIngress) -> None:
     async with FakeCell(max_connections=1).running() as cell, asyncio.TaskGroup() as group:
-        cell.gate.clear()
+        cell.release.clear()
         await impatient.route(pool(cell))
         await impatient.sees(**{cell.name: "up"})
         batch = [
@@ -80,7 +80,7 @@ async def test_batch_work_cannot_fill_the_queue_against_urgent_requests(impatien
         assert next(task for task in batch if task.done()).result().json()["error"]["code"] == "queue_full"
         urgent = group.create_task(impatient.post(b'{"model": "demo", "n": "urgent"}'))
         await eventually(lambda: queued(impatient) == waiting + 1)
-        cell.gate.set()
+        cell.release.set()
         assert (await urgent).status_code == 200
     assert cell.requests[running].json.get("n") == "urgent"
 
@@ -88,7 +88,7 @@ async def test_batch_work_cannot_fill_the_queue_against_urgent_requests(impatien
 @pytest.mark.asyncio
 async def test_a_client_that_leaves_gives_its_place_back(ingress: RunningIngress) -> None:
     async with FakeCell(max_connections=1).running() as cell, ingress.client() as client:
-        cell.gate.clear()
+        cell.release.clear()
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
         running = asyncio.create_task(ask(client))
@@ -97,6 +97,6 @@ async def test_a_client_that_leaves_gives_its_place_back(ingress: RunningIngress
         await eventually(lambda: queued(ingress) == 1)
         leaves.cancel()
         await eventually(lambda: queued(ingress) == 0)
-        cell.gate.set()
+        cell.release.set()
         assert await running == cell.name
         assert len(cell.requests) == 1

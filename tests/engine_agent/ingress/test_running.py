@@ -2,12 +2,11 @@
 
 import pytest
 
-from engine_agent.ingress.ejection import Key
-from engine_agent.ingress.layout import LISTING_MAP, lay_out
-from engine_agent.ingress.report import cell_traffic, telemetry, view_cells
-from engine_agent.ingress.running import CellView, Running, RunningBackend, UnreadableAnswer, read_running
+from engine_agent.ingress.desired import LISTING_MAP, ServerKey, desired_from
+from engine_agent.ingress.report import cell_traffic, cell_views, telemetry
+from engine_agent.ingress.running import CellView, RunningBackend, RunningHaproxy, UnexpectedOutput, read_running
 from engine_agent.protocol.messages import CellTraffic
-from tests.engine_agent.ingress.test_layout import TABLE
+from tests.engine_agent.ingress.test_desired import TABLE
 
 INFO = "Name: HAProxy\nPid: 14196\ndescription: 1c87e1a239a763dc\nTotal: a: b\n\n"
 STATS = (
@@ -25,7 +24,7 @@ STATES = (
 MAPS = {LISTING_MAP: '0x7f0 all {"a": "b c"}\n\n', "models.map": "\n"}
 
 
-def read(admin: int = 0) -> Running:
+def read(admin: int = 0) -> RunningHaproxy:
     return read_running(INFO, STATS, STATES.format(admin=admin), MAPS)
 
 
@@ -37,7 +36,7 @@ def test_a_worker_is_read_whole() -> None:
     cell, other_region = running.servers
     assert (cell.address, cell.port, cell.agent_check_port, cell.weight) == ("127.0.0.1", 9000, 9001, 100)
     assert (cell.max_connections, cell.in_flight, cell.queued, cell.errors_total) == (8, 3, 1, 3)
-    assert cell.agent_says_up
+    assert cell.agent_reports_up
     assert (other_region.max_connections, other_region.agent_check_port) == (0, 0)
     assert (other_region.view, other_region.reason) == (CellView.DOWN, "L4CON Connection refused")
 
@@ -67,35 +66,35 @@ def test_admin_states_are_told_apart(admin: int, draining: bool, maintenance: bo
     ],
 )
 def test_an_answer_of_another_format_is_refused(info: str, states: str) -> None:
-    with pytest.raises(UnreadableAnswer):
+    with pytest.raises(UnexpectedOutput):
         read_running(info, STATS, states, {})
 
 
-NONE: frozenset[Key] = frozenset()
+NONE: frozenset[ServerKey] = frozenset()
 
 
 def test_a_report_names_every_cell_of_the_table_even_one_that_is_not_there_yet() -> None:
-    layout = lay_out(TABLE)
-    assert view_cells(read(), layout, NONE) == {"c-1": "up"}
-    assert view_cells(None, layout, NONE) == {"c-1": "unknown"}
+    desired = desired_from(TABLE)
+    assert cell_views(read(), desired, NONE) == {"c-1": "up"}
+    assert cell_views(None, desired, NONE) == {"c-1": "unknown"}
 
 
 def test_telemetry_counts_by_pool_and_cell() -> None:
-    said = telemetry(read(), lay_out(TABLE))
+    said = telemetry(read(), desired_from(TABLE))
     assert said["pools"] == {
         "chat": {
             "in_flight": 3, "queued": 2, "requests_total": 25, "errors_total": 6,
             "spilled_in_flight": 1, "spilled_total": 7, "spilled_to": {"north": 7},
         }
     }  # fmt: skip
-    assert telemetry(None, lay_out(TABLE)) == {}
+    assert telemetry(None, desired_from(TABLE)) == {}
 
 
 def test_every_cell_has_its_counters_and_an_ejected_one_says_so() -> None:
     counted = CellTraffic(3, 1, requests_total=20, errors_total=3, failures_total=5, retries_total=4, reason="L7OK")
-    layout, ejected = lay_out(TABLE), frozenset({("pool.chat", "c-1-g3")})
-    assert cell_traffic(read(), layout, NONE) == {"c-1": counted}
-    said = cell_traffic(read(), layout, ejected)["c-1"]
+    desired, ejected = desired_from(TABLE), frozenset({("pool.chat", "c-1-g3")})
+    assert cell_traffic(read(), desired, NONE) == {"c-1": counted}
+    said = cell_traffic(read(), desired, ejected)["c-1"]
     assert (said.ejected, said.reason.partition(":")[0]) == (True, "ejected")
-    assert view_cells(read(), layout, ejected) == {"c-1": "down"}
-    assert cell_traffic(None, layout, NONE) == {}
+    assert cell_views(read(), desired, ejected) == {"c-1": "down"}
+    assert cell_traffic(None, desired, NONE) == {}

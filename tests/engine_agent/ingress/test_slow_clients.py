@@ -78,11 +78,11 @@ async def test_a_client_that_only_waits_for_a_slow_cell_is_not_slow(strict: Runn
     async with FakeCell(chunks=2).running() as cell:
         await strict.route(pool(cell))
         await strict.sees(**{cell.name: "up"})
-        cell.gate.clear()
+        cell.release.clear()
         stall_s = strict.settings.times.client_stall_s
         async with asyncio.TaskGroup() as group:
             streamed, whole = (group.create_task(strict.post(body)) for body in (STREAM, BODY))
             await eventually(lambda: cell.in_flight == 2)
-            asyncio.get_running_loop().call_later(stall_s + 0.5, cell.gate.set)
+            asyncio.get_running_loop().call_later(stall_s + 0.5, cell.release.set)
         assert b"[DONE]" in streamed.result().content
         assert whole.result().status_code == 200

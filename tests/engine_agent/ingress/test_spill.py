@@ -26,7 +26,7 @@ async def until_spill_is(state: bool, ingress: RunningIngress) -> None:
     """Wait until this ingress sees that another region's can (not) take requests."""
 
     def servers() -> set[bool]:
-        running = ingress.ingress.front.running
+        running = ingress.ingress.serving.running
         return {server.usable for server in running.servers if server.backend == "spill.demo"} if running else set()
 
     await eventually(lambda: servers() == {state}, what=f"spill usable: {state}")

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.splits import split_models, split_ranges, split_turns
+from engine_agent.ingress.splits import split_fallbacks, split_models, split_ranges
 from engine_agent.protocol.messages import Split
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import AWAY, HOP_SECRET, RunningIngress, pool
@@ -26,7 +26,7 @@ def test_shares_become_ranges_one_split_after_another() -> None:
         "10000:19499": "pool.a",
         "19500:19999": "pool.b",
     }
-    turns = split_turns(splits, BACKENDS)
+    turns = split_fallbacks(splits, BACKENDS)
     assert (turns["0/pool.b"], turns["0/pool.c"], turns["10000/pool.a"]) == ("pool.c", "pool.b", "pool.b")
 
 
@@ -58,19 +58,19 @@ async def ask(ingress: RunningIngress, body: bytes, **headers: str) -> str:
     return answer.headers["x-switchyard-deployment"] if answer.is_success else answer.json()["error"]["code"]
 
 
-def asked(number: int) -> bytes:
+def request_body(number: int) -> bytes:
     return b'{"model": "ab", "prompt_cache_key": "session %d"}' % number
 
 
 @pytest.mark.asyncio
 async def test_the_same_key_keeps_its_pool_and_few_keys_move_with_the_shares(ingress: RunningIngress) -> None:
     async with two_variants(ingress, Split("ab", {"a": 50, "b": 50})) as (one, two):
-        before = [await ask(ingress, asked(number)) for number in range(80)]
-        assert [await ask(ingress, asked(number)) for number in range(80)] == before
+        before = [await ask(ingress, request_body(number)) for number in range(80)]
+        assert [await ask(ingress, request_body(number)) for number in range(80)] == before
         assert 20 < Counter(before)["a"] < 60
         worker = ingress.worker_pid
         await route(ingress, one, two, Split("ab", {"a": 80, "b": 20}))
-        after = [await ask(ingress, asked(number)) for number in range(80)]
+        after = [await ask(ingress, request_body(number)) for number in range(80)]
         assert all(later == "a" for earlier, later in zip(before, after, strict=True) if earlier == "a")
         assert Counter(after)["a"] > Counter(before)["a"]
         assert ingress.worker_pid == worker, "shares change without a reload"
@@ -80,17 +80,17 @@ async def test_the_same_key_keeps_its_pool_and_few_keys_move_with_the_shares(ing
 @pytest.mark.asyncio
 async def test_a_split_that_is_not_sticky_draws_anew_each_time(ingress: RunningIngress) -> None:
     async with two_variants(ingress, Split("ab", {"a": 50, "b": 50}, sticky=False)):
-        assert {await ask(ingress, asked(1)) for _ in range(40)} == {"a", "b"}
+        assert {await ask(ingress, request_body(1)) for _ in range(40)} == {"a", "b"}
 
 
 @pytest.mark.asyncio
 async def test_a_pool_that_cannot_serve_hands_over_and_a_long_request_is_split_alike(ingress: RunningIngress) -> None:
     async with two_variants(ingress, Split("ab", {"a": 1, "b": 99})) as (_, two):
-        long = asked(1).replace(b"}", b', "prompt": "%s"}' % (b"x" * 300_000))
-        assert await ask(ingress, long) == await ask(ingress, asked(1))
+        long = request_body(1).replace(b"}", b', "prompt": "%s"}' % (b"x" * 300_000))
+        assert await ask(ingress, long) == await ask(ingress, request_body(1))
         two.die()
         await ingress.sees(two="down")
-        assert {await ask(ingress, asked(number)) for number in range(20)} == {"a"}
+        assert {await ask(ingress, request_body(number)) for number in range(20)} == {"a"}
         health = await ingress.http.get("/healthz", params={"model": "ab"})
         assert health.status_code == 200
 
@@ -99,9 +99,9 @@ async def test_a_pool_that_cannot_serve_hands_over_and_a_long_request_is_split_a
 async def test_what_another_region_drew_is_kept(ingress: RunningIngress) -> None:
     async with two_variants(ingress, Split("ab", {"a": 99, "b": 1})):
         drawn = marked(HOP_SECRET, AWAY) | {"X-Switchyard-Pool": "pool.b"}
-        assert {await ask(ingress, asked(number), **drawn) for number in range(10)} == {"b"}
+        assert {await ask(ingress, request_body(number), **drawn) for number in range(10)} == {"b"}
         outsider = {"X-Switchyard-Pool": "pool.b"}
-        assert "a" in {await ask(ingress, asked(number), **outsider) for number in range(10)}
+        assert "a" in {await ask(ingress, request_body(number), **outsider) for number in range(10)}
 
 
 @pytest.mark.asyncio
@@ -111,7 +111,7 @@ async def test_a_key_for_one_pool_does_not_follow_to_another(ingress: RunningIng
         pools = (pool(one, name="a", models=("a",)), pool(two, name="b", models=("b",)))
         await ingress.route(*pools, splits=(Split("ab", {"a": 99_999, "b": 1}),), keys=(key.entry,))
         await ingress.sees(one="up", two="up")
-        assert await ask(ingress, asked(1), **key.headers) == "a"
+        assert await ask(ingress, request_body(1), **key.headers) == "a"
         one.die()
         await ingress.sees(one="down")
-        assert await ask(ingress, asked(1), **key.headers) == "model_not_allowed"
+        assert await ask(ingress, request_body(1), **key.headers) == "model_not_allowed"

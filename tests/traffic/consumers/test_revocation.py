@@ -12,7 +12,7 @@ import pytest
 from asgiref.sync import sync_to_async
 from django.db import connections
 
-from engine_agent.ingress.agent import Ingress
+from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
@@ -52,18 +52,18 @@ def prepared(port: int) -> str:
 
 @contextlib.asynccontextmanager
 async def running_agent(url: str, home: Path, port: int, token: str) -> AsyncIterator[None]:
-    ingress = Ingress(IngressSettings(ID, "us-east-1", home, port=port, max_connections=100), find_binary())
+    ingress = IngressAgent(IngressSettings(ID, "us-east-1", home, port=port, max_connections=100), find_binary())
     hello = Hello(protocol=PROTOCOL_VERSION, kind=AgentKind.INGRESS, id=ID, boot_id="b", agent_version="0")
     enrolment = Enrolment(url, AgentKind.INGRESS, ID, home, token)
-    connection = AgentConnection(enrolment=enrolment, hello=lambda: hello, on_message=ingress.take)
-    tasks = [asyncio.create_task(work) for work in (ingress.tend(connection.send), connection.run())]
+    connection = AgentConnection(enrolment=enrolment, hello=lambda: hello, on_message=ingress.receive)
+    tasks = [asyncio.create_task(work) for work in (ingress.run(connection.send), connection.run())]
     try:
         yield
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(haproxy.process.kill() for haproxy in (ingress.front, *ingress.readers)))
+        await asyncio.gather(*(haproxy.process.kill() for haproxy in (ingress.serving, *ingress.body_parsers)))
 
 
 async def answered(client: httpx.AsyncClient, new: NewKey, status: int) -> None:

@@ -1,6 +1,6 @@
 """Names that several deployments answer, prefixes that stay together, and names that lead to one deployment only."""
 
-from engine_agent.ingress.layout import lay_out
+from engine_agent.ingress.desired import desired_from
 from engine_agent.protocol.messages import Affinity, Pool, RoutingTable, Split
 from traffic.planning.changes import describe_change, describe_splits
 from traffic.planning.routing import IngressAddress, ServedDeployment, Steering, plan_pools, plan_splits
@@ -18,7 +18,7 @@ def pools(**steerings: Steering) -> tuple[Pool, ...]:
 def test_two_versions_of_one_model_make_a_table_that_an_ingress_takes() -> None:
     found = pools()
     assert [pool.models for pool in found] == [("chat", "org/llama"), ("chat-v2",)]
-    assert lay_out(RoutingTable(1, "east", found)).pools
+    assert desired_from(RoutingTable(1, "east", found)).pools
 
 
 def test_a_policy_splits_every_name_of_its_deployment() -> None:
@@ -26,7 +26,7 @@ def test_a_policy_splits_every_name_of_its_deployment() -> None:
     splits = plan_splits([OLD, NEW], {"chat": Steering(policy=policy)})
     shares = {"chat": 95, "chat-v2": 5}
     assert splits == (Split("chat", shares), Split("org/llama", shares))
-    assert lay_out(RoutingTable(1, "east", pools(), splits=splits)).pools
+    assert desired_from(RoutingTable(1, "east", pools(), splits=splits)).pools
     assert plan_splits([OLD], {"chat": Steering(policy=TrafficPolicy(split={"gone": 1}))}) == ()
     assert plan_splits([OLD, NEW], {}) == ()
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from engine_agent.ingress.sections import MAX_HEAD_BYTES
-from engine_agent.ingress.settings import READERS
-from engine_agent.ingress.tending import TendedHaproxy
+from engine_agent.ingress.settings import BODY_PARSERS
+from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.runtime import procfs
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
@@ -24,7 +24,7 @@ LONGEST_SHORT, SHORTEST_READ = 32 * KIB, 32 * KIB + 1
 MIDDLE, LONGEST_MIDDLE = 100 * KIB, 256 * KIB
 LONG = 300 * KIB
 LIMIT = 4 * KIB * KIB
-MIDDLE_READER, READER = (tier.name for tier in READERS)
+MEDIUM_PARSER, LARGE_PARSER = (tier.name for tier in BODY_PARSERS)
 
 
 def body_of(size: int, model: str = "demo", *, model_first: bool = False, stream: bool = False) -> bytes:
@@ -58,9 +58,9 @@ async def test_a_long_body_reaches_a_cell_of_its_model_whole(ingress: RunningIng
 
 async def went_through(ingress: RunningIngress) -> dict[str, int]:
     """How many requests each reader was sent so far."""
-    said = await ingress.ingress.front.process.admin.ask("show stat -1 2 -1")
+    said = await ingress.ingress.serving.process.admin.send("show stat -1 2 -1")
     rows = csv.DictReader(said.lstrip("# ").splitlines())
-    return {row["pxname"]: int(row["stot"]) for row in rows if row["pxname"] in (MIDDLE_READER, READER)}
+    return {row["pxname"]: int(row["stot"]) for row in rows if row["pxname"] in (MEDIUM_PARSER, LARGE_PARSER)}
 
 
 @pytest.mark.asyncio
@@ -79,12 +79,12 @@ async def test_a_body_takes_the_reader_with_the_shortest_buffers_that_hold_it(in
         assert taken == {
             (LONGEST_SHORT, "said"): [],
             (LONGEST_SHORT, "unsaid"): [],
-            (SHORTEST_READ, "said"): [MIDDLE_READER],
-            (SHORTEST_READ, "unsaid"): [READER],
-            (LONGEST_MIDDLE, "said"): [MIDDLE_READER],
-            (LONGEST_MIDDLE, "unsaid"): [READER],
-            (LONGEST_MIDDLE + 1, "said"): [READER],
-            (LONGEST_MIDDLE + 1, "unsaid"): [READER],
+            (SHORTEST_READ, "said"): [MEDIUM_PARSER],
+            (SHORTEST_READ, "unsaid"): [LARGE_PARSER],
+            (LONGEST_MIDDLE, "said"): [MEDIUM_PARSER],
+            (LONGEST_MIDDLE, "unsaid"): [LARGE_PARSER],
+            (LONGEST_MIDDLE + 1, "said"): [LARGE_PARSER],
+            (LONGEST_MIDDLE + 1, "unsaid"): [LARGE_PARSER],
         }
 
 
@@ -166,7 +166,7 @@ async def test_a_head_that_would_leave_no_room_for_the_body_is_refused(ingress: 
 @pytest.mark.parametrize("size", [100, MIDDLE, LONG, LIMIT])
 async def test_a_request_whose_cell_gives_no_byte_is_sent_again_elsewhere(ingress: RunningIngress, size: int) -> None:
     async with FakeCell().running() as dies, FakeCell().running() as refuses, FakeCell().running() as lives:
-        dies.gate.clear()
+        dies.release.clear()
         await ingress.route(pool(dies))
         await ingress.sees(**{dies.name: "up"})
         body = body_of(size)
@@ -192,7 +192,7 @@ async def test_a_request_whose_only_cell_dies_ends_with_a_clear_error(ingress: R
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
-        cell.gate.clear()
+        cell.release.clear()
         sent = asyncio.create_task(ingress.post(body_of(size)))
         await eventually(lambda: cell.in_flight == 1)
         cell.die()
@@ -215,16 +215,16 @@ async def test_the_internal_header_cannot_be_forged(ingress: RunningIngress, siz
         unknown = await ingress.post(body_of(size, "nobody"), **{"X-Switchyard-Model": "demo"})
         assert unknown.status_code == 404
         assert not other.requests
-        socket = ingress.settings.home / "named.sock"
+        socket = ingress.settings.state_dir / "parsed.sock"
         assert socket.stat().st_mode & 0o077 == 0, "only this user reaches it"
 
 
-def readers_of(ingress: RunningIngress) -> tuple[TendedHaproxy, TendedHaproxy]:
-    middle, longest = ingress.ingress.readers
+def body_parsers_of(ingress: RunningIngress) -> tuple[HaproxySupervisor, HaproxySupervisor]:
+    middle, longest = ingress.ingress.body_parsers
     return middle, longest
 
 
-def pid_of(haproxy: TendedHaproxy) -> int:
+def pid_of(haproxy: HaproxySupervisor) -> int:
     assert haproxy.process.pid is not None
     return haproxy.process.pid
 
@@ -243,7 +243,7 @@ async def test_a_killed_reader_is_back_soon_and_other_requests_never_notice(ingr
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
-        middle, longest = readers_of(ingress)
+        middle, longest = body_parsers_of(ingress)
         kept, killed = pid_of(middle), pid_of(longest)
         os.killpg(killed, signal.SIGKILL)
         assert (await ingress.post(body_of(MIDDLE))).status_code == 200
@@ -257,12 +257,12 @@ async def test_while_a_reader_of_shorter_bodies_is_away_the_next_one_reads_them(
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
-        middle, _ = readers_of(ingress)
+        middle, _ = body_parsers_of(ingress)
         killed = pid_of(middle)
         await ingress.die()
         os.killpg(killed, signal.SIGKILL)
         await until_read(ingress, MIDDLE)
-        assert (await went_through(ingress))[READER] >= 1
+        assert (await went_through(ingress))[LARGE_PARSER] >= 1
         assert (await ingress.post(body_of(LONG))).status_code == 200
 
 
@@ -272,11 +272,11 @@ async def test_while_there_is_no_reader_long_requests_are_told_to_try_again(tmp_
     async with FakeCell().running() as cell, ingress.running():
         await ingress.route(pool(cell), retry_after_s=7)
         await ingress.sees(**{cell.name: "up"})
-        cell.gate.clear()
+        cell.release.clear()
         lost = asyncio.create_task(ingress.post(body_of(LONG)))
         await eventually(lambda: cell.in_flight == 1)
         await ingress.die()
-        readers = readers_of(ingress)
+        readers = body_parsers_of(ingress)
         workers = [reader.running.worker_pid for reader in readers if reader.running]
         for reader in readers:
             os.killpg(pid_of(reader), signal.SIGKILL)
@@ -284,7 +284,7 @@ async def test_while_there_is_no_reader_long_requests_are_told_to_try_again(tmp_
         assert len(workers) == 2
         await eventually(lambda: not any(map(procfs.stat, workers)))
         assert (await lost).json()["error"]["code"] == "long_body_lost"
-        cell.gate.set()
+        cell.release.set()
         for size in (MIDDLE, LONG, LIMIT):
             answer = await ingress.post(body_of(size))
             assert (answer.status_code, answer.json()["error"]["code"]) == (503, "long_bodies_unread")
@@ -293,7 +293,7 @@ async def test_while_there_is_no_reader_long_requests_are_told_to_try_again(tmp_
         later = RunningIngress(tmp_path / "home")
         later.use(ingress.settings)
         async with later.running():
-            await eventually(lambda: all(reader.process.pid for reader in later.ingress.readers))
+            await eventually(lambda: all(reader.process.pid for reader in later.ingress.body_parsers))
             assert later.haproxy.pid == ingress.haproxy.pid
             for size in (MIDDLE, LONG):
                 await until_read(ingress, size)
@@ -303,17 +303,17 @@ async def test_while_there_is_no_reader_long_requests_are_told_to_try_again(tmp_
 @pytest.mark.parametrize(("size", "places"), [(MIDDLE, 6), (LONG, 3)])
 async def test_long_requests_that_wait_leave_room_for_others(tmp_path: Path, size: int, places: int) -> None:
     ingress = RunningIngress(tmp_path / "home")
-    times = replace(ingress.settings.times, reader_wait_s=1)
+    times = replace(ingress.settings.times, body_parser_wait_s=1)
     ingress.use(replace(ingress.settings, max_connections=24, times=times))
     async with FakeCell().running() as cell, ingress.running():
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
-        cell.gate.clear()
+        cell.release.clear()
         served = [asyncio.create_task(ingress.post(body_of(size))) for _ in range(places)]
         await eventually(lambda: cell.in_flight == places)
         answer = await ingress.post(body_of(size))
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "long_bodies_unread")
-        cell.gate.set()
+        cell.release.set()
         for other in {100, MIDDLE, LONG} - {size}:
             assert (await ingress.post(body_of(other))).status_code == 200
         assert {answer.status_code for answer in await asyncio.gather(*served)} == {200}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_agent.ingress.key_counts import COUNT_EVERY_S, KEYS_PER_TURN, TURN_S, KeyCounts, read_key_counts
+from engine_agent.ingress.report import KEY_COUNTS_INTERVAL_S, KEYS_PER_REPORT, TURN_S, KeyCounts, read_key_counts
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
@@ -20,24 +20,24 @@ def test_the_table_of_a_worker_is_read() -> None:
 
 def test_counts_are_due_again_after_a_while_and_at_once_of_another_worker() -> None:
     counts = KeyCounts()
-    counts.take("7@1", {}, now_s=100.0)
-    assert not counts.is_due("7@1", 100.0 + COUNT_EVERY_S / 2)
-    assert counts.is_due("7@1", 100.0 + COUNT_EVERY_S)
+    counts.update("7@1", {}, now_s=100.0)
+    assert not counts.is_due("7@1", 100.0 + KEY_COUNTS_INTERVAL_S / 2)
+    assert counts.is_due("7@1", 100.0 + KEY_COUNTS_INTERVAL_S)
     assert counts.is_due("8@1", 100.0)
 
 
 def test_without_use_nothing_is_said() -> None:
-    assert KeyCounts().told(1.0) == {}
+    assert KeyCounts().report(1.0) == {}
 
 
 def test_many_keys_take_turns_until_each_was_told() -> None:
     counts = KeyCounts()
-    everything = {f"{number:08x}": (1, 0, 0) for number in range(2 * KEYS_PER_TURN + 10)}
-    counts.take("7@1", everything, now_s=0.0)
-    turns = [counts.told(number * TURN_S) for number in range(4)]
-    assert counts.told(3.5 * TURN_S) == turns[3]
+    everything = {f"{number:08x}": (1, 0, 0) for number in range(2 * KEYS_PER_REPORT + 10)}
+    counts.update("7@1", everything, now_s=0.0)
+    turns = [counts.report(number * TURN_S) for number in range(4)]
+    assert counts.report(3.5 * TURN_S) == turns[3]
     assert {turn["since"] for turn in turns} == {"7@1"}
-    assert max(len(turn["totals"]) for turn in turns) == KEYS_PER_TURN
+    assert max(len(turn["totals"]) for turn in turns) == KEYS_PER_REPORT
     assert {prefix for turn in turns[:3] for prefix in turn["totals"]} == set(everything)
 
 

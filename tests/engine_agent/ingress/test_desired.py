@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.classes import ServingClass
-from engine_agent.ingress.layout import LISTING_MAP, MODELS_MAP, PoolBackends, Server, lay_out
+from engine_agent.ingress.desired import LISTING_MAP, MODELS_MAP, PoolBackends, Server, desired_from
 from engine_agent.ingress.splits import SHARES_MAP
 from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
+from engine_agent.protocol.states import ServingClass
 
 CELL = CellEndpoint("c-1", 3, "127.0.0.1", 9000, 9001, max_connections=8)
 POOL = Pool(
@@ -33,9 +33,9 @@ def with_cell(**changes: object) -> RoutingTable:
 
 
 def test_cells_and_other_regions_become_servers() -> None:
-    layout = lay_out(TABLE)
-    assert layout.pools == (PoolBackends("chat", ServingClass.NEAR_REALTIME, "chat"),)
-    assert layout.servers == (
+    desired = desired_from(TABLE)
+    assert desired.pools == (PoolBackends("chat", ServingClass.NEAR_REALTIME, "chat"),)
+    assert desired.servers == (
         Server("pool.chat", "c-1-g3", "127.0.0.1", 9000, 100, max_connections=8, agent_check_port=9001, cell="c-1"),
         Server("spill.chat", "north.standby", "::1", 8080, 256, backup=True),
         Server("spill.chat", "west", "10.0.0.2", 8080, 256),
@@ -43,7 +43,7 @@ def test_cells_and_other_regions_become_servers() -> None:
 
 
 def test_models_shares_and_the_listing_become_maps() -> None:
-    maps = lay_out(TABLE).maps
+    maps = desired_from(TABLE).maps
     assert maps[MODELS_MAP] == {"org/chat": "pool.chat", "chat": "pool.chat"}
     assert maps[SHARES_MAP] == {"pool.chat": "300"}
     assert [model["id"] for model in json.loads(maps[LISTING_MAP]["all"])["data"]] == ["chat", "org/chat"]
@@ -51,9 +51,9 @@ def test_models_shares_and_the_listing_become_maps() -> None:
 
 def test_regions_share_by_weight_and_the_home_region_is_no_target() -> None:
     spill = (*POOL.spill, SpillTarget("east", "127.0.0.1", 8080))
-    layout = lay_out(with_pool(spill=spill, fractions={"east": 0.0, "west": 0.25, "north": 0.75}))
-    assert {server.name: server.weight for server in layout.servers if not server.cell} == {"north": 256, "west": 85}
-    assert layout.maps[SHARES_MAP] == {"pool.chat": "1000"}
+    desired = desired_from(with_pool(spill=spill, fractions={"east": 0.0, "west": 0.25, "north": 0.75}))
+    assert {server.name: server.weight for server in desired.servers if not server.cell} == {"north": 256, "west": 85}
+    assert desired.maps[SHARES_MAP] == {"pool.chat": "1000"}
 
 
 @pytest.mark.parametrize(
@@ -61,14 +61,14 @@ def test_regions_share_by_weight_and_the_home_region_is_no_target() -> None:
     [({}, "0"), ({"east": 1.0}, "0"), ({"mars": 1.0}, "0"), ({"east": 0.999, "west": 0.001}, "1")],
 )
 def test_what_no_region_here_can_serve_stays(fractions: dict[str, float], share: str) -> None:
-    assert lay_out(with_pool(fractions=fractions)).maps[SHARES_MAP] == {"pool.chat": share}
+    assert desired_from(with_pool(fractions=fractions)).maps[SHARES_MAP] == {"pool.chat": share}
 
 
 def test_the_order_of_a_table_does_not_matter() -> None:
     other = msgspec.structs.replace(POOL, name="a", models=("a",))
     one = msgspec.structs.replace(TABLE, pools=(POOL, other))
     two = msgspec.structs.replace(TABLE, pools=(other, POOL))
-    assert lay_out(one) == lay_out(two)
+    assert desired_from(one) == desired_from(two)
 
 
 BAD = [
@@ -94,14 +94,14 @@ BAD = [
 @pytest.mark.parametrize(("table", "said"), BAD, ids=[said for _, said in BAD])
 def test_a_table_that_cannot_be_meant_is_refused_by_name(table: RoutingTable, said: str) -> None:
     with pytest.raises(BadTable) as caught:
-        lay_out(table)
+        desired_from(table)
     assert str(caught.value).startswith(said)
 
 
 def test_two_generations_of_a_cell_are_two_servers() -> None:
     newer = msgspec.structs.replace(CELL, generation=4, port=9100)
-    layout = lay_out(with_pool(cells=(msgspec.structs.replace(CELL, drain=True), newer)))
-    cells = [server for server in layout.servers if server.cell]
+    desired = desired_from(with_pool(cells=(msgspec.structs.replace(CELL, drain=True), newer)))
+    cells = [server for server in desired.servers if server.cell]
     assert cells == [
         replace(cells[0], name="c-1-g3", drain=True),
         replace(cells[0], name="c-1-g4", port=9100, drain=False),

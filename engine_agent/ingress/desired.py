@@ -1,7 +1,7 @@
-"""A routing table as HAProxy's own things: backends, servers and maps. Pure.
+"""The desired state of a HAProxy: a routing table as backends, servers and maps. Pure.
 
 It refuses a table that cannot be meant (I12: fractions sum to 1), naming what is wrong; the agent then keeps the last
-valid one. It never looks at what runs.
+valid one. It never reads what runs.
 """
 
 import ipaddress
@@ -11,20 +11,20 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from engine_agent.ingress.affinity import CELLS_MAP, cells_of
+from engine_agent.ingress.affinity import CELLS_MAP, cells_entry
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.ingress.classes import ServingClass
 from engine_agent.ingress.hops import HOPS_MAP, hop_entries
 from engine_agent.ingress.key_map import KEYS_MAP, key_entries
 from engine_agent.ingress.splits import (
-    INSTEAD_MAP,
+    FALLBACKS_MAP,
     SHARES_MAP,
     SPLITS_MAP,
+    split_fallbacks,
     split_models,
     split_ranges,
-    split_turns,
 )
 from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
+from engine_agent.protocol.states import ServingClass
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 """What HAProxy takes in the name of a backend or a server, less the colon."""
@@ -47,8 +47,12 @@ MODELS_MAP = "models.map"
 """Model -> backend of its pool."""
 LISTING_MAP = "listing.map"
 """`all` -> the body of GET /v1/models."""
-MAP_NAMES = (MODELS_MAP, LISTING_MAP, KEYS_MAP, SPLITS_MAP, INSTEAD_MAP, HOPS_MAP)
+MAP_NAMES = (MODELS_MAP, LISTING_MAP, KEYS_MAP, SPLITS_MAP, FALLBACKS_MAP, HOPS_MAP)
 """Those that are always there."""
+
+
+ServerKey = tuple[str, str]
+"""Backend and name of a server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +73,8 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class PoolBackends:
-    """A pool's two backends: its own cells, and other regions' ingresses. `probe_model` is what those are asked for."""
+    """A pool's two backends: its own cells, and other regions' ingresses. `probe_model` is the model that health checks
+    of those name."""
 
     name: str
     serving_class: ServingClass
@@ -87,7 +92,7 @@ class PoolBackends:
 
 
 @dataclass(frozen=True, slots=True)
-class InUse:
+class Features:
     """What of the request path a table needs. Each costs every request some microseconds, so what no table needs is not
     there; the first use of one, and the end of the last, cost a reload."""
 
@@ -102,8 +107,8 @@ class InUse:
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
-    """All that HAProxy must be. `told` False: there was never a table, so nothing may be said about models."""
+class DesiredHaproxy:
+    """All that HAProxy must be. `has_table` False: there was never a table, so no model is known."""
 
     revision: int
     pools: tuple[PoolBackends, ...]
@@ -111,24 +116,24 @@ class Layout:
     maps: dict[str, dict[str, str]]
     max_body_bytes: int
     retry_after_s: int
-    told: bool = True
-    in_use: InUse = InUse()
+    has_table: bool = True
+    features: Features = Features()
 
 
-UNTOLD = Layout(
+EMPTY_DESIRED = DesiredHaproxy(
     revision=0,
     pools=(),
     servers=(),
     maps={name: {} for name in MAP_NAMES},
     max_body_bytes=RoutingTable(0, "", ()).max_body_bytes,
     retry_after_s=RoutingTable(0, "", ()).retry_after_s,
-    told=False,
+    has_table=False,
 )
 """What an ingress is before its first table."""
 
 
-def lay_out(table: RoutingTable) -> Layout:
-    """Lay a routing table out.
+def desired_from(table: RoutingTable) -> DesiredHaproxy:
+    """The desired state that a routing table describes.
 
     Raises:
         BadTable: something in it cannot be carried out.
@@ -140,19 +145,19 @@ def lay_out(table: RoutingTable) -> Layout:
     if table.max_body_bytes <= 0 or table.retry_after_s <= 0:
         raise BadTable("max_body_bytes and retry_after_s must be positive")
     backends = {pool.name: _backends(pool) for pool in pools}
-    return Layout(
+    return DesiredHaproxy(
         revision=table.revision,
         pools=tuple(backends.values()),
         servers=tuple(server for pool in pools for server in (*_cells(pool), *_other_regions(pool, table))),
         maps=_maps(table, pools, {name: backend.local for name, backend in backends.items()}),
         max_body_bytes=table.max_body_bytes,
         retry_after_s=table.retry_after_s,
-        in_use=_in_use(table),
+        features=_features(table),
     )
 
 
-def _in_use(table: RoutingTable) -> InUse:
-    return InUse(
+def _features(table: RoutingTable) -> Features:
+    return Features(
         keys=bool(table.keys) or table.keys_required,
         token_limits=any(key.tokens_per_min for key in table.keys),
         splits=bool(table.splits),
@@ -163,20 +168,20 @@ def _in_use(table: RoutingTable) -> InUse:
 
 
 def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]) -> dict[str, dict[str, str]]:
-    """Every map that the configuration asks; `backends` maps each pool to the backend of its cells."""
+    """Every map that the configuration uses; `backends` maps each pool to the backend of its cells."""
     of_pools = {model: backends[pool.name] for pool in pools for model in pool.models}
     models = of_pools | split_models(table.splits)
     for model in models:
         if not MODEL.fullmatch(model):
             raise BadTable(f"model {model!r}: only letters, digits and ._:/@+- are allowed")
     shares = {backends[pool.name]: _spilled_share(pool, table.region) for pool in pools}
-    cells = {backends[pool.name]: cells_of(pool, _named_cells(pool)) for pool in pools if pool.affinity}
+    cells = {backends[pool.name]: cells_entry(pool, _named_cells(pool)) for pool in pools if pool.affinity}
     return {
         MODELS_MAP: models,
         LISTING_MAP: {"all": _listing(models)},
         KEYS_MAP: key_entries(table, backends),
         SPLITS_MAP: split_ranges(table.splits, backends),
-        INSTEAD_MAP: split_turns(table.splits, backends),
+        FALLBACKS_MAP: split_fallbacks(table.splits, backends),
         HOPS_MAP: hop_entries(table.hop_secrets),
         **({SHARES_MAP: shares} if table.hop_secrets else {}),
         **({CELLS_MAP: cells} if cells else {}),
@@ -236,9 +241,9 @@ def _other_regions(pool: Pool, table: RoutingTable) -> Iterable[Server]:
     """
     if not table.hop_secrets:
         return
-    home = table.region
+    own_region = table.region
     _check_distinct(f"spill region of pool {pool.name}", (target.region for target in pool.spill))
-    targets = sorted((target for target in pool.spill if target.region != home), key=lambda target: target.region)
+    targets = sorted((target for target in pool.spill if target.region != own_region), key=lambda target: target.region)
     greatest = max((pool.fractions.get(target.region, 0.0) for target in targets), default=0.0)
     for target in targets:
         fraction = pool.fractions.get(target.region, 0.0)
@@ -259,14 +264,14 @@ def _other_region(backend: str, target: SpillTarget, weight: int, stand_by: bool
     )
 
 
-def _spilled_share(pool: Pool, home: str) -> str:
+def _spilled_share(pool: Pool, own_region: str) -> str:
     """How many of `SHARE_SCALE` requests leave; shares of regions that cannot be reached from here stay here."""
     if any(not 0.0 <= fraction <= 1.0 for fraction in pool.fractions.values()):
         raise BadTable(f"fractions of pool {pool.name} must be between 0 and 1: {pool.fractions}")
     total = math.fsum(pool.fractions.values())
     if pool.fractions and not math.isclose(total, 1.0, abs_tol=1e-6):
         raise BadTable(f"fractions of pool {pool.name} sum to {total:.6g}, not to 1")
-    away = math.fsum(pool.fractions.get(region, 0.0) for region in {t.region for t in pool.spill} - {home})
+    away = math.fsum(pool.fractions.get(region, 0.0) for region in {t.region for t in pool.spill} - {own_region})
     return str(round(SHARE_SCALE * away))
 
 

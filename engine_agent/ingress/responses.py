@@ -1,0 +1,167 @@
+"""Every error response that the ingress itself gives, in the form of OpenAI's errors. Pure text; it never routes.
+
+HAProxy takes a body between single quotes, so no text here may hold one; in a `lf-string` body `%[…]` is an expression
+of HAProxy's and a lone `%` would be an error.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+
+from engine_agent.ingress import headers
+
+JSON_CONTENT_TYPE: Final = "content-type application/json"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResponse:
+    """One error response. `retry_after_s`: the most that `Retry-After` says; 0: a retry cannot help."""
+
+    status: int
+    code: str
+    message: str
+    param: str | None = None
+    retry_after_s: int = 0
+    variant: str = ""
+    """Distinguishes responses of one code."""
+
+    @property
+    def name(self) -> str:
+        """Of the service that gives it."""
+        return f"{self.code}{self.variant}"
+
+    @property
+    def body(self) -> str:
+        """The JSON body as OpenAI clients expect it."""
+        kind = "server_error" if self.status >= HTTPStatus.INTERNAL_SERVER_ERROR else "invalid_request_error"
+        return json.dumps(
+            {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}},
+            ensure_ascii=False,
+            separators=(",", ":"),
+        )
+
+
+def retry_after(most_s: int) -> str:
+    """An expression: from half of `most_s` to that, at random, so that clients refused together do not retry
+    together. Longer waits would only make a storm of retries last longer (docs/bench/traffic.md)."""
+    least_s = max(1, most_s // 2)
+    return f"%[rand({most_s - least_s + 1}),add({least_s})]"
+
+
+def return_rule(response: ErrorResponse, *more: tuple[str, str]) -> str:
+    """The `http-request return …` rule that gives this response; expressions in the message are evaluated."""
+    return f"http-request return status {response.status} {return_arguments(response, *more)}"
+
+
+def return_arguments(response: ErrorResponse, *more: tuple[str, str]) -> str:
+    """The type, body and headers of a response, as `return` rules take them."""
+    return _with_headers(f"{JSON_CONTENT_TYPE} lf-string '{response.body}'", response, more)
+
+
+def refuse_rule(response: ErrorResponse, condition: str) -> str:
+    """The rule that gives this response after reading the rest of the body; it must be one of
+    `refusal_service_lines`."""
+    return f"http-request use-service lua.refuse_{response.name} if {condition}"
+
+
+def refusal_service_lines(responses: Sequence[ErrorResponse]) -> list[str]:
+    """Lines of the section `global`: a service for each of these responses, and its text."""
+    texts = (f"{response.status} {response.retry_after_s} {response.body}" for response in responses)
+    return [
+        f"lua-load refuse.lua {' '.join(response.name for response in responses)}",
+        *(f"set-var-fmt proc.refuse_{response.name} '{text}'" for response, text in zip(responses, texts, strict=True)),
+    ]
+
+
+def error_page_line(response: ErrorResponse) -> str:
+    """The `http-error …` line that puts this response in place of HAProxy's own page of that status."""
+    return _with_headers(
+        f"http-error status {response.status} {JSON_CONTENT_TYPE} string '{response.body}'", response, ()
+    )
+
+
+def _with_headers(rule: str, response: ErrorResponse, more: tuple[tuple[str, str], ...]) -> str:
+    if response.retry_after_s:
+        more = (*more, ("Retry-After", retry_after(response.retry_after_s)))
+    return rule + "".join(f" hdr {name} '{text}'" for name, text in more)
+
+
+BAD_BODY_RULE: Final = (
+    f"http-request return status 400 {JSON_CONTENT_TYPE} lf-string "
+    """'{"error":{"message":"%[var(txn.body_error),json(utf8s)]","type":"invalid_request_error","""
+    """"param":%[var(txn.body_param)],"code":"%[var(txn.body_code)]"}}'"""
+)
+"""The response to a body that `read_body.lua` could not take a model from; the script wrote the variables."""
+
+UNKNOWN_MODEL = ErrorResponse(
+    404, "model_not_found", "The model `%[var(txn.model),json(utf8s)]` does not exist", "model"
+)
+UNKNOWN_URL = ErrorResponse(
+    404, "unknown_url", "Unknown request URL: %[method] %[path,json(utf8s)]. Did you mean /v1/chat/completions?"
+)
+ONLY_POST = ErrorResponse(405, "method_not_allowed", "%[method] is not allowed on %[path,json(utf8s)]; use POST")
+ONLY_GET = ErrorResponse(405, "method_not_allowed", "%[method] is not allowed on %[path,json(utf8s)]; use GET")
+
+
+NO_READY_CELL_OF_DEPLOYMENT = ErrorResponse(
+    503, "no_ready_cell", f"no cell is ready to serve `%[req.hdr({headers.DEPLOYMENT})]`; try again shortly"
+)
+"""As `no_ready_cell`, where the name that the application used is not known."""
+
+
+def too_large(max_body_bytes: int) -> ErrorResponse:
+    message = f"the request body is longer than the limit of {max_body_bytes} bytes"
+    return ErrorResponse(413, "request_too_large", message, variant=f"_{max_body_bytes}")
+
+
+def no_table(retry_after_s: int) -> ErrorResponse:
+    return ErrorResponse(
+        503, "no_routing_table", "this ingress has no routing table yet; try again shortly", None, retry_after_s
+    )
+
+
+def no_ready_cell(retry_after_s: int) -> ErrorResponse:
+    message = "no cell is ready to serve the model `%[var(txn.model),json(utf8s)]`; try again shortly"
+    return ErrorResponse(503, "no_ready_cell", message, None, retry_after_s)
+
+
+def queue_full(retry_after_s: int) -> ErrorResponse:
+    return ErrorResponse(
+        503, "queue_full", "too many requests wait for this model; try again shortly", None, retry_after_s
+    )
+
+
+def head_too_large(max_head_bytes: int) -> ErrorResponse:
+    return ErrorResponse(
+        431, "request_head_too_large", f"path and headers are longer than the limit of {max_head_bytes} bytes"
+    )
+
+
+def body_parser_unavailable(retry_after_s: int) -> ErrorResponse:
+    message = "large request bodies cannot be parsed at the moment; try again shortly"
+    return ErrorResponse(503, "long_bodies_unread", message, None, retry_after_s)
+
+
+def body_parser_error_pages(retry_after_s: int) -> tuple[ErrorResponse, ...]:
+    """Answers in place of HAProxy's own pages where a body parser fails."""
+    lost = "the ingress lost this request with a large body; try again"
+    return (ErrorResponse(502, "long_body_lost", lost, None, retry_after_s), body_parser_unavailable(retry_after_s))
+
+
+def haproxy_error_pages(retry_after_s: int) -> tuple[ErrorResponse, ...]:
+    """Answers in place of HAProxy's own pages."""
+    return (
+        ErrorResponse(400, "bad_http_request", "the request is not valid HTTP"),
+        ErrorResponse(403, "forbidden", "the request is forbidden"),
+        ErrorResponse(408, "request_timeout", "the request did not arrive in time"),
+        ErrorResponse(413, "request_too_large", "the request is too large"),
+        ErrorResponse(500, "ingress_error", "the ingress failed"),
+        ErrorResponse(501, "not_implemented", "the ingress does not know this method"),
+        ErrorResponse(502, "bad_cell_answer", "the cell closed the connection or sent a response that is not HTTP"),
+        ErrorResponse(
+            503, "no_free_cell", "no cell could take the request in time; try again shortly", None, retry_after_s
+        ),
+        ErrorResponse(504, "cell_silent", "the cell did not answer in time"),
+    )

@@ -1,0 +1,113 @@
+"""HAProxy's runtime API, through the worker's admin socket: reads its whole state, and carries out planned steps. It
+never decides a step; see `plan`."""
+
+import re
+from collections.abc import Iterable, Mapping
+
+from engine_agent.ingress.backends import server_arguments
+from engine_agent.ingress.command_socket import CommandSocket
+from engine_agent.ingress.desired import Server
+from engine_agent.ingress.key_map import CONTENT_ENTRY, KEYS_MAP
+from engine_agent.ingress.plan import (
+    AddServer,
+    DrainServer,
+    ReadyServer,
+    Reload,
+    RemoveServer,
+    ReplaceMap,
+    SetServerLimit,
+    SetServerWeight,
+    Step,
+)
+from engine_agent.ingress.running import RunningHaproxy, read_running
+from engine_agent.ingress.settings import Times
+
+SHOW_STATS = "show stat -1 6 -1"
+"""All proxies (-1), types backend (2) and server (4), all server ids (-1): HAProxy management guide, `show stat`."""
+MAP_VALUE = re.compile(r'found=yes\b.*\bvalue="([^"]*)"')
+"""In the output of `get map`."""
+BYTES_PER_COMMAND = 16 * 1024
+"""Of map entries sent at once, far below the buffer that a command must fit into. One entry may be longer."""
+
+
+async def read_worker(admin: CommandSocket, map_names: Iterable[str]) -> RunningHaproxy:
+    """The state of the worker and of these of its maps.
+
+    Raises:
+        Unreachable: it does not answer.
+        UnexpectedOutput: it answers in a format that this agent does not know.
+    """
+    names = list(map_names)
+    commands = ("show info", SHOW_STATS, "show servers state", *map(_show_map_command, names))
+    info, stats, states, *maps = await admin.send_all(*commands)
+    texts = {name: _map_text(name, output) for name, output in zip(names, maps, strict=True)}
+    return read_running(info=info, stats=stats, states=states, maps=texts)
+
+
+def _show_map_command(name: str) -> str:
+    """A map whole; of the keys, which may be thousands, the entry that stands for all of them."""
+    return f"get map {name} {CONTENT_ENTRY}" if name == KEYS_MAP else f"show map {name}"
+
+
+def _map_text(name: str, output: str) -> str:
+    """As `show map` has it."""
+    if name != KEYS_MAP:
+        return output
+    found = MAP_VALUE.search(output)
+    return f"0x0 {CONTENT_ENTRY} {found[1]}\n" if found else ""
+
+
+async def apply_step(step: Step, admin: CommandSocket, times: Times) -> None:
+    """Carry out one step other than a reload, which is not the worker's to do.
+
+    Raises:
+        CommandRefused: HAProxy said no; the text is its own.
+        Unreachable: it did not answer.
+    """
+    match step:
+        case AddServer(server):
+            await _add_server(server, admin, times)
+        case DrainServer(backend, name):
+            await admin.execute(f"set server {backend}/{name} state drain")
+        case ReadyServer(backend, name):
+            await admin.execute(f"set server {backend}/{name} state ready")
+        case SetServerLimit(backend, name, max_connections):
+            await admin.execute(f"set maxconn server {backend}/{name} {max_connections}")
+        case SetServerWeight(backend, name, weight):
+            await admin.execute(f"set server {backend}/{name} weight {weight}")
+        case ReplaceMap(name, entries):
+            await _replace_map(name, entries, admin)
+        case RemoveServer(backend, name):
+            await admin.execute(f"set server {backend}/{name} state maint")
+            await admin.execute(f"del server {backend}/{name}", success="Server deleted.")
+        case Reload():
+            raise TypeError("a reload is no command to a worker")
+
+
+async def _add_server(server: Server, admin: CommandSocket, times: Times) -> None:
+    """All in one write, so that no crash of ours leaves a server without its checks."""
+    name = f"{server.backend}/{server.name}"
+    commands = [f"add server {name} {server_arguments(server, times)}", f"enable health {name}"]
+    if server.agent_check_port is not None:
+        commands.append(f"enable agent {name}")
+    commands.append(f"set server {name} state {'drain' if server.drain else 'ready'}")
+    await admin.execute("; ".join(commands), success="New server registered.")
+
+
+async def _replace_map(name: str, entries: Mapping[str, str], admin: CommandSocket) -> None:
+    """The new entries are written beside the old and take over in one instant."""
+    version = (await admin.send(f"prepare map {name}")).rpartition(":")[2].strip()
+    for batch in _batches(f"{key} {value}\n" for key, value in entries.items()):
+        await admin.execute(f"add map @{version} {name} <<\n{batch}")
+    await admin.execute(f"commit map @{version} {name}")
+
+
+def _batches(lines: Iterable[str]) -> Iterable[str]:
+    batch = ""
+    for line in lines:
+        if batch and len(batch) + len(line) > BYTES_PER_COMMAND:
+            yield batch
+            batch = ""
+        batch += line
+    if batch:
+        yield batch

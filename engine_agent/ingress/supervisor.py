@@ -1,0 +1,163 @@
+"""Keeps one HAProxy alive and in its desired state, one pass at a time. What to change is for `plan` to decide.
+
+Every pass compares what runs with what should run, so that whatever failed is tried again. Nothing but a pass is ever
+interrupted by a failure: its reason is kept for the report.
+"""
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engine_agent.ingress.command_socket import CommandRefused, Unreachable
+from engine_agent.ingress.desired import DesiredHaproxy
+from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess, StartFailed
+from engine_agent.ingress.plan import Reload, RemoveServer, Step, plan_steps
+from engine_agent.ingress.running import RunningHaproxy, UnexpectedOutput
+from engine_agent.ingress.runtime_api import apply_step, read_worker
+from engine_agent.ingress.settings import Times
+from engine_agent.runtime.connection import ConnectionSettings, backoff_s
+
+log = logging.getLogger(__name__)
+
+STABLE_AFTER_S = 5.0
+"""One that lived this long was no failed start."""
+RESTART_BACKOFF = ConnectionSettings(backoff_min_s=0.25, backoff_max_s=5.0)
+RETRIED_ERRORS = (Unreachable, CommandRefused, UnexpectedOutput, ConfigRejected, StartFailed, OSError)
+"""What a pass may meet and the next one tries again."""
+
+
+@dataclass(slots=True)
+class RestartBackoff:
+    """When a HAProxy that died may be started again: at once, and more and more slowly if it keeps dying.
+
+    Pure: the time is an argument; `draw`s are uniform in [0, 1).
+    """
+
+    due_at_s: float = 0.0
+    _started_at_s: float | None = None
+    _failures: int = 0
+
+    def note_start(self, now_s: float) -> None:
+        self._started_at_s = now_s
+
+    def note_exit(self, now_s: float, draw: float) -> bool:
+        """It does not run. Returns whether that is new: it had been started, and so has died."""
+        if self._started_at_s is None:
+            return False
+        stable = now_s - self._started_at_s >= STABLE_AFTER_S
+        self._failures = 0 if stable else self._failures + 1
+        self.due_at_s = now_s if self._failures <= 1 else now_s + backoff_s(RESTART_BACKOFF, self._failures, draw)
+        self._started_at_s = None
+        return True
+
+    def may_start(self, now_s: float) -> bool:
+        return now_s >= self.due_at_s
+
+
+class HaproxySupervisor:
+    """One HAProxy with a name for the log. `structure_of` gives the digest that only a reload can change."""
+
+    def __init__(
+        self,
+        name: str,
+        process: HaproxyProcess,
+        times: Times,
+        structure_of: Callable[[DesiredHaproxy], str],
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self.process = process
+        self.running: RunningHaproxy | None = None
+        self.problem = ""
+        self.applied_total = 0
+        self.reloads_total = 0
+        self.starts_total = 0
+        self._name = name
+        self._times = times
+        self._structure_of = structure_of
+        self._draw = draw
+        self._structure_cache: tuple[DesiredHaproxy, str] | None = None
+        self._responded_at_s = 0.0
+        self._restarts = RestartBackoff()
+
+    def adopt(self) -> None:
+        """Take over what an earlier agent left running, if it did."""
+        if self.process.adopt():
+            log.info("adopted %s %s", self._name, self.process.pid)
+            self._responded_at_s = _now_s()
+            self._restarts.note_start(self._responded_at_s)
+
+    async def reconcile(self, desired: DesiredHaproxy | None, fallback: DesiredHaproxy) -> bool:
+        """One pass. Returns whether `desired` is in force after it.
+
+        `desired` None: there was never a table, so what runs is left alone; `fallback` is for one that must be started.
+        """
+        try:
+            await self._keep_alive(desired or fallback)
+            if self.process.pid is None:
+                return False
+            await self._converge(desired)
+            self.problem = ""
+        except RETRIED_ERRORS as error:
+            self._note_problem(str(error) or type(error).__name__)
+        return desired is not None and not self.problem
+
+    async def _keep_alive(self, desired: DesiredHaproxy) -> None:
+        unresponsive_s = _now_s() - self._responded_at_s
+        if self.process.is_alive() and unresponsive_s > self._times.silent_after_s:
+            self._note_problem(f"no response for {unresponsive_s:.0f} s: killed")
+            await self.process.kill()
+        if self.process.is_alive():
+            return
+        self.running = None
+        if self._restarts.note_exit(_now_s(), self._draw()):
+            log.error("%s died; next start in %.1f s", self._name, max(0.0, self._restarts.due_at_s - _now_s()))
+        if self._restarts.may_start(_now_s()):
+            self._restarts.note_start(_now_s())
+            await self.process.start(desired)
+            self.starts_total += 1
+            self._responded_at_s = _now_s()
+            log.info("%s %s serves revision %s", self._name, self.process.pid, desired.revision)
+
+    async def _converge(self, desired: DesiredHaproxy | None) -> None:
+        map_names = desired.maps if desired else ()
+        self.running = await read_worker(self.process.admin, map_names)
+        self._responded_at_s = _now_s()
+        if desired is None:
+            return
+        steps = plan_steps(self.running, desired, self._structure(desired))
+        for step in steps:
+            await self._apply(step, desired)
+        if steps:
+            self.running = await read_worker(self.process.admin, map_names)
+
+    def _structure(self, desired: DesiredHaproxy) -> str:
+        """Computed only when the desired state is another object: passes are four a second."""
+        if self._structure_cache is None or self._structure_cache[0] is not desired:
+            self._structure_cache = (desired, self._structure_of(desired))
+        return self._structure_cache[1]
+
+    async def _apply(self, step: Step, desired: DesiredHaproxy) -> None:
+        log.info("%s: %s", self._name, step)
+        try:
+            if isinstance(step, Reload):
+                await self.process.reload(desired)
+                self.reloads_total += 1
+            else:
+                await apply_step(step, self.process.admin, self._times)
+                self.applied_total += 1
+        except CommandRefused:
+            if not isinstance(step, RemoveServer):
+                raise
+            log.debug("%s is still in use", step.name)  # an idle connection: the next pass tries again
+
+    def _note_problem(self, problem: str) -> None:
+        named = f"{self._name}: {problem}"
+        if named != self.problem:
+            log.error("%s", named)
+        self.problem = named
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()
