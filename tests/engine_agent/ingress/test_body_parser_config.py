@@ -1,4 +1,4 @@
-"""The text of a reader's configuration, whole, and what of a table it is about."""
+"""The text of a body parser's configuration, whole, and what of a table it is about."""
 
 import re
 from dataclasses import replace
@@ -32,7 +32,7 @@ def test_only_limits_concern_a_reader(tier: BodyParserTier) -> None:
     assert body_parser_structure_of(desired_from(TABLE), replace(SETTINGS, replay_bytes=1), tier) != structure
 
 
-def test_a_reader_has_buffers_for_its_own_bodies_and_never_for_more_than_the_table_allows() -> None:
+def test_a_body_parser_has_buffers_for_its_own_bodies_and_never_for_more_than_the_table_allows() -> None:
     def bodies(max_body_bytes: int) -> list[int]:
         desired = desired_from(msgspec.structs.replace(TABLE, max_body_bytes=max_body_bytes))
         texts = [render_body_parser(desired, SETTINGS, tier) for tier in BODY_PARSERS]
@@ -42,7 +42,7 @@ def test_a_reader_has_buffers_for_its_own_bodies_and_never_for_more_than_the_tab
     assert bodies(MIB // 8) == [MIB // 8, MIB // 8]
 
 
-def test_the_readers_leave_most_connections_to_those_from_outside() -> None:
+def test_the_body_parsers_leave_most_connections_to_those_from_outside() -> None:
     assert SETTINGS.max_connections == 4000
     assert [SETTINGS.max_requests_at(tier) for tier in BODY_PARSERS] == [1000, 500]
     assert SETTINGS.max_outside_connections == 2500

@@ -53,7 +53,7 @@ async def test_silence_and_absence_have_reasons(tmp_path: Path) -> None:
         await CommandSocket(tmp_path / "nowhere", "s").send("show")
     speak = asyncio.Event()
     async with await answer_with(tmp_path, "late", after=speak):
-        with pytest.raises(Unreachable, match=r"did not answer 'show' within 0\.05 s"):
+        with pytest.raises(Unreachable, match=r"did not respond to 'show' within 0\.05 s"):
             await CommandSocket(tmp_path, "s").send("show", timeout_s=0.05)
         speak.set()
         assert await CommandSocket(tmp_path, "s").send("show") == "late"

@@ -47,12 +47,12 @@ def test_what_a_table_does_not_use_costs_its_requests_no_rule() -> None:
     assert rules(EVERYTHING) > 70
 
 
-def test_a_reader_is_asked_for_affinity_keys_only_where_they_are_of_use() -> None:
+def test_a_body_parser_is_asked_for_affinity_keys_only_where_they_are_of_use() -> None:
     asks = "http-request set-header X-Switchyard-Affinity wanted"
     sticky = msgspec.structs.replace(TABLE, splits=(Split("c", {POOL.name: 1}),))
     random = msgspec.structs.replace(TABLE, splits=(Split("c", {POOL.name: 1}, sticky=False),))
     for table, times in ((TABLE, 0), (random, 0), (sticky, 2), (with_pool(affinity=Affinity()), 2)):
-        assert render(desired_from(table), SETTINGS).count(asks) == times, "once for each reader, or never"
+        assert render(desired_from(table), SETTINGS).count(asks) == times, "once for each body parser, or never"
 
 
 def test_without_an_access_log_nothing_is_kept_for_it() -> None:

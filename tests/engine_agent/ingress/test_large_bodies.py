@@ -1,4 +1,4 @@
-"""Requests with bodies that the serving HAProxy cannot hold go through a reader, and nobody can tell."""
+"""Requests with bodies that the serving HAProxy cannot hold go through a body parser, and nobody can tell."""
 
 import asyncio
 import csv
@@ -57,14 +57,14 @@ async def test_a_long_body_reaches_a_cell_of_its_model_whole(ingress: RunningIng
 
 
 async def went_through(ingress: RunningIngress) -> dict[str, int]:
-    """How many requests each reader was sent so far."""
+    """How many requests each body parser was sent so far."""
     said = await ingress.ingress.serving.process.admin.send("show stat -1 2 -1")
     rows = csv.DictReader(said.lstrip("# ").splitlines())
     return {row["pxname"]: int(row["stot"]) for row in rows if row["pxname"] in (MEDIUM_PARSER, LARGE_PARSER)}
 
 
 @pytest.mark.asyncio
-async def test_a_body_takes_the_reader_with_the_shortest_buffers_that_hold_it(ingress: RunningIngress) -> None:
+async def test_a_body_takes_the_body_parser_with_the_shortest_buffers_that_hold_it(ingress: RunningIngress) -> None:
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
@@ -233,13 +233,13 @@ async def until_read(ingress: RunningIngress, size: int) -> None:
     """Wait until bodies of this size are; meanwhile they are refused in words, and short ones are served."""
     async with asyncio.timeout(10):
         while (answer := await ingress.post(body_of(size))).status_code != 200:
-            # The very first may still have found the reader, and was lost with it.
+            # The very first may still have found the body parser, and was lost with it.
             assert answer.json()["error"]["code"] in {"long_bodies_unread", "long_body_lost"}
             assert (await ingress.post(body_of(100))).status_code == 200
 
 
 @pytest.mark.asyncio
-async def test_a_killed_reader_is_back_soon_and_other_requests_never_notice(ingress: RunningIngress) -> None:
+async def test_a_killed_body_parser_is_back_soon_and_other_requests_never_notice(ingress: RunningIngress) -> None:
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
@@ -253,7 +253,7 @@ async def test_a_killed_reader_is_back_soon_and_other_requests_never_notice(ingr
 
 
 @pytest.mark.asyncio
-async def test_while_a_reader_of_shorter_bodies_is_away_the_next_one_reads_them(ingress: RunningIngress) -> None:
+async def test_while_a_body_parser_of_shorter_bodies_is_away_the_next_one_reads_them(ingress: RunningIngress) -> None:
     async with FakeCell().running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
@@ -267,7 +267,7 @@ async def test_while_a_reader_of_shorter_bodies_is_away_the_next_one_reads_them(
 
 
 @pytest.mark.asyncio
-async def test_while_there_is_no_reader_long_requests_are_told_to_try_again(tmp_path: Path) -> None:
+async def test_while_there_is_no_body_parser_long_requests_are_told_to_try_again(tmp_path: Path) -> None:
     ingress = RunningIngress(tmp_path / "home")
     async with FakeCell().running() as cell, ingress.running():
         await ingress.route(pool(cell), retry_after_s=7)
@@ -276,10 +276,10 @@ async def test_while_there_is_no_reader_long_requests_are_told_to_try_again(tmp_
         lost = asyncio.create_task(ingress.post(body_of(LONG)))
         await eventually(lambda: cell.in_flight == 1)
         await ingress.die()
-        readers = body_parsers_of(ingress)
-        workers = [reader.running.worker_pid for reader in readers if reader.running]
-        for reader in readers:
-            os.killpg(pid_of(reader), signal.SIGKILL)
+        parsers = body_parsers_of(ingress)
+        workers = [parser.running.worker_pid for parser in parsers if parser.running]
+        for parser in parsers:
+            os.killpg(pid_of(parser), signal.SIGKILL)
         # What a dying worker has not accepted yet is lost with it; only when it is gone is there nobody to connect to.
         assert len(workers) == 2
         await eventually(lambda: not any(map(procfs.stat, workers)))
@@ -293,7 +293,7 @@ async def test_while_there_is_no_reader_long_requests_are_told_to_try_again(tmp_
         later = RunningIngress(tmp_path / "home")
         later.use(ingress.settings)
         async with later.running():
-            await eventually(lambda: all(reader.process.pid for reader in later.ingress.body_parsers))
+            await eventually(lambda: all(parser.process.pid for parser in later.ingress.body_parsers))
             assert later.haproxy.pid == ingress.haproxy.pid
             for size in (MIDDLE, LONG):
                 await until_read(ingress, size)
