@@ -1,4 +1,5 @@
-"""Starts one PostgreSQL and one Valkey for each process that runs tests, before Django is set up, and orders the tests.
+"""Gives each process that runs tests a folder, a PostgreSQL and a Valkey of its own, before Django is set up; orders
+the tests; and sees that nothing which they started is left when they end.
 
 The servers run in a process of their own, which the kernel ends with this one, even when this one is killed. Where
 DATABASE_URL or REDIS_URL is set already, that server is used instead.
@@ -6,49 +7,82 @@ DATABASE_URL or REDIS_URL is set already, that server is used instead.
 
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.embedded_servers import EmbeddedServers
-from tests.layers import FastThenSlow, layer_of
+from tests.layers import FAST, LAYERS, FastThenSlow, Spent, layer_of
+from tests.session_guard import processes_of
 
 ROOT = Path(__file__).resolve().parent.parent
+GONE_WITHIN_S = 20.0
+"""How long what a test has stopped may take to be gone, on a busy machine."""
 
 _servers = pytest.StashKey[EmbeddedServers]()
-_home = pytest.StashKey[Path]()
+_folder = pytest.StashKey[Path]()
+_guard = pytest.StashKey["subprocess.Popen[bytes]"]()
+_spent = pytest.StashKey[Spent]()
+_left_running = pytest.StashKey[list[str]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--fast", action="store_true", help=f"only the layers {' and '.join(FAST)}")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Point the settings at this process's servers and home, then load them."""
-    if _only_hands_out(config):
+    config.stash[_spent] = Spent()
+    config.stash[_left_running] = []
+    if _only_distributes(config):
         return
-    home = Path(tempfile.mkdtemp(prefix="switchyard-tests-"))
-    config.stash[_home] = home
-    servers = EmbeddedServers(home / "servers")
+    folder = _own_folder(config)
+    servers = EmbeddedServers(folder / "servers")
     config.stash[_servers] = servers
     addresses = servers.start()
     os.environ.setdefault("DATABASE_URL", addresses["database_url"])
     os.environ.setdefault("REDIS_URL", addresses["redis_url"])
     # Tests that commit empty all tables after them; the table of audit records takes that only when told so.
     os.environ.setdefault("PGOPTIONS", "-c switchyard.audit_truncate=on")
-    os.environ["SWITCHYARD_HOME"] = str(home / "home")
+    os.environ["SWITCHYARD_HOME"] = str(folder / "home")
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
     sys.path.insert(0, str(ROOT))
     _load_django()
 
 
-def _only_hands_out(config: pytest.Config) -> bool:
+def _only_distributes(config: pytest.Config) -> bool:
     """Whether this process leaves all tests to workers of pytest-xdist."""
     return bool(config.getoption("numprocesses", None)) and not hasattr(config, "workerinput")
 
 
+def _own_folder(config: pytest.Config) -> Path:
+    """Where this process and all that it starts keep their files; a guard beside it removes both after its end."""
+    folder = Path(tempfile.mkdtemp(prefix="sy-tests-"))  # short: a socket's path may have no more than 107 bytes
+    session_pid = os.getppid() if hasattr(config, "workerinput") else os.getpid()
+    command = [sys.executable, "-I", "-S", str(ROOT / "tests/session_guard.py")]
+    config.stash[_guard] = subprocess.Popen(
+        [*command, str(os.getpid()), str(folder), str(session_pid)],
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    config.stash[_folder] = folder
+    os.environ["TMPDIR"] = tempfile.tempdir = str(folder)
+    if config.option.basetemp is None or hasattr(config, "workerinput"):
+        config.option.basetemp = folder / "t"
+    return folder
+
+
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FastThenSlow:
-    """Who runs what when there are several workers."""
+    """Which worker runs what when there are several."""
     return FastThenSlow(config, log)
 
 
@@ -61,15 +95,86 @@ def _load_django() -> None:
     quicken()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Fast layers first; within a layer the order is pytest-randomly's."""
+    layers = {item.nodeid: layer_of(item) for item in items}
+    if config.getoption("fast"):
+        slow = [item for item in items if layers[item.nodeid] not in FAST]
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if layers[item.nodeid] in FAST]
+    for item in items:
+        item.user_properties.append(("layer", layers[item.nodeid]))
+    # Services and processes side by side: the one computes while the other waits.
+    ranks = {layer: max(0, index - LAYERS.index("processes")) for index, layer in enumerate(LAYERS)}
+    items.sort(key=lambda item: ranks[layers[item.nodeid]])
+
+
+_REPORTED: list[pytest.TestReport] = []
+"""Of this process: pytest hands reports to hooks that know no session."""
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Keep what the summary counts."""
+    _REPORTED.append(report)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A session that leaves processes behind has failed."""
+    config = session.config
+    if _folder in config.stash:
+        left = _left_behind(config)
+        if hasattr(config, "workerinput"):
+            config.workeroutput["left_running"] = left  # type: ignore[attr-defined]  # of xdist
+        config.stash[_left_running] += left
+    if config.stash[_left_running] and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """A worker of pytest-xdist has ended; one that was killed has told nothing."""
+    node.config.stash[_left_running] += getattr(node, "workeroutput", {}).get("left_running", [])
+
+
+def _left_behind(config: pytest.Config) -> list[str]:
+    """What tests started and did not end, but for what this process itself needs until its end."""
+    own = {os.getpid(), config.stash[_guard].pid}
+    if config.stash[_servers].pid:
+        servers = psutil.Process(config.stash[_servers].pid)
+        own |= {servers.pid, *(process.pid for process in servers.children(recursive=True))}
+    deadline = time.monotonic() + GONE_WITHIN_S
+    while (left := set(processes_of(str(config.stash[_folder]))) - own) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return [described for pid in left if (described := _command_line(pid))]
+
+
+def _command_line(pid: int) -> str:
+    try:
+        process = psutil.Process(pid)
+        return "" if process.status() == psutil.STATUS_ZOMBIE else f"{pid} {' '.join(process.cmdline())}"
+    except psutil.NoSuchProcess:
+        return ""
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Where the time went, and what still runs."""
+    spent = config.stash[_spent]
+    for report in _REPORTED:
+        spent.add(str(dict(report.user_properties).get("layer", LAYERS[0])), report)
+    terminalreporter.section("time by layer, set-up and tear-down included, over all workers")
+    for line in spent.lines():
+        terminalreporter.line(line)
+    if left := config.stash[_left_running]:
+        terminalreporter.section("left running by tests", red=True)
+        for line in left:
+            terminalreporter.line(line, red=True)
+
+
 def pytest_unconfigure(config: pytest.Config) -> None:
     """End the servers and remove what they stored."""
     if servers := config.stash.get(_servers, None):
         servers.stop()
-    if home := config.stash.get(_home, None):
-        shutil.rmtree(home, ignore_errors=True)
-
-
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast layers first; within a layer the order is pytest-randomly's."""
-    items.sort(key=layer_of)
+    if folder := config.stash.get(_folder, None):
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,11 +1,13 @@
-"""The order of the suite: fast layers first, over all workers; then the slow ones, in two lanes.
+"""The layers of the suite, from cheap to dear: in which order they run, on which workers, and where the time went.
 
-Many tests of the fast layers wait, too, for processes and servers: three workers keep two cores busy with them. A test
-of a slow layer starts engines or a whole fleet. Two lanes of such tests fit on two cores: in one the engines and then
-the browser, in the other the scenarios; within a lane one test follows another. The third worker is done by then. Only
-whole files belong to a slow layer.
+Fast layers first, over all workers, a file at a time; then the slow ones, which start engines or a whole fleet, each in
+a lane of its own: within a lane one test follows another, so that two fleets never meet. Only whole files belong to a
+layer, by their `pytestmark`.
 """
 
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -14,23 +16,25 @@ from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).resolve().parent.parent
 
+FAST = ("pure", "services")
+"""What `make test FAST=1` runs: no process but PostgreSQL and Valkey."""
 SLOW = ("vllm", "scenario", "browser")
-"""Markers of the slow layers, in the order in which they run after everything else.
-
-Browser tests close the line: Playwright's synchronous interface leaves an event loop running in its thread.
-"""
-
-
-def layer_of(item: pytest.Item) -> int:
-    """0 for the fast layers, then one for each of the slow ones."""
-    return max((index + 1 for index, marker in enumerate(SLOW) if item.get_closest_marker(marker)), default=0)
+"""Each a lane. Browser tests are the last of their worker: Playwright's synchronous interface leaves an event loop
+running in its thread."""
+LAYERS = (*FAST, "processes", *SLOW)
 
 
-LANES = {"vllm": "engines and browsers", "browser": "engines and browsers", "scenario": "scenarios"}
+def layer_of(item: pytest.Item) -> str:
+    """Of a collected test."""
+    for layer in (*SLOW, "processes"):
+        if item.get_closest_marker(layer):
+            return layer
+    fixtures = set(getattr(item, "fixturenames", ()))
+    return "services" if item.get_closest_marker("django_db") or {"db", "transactional_db"} & fixtures else "pure"
 
 
 class FastThenSlow(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives each worker a file at a time, and a lane of the slow layers to each of the first two that are free."""
+    """Gives each worker a file at a time, and then each lane of the slow layers to the first worker that is free."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -39,5 +43,25 @@ class FastThenSlow(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no t
 
 @cache
 def _lane(file: str) -> str | None:
-    text = (ROOT / file).read_text()
-    return next((LANES[marker] for marker in SLOW if f"pytestmark = [pytest.mark.{marker}" in text), None)
+    path = ROOT / file
+    text = path.read_text() if path.is_file() else ""
+    return next((layer for layer in SLOW if f"pytestmark = [pytest.mark.{layer}" in text), None)
+
+
+@dataclass
+class Spent:
+    """Seconds of tests with set-up and tear-down by layer, and how many tests: a worker's or a session's."""
+
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    tests: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+
+    def add(self, layer: str, report: pytest.TestReport) -> None:
+        """Count one phase of a test."""
+        self.seconds[layer] += report.duration
+        self.tests[layer] += report.when == "call"
+
+    def lines(self) -> Iterator[str]:
+        """A table for the terminal."""
+        for layer in LAYERS:
+            if self.tests[layer]:
+                yield f"{layer:<10} {self.tests[layer]:>6} tests {self.seconds[layer]:>8.1f} s"

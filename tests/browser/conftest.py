@@ -14,7 +14,6 @@ from playwright.sync_api import Browser
 
 from tests.browser.watched import DESK, Look, Theme, Watched, chromium_running
 from tests.load import Answer, steady_load
-from tests.scenarios.conftest import ended_with_this_session
 from tests.scenarios.running_fleet import REGIONS, RunningFleet
 
 RATE = 2.0
@@ -25,13 +24,12 @@ RATE = 2.0
 def running() -> Iterator[RunningFleet]:
     with tempfile.TemporaryDirectory(prefix="switchyard-browser-") as folder:
         fleet = RunningFleet(Path(folder).resolve() / "home", engine="sim")
-        with ended_with_this_session(fleet.home):
-            try:
-                fleet.up()
-                with _some_traffic(fleet):
-                    yield fleet
-            finally:
-                fleet.down()
+        try:
+            fleet.up()
+            with _some_traffic(fleet):
+                yield fleet
+        finally:
+            fleet.down()
         assert fleet.processes() == [], "make down left processes"
 
 
