@@ -30,6 +30,7 @@ help: ## Show this list.
 	@echo "  SWITCHYARD_INGRESS_PORT  first region's ingress; the others follow upwards (8080)"
 	@echo "  DATABASE_URL, REDIS_URL  use these servers instead of the embedded PostgreSQL and Valkey"
 	@echo "  TESTS='tests/fleet -k x' what make test runs (everything)"
+	@echo "  FAST=1                   make test runs only pure tests and services, in about a minute"
 
 up: environment ## Install what is missing, start the fleet, show its logs until Ctrl-C.
 	@exec $(VENV) -m controlplane.embedded up $(if $(filter-out 0 no false,$(DETACH)),--detach)
@@ -44,8 +45,8 @@ engine: environment ## Install vLLM and build the demo's weights, as make up doe
 	@$(VENV) -m engine_agent.engines.vllm.environment install --cache $(SWITCHYARD_CACHE)
 	@PYTHONPATH=. $(ENGINE_PYTHON) -m engine_agent.engines.vllm.weights build --cache $(SWITCHYARD_CACHE) --ranks 2
 
-test: environment-dev ## Run the whole test suite, fast layers first.
-	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses 3 --no-loadscope-reorder)
+test: environment-dev ## Run the whole test suite, fast layers first (FAST=1: only pure tests and services).
+	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,4) --no-loadscope-reorder)
 
 screens: environment-dev ## Look at every page in a browser and write what it saw to docs/screens/.
 	SWITCHYARD_SCREENS=docs/screens $(VENV) -m pytest tests/browser -p no:randomly
