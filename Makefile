@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up down status engine test check check-code check-format check-types check-imports check-templates
-.PHONY: fmt screens bench bench-fleet simulate environment environment-dev
+.PHONY: fmt screens bench bench-fleet simulate environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
@@ -67,6 +67,9 @@ check-imports: environment-dev
 
 check-templates: environment-dev
 	$(VENV) -m djlint --lint --quiet templates
+
+lock: environment ## Write requirements*.lock again from requirements*.txt: all packages, with versions and hashes.
+	$(VENV) -m controlplane.lock
 
 fmt: environment-dev ## Format the code and fix what can be fixed.
 	$(VENV) -m ruff check --fix .

@@ -51,7 +51,7 @@ class CannotBootstrap(Exception):
 
 
 def main(arguments: list[str]) -> int:
-    """Make `.venv` hold what the requirements say; nothing to do when it does already."""
+    """Make `.venv` hold what the lock names; nothing to do when it does already."""
     parser = argparse.ArgumentParser(description="Make the virtual environment of this checkout.")
     parser.add_argument("--dev", action="store_true", help="also what `make test` and `make check` need")
     dev = parser.parse_args(arguments).dev
@@ -72,24 +72,24 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def requirement_files(*, dev: bool) -> list[Path]:
-    """The files that say what to install."""
-    return [CHECKOUT / "requirements.txt", *([CHECKOUT / "requirements-dev.txt"] if dev else [])]
+def lock_file(*, dev: bool) -> Path:
+    """The file that says what to install: every package, with its version and hashes (controlplane/lock.py)."""
+    return CHECKOUT / f"requirements{'-dev' if dev else ''}.lock"
 
 
 def stamp(*, dev: bool) -> Path:
-    """The file that says which requirements `.venv` was made from."""
+    """The file that says which lock `.venv` was made from."""
     return VENV / f"requirements{'-dev' if dev else ''}.stamp"
 
 
 def digest(*, dev: bool) -> str:
-    """What the stamp holds when `.venv` is current: the requirements and the interpreter."""
-    content = b"\0".join(path.read_bytes() for path in requirement_files(dev=dev))
+    """What the stamp holds when `.venv` is current: the lock and the interpreter."""
+    content = lock_file(dev=dev).read_bytes()
     return f"{hashlib.sha256(content).hexdigest()} python {sys.version_info.major}.{sys.version_info.minor}"
 
 
 def is_current(*, dev: bool) -> bool:
-    """Whether `.venv` was made from the requirements as they are now, by a Python that is still there."""
+    """Whether `.venv` was made from the lock as it is now, by a Python that is still there."""
     try:
         return PYTHON.exists() and stamp(dev=dev).read_text() == digest(dev=dev)
     except OSError:
@@ -97,7 +97,7 @@ def is_current(*, dev: bool) -> bool:
 
 
 def install(*, dev: bool) -> None:
-    """Make the environment and install the requirements into it.
+    """Make the environment and install what the lock names into it.
 
     Raises:
         CannotBootstrap: a step failed; the log has the whole story.
@@ -109,10 +109,10 @@ def install(*, dev: bool) -> None:
                 _make_environment(log)
         with _step("uv, the installer"):
             has_uv = _have_uv(log)
-        files = requirement_files(dev=dev)[-1:]
-        with _step(f"packages of {files[0].name}"):
-            _install_requirements(files[0], log, has_uv=has_uv)
-    for kind in {False, dev}:
+        lock = lock_file(dev=dev)
+        with _step(f"packages of {lock.name}"):
+            _install_locked(lock, log, has_uv=has_uv)
+    for kind in {False, dev}:  # the development lock holds the versions of the other one
         stamp(dev=kind).write_text(digest(dev=kind))
 
 
@@ -182,16 +182,26 @@ def _pip() -> list[str]:
 
 def _have_uv(log: TextIO) -> bool:
     uv = [str(PYTHON), "-m", "uv", "--version"]
-    return _succeeds(uv, log) or (_succeeds([*_pip(), "install", "--quiet", _uv_pin()], log) and _succeeds(uv, log))
+    if _succeeds(uv, log):
+        return True
+    only_uv = LOG.with_name("uv.lock")
+    only_uv.write_text(_uv_pin())
+    return _succeeds([*_pip(), "install", "--quiet", "--require-hashes", "-r", str(only_uv)], log) and _succeeds(
+        uv, log
+    )
 
 
 def _uv_pin() -> str:
-    """The version of uv that the requirements name."""
-    lines = (CHECKOUT / "requirements.txt").read_text().splitlines()
-    return next((line.strip() for line in lines if line.startswith("uv==")), "uv")
+    """What the lock says of uv: its version and hashes."""
+    text = lock_file(dev=False).read_text()
+    lines = iter(text[text.find("\nuv==") + 1 :].splitlines())
+    pin = [next(lines)]
+    while pin[-1].endswith("\\"):
+        pin.append(next(lines))
+    return "\n".join(pin) + "\n"
 
 
-def _install_requirements(requirements: Path, log: TextIO, *, has_uv: bool) -> None:
+def _install_locked(lock: Path, log: TextIO, *, has_uv: bool) -> None:
     """Install by uv, which takes seconds; where it cannot, by pip, which takes a minute or two and knows every setup.
 
     Raises:
@@ -199,11 +209,11 @@ def _install_requirements(requirements: Path, log: TextIO, *, has_uv: bool) -> N
     """
     if has_uv:
         uv = [str(PYTHON), "-m", "uv", "pip", "install", "--python", str(PYTHON)]
-        if _succeeds([*uv, "-r", str(requirements)], log, _uv_environment(log)):
+        if _succeeds([*uv, "--require-hashes", "-r", str(lock)], log, _uv_environment(log)):
             return
         print("bootstrap: uv could not, trying pip, which is slower ...", flush=True)
-    if not _succeeds([*_pip(), "install", "-r", str(requirements)], log):
-        raise CannotBootstrap(f"Cannot install {requirements.name}: {_last_error()}; the whole story is in {LOG}.")
+    if not _succeeds([*_pip(), "install", "--require-hashes", "-r", str(lock)], log):
+        raise CannotBootstrap(f"Cannot install {lock.name}: {_last_error()}; the whole story is in {LOG}.")
 
 
 def _uv_environment(log: TextIO) -> dict[str, str]:

@@ -7,12 +7,17 @@ import pytest
 
 from controlplane import bootstrap
 
+HASH = f"--hash=sha256:{64 * '0'}"
+
 
 @pytest.fixture(autouse=True)
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A checkout with requirements and nothing else."""
-    (tmp_path / "requirements.txt").write_text("uv==0.13.9\nDjango==5.2.19\n")
-    (tmp_path / "requirements-dev.txt").write_text("-r requirements.txt\npytest==9.2.0\n")
+    """A checkout with locks and nothing else."""
+    production = (
+        f"django==5.2.19 \\\n    {HASH}\nuv==0.13.9 \\\n    {HASH} \\\n    {HASH}\nwhitenoise==6.12.0 \\\n    {HASH}\n"
+    )
+    (tmp_path / "requirements.lock").write_text(production)
+    (tmp_path / "requirements-dev.lock").write_text(f"{production}zope==1 \\\n    {HASH}\n")
     monkeypatch.setattr(bootstrap, "CHECKOUT", tmp_path)
     monkeypatch.setattr(bootstrap, "VENV", tmp_path / ".venv")
     monkeypatch.setattr(bootstrap, "PYTHON", tmp_path / ".venv" / "bin" / "python")
@@ -30,7 +35,7 @@ def installed(checkout: Path) -> Path:
     return checkout
 
 
-def test_there_is_nothing_to_do_while_the_requirements_stay(installed: Path) -> None:
+def test_there_is_nothing_to_do_while_the_locks_stay(installed: Path) -> None:
     assert bootstrap.main(["--dev"]) == 0
     assert bootstrap.main([]) == 0
     assert not (installed / ".cache").exists()
@@ -39,11 +44,11 @@ def test_there_is_nothing_to_do_while_the_requirements_stay(installed: Path) -> 
 @pytest.mark.parametrize(
     ("changed", "current"),
     [
-        ("requirements.txt", {False: False, True: False}),
-        ("requirements-dev.txt", {False: True, True: False}),
+        ("requirements.lock", {False: False, True: True}),
+        ("requirements-dev.lock", {False: True, True: False}),
     ],
 )
-def test_a_changed_list_is_installed_again(installed: Path, changed: str, current: dict[bool, bool]) -> None:
+def test_a_changed_lock_is_installed_again(installed: Path, changed: str, current: dict[bool, bool]) -> None:
     with (installed / changed).open("a") as file:
         file.write("httpx==0.28.1\n")
     assert {dev: bootstrap.is_current(dev=dev) for dev in current} == current
@@ -71,13 +76,13 @@ def test_a_package_that_cannot_be_had_is_one_sentence_with_the_log(
     assert bootstrap.main([]) == 1
     sentence = f"the whole story is in {bootstrap.LOG}.\n"
     assert capsys.readouterr().err == (
-        f"Cannot install requirements.txt: No matching distribution found for Django==5.2.19; {sentence}"
+        f"Cannot install requirements.lock: No matching distribution found for Django==5.2.19; {sentence}"
     )
     assert not bootstrap.is_current(dev=False)
 
 
-def test_it_installs_the_version_of_uv_that_the_requirements_name() -> None:
-    assert bootstrap._uv_pin() == "uv==0.13.9"
+def test_it_installs_the_uv_that_the_lock_names() -> None:
+    assert bootstrap._uv_pin() == f"uv==0.13.9 \\\n    {HASH} \\\n    {HASH}\n"
 
 
 def test_the_command_is_there_after_it_and_works_from_anywhere(

