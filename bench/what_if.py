@@ -12,21 +12,21 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fleet.planning.snapshot import VersionView
 from simulator.clock import EPOCH
+from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.prediction import Change, LoseRegion, RollOut, Scale, predict
-from simulator.scenarios import day_10000_nodes
-from simulator.shape import DeploymentShape, FleetShape, fleet_of
+from simulator.scenarios import scenario_named
 
-DEMO = FleetShape(
+DEMO = FleetSpec(
     (
-        DeploymentShape("sim-70b", {"us-east-1": 2, "us-west-2": 2}, size=2),
-        DeploymentShape("smollm2", {"us-east-1": 1, "us-west-2": 1}, size=1),
+        DeploymentSpec("sim-70b", {"us-east-1": 2, "us-west-2": 2}, size=2),
+        DeploymentSpec("smollm2", {"us-east-1": 1, "us-west-2": 1}, size=1),
     ),
     spares=1,
 )
 LOAD_S = {"v1": 60.0, "v2": 60.0}
 
 
-def questions(name: str, shape: FleetShape) -> dict[str, Change]:
+def questions(name: str, shape: FleetSpec) -> dict[str, Change]:
     """The three that can be asked."""
     region = shape.regions[0]
     cells = next(spec.cells[region] for spec in shape.deployments if spec.name == name)
@@ -45,10 +45,10 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- |")
     for label, name, shape in (
         ("the demo's", "sim-70b", DEMO),
-        ("10,000 nodes", "model-03", day_10000_nodes.SCENARIO.shape),
+        ("10,000 nodes", "model-03", scenario_named("day_10000_nodes").fleet),
     ):
         for asked, change in questions(name, shape).items():
-            view = fleet_of(shape)
+            view = build_fleet(shape)
             began_s = process_time()
             told = predict(view, change, EPOCH, load_s=LOAD_S)
             spent_s = process_time() - began_s

@@ -17,9 +17,9 @@ from simulator.scenario import (
 )
 from simulator.scenarios import UnknownScenario, scenario_named, scenario_names
 
-LINES = 400
+MAX_LINES = 400
 """Lines of a timeline that are printed; the figure has them all."""
-TELL_EVERY_S = 2.0
+PRINT_EVERY_S = 2.0
 
 
 class Progress:
@@ -27,42 +27,42 @@ class Progress:
 
     def __init__(self, total: int) -> None:
         self._total = total
-        self._began_s = self._told_s = perf_counter()
+        self._began_s = self._printed_s = perf_counter()
 
     def at(self, seed: int, part: float) -> None:
         """Seed number `seed` has come so far, 0 to 1."""
         now_s = perf_counter()
-        if now_s - self._told_s < TELL_EVERY_S:
+        if now_s - self._printed_s < PRINT_EVERY_S:
             return
-        self._told_s = now_s
+        self._printed_s = now_s
         done = (seed + part) / self._total
         left_s = (now_s - self._began_s) * (1.0 - done) / done if done else 0.0
         print(f"  {done:4.0%}  seed {seed + 1} of {self._total}, {left_s:.0f} s left", file=sys.stderr, flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit status: 0 all held, 1 something did not, 2 asked wrongly."""
-    asked = _parser().parse_args(arguments)
+    """Returns the exit status: 0 all held, 1 something did not, 2 wrong arguments."""
+    args = _parser().parse_args(arguments)
     try:
-        scenario = scenario_named(asked.scenario)
+        scenario = scenario_named(args.scenario)
     except UnknownScenario as unknown:
         print(unknown, file=sys.stderr)
         return 2
-    if asked.seeds < 1:
-        print(f"--seeds is {asked.seeds}; it must be at least 1", file=sys.stderr)
+    if args.seeds < 1:
+        print(f"--seeds is {args.seeds}; it must be at least 1", file=sys.stderr)
         return 2
-    print(f"{asked.scenario}: {scenario.about}")
-    runs = _run_all(scenario, asked)
+    print(f"{args.scenario}: {scenario.about}")
+    runs = _run_all(scenario, args)
     failed, last = runs.failed, runs.last
-    for outcome in failed[:1] or ([last] if asked.verbose else []):
+    for outcome in failed[:1] or ([last] if args.verbose else []):
         _print_timeline(outcome)
-    _print_summary(asked.scenario, asked.seeds, runs)
-    if asked.figure:
-        from simulator.figure import write_figure
+    _print_summary(args.scenario, args.seeds, runs)
+    if args.figure:
+        from simulator.plot import write_figure
 
         shown = failed[0] if failed else last
-        write_figure(shown.world, f"{asked.scenario}, seed {shown.seed}", asked.figure)
-        print(f"figure: {asked.figure}")
+        write_figure(shown.world, f"{args.scenario}, seed {shown.seed}", args.figure)
+        print(f"figure: {args.figure}")
     return 1 if failed else 0
 
 
@@ -90,26 +90,26 @@ class Runs:
     spent_s: float = 0.0
 
 
-def _run_all(scenario: Scenario, asked: argparse.Namespace) -> Runs:
-    progress, runs = Progress(asked.seeds), None
+def _run_all(scenario: Scenario, args: argparse.Namespace) -> Runs:
+    progress, runs = Progress(args.seeds), None
     began_s = perf_counter()
-    for outcome in _outcomes(scenario, asked, progress):
+    for outcome in _outcomes(scenario, args, progress):
         runs = runs or Runs(outcome)
         runs.last, runs.count = outcome, runs.count + 1
         if outcome.failures:
             runs.failed.append(outcome)
             print(f"{_which(outcome)} FAILED: {outcome.failures[0]}")
     if runs is None:
-        raise ValueError(f"{asked.seeds} seeds are none")
+        raise ValueError(f"{args.seeds} seeds are none")
     runs.spent_s = perf_counter() - began_s
     return runs
 
 
-def _outcomes(scenario: Scenario, asked: argparse.Namespace, progress: Progress) -> Iterator[Outcome]:
-    kill = None if asked.kill is None else Kill(asked.kill, asked.whole)
-    for index in range(asked.seeds):
-        seed = asked.first_seed + index
-        if not asked.sweep:
+def _outcomes(scenario: Scenario, args: argparse.Namespace, progress: Progress) -> Iterator[Outcome]:
+    kill = None if args.kill is None else Kill(args.kill, args.whole)
+    for index in range(args.seeds):
+        seed = args.first_seed + index
+        if not args.sweep:
             yield run(scenario, seed, lambda part, index=index: progress.at(index, part), kill=kill)  # type: ignore[misc]
             continue
         for half, whole in enumerate((False, True)):
@@ -126,27 +126,30 @@ def _which(outcome: Outcome) -> str:
 
 
 def _print_timeline(outcome: Outcome) -> None:
-    entries = sorted((*outcome.world.journal.entries, *outcome.world.journal.violations), key=lambda entry: entry.at_s)
+    entries = sorted(
+        (*outcome.world.timeline.entries, *outcome.world.timeline.violations), key=lambda entry: entry.at_s
+    )
     print(f"\ntimeline of seed {outcome.seed}:")
-    for entry in entries[:LINES]:
+    for entry in entries[:MAX_LINES]:
         print(f"  {entry.at_s:9.2f} s  {entry.kind:18} {entry.subject:24} {entry.text}")
-    if len(entries) > LINES:
-        print(f"  … and {len(entries) - LINES} lines more")
+    if len(entries) > MAX_LINES:
+        print(f"  … and {len(entries) - MAX_LINES} lines more")
     for failure in outcome.failures:
         print(f"  failed: {failure}")
 
 
 def _print_summary(name: str, seeds: int, runs: Runs) -> None:
     last, world = runs.last, runs.last.world
+    reconciler, network = world.reconciler, world.network
     print("\ninvariants checked at every write and after every pass:")
     for invariant in INVARIANTS:
         print(f"  {invariant.name:4} {invariant.text}")
     print(f"\nlast seed {last.seed}: {world.queue.now_s:.0f} simulated seconds, {world.queue.done} events,", end=" ")
-    print(f"{world.control.passes} passes, {world.store.writes} writes, {world.control.stale} stale decisions refused,")
-    print(f"{world.control.kills} kills, {world.network.lost} of {world.network.sent} messages lost,", end=" ")
-    print(f"{world.network.repeated} repeated")
-    said = f"{seeds} {'seed' if seeds == 1 else 'seeds'}" + (f", {runs.count} runs" if runs.count > seeds else "")
-    print(f"{said} in {runs.spent_s:.1f} s: {len(runs.failed)} failed")
+    print(f"{reconciler.passes} passes, {world.store.writes} writes, {reconciler.stale} stale decisions refused,")
+    print(f"{reconciler.kills} kills, {network.lost} of {network.sent} messages lost,", end=" ")
+    print(f"{network.repeated} repeated")
+    total = f"{seeds} {'seed' if seeds == 1 else 'seeds'}" + (f", {runs.count} runs" if runs.count > seeds else "")
+    print(f"{total} in {runs.spent_s:.1f} s: {len(runs.failed)} failed")
     for outcome in runs.failed:
         print(f"  again: python -m simulator {name} --first-seed {outcome.seed}{_killed_again(outcome)} -v")
 

@@ -10,7 +10,7 @@ from functools import partial
 
 from engine_agent.planning.node import Membership
 from engine_agent.protocol.messages import Assignment, Health
-from simulator.site import Site
+from simulator.context import SimulationContext
 
 PEER_SEEN_S = 0.1
 """From the death of a rank until its leader answers 503 (docs/architecture.md)."""
@@ -23,21 +23,21 @@ IN_FLIGHT = 4
 
 @dataclass
 class Engine:
-    """One rank's process. `on_end` tells its machine that it ended by itself, `on_news` that its health changed."""
+    """One rank's process. `on_end` tells its machine that it ended by itself, `on_change` that its health changed."""
 
     assignment: Assignment
     membership: Membership
     pid: int
     started_s: float
     on_end: Callable[["Engine", str], None]
-    on_news: Callable[[], None]
+    on_change: Callable[[], None]
     loaded: bool = False
     ended: bool = False
     hung: bool = False
     blind: bool = False
     ready_since_s: float | None = None
     lost_peer: str = ""
-    unwell_since_s: float | None = None
+    unhealthy_since_s: float | None = None
 
     @property
     def is_leader(self) -> bool:
@@ -60,33 +60,33 @@ class Engine:
 class Engines:
     """All engines that run, by what they belong to: ranks of one cell and generation, which share a secret, meet."""
 
-    site: Site
+    context: SimulationContext
     groups: dict[tuple[str, int], dict[int, Engine]] = field(default_factory=lambda: defaultdict(dict))
 
     def start(
-        self, assignment: Assignment, on_end: Callable[[Engine, str], None], on_news: Callable[[], None]
+        self, assignment: Assignment, on_end: Callable[[Engine, str], None], on_change: Callable[[], None]
     ) -> Engine:
         """Start a rank; it loads by itself from here."""
         member = Membership(assignment.cell, assignment.generation, assignment.rank)
-        engine = Engine(assignment, member, self.site.next_serial(), self.site.queue.now_s, on_end, on_news)
+        engine = Engine(assignment, member, self.context.next_serial(), self.context.queue.now_s, on_end, on_change)
         self.groups[member.cell, member.generation][member.rank] = engine
-        behaviour = self.site.behaviour(assignment.plan.served_model)
-        spread = 1.0 + behaviour.load_spread * (2.0 * self.site.random.random() - 1.0)
+        behaviour = self.context.behaviour(assignment.plan.served_model)
+        spread = 1.0 + behaviour.load_spread * (2.0 * self.context.random.random() - 1.0)
         if behaviour.never_starts:
-            self.site.queue.after(
+            self.context.queue.after(
                 behaviour.load_s * spread * 0.5, lambda: self.end(engine, "exit code 1: cannot load the weights")
             )
         else:
-            self.site.queue.after(behaviour.load_s * spread, lambda: self._loaded(engine))
+            self.context.queue.after(behaviour.load_s * spread, lambda: self._loaded(engine))
         return engine
 
     def adopt(
-        self, assignment: Assignment, on_end: Callable[[Engine, str], None], on_news: Callable[[], None]
+        self, assignment: Assignment, on_end: Callable[[Engine, str], None], on_change: Callable[[], None]
     ) -> Engine:
         """A rank that has served for long already."""
         member = Membership(assignment.cell, assignment.generation, assignment.rank)
-        now_s = self.site.queue.now_s
-        engine = Engine(assignment, member, self.site.next_serial(), now_s, on_end, on_news, loaded=True)
+        now_s = self.context.queue.now_s
+        engine = Engine(assignment, member, self.context.next_serial(), now_s, on_end, on_change, loaded=True)
         engine.ready_since_s = now_s
         self.groups[member.cell, member.generation][member.rank] = engine
         return engine
@@ -105,28 +105,28 @@ class Engines:
         if not by_order:
             engine.on_end(engine, reason)
         for other in list(group.values()):
-            self.site.queue.after(PEER_SEEN_S, partial(self._peer_lost, other, engine))
+            self.context.queue.after(PEER_SEEN_S, partial(self._peer_lost, other, engine))
 
-    def ready(self, cell: str, generation: int) -> bool:
+    def is_serving(self, cell: str, generation: int) -> bool:
         """Whether the whole cell would answer a request rightly routed."""
         group = self.groups.get((cell, generation), {})
         leader = group.get(0)
         return leader is not None and leader.ready_since_s is not None and not leader.hung and not leader.lost_peer
 
-    def unwell_for_s(self, cell: str, generation: int) -> float:
+    def unhealthy_for_s(self, cell: str, generation: int) -> float:
         """Since when a leader that still runs would answer nothing; 0 if it would, or is gone and said so."""
         leader = self.groups.get((cell, generation), {}).get(0)
-        if leader is None or leader.unwell_since_s is None:
+        if leader is None or leader.unhealthy_since_s is None:
             return 0.0
-        return self.site.queue.now_s - leader.unwell_since_s
+        return self.context.queue.now_s - leader.unhealthy_since_s
 
     def hang(self, engine: Engine) -> None:
         """From now on it lives and answers nothing."""
-        engine.hung, engine.unwell_since_s = True, self.site.queue.now_s
+        engine.hung, engine.unhealthy_since_s = True, self.context.queue.now_s
 
-    def answers_again(self, engine: Engine) -> None:
+    def unhang(self, engine: Engine) -> None:
         """The end of a hang."""
-        engine.hung, engine.unwell_since_s = False, None
+        engine.hung, engine.unhealthy_since_s = False, None
 
     def _loaded(self, engine: Engine) -> None:
         if engine.ended:
@@ -135,25 +135,25 @@ class Engines:
         member = engine.membership
         group = self.groups[member.cell, member.generation]
         if len(group) < len(engine.assignment.peers) or not all(rank.loaded for rank in group.values()):
-            engine.on_news()
+            engine.on_change()
             return
         for rank in list(group.values()):
-            rank.ready_since_s = self.site.queue.now_s
-            rank.on_news()
-        behaviour = self.site.behaviour(engine.assignment.plan.served_model)
+            rank.ready_since_s = self.context.queue.now_s
+            rank.on_change()
+        behaviour = self.context.behaviour(engine.assignment.plan.served_model)
         if behaviour.fails_after_s is not None and 0 in group:
             leader = group[0]
-            self.site.queue.after(
+            self.context.queue.after(
                 behaviour.fails_after_s, lambda: self.end(leader, "exit code 139: segmentation fault")
             )
 
     def _peer_lost(self, engine: Engine, gone: Engine) -> None:
         if engine.ended:
             return
-        engine.unwell_since_s = self.site.queue.now_s
+        engine.unhealthy_since_s = self.context.queue.now_s
         engine.lost_peer = f"rank {gone.membership.rank} is gone"
         if engine.blind and engine.is_leader:
             return
-        engine.on_news()
+        engine.on_change()
         if engine.is_leader or gone.is_leader:
-            self.site.queue.after(PEER_ENDS_S, lambda: self.end(engine, f"exit code 70: {engine.lost_peer}"))
+            self.context.queue.after(PEER_ENDS_S, lambda: self.end(engine, f"exit code 70: {engine.lost_peer}"))

@@ -11,8 +11,8 @@ from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import ChangeRollout, MoveCell, StopCell
 from fleet.planning.snapshot import Finding
 from fleet.planning.states import ROLLOUT_ALLOWED, CellState, RolloutState
+from simulator.transactions import Write
 from simulator.world import Invariant, World
-from simulator.writes import Write
 
 RESUMES_WITHIN_S = 15.0
 KNOWN_WITHIN_S = 15.0
@@ -59,9 +59,9 @@ def drained_before_stopped(world: World, write: Write) -> Iterator[str]:
     waited_s = (write.at - max(before.state_since, since or write.at)).total_seconds()
     if waited_s > spec.drain_deadline_s or not before.members:
         return
-    if world.traffic.routes_to(before.id):
+    if world.routing.routes_to(before.id):
         yield f"{before.id} was stopped {waited_s:.0f} s into its drain while an ingress still sends to it"
-    leader = world.machines.all.get(before.members[0].node)
+    leader = world.provider.machines.get(before.members[0].node)
     if leader is not None and leader.has_power and (left := leader.in_flight()):
         yield f"{before.id} was stopped {waited_s:.0f} s into its drain with {left} requests in flight"
 
@@ -76,7 +76,7 @@ def one_place_per_node(world: World) -> Iterator[str]:
 
 
 def started_once(world: World) -> Iterator[str]:
-    for (node, cell, generation), count in world.journal.starts.items():
+    for (node, cell, generation), count in world.timeline.starts.items():
         if count > 1:
             yield f"{node} started generation {generation} of {cell} {count} times"
 
@@ -103,7 +103,7 @@ def ready_on_evidence(world: World, write: Write) -> Iterator[str]:
 
 
 def resumed_in_time(world: World) -> Iterator[str]:
-    killed_s = world.control.last_kill_s
+    killed_s = world.reconciler.last_kill_s
     if killed_s is not None and world.queue.now_s - killed_s > RESUMES_WITHIN_S:
         yield f"the first pass after a kill came {world.queue.now_s - killed_s:.0f} s later"
 
@@ -121,7 +121,7 @@ def promoted_on_evidence(world: World, write: Write) -> Iterator[str]:
     spec = world.store.deployments[after.deployment]
     for cell in world.store.cells.values():
         updated = cell.deployment == spec.name and cell.version == after.to_version
-        unwell_s = world.engines.unwell_for_s(cell.id, cell.generation)
+        unwell_s = world.engines.unhealthy_for_s(cell.id, cell.generation)
         if updated and cell.state is CellState.READY and unwell_s > KNOWN_WITHIN_S:
             yield f"rollout {after.id} went on while {cell.id}, updated, has answered nothing for {unwell_s:.0f} s"
 

@@ -1,4 +1,4 @@
-"""A simulated machine with its agent: the agent's own planners decide, this world only does what they say.
+"""A simulated machine with its agent: the live agent's planners decide, this only carries out their steps.
 
 The journal outlives the agent, the engine outlives the agent, and neither outlives the machine.
 """
@@ -30,17 +30,14 @@ from engine_agent.planning.steps import (
 )
 from engine_agent.protocol.messages import Assignment, Desired, Health, Observed
 from engine_agent.protocol.states import EngineState, Phase
+from simulator.agent_link import DEAD_AFTER_S, AgentLink
+from simulator.context import AgentReport, SimulationContext
 from simulator.engines import IN_FLIGHT, REQUEST_S, Engine, Engines
-from simulator.site import Said, Site
 
-REPORT_EVERY_S = 2.0
-RECONNECT_S = (0.2, 5.0)
 POLL_S = 0.2
 ENGINE_ENDS_S = 0.5
 """From a request to end until an engine that obeys has ended; one that hangs takes the whole grace."""
 PROXY_STARTS_S = 0.5
-LINE_DEAD_AFTER_S = 20.0
-"""Silence after which both ends of a line give it up."""
 
 
 @dataclass
@@ -51,15 +48,13 @@ class Proxy:
     phase: Phase | None = None
 
 
-class Machine:
-    """One node. `has_power`, `agent_lives` and `has_line` are the three ways in which it can be gone."""
+class Machine(AgentLink):
+    """One node. `has_power`, `agent_lives` and `has_network` are the three ways in which it can be gone."""
 
-    def __init__(self, node: str, site: Site, engines: Engines) -> None:
-        self.node = node
+    def __init__(self, node: str, context: SimulationContext, engines: Engines) -> None:
+        super().__init__(node, context)
         self.has_power = True
         self.agent_lives = True
-        self.has_line = True
-        self.connection = 0
         self.order: Desired | None = None
         self.failure: Failure | None = None
         self.engine: Engine | None = None
@@ -67,15 +62,10 @@ class Machine:
         self.proxy: Proxy | None = None
         self.was_ready = False
         self.blind = False
-        self.no_contact_since_s: float | None = site.queue.now_s
         self.unrouted_since_s: float | None = None
-        self.said: Said | None = None
         self._last_failure: Failure | None = None
         self._watched_since_s = 0.0
-        self._site = site
         self._engines = engines
-        self._life = 0
-        self._beats = 0
         self._wakes_at_s: float | None = None
 
     # --- the agent ---------------------------------------------------------------------------------------------------
@@ -92,12 +82,12 @@ class Machine:
     def boot(self) -> None:
         """Its agent starts, adopts what runs, and connects."""
         self.agent_lives = True
-        self._life += 1
-        self._watched_since_s = self._site.queue.now_s
+        self._agent_starts += 1
+        self._watched_since_s = self._context.queue.now_s
         if self.engine is not None and self.engine.ended:
             self._set_failure(self.engine.membership, "the engine ended while no agent watched it", stable=False)
             self.engine = None
-        self.no_contact_since_s = self._site.queue.now_s
+        self.no_contact_since_s = self._context.queue.now_s
         self._connect_soon(0.0)
         self.converge()
 
@@ -106,38 +96,28 @@ class Machine:
         if not self.acts:
             return
         if refusal(self.order, order, self.node) is not None:
-            self._site.journal.counts["refused order"] += 1
+            self._context.timeline.counts["refused order"] += 1
             return
         if order != self.order:
             self.order = order
             self.converge()
 
     def converge(self) -> None:
-        """Plan, do, and say what is so if that changed."""
+        """Plan, act, and report if what is observed changed."""
         if not self.acts:
             return
-        now_s = self._site.queue.now_s
+        now_s = self._context.queue.now_s
         snapshot = self._snapshot()
         for step in plan_convergence(self.desired, snapshot, now_s):
             self._take(step)
         observed = observe(self.desired, self._snapshot(), now_s)
-        if self.said is None or observed != self.said.observed:
-            self.say(observed)
+        if self.last_report is None or observed != self.last_report.observed:
+            self.report(observed)
 
-    def say(self, observed: Observed | None = None) -> None:
-        """Report, now."""
-        seen = observed or observe(self.desired, self._snapshot(), self._site.queue.now_s)
-        self.said = Said(self.connection, seen, self._health_of(seen), self.in_flight())
-        self._send(self.said)
-        if self.connection and self._beats != self.connection:
-            self._beats = self.connection
-            self._beat_later(self.connection)
-
-    def report_again(self) -> None:
-        """Say the whole state, as after a silence."""
-        if self.acts:
-            self.converge()
-            self.say()
+    def compose_report(self, observed: Observed | None) -> AgentReport:
+        """What the agent observes, and how healthy its engine is."""
+        seen = observed or observe(self.desired, self._snapshot(), self._context.queue.now_s)
+        return AgentReport(self.connection_id, seen, self._health_of(seen), self.in_flight())
 
     def in_flight(self) -> int:
         """Requests that the cell works on, if this is its leader."""
@@ -145,7 +125,7 @@ class Machine:
             return 0
         if self.unrouted_since_s is None:
             return IN_FLIGHT
-        left = 1.0 - (self._site.queue.now_s - self.unrouted_since_s) / REQUEST_S
+        left = 1.0 - (self._context.queue.now_s - self.unrouted_since_s) / REQUEST_S
         return max(0, round(IN_FLIGHT * left))
 
     # --- what can happen to it ---------------------------------------------------------------------------------------
@@ -157,35 +137,14 @@ class Machine:
             self._disconnect()
 
     def power_off(self, *, silently: bool = True) -> None:
-        """Everything ends. Silently: the other end of its line finds out later."""
+        """Everything ends. Silently: the server finds out later."""
         if self.has_power:
             self.has_power = False
             if self.engine is not None:
                 self._engines.end(self.engine, "power", by_order=True)
-            connection = self.connection
-            delay_s = LINE_DEAD_AFTER_S if silently else 0.0
-            self._site.queue.after(delay_s, lambda: self._site.server.left(self.node, connection))
-
-    def cut_line(self) -> None:
-        """Nothing comes through in either direction; both ends find out later."""
-        if self.has_line:
-            self.has_line = False
-            connection = self.connection
-            self._site.queue.after(LINE_DEAD_AFTER_S, lambda: self._line_dead(connection))
-
-    def mend_line(self) -> None:
-        if not self.has_line:
-            self.has_line = True
-            if not self.connection:
-                self._connect_soon(0.0)
-
-    def disconnected(self, connection: int) -> None:
-        """The server closed the line, or ended."""
-        if connection == self.connection:
-            self.connection = 0
-            self.no_contact_since_s = self._site.queue.now_s
-            if self.acts:
-                self._connect_soon()
+            connection_id = self.connection_id
+            delay_s = DEAD_AFTER_S if silently else 0.0
+            self._context.queue.after(delay_s, lambda: self._context.server.disconnected(self.node, connection_id))
 
     # --- its processes -----------------------------------------------------------------------------------------------
 
@@ -209,7 +168,7 @@ class Machine:
         )
 
     def _probe(self, engine: Engine) -> Health:
-        behaviour = self._site.behaviour(engine.assignment.plan.served_model)
+        behaviour = self._context.behaviour(engine.assignment.plan.served_model)
         health = engine.health(behaviour.answers_wrong)
         self.was_ready = self.was_ready or health.ok
         return health
@@ -231,7 +190,7 @@ class Machine:
             case StopProxy():
                 self._stop_proxy()
             case SetProxyPhase(phase=phase):
-                self._site.queue.after(0.05, lambda: self._phase_set(phase))
+                self._context.queue.after(0.05, lambda: self._phase_set(phase))
             case MarkFailed(membership=member, reason=reason):
                 self._set_failure(member, reason, stable=False)
             case Wait(until_s=until_s) if until_s is not None:
@@ -241,14 +200,14 @@ class Machine:
 
     def _start_engine(self, given: Assignment) -> None:
         if self.no_contact_since_s is None:
-            self._site.journal.starts[self.node, given.cell, given.generation] += 1
+            self._context.timeline.starts[self.node, given.cell, given.generation] += 1
         if self.engine is not None and not self.engine.ended:
-            self._site.journal.violation(self._site.queue.now_s, "I5", f"{self.node} starts a second engine")
+            self._context.timeline.violation(self._context.queue.now_s, "I5", f"{self.node} starts a second engine")
         self.was_ready = False
         self.unrouted_since_s = None
         self.failure = None
         self.engine_stopping = False
-        self.engine = self._engines.start(given, self.engine_ended, self.news)
+        self.engine = self._engines.start(given, self.engine_ended, self.engine_changed)
         self.engine.blind = self.blind
 
     def _stop_engine(self, grace_s: float) -> None:
@@ -258,10 +217,12 @@ class Machine:
         desired = self.desired
         kept = desired is not None and desired.phase is not Phase.STOP and membership_of(desired) == engine.membership
         if self.no_contact_since_s is not None and kept and self.was_ready and self._probe(engine).ok:
-            self._site.journal.violation(self._site.queue.now_s, "I9", f"{self.node} ends an engine while cut off")
+            self._context.timeline.violation(
+                self._context.queue.now_s, "I9", f"{self.node} ends an engine while cut off"
+            )
         self.engine_stopping = True
         delay_s = grace_s if engine.hung else ENGINE_ENDS_S
-        self._site.queue.after(delay_s, lambda: self._engine_stopped(engine))
+        self._context.queue.after(delay_s, lambda: self._engine_stopped(engine))
 
     def _engine_stopped(self, engine: Engine) -> None:
         if self.engine is engine:
@@ -273,7 +234,7 @@ class Machine:
         """By itself. Without an agent nobody sees it before one starts again."""
         if self.engine is not engine or not self.acts:
             return
-        ran_stably = self.was_ready and self._site.queue.now_s - engine.started_s >= LIMITS.stable_after_s
+        ran_stably = self.was_ready and self._context.queue.now_s - engine.started_s >= LIMITS.stable_after_s
         if not self.engine_stopping:
             self._set_failure(engine.membership, f"the engine ended: {reason}", stable=ran_stably)
         self.engine, self.engine_stopping, self.was_ready = None, False, False
@@ -281,13 +242,13 @@ class Machine:
 
     def _set_failure(self, member: Membership, reason: str, *, stable: bool) -> None:
         previous = failure_of(member, self._last_failure)
-        self.failure = Failure(member, reason, self._site.queue.now_s, next_in_a_row(previous, stable))
+        self.failure = Failure(member, reason, self._context.queue.now_s, next_in_a_row(previous, stable))
         self._last_failure = self.failure
 
     def _start_proxy(self, given: Assignment) -> None:
-        process = RunningProcess(membership_of(given), self._site.next_serial(), self._site.queue.now_s)
+        process = RunningProcess(membership_of(given), self._context.next_serial(), self._context.queue.now_s)
         self.proxy = proxy = Proxy(process)
-        self._site.queue.after(PROXY_STARTS_S, lambda: self._proxy_answers(proxy))
+        self._context.queue.after(PROXY_STARTS_S, lambda: self._proxy_answers(proxy))
 
     def _proxy_answers(self, proxy: Proxy) -> None:
         if self.proxy is proxy and proxy.phase is None:
@@ -297,7 +258,7 @@ class Machine:
     def _stop_proxy(self) -> None:
         if self.proxy is not None:
             self.proxy = gone = Proxy(replace(self.proxy.process, stopping=True), self.proxy.phase)
-            self._site.queue.after(0.2, lambda: self._proxy_ended(gone))
+            self._context.queue.after(0.2, lambda: self._proxy_ended(gone))
 
     def _proxy_ended(self, proxy: Proxy) -> None:
         if self.proxy is proxy:
@@ -308,69 +269,18 @@ class Machine:
         if self.proxy is not None and self.has_power and self.proxy.phase is not None:
             self.proxy.phase = phase
             if phase is Phase.DRAIN and self.unrouted_since_s is None:
-                self.unrouted_since_s = self._site.queue.now_s
+                self.unrouted_since_s = self._context.queue.now_s
             self.converge()
 
-    def news(self) -> None:
+    def engine_changed(self) -> None:
         """Something about the engine changed; the next poll sees it."""
-        self._site.queue.after(POLL_S * self._site.random.random(), self.converge)
+        self._context.queue.after(POLL_S * self._context.random.random(), self.converge)
 
     def _wake_at(self, at_s: float) -> None:
         if self._wakes_at_s is None or at_s < self._wakes_at_s:
             self._wakes_at_s = at_s
-            self._site.queue.at(at_s, self._wake)
+            self._context.queue.at(at_s, self._wake)
 
     def _wake(self) -> None:
         self._wakes_at_s = None
         self.converge()
-
-    # --- its line ----------------------------------------------------------------------------------------------------
-
-    def _connect_soon(self, delay_s: float | None = None) -> None:
-        low, high = RECONNECT_S
-        pause_s = low + (high - low) * self._site.random.random() ** 2 if delay_s is None else delay_s
-        life = self._life
-        self._site.queue.after(pause_s, lambda: self._connect(life))
-
-    def _connect(self, life: int) -> None:
-        if life != self._life or not self.acts or self.connection or not self.has_line:
-            return
-        self.connection = connection = self._site.next_serial()
-        self.no_contact_since_s = None
-        self._site.server.joined(self.node, connection)
-        if self.connection == connection:
-            self.say()
-
-    def _disconnect(self) -> None:
-        connection, self.connection = self.connection, 0
-        self.no_contact_since_s = self._site.queue.now_s
-        if connection and self.has_line:
-            self._site.server.left(self.node, connection)
-
-    def _line_dead(self, connection: int) -> None:
-        self._site.server.left(self.node, connection)
-        if connection and connection == self.connection:
-            self.connection = 0
-            self.no_contact_since_s = self._site.queue.now_s
-            if self.acts:
-                self.converge()
-                self._connect_soon()
-
-    def _beat_later(self, connection: int) -> None:
-        pause_s = REPORT_EVERY_S * (0.9 + 0.2 * self._site.random.random())
-        self._site.queue.after(pause_s, lambda: self._beat(connection))
-
-    def _beat(self, connection: int) -> None:
-        """Say it again, unless nothing is news and that is known."""
-        if connection != self.connection or not self.acts:
-            return
-        self.converge()
-        self.say()
-        if self._site.steady and self.said is not None and self._site.server.knows(self.node, self.said):
-            self._beats = 0
-        else:
-            self._beat_later(connection)
-
-    def _send(self, said: Said) -> None:
-        if said.connection and self.has_line:
-            self._site.network.carry(lambda: self._site.server.heard(self.node, said))

@@ -13,18 +13,18 @@ from fleet.planning.policy import UpdatePolicy
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, VersionView
 from fleet.planning.states import CellState, RolloutState
-from simulator.behaviour import VersionBehaviour
 from simulator.clock import EventQueue
-from simulator.control import Pace
-from simulator.happenings import roll_out, scale
-from simulator.relevance import limits_of, without_other_deployments, without_other_regions
-from simulator.site import Entry
+from simulator.context import TimelineEntry
+from simulator.fleet_slice import limits_of, without_other_deployments, without_other_regions
+from simulator.operator_actions import roll_out, scale
+from simulator.reconciler import Pace
+from simulator.version_behaviour import VersionBehaviour
 from simulator.world import Place, World
 
 HORIZON_S = 6 * 3600.0
 EVENTS_MOST = 300_000
 """Bound on the work of one answer; then it says how far it looked."""
-LOOK_EVERY_S = 15.0
+POLL_EVERY_S = 15.0
 CALM_S = 60.0
 """So long nothing must have been on its way for the change to be over."""
 PACE = Pace(every_s=5.0, quiet_s=15.0, doorbell_s=0.5)
@@ -80,7 +80,7 @@ class Forecast:
     """`steps` are what would be decided, in seconds from now. `took_s`: until the last of them; None: not over within
     what was looked at. `refusals`: what would wait, and for what."""
 
-    steps: tuple[Entry, ...]
+    steps: tuple[TimelineEntry, ...]
     took_s: float | None
     looked_s: float
     places: tuple[PlaceForecast, ...]
@@ -105,7 +105,7 @@ def predict(
     budgets = replace(chosen, ledger=limits_of(fleet, chosen.ledger))
     behaviours = {version: VersionBehaviour(load_s=seconds, load_spread=0.0) for version, seconds in load_s.items()}
     world = World(part, settings=budgets, behaviours=behaviours, steady=True, queue=queue)
-    world.control.pace = PACE if len(part.nodes) <= MACHINES_PACED else PACE_OF_MANY
+    world.reconciler.pace = PACE if len(part.nodes) <= MACHINES_PACED else PACE_OF_MANY
     before = dict(world.ready)
     _begin(world, change)
     is_over = _run(world, change, horizon_s)
@@ -143,16 +143,16 @@ def _begin(world: World, change: Change) -> None:
             for region, count in cells.items():
                 scale(world, name, region, count)
         case LoseRegion(region=region):
-            for machine in list(world.machines.all.values()):
+            for machine in list(world.provider.machines.values()):
                 if world.region_of(machine.node) == region:
                     machine.power_off(silently=False)
-            world.machines.closed.add(region)
+            world.provider.sold_out.add(region)
 
 
 def _run(world: World, change: Change, horizon_s: float) -> bool:
     calm_since_s: float | None = None
     while world.queue.now_s < horizon_s and world.queue.done < EVENTS_MOST:
-        world.run_until(world.queue.now_s + LOOK_EVERY_S)
+        world.run_until(world.queue.now_s + POLL_EVERY_S)
         if not _is_at_rest(world, change):
             calm_since_s = None
         elif calm_since_s is None:
@@ -172,7 +172,7 @@ def _is_at_rest(world: World, change: Change) -> bool:
 
 
 def _forecast(world: World, change: Change, before: Mapping[Place, int], is_over: bool) -> Forecast:
-    steps = [entry for entry in world.journal.entries if entry.kind.startswith(TOLD)]
+    steps = [entry for entry in world.timeline.entries if entry.kind.startswith(TOLD)]
     places = tuple(_place(world, place, before.get(place, 0)) for place in sorted(world.series))
     waiting = (cell for cell in world.store.cells.values() if cell.state in {CellState.PENDING, CellState.LOST})
     last_s = steps[-1].at_s if steps else 0.0
@@ -181,7 +181,7 @@ def _forecast(world: World, change: Change, before: Mapping[Place, int], is_over
         took_s=last_s if is_over else None,
         looked_s=world.queue.now_s,
         places=places,
-        machines_launched=world.machines.booted,
+        machines_launched=world.provider.launched,
         refusals=tuple(f"{cell.id}: {cell.reason}" for cell in waiting),
         warnings=tuple(_warnings(world, change, places, steps, is_over)),
     )
@@ -194,7 +194,7 @@ def _place(world: World, place: Place, ready_now: int) -> PlaceForecast:
 
 
 def _warnings(
-    world: World, change: Change, places: tuple[PlaceForecast, ...], steps: list[Entry], is_over: bool
+    world: World, change: Change, places: tuple[PlaceForecast, ...], steps: list[TimelineEntry], is_over: bool
 ) -> Iterator[str]:
     if not is_over:
         yield f"not over within {world.queue.now_s:.0f} s, which is as far as this looked"
@@ -208,5 +208,5 @@ def _warnings(
             yield f"{where} would have no cell in service for a while"
         if place.ready_then < place.wanted:
             yield f"{where} would end with {place.ready_then} of {place.wanted} cells in service"
-    if world.machines.booted:
-        yield f"{world.machines.booted} machines would be launched"
+    if world.provider.launched:
+        yield f"{world.provider.launched} machines would be launched"

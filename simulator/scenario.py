@@ -4,11 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from fleet.planning.settings import FleetSettings
-from simulator.behaviour import VersionBehaviour
-from simulator.control import Mishaps, Pace
+from simulator.fleet_spec import FleetSpec, build_fleet
 from simulator.invariants import INVARIANTS
 from simulator.network import QUIET, NetworkQuality
-from simulator.shape import FleetShape, fleet_of
+from simulator.reconciler import Pace, ProcessFaults
+from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 STEPS = 200
@@ -25,14 +25,14 @@ class Scenario:
     one sentence each. A run ends at `until_s`, or after `busy_s` as soon as nothing has been on its way for a while."""
 
     about: str
-    shape: FleetShape
+    fleet: FleetSpec
     play: Callable[[World], None]
     until_s: float
     expect: Callable[[World], Iterable[str]]
     behaviours: Mapping[str, VersionBehaviour] = field(default_factory=dict)
     settings: FleetSettings = field(default_factory=FleetSettings)
     quality: NetworkQuality = QUIET
-    mishaps: Mishaps = field(default_factory=Mishaps)
+    process_faults: ProcessFaults = field(default_factory=ProcessFaults)
     pace: Pace = field(default_factory=Pace)
     steady: bool = False
     busy_s: float | None = None
@@ -59,7 +59,7 @@ class Outcome:
 def world_of(scenario: Scenario, seed: int, kill: Kill | None = None) -> World:
     """The world as it begins, with everything scheduled that will happen to it. With a `kill` no other comes."""
     world = World(
-        fleet_of(scenario.shape),
+        build_fleet(scenario.fleet),
         seed=seed,
         settings=scenario.settings,
         behaviours=scenario.behaviours,
@@ -67,11 +67,11 @@ def world_of(scenario: Scenario, seed: int, kill: Kill | None = None) -> World:
         steady=scenario.steady,
         invariants=INVARIANTS,
     )
-    world.control.mishaps = scenario.mishaps
+    world.reconciler.process_faults = scenario.process_faults
     if kill is not None:
-        world.control.mishaps = replace(scenario.mishaps, killed=0.0, whole=kill.whole)
-        world.control.kill_at = kill.write
-    world.control.pace = scenario.pace
+        world.reconciler.process_faults = replace(scenario.process_faults, killed=0.0, whole=kill.whole)
+        world.reconciler.kill_before_write = kill.write
+    world.reconciler.pace = scenario.pace
     scenario.play(world)
     return world
 
@@ -90,7 +90,7 @@ def run(
             break
     world.check()
     broken = tuple(
-        f"{entry.subject} at {entry.at_s:.1f} s: {entry.text}" for entry in dict.fromkeys(world.journal.violations)
+        f"{entry.subject} at {entry.at_s:.1f} s: {entry.text}" for entry in dict.fromkeys(world.timeline.violations)
     )
     return Outcome(seed, world, (*broken, *scenario.expect(world)), kill)
 

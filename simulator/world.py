@@ -12,18 +12,18 @@ from fleet.planning.rollout.evidence import CELLS_COMPARED
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, NodeState
-from simulator.behaviour import VersionBehaviour, counted
+from simulator.agent_server import AgentServer, SteadyReport
 from simulator.clock import EPOCH, EventQueue
-from simulator.control import TRAFFIC, ControlPlane
+from simulator.context import SimulationContext
 from simulator.engines import Engines
-from simulator.hub import Hub, SteadyReport
 from simulator.machine import Machine, Proxy
-from simulator.machines import Machines
 from simulator.network import QUIET, Network, NetworkQuality
-from simulator.site import Site
+from simulator.reconciler import TRAFFIC, Reconciler
+from simulator.routing import Routing
+from simulator.simulated_provider import SimulatedProvider
 from simulator.store import Store
-from simulator.traffic import Traffic
-from simulator.writes import Write
+from simulator.transactions import Write
+from simulator.version_behaviour import VersionBehaviour, counted
 
 Place = tuple[str, str]
 """Deployment, region."""
@@ -51,11 +51,11 @@ class Invariant:
 class World:
     """One run. `fleet` is how it begins: ready cells serve, connected nodes are connected.
 
-    `steady` leaves out the events of what repeats itself without news, for large fleets; nothing else differs.
+    `steady` leaves out the events of reports that repeat the last one, for large fleets; nothing else differs.
     """
 
-    rows: type[Store] = Store
-    reconciler: type[ControlPlane] = ControlPlane
+    store_type: type[Store] = Store
+    reconciler_type: type[Reconciler] = Reconciler
     """A subclass may bring real ones."""
 
     def __init__(
@@ -74,64 +74,69 @@ class World:
         self.random = Random(seed)
         self.queue = queue or EventQueue(EPOCH)
         self.network = Network(self.queue, self.random, quality)
-        self.store = self.rows(fleet)
-        self.hub = Hub(self.store, self._ring)
-        self.site = Site(self.queue, self.random, self.network, self.hub, behaviours=behaviours or {}, steady=steady)
-        self.hub.attach(self.site)
-        self.engines = Engines(self.site)
-        self.machines = Machines(self.site, self.hub, self.engines)
-        self.store.provider = self.machines
-        chosen = settings or FleetSettings()
-        self.store.limits = chosen.ledger
-        self.control = self.reconciler(self.site, self.store, self.machines, chosen)
-        self.control.prepare = self._with_counters
-        self.control.is_quiet = self.is_settled
-        self.traffic = Traffic(self.site, self.store, self._ring)
-        self.traffic.on_change = self._unrouted
-        self.traffic.on_kill = lambda: self.control.dies(TRAFFIC)
-        self.traffic.is_heard = lambda: self.hub.is_up
-        self.control.on_kill = self._killed
-        self.journal = self.site.journal
+        self.store = self.store_type(fleet)
+        self.agent_server = AgentServer(self.store, self._ring)
+        self.context = SimulationContext(
+            self.queue, self.random, self.network, self.agent_server, behaviours=behaviours or {}, steady=steady
+        )
+        self.agent_server.attach(self.context)
+        self.engines = Engines(self.context)
+        self.provider = SimulatedProvider(self.context, self.agent_server, self.engines)
+        self.reconciler = self.reconciler_type(self.context, self.store, self.provider, settings or FleetSettings())
+        self.routing = Routing(self.context, self.store, self._ring)
+        self.timeline = self.context.timeline
         self.ready: Counter[Place] = Counter()
         self.series: dict[Place, Series] = {}
         self.unsettled: set[str] = set()
         self.invariants = invariants
-        self.store.on_write = self._written
-        self.control.on_pass = self._passed
+        self._wire()
         self._settle(fleet)
+
+    def _wire(self) -> None:
+        """Connect the parts that know each other only by callbacks."""
+        self.store.provider = self.provider
+        self.store.limits = self.reconciler.settings.ledger
+        self.store.on_write = self._written
+        self.reconciler.prepare = self._with_counters
+        self.reconciler.is_quiet = self.is_settled
+        self.reconciler.on_kill = self._killed
+        self.reconciler.on_pass = self._passed
+        self.routing.on_change = self._unrouted
+        self.routing.on_kill = lambda: self.reconciler.killed(TRAFFIC)
+        self.routing.is_reachable = lambda: self.agent_server.is_up
 
     # --- how it begins -----------------------------------------------------------------------------------------------
 
     def _settle(self, fleet: FleetView) -> None:
-        """Put machines, processes and lines into the state that the rows speak of."""
+        """Put machines, processes and connections into the state that the rows state."""
         for node in fleet.nodes.values():
             if node.state is NodeState.RETIRED:
                 continue
-            machine = self.machines.add(node.id, node.topology)
+            machine = self.provider.add(node.id, node.topology)
             if node.state is NodeState.LOST:
                 machine.has_power = False
             elif node.report.connected:
                 self._connect(machine)
             elif node.state is NodeState.JOINING:
-                self.queue.after(self.machines.boot_s, machine.boot)
+                self.queue.after(self.provider.boot_s, machine.boot)
             else:
-                machine.has_line = False
+                machine.has_network = False
         for cell in fleet.cells.values():
             self._begin(cell)
         for place, wanted in self._places().items():
             self._sample(place, wanted)
-        self.traffic.start()
-        self.control.start()
+        self.routing.start()
+        self.reconciler.start()
 
     def _connect(self, machine: Machine) -> None:
         machine.order = self.store.desired(machine.node)
-        machine.connection = connection = self.site.next_serial()
+        machine.connection_id = connection_id = self.context.next_serial()
         machine.no_contact_since_s = None
-        self.hub.joined(machine.node, connection)
-        self.hub.lines[machine.node].told = self.store.versions[machine.node]
-        if self.site.steady:
+        self.agent_server.connected(machine.node, connection_id)
+        self.agent_server.connections[machine.node].sent_version = self.store.versions[machine.node]
+        if self.context.steady:
             node = self.store.nodes[machine.node]
-            self.store.nodes[machine.node] = replace(node, report=SteadyReport(node.report, self.hub))
+            self.store.nodes[machine.node] = replace(node, report=SteadyReport(node.report, self.agent_server))
         else:
             self.queue.after(self.random.random() * 2.0, machine.report_again)
 
@@ -142,17 +147,17 @@ class World:
             self.unsettled.add(cell.id)
         serving = cell.state in {CellState.READY, CellState.DRAINING}
         for member in cell.members:
-            machine = self.machines.all.get(member.node)
+            machine = self.provider.machines.get(member.node)
             assignment = machine.desired if machine is not None else None
             if machine is None or assignment is None or not machine.has_power:
                 continue
             if cell.state is CellState.STARTING or not serving:
                 self.queue.after(0.0, machine.converge)
                 continue
-            engine = self.engines.adopt(assignment, machine.engine_ended, machine.news)
+            engine = self.engines.adopt(assignment, machine.engine_ended, machine.engine_changed)
             machine.engine, machine.was_ready = engine, True
             if member.rank == 0:
-                process = RunningProcess(Membership(cell.id, cell.generation, 0), self.site.next_serial(), 0.0)
+                process = RunningProcess(Membership(cell.id, cell.generation, 0), self.context.next_serial(), 0.0)
                 machine.proxy = Proxy(process, Phase.SERVE)
 
     # --- as it goes on -----------------------------------------------------------------------------------------------
@@ -171,26 +176,26 @@ class World:
         return not self.unsettled and not self.store.rollouts
 
     def _ring(self) -> None:
-        self.control.ring()
+        self.reconciler.ring()
 
     def _killed(self, whose: str) -> None:
-        mishaps = self.control.mishaps
-        if whose == TRAFFIC or mishaps.whole:
-            self.traffic.ends(mishaps.restart_s)
-        if mishaps.whole:
-            self.hub.goes_down()
-            self.queue.after(mishaps.restart_s, self.hub.comes_up)
+        faults = self.reconciler.process_faults
+        if whose == TRAFFIC or faults.whole:
+            self.routing.crash(faults.restart_s)
+        if faults.whole:
+            self.agent_server.crash()
+            self.queue.after(faults.restart_s, self.agent_server.recover)
 
     def _unrouted(self) -> None:
         for cell in self.store.cells.values():
-            if cell.state is CellState.DRAINING and cell.members and not self.traffic.routes_to(cell.id):
-                leader = self.machines.all.get(cell.members[0].node)
+            if cell.state is CellState.DRAINING and cell.members and not self.routing.routes_to(cell.id):
+                leader = self.provider.machines.get(cell.members[0].node)
                 if leader is not None and leader.unrouted_since_s is None:
                     leader.unrouted_since_s = self.queue.now_s
 
     def _with_counters(self, view: FleetView) -> FleetView:
         """What leaders count matters while a rollout compares."""
-        self.hub.heard_at = self.queue.now
+        self.agent_server.newest_report_at = self.queue.now
         rolling = {rollout.deployment: rollout.counters for rollout in view.rollouts.values()}
         if not rolling:
             return view
@@ -202,17 +207,17 @@ class World:
             taken[alike] += 1
             if taken[alike] <= CELLS_COMPARED or cell.id in rolling[cell.deployment]:
                 served_s = (self.queue.now - cell.state_since).total_seconds()
-                counters = counted(self.site.behaviour(cell.version), cell.generation, served_s)
+                counters = counted(self.context.behaviour(cell.version), cell.generation, served_s)
                 cells[cell.id] = replace(cell, counters=counters)
         return replace(view, cells=cells)
 
     def _written(self, write: Write) -> None:
         before, after = write.before, write.after
         if isinstance(write.cause, MoveNode):
-            self.site.note(f"node.{write.cause.to}", write.cause.node, write.cause.reason)
+            self.context.note(f"node.{write.cause.to}", write.cause.node, write.cause.reason)
         rollout = write.rollout_after
         if rollout is not None:
-            self.site.note(f"rollout.{rollout.state}", rollout.deployment, rollout.reason)
+            self.context.note(f"rollout.{rollout.state}", rollout.deployment, rollout.reason)
         if after is not None and (before is None or before.state is not after.state):
             self._moved(before, after)
         for invariant in self.invariants:
@@ -221,18 +226,18 @@ class World:
 
     def _moved(self, before: CellView | None, after: CellView) -> None:
         place = (after.deployment, after.region)
-        self.site.note(f"cell.{after.state}", after.id, after.reason)
+        self.context.note(f"cell.{after.state}", after.id, after.reason)
         self.ready[place] += (after.state is CellState.READY) - (before is not None and before.state is CellState.READY)
         self._sample(place, self.store.deployments[place[0]].cells_wanted.get(place[1], 0))
         if after.state in {CellState.READY, CellState.STOPPED}:
             self.unsettled.discard(after.id)
         else:
             self.unsettled.add(after.id)
-        self.traffic.ring()
+        self.routing.ring()
 
     def _passed(self) -> None:
         for invariant in self.invariants:
-            if invariant.on_world is not None and not self.site.steady:
+            if invariant.on_world is not None and not self.context.steady:
                 self._complain(invariant, invariant.on_world(self))
 
     def check(self) -> None:
@@ -243,7 +248,7 @@ class World:
 
     def _complain(self, invariant: Invariant, found: Iterable[str]) -> None:
         for text in found:
-            self.journal.violation(self.queue.now_s, invariant.name, text)
+            self.timeline.violation(self.queue.now_s, invariant.name, text)
 
     def _places(self) -> dict[Place, int]:
         return {

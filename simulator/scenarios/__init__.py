@@ -1,5 +1,6 @@
-"""The scenarios, one module each: its name is the scenario's, its `SCENARIO` says what happens."""
+"""The scenarios: each module declares some in its table `SCENARIOS`, by the names that `make simulate S=…` takes."""
 
+from functools import cache
 from importlib import import_module
 from pkgutil import iter_modules
 
@@ -12,16 +13,23 @@ class UnknownScenario(ValueError):
 
 def scenario_names() -> tuple[str, ...]:
     """All scenarios, by name."""
-    return tuple(sorted(module.name for module in iter_modules(__path__)))
+    return tuple(sorted(_registry()))
 
 
 def scenario_named(name: str) -> Scenario:
-    """Load a scenario.
+    """The scenario of this name.
 
     Raises:
-        UnknownScenario: there is none of this name.
+        UnknownScenario: there is none.
     """
-    if name not in scenario_names():
+    if name not in _registry():
         raise UnknownScenario(f"there is no scenario {name!r}; there are: {', '.join(scenario_names())}")
-    found: Scenario = import_module(f"{__name__}.{name}").SCENARIO
-    return found
+    return _registry()[name]
+
+
+@cache
+def _registry() -> dict[str, Scenario]:
+    registry: dict[str, Scenario] = {}
+    for module in iter_modules(__path__):
+        registry |= import_module(f"{__name__}.{module.name}").SCENARIOS
+    return registry

@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 
 from fleet.planning.policy import UpdatePolicy
-from simulator.behaviour import VersionBehaviour
-from simulator.control import Pace
-from simulator.happenings import FAULTS, all_well, mixed_versions, resume_paused, roll_out
+from simulator.fault_injection import FAULTS
+from simulator.final_checks import all_well, mixed_versions
+from simulator.fleet_spec import DeploymentSpec, FleetSpec
+from simulator.operator_actions import resume_paused, roll_out
+from simulator.reconciler import Pace
 from simulator.scenario import Scenario
-from simulator.shape import DeploymentShape, FleetShape
+from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 DAY_S = 86400.0
@@ -17,14 +19,14 @@ POLICY = UpdatePolicy(max_unavailable=20, canary_bake_s=300.0, bake_s=300.0, min
 REGIONS = ("east", "north", "south", "west")
 
 
-def shape() -> FleetShape:
+def fleet_spec() -> FleetSpec:
     """20 deployments of 31 cells of 4 nodes in each of 4 regions, and 20 spares per region."""
     cells = dict.fromkeys(REGIONS, 31)
     specs = (
-        DeploymentShape(f"model-{number:02d}", cells, size=4, policy=POLICY, ready_timeout_s=600.0)
+        DeploymentSpec(f"model-{number:02d}", cells, size=4, policy=POLICY, ready_timeout_s=600.0)
         for number in range(20)
     )
-    return FleetShape(tuple(specs), spares=20)
+    return FleetSpec(tuple(specs), spares=20)
 
 
 def play(world: World) -> None:
@@ -38,17 +40,19 @@ def play(world: World) -> None:
 def expect(world: World) -> Iterator[str]:
     yield from all_well(world)
     yield from mixed_versions(world)
-    if not world.journal.counts["rollout.succeeded"]:
+    if not world.timeline.counts["rollout.succeeded"]:
         yield "the rollout did not succeed"
 
 
-SCENARIO = Scenario(
-    about="10,000 nodes, 2,480 cells, 60 faults and a rollout in a day.",
-    shape=shape(),
-    play=play,
-    until_s=DAY_S,
-    expect=expect,
-    behaviours={version: VersionBehaviour(load_s=120.0) for version in ("v1", "v2")},
-    steady=True,
-    pace=Pace(every_s=15.0, quiet_s=60.0, doorbell_s=2.0),
-)
+SCENARIOS = {
+    "day_10000_nodes": Scenario(
+        about="10,000 nodes, 2,480 cells, 60 faults and a rollout in a day.",
+        fleet=fleet_spec(),
+        play=play,
+        until_s=DAY_S,
+        expect=expect,
+        behaviours={version: VersionBehaviour(load_s=120.0) for version in ("v1", "v2")},
+        steady=True,
+        pace=Pace(every_s=15.0, quiet_s=60.0, doorbell_s=2.0),
+    )
+}

@@ -1,10 +1,12 @@
 """No rollout: machines, agents, engines, lines and our own processes die at random. Every wanted cell comes back."""
 
-from simulator.control import Mishaps
-from simulator.happenings import all_well, random_faults, scale
+from simulator.fault_injection import random_faults
+from simulator.final_checks import all_well
+from simulator.fleet_spec import DeploymentSpec, FleetSpec
 from simulator.network import UNRULY
+from simulator.operator_actions import scale
+from simulator.reconciler import ProcessFaults
 from simulator.scenario import Scenario
-from simulator.shape import DeploymentShape, FleetShape
 from simulator.world import World
 
 
@@ -14,13 +16,15 @@ def play(world: World) -> None:
     world.queue.at(400.0, lambda: scale(world, "llama", "west", world.random.randint(0, 4)))
 
 
-SCENARIO = Scenario(
-    about="Twelve random faults, lost and repeated messages, reconcilers killed between writes, and two scalings.",
-    shape=FleetShape((DeploymentShape("llama", {"east": 4, "west": 2}), DeploymentShape("tiny", {"east": 3}, size=1))),
-    play=play,
-    until_s=1800.0,
-    busy_s=800.0,
-    expect=all_well,
-    quality=UNRULY,
-    mishaps=Mishaps(killed=0.02, stalled=0.02),
-)
+SCENARIOS = {
+    "faults_everywhere": Scenario(
+        about="Twelve random faults, lost and repeated messages, reconcilers killed between writes, and two scalings.",
+        fleet=FleetSpec((DeploymentSpec("llama", {"east": 4, "west": 2}), DeploymentSpec("tiny", {"east": 3}, size=1))),
+        play=play,
+        until_s=1800.0,
+        busy_s=800.0,
+        expect=all_well,
+        quality=UNRULY,
+        process_faults=ProcessFaults(killed=0.02, stalled=0.02),
+    )
+}

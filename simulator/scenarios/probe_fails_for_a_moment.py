@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
-from simulator.happenings import all_well, never_touched, probe_fails
+from simulator.fault_injection import probe_fails
+from simulator.final_checks import all_well, never_touched
+from simulator.fleet_spec import DeploymentSpec, FleetSpec
 from simulator.scenario import Scenario
-from simulator.shape import DeploymentShape, FleetShape
 from simulator.world import World
 
 UNTIL_S = 300.0
@@ -20,14 +21,16 @@ def expect(world: World) -> Iterator[str]:
     yield from all_well(world)
     kinds = ("cell.failed", "cell.lost", "cell.starting", "cell.draining", "node.suspect", "node.lost", "node.faulty")
     yield from never_touched(world, kinds)
-    if world.journal.counts["fault"] != len(world.store.cells):
+    if world.timeline.counts["fault"] != len(world.store.cells):
         yield "not every cell had its bad moment"
 
 
-SCENARIO = Scenario(
-    about="Each leader answers no probe for up to six seconds.",
-    shape=FleetShape((DeploymentShape("llama", {"east": 4, "west": 2}),)),
-    play=play,
-    until_s=UNTIL_S,
-    expect=expect,
-)
+SCENARIOS = {
+    "probe_fails_for_a_moment": Scenario(
+        about="Each leader answers no probe for up to six seconds.",
+        fleet=FleetSpec((DeploymentSpec("llama", {"east": 4, "west": 2}),)),
+        play=play,
+        until_s=UNTIL_S,
+        expect=expect,
+    )
+}

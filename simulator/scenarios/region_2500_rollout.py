@@ -5,11 +5,12 @@ from collections.abc import Iterator
 
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.rollout.waves import stages_of
-from simulator.behaviour import VersionBehaviour
-from simulator.control import Pace
-from simulator.happenings import all_well, mixed_versions, roll_out
+from simulator.final_checks import all_well, mixed_versions
+from simulator.fleet_spec import DeploymentSpec, FleetSpec
+from simulator.operator_actions import roll_out
+from simulator.reconciler import Pace
 from simulator.scenario import Scenario
-from simulator.shape import DeploymentShape, FleetShape
+from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 CELLS = 2500
@@ -39,26 +40,30 @@ def play(world: World) -> None:
 def expect(world: World) -> Iterator[str]:
     yield from all_well(world)
     yield from mixed_versions(world)
-    ends = [entry.at_s for entry in world.journal.entries if entry.kind == "rollout.succeeded"]
+    ends = [entry.at_s for entry in world.timeline.entries if entry.kind == "rollout.succeeded"]
     if not ends:
         yield "the rollout did not succeed"
         return
     lowest = min(world.series["llama", "east"].ready)
     took_s = ends[0] - BEGIN_S
     ratio = took_s / least_s()
-    world.site.note("measured", "llama", f"{took_s:.0f} s, {ratio:.2f} times the least; {lowest} cells served at least")
+    world.context.note(
+        "measured", "llama", f"{took_s:.0f} s, {ratio:.2f} times the least; {lowest} cells served at least"
+    )
     if lowest < CELLS - BUDGET:
         yield f"only {lowest} cells served"
 
 
-SCENARIO = Scenario(
-    about="2,500 cells of one node, at most 125 down, no faults.",
-    shape=FleetShape((DeploymentShape("llama", {"east": CELLS}, size=1, policy=POLICY, ready_timeout_s=600.0),)),
-    play=play,
-    until_s=12 * 3600.0,
-    busy_s=1000.0,
-    expect=expect,
-    behaviours={version: VersionBehaviour(load_s=LOAD_S, load_spread=0.1) for version in ("v1", "v2")},
-    steady=True,
-    pace=Pace(every_s=15.0, quiet_s=60.0, doorbell_s=2.0),
-)
+SCENARIOS = {
+    "region_2500_rollout": Scenario(
+        about="2,500 cells of one node, at most 125 down, no faults.",
+        fleet=FleetSpec((DeploymentSpec("llama", {"east": CELLS}, size=1, policy=POLICY, ready_timeout_s=600.0),)),
+        play=play,
+        until_s=12 * 3600.0,
+        busy_s=1000.0,
+        expect=expect,
+        behaviours={version: VersionBehaviour(load_s=LOAD_S, load_spread=0.1) for version in ("v1", "v2")},
+        steady=True,
+        pace=Pace(every_s=15.0, quiet_s=60.0, doorbell_s=2.0),
+    )
+}

@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 
 from fleet.planning.policy import UpdatePolicy
-from simulator.happenings import all_well, mixed_versions, roll_out, scale
+from simulator.final_checks import all_well, mixed_versions
+from simulator.fleet_spec import DeploymentSpec, FleetSpec
+from simulator.operator_actions import roll_out, scale
 from simulator.scenario import Scenario
-from simulator.shape import DeploymentShape, FleetShape
 from simulator.world import World
 
 POLICY = UpdatePolicy(canary_bake_s=20.0, bake_s=20.0, min_healthy_s=10.0)
@@ -23,15 +24,17 @@ def play(world: World) -> None:
 def expect(world: World) -> Iterator[str]:
     yield from all_well(world)
     yield from mixed_versions(world)
-    if not world.journal.counts["rollout.succeeded"]:
+    if not world.timeline.counts["rollout.succeeded"]:
         yield "the rollout did not succeed"
 
 
-SCENARIO = Scenario(
-    about="The cells wanted change twice while a rollout is under way.",
-    shape=FleetShape((DeploymentShape("llama", {"east": 4, "west": 2}, policy=POLICY),)),
-    play=play,
-    until_s=3600.0,
-    busy_s=700.0,
-    expect=expect,
-)
+SCENARIOS = {
+    "rollout_and_scale_up": Scenario(
+        about="The cells wanted change twice while a rollout is under way.",
+        fleet=FleetSpec((DeploymentSpec("llama", {"east": 4, "west": 2}, policy=POLICY),)),
+        play=play,
+        until_s=3600.0,
+        busy_s=700.0,
+        expect=expect,
+    )
+}

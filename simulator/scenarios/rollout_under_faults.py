@@ -5,11 +5,13 @@ from collections.abc import Iterator
 
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.states import RolloutState
-from simulator.control import Mishaps
-from simulator.happenings import all_well, mixed_versions, random_faults, resume_paused, roll_out
+from simulator.fault_injection import random_faults
+from simulator.final_checks import all_well, mixed_versions
+from simulator.fleet_spec import DeploymentSpec, FleetSpec
 from simulator.network import UNRULY
+from simulator.operator_actions import resume_paused, roll_out
+from simulator.reconciler import ProcessFaults
 from simulator.scenario import Scenario
-from simulator.shape import DeploymentShape, FleetShape
 from simulator.world import World
 
 POLICY = UpdatePolicy(canary_bake_s=30.0, bake_s=30.0, min_healthy_s=10.0)
@@ -27,17 +29,19 @@ def expect(world: World) -> Iterator[str]:
     if rollout := world.store.rollouts.get("llama"):
         yield f"the rollout is still {rollout.state}: {rollout.reason}"
     ends = {f"rollout.{state}" for state in (RolloutState.SUCCEEDED, RolloutState.ROLLED_BACK)}
-    if not any(entry.kind in ends for entry in world.journal.entries):
+    if not any(entry.kind in ends for entry in world.timeline.entries):
         yield "the rollout came to no end"
 
 
-SCENARIO = Scenario(
-    about="A rollout with eight random faults, an unruly network, and reconcilers killed between writes.",
-    shape=FleetShape((DeploymentShape("llama", {"east": 4, "west": 2}, policy=POLICY),)),
-    play=play,
-    until_s=3600.0,
-    busy_s=700.0,
-    expect=expect,
-    quality=UNRULY,
-    mishaps=Mishaps(killed=0.01, stalled=0.01),
-)
+SCENARIOS = {
+    "rollout_under_faults": Scenario(
+        about="A rollout with eight random faults, an unruly network, and reconcilers killed between writes.",
+        fleet=FleetSpec((DeploymentSpec("llama", {"east": 4, "west": 2}, policy=POLICY),)),
+        play=play,
+        until_s=3600.0,
+        busy_s=700.0,
+        expect=expect,
+        quality=UNRULY,
+        process_faults=ProcessFaults(killed=0.01, stalled=0.01),
+    )
+}

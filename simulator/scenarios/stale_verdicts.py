@@ -3,17 +3,18 @@ What was decided of a node that came back must not be done to it."""
 
 from collections.abc import Iterator
 
-from simulator.control import Mishaps
-from simulator.happenings import all_well, line_cut, never_touched
+from simulator.fault_injection import network_cut
+from simulator.final_checks import all_well, never_touched
+from simulator.fleet_spec import DeploymentSpec, FleetSpec
 from simulator.network import UNRULY
+from simulator.reconciler import ProcessFaults
 from simulator.scenario import Scenario
-from simulator.shape import DeploymentShape, FleetShape
 from simulator.world import World
 
 
 def play(world: World) -> None:
     for at_s in range(20, 600, 30):
-        world.queue.at(at_s, lambda: line_cut(world, world.random.uniform(9.0, 28.0)))
+        world.queue.at(at_s, lambda: network_cut(world, world.random.uniform(9.0, 28.0)))
 
 
 def expect(world: World) -> Iterator[str]:
@@ -21,12 +22,14 @@ def expect(world: World) -> Iterator[str]:
     yield from never_touched(world, ("node.lost", "cell.lost"))
 
 
-SCENARIO = Scenario(
-    about="Nodes come and go, and every tenth pass writes 20 s late what it decided.",
-    shape=FleetShape((DeploymentShape("llama", {"east": 4, "west": 2}),)),
-    play=play,
-    until_s=900.0,
-    expect=expect,
-    quality=UNRULY,
-    mishaps=Mishaps(stalled=0.1),
-)
+SCENARIOS = {
+    "stale_verdicts": Scenario(
+        about="Nodes come and go, and every tenth pass writes 20 s late what it decided.",
+        fleet=FleetSpec((DeploymentSpec("llama", {"east": 4, "west": 2}),)),
+        play=play,
+        until_s=900.0,
+        expect=expect,
+        quality=UNRULY,
+        process_faults=ProcessFaults(stalled=0.1),
+    )
+}

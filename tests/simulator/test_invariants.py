@@ -5,18 +5,18 @@ from dataclasses import replace
 from fleet.planning.decisions import MoveCell, StopCell
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.states import CellState
+from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.invariants import INVARIANTS
-from simulator.shape import DeploymentShape, FleetShape, fleet_of
 from simulator.world import World
 
 
 def world_of_three() -> World:
     policy = UpdatePolicy(max_unavailable=1)
-    return World(fleet_of(FleetShape((DeploymentShape("llama", {"east": 3}, policy=policy),))), invariants=INVARIANTS)
+    return World(build_fleet(FleetSpec((DeploymentSpec("llama", {"east": 3}, policy=policy),))), invariants=INVARIANTS)
 
 
 def broken(world: World) -> set[str]:
-    return {entry.subject for entry in world.journal.violations}
+    return {entry.subject for entry in world.timeline.violations}
 
 
 def drain(world: World, cell: str) -> None:

@@ -6,20 +6,13 @@ from collections.abc import Iterator
 import pytest
 
 from fleet.planning.policy import UpdatePolicy
-from simulator.behaviour import VersionBehaviour
-from simulator.happenings import (
-    agent_dies,
-    all_well,
-    engine_crashes,
-    line_cut,
-    machine_dies,
-    mixed_versions,
-    resume_paused,
-    roll_out,
-)
+from simulator.fault_injection import agent_dies, engine_crashes, machine_dies, network_cut
+from simulator.final_checks import all_well, mixed_versions
+from simulator.fleet_spec import DeploymentSpec, FleetSpec
 from simulator.network import UNRULY
+from simulator.operator_actions import resume_paused, roll_out
 from simulator.scenario import Scenario, sweep
-from simulator.shape import DeploymentShape, FleetShape
+from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 POLICY = UpdatePolicy(canary_bake_s=15.0, bake_s=0.0, min_healthy_s=2.0)
@@ -28,7 +21,7 @@ POLICY = UpdatePolicy(canary_bake_s=15.0, bake_s=0.0, min_healthy_s=2.0)
 def play(world: World) -> None:
     world.queue.at(2.0, lambda: roll_out(world, "llama", "v2"))
     world.queue.at(12.0, lambda: machine_dies(world))
-    world.queue.at(25.0, lambda: line_cut(world, 14.0))
+    world.queue.at(25.0, lambda: network_cut(world, 14.0))
     world.queue.at(30.0, lambda: engine_crashes(world))
     world.queue.at(40.0, lambda: agent_dies(world))
     resume_paused(world, every_s=30.0)
@@ -43,7 +36,7 @@ def expect(world: World) -> Iterator[str]:
 
 SCENARIO = Scenario(
     about="A quick rollout of three cells; a machine, a line, an engine and an agent break in the middle of it.",
-    shape=FleetShape((DeploymentShape("llama", {"east": 2, "west": 1}, policy=POLICY),), spares=1),
+    fleet=FleetSpec((DeploymentSpec("llama", {"east": 2, "west": 1}, policy=POLICY),), spares=1),
     play=play,
     until_s=800.0,
     busy_s=60.0,
@@ -61,5 +54,5 @@ def test_a_kill_before_any_write_breaks_nothing_and_the_end_is_the_same(whole: b
     assert len(others) == undisturbed.world.store.writes > 30
     for outcome in others:
         assert outcome.failures == (), outcome.kill
-        assert outcome.world.control.kills == 1, outcome.kill
+        assert outcome.world.reconciler.kills == 1, outcome.kill
         assert outcome.world.store.deployments == undisturbed.world.store.deployments, outcome.kill

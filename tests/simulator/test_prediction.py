@@ -7,16 +7,16 @@ from fleet.planning.policy import UpdatePolicy
 from fleet.planning.snapshot import FleetView, RolloutView, VersionView
 from fleet.planning.states import RolloutState
 from simulator.clock import EPOCH
+from simulator.fleet_slice import limits_of, without_other_deployments, without_other_regions
+from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
-from simulator.relevance import limits_of, without_other_deployments, without_other_regions
-from simulator.shape import DeploymentShape, FleetShape, fleet_of
 
 POLICY = UpdatePolicy(canary_bake_s=20.0, bake_s=20.0, min_healthy_s=10.0)
-SHAPE = FleetShape((DeploymentShape("llama", {"east": 3, "west": 2}, policy=POLICY),), spares=2)
+SHAPE = FleetSpec((DeploymentSpec("llama", {"east": 3, "west": 2}, policy=POLICY),), spares=2)
 
 
-def forecast(change: Change, shape: FleetShape = SHAPE) -> Forecast:
-    return predict(fleet_of(shape), change, EPOCH, load_s={"v1": 20.0, "v2": 30.0})
+def forecast(change: Change, shape: FleetSpec = SHAPE) -> Forecast:
+    return predict(build_fleet(shape), change, EPOCH, load_s={"v1": 20.0, "v2": 30.0})
 
 
 def ready(found: Forecast) -> dict[str, tuple[int, int, int]]:
@@ -60,7 +60,7 @@ def test_a_lost_region_ends_without_its_cells_and_leaves_the_others_alone() -> N
 
 
 def test_the_snapshot_stays_as_it_is() -> None:
-    view = fleet_of(SHAPE)
+    view = build_fleet(SHAPE)
     before = (dict(view.cells), dict(view.nodes), dict(view.rollouts))
     predict(view, Scale("llama", {"east": 1}), EPOCH, load_s={"v1": 5.0})
 
@@ -68,8 +68,8 @@ def test_the_snapshot_stays_as_it_is() -> None:
 
 
 def two_deployments(**others: int) -> FleetView:
-    shapes = (SHAPE.deployments[0], DeploymentShape("other", {"east": 2}, policy=POLICY))
-    view = fleet_of(FleetShape(shapes, spares=2))
+    shapes = (SHAPE.deployments[0], DeploymentSpec("other", {"east": 2}, policy=POLICY))
+    view = build_fleet(FleetSpec(shapes, spares=2))
     other = view.deployments["other"]
     return replace(view, deployments={**view.deployments, "other": replace(other, cells_wanted={"east": 2, **others})})
 
@@ -98,14 +98,14 @@ def test_another_deployment_that_wants_machines_too_is_not_left_out() -> None:
 
 
 def test_a_part_of_a_fleet_keeps_the_budgets_of_the_whole() -> None:
-    shapes = tuple(DeploymentShape(f"model-{number}", {"east": 10, "west": 20}) for number in range(3))
-    limits = limits_of(fleet_of(FleetShape(shapes)), LedgerLimits())
+    shapes = tuple(DeploymentSpec(f"model-{number}", {"east": 10, "west": 20}) for number in range(3))
+    limits = limits_of(build_fleet(FleetSpec(shapes)), LedgerLimits())
 
     assert (limits.region(0), limits.fleet(0)) == (3, 9)
 
 
 def test_the_other_regions_are_left_out_unless_a_rollout_binds_them() -> None:
-    view = fleet_of(SHAPE)
+    view = build_fleet(SHAPE)
     moved = RolloutView(1, "llama", "v1", "v2", RolloutState.RUNNING, 0, ("east", "west"), POLICY, 1, EPOCH)
 
     assert {node.region for node in without_other_regions(view, "west").nodes.values()} == {"west"}

@@ -26,7 +26,7 @@ def test_a_run_repeats_itself() -> None:
 
     first, second = run(scenario, 5).world, run(scenario, 5).world
 
-    assert first.journal.entries == second.journal.entries
+    assert first.timeline.entries == second.timeline.entries
     assert first.queue.done == second.queue.done
 
 

@@ -9,21 +9,14 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
 from fleet.planning.states import RolloutState
-from simulator.behaviour import VersionBehaviour
-from simulator.control import Pace
-from simulator.happenings import (
-    FAULTS,
-    all_well,
-    hub_restarts,
-    line_cut,
-    mixed_versions,
-    resume_paused,
-    roll_out,
-    scale,
-)
+from simulator.fault_injection import FAULTS, agent_server_restarts, network_cut
+from simulator.final_checks import all_well, mixed_versions
+from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.invariants import INVARIANTS
 from simulator.network import UNRULY
-from simulator.shape import DeploymentShape, FleetShape, fleet_of
+from simulator.operator_actions import resume_paused, roll_out, scale
+from simulator.reconciler import Pace
+from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 
 BEHAVIOURS = {
@@ -47,9 +40,9 @@ class AnyStory(RuleBasedStateMachine):
             bake_s=15.0,
             min_healthy_s=5.0,
         )
-        shape = FleetShape((DeploymentShape("llama", {"east": 2, "west": 2}, policy=policy),), spares=spares)
-        self.world = World(fleet_of(shape), seed=seed, behaviours=BEHAVIOURS, quality=UNRULY, invariants=INVARIANTS)
-        self.world.control.pace = Pace(every_s=1.0, quiet_s=5.0, doorbell_s=0.2)
+        shape = FleetSpec((DeploymentSpec("llama", {"east": 2, "west": 2}, policy=policy),), spares=spares)
+        self.world = World(build_fleet(shape), seed=seed, behaviours=BEHAVIOURS, quality=UNRULY, invariants=INVARIANTS)
+        self.world.reconciler.pace = Pace(every_s=1.0, quiet_s=5.0, doorbell_s=0.2)
 
     @rule(seconds=st.sampled_from([0.3, 2.0, 11.0, 40.0]))
     def time_passes(self, seconds: float) -> None:
@@ -61,16 +54,16 @@ class AnyStory(RuleBasedStateMachine):
 
     @rule(seconds=st.floats(2.0, 45.0))
     def a_line_is_cut(self, seconds: float) -> None:
-        line_cut(self.world, seconds)
+        network_cut(self.world, seconds)
 
     @rule(seconds=st.floats(1.0, 20.0))
     def nobody_listens(self, seconds: float) -> None:
-        if self.world.hub.is_up:
-            hub_restarts(self.world, seconds)
+        if self.world.agent_server.is_up:
+            agent_server_restarts(self.world, seconds)
 
     @rule(writes=st.integers(0, 3))
     def the_reconciler_dies(self, writes: int) -> None:
-        self.world.control.kill_at = self.world.store.writes + writes
+        self.world.reconciler.kill_before_write = self.world.store.writes + writes
 
     @rule(region=st.sampled_from(["east", "west"]), cells=st.integers(1, 4))
     def somebody_scales(self, region: str, cells: int) -> None:
@@ -84,7 +77,7 @@ class AnyStory(RuleBasedStateMachine):
     @invariant()
     def nothing_is_broken(self) -> None:
         if hasattr(self, "world"):
-            assert self.world.journal.violations == []
+            assert self.world.timeline.violations == []
 
     def teardown(self) -> None:
         if not hasattr(self, "world"):
@@ -98,7 +91,7 @@ class AnyStory(RuleBasedStateMachine):
             if world.is_settled() and not rolling and not [*all_well(world), *mixed_versions(world)]:
                 break
         assert [*all_well(world), *mixed_versions(world)] == []
-        assert world.journal.violations == []
+        assert world.timeline.violations == []
 
 
 AnyStory.TestCase.settings = settings(

@@ -36,7 +36,7 @@ from fleet.selectors.snapshot import fleet_view
 from fleet.services.reconcile import apply
 from kernel.transitions import StaleDecision
 from simulator.store import Store
-from simulator.writes import Stale
+from simulator.transactions import StaleWrite
 from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db
@@ -168,7 +168,7 @@ def outcome(do: Callable[[Decision, datetime], None], decision: Decision, now: d
     try:
         with transaction.atomic():
             do(decision, now)
-    except (Stale, StaleDecision, IntegrityError):
+    except (StaleWrite, StaleDecision, IntegrityError):
         return "stale"
     except ValueError:
         return "forbidden"

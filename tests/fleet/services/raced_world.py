@@ -35,11 +35,11 @@ from fleet.services.reports import ReceivedReport, reports_store
 from kernel import clock
 from kernel.transitions import StaleDecision
 from simulator.clock import EventQueue
-from simulator.control import ControlPlane
 from simulator.invariants import INVARIANTS
+from simulator.reconciler import Reconciler
 from simulator.store import Store
+from simulator.transactions import Write
 from simulator.world import World
-from simulator.writes import Write
 from tests.fleet.cloud import Cloud
 from tests.fleet.rows import NOW
 
@@ -70,7 +70,7 @@ class RealRows(Store):
         versions = Counter(dict(Node.objects.values_list("id", "desired_version")))
         changed = [node for node, version in versions.items() if version != self.versions[node]]
         self.versions = versions
-        self.on_order(changed)
+        self.on_desired(changed)
 
 
 class SimulatedCloud(Cloud):
@@ -83,16 +83,16 @@ class SimulatedCloud(Cloud):
         self.effects: list[Any] = []
 
     def launch(self, spec: LaunchSpec) -> None:
-        self.effects.append(lambda: self.world.machines.launch(spec.id, spec.region, spec.topology))
+        self.effects.append(lambda: self.world.provider.launch(spec.id, spec.region, spec.topology))
 
     def restart_agent(self, node_id: str) -> None:
-        self.effects.append(lambda: self.world.machines.restart_agent(node_id))
+        self.effects.append(lambda: self.world.provider.restart_agent(node_id))
 
     def terminate(self, node_id: str) -> None:
-        self.effects.append(lambda: self.world.machines.terminate(node_id))
+        self.effects.append(lambda: self.world.provider.terminate(node_id))
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
-        return {node: self.world.machines.describe(node) for node in node_ids}
+        return {node: self.world.provider.describe(node) for node in node_ids}
 
     def work(self) -> None:
         effects, self.effects = self.effects, []
@@ -100,7 +100,7 @@ class SimulatedCloud(Cloud):
             effect()
 
 
-class TwoReconcilers(ControlPlane):
+class TwoReconcilers(Reconciler):
     """Both at every step of every pass, each on a connection of its own. `refused`: what one of them could not have."""
 
     cloud: SimulatedCloud
@@ -108,7 +108,7 @@ class TwoReconcilers(ControlPlane):
     refused: list[str]
 
     def run_pass(self) -> None:
-        now, rows = self.site.queue.now, self.store
+        now, rows = self.context.queue.now, self.store
         assert isinstance(rows, RealRows)
         reports_store([_received(node.id, node.report) for node in rows.nodes.values() if node.report.last_seen_at])
         for _ in range(MAX_ROUNDS):
@@ -149,8 +149,8 @@ class TwoReconcilers(ControlPlane):
 class RacedWorld(World):
     """The fleet of the database. Close it with `close`."""
 
-    rows = RealRows
-    reconciler = TwoReconcilers
+    store_type = RealRows
+    reconciler_type = TwoReconcilers
 
 
 def mirrored(view: FleetView, now: datetime) -> FleetView:
@@ -172,7 +172,7 @@ def raced_world(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[World,
     queue = EventQueue(NOW)
     monkeypatch.setattr(clock, "now", lambda: queue.now)
     world = RacedWorld(fleet_view(now=NOW), queue=queue, invariants=INVARIANTS, **options)
-    both = world.control
+    both = world.reconciler
     assert isinstance(both, TwoReconcilers)
     both.cloud, both.threads, both.refused = SimulatedCloud(), ThreadPoolExecutor(2), []
     both.cloud.world = world

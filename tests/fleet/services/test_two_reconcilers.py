@@ -15,9 +15,10 @@ from fleet.services.reports import fault_record
 from fleet.services.rollout_actions import rollout_propose, rollout_start
 from kernel.leases import lease_take
 from models_registry.models import VersionState
-from simulator.behaviour import VersionBehaviour
-from simulator.control import Pace
-from simulator.happenings import all_well, engine_crashes, machine_dies, mixed_versions
+from simulator.fault_injection import engine_crashes, machine_dies
+from simulator.final_checks import all_well, mixed_versions
+from simulator.reconciler import Pace
+from simulator.version_behaviour import VersionBehaviour
 from simulator.world import World
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -65,7 +66,7 @@ def scale_up(world: World) -> None:
 def report_faults(world: World, *nodes: str) -> None:
     """These machines say that their hardware is broken."""
     for node in nodes:
-        world.site.note("fault", node, "its accelerator is broken")
+        world.context.note("fault", node, "its accelerator is broken")
         fault_record(
             node=node,
             signature=FaultSignature.NEURON_HBM_UNCORRECTABLE,
@@ -79,8 +80,8 @@ def two_machines_end(world: World) -> None:
     """Of two cells, so that both ask for a spare at the same moment."""
     ready = (cell for cell in world.store.cells.values() if cell.state is CellState.READY)
     for cell in sorted(ready, key=lambda cell: cell.id)[-2:]:
-        world.site.note("fault", cell.members[1].node, "the machine loses power")
-        world.machines.all[cell.members[1].node].power_off(silently=False)
+        world.context.note("fault", cell.members[1].node, "the machine loses power")
+        world.provider.machines[cell.members[1].node].power_off(silently=False)
 
 
 @pytest.fixture
@@ -96,17 +97,17 @@ def raced(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[World, TwoReconcile
 def run_until_well(world: World) -> list[str]:
     """What was broken on the way: at every pass, in the database and in the world."""
     found: list[str] = []
-    check = world.control.on_pass
+    check = world.reconciler.on_pass
 
     def look() -> None:
         check()
         found.extend(broken_rows(MAX_UNAVAILABLE))
 
-    world.control.on_pass = look
+    world.reconciler.on_pass = look
     while world.queue.now_s < UNTIL_S and not (world.queue.now_s > 65.0 and world.is_settled()):
         world.run_until(world.queue.now_s + 5.0)
     world.check()
-    return [*dict.fromkeys(found), *(f"{entry.subject}: {entry.text}" for entry in world.journal.violations)]
+    return [*dict.fromkeys(found), *(f"{entry.subject}: {entry.text}" for entry in world.timeline.violations)]
 
 
 def test_two_reconcilers_race_through_a_rollout_under_faults_and_break_nothing(

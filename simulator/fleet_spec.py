@@ -23,7 +23,7 @@ KIND = "simulated.8xl"
 
 
 @dataclass(frozen=True, slots=True)
-class DeploymentShape:
+class DeploymentSpec:
     """`cells` per region, of `size` nodes each, all in service at `version`."""
 
     name: str
@@ -37,10 +37,10 @@ class DeploymentShape:
 
 
 @dataclass(frozen=True, slots=True)
-class FleetShape:
+class FleetSpec:
     """`spares` idle machines per region, of which as many are kept warm; 16 machines to a rack, 8 racks to a zone."""
 
-    deployments: tuple[DeploymentShape, ...]
+    deployments: tuple[DeploymentSpec, ...]
     spares: int = 2
     per_rack: int = 16
     racks_per_zone: int = 8
@@ -50,7 +50,7 @@ class FleetShape:
         return tuple(sorted({region for shape in self.deployments for region in shape.cells}))
 
 
-def fleet_of(shape: FleetShape, now: datetime = EPOCH) -> FleetView:
+def build_fleet(shape: FleetSpec, now: datetime = EPOCH) -> FleetView:
     """The fleet as a snapshot in which all is well since an hour."""
     before = now - timedelta(hours=1)
     nodes: dict[str, NodeView] = {}
@@ -103,7 +103,7 @@ def fleet_of(shape: FleetShape, now: datetime = EPOCH) -> FleetView:
     )
 
 
-def _deployment(spec: DeploymentShape) -> DeploymentView:
+def _deployment(spec: DeploymentSpec) -> DeploymentView:
     return DeploymentView(
         name=spec.name,
         instance_type=KIND,

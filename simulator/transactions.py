@@ -7,11 +7,11 @@ from fleet.planning.decisions import Decision
 from fleet.planning.snapshot import CellView, RolloutView
 
 
-class Stale(Exception):
+class StaleWrite(Exception):
     """What the decision saw is no longer so."""
 
 
-class Killed(Exception):
+class ProcessKilled(Exception):
     """The process that writes ends here."""
 
 

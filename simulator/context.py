@@ -1,4 +1,4 @@
-"""What everything of a simulated world has in common: its clock, its chance, its lines, and what is written down."""
+"""What all parts of a simulated world share: its clock, its random numbers, its network and the timeline of the run."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -6,17 +6,17 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Protocol
 
-from engine_agent.protocol.messages import Desired, Health, Observed
-from simulator.behaviour import VersionBehaviour
+from engine_agent.protocol.messages import Health, Observed
 from simulator.clock import EventQueue
 from simulator.network import Network
+from simulator.version_behaviour import VersionBehaviour
 
 TYPICAL = VersionBehaviour()
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
-    """A report on its way: the connection it belongs to, and what it says."""
+class AgentReport:
+    """A report on its way: the connection it belongs to, and what it states."""
 
     connection: int
     observed: Observed
@@ -25,7 +25,7 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class TimelineEntry:
     """A line of the timeline."""
 
     at_s: float
@@ -35,56 +35,49 @@ class Entry:
 
 
 @dataclass
-class Journal:
-    """What happened, as far as anybody asks afterwards. `starts` counts engines started by (node, cell, generation)
-    while the control plane could be reached."""
+class Timeline:
+    """What happened. `starts` counts engines started by (node, cell, generation) while the control plane could be
+    reached."""
 
-    entries: list[Entry] = field(default_factory=list)
-    violations: list[Entry] = field(default_factory=list)
+    entries: list[TimelineEntry] = field(default_factory=list)
+    violations: list[TimelineEntry] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     starts: Counter[tuple[str, str, int]] = field(default_factory=Counter)
 
     def note(self, at_s: float, kind: str, subject: str, text: str) -> None:
         self.counts[kind] += 1
-        self.entries.append(Entry(at_s, kind, subject, text))
+        self.entries.append(TimelineEntry(at_s, kind, subject, text))
 
     def violation(self, at_s: float, invariant: str, text: str) -> None:
-        self.violations.append(Entry(at_s, "violation", invariant, text))
+        self.violations.append(TimelineEntry(at_s, "violation", invariant, text))
 
 
 class Server(Protocol):
-    """The control plane's end of the agents' lines."""
+    """The control plane's end of the agents' connections."""
 
-    def joined(self, node: str, connection: int) -> None:
+    def connected(self, node: str, connection_id: int) -> None:
         """A connection was opened."""
 
-    def left(self, node: str, connection: int) -> None:
+    def disconnected(self, node: str, connection_id: int) -> None:
         """A connection was closed."""
 
-    def heard(self, node: str, said: Said) -> None:
+    def report_received(self, node: str, report: AgentReport) -> None:
         """A report came."""
 
-    def knows(self, node: str, said: Said) -> bool:
-        """Whether this is what was last heard of the node, and nobody wants to tell it anything."""
-
-
-class Listener(Protocol):
-    """An agent's end of its line."""
-
-    def receive(self, order: Desired) -> None:
-        """An order came."""
+    def is_known(self, node: str, report: AgentReport) -> bool:
+        """Whether this was reported already, will not change by itself, and no desired state waits to be sent."""
 
 
 @dataclass
-class Site:
-    """Shared by all machines of a run. `behaviours`: by version; `steady`: what is repeated without news costs no
+class SimulationContext:
+    """Shared by all machines of a run. `behaviours`: by version; `steady`: a report that repeats the last one costs no
     event."""
 
     queue: EventQueue
     random: Random
     network: Network
     server: Server
-    journal: Journal = field(default_factory=Journal)
+    timeline: Timeline = field(default_factory=Timeline)
     behaviours: Mapping[str, VersionBehaviour] = field(default_factory=dict)
     steady: bool = False
     serial: int = 1000
@@ -98,4 +91,4 @@ class Site:
         return self.serial
 
     def note(self, kind: str, subject: str, text: str) -> None:
-        self.journal.note(self.queue.now_s, kind, subject, text)
+        self.timeline.note(self.queue.now_s, kind, subject, text)

@@ -13,17 +13,17 @@ from fleet.planning.faults.liveness import nodes_in_doubt
 from fleet.planning.planners import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView
+from simulator.context import SimulationContext
 from simulator.provider import Provider
-from simulator.site import Site
 from simulator.store import Store
-from simulator.writes import Killed, Stale
+from simulator.transactions import ProcessKilled, StaleWrite
 
 RECONCILER, TRAFFIC = "reconciler", "traffic"
 """Processes that write."""
 
 
 @dataclass(frozen=True, slots=True)
-class Mishaps:
+class ProcessFaults:
     """What happens to processes: shares of writes and of passes. `restart_s`: until a new process is there.
 
     `whole`: one that is killed takes the others of the control plane with it, as a machine does.
@@ -46,14 +46,14 @@ class Pace:
     doorbell_s: float = 0.05
 
 
-class ControlPlane:
+class Reconciler:
     """One reconciler at a time holds the lease, or two believe they do."""
 
-    def __init__(self, site: Site, store: Store, provider: Provider, settings: FleetSettings) -> None:
+    def __init__(self, context: SimulationContext, store: Store, provider: Provider, settings: FleetSettings) -> None:
         self.settings = settings
-        self.mishaps = Mishaps()
+        self.process_faults = ProcessFaults()
         self.pace = Pace()
-        self.kill_at: int | None = None
+        self.kill_before_write: int | None = None
         """The number of the write before which the process is killed, once."""
         self.passes = self.planned = self.kills = self.stale = 0
         self.down_until_s = 0.0
@@ -62,7 +62,7 @@ class ControlPlane:
         self.on_kill: Callable[[str], None] = lambda _: None
         self.prepare: Callable[[FleetView], FleetView] = lambda view: view
         self.is_quiet: Callable[[], bool] = lambda: False
-        self.site = site
+        self.context = context
         self.store = store
         self._provider = provider
         self._lease_until_s = 0.0
@@ -77,22 +77,22 @@ class ControlPlane:
         """Something changed: do not wait for the next pass."""
         self._schedule(self.pace.doorbell_s)
 
-    def dies(self, whose: str) -> None:
+    def killed(self, whose: str) -> None:
         """This process was killed before a write; its lease runs on."""
-        now_s = self.site.queue.now_s
+        now_s = self.context.queue.now_s
         self.kills += 1
         self.last_kill_s = now_s
-        self.site.note("killed", whose, "killed between two writes")
-        if whose == RECONCILER or self.mishaps.whole:
-            self.down_until_s = now_s + self.mishaps.restart_s
+        self.context.note("killed", whose, "killed between two writes")
+        if whose == RECONCILER or self.process_faults.whole:
+            self.down_until_s = now_s + self.process_faults.restart_s
             self._schedule(max(self._lease_until_s, self.down_until_s) - now_s)
         self.on_kill(whose)
 
     def _schedule(self, delay_s: float) -> None:
-        due_s = self.site.queue.now_s + delay_s
+        due_s = self.context.queue.now_s + delay_s
         if self._due_s is None or due_s < self._due_s:
             self._due_s = due_s
-            self.site.queue.at(due_s, lambda: self._due(due_s))
+            self.context.queue.at(due_s, lambda: self._due(due_s))
 
     def _due(self, due_s: float) -> None:
         if due_s == self._due_s:
@@ -102,7 +102,7 @@ class ControlPlane:
 
     def run_pass(self) -> None:
         """Rounds until nothing is left to decide, unless another holds the lease."""
-        now_s = self.site.queue.now_s
+        now_s = self.context.queue.now_s
         if now_s < self.down_until_s or now_s < self._lease_until_s:
             return
         self._lease_until_s = now_s + LEASE_TTL_S
@@ -110,8 +110,8 @@ class ControlPlane:
             for _ in range(MAX_ROUNDS):
                 if not self._round():
                     break
-        except Killed:
-            self.dies(RECONCILER)
+        except ProcessKilled:
+            self.killed(RECONCILER)
             return
         self._lease_until_s = now_s
         self.passes += 1
@@ -120,14 +120,16 @@ class ControlPlane:
 
     def _round(self) -> int:
         """The first planner whose decisions change something ends the round."""
-        now = self.site.queue.now
+        now = self.context.queue.now
         view = self._view(now)
         for planner in PLANNERS:
             decisions = planner(view, self.settings, now)
             self.planned += len(decisions)
             if decisions and self._stalls():
-                self.site.note("stalled", "reconciler", f"stalls with {len(decisions)} decisions; another takes over")
-                self.site.queue.after(self.mishaps.stall_s, partial(self._write_late, decisions))
+                self.context.note(
+                    "stalled", "reconciler", f"stalls with {len(decisions)} decisions; another takes over"
+                )
+                self.context.queue.after(self.process_faults.stall_s, partial(self._write_late, decisions))
                 return 0
             done = sum(self._apply(decision, now) for decision in decisions)
             if done:
@@ -147,7 +149,7 @@ class ControlPlane:
     def _apply(self, decision: Decision, now: datetime) -> bool:
         try:
             self.store.apply(decision, now)
-        except Stale:
+        except StaleWrite:
             self.stale += 1
             return False
         return True
@@ -155,16 +157,16 @@ class ControlPlane:
     def _write_late(self, decisions: tuple[Decision, ...]) -> None:
         try:
             for decision in decisions:
-                self._apply(decision, self.site.queue.now)
-        except Killed:
+                self._apply(decision, self.context.queue.now)
+        except ProcessKilled:
             self.kills += 1
 
     def _stalls(self) -> bool:
-        return self.mishaps.stalled > 0 and self.site.random.random() < self.mishaps.stalled
+        return self.process_faults.stalled > 0 and self.context.random.random() < self.process_faults.stalled
 
     def _maybe_killed(self) -> None:
-        if self.kill_at is not None and self.store.writes >= self.kill_at:
-            self.kill_at = None
-            raise Killed
-        if self.mishaps.killed and self.site.random.random() < self.mishaps.killed:
-            raise Killed
+        if self.kill_before_write is not None and self.store.writes >= self.kill_before_write:
+            self.kill_before_write = None
+            raise ProcessKilled
+        if self.process_faults.killed and self.context.random.random() < self.process_faults.killed:
+            raise ProcessKilled

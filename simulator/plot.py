@@ -8,7 +8,7 @@ from pathlib import Path
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
-from simulator.site import Entry
+from simulator.context import TimelineEntry
 from simulator.world import Series, World
 
 POINTS = 5000
@@ -55,16 +55,16 @@ def _lines(figure: go.Figure, row: int, series: Series, end_s: float) -> None:
         figure.add_trace(trace, row=row, col=1)
 
 
-def _marks(world: World) -> dict[str, list[Entry]]:
-    found: dict[str, list[Entry]] = {}
-    for entry in (*world.journal.entries, *world.journal.violations):
+def _marks(world: World) -> dict[str, list[TimelineEntry]]:
+    found: dict[str, list[TimelineEntry]] = {}
+    for entry in (*world.timeline.entries, *world.timeline.violations):
         kind = "rollout" if entry.kind.startswith("rollout.") else entry.kind
         if kind in MARKS or kind == "rollout":
             found.setdefault(kind, []).append(entry)
     return found
 
 
-def _scatter(figure: go.Figure, kind: str, entries: Iterable[Entry], top: int) -> None:
+def _scatter(figure: go.Figure, kind: str, entries: Iterable[TimelineEntry], top: int) -> None:
     shown = list(entries)[:POINTS]
     symbol, colour = MARKS.get(kind, ROLLOUT_MARK)
     figure.add_trace(

@@ -1,4 +1,4 @@
-"""`python -m simulator.explore`: visits every state of the small model and says how many there are, what broke,
+"""`python -m simulator.model_checker`: visits every state of the small model and says how many there are, what broke,
 and whether each has a way to the end."""
 
 import argparse
@@ -6,25 +6,27 @@ import sys
 from collections.abc import Sequence
 from time import perf_counter
 
-from simulator.exploration import Exploration, Mishaps
+from simulator.model_checker.model import Model
+from simulator.model_checker.search import search
+from simulator.model_checker.state import FaultBudget
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit status: 0 all held, 1 something did not or was not looked at."""
-    parser = argparse.ArgumentParser(prog="python -m simulator.explore", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m simulator.model_checker", description=__doc__)
     parser.add_argument("--cells", type=int, default=3)
     parser.add_argument("--crashes", type=int, default=1, help="engines that may end by themselves")
     parser.add_argument("--duplicates", type=int, default=1, help="old orders that may come again")
     parser.add_argument("--stalls", type=int, default=0, help="decisions that a stalled process may write late")
     parser.add_argument("--most", type=int, default=1_000_000, help="states to visit at most")
-    asked = parser.parse_args(arguments)
+    args = parser.parse_args(arguments)
     began_s = perf_counter()
-    left = Mishaps(crashes=asked.crashes, duplicates=asked.duplicates, stalls=asked.stalls)
-    found = Exploration(asked.cells).explore(left, most=asked.most)
-    print(f"{found.told(left)}, in {perf_counter() - began_s:.1f} s")
-    for violation in found.violations:
+    budget = FaultBudget(crashes=args.crashes, duplicates=args.duplicates, stalls=args.stalls)
+    result = search(Model(args.cells), budget, args.most)
+    print(f"{result.summary(budget)}, in {perf_counter() - began_s:.1f} s")
+    for violation in result.violations:
         print(f"  broken: {violation}")
-    return 0 if found.is_whole and not found.violations and not found.stuck else 1
+    return 0 if result.is_complete and not result.violations and not result.stuck else 1
 
 
 if __name__ == "__main__":

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from fleet.planning.states import CellState
-from simulator.site import Site
+from simulator.context import SimulationContext
 from simulator.store import Store
-from simulator.writes import Killed
+from simulator.transactions import ProcessKilled
 from traffic.planning.drain import FollowingIngress, TableInForce, plan_unrouted
 
 PUBLISH_AFTER_S = 0.05
-LOOK_EVERY_S = 1.0
+POLL_EVERY_S = 1.0
 APPLY_S = 0.1
 REPORT_EVERY_S = 2.0
 
@@ -28,21 +28,21 @@ class Ingress:
     routed: frozenset[str] = frozenset()
     acknowledged: int = 0
     seen_at: datetime | None = None
-    lives: bool = True
+    is_up: bool = True
     sent_at_s: float = 0.0
     sent_revision: int = 0
 
 
-class Traffic:
+class Routing:
     """Publishes tables and waits for acknowledgements."""
 
-    def __init__(self, site: Site, store: Store, on_unrouted: Callable[[], None]) -> None:
+    def __init__(self, context: SimulationContext, store: Store, on_unrouted: Callable[[], None]) -> None:
         self.tables: dict[str, TableInForce] = {region: TableInForce(0, frozenset()) for region in store.regions}
         self.ingresses = {region: Ingress(region) for region in store.regions}
         self.on_change: Callable[[], None] = lambda: None
         self.on_kill: Callable[[], None] = lambda: None
-        self.is_heard: Callable[[], bool] = lambda: True
-        self._site = site
+        self.is_reachable: Callable[[], bool] = lambda: True
+        self._context = context
         self._store = store
         self._on_unrouted = on_unrouted
         self._is_due = False
@@ -54,52 +54,55 @@ class Traffic:
         for region, ingress in self.ingresses.items():
             ingress.revision = ingress.acknowledged = self.tables[region].revision
             ingress.routed = self.tables[region].routed
-            ingress.seen_at = self._site.queue.now
+            ingress.seen_at = self._context.queue.now
 
     def ring(self) -> None:
         """Cells changed."""
         if not self._is_due:
             self._is_due = True
-            self._site.queue.after(PUBLISH_AFTER_S, self._look)
+            self._context.queue.after(PUBLISH_AFTER_S, self._poll)
 
     def routes_to(self, cell: str) -> bool:
         """Whether some ingress would still send this cell something new."""
-        return any(ingress.lives and cell in ingress.routed for ingress in self.ingresses.values())
+        return any(ingress.is_up and cell in ingress.routed for ingress in self.ingresses.values())
 
-    def ends(self, for_s: float) -> None:
-        """Its process is gone for so long; the next one looks at once."""
-        self._down_until_s = self._site.queue.now_s + for_s
+    def crash(self, for_s: float) -> None:
+        """Its process is gone for so long; the next one starts with a poll."""
+        self._down_until_s = self._context.queue.now_s + for_s
         self._is_due = True
-        self._site.queue.after(for_s, self._look)
+        self._context.queue.after(for_s, self._poll)
 
-    def _look(self) -> None:
-        if self._site.queue.now_s < self._down_until_s:
+    def _poll(self) -> None:
+        if self._context.queue.now_s < self._down_until_s:
             return
         self._is_due = False
         self._publish()
         for ingress in self.ingresses.values():
-            if ingress.lives and self.is_heard():
-                ingress.seen_at = self._site.queue.now
+            if ingress.is_up and self.is_reachable():
+                ingress.seen_at = self._context.queue.now
                 self._send(ingress)
         try:
             self._mark()
-        except Killed:
+        except ProcessKilled:
             self.on_kill()
 
     def _mark(self) -> None:
         draining = [cell for cell in self._store.cells.values() if cell.state is CellState.DRAINING]
         waiting = {cell.id: cell.generation for cell in draining if cell.unrouted_at is None}
-        following = [FollowingIngress(gate.region, gate.acknowledged, gate.seen_at) for gate in self.ingresses.values()]
-        now = self._site.queue.now
+        following = [
+            FollowingIngress(ingress.region, ingress.acknowledged, ingress.seen_at)
+            for ingress in self.ingresses.values()
+        ]
+        now = self._context.queue.now
         for cell in plan_unrouted(
             waiting, self.tables, following, listening_since=self._store.listening_since, now=now
         ):
             self._store.mark_unrouted(cell, waiting[cell], now)
             self._on_unrouted()
-        behind = any(gate.acknowledged < self.tables[gate.region].revision for gate in self.ingresses.values())
+        behind = any(ingress.acknowledged < self.tables[ingress.region].revision for ingress in self.ingresses.values())
         if (waiting or behind) and not self._is_due:
             self._is_due = True
-            self._site.queue.after(LOOK_EVERY_S, self._look)
+            self._context.queue.after(POLL_EVERY_S, self._poll)
 
     def _publish(self) -> None:
         routed: dict[str, set[str]] = {region: set() for region in self.tables}
@@ -112,26 +115,26 @@ class Traffic:
 
     def _send(self, ingress: Ingress) -> None:
         table = self.tables[ingress.region]
-        now_s = self._site.queue.now_s
+        now_s = self._context.queue.now_s
         is_sent = ingress.sent_revision == table.revision and now_s - ingress.sent_at_s < REPORT_EVERY_S
         if ingress.acknowledged >= table.revision or is_sent:
             return
         ingress.sent_at_s, ingress.sent_revision = now_s, table.revision
-        self._site.network.carry(lambda: self._site.queue.after(APPLY_S, lambda: self._apply(ingress, table)))
+        self._context.network.carry(lambda: self._context.queue.after(APPLY_S, lambda: self._apply(ingress, table)))
 
     def _apply(self, ingress: Ingress, table: TableInForce) -> None:
-        if not ingress.lives:
+        if not ingress.is_up:
             return
         if table.revision > ingress.revision:
             ingress.revision, ingress.routed = table.revision, table.routed
             self.on_change()
         revision = ingress.revision
-        self._site.network.carry(lambda: self._acknowledged(ingress, revision))
+        self._context.network.carry(lambda: self._acknowledged(ingress, revision))
 
     def _acknowledged(self, ingress: Ingress, revision: int) -> None:
-        if not self.is_heard():
+        if not self.is_reachable():
             return
-        ingress.seen_at = self._site.queue.now
+        ingress.seen_at = self._context.queue.now
         if revision > ingress.acknowledged:
             ingress.acknowledged = revision
             self.ring()

@@ -1,0 +1,102 @@
+"""Fault injection: machines die, networks are cut, engines crash and hang, the agents' server restarts."""
+
+from collections.abc import Iterable
+
+from simulator.machine import Machine
+from simulator.world import World
+
+
+def any_machine(world: World, *, in_cell: bool | None = None) -> Machine | None:
+    """One that has power, drawn at random; `in_cell` chooses among members or spares only."""
+    machines = [
+        machine
+        for node, machine in sorted(world.provider.machines.items())
+        if machine.has_power and (in_cell is None or (node in world.store.member_of) is in_cell)
+    ]
+    return world.random.choice(machines) if machines else None
+
+
+def machine_dies(world: World) -> None:
+    """Any machine, at once or silently."""
+    if machine := any_machine(world):
+        world.context.note("fault", machine.node, "the machine loses power")
+        machine.power_off(silently=world.random.random() < 0.5)
+
+
+def agent_dies(world: World) -> None:
+    if machine := any_machine(world):
+        world.context.note("fault", machine.node, "its agent dies")
+        machine.agent_dies()
+
+
+def network_cut(world: World, for_s: float) -> None:
+    """Any machine; its network comes back."""
+    if machine := any_machine(world):
+        silence(world, [machine], for_s)
+
+
+def silence(world: World, machines: Iterable[Machine], for_s: float) -> None:
+    """Nothing arrives from or at these machines for a while; they go on working."""
+    chosen = list(machines)
+    world.context.note("fault", "network", f"{len(chosen)} machines are silent for {for_s:.0f} s")
+    for machine in chosen:
+        machine.cut_network()
+        world.queue.after(for_s, machine.restore_network)
+
+
+def engine_crashes(world: World) -> None:
+    """An engine of any cell ends by itself."""
+    machine = any_machine(world, in_cell=True)
+    if machine is not None and machine.engine is not None:
+        world.context.note("fault", machine.node, "its engine crashes")
+        world.engines.end(machine.engine, "exit code 134: abort")
+
+
+def engine_hangs(world: World) -> None:
+    """An engine lives and answers nothing."""
+    machine = any_machine(world, in_cell=True)
+    if machine is not None and machine.engine is not None:
+        world.context.note("fault", machine.node, "its engine hangs")
+        world.engines.hang(machine.engine)
+        machine.engine_changed()
+
+
+def probe_fails(world: World, cell: str, for_s: float) -> None:
+    """The leader of a cell answers nothing for a moment."""
+    leader = world.provider.machines[world.store.cells[cell].members[0].node]
+    engine = leader.engine
+    if engine is None:
+        return
+    world.context.note("fault", cell, f"its leader answers no probe for {for_s:.1f} s")
+
+    def answers_again() -> None:
+        world.engines.unhang(engine)
+        leader.engine_changed()
+
+    world.engines.hang(engine)
+    leader.engine_changed()
+    world.queue.after(for_s, answers_again)
+
+
+def agent_server_restarts(world: World, for_s: float) -> None:
+    """The process that agents connect to is down for a while."""
+    world.context.note("fault", "hub", f"away for {for_s:.0f} s")
+    world.agent_server.crash()
+    world.queue.after(for_s, world.agent_server.recover)
+
+
+FAULTS = (machine_dies, agent_dies, engine_crashes, engine_hangs)
+
+
+def random_faults(world: World, count: int, from_s: float, to_s: float) -> None:
+    """So many faults of any kind at random moments."""
+    for _ in range(count):
+        at_s = world.random.uniform(from_s, to_s)
+        pick = world.random.random()
+        if pick < 0.2:
+            world.queue.at(at_s, lambda: network_cut(world, world.random.uniform(3.0, 60.0)))
+        elif pick < 0.25:
+            world.queue.at(at_s, lambda: agent_server_restarts(world, world.random.uniform(1.0, 20.0)))
+        else:
+            fault = world.random.choice(FAULTS)
+            world.queue.at(at_s, lambda fault=fault: fault(world))  # type: ignore[misc]

@@ -1,0 +1,91 @@
+"""What the machines of the small model do: the live agents' decisions, with engines that start when their health says
+so and end at once."""
+
+from dataclasses import replace
+from datetime import datetime
+
+from engine_agent.planning.converge import plan_convergence
+from engine_agent.planning.node import Failure, Membership, NodeSnapshot, RunningProcess, membership_of
+from engine_agent.planning.observe import observe
+from engine_agent.planning.orders import refusal
+from engine_agent.planning.steps import MarkFailed, StartEngine, StopEngine, StopProxy
+from engine_agent.protocol.messages import Desired, Health
+from engine_agent.protocol.states import Phase
+from fleet.planning.snapshot import ReportView
+from simulator.model_checker.state import AgentState
+
+
+class AgentModel:
+    """How agents react. What follows from an agent alone is worked out once; `violations` are those of I5."""
+
+    def __init__(self, connected_at: datetime | None, reported_at: datetime) -> None:
+        self.violations: list[str] = []
+        self._connected_at = connected_at
+        self._reported_at = reported_at
+        self._converged: dict[tuple[object, ...], AgentState] = {}
+        self._reports: dict[tuple[object, ...], ReportView] = {}
+
+    def received(self, agent: AgentState, order: Desired, node: str) -> AgentState:
+        """The agent once it got this order, which it may refuse."""
+        if refusal(agent.order, order, node) is not None:
+            return agent
+        return self.converged(replace(agent, order=order))
+
+    def crashed(self, agent: AgentState) -> AgentState:
+        """The agent once its engine ended by itself."""
+        return self.converged(replace(agent, engine=None, healthy=False, failed=agent.engine))
+
+    def converged(self, agent: AgentState) -> AgentState:
+        """The agent once it has taken steps until it waits."""
+        if agent.key not in self._converged:
+            self._converged[agent.key] = self._take_steps(agent)
+        return self._converged[agent.key]
+
+    def report(self, agent: AgentState) -> ReportView:
+        """What it would report now."""
+        if agent.key not in self._reports:
+            assignment = agent.order.assignment if agent.order is not None else None
+            seen = observe(assignment, _snapshot(agent), 0.0)
+            self._reports[agent.key] = ReportView(
+                True, self._reported_at, self._connected_at, seen.state, seen.cell or "", seen.generation
+            )
+        return self._reports[agent.key]
+
+    def _take_steps(self, agent: AgentState) -> AgentState:
+        """Ends take no time here; starts do."""
+        while True:
+            assignment = agent.order.assignment if agent.order is not None else None
+            before = agent
+            for step in plan_convergence(assignment, _snapshot(agent), 0.0):
+                match step:
+                    case StartEngine(assignment=given):
+                        agent = self._started(agent, membership_of(given), given.plan.served_model)
+                    case StopEngine() | StopProxy():
+                        agent = replace(agent, engine=None, version="", healthy=False)
+                    case MarkFailed(membership=member):
+                        agent = replace(agent, failed=member)
+            if agent == before:
+                return agent
+
+    def _started(self, agent: AgentState, member: Membership, version: str) -> AgentState:
+        if member.generation < agent.highest:
+            self.violations.append(f"I5: {member} starts after generation {agent.highest}")
+        if agent.engine is not None:
+            self.violations.append(f"I5: {member} starts beside {agent.engine}")
+        return replace(
+            agent,
+            engine=member,
+            version=version,
+            healthy=False,
+            failed=None,
+            highest=max(agent.highest, member.generation),
+        )
+
+
+def _snapshot(agent: AgentState) -> NodeSnapshot:
+    process = RunningProcess(agent.engine, 1, 0.0) if agent.engine is not None else None
+    failure = Failure(agent.failed, "crashed", 0.0) if agent.failed is not None else None
+    health = Health(ok=agent.healthy) if agent.engine is not None else None
+    return NodeSnapshot(
+        engine=process, proxy=process, health=health, was_ready=agent.healthy, proxy_phase=Phase.SERVE, failure=failure
+    )

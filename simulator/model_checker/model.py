@@ -1,0 +1,219 @@
+"""The small model: three cells in the middle of a rollout, and everything that can happen to them next.
+
+The live planners and agents again, without a clock: a pass sees everything as just begun or as long ago, in any order,
+which allows more than time would.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from engine_agent.planning.node import membership_of
+from engine_agent.protocol.messages import Desired
+from fleet.planning.decisions import ChangeRollout, Decision
+from fleet.planning.planners import PLANNERS
+from fleet.planning.policy import UpdatePolicy
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import CellView, FleetView, NodeView, ReportView, RolloutView
+from fleet.planning.states import CellState, RolloutState
+from simulator.clock import EPOCH
+from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
+from simulator.model_checker.agents import AgentModel
+from simulator.model_checker.state import AgentState, FaultBudget, State, with_item
+from simulator.store import Store
+from simulator.transactions import StaleWrite, Write
+
+LONG_S = 50_000.0
+"""So long ago everything began in a late pass: beyond every limit but those that give a start or a rollout up."""
+EARLY, LATE = EPOCH, EPOCH + timedelta(seconds=LONG_S)
+NAME, REGION = "llama", "east"
+POLICY = UpdatePolicy(
+    canary=False, waves_percent=(100,), bake_s=0.0, min_healthy_s=0.0, progress_deadline_s=86400.0, max_failed_cells=2
+)
+SETTINGS = FleetSettings()
+
+
+class Model:
+    """The fleet of the model and its moves. Machines serve one cell each, and none dies."""
+
+    def __init__(self, cells: int = 3) -> None:
+        shape = FleetSpec(
+            (DeploymentSpec(NAME, {REGION: cells}, size=1, policy=POLICY, ready_timeout_s=1e6),), spares=0
+        )
+        self._fleet = build_fleet(shape, EARLY)
+        self._nodes: tuple[NodeView, ...] = tuple(
+            replace(node, created_at=EARLY, state_since=EARLY) for node in self._fleet.nodes.values()
+        )
+        self._spec = next(iter(self._fleet.deployments.values()))
+        connected_at = self._nodes[0].report.connection_changed_at
+        self._agents = AgentModel(connected_at, EARLY)
+        self._violations: list[str] = []
+        # What follows from few things alone is worked out once; states differ in the rest.
+        self._plans: dict[tuple[object, ...], list[tuple[Decision, ...]]] = {}
+        self._orders: dict[tuple[object, ...], Desired] = {}
+        self._seen_nodes: dict[tuple[int, ReportView, datetime], NodeView] = {}
+
+    @property
+    def violations(self) -> list[str]:
+        """Invariants that some visited step broke."""
+        return self._violations + self._agents.violations
+
+    def initial(self, budget: FaultBudget) -> State:
+        """All cells serve v1, and a rollout to v2 has just been asked for."""
+        store = Store(self._fleet)
+        orders = tuple(store.desired(node.id) for node in self._nodes)
+        rollout = RolloutView(
+            1, NAME, "v1", "v2", RolloutState.RUNNING, 0, (REGION,), POLICY, revision=1, state_since=EARLY
+        )
+        return State(
+            cells=tuple(_timeless(cell) for cell in self._fleet.cells.values()),
+            reports=tuple(replace(node.report, last_seen_at=EARLY) for node in self._nodes),
+            versions=(1,) * len(self._nodes),
+            rollout=rollout,
+            deployed="v1",
+            agents=tuple(AgentState(order, membership_of(a), "v1") for order in orders if (a := order.assignment)),
+            old_orders=(None,) * len(self._nodes),
+            budget=budget,
+        )
+
+    def successors(self, state: State) -> Iterator[State]:
+        """Everything that can happen next."""
+        yield from self._passes(state, EARLY)
+        yield from self._passes(state, LATE)
+        if state.held is not None:
+            yield self._applied(replace(state, held=None), (state.held,))
+        for index in range(len(self._nodes)):
+            yield from self._node_moves(state, index)
+
+    def _node_moves(self, state: State, index: int) -> Iterator[State]:
+        agent, budget = state.agents[index], state.budget
+        yield from self._deliveries(state, index)
+        if agent.engine is not None and not agent.healthy:
+            yield replace(state, agents=with_item(state.agents, index, replace(agent, healthy=True)))
+        if agent.engine is not None and budget.crashes:
+            crashed = with_item(state.agents, index, self._agents.crashed(agent))
+            yield replace(state, agents=crashed, budget=replace(budget, crashes=budget.crashes - 1))
+        report = self._agents.report(agent)
+        if report != state.reports[index]:
+            yield replace(state, reports=with_item(state.reports, index, report))
+
+    def _deliveries(self, state: State, index: int) -> Iterator[State]:
+        """The machine's newest order comes, or an old one comes again."""
+        agent, budget, order = state.agents[index], state.budget, self._order(state, index)
+        if agent.order is None or order.version > agent.order.version:
+            may_repeat = agent.order is not None and budget.duplicates > 0
+            kept = with_item(state.old_orders, index, agent.order) if may_repeat else state.old_orders
+            yield self._delivered(replace(state, old_orders=kept), index, order)
+        old = state.old_orders[index]
+        if old is not None and budget.duplicates:
+            left = replace(budget, duplicates=budget.duplicates - 1)
+            # Once none may come again, what could have come is all the same.
+            kept = state.old_orders if left.duplicates else (None,) * len(self._nodes)
+            yield self._delivered(replace(state, budget=left, old_orders=kept), index, old)
+
+    def _delivered(self, state: State, index: int, order: Desired) -> State:
+        agent = self._agents.received(state.agents[index], order, self._nodes[index].id)
+        return replace(state, agents=with_item(state.agents, index, agent))
+
+    # --- the control plane -------------------------------------------------------------------------------------------
+
+    def _passes(self, state: State, now: datetime) -> Iterator[State]:
+        """One round: all it decides, or only the first part of it, because it dies; or it stalls with the first."""
+        for decisions in self._planned(state, now):
+            after = self._applied(state, decisions)
+            for count in range(1, len(decisions)):
+                yield self._applied(state, decisions[:count])
+            budget = state.budget
+            if budget.stalls and state.held is None and not isinstance(decisions[0], ChangeRollout):
+                yield replace(state, held=decisions[0], budget=replace(budget, stalls=budget.stalls - 1))
+            if after.key != state.key:
+                yield after
+                return
+
+    def _planned(self, state: State, now: datetime) -> Iterator[tuple[Decision, ...]]:
+        """What each planner decides that decides anything, in their order."""
+        rollout = state.rollout
+        progress = rollout and (rollout.state, rollout.stage, rollout.failed, rollout.revision, rollout.reason)
+        known = self._plans.setdefault((state.cells, state.reports, progress, state.deployed, now), [])
+        for number, planner in enumerate(PLANNERS):
+            if number == len(known):
+                known.append(planner(self._view(state, now), SETTINGS, now))
+            if known[number]:
+                yield known[number]
+
+    def _order(self, state: State, index: int) -> Desired:
+        """What this machine would be told now."""
+        key = (state.cells, state.deployed, state.rollout is None, index, state.versions[index])
+        if key not in self._orders:
+            self._orders[key] = self._store(state).desired(self._nodes[index].id)
+        return self._orders[key]
+
+    def _applied(self, state: State, decisions: tuple[Decision, ...]) -> State:
+        store = self._store(state)
+        store.on_write = self._watch(store)
+        for decision in decisions:
+            try:
+                # Applied late, so that the ledger counts every ready cell as available.
+                store.apply(decision, LATE)
+            except StaleWrite:
+                continue
+        return replace(
+            state,
+            cells=tuple(_timeless(cell) for cell in store.cells.values()),
+            versions=tuple(store.versions[node.id] for node in self._nodes),
+            rollout=store.rollouts.get(NAME),
+            deployed=store.deployments[NAME].version,
+        )
+
+    def _watch(self, store: Store) -> Callable[[Write], None]:
+        def check(write: Write) -> None:
+            before, after = write.before, write.after
+            if before is None or after is None or before.state is not CellState.READY:
+                return
+            ready = sum(cell.state is CellState.READY for cell in store.cells.values())
+            if after.state is CellState.DRAINING and ready < len(self._nodes) - POLICY.max_unavailable:
+                self._violations.append(f"I1: {after.id} was taken down, {ready} serve")
+            if after.state is CellState.DRAINING and after.disruption is None:
+                self._violations.append(f"I10: {after.id} was taken down without a charge")
+
+        return check
+
+    def _store(self, state: State) -> Store:
+        store = Store(self._view(state, EARLY))
+        store.versions = Counter(dict(zip((node.id for node in self._nodes), state.versions, strict=True)))
+        return store
+
+    def _view(self, state: State, now: datetime) -> FleetView:
+        nodes = [self._node(index, report, now) for index, report in enumerate(state.reports)]
+        return replace(
+            self._fleet,
+            nodes={node.id: node for node in nodes},
+            cells={cell.id: cell for cell in state.cells},
+            deployments={NAME: replace(self._spec, version=state.deployed)},
+            rollouts={NAME: state.rollout} if state.rollout is not None else {},
+            listening_since=EARLY,
+        )
+
+    def _node(self, index: int, report: ReportView, now: datetime) -> NodeView:
+        key = (index, report, now)
+        if key not in self._seen_nodes:
+            seen = replace(report, last_seen_at=now)
+            self._seen_nodes[key] = replace(self._nodes[index], report=seen, spare_since=None)
+        return self._seen_nodes[key]
+
+    def is_end(self, state: State) -> bool:
+        """No rollout, every cell serves the deployment's version, and agents run what rows say."""
+        serving = {agent.engine.cell: agent for agent in state.agents if agent.engine is not None and agent.healthy}
+        for cell in state.cells:
+            agent = serving.get(cell.id)
+            if cell.state is not CellState.READY or cell.version != state.deployed or agent is None:
+                return False
+            if agent.version != cell.version or agent.engine is None or agent.engine.generation != cell.generation:
+                return False
+        return state.rollout is None and len(state.cells) == len(self._nodes)
+
+
+def _timeless(cell: CellView) -> CellView:
+    unrouted = None if cell.unrouted_at is None else EARLY
+    return replace(cell, state_since=EARLY, created_at=EARLY, unrouted_at=unrouted, reason="", restarts=0)

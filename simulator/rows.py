@@ -1,0 +1,155 @@
+"""The simulated rows, as planners see them: what is loaded for a pass, what agents and ingresses change, and how one
+transaction is committed. What decisions do to them is in `simulator.store`.
+
+`on_write` is called after each transaction; `before_write` before each, and may raise to kill the process that writes.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from datetime import datetime
+from itertools import count
+
+from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer
+from engine_agent.protocol.states import MemberRole, Phase
+from fleet.planning.decisions import Decision
+from fleet.planning.ledger import LedgerLimits
+from fleet.planning.reconcile.phases import PHASES
+from fleet.planning.snapshot import CellView, DeploymentView, FleetView, NodeView, ProviderStatus, ReportView
+from fleet.planning.states import CellState, NodeState
+from simulator.provider import NoProvider, Provider
+from simulator.transactions import Write
+
+
+class Rows:
+    """The rows. `fleet` is what a pass would load now; it changes with them unless it is copied."""
+
+    def __init__(self, fleet: FleetView) -> None:
+        self.nodes: dict[str, NodeView] = dict(fleet.nodes)
+        self.cells: dict[str, CellView] = dict(fleet.cells)
+        self.deployments = dict(fleet.deployments)
+        self.regions = dict(fleet.regions)
+        self.rollouts = dict(fleet.rollouts)
+        self.faults = fleet.faults
+        self.listening_since = fleet.listening_since
+        self.member_of = {member.node: cell.id for cell in self.cells.values() for member in cell.members}
+        self.versions: Counter[str] = Counter(dict.fromkeys(self.nodes, 1))
+        ids = [*(one.id for one in fleet.faults.incidents), *(one.id for one in fleet.faults.replacements)]
+        self._fault_numbers = count(max(ids, default=0) + 1)
+        self._cell_numbers, self._node_numbers = count(len(self.cells) + 1), count(len(self.nodes) + 1)
+        self.rollouts_begun = max((rollout.id for rollout in self.rollouts.values()), default=0)
+        self.limits = LedgerLimits()
+        self._pools: Counter[tuple[str, str]] | None = None
+        self.writes = 0
+        self.before_write: Callable[[], None] = lambda: None
+        self.on_write: Callable[[Write], None] = lambda _: None
+        self.on_desired: Callable[[Iterable[str]], None] = lambda _: None
+        self.provider: Provider = NoProvider()
+
+    # --- what is read ------------------------------------------------------------------------------------------------
+
+    def fleet(self, provider: dict[str, ProviderStatus] | None = None) -> FleetView:
+        """The rows as one snapshot, that stays as it is. `provider` adds what providers said of the nodes in doubt."""
+        nodes = dict(self.nodes)
+        for node, said in (provider or {}).items():
+            nodes[node] = replace(nodes[node], provider=said)
+        return FleetView(
+            regions=dict(self.regions),
+            nodes=nodes,
+            cells={name: cell for name, cell in self.cells.items() if cell.state is not CellState.STOPPED},
+            deployments=dict(self.deployments),
+            listening_since=self.listening_since,
+            rollouts=dict(self.rollouts),
+            faults=self.faults,
+        )
+
+    def desired(self, node: str) -> Desired:
+        """The desired state of a node."""
+        cell_id = self.member_of.get(node)
+        cell = self.cells[cell_id] if cell_id is not None else None
+        assignment = assignment_of(cell, self.deployments[cell.deployment], node) if cell is not None else None
+        return Desired(node=node, version=self.versions[node], assignment=assignment)
+
+    # --- what agents and ingresses report ----------------------------------------------------------------------------
+
+    def report(self, node: str, report: ReportView) -> bool:
+        """Keep the last report of a node. Returns whether a planner may care."""
+        known = self.nodes.get(node)
+        if known is None or known.state is NodeState.RETIRED:
+            return False
+        self.nodes[node] = replace(known, report=report)
+        return _relevant_part(known.report) != _relevant_part(report)
+
+    def mark_unrouted(self, cell_id: str, generation: int, now: datetime) -> bool:
+        """Every ingress has acknowledged a table that sends this cell nothing new."""
+        cell = self.cells[cell_id]
+        if (cell.generation, cell.state, cell.unrouted_at) != (generation, CellState.DRAINING, None):
+            return False
+        self.before_write()
+        self._set_cell("unrouted", cell, replace(cell, unrouted_at=now), now)
+        return True
+
+    # --- one transaction ---------------------------------------------------------------------------------------------
+
+    def _pool(self, region: str, instance_type: str) -> int:
+        """Machines of a pool that are not retired, counted again only after some were."""
+        if self._pools is None:
+            rows = (node for node in self.nodes.values() if node.state is not NodeState.RETIRED)
+            self._pools = Counter((node.region, node.instance_type) for node in rows)
+        return self._pools[region, instance_type]
+
+    def _moved(self, cell: CellView, to: CellState, reason: str, now: datetime) -> CellView:
+        return replace(cell, state=to, reason=reason, state_since=now)
+
+    def _write_cell(self, cause: Decision | str, cell: CellView, now: datetime, *, ordered: bool = True) -> None:
+        self.before_write()
+        nodes = {member.node for member in cell.members} if ordered else ()
+        self._set_cell(cause, self.cells[cell.id], cell, now, nodes)
+
+    def _set_cell(
+        self, cause: Decision | str, before: CellView | None, cell: CellView, now: datetime, nodes: Iterable[str] = ()
+    ) -> None:
+        self.cells[cell.id] = cell
+        self._desired_changed(nodes)
+        self._commit(Write(cause, now, before, cell))
+
+    def _put_members(self, cell: CellView, nodes: tuple[str, ...], now: datetime) -> None:
+        for member in cell.members:
+            del self.member_of[member.node]
+        for name in nodes:
+            self.member_of[name] = cell.id
+            self.nodes[name] = replace(self.nodes[name], spare_since=None)
+        for member in cell.members:
+            if member.node not in self.member_of:
+                self.nodes[member.node] = replace(self.nodes[member.node], spare_since=now)
+
+    def _desired_changed(self, nodes: Iterable[str]) -> None:
+        in_order = sorted(nodes)  # a set's order differs between processes, and a seed must tell one story
+        for node in in_order:
+            self.versions[node] += 1
+        self.on_desired(in_order)
+
+    def _commit(self, write: Write) -> None:
+        self.writes += 1
+        self.on_write(write)
+
+
+def _relevant_part(report: ReportView) -> tuple[object, ...]:
+    return report.connected, report.state, report.cell, report.generation, report.unhealthy_since is None
+
+
+def assignment_of(cell: CellView, spec: DeploymentView, node: str) -> Assignment:
+    """What a member of a cell is to run, as the services derive it from the same rows."""
+    rank = next(member.rank for member in cell.members if member.node == node)
+    timeout_s = spec.of(cell.version).ready_timeout_s
+    return Assignment(
+        cell=cell.id,
+        generation=cell.generation,
+        rank=rank,
+        role=MemberRole.LEADER if rank == 0 else MemberRole.FOLLOWER,
+        phase=PHASES.get(cell.state, Phase.STOP),
+        plan=EnginePlan(spec.engine, cell.version, max_concurrency=8, ready_timeout_s=timeout_s),
+        peers=tuple(Peer(node=member.node, rank=member.rank, address="", port_base=0) for member in cell.members),
+        secret=f"{cell.id}/{cell.generation}",
+        drain_deadline_s=spec.drain_deadline_s,
+    )
