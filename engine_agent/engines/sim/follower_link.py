@@ -7,45 +7,25 @@ cell that lost a member is over.
 import asyncio
 import contextlib
 import logging
-import random
 from collections.abc import Callable
 
-from msgspec import structs
-
-from engine_agent.engines.sim.faults import Faults
-from engine_agent.engines.sim.frames import (
-    MAX_FRAME_BYTES,
-    BadFrame,
-    Beat,
-    Challenge,
-    Farewell,
-    Join,
-    Refusal,
-    Welcome,
-    encode,
-    is_proof,
-    join_proof,
-    new_nonce,
-    read_frame,
-    read_living,
-    refusal_proof,
-    welcome_proof,
+from engine_agent.engines.cell.handshake import (
+    MAX_LINE_BYTES,
+    FollowerHandshake,
+    HandshakeFailed,
+    MembershipRefused,
+    retry_pauses_s,
 )
+from engine_agent.engines.sim.faults import Faults
+from engine_agent.engines.sim.frames import BadFrame, Beat, Farewell, encode, read_line, read_living
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
 from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)
 
-_RETRY_FIRST_S = 0.1
-_RETRY_LONGEST_S = 1.0
-
 
 class NoLeader(Exception):
     """The leader was not reached, or is gone; the text says which, and why."""
-
-
-class _NotYet(Exception):
-    """One attempt failed; the text says why."""
 
 
 class FollowerLink:
@@ -75,18 +55,18 @@ class FollowerLink:
             NoLeader: not within `rendezvous_timeout_s` seconds, or the leader refused for good.
         """
         reason = "no attempt was made"
-        pause_s = _RETRY_FIRST_S
         try:
             async with asyncio.timeout(self._settings.rendezvous_timeout_s):
-                while True:
+                for pause_s in retry_pauses_s():
                     try:
                         await self._attempt()
                         return
-                    except _NotYet as error:
+                    except MembershipRefused as error:
+                        raise NoLeader(str(error)) from error
+                    except HandshakeFailed as error:
                         reason = str(error)
                     self._on_retry(reason)
-                    await asyncio.sleep(pause_s * random.uniform(0.8, 1.2))
-                    pause_s = min(pause_s * 2, _RETRY_LONGEST_S)
+                    await asyncio.sleep(pause_s)
         except TimeoutError as error:
             limit = f"{self._settings.rendezvous_timeout_s:g} s"
             raise NoLeader(f"no leader at {self._settings.leader} within {limit}: {reason}") from error
@@ -127,38 +107,25 @@ class FollowerLink:
         leader = self._settings.leader
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                reader, writer = await asyncio.open_connection(leader.host, leader.port, limit=MAX_FRAME_BYTES)
+                reader, writer = await asyncio.open_connection(leader.host, leader.port, limit=MAX_LINE_BYTES)
         except TimeoutError as error:
-            raise _NotYet("it does not answer") from error
+            raise HandshakeFailed("it does not answer") from error
         except OSError as error:
-            raise _NotYet(error.strerror or str(error)) from error
+            raise HandshakeFailed(error.strerror or str(error)) from error
         try:
             await self._introduce(reader, writer)
-        except (_NotYet, NoLeader):
+        except (HandshakeFailed, MembershipRefused):
             writer.close()
             raise
         except (EOFError, TimeoutError, BadFrame, OSError) as error:
             writer.close()
-            raise _NotYet(f"the handshake broke off: {str(error) or type(error).__name__}") from error
+            raise HandshakeFailed(f"the handshake broke off: {str(error) or type(error).__name__}") from error
         self._reader, self._writer = reader, writer
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        settings = self._settings
-        challenge = await read_frame(reader, HANDSHAKE_TIMEOUT_S)
-        if not isinstance(challenge, Challenge):
-            raise _NotYet("what listens there is no leader")
-        runs = dict(settings.fingerprint)
-        claim = Join(settings.node_id, settings.cell, settings.generation, settings.rank, new_nonce(), runs)
-        join = structs.replace(claim, proof=join_proof(settings.secret, challenge, claim))
-        writer.write(encode(join))
-        answer = await read_frame(reader, HANDSHAKE_TIMEOUT_S)
-        if isinstance(answer, Refusal):
-            if is_proof(answer.proof, refusal_proof(settings.secret, challenge, join, answer.reason)):
-                raise NoLeader(answer.reason)
-            raise _NotYet(f"the leader refused: {answer.reason}")
-        expected = welcome_proof(settings.secret, challenge, join)
-        if not isinstance(answer, Welcome) or not is_proof(answer.proof, expected):
-            raise _NotYet("what listens there does not prove that it is the leader")
+        handshake = FollowerHandshake(self._settings.identity)
+        writer.write(handshake.join(await read_line(reader, HANDSHAKE_TIMEOUT_S)))
+        handshake.confirm(await read_line(reader, HANDSHAKE_TIMEOUT_S))
 
     async def _beat_for_ever(self, writer: asyncio.StreamWriter) -> None:
         # A dead connection shows itself to the reader; the writer has nothing to add.

@@ -11,28 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from engine_agent.engines.cell.handshake import MAX_LINE_BYTES, HandshakeFailed, LeaderHandshake
 from engine_agent.engines.sim.faults import Effects
-from engine_agent.engines.sim.frames import (
-    MAX_FRAME_BYTES,
-    BadFrame,
-    Beat,
-    Challenge,
-    Farewell,
-    Join,
-    Refusal,
-    Welcome,
-    encode,
-    is_proof,
-    join_proof,
-    new_nonce,
-    read_frame,
-    read_living,
-    refusal_proof,
-    welcome_proof,
-)
+from engine_agent.engines.sim.frames import BadFrame, Beat, Farewell, encode, read_line, read_living
 from engine_agent.engines.sim.listening import bind_port
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
-from engine_agent.protocol.fingerprint import Rank, mismatch
 from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)
@@ -97,7 +80,7 @@ class LeaderLink:
             PortTaken: it cannot be bound.
         """
         rendezvous = bind_port(self._settings.leader)
-        self._server = await asyncio.start_server(self._serve, sock=rendezvous, limit=MAX_FRAME_BYTES)
+        self._server = await asyncio.start_server(self._serve, sock=rendezvous, limit=MAX_LINE_BYTES)
 
     def close(self, reason: str, failed: bool) -> None:
         """Tell every follower why the cell ends, and hang up."""
@@ -119,72 +102,55 @@ class LeaderLink:
             writer.close()
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Follower | None:
-        settings = self._settings
-        challenge = Challenge(cell=settings.cell, generation=settings.generation, nonce=new_nonce())
-        writer.write(encode(challenge))
+        handshake = LeaderHandshake(self._settings.identity, self._settings.followers)
+        writer.write(handshake.challenge)
         try:
-            join = await read_frame(reader, HANDSHAKE_TIMEOUT_S)
-        except (EOFError, TimeoutError, BadFrame) as error:
+            join = await read_line(reader, HANDSHAKE_TIMEOUT_S)
+            decision = handshake.decide(join, self._why_taken, taken_for_good=False)
+        except (EOFError, TimeoutError, BadFrame, HandshakeFailed) as error:
             log.warning("rendezvous: a caller did not introduce itself: %s", str(error) or type(error).__name__)
             return None
-        reason = self._why_refused(challenge, join)
-        if reason or not isinstance(join, Join):
-            log.warning("rendezvous: refused a caller: %s", reason)
-            writer.write(encode(Refusal(reason=reason)))
+        writer.write(decision.reply)
+        if decision.incompatible:
+            self._watcher.follower_unfit(decision.reason)
             return None
-        unfit = mismatch(
-            Rank(settings.rank, settings.node_id, settings.fingerprint), Rank(join.rank, join.node, join.fingerprint)
-        )
-        if unfit:
-            writer.write(encode(Refusal(unfit, refusal_proof(settings.secret, challenge, join, unfit))))
-            self._watcher.follower_unfit(unfit)
+        if decision.joined is None:
+            log.warning("rendezvous: refused a caller: %s", decision.reason)
             return None
-        follower = _Follower(join.node, join.rank, writer)
-        self._followers[join.rank] = follower
-        writer.write(encode(Welcome(proof=welcome_proof(settings.secret, challenge, join))))
+        follower = _Follower(decision.joined.node_id, decision.joined.rank, writer)
+        self._followers[follower.rank] = follower
         log.info("%s joined", follower)
         self._watcher.follower_joined()
         return follower
 
-    def _why_refused(self, challenge: Challenge, join: object) -> str:
-        settings = self._settings
-        if not isinstance(join, Join):
-            return f"expected a join, got a {type(join).__name__.lower()}"
-        if (join.cell, join.generation) != (settings.cell, settings.generation):
-            here = f"cell {settings.cell} generation {settings.generation}"
-            return f"this is {here}, not cell {join.cell} generation {join.generation}"
-        if not is_proof(join.proof, join_proof(settings.secret, challenge, join)):
-            return f"node {join.node} does not prove that it knows the secret of cell {settings.cell}"
-        if not 1 <= join.rank <= settings.followers:
-            return f"rank {join.rank} is not 1 to {settings.followers}"
-        if join.rank in self._followers:
-            return f"{self._followers[join.rank]} is connected already"
+    def _why_taken(self, rank: int) -> str:
+        if rank in self._followers:
+            return f"{self._followers[rank]} is connected already"
         return "the cell is ending" if self._closing else ""
 
     async def _attend(self, follower: _Follower, reader: asyncio.StreamReader) -> None:
         beating = asyncio.create_task(_beat_for_ever(follower.writer, self._watcher.work))
         try:
-            await self._listen_to(follower, reader)
-            reason = "sent something else than heartbeats"
-        except EOFError:
-            reason = "is gone: its connection closed"
-        except TimeoutError:
-            reason = f"is silent for {SILENT_BEATS * HEARTBEAT_S:g} s"
-        except BadFrame as error:
-            reason = f"sent something unreadable: {error}"
+            reason = await self._listen_to(follower, reader)
         finally:
             beating.cancel()
         del self._followers[follower.rank]
         if not self._closing:
             self._watcher.follower_lost(f"{follower} {reason}")
 
-    async def _listen_to(self, follower: _Follower, reader: asyncio.StreamReader) -> None:
+    async def _listen_to(self, follower: _Follower, reader: asyncio.StreamReader) -> str:
+        """Listen until it is gone, and return how it went."""
         while True:
-            frame = await read_living(reader)
+            try:
+                frame = await read_living(reader)
+            except EOFError:
+                return "is gone: its connection closed"
+            except TimeoutError:
+                return f"is silent for {SILENT_BEATS * HEARTBEAT_S:g} s"
+            except BadFrame as error:
+                return f"sent something unreadable: {error}"
             if isinstance(frame, Farewell):
                 self._watcher.follower_leaving(f"{follower} was told to stop: {frame.reason}")
-            elif not isinstance(frame, Beat):
-                return
             elif frame.effects != follower.effects:
                 follower.effects = frame.effects
                 self._watcher.effects_changed()

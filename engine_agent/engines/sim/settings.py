@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from engine_agent.engines.base import CELL_SECRET_VARIABLE
+from engine_agent.engines.cell.handshake import Identity
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.faults import BadFault, Fault, parse_fault
 from engine_agent.protocol.fingerprint import BadFingerprint, Fingerprint, fingerprint_from
@@ -60,6 +61,12 @@ class Settings:
     max_model_len: int
     fault: Fault | None
     model: ModelParameters
+
+    @property
+    def identity(self) -> Identity:
+        """What this process claims and proves in the cell's handshake."""
+        secret = self.secret.encode()
+        return Identity(self.cell, self.generation, self.rank, self.node_id, self.fingerprint, secret)
 
 
 def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.environ) -> Settings:

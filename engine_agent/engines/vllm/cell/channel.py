@@ -1,4 +1,5 @@
-"""Messages between leader and one follower once both have proved themselves: each carries a proof of its own.
+"""Messages between leader and one follower: the lines of the handshake, and once both have proved themselves messages
+that carry a proof each.
 
 A message's code covers direction, position and kind, so none can be forged, repeated, dropped or moved unnoticed. What
 `receive` returns may be unpickled. It says nothing about what messages mean.
@@ -10,8 +11,12 @@ import socket
 import struct
 from enum import IntEnum
 from threading import Lock
+from time import monotonic
 from typing import NamedTuple
 
+from engine_agent.engines.cell.handshake import MAX_LINE_BYTES, HandshakeFailed
+
+HANDSHAKE_TIMEOUT_S = 5.0
 MAX_MESSAGE_BYTES = 256 * 1024 * 1024
 _HEADER = struct.Struct("!BI16s")
 _POSITION = struct.Struct("!cQB")
@@ -112,3 +117,37 @@ class Channel:
         code = hashlib.blake2b(_POSITION.pack(direction, position, kind), key=self._key, digest_size=_CODE_BYTES)
         code.update(payload)
         return code.digest()
+
+
+def send_line(connection: socket.socket, line: bytes) -> None:
+    """Send a line of the handshake.
+
+    Raises:
+        HandshakeFailed: the other side is gone.
+    """
+    try:
+        connection.sendall(line)
+    except OSError as error:
+        raise HandshakeFailed(f"the handshake broke off: {error}") from error
+
+
+def receive_line(connection: socket.socket) -> bytes:
+    """Wait for a line of the handshake, and take nothing of what follows it.
+
+    Raises:
+        HandshakeFailed: none came within `HANDSHAKE_TIMEOUT_S`, or one that is too long.
+    """
+    received = bytearray()
+    ends_at = monotonic() + HANDSHAKE_TIMEOUT_S
+    try:
+        while not received.endswith(b"\n"):
+            connection.settimeout(max(0.001, ends_at - monotonic()))
+            part = connection.recv(1)  # what follows the line belongs to the channel
+            if not part:
+                raise HandshakeFailed("the handshake broke off")
+            if len(received) >= MAX_LINE_BYTES:
+                raise HandshakeFailed(f"a line longer than {MAX_LINE_BYTES} bytes")
+            received += part
+    except OSError as error:
+        raise HandshakeFailed(f"the handshake broke off: {error}") from error
+    return bytes(received)

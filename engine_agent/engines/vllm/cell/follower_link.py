@@ -5,20 +5,24 @@ lost a member is over. Whatever ends the follower is said once, through `end`.
 """
 
 import contextlib
-import random
 import socket
 from collections.abc import Callable
 from threading import Thread
 from time import monotonic, sleep
 
-from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind
-from engine_agent.engines.vllm.cell.handshake import HANDSHAKE_TIMEOUT_S, Fingerprint, NotYet, Refused, introduce
+from engine_agent.engines.cell.handshake import FollowerHandshake, HandshakeFailed, MembershipRefused, retry_pauses_s
+from engine_agent.engines.vllm.cell.channel import (
+    HANDSHAKE_TIMEOUT_S,
+    Channel,
+    ChannelClosed,
+    Kind,
+    receive_line,
+    send_line,
+)
 from engine_agent.engines.vllm.cell.judge import Judge
 from engine_agent.engines.vllm.cell.leader_link import BEAT_S, PROGRESS
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
-
-_RETRY_FIRST_S = 0.1
-_RETRY_LONGEST_S = 1.0
+from engine_agent.protocol.fingerprint import Fingerprint
 
 End = Callable[[str, bool], None]
 """Why, and whether that is a failure."""
@@ -28,7 +32,8 @@ class FollowerLink:
     """One connection to the leader. `done` is the number of the last call that was finished here."""
 
     def __init__(self, follower: Member, secret: bytes, fingerprint: Fingerprint, end: End) -> None:
-        self._follower, self._secret, self._fingerprint, self._end = follower, secret, fingerprint, end
+        self._follower, self._end = follower, end
+        self._identity = follower.identity(secret, fingerprint)
         self._channel: Channel | None = None
         self._judge: Judge | None = None
         self.on_ready: Callable[[], None] = lambda: None
@@ -47,20 +52,18 @@ class FollowerLink:
         """
         where = f"{self._follower.leader_address}:{self._follower.leader_port}"
         ends_at = monotonic() + self._follower.join_timeout_s
-        pause_s = _RETRY_FIRST_S
-        while True:
+        for pause_s in retry_pauses_s():
             try:
                 self._channel = self._attempt()
                 break
-            except Refused as error:
+            except MembershipRefused as error:
                 raise CellEnded(f"the leader refused: {error}") from error
-            except NotYet as error:
+            except HandshakeFailed as error:
                 reason = f"no leader at {where}: {error}"
             if monotonic() >= ends_at:
                 raise CellEnded(f"{reason}, for {self._follower.join_timeout_s:g} s")
             on_retry(reason)
-            sleep(pause_s * random.uniform(0.8, 1.2))
-            pause_s = min(pause_s * 2, _RETRY_LONGEST_S)
+            sleep(pause_s)
         return self._setup()
 
     def start(self) -> None:
@@ -90,15 +93,17 @@ class FollowerLink:
         try:
             connection = socket.create_connection(where, HANDSHAKE_TIMEOUT_S, (self._follower.address, 0))
         except OSError as error:
-            raise NotYet(error.strerror or str(error)) from error
+            raise HandshakeFailed(error.strerror or str(error)) from error
         try:
-            joined = introduce(connection, self._follower, self._secret, self._fingerprint)
+            handshake = FollowerHandshake(self._identity)
+            send_line(connection, handshake.join(receive_line(connection)))
+            key = handshake.confirm(receive_line(connection))
         except BaseException:
             connection.close()
             raise
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Channel(connection, joined.key, leads=False)
+        return Channel(connection, key, leads=False)
 
     def _setup(self) -> bytes:
         try:

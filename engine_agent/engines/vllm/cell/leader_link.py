@@ -15,10 +15,11 @@ from queue import Empty, Queue
 from threading import Condition, Event, Thread
 from time import monotonic
 
-from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind, Message
-from engine_agent.engines.vllm.cell.handshake import Fingerprint, Joined, NotYet, Refused, admit
+from engine_agent.engines.cell.handshake import HandshakeFailed, Joined, LeaderHandshake
+from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind, Message, receive_line, send_line
 from engine_agent.engines.vllm.cell.judge import Judge
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
+from engine_agent.protocol.fingerprint import Fingerprint
 
 BEAT_S = 0.25
 """Between two heartbeats, and between two looks at those of others."""
@@ -28,6 +29,10 @@ PROGRESS = struct.Struct("!Q")
 """In a follower's beat and in front of its reply: the number of a call."""
 
 End = Callable[[str], None]
+
+
+class _Incompatible(Exception):
+    """A member of this cell runs other software than the leader: the cell cannot form; the text says in what."""
 
 
 @dataclass
@@ -47,11 +52,12 @@ class LeaderLink:
         Raises:
             CellEnded: the port cannot be had.
         """
-        self._leader, self._secret, self._fingerprint, self._end = leader, secret, fingerprint, end
+        self._leader, self._end = leader, end
+        self._identity = leader.identity(secret, fingerprint)
         self._followers: dict[int, _Follower] = {}
         self._changed = Condition()
-        self._refused = ""
-        self._stranger = ""
+        self._mismatch = ""
+        self._last_refusal = ""
         self._callers = 0
         self._closing = Event()
         self._own_done = 0
@@ -71,10 +77,10 @@ class LeaderLink:
         self._thread(self._accept, "rendezvous")
         with self._changed:
             complete = self._changed.wait_for(
-                lambda: self._refused or len(self._followers) == self._leader.followers, self._leader.join_timeout_s
+                lambda: self._mismatch or len(self._followers) == self._leader.followers, self._leader.join_timeout_s
             )
-            if self._refused:
-                raise CellEnded(self._refused)
+            if self._mismatch:
+                raise CellEnded(self._mismatch)
             if not complete:
                 raise CellEnded(self._who_is_missing())
 
@@ -133,31 +139,39 @@ class LeaderLink:
 
     def _serve(self, connection: socket.socket, address: str) -> None:
         try:
-            joined = admit(connection, self._leader, self._secret, self._fingerprint, self._why_taken)
-            follower = self._join(connection, joined)
-        except NotYet as error:
-            self._stranger = f"{address} was refused: {error}"
-            sys.stderr.write(f"rendezvous: {self._stranger}\n")
+            follower = self._add(connection, self._admit(connection))
+        except HandshakeFailed as error:
+            self._last_refusal = f"{address} was refused: {error}"
+            sys.stderr.write(f"rendezvous: {self._last_refusal}\n")
             connection.close()
             return
-        except Refused as error:
+        except _Incompatible as error:
             connection.close()
             with self._changed:
-                self._refused = str(error)
+                self._mismatch = str(error)
                 self._changed.notify_all()
             return
         finally:
             self._callers -= 1
         self._attend(follower)
 
-    def _join(self, connection: socket.socket, joined: Joined) -> _Follower:
+    def _admit(self, connection: socket.socket) -> Joined:
+        handshake = LeaderHandshake(self._identity, self._leader.followers)
+        send_line(connection, handshake.challenge)
+        decision = handshake.decide(receive_line(connection), self._why_taken, taken_for_good=True)
+        send_line(connection, decision.reply)
+        if decision.joined is None:
+            raise (_Incompatible if decision.incompatible else HandshakeFailed)(decision.reason)
+        return decision.joined
+
+    def _add(self, connection: socket.socket, joined: Joined) -> _Follower:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         follower = _Follower(joined, Channel(connection, joined.key, leads=True))
         with self._changed:
             reason = self._why_taken(joined.rank)
             if reason:
-                raise NotYet(reason)
+                raise HandshakeFailed(reason)
             self._followers[joined.rank] = follower
             self._changed.notify_all()
         sys.stderr.write(f"rendezvous: {joined} joined\n")
@@ -170,7 +184,7 @@ class LeaderLink:
     def _who_is_missing(self) -> str:
         missing = sorted(set(range(1, self._leader.size)) - set(self._followers))
         ranks = ", ".join(map(str, missing))
-        after = f"; {self._stranger}" if self._stranger else ""
+        after = f"; {self._last_refusal}" if self._last_refusal else ""
         return f"no follower of rank {ranks} joined within {self._leader.join_timeout_s:g} s{after}"
 
     # --- from then on -----------------------------------------------------------------------------------------------

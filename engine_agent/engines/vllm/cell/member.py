@@ -10,6 +10,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from engine_agent.engines.base import CELL_SECRET_VARIABLE
+from engine_agent.engines.cell.handshake import Identity
+from engine_agent.protocol.fingerprint import Fingerprint
 
 MEMBER_VARIABLE = "SWITCHYARD_CELL_MEMBER"
 ENDED_FILE = "cell-ended"
@@ -52,6 +54,10 @@ class Member:
     def ended_file(self) -> Path:
         """Where the reason is left once the cell is over."""
         return Path(self.runtime) / ENDED_FILE
+
+    def identity(self, secret: bytes, fingerprint: Fingerprint) -> Identity:
+        """What it claims and proves in the handshake."""
+        return Identity(self.cell, self.generation, self.rank, self.node_id, fingerprint, secret)
 
     def to_variable(self) -> str:
         """What `MEMBER_VARIABLE` holds."""

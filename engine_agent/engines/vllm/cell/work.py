@@ -10,7 +10,7 @@ import vllm
 from vllm.platforms import current_platform
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-from engine_agent.engines.vllm.cell.handshake import derived_key
+from engine_agent.engines.cell.handshake import derived_key
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
 
 EXECUTOR_PROTOCOL = "1"

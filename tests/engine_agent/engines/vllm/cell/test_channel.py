@@ -5,7 +5,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind
+from engine_agent.engines.cell.handshake import MAX_LINE_BYTES, HandshakeFailed
+from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind, receive_line, send_line
 
 KEY = b"k" * 32
 
@@ -66,3 +67,25 @@ def test_the_end_of_the_connection_is_named(ends: Ends) -> None:
         receiving.receive()
     with pytest.raises(ChannelClosed, match="broke"):
         receiving.send(Kind.BEAT)
+
+
+def test_a_line_of_the_handshake_takes_nothing_of_what_follows_it(ends: Ends) -> None:
+    send_line(ends[0], b"the last line\n")
+    Channel(ends[0], KEY, leads=True).send(Kind.READY)
+    assert receive_line(ends[1]) == b"the last line\n"
+    assert Channel(ends[1], KEY, leads=False).receive().kind is Kind.READY
+
+
+def test_a_line_without_end_is_given_up(ends: Ends) -> None:
+    ends[0].sendall(b"x" * (MAX_LINE_BYTES + 1))
+    with pytest.raises(HandshakeFailed, match=f"a line longer than {MAX_LINE_BYTES} bytes"):
+        receive_line(ends[1])
+
+
+def test_a_handshake_that_breaks_off_is_named(ends: Ends) -> None:
+    ends[0].sendall(b"half a li")
+    ends[0].close()
+    with pytest.raises(HandshakeFailed, match="the handshake broke off"):
+        receive_line(ends[1])
+    with pytest.raises(HandshakeFailed, match="the handshake broke off"):
+        send_line(ends[1], b"x" * 100_000)
