@@ -16,6 +16,7 @@ from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello,
 from engine_agent.protocol.parts import frames_of
 from fleet.consumers.hub import AgentHub, AgentSession
 from fleet.services.enrolment import AgentIdentity, agent_identify
+from kernel.refusals import Conflict
 
 HELLO_TIMEOUT_S = 10.0
 REFUSAL_LIMIT_S = 1.0
@@ -76,7 +77,7 @@ class AgentSocket:
             await self._run_session(receive, send, identity)
         except _Closed:
             pass
-        except BadMessage as refusal:
+        except (BadMessage, Conflict) as refusal:
             await _refuse(send, str(refusal))
         except DatabaseError as error:
             await _refuse(send, f"the database does not answer: {error}")

@@ -34,13 +34,7 @@ class NodeHandler:
         self._logs: dict[str, LogTail] = {}
 
     def on_hello(self, session: AgentSession) -> None:
-        hello = session.hello
-        hello_store(
-            node=hello.id,
-            topology=hello.topology,
-            fingerprint=hello.fingerprint,
-            accelerators=hello.inventory.accelerators if hello.inventory else (),
-        )
+        hello_store(session.hello)
 
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
         node = session.identity.id

@@ -11,8 +11,9 @@ class Node(models.Model):
     """One machine that runs an agent. A node in no cell is a spare.
 
     `desired_version` grows whenever what the node must do changes; `topology` is its ordered list of network nodes,
-    widest first; `accelerators` has a line for each device that its agent found. `terminated_at`: its provider has
-    confirmed that the machine of a retired node is gone.
+    widest first; `accelerators` has a line for each device that its agent found. `address`, `port_base` and `topology`
+    are empty until the provider or the agent's hello states them. `terminated_at`: its provider has confirmed that the
+    machine of a retired node is gone.
     """
 
     id = models.CharField(max_length=32, primary_key=True)
@@ -21,8 +22,8 @@ class Node(models.Model):
     state = models.CharField(max_length=16, choices=choices(NodeState), default=NodeState.JOINING)
     reason = models.TextField(blank=True)
     cordoned = models.BooleanField(default=False)
-    address = models.CharField(max_length=64, default="127.0.0.1")
-    port_base = models.PositiveIntegerField()
+    address = models.CharField(max_length=64, blank=True)
+    port_base = models.PositiveIntegerField(null=True)
     topology = models.JSONField(default=list, blank=True)
     fingerprint = models.JSONField(default=dict, blank=True)
     accelerators = models.JSONField(default=list, blank=True)
@@ -49,6 +50,16 @@ class Node(models.Model):
     @property
     def tone(self) -> Tone:
         return NODE_TONE[NodeState(self.state)]
+
+    def port(self, offset: int) -> int:
+        """The port of one of its services, by the offset in `engine_agent.protocol.ports`.
+
+        Raises:
+            ValueError: its ports are not known yet; no node that joined is so.
+        """
+        if self.port_base is None:
+            raise ValueError(f"the ports of {self.id} are not known yet")
+        return self.port_base + offset
 
 
 class NodeReport(models.Model):

@@ -1,9 +1,16 @@
-"""Providers of machines, by the name that regions use."""
+"""Providers of machines, by the name that regions use. `README.md` says what one promises and how to add one."""
 
-from django.conf import settings
+from collections.abc import Mapping
+from typing import cast
 
-from fleet.providers.base import NodeProvider, ProviderError
-from fleet.providers.local import LocalProvider
+from django.utils.module_loading import import_string
+
+from fleet.providers.base import EmbeddedProvider, NodeProvider, ProviderError
+
+PROVIDERS: Mapping[str, str] = {
+    "local": "fleet.providers.local.provider.LocalProvider",
+}
+"""Name -> class. A class is imported when it is first used, so that one nobody uses needs none of its libraries."""
 
 
 def provider_named(name: str) -> NodeProvider:
@@ -12,16 +19,11 @@ def provider_named(name: str) -> NodeProvider:
     Raises:
         ProviderError: there is no such provider.
     """
-    if name == LocalProvider.name:
-        return local_provider()
-    raise ProviderError(f"unknown provider {name!r}; there is: {LocalProvider.name}")
+    if name not in PROVIDERS:
+        raise ProviderError(f"unknown provider {name!r}; there is: {', '.join(sorted(PROVIDERS))}")
+    return cast(NodeProvider, import_string(PROVIDERS[name]).from_settings())
 
 
-def local_provider() -> LocalProvider:
-    """Machines as processes of this computer, in this home."""
-    return LocalProvider(
-        home=settings.SWITCHYARD_HOME,
-        checkout=settings.BASE_DIR,
-        server_url=settings.SWITCHYARD_URL,
-        first_port=settings.SWITCHYARD_NODE_PORTS,
-    )
+def embedded_providers() -> list[EmbeddedProvider]:
+    """The providers whose machines are processes of this computer: `make down` stops them, `make up` boots them."""
+    return [provider for name in PROVIDERS if isinstance(provider := provider_named(name), EmbeddedProvider)]

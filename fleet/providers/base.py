@@ -2,51 +2,62 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.snapshot import ProviderStatus
 
 
 class ProviderError(Exception):
-    """A provider refused or did not answer; the text says which call and why."""
+    """A provider refused a call or did not respond; the text says which call and why."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """One machine to boot. `join_token` lets its agent enrol, once."""
+    """One machine to boot. `join_token` lets its agent enrol, once.
+
+    `near`: the network nodes, widest first, below which it should stand if there is room. `address` and `port` are set
+    where they are fixed beforehand, as an ingress's are; None: the provider or the machine itself decides.
+    """
 
     id: str
     kind: AgentKind
     region: str
-    address: str
-    port: int
     join_token: str
     instance_type: str = ""
-    topology: tuple[str, ...] = ()
+    near: tuple[str, ...] = ()
+    address: str | None = None
+    port: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a provider knows of a machine. None: not known yet; the agent's hello states it.
+
+    `port_base` is the first of the `PORTS_PER_NODE` ports of its node; `topology` lists the network nodes above it,
+    widest first.
+    """
+
+    address: str | None = None
+    port_base: int | None = None
+    topology: tuple[str, ...] | None = None
 
 
 class NodeProvider(Protocol):
-    """Launches, describes and terminates machines. Calls may block; never made inside a transaction."""
+    """Launches, describes and terminates machines. Calls may block; they are never made inside a transaction."""
 
     name: str
 
-    def free_ports(self, taken: Sequence[int]) -> int:
-        """First port of a block that no node owns and nothing listens in.
+    @classmethod
+    def from_settings(cls) -> "NodeProvider":
+        """The provider as Django's settings configure it."""
+
+    def launch(self, spec: LaunchSpec) -> Machine:
+        """Order a machine and return at once, whether or not it has booted. Idempotent by `spec.id`: a second call for
+        the same id launches no second machine, and returns what is known by then.
 
         Raises:
-            ProviderError: no block is free.
-        """
-
-    def topology(self, region: str, position: int) -> tuple[str, ...]:
-        """Network nodes above the place with this number in a region, widest first; places are filled from 0. Empty
-        where the provider alone decides: agents then say where they are."""
-
-    def launch(self, spec: LaunchSpec) -> None:
-        """Boot a machine.
-
-        Raises:
-            ProviderError: it did not start.
+            ProviderError: it will not boot.
         """
 
     def restart_agent(self, node_id: str) -> None:
@@ -57,7 +68,23 @@ class NodeProvider(Protocol):
         """
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
-        """What is known of these machines; ones that are unknown are `gone`."""
+        """The status of each of these machines. One that is booting is `running`, one that is unknown `gone`.
+
+        Raises:
+            ProviderError: no statement can be made of any of them.
+        """
 
     def terminate(self, node_id: str) -> None:
-        """End a machine with everything that runs on it. Ending one that is gone is no error."""
+        """End a machine with everything that runs on it. Ending one that is gone is no error.
+
+        Raises:
+            ProviderError: it may still run.
+        """
+
+
+@runtime_checkable
+class EmbeddedProvider(NodeProvider, Protocol):
+    """A provider whose machines are processes of this computer."""
+
+    def terminate_all(self) -> int:
+        """End every machine. Returns how many processes that were."""

@@ -33,7 +33,7 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     cells = {member.cell_id for member in own.values()}
     for member in CellMember.objects.filter(cell_id__in=cells).select_related("node").order_by("rank"):
         peers[member.cell_id].append(
-            Peer(node=member.node_id, rank=member.rank, address=member.node.address, port_base=member.node.port_base)
+            Peer(node=member.node_id, rank=member.rank, address=member.node.address, port_base=member.node.port(0))
         )
     found = {}
     for node in nodes.values():

@@ -11,10 +11,9 @@ from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, CellMember, InstanceType, Node, NodeReport, Region
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
 from fleet.planning.fault_rules import Rule
-from fleet.planning.placement.distance import Path, free_position
 from fleet.planning.states import NODE_ALLOWED, NODE_TONE, NodeState
 from fleet.providers import provider_named
-from fleet.providers.base import LaunchSpec, NodeProvider, ProviderError
+from fleet.providers.base import LaunchSpec, Machine, ProviderError
 from fleet.services.desired import desired_changed
 from fleet.services.enrolment import join_token_issue
 from fleet.services.incident import incident_open, incidents_close
@@ -23,6 +22,7 @@ from fleet.services.replacement import replacement_begin
 from fleet.services.signal import signals_settle
 from kernel import live
 from kernel.events import event_record
+from kernel.refusals import Conflict
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
@@ -67,37 +67,56 @@ def _lock_unless_it_spoke(decision: MoveNode) -> None:
 
 
 def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
-    """Record new nodes and ask their provider to boot them, one by one. A launch that fails loses its row.
+    """Record new nodes and have their provider launch them, one by one. A node whose launch fails is lost.
 
     Raises:
-        StaleDecision: somebody else has bought or retired some since, if only while a provider took its time.
+        StaleDecision: nodes were launched or retired since, if only while a provider took its time.
     """
     region = Region.objects.get(name=decision.region)
     instance_type = InstanceType.objects.get(name=decision.instance_type)
     for number in range(decision.count):
-        _node_launch(_node_record(region, instance_type, decision, decision.there + number, now), now)
+        node = _node_record(region, instance_type, decision, decision.there + number, now)
+        try:
+            _node_launch(node, decision, now)
+        except ProviderError as error:
+            log.error("launch of %s failed: %s", node.id, error)
+            with transaction.atomic():
+                _move(node.id, NodeState.JOINING, NodeState.LOST, f"its launch failed: {error}", now)
 
 
-def _node_launch(node: Node, now: datetime) -> None:
+def _node_launch(node: Node, decision: LaunchNodes, now: datetime) -> None:
     region = node.region
-    provider = provider_named(region.provider)
     token = join_token_issue(kind=AgentKind.NODE, subject=node.id, region=region.name, expires_at=now + JOIN_TOKEN_TTL)
     spec = LaunchSpec(
         id=node.id,
         kind=AgentKind.NODE,
         region=region.name,
-        address=node.address,
-        port=node.port_base,
         join_token=token,
         instance_type=node.instance_type_id,
-        topology=tuple(node.topology),
+        near=decision.near,
     )
+    machine = provider_named(region.provider).launch(spec)
     try:
-        provider.launch(spec)
-    except ProviderError as error:
-        log.error("launch of %s failed: %s", node.id, error)
+        machine_store(node=node.id, machine=machine)
+    except Conflict as conflict:
+        raise ProviderError(str(conflict)) from conflict
+
+
+def machine_store(*, node: str, machine: Machine) -> None:
+    """Keep what is known of a node's machine so far. A known topology may change; an address and ports may not.
+
+    Raises:
+        Conflict: another node has this address and these ports.
+    """
+    rows = Node.objects.filter(id=node)
+    try:
         with transaction.atomic():
-            _move(node.id, NodeState.JOINING, NodeState.LOST, f"its launch failed: {error}", now)
+            if machine.address is not None and machine.port_base is not None:
+                rows.filter(port_base=None).update(address=machine.address, port_base=machine.port_base)
+            if machine.topology:
+                rows.update(topology=list(machine.topology))
+    except IntegrityError:
+        raise Conflict(f"another node has the ports {machine.address}:{machine.port_base}") from None
 
 
 def node_retire(decision: RetireNode, *, now: datetime) -> None:
@@ -146,29 +165,21 @@ def agent_restart(decision: RestartAgent, *, now: datetime) -> None:
 
 
 def _node_record(region: Region, instance_type: InstanceType, decision: LaunchNodes, there: int, now: datetime) -> Node:
-    provider = provider_named(region.provider)
-    for _ in range(5):
-        taken = list(Node.objects.exclude(state=NodeState.RETIRED).values_list("port_base", flat=True))
-        node = Node(
-            id=f"n-{secrets.token_hex(4)}",
-            region=region,
-            instance_type=instance_type,
-            state=NodeState.JOINING.value,
-            reason=decision.reason,
-            port_base=provider.free_ports(taken),
-            topology=list(_place(provider, region, decision.near)),
-            created_at=now,
-            state_since=now,
-        )
-        try:
-            with transaction.atomic():
-                _lock_pool(region, instance_type, there)
-                node.save(force_insert=True)
-                _node_event(node, NodeState.JOINING, decision.reason, now)
-        except IntegrityError:
-            continue  # somebody took the ports first; look again
-        return node
-    raise ProviderError(f"no ports for a new node in {region.name} after 5 attempts")
+    """Written before its launch, so that a crash in between leaves no machine that no row names."""
+    node = Node(
+        id=f"n-{secrets.token_hex(4)}",
+        region=region,
+        instance_type=instance_type,
+        state=NodeState.JOINING.value,
+        reason=decision.reason,
+        created_at=now,
+        state_since=now,
+    )
+    with transaction.atomic():
+        _lock_pool(region, instance_type, there)
+        node.save(force_insert=True)
+        _node_event(node, NodeState.JOINING, decision.reason, now)
+    return node
 
 
 def _lock_pool(region: Region, instance_type: InstanceType, there: int) -> None:
@@ -177,15 +188,6 @@ def _lock_pool(region: Region, instance_type: InstanceType, there: int) -> None:
     pool = Node.objects.filter(region=region, instance_type=instance_type).exclude(state=NodeState.RETIRED)
     if (found := pool.count()) != there:
         raise StaleDecision(f"{region.name} has {found} nodes of {instance_type.name}, not {there}")
-
-
-def _place(provider: NodeProvider, region: Region, near: Path) -> Path:
-    """Where a new machine will stand in the network, as far as its provider lets us choose."""
-    there = Node.objects.filter(region=region).exclude(state=NodeState.RETIRED).values_list("topology", flat=True)
-    position = free_position(
-        lambda number: provider.topology(region.name, number), (tuple(topology) for topology in there), near
-    )
-    return provider.topology(region.name, position)
 
 
 def _move(node_id: str, seen: NodeState, to: NodeState, reason: str, now: datetime, **changes: Any) -> Node:

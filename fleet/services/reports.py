@@ -14,11 +14,14 @@ from django.db import connection, transaction
 from msgspec import structs
 from psycopg import sql
 
-from engine_agent.protocol.messages import Report
+from engine_agent.protocol.messages import Hello, Report
 from fleet.models import Node, NodeReport
+from fleet.providers.base import Machine
+from fleet.services.node import machine_store
 from fleet.services.signal import signal_record
 from kernel import hints, live
 from kernel.events import event_record
+from kernel.refusals import Conflict
 from kernel.storable import UNSTORABLE, storable_json
 from kernel.tones import Tone
 
@@ -120,15 +123,26 @@ def _columns(received: ReceivedReport) -> dict[str, Any]:
     return {column: _DEFAULTS.get(column) if value is None else value for column, value in values.items()}
 
 
-def hello_store(
-    *, node: str, topology: tuple[str, ...], fingerprint: dict[str, str], accelerators: tuple[str, ...]
-) -> None:
-    """Keep what a hello states about the machine itself."""
-    stated = msgspec.json.encode({"fingerprint": fingerprint, "topology": topology, "accelerators": accelerators})
-    changes: dict[str, Any] = json.loads(storable_json(stated))
-    if not topology:
-        del changes["topology"]
-    Node.objects.filter(id=node).update(**changes)
+def hello_store(hello: Hello) -> None:
+    """Keep what a node agent's hello states about its machine.
+
+    Raises:
+        Conflict: neither the hello nor the node's provider states its address and ports, or another node has them.
+    """
+    inventory = hello.inventory
+    stated = {
+        "fingerprint": hello.fingerprint,
+        "topology": hello.topology,
+        "accelerators": inventory.accelerators if inventory else (),
+        "address": inventory.address if inventory else "",
+    }
+    storable: dict[str, Any] = json.loads(storable_json(msgspec.json.encode(stated)))
+    address, topology = storable.pop("address"), storable.pop("topology")
+    Node.objects.filter(id=hello.id).update(**storable, **({"topology": topology} if topology else {}))
+    if Node.objects.filter(id=hello.id, port_base=None).exists():
+        if not inventory or not address:
+            raise Conflict(f"the address and ports of {hello.id} are not known, and its hello does not state them")
+        machine_store(node=hello.id, machine=Machine(address, inventory.port_base))
 
 
 def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str, Any], now: datetime) -> None:

@@ -1,4 +1,4 @@
-"""Boots the machines of the local fleet again after all of them were stopped, as `make down` does.
+"""Boots the machines of embedded providers again after all of them were stopped, as `make down` does.
 
 Cells whose machines are gone start a new generation on the same nodes, so that state is what it was; machines that
 still run are left alone.
@@ -11,9 +11,8 @@ from fleet.models import Cell, Node, Region
 from fleet.planning.decisions import StartCell
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState, NodeState
-from fleet.providers import local_provider
-from fleet.providers.base import ProviderError
-from fleet.providers.local import LocalProvider
+from fleet.providers import embedded_providers
+from fleet.providers.base import EmbeddedProvider, ProviderError
 from fleet.services.cell import cell_start
 from kernel.transitions import StaleDecision
 
@@ -22,16 +21,19 @@ RESUMED = (CellState.STARTING, CellState.READY)
 log = logging.getLogger(__name__)
 
 
-def local_fleet_resume(*, now: datetime) -> int:
+def embedded_fleet_resume(*, now: datetime) -> int:
     """Start again what was stopped. Returns the number of machines booted.
 
     A machine whose folder is gone stays down; the reconciler then replaces it.
     """
-    provider = local_provider()
-    regions = Region.objects.filter(provider=LocalProvider.name)
+    return sum(_resume(provider, now) for provider in embedded_providers())
+
+
+def _resume(provider: EmbeddedProvider, now: datetime) -> int:
+    regions = Region.objects.filter(provider=provider.name)
     nodes = Node.objects.filter(region__in=regions).exclude(state__in=[NodeState.RETIRED, NodeState.LOST])
-    status = provider.describe(list(nodes.values_list("id", flat=True)))
-    gone = {node for node, said in status.items() if said is ProviderStatus.GONE}
+    statuses = provider.describe(list(nodes.values_list("id", flat=True)))
+    gone = {node for node, status in statuses.items() if status is ProviderStatus.GONE}
     for cell in Cell.objects.filter(state__in=RESUMED, members__node__in=gone).distinct():
         _start_again(cell, now)
     booted = 0

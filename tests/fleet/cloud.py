@@ -1,49 +1,55 @@
-"""A provider that boots nothing, notes what it is asked, and says what it is told to."""
+"""A provider that boots nothing, records its calls, and reports the statuses that it is given."""
 
 from collections.abc import Sequence
 
 from fleet.planning.snapshot import ProviderStatus
-from fleet.providers.base import LaunchSpec, ProviderError
+from fleet.providers.base import LaunchSpec, Machine, ProviderError
+
+FIRST_PORT = 60_000
 
 
 class Cloud:
-    """`status` is what it says of every machine, or of one by `says`; while `broken` it refuses
-    what would change something, while `silent` it does not even say how machines are."""
+    """`status` is that of every machine, `statuses` that of single ones. While `broken` it refuses every change, while
+    `silent` it does not even describe machines.
+    """
 
     name = "cloud"
 
     def __init__(self) -> None:
         self.status = ProviderStatus.GONE
-        self.says: dict[str, ProviderStatus] = {}
+        self.statuses: dict[str, ProviderStatus] = {}
         self.broken = False
         self.silent = False
         self.launched: list[LaunchSpec] = []
         self.restarted: list[str] = []
         self.terminated: list[str] = []
 
-    def free_ports(self, taken: Sequence[int]) -> int:
-        return max((*taken, 40000)) + 20
+    @classmethod
+    def from_settings(cls) -> "Cloud":
+        return cls()
 
-    def topology(self, region: str, position: int) -> tuple[str, ...]:
-        return (region, f"rack-{position // 4}")
-
-    def launch(self, spec: LaunchSpec) -> None:
-        self._work()
+    def launch(self, spec: LaunchSpec) -> Machine:
+        self._refuse_if_broken()
+        number = len(self.launched)
         self.launched.append(spec)
+        return Machine("127.0.0.1", FIRST_PORT + 20 * number, spec.near or (spec.region, f"rack-{number // 4}"))
 
     def restart_agent(self, node_id: str) -> None:
-        self._work()
+        self._refuse_if_broken()
         self.restarted.append(node_id)
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         if self.silent:
             raise ProviderError("no answer")
-        return {node: self.says.get(node, self.status) for node in node_ids}
+        return {node: self.statuses.get(node, self.status) for node in node_ids}
 
     def terminate(self, node_id: str) -> None:
-        self._work()
+        self._refuse_if_broken()
         self.terminated.append(node_id)
 
-    def _work(self) -> None:
+    def terminate_all(self) -> int:
+        return 0
+
+    def _refuse_if_broken(self) -> None:
         if self.broken:
             raise ProviderError("no capacity")

@@ -40,6 +40,7 @@ def node(name: str, *, where: str = "us-east-1", connected: bool = True, **colum
         "region": region(where),
         "instance_type": kind,
         "state": NodeState.READY.value,
+        "address": "127.0.0.1",
         "port_base": 40000 + 20 * Node.objects.count(),
         "topology": ["spine", "rack"],
         "created_at": NOW,

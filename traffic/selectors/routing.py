@@ -27,8 +27,8 @@ def routable_cells() -> list[RoutableCell]:
             state=leader.cell.state,
             generation=leader.cell.generation,
             address=leader.node.address,
-            port=leader.node.port_base + PROXY,
-            agent_check_port=leader.node.port_base + AGENT_CHECK,
+            port=leader.node.port(PROXY),
+            agent_check_port=leader.node.port(AGENT_CHECK),
             max_connections=leader.cell.model_version.max_concurrency,
         )
         for leader in leaders

@@ -3,7 +3,7 @@
 from typing import Any
 
 from audit.commands import AuditedCommand
-from fleet.services.resume import local_fleet_resume
+from fleet.services.resume import embedded_fleet_resume
 from kernel import clock
 
 
@@ -12,5 +12,5 @@ class Command(AuditedCommand):
     one_transaction = False
 
     def handle(self, *args: Any, **options: Any) -> None:
-        booted = local_fleet_resume(now=clock.now())
+        booted = embedded_fleet_resume(now=clock.now())
         self.stdout.write(f"booted {booted} stopped machines" if booted else "no stopped machine to boot")

@@ -1,11 +1,11 @@
-"""Ends every machine of the `local` provider in this home: agents, engines, proxies and ingresses."""
+"""Ends every machine of the embedded providers in this home: agents, engines, proxies and ingresses."""
 
 from typing import Any
 
 from django.conf import settings
 
 from audit.commands import AuditedCommand
-from fleet.providers import local_provider
+from fleet.providers import embedded_providers
 
 
 class Command(AuditedCommand):
@@ -14,5 +14,5 @@ class Command(AuditedCommand):
     acts_outside = True
 
     def handle(self, *args: Any, **options: Any) -> None:
-        stopped = local_provider().terminate_all()
+        stopped = sum(provider.terminate_all() for provider in embedded_providers())
         self.stdout.write(f"stopped {stopped} processes of {settings.SWITCHYARD_HOME}")

@@ -8,8 +8,8 @@ import pytest
 from django.core.management import CommandError, call_command
 
 from fleet.models import Deployment, Region
-from fleet.providers import local_provider
-from fleet.providers.local import LocalProvider
+from fleet.providers import provider_named
+from fleet.providers.local.provider import LocalProvider
 from traffic.models import Ingress
 
 pytestmark = pytest.mark.django_db
@@ -58,5 +58,6 @@ def test_stopping_and_booting_an_empty_fleet_says_that_there_was_nothing_to_do(h
 
 
 def test_the_local_provider_is_made_for_this_home(home: Path) -> None:
-    assert isinstance(local_provider(), LocalProvider)
-    assert local_provider().home == home
+    provider = provider_named("local")
+    assert isinstance(provider, LocalProvider)
+    assert provider.home == home

@@ -27,7 +27,7 @@ from fleet.planning.planners import MAX_ROUNDS, PLANNERS
 from fleet.planning.reconcile.planner import plan_reconcile
 from fleet.planning.snapshot import FleetView, ProviderStatus
 from fleet.planning.states import CellState
-from fleet.providers.base import LaunchSpec
+from fleet.providers.base import LaunchSpec, Machine
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import reconcile
 from fleet.services.cell import cell_mark_unrouted
@@ -74,7 +74,7 @@ class RealRows(Store):
 
 
 class SimulatedCloud(Cloud):
-    """Says how the simulated machines are. What it is asked to do waits until both reconcilers are done."""
+    """Describes the simulated machines. Its effects wait until both reconcilers are done."""
 
     world: World
 
@@ -82,8 +82,10 @@ class SimulatedCloud(Cloud):
         super().__init__()
         self.effects: list[Any] = []
 
-    def launch(self, spec: LaunchSpec) -> None:
-        self.effects.append(lambda: self.world.provider.launch(spec.id, spec.region, spec.topology))
+    def launch(self, spec: LaunchSpec) -> Machine:
+        machine = super().launch(spec)
+        self.effects.append(lambda: self.world.provider.launch(spec.id, spec.region, machine.topology or ()))
+        return machine
 
     def restart_agent(self, node_id: str) -> None:
         self.effects.append(lambda: self.world.provider.restart_agent(node_id))

@@ -8,7 +8,7 @@ from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, Incident, JoinToken, Node, NodeReport
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
 from fleet.planning.states import NodeState
-from fleet.providers.base import LaunchSpec, ProviderError
+from fleet.providers.base import LaunchSpec, Machine, ProviderError
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import node as nodes
 from fleet.services.enrolment import agent_enrol, agent_identify, join_token_issue
@@ -16,7 +16,7 @@ from fleet.services.node import JOIN_TOKEN_TTL, agent_restart, node_move, node_r
 from kernel.models import Event
 from kernel.transitions import StaleDecision
 from tests.fleet import rows
-from tests.fleet.cloud import Cloud
+from tests.fleet.cloud import FIRST_PORT, Cloud
 from tests.fleet.rows import KIND, NOW
 
 pytestmark = pytest.mark.django_db
@@ -45,13 +45,10 @@ def test_a_node_that_joined_is_a_spare_from_then_on() -> None:
     assert Event.objects.get().kind == "node.ready"
 
 
-def test_a_machine_is_launched_near_those_that_it_shall_join_and_in_no_place_that_is_taken(cloud: Cloud) -> None:
+def test_a_machine_is_launched_near_those_that_it_shall_join(cloud: Cloud) -> None:
     rows.deployment()
-    for name, rack in (("n-a", 0), ("n-b", 2), ("n-c", 2)):
-        rows.node(name, topology=["us-east-1", f"rack-{rack}"])
-    rows.node("n-gone", state=NodeState.RETIRED, topology=["us-east-1", "rack-2"])
-    nodes_launch(LaunchNodes("us-east-1", KIND, 3, "needed", there=3, near=("us-east-1", "rack-2")), now=NOW)
-    assert [spec.topology[-1] for spec in cloud.launched] == ["rack-2", "rack-2", "rack-0"]
+    nodes_launch(LaunchNodes("us-east-1", KIND, 2, "needed", there=0, near=("us-east-1", "rack-2")), now=NOW)
+    assert [spec.near for spec in cloud.launched] == [("us-east-1", "rack-2")] * 2
 
 
 def test_a_loss_is_an_incident_that_names_the_cell() -> None:
@@ -78,8 +75,10 @@ def test_a_change_of_state_that_is_not_allowed_is_refused() -> None:
 
 def test_launched_nodes_have_ports_places_and_tokens_of_their_own(cloud: Cloud) -> None:
     launch(5)
-    assert len({spec.port for spec in cloud.launched}) == len({spec.id for spec in cloud.launched}) == 5
-    assert [spec.topology[1] for spec in cloud.launched] == ["rack-0"] * 4 + ["rack-1"]
+    made = Node.objects.order_by("port_base")
+    assert [node.id for node in made] == [spec.id for spec in cloud.launched]
+    assert [node.topology[1] for node in made] == ["rack-0"] * 4 + ["rack-1"]
+    assert len({node.port_base for node in made}) == 5
     assert set(Node.objects.values_list("state", "reason")) == {("joining", "needed")}
     spec = cloud.launched[0]
     agent_enrol(token=spec.join_token, kind=AgentKind.NODE, subject=spec.id, now=NOW)
@@ -92,10 +91,13 @@ def test_who_is_slow_to_launch_does_not_buy_what_another_has_bought_meanwhile(
     rows.deployment()
     decision = LaunchNodes("us-east-1", KIND, 2, "needed", there=0)
 
-    def slow(spec: LaunchSpec) -> None:
-        cloud.launched.append(spec)
-        if len(cloud.launched) == 1:  # another reconciler sees one on its way, and buys the second
+    boot = cloud.launch
+
+    def slow(spec: LaunchSpec) -> Machine:
+        machine = boot(spec)
+        if len(cloud.launched) == 1:  # another reconciler sees one on its way, and launches the second
             nodes_launch(LaunchNodes("us-east-1", KIND, 1, "needed", there=1), now=NOW)
+        return machine
 
     monkeypatch.setattr(cloud, "launch", slow)
     with pytest.raises(StaleDecision, match=r"us-east-1 has 2 nodes of local\.cpu, not 1"):
@@ -103,19 +105,11 @@ def test_who_is_slow_to_launch_does_not_buy_what_another_has_bought_meanwhile(
     assert len(cloud.launched) == Node.objects.count() == 2
 
 
-def test_ports_that_somebody_took_first_are_given_up_for_others(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows.node("n-a", port_base=40020)
-    answers = iter([40020, 40020, 40040])
-    monkeypatch.setattr(cloud, "free_ports", lambda _: next(answers))
+def test_a_machine_whose_ports_are_another_nodes_is_a_failed_launch(cloud: Cloud) -> None:
+    rows.node("n-a", port_base=FIRST_PORT)
     launch()
-    assert cloud.launched[0].port == 40040
-
-
-def test_without_any_free_ports_the_launch_says_so(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
-    rows.node("n-a", port_base=40020)
-    monkeypatch.setattr(cloud, "free_ports", lambda _: 40020)
-    with pytest.raises(ProviderError, match="no ports for a new node in us-east-1 after 5 attempts"):
-        launch()
+    lost = Node.objects.get(state=NodeState.LOST.value)
+    assert lost.reason == "its launch failed: another node has the ports 127.0.0.1:60000"
 
 
 def test_a_launch_that_fails_is_a_lost_node_with_the_reason(cloud: Cloud) -> None:

@@ -104,7 +104,7 @@ def test_a_machine_that_is_gone_is_replaced_in_its_cell_and_ended(cloud: Cloud) 
     spares(3)
     rows.cell("c1", Node.objects.get(id="n-0"), Node.objects.get(id="n-1"))
     NodeReport.objects.filter(node="n-1").update(connected=False)
-    cloud.says = {"n-1": ProviderStatus.GONE}
+    cloud.statuses = {"n-1": ProviderStatus.GONE}
     reconcile()
     assert list(CellMember.objects.order_by("rank").values_list("node_id", flat=True)) == ["n-0", "n-2"]
     assert Cell.objects.values_list("state", "generation").get() == ("starting", 2)

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from msgspec.structs import fields, replace
 
-from engine_agent.protocol.messages import Health, Load, Observed, Report, StepTimes
-from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.messages import Health, Hello, Inventory, Load, Observed, Report, StepTimes
+from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.models import Node, NodeReport
 from fleet.planning.states import NodeState
 from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store
@@ -166,16 +166,27 @@ def test_a_fault_of_an_unknown_node_is_passed_over() -> None:
     assert not Event.objects.exists()
 
 
+def hello(**changes: Any) -> Hello:
+    base = Hello(protocol=1, kind=AgentKind.NODE, id="n-a", boot_id="b", agent_version="1")
+    return replace(base, **changes)
+
+
+def inventory(*accelerators: str, port_base: int = 9400) -> Inventory:
+    return Inventory("local.cpu", "10.0.0.7", port_base, cores=2, memory_bytes=1, accelerators=accelerators)
+
+
 def test_a_hello_says_what_the_machine_is_and_an_empty_topology_keeps_the_one_known() -> None:
     rows.node("n-a", topology=["known"])
-    hello_store(node="n-a", topology=(), fingerprint={"kernel": "6"}, accelerators=("H100", "H100"))
-    assert Node.objects.values_list("topology", "fingerprint").get() == (["known"], {"kernel": "6"})
-    assert Node.objects.get().accelerators == ["H100", "H100"]
-    hello_store(node="n-a", topology=("x", "y"), fingerprint={}, accelerators=())
+    hello_store(hello(fingerprint={"kernel": "6"}, inventory=inventory("H100", "H100")))
+    node = Node.objects.get()
+    assert (node.topology, node.fingerprint, node.accelerators) == (["known"], {"kernel": "6"}, ["H100", "H100"])
+    assert node.address == "127.0.0.1", "what the provider stated stays"
+    hello_store(hello(topology=("x", "y")))
     assert Node.objects.get().topology == ["x", "y"]
 
 
 def test_a_hello_with_nul_bytes_is_kept_without_them() -> None:
     rows.node("n-a")
-    hello_store(node="n-a", topology=("rack\x00",), fingerprint={"board": "x\x00"}, accelerators=("\x00",))
-    assert Node.objects.values_list("topology", "fingerprint").get() == (["rack\ufffd"], {"board": "x\ufffd"})
+    hello_store(hello(topology=("rack\x00",), fingerprint={"board": "x\x00"}, inventory=inventory("\x00")))
+    node = Node.objects.get()
+    assert (node.topology, node.fingerprint, node.accelerators) == (["rack\ufffd"], {"board": "x\ufffd"}, ["\ufffd"])

@@ -7,7 +7,7 @@ from fleet.models import Cell, CellMember, Node
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState, NodeState
 from fleet.providers.base import ProviderError
-from fleet.services.resume import local_fleet_resume
+from fleet.services.resume import embedded_fleet_resume
 from tests.fleet import rows
 from tests.fleet.cloud import Cloud
 from tests.fleet.rows import NOW
@@ -18,7 +18,8 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture(autouse=True)
 def machines(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr("fleet.services.resume.local_provider", lambda: made)
+    made.name = "local"
+    monkeypatch.setattr("fleet.services.resume.embedded_providers", lambda: [made])
     return made
 
 
@@ -30,7 +31,7 @@ def state(cell: str) -> tuple[str, int]:
 def test_stopped_machines_boot_and_their_cells_start_whole_on_the_same_nodes(machines: Cloud) -> None:
     rows.cell("c1", rows.node("n-b"), rows.node("n-a"))
     rows.node("n-spare")
-    assert local_fleet_resume(now=NOW) == 3
+    assert embedded_fleet_resume(now=NOW) == 3
     assert machines.restarted == ["n-a", "n-b", "n-spare"]
     assert state("c1") == ("starting", 2)
     assert list(CellMember.objects.order_by("rank").values_list("node_id", flat=True)) == ["n-b", "n-a"]
@@ -38,9 +39,9 @@ def test_stopped_machines_boot_and_their_cells_start_whole_on_the_same_nodes(mac
 
 def test_what_still_runs_is_left_alone(machines: Cloud) -> None:
     machines.status = ProviderStatus.RUNNING
-    machines.says = {"n-c": ProviderStatus.AGENT_DEAD}
+    machines.statuses = {"n-c": ProviderStatus.AGENT_DEAD}
     rows.cell("c1", rows.node("n-a"), rows.node("n-c"))
-    assert local_fleet_resume(now=NOW) == 0
+    assert embedded_fleet_resume(now=NOW) == 0
     assert machines.restarted == []
     assert state("c1") == ("ready", 1)
 
@@ -48,26 +49,26 @@ def test_what_still_runs_is_left_alone(machines: Cloud) -> None:
 @pytest.mark.parametrize("other", [CellState.FAILED, CellState.LOST, CellState.DRAINING])
 def test_cells_on_another_way_are_left_to_the_reconciler(other: CellState) -> None:
     rows.cell("c1", rows.node("n-a"), state=other)
-    local_fleet_resume(now=NOW)
+    embedded_fleet_resume(now=NOW)
     assert state("c1") == (other, 1)
 
 
 @pytest.mark.parametrize("dead", [NodeState.LOST, NodeState.RETIRED])
 def test_dead_nodes_stay_dead(machines: Cloud, dead: NodeState) -> None:
     rows.node("n-a", state=dead)
-    assert local_fleet_resume(now=NOW) == 0
+    assert embedded_fleet_resume(now=NOW) == 0
 
 
 def test_nodes_of_other_providers_are_not_ours_to_boot(machines: Cloud) -> None:
     rows.region("us-east-1", provider="aws")
     rows.node("n-a")
-    assert local_fleet_resume(now=NOW) == 0
+    assert embedded_fleet_resume(now=NOW) == 0
 
 
 def test_a_cell_with_a_node_that_cannot_be_used_stays_as_it_is_and_the_others_start(machines: Cloud) -> None:
     rows.cell("c1", rows.node("n-a"), rows.node("n-b", state=NodeState.SUSPECT))
     rows.cell("c2", rows.node("n-c"))
-    assert local_fleet_resume(now=NOW) == 3
+    assert embedded_fleet_resume(now=NOW) == 3
     assert (state("c1"), state("c2")) == (("ready", 1), ("starting", 2))
 
 
@@ -81,5 +82,5 @@ def test_a_machine_that_does_not_boot_holds_up_no_other(machines: Cloud, monkeyp
 
     monkeypatch.setattr(machines, "restart_agent", folder_gone)
     rows.node("n-a"), rows.node("n-b")
-    assert local_fleet_resume(now=NOW) == 1
+    assert embedded_fleet_resume(now=NOW) == 1
     assert Node.objects.get(id="n-a").state == NodeState.READY, "the reconciler sees that it is gone"

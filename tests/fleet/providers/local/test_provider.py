@@ -1,10 +1,14 @@
 """The local provider boots real processes, tells what runs from what is dead, and leaves nothing."""
 
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -13,10 +17,10 @@ from engine_agent.protocol.ports import PORTS_PER_NODE
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.placement.distance import shared_prefix
 from fleet.planning.snapshot import ProviderStatus
-from fleet.providers.base import LaunchSpec, ProviderError
-from fleet.providers.local import LocalProvider
+from fleet.providers.base import LaunchSpec, Machine, ProviderError
+from fleet.providers.local.provider import LocalProvider, place
 
-CHECKOUT = Path(__file__).resolve().parents[3]
+CHECKOUT = Path(__file__).resolve().parents[4]
 FIRST_PORT = 27000
 DEADLINE_S = 15.0
 
@@ -28,19 +32,17 @@ def provider(tmp_path: Path) -> Iterator[LocalProvider]:
     made.terminate_all()
 
 
-def launch(provider: LocalProvider, node: str = "n-00000001") -> None:
-    provider.launch(
-        LaunchSpec(
-            id=node,
-            kind=AgentKind.NODE,
-            region="us-east-1",
-            address="127.0.0.1",
-            port=provider.free_ports([]),
-            join_token="sw_00000000_token",
-            instance_type="local.cpu",
-            topology=("a", "b"),
-        )
-    )
+def launch(provider: LocalProvider, node: str = "n-00000001", **changes: Any) -> Machine:
+    spec = LaunchSpec(id=node, kind=AgentKind.NODE, region="us-east-1", join_token="sw_00000000_token")
+    return provider.launch(replace(spec, instance_type="local.cpu", **changes))
+
+
+@pytest.fixture
+def booted(provider: LocalProvider, monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """Command lines of the agents that would have been started; none of them is."""
+    commands: list[list[str]] = []
+    monkeypatch.setattr("fleet.providers.local.provider.spawn_detached", lambda argv, *_: commands.append(argv))
+    return commands
 
 
 def eventually(condition: Callable[[], bool]) -> None:
@@ -138,11 +140,68 @@ def test_an_ended_machine_keeps_its_logs_and_nothing_else(provider: LocalProvide
         provider.restart_agent("n-00000001")
 
 
-def test_port_blocks_that_are_taken_are_passed_over(provider: LocalProvider) -> None:
-    assert provider.free_ports([FIRST_PORT]) == FIRST_PORT + PORTS_PER_NODE
+def test_every_machine_has_ports_of_its_own_and_those_of_a_terminated_one_are_free_again(
+    provider: LocalProvider, booted: list[list[str]]
+) -> None:
+    machines = [launch(provider, f"n-{number}") for number in range(3)]
+    assert {machine.address for machine in machines} == {"127.0.0.1"}
+    assert [machine.port_base for machine in machines] == [FIRST_PORT + 20 * number for number in range(3)]
+    provider.terminate("n-1")
+    assert launch(provider, "n-3").port_base == FIRST_PORT + PORTS_PER_NODE
 
 
-def test_neighbours_share_a_network_node(provider: LocalProvider) -> None:
-    first, same_rack, other_hall, same_row = (provider.topology("us-east-1", position) for position in (0, 3, 4, 8))
+def test_ports_that_something_listens_in_are_passed_over(provider: LocalProvider, booted: list[list[str]]) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", FIRST_PORT + 3))
+        other.listen()
+        assert launch(provider).port_base == FIRST_PORT + PORTS_PER_NODE
+
+
+def test_two_workers_that_launch_at_once_choose_different_ports(
+    provider: LocalProvider, booted: list[list[str]]
+) -> None:
+    with ThreadPoolExecutor(8) as workers:
+        machines = list(workers.map(lambda number: launch(provider, f"n-{number}"), range(8)))
+    assert len({machine.port_base for machine in machines}) == 8
+
+
+def test_without_any_free_ports_the_launch_names_the_setting(
+    provider: LocalProvider, booted: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.providers.local.provider.MAX_BLOCKS", 1)
+    launch(provider)
+    with pytest.raises(ProviderError, match="set SWITCHYARD_NODE_PORTS"):
+        launch(provider, "n-2")
+
+
+def test_a_repeated_launch_is_the_same_machine_and_boots_it_only_if_it_is_gone(provider: LocalProvider) -> None:
+    machine = launch(provider)
+    (agent,) = agents("n-00000001")
+    assert launch(provider) == machine
+    assert agents("n-00000001") == [agent]
+    agent.kill()
+    eventually(lambda: agents("n-00000001") == [])
+    assert launch(provider) == machine
+    assert len(agents("n-00000001")) == 1
+
+
+def test_an_ingress_listens_where_it_was_told_to(provider: LocalProvider, booted: list[list[str]]) -> None:
+    spec = LaunchSpec("i-eu", AgentKind.INGRESS, "eu", "token", address="127.0.0.1", port=8080)
+    assert provider.launch(spec).port_base == 8080
+    assert booted[0][booted[0].index("--port") + 1] == "8080"
+
+
+def test_a_machine_stands_near_those_that_it_shall_join_and_in_no_place_that_is_taken(
+    provider: LocalProvider, booted: list[list[str]]
+) -> None:
+    first = [launch(provider, f"n-{number}").topology for number in range(5)]
+    assert first == [place("us-east-1", number) for number in range(5)]
+    near = launch(provider, "n-near", near=place("us-east-1", 4)).topology
+    assert near == place("us-east-1", 4)
+    assert launch(provider, "n-other", region="eu").topology == place("eu", 0)
+
+
+def test_neighbours_share_a_network_node() -> None:
+    first, same_rack, other_hall, same_row = (place("us-east-1", position) for position in (0, 3, 4, 8))
     assert first == same_rack
     assert [shared_prefix(first, other) for other in (other_hall, same_row)] == [0, 2]

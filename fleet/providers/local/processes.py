@@ -1,0 +1,79 @@
+"""The processes of the local provider's machines: start them detached, find them by their environment, stop them."""
+
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fleet.planning.snapshot import ProviderStatus
+
+NODE_VARIABLE = "SWITCHYARD_NODE_ID"
+HOME_VARIABLE = "SWITCHYARD_HOME"
+TERM_GRACE_S = 3.0
+SPAWN_LIMIT_S = 10.0
+_DETACH = "import os, sys; os.setsid(); os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
+
+
+def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> None:
+    """Start a program in a session of its own and as nobody's child, its output appended to `log`.
+
+    A machine must not hang on the worker that booted it, neither by its session nor by its place in the process tree.
+    """
+    with log.open("ab") as output:
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", _DETACH, *argv],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            timeout=SPAWN_LIMIT_S,
+            check=True,
+        )
+
+
+def processes_by_node(home: Path) -> dict[str, list[psutil.Process]]:
+    """Live processes of this home's machines, by node id, as their environment says."""
+    found: dict[str, list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            environment: dict[str, Any] = process.environ()
+            node_id = environment.get(NODE_VARIABLE)
+            if node_id and environment.get(HOME_VARIABLE) == str(home):
+                found.setdefault(node_id, []).append(process)
+    return found
+
+
+def machine_status(processes: list[psutil.Process]) -> ProviderStatus:
+    """A machine is there while its agent or its engine is: a cell proxy alone serves nobody."""
+    commands = [_command(process) for process in processes]
+    if any("engine_agent" in command for command in commands):
+        return ProviderStatus.RUNNING
+    bystanders = ("engine_agent.proxy", "multiprocessing.resource_tracker")
+    engines = [command for command in commands if not any(name in " ".join(command) for name in bystanders)]
+    return ProviderStatus.AGENT_DEAD if any(engines) else ProviderStatus.GONE
+
+
+def _command(process: psutil.Process) -> list[str]:
+    with contextlib.suppress(psutil.Error):
+        return process.cmdline()
+    return []
+
+
+def stop_processes(processes: list[psutil.Process]) -> None:
+    """SIGTERM, a short grace, SIGKILL. Returns when they are gone."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(signal.SIGTERM)
+    _, alive = psutil.wait_procs(processes, timeout=TERM_GRACE_S)
+    for process in alive:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    deadline = time.monotonic() + TERM_GRACE_S
+    psutil.wait_procs(alive, timeout=max(0.0, deadline - time.monotonic()))

@@ -1,0 +1,236 @@
+"""Machines as processes of this computer: a node is an agent and all that it starts, marked with the node's id.
+
+Agents are started the way a cloud boots a machine, in sessions of their own, so that they outlive the worker that
+launched them. What must be known to start one again, and which ports and place it has, lies in its folder.
+"""
+
+import fcntl
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+from django.conf import settings
+
+from engine_agent.protocol.ports import PORTS_PER_NODE
+from engine_agent.protocol.states import AgentKind
+from fleet.planning.placement.distance import free_position
+from fleet.planning.snapshot import ProviderStatus
+from fleet.providers.base import LaunchSpec, Machine, ProviderError
+from fleet.providers.local.processes import (
+    HOME_VARIABLE,
+    NODE_VARIABLE,
+    machine_status,
+    processes_by_node,
+    spawn_detached,
+    stop_processes,
+)
+
+ADDRESS = "127.0.0.1"
+BOOT_FILE = "boot.json"
+LOCK_FILE = "launch.lock"
+"""Held while ports and a place are chosen, so that two workers choose different ones."""
+ENDED_KEPT = 50
+"""Ended machines whose logs stay."""
+MAX_BLOCKS = 500
+STOP_ROUNDS = 2
+"""A dying agent may have started something between the first scan and its end."""
+RACK_SIZE, RACKS_PER_ROW, HALLS = 4, 2, 2
+"""Machines under one lowest network node, and so upwards: small enough that a demo fleet has near and far ones."""
+PASSED_ON = (
+    "PATH", "LANG", "HOME", "SWITCHYARD_CACHE", "SWITCHYARD_LOG_FORMAT", "OTEL_EXPORTER_OTLP_ENDPOINT",
+    "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED",
+)  # fmt: skip
+"""Of our own environment. Not the name of our service: agents, proxies and ingresses have their own."""
+
+
+class Boot(msgspec.Struct, frozen=True):
+    """How a machine's agent was started. Kept beside the agent so that it can be started again."""
+
+    id: str
+    argv: list[str]
+
+    def option(self, name: str) -> str:
+        """The value of a command-line option; empty where the agent was started without it."""
+        return self.argv[self.argv.index(name) + 1] if name in self.argv else ""
+
+    @property
+    def topology(self) -> tuple[str, ...]:
+        return tuple(self.option("--topology").split(",")) if self.option("--topology") else ()
+
+    @property
+    def machine(self) -> Machine:
+        return Machine(self.option("--host"), int(self.option("--port-base") or self.option("--port")), self.topology)
+
+
+class LocalProvider:
+    """The embedded default: no cloud, but real processes."""
+
+    name = "local"
+
+    def __init__(self, *, home: Path, checkout: Path, server_url: str, first_port: int) -> None:
+        self.home = home
+        self.checkout = checkout
+        self.server_url = server_url
+        self.first_port = first_port
+
+    @classmethod
+    def from_settings(cls) -> "LocalProvider":
+        return cls(
+            home=settings.SWITCHYARD_HOME,
+            checkout=settings.BASE_DIR,
+            server_url=settings.SWITCHYARD_URL,
+            first_port=settings.SWITCHYARD_NODE_PORTS,
+        )
+
+    def launch(self, spec: LaunchSpec) -> Machine:
+        known = self._booted(spec.id)
+        if known and self.describe([spec.id])[spec.id] is not ProviderStatus.GONE:
+            return known.machine
+        with self._placing():
+            if known is None or spec.port is not None:  # a fixed port may be another one by now
+                known = Boot(id=spec.id, argv=self._argv(spec))
+                self._write(known)
+        self._spawn(known, {"SWITCHYARD_JOIN_TOKEN": spec.join_token})
+        return known.machine
+
+    def restart_agent(self, node_id: str) -> None:
+        boot = self._booted(node_id)
+        if boot is None:
+            raise ProviderError(f"cannot start the agent of {node_id} again: its folder has no {BOOT_FILE}")
+        self._spawn(Boot(id=boot.id, argv=self._moved(boot.argv)), {})
+
+    def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
+        processes = processes_by_node(self.home)
+        return {node_id: machine_status(processes.get(node_id, [])) for node_id in node_ids}
+
+    def terminate(self, node_id: str) -> None:
+        for _ in range(STOP_ROUNDS):
+            stop_processes(processes_by_node(self.home).get(node_id, []))
+        self._keep_logs_only(self._folder(node_id))
+
+    def terminate_all(self) -> int:
+        stopped = 0
+        for _ in range(STOP_ROUNDS):
+            processes = [process for group in processes_by_node(self.home).values() for process in group]
+            stop_processes(processes)
+            stopped += len(processes)
+        return stopped
+
+    # --- ports and places -------------------------------------------------------------------------------------------
+
+    def _free_ports(self) -> int:
+        """First port of a block that no machine of this home owns and nothing listens in."""
+        taken = {boot.machine.port_base for boot in self._nodes()}
+        for block in range(MAX_BLOCKS):
+            base = self.first_port + block * PORTS_PER_NODE
+            if base not in taken and _all_free(base):
+                return base
+        raise ProviderError(
+            f"no free block of {PORTS_PER_NODE} ports from {self.first_port} upwards; set SWITCHYARD_NODE_PORTS"
+        )
+
+    def _free_place(self, region: str, near: tuple[str, ...]) -> tuple[str, ...]:
+        """The network nodes above the free place in a region that is nearest to `near`."""
+        taken = (boot.topology for boot in self._nodes() if boot.option("--region") == region)
+        return place(region, free_position(lambda position: place(region, position), taken, near))
+
+    def _nodes(self) -> Iterator[Boot]:
+        """The machines of nodes that were not terminated."""
+        for path in (self.home / "nodes").glob(f"*/{BOOT_FILE}"):
+            if boot := self._booted(path.parent.name):
+                yield boot
+
+    @contextmanager
+    def _placing(self) -> Iterator[None]:
+        try:
+            self.home.mkdir(parents=True, exist_ok=True)
+            with (self.home / LOCK_FILE).open("wb") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX)
+                yield
+        except OSError as error:
+            raise ProviderError(f"cannot make a machine's folder: {error}") from error
+
+    # --- folders and agents -----------------------------------------------------------------------------------------
+
+    def _booted(self, node_id: str) -> Boot | None:
+        """How a machine was started; None if it never was, or was terminated."""
+        try:
+            return msgspec.json.decode((self._folder(node_id) / BOOT_FILE).read_bytes(), type=Boot)
+        except (OSError, msgspec.DecodeError):
+            return None
+
+    def _write(self, boot: Boot) -> None:
+        folder = self._folder(boot.id)
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        (folder / BOOT_FILE).write_bytes(msgspec.json.encode(boot))
+
+    def _keep_logs_only(self, folder: Path) -> None:
+        """A machine that is gone can never start again, but why it went can still be read; the oldest logs go."""
+        for path in folder.glob("*"):
+            if path.suffix != ".log":
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+        ended = [other for other in folder.parent.glob("*") if not (other / BOOT_FILE).exists()]
+        ended.sort(key=lambda other: other.stat().st_mtime, reverse=True)
+        for old in ended[ENDED_KEPT:]:
+            shutil.rmtree(old, ignore_errors=True)
+
+    def _folder(self, node_id: str) -> Path:
+        return self.home / ("ingresses" if node_id.startswith("i-") else "nodes") / node_id
+
+    def _argv(self, spec: LaunchSpec) -> list[str]:
+        if spec.kind is AgentKind.INGRESS:
+            own = ["ingress", "--ingress-id", spec.id, "--port", str(spec.port)]
+        else:
+            ports = self._free_ports() if spec.port is None else spec.port
+            own = ["node", "--node-id", spec.id, "--port-base", str(ports), "--instance-type", spec.instance_type]
+            own += ["--topology", ",".join(self._free_place(spec.region, spec.near))]
+        folder, address = str(self._folder(spec.id)), spec.address or ADDRESS
+        common = ["--home", folder, "--server", self.server_url, "--region", spec.region, "--host", address]
+        return [sys.executable, "-m", "engine_agent", *own, *common]
+
+    def _moved(self, argv: list[str]) -> list[str]:
+        """The same command for the server as configured now: its port may have changed since the launch."""
+        server = argv.index("--server") + 1
+        return [*argv[:server], self.server_url, *argv[server + 1 :]]
+
+    def _spawn(self, boot: Boot, secrets: dict[str, str]) -> None:
+        kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
+        environment = {
+            **kept,
+            **secrets,
+            NODE_VARIABLE: boot.id,
+            HOME_VARIABLE: str(self.home),
+            "PYTHONPATH": str(self.checkout),
+            "PYTHONUNBUFFERED": "1",
+        }
+        try:
+            spawn_detached(boot.argv, environment, self._folder(boot.id) / "agent.log")
+        except (OSError, subprocess.SubprocessError) as error:
+            raise ProviderError(f"the agent of {boot.id} did not start: {error}") from error
+
+
+def place(region: str, position: int) -> tuple[str, ...]:
+    """The network nodes above the place with this number in a region, widest first; places are filled from 0.
+
+    Racks of `RACK_SIZE` in turn below two widest network nodes, two racks a row, as halls fill up.
+    """
+    rack, hall = divmod(position // RACK_SIZE, HALLS)
+    widest = f"{region}-nn{hall}"
+    return (widest, f"{widest}-{rack // RACKS_PER_ROW}", f"{widest}-{rack // RACKS_PER_ROW}-{rack % RACKS_PER_ROW}")
+
+
+def _all_free(base: int) -> bool:
+    for port in range(base, base + PORTS_PER_NODE):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                return False
+    return True
