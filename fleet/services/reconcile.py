@@ -5,8 +5,8 @@ goes on from there.
 """
 
 import logging
+from collections.abc import Callable, Mapping
 from datetime import datetime
-from functools import singledispatch
 
 from django.db import IntegrityError
 
@@ -54,7 +54,7 @@ log = logging.getLogger(__name__)
 
 
 def reconcile(*, settings: FleetSettings | None = None) -> int:
-    """Run a pass unless somebody else does. Returns the number of decisions applied."""
+    """Run a pass unless another worker does. Returns the number of decisions applied."""
     chosen = settings or FleetSettings()
     holder = this_holder()
     if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
@@ -95,20 +95,20 @@ def _round(settings: FleetSettings, holder: str) -> int:
 def _view(settings: FleetSettings, now: datetime) -> FleetView:
     view = fleet_view(now=now)
     doubt = nodes_in_doubt(view, settings, now)
-    return fleet_view(now=now, provider=_ask_providers(doubt)) if doubt else view
+    return fleet_view(now=now, provider=_describe_by_providers(doubt)) if doubt else view
 
 
-def _ask_providers(node_ids: tuple[str, ...]) -> dict[str, ProviderStatus]:
+def _describe_by_providers(node_ids: tuple[str, ...]) -> dict[str, ProviderStatus]:
     by_provider: dict[str, list[str]] = {}
     for node_id, provider in Node.objects.filter(id__in=node_ids).values_list("id", "region__provider"):
         by_provider.setdefault(provider, []).append(node_id)
-    said: dict[str, ProviderStatus] = {}
+    statuses: dict[str, ProviderStatus] = {}
     for provider, ids in by_provider.items():
         try:
-            said |= provider_named(provider).describe(ids)
+            statuses |= provider_named(provider).describe(ids)
         except ProviderError as error:
-            log.warning("provider %s did not answer: %s", provider, error)
-    return said
+            log.warning("provider %s describes no machines: %s", provider, error)
+    return statuses
 
 
 def _apply_one(decision: Decision) -> bool:
@@ -124,102 +124,34 @@ def _apply_one(decision: Decision) -> bool:
     return True
 
 
-@singledispatch
-def apply(decision: object, now: datetime) -> None:
+def apply(decision: Decision, now: datetime) -> None:
     """Carry out one decision.
 
     Raises:
         StaleDecision: what the decision saw is no longer so.
         ProviderError: a provider refused.
     """
-    raise TypeError(f"no way to apply {decision!r}")
+    APPLY[type(decision)](decision, now=now)
 
 
-@apply.register
-def _(decision: MoveNode, now: datetime) -> None:
-    nodes.node_move(decision, now=now)
-
-
-@apply.register
-def _(decision: RestartAgent, now: datetime) -> None:
-    nodes.agent_restart(decision, now=now)
-
-
-@apply.register
-def _(decision: RetireNode, now: datetime) -> None:
-    nodes.node_retire(decision, now=now)
-
-
-@apply.register
-def _(decision: LaunchNodes, now: datetime) -> None:
-    nodes.nodes_launch(decision, now=now)
-
-
-@apply.register
-def _(decision: CreateCell, now: datetime) -> None:
-    cells.cell_create(decision, now=now)
-
-
-@apply.register
-def _(decision: StartCell, now: datetime) -> None:
-    cells.cell_start(decision, now=now)
-
-
-@apply.register
-def _(decision: DrainCell, now: datetime) -> None:
-    cells.cell_drain_charged(decision, now=now)
-
-
-@apply.register
-def _(decision: MoveCell, now: datetime) -> None:
-    cells.cell_move(decision, now=now)
-
-
-@apply.register
-def _(decision: ExplainCell, now: datetime) -> None:
-    cells.cell_explain(decision, now=now)
-
-
-@apply.register
-def _(decision: StopCell, now: datetime) -> None:
-    cells.cell_stop(decision, now=now)
-
-
-@apply.register
-def _(decision: ChangeRollout, now: datetime) -> None:
-    rollouts.rollout_change(decision, now=now)
-
-
-@apply.register
-def _(decision: CordonNode, now: datetime) -> None:
-    replacements.node_cordon_faulty(decision, now=now)
-
-
-@apply.register
-def _(decision: ReplaceNode, now: datetime) -> None:
-    replacements.node_replace(decision, now=now)
-
-
-@apply.register
-def _(decision: WishReplacement, now: datetime) -> None:
-    replacements.replacement_wish(decision, now=now)
-
-
-@apply.register
-def _(decision: CloseReplacement, now: datetime) -> None:
-    replacements.replacement_close(decision, now=now)
-
-
-@apply.register
-def _(decision: OpenIncident, now: datetime) -> None:
-    incidents.incident_open_decided(decision, now=now)
-
-
-@apply.register
-def _(decision: NoteIncident, now: datetime) -> None:
-    incidents.incident_note(decision, now=now)
-
-
-@apply.register
-def _(decision: CloseIncident, now: datetime) -> None:
-    incidents.incident_close(decision, now=now)
+APPLY: Mapping[type[Decision], Callable[..., None]] = {
+    MoveNode: nodes.node_move,
+    RestartAgent: nodes.agent_restart,
+    RetireNode: nodes.node_retire,
+    LaunchNodes: nodes.nodes_launch,
+    CreateCell: cells.cell_create,
+    StartCell: cells.cell_start,
+    DrainCell: cells.cell_drain_charged,
+    MoveCell: cells.cell_move,
+    ExplainCell: cells.cell_explain,
+    StopCell: cells.cell_stop,
+    ChangeRollout: rollouts.rollout_change,
+    CordonNode: replacements.node_cordon_faulty,
+    ReplaceNode: replacements.node_replace,
+    WishReplacement: replacements.replacement_wish,
+    CloseReplacement: replacements.replacement_close,
+    OpenIncident: incidents.incident_open_decided,
+    NoteIncident: incidents.incident_note,
+    CloseIncident: incidents.incident_close,
+}
+"""The service that applies each type of decision."""

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime, timedelta
 from threading import Barrier
+from typing import get_args
 
 import pytest
 from django.db import connections
@@ -16,7 +17,7 @@ from fleet.planning.snapshot import FleetView, ProviderStatus
 from fleet.planning.states import CellState, NodeState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services import reconcile as reconciler
-from fleet.services.reconcile import LEASE, reconcile
+from fleet.services.reconcile import APPLY, LEASE, reconcile
 from kernel import clock
 from kernel.leases import lease_held_since, lease_take
 from kernel.models import Event
@@ -215,3 +216,7 @@ def test_without_a_lease_two_reconcilers_still_take_every_decision_once(monkeypa
         (f"c{i}", rank) for i in range(6) for rank in (0, 1)
     }
     assert CellMember.objects.values("node_id").distinct().count() == 12
+
+
+def test_every_type_of_decision_has_a_service_that_applies_it() -> None:
+    assert set(APPLY) == set(get_args(Decision))
