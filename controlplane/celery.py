@@ -40,7 +40,7 @@ app.conf.update(
     beat_schedule={
         "fleet-reconcile": {"task": "fleet.reconcile", "schedule": 1.0, "options": {"expires": 2.0}},
         "fleet-step-windows": {"task": "fleet.step_windows", "schedule": 5.0, "options": {"expires": 10.0}},
-        "fleet-look-at-load": {"task": "fleet.look_at_load", "schedule": 5.0, "options": {"expires": 10.0}},
+        "fleet-sample-load": {"task": "fleet.sample_load", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-trim-history": {"task": "fleet.trim_history", "schedule": 600.0, "options": {"expires": 600.0}},
         "fleet-send-webhooks": {"task": "fleet.send_webhooks", "schedule": 5.0, "options": {"expires": 10.0}},
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},

@@ -3,7 +3,7 @@
 from celery import shared_task
 
 from fleet.services.enrolment import join_tokens_trim
-from fleet.services.history import history_look, history_trim
+from fleet.services.history import history_trim, load_sample
 from fleet.services.node_log import node_logs_trim
 from fleet.services.reconcile import reconcile
 from fleet.services.step_windows import step_windows_cut
@@ -36,9 +36,9 @@ def trim_join_tokens() -> None:
     join_tokens_trim(now=clock.now())
 
 
-@shared_task(name="fleet.look_at_load")
-def look_at_load() -> None:
-    history_look(now=clock.now())
+@shared_task(name="fleet.sample_load")
+def sample_load() -> None:
+    load_sample(now=clock.now())
 
 
 @shared_task(name="fleet.trim_history")

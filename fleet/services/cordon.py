@@ -7,8 +7,8 @@ from django.db import transaction
 from fleet.models import CellMember, Node, Replacement
 from fleet.planning.fault_rules import IncidentKind
 from fleet.planning.states import NodeState
+from fleet.services.fault_evidence import hardware_faults_settle
 from fleet.services.incident import incidents_close
-from fleet.services.signal import signals_settle
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict
@@ -47,7 +47,7 @@ def _vouch(node: Node, actor: str, why: str, now: datetime) -> None:
             raise Conflict(f"node {node.id} is faulty and still in a cell; wait until its replacement took its place")
         node.state, node.reason, node.state_since, node.spare_since = NodeState.READY.value, said, now, now
         node.save(update_fields=["state", "reason", "state_since", "spare_since"])
-    signals_settle(node_id=node.id, now=now)
+    hardware_faults_settle(node_id=node.id, now=now)
     incidents_close(node=node.id, kind__in=list(IncidentKind), resolution=said, now=now)
     Replacement.objects.filter(node=node, closed_at__isnull=True).update(closed_at=now, resolution=said)
 

@@ -65,7 +65,7 @@ class Word:
     load: Load
 
 
-def history_look(*, now: datetime) -> int:
+def load_sample(*, now: datetime) -> int:
     """Take a look, unless somebody has in this window of 15 s. Returns how many windows were finished."""
     holder = this_holder()
     if lease_take(name=LEASE, holder=holder, ttl_s=LOOK_LIMIT_S, now=now) is None:

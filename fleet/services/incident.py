@@ -11,8 +11,8 @@ from fleet.planning.decisions import CloseIncident, NoteIncident, OpenIncident
 from fleet.planning.settings import FaultSettings
 from fleet.planning.states import IncidentState
 from fleet.planning.webhooks.delivery import WebhookEvent
-from fleet.services.signal import signals_settle
-from fleet.services.webhook_outbox import webhooks_tell
+from fleet.services.fault_evidence import hardware_faults_settle
+from fleet.services.webhook_outbox import webhooks_notify
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict
@@ -35,7 +35,7 @@ def incident_open(
         )
         if created:
             _tell(incident, "incident.opened", summary, incident.tone, now, SWITCHYARD)
-            webhooks_tell(event=WebhookEvent.INCIDENT_OPENED, body=incident_body(incident), now=now)
+            webhooks_notify(event=WebhookEvent.INCIDENT_OPENED, body=incident_body(incident), now=now)
     return incident
 
 
@@ -97,10 +97,10 @@ def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = 
             raise Conflict(f"incident {incident.pk} is {incident.state}; only an open one can be dismissed")
         incident.muted_until = now + timedelta(seconds=FaultSettings().muted_s)
         if incident.node:
-            signals_settle(node_id=incident.node, now=now)
+            hardware_faults_settle(node_id=incident.node, now=now)
         elif incident.cell:
             members = CellMember.objects.filter(cell_id=incident.cell).values_list("node_id", flat=True)
-            signals_settle(node_id__in=list(members), now=now)
+            hardware_faults_settle(node_id__in=list(members), now=now)
         _close(incident, f"dismissed by {actor}" + (f": {why}" if why else ""), actor, now)
         hints.ring("fleet.reconcile")
 
@@ -139,7 +139,7 @@ def _close(incident: Incident, resolution: str, actor: str, now: datetime) -> No
     incident.closed_by = actor
     incident.save(update_fields=["state", "closed_at", "resolution", "closed_by", "muted_until"])
     _tell(incident, "incident.closed", f"{incident.summary}: {resolution}", Tone.OK, now, actor)
-    webhooks_tell(event=WebhookEvent.INCIDENT_CLOSED, body=incident_body(incident), now=now)
+    webhooks_notify(event=WebhookEvent.INCIDENT_CLOSED, body=incident_body(incident), now=now)
 
 
 def _tell(incident: Incident, kind: str, message: str, tone: Tone, now: datetime, actor: str) -> None:

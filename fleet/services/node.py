@@ -16,10 +16,9 @@ from fleet.providers import provider_named
 from fleet.providers.base import LaunchSpec, Machine, ProviderError
 from fleet.services.desired import desired_changed
 from fleet.services.enrolment import join_token_issue
+from fleet.services.fault_evidence import hardware_faults_settle, repair_record
 from fleet.services.incident import incident_open, incidents_close
-from fleet.services.repair import repair_record
 from fleet.services.replacement import replacement_begin
-from fleet.services.signal import signals_settle
 from kernel import live
 from kernel.events import event_record
 from kernel.refusals import Conflict
@@ -145,7 +144,7 @@ def _retire(decision: RetireNode, now: datetime) -> None:
         AgentCredential.objects.filter(subject=node.id, revoked_at__isnull=True).update(revoked_at=now)
         NodeReport.objects.filter(node=node).delete()
         incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
-        signals_settle(node_id=node.id, now=now)
+        hardware_faults_settle(node_id=node.id, now=now)
 
 
 def agent_restart(decision: RestartAgent, *, now: datetime) -> None:

@@ -107,7 +107,7 @@ def _describe_by_providers(node_ids: tuple[str, ...]) -> dict[str, ProviderStatu
         try:
             statuses |= provider_named(provider).describe(ids)
         except ProviderError as error:
-            log.warning("provider %s describes no machines: %s", provider, error)
+            log.warning("provider %s did not answer: %s", provider, error)
     return statuses
 
 

@@ -17,7 +17,7 @@ from fleet.planning.faults.guards import COUNTED, Underway, crowding
 from fleet.planning.settings import FaultSettings
 from fleet.planning.states import NODE_ALLOWED, NODE_TONE, IncidentState, NodeState
 from fleet.services.desired import desired_changed
-from fleet.services.repair import repair_record
+from fleet.services.fault_evidence import repair_record
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.tones import Tone

@@ -17,8 +17,8 @@ from psycopg import sql
 from engine_agent.protocol.messages import Hello, Report
 from fleet.models import Node, NodeReport
 from fleet.providers.base import Machine
+from fleet.services.fault_evidence import hardware_fault_record
 from fleet.services.node import machine_store
-from fleet.services.signal import signal_record
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict
@@ -165,4 +165,4 @@ def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str,
             detail=evidence,
         )
         cell = member.cell_id if member else ""
-        signal_record(node=known, cell=cell, signature=signature, summary=summary, evidence=evidence, now=now)
+        hardware_fault_record(node=known, cell=cell, signature=signature, summary=summary, evidence=evidence, now=now)

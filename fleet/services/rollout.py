@@ -13,7 +13,7 @@ from fleet.models import Deployment, Rollout
 from fleet.planning.decisions import ChangeRollout
 from fleet.planning.states import ROLLOUT_ACTIVE, ROLLOUT_ALLOWED, ROLLOUT_TONE, RolloutState
 from fleet.planning.webhooks.delivery import WebhookEvent
-from fleet.services.webhook_outbox import webhooks_tell
+from fleet.services.webhook_outbox import webhooks_notify
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.transitions import StaleDecision
@@ -79,7 +79,7 @@ def rollout_event(rollout: Rollout, *, actor: str, now: datetime, detail: dict[s
         deployment=rollout.deployment_id,
         detail={"rollout": rollout.pk, "stage": rollout.stage, **(detail or {})},
     )
-    webhooks_tell(event=WebhookEvent.ROLLOUT_CHANGED, body=rollout_body(rollout, actor), now=now)
+    webhooks_notify(event=WebhookEvent.ROLLOUT_CHANGED, body=rollout_body(rollout, actor), now=now)
 
 
 def rollout_body(rollout: Rollout, actor: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from django.db.models import F, Q
 from fleet.models import WebhookDelivery
 from fleet.planning.webhooks.delivery import DeliveryState, WebhookSettings, parse_networks, retry_after_s, signature
 from fleet.planning.webhooks.messages import WebhookFormat, json_message, slack_message
-from fleet.services.webhook_http import Outcome, post
+from fleet.services.webhook_http import AttemptResult, post
 from kernel import live
 from kernel.metrics import WEBHOOK_ATTEMPTS
 from kernel.storable import storable_json
@@ -39,9 +39,9 @@ def deliveries_send(*, now: datetime, settings: WebhookSettings | None = None) -
     claimed = _claim(now)
     if not claimed:
         return 0
-    outcomes = asyncio.run(_send_all(claimed, int(now.timestamp()), chosen))
-    for delivery, outcome in zip(claimed, outcomes, strict=True):
-        _settle(delivery, outcome, chosen, now)
+    results = asyncio.run(_send_all(claimed, int(now.timestamp()), chosen))
+    for delivery, result in zip(claimed, results, strict=True):
+        _settle(delivery, result, chosen, now)
     return len(claimed)
 
 
@@ -67,11 +67,13 @@ def _claim(now: datetime) -> list[WebhookDelivery]:
     return claimed
 
 
-async def _send_all(deliveries: list[WebhookDelivery], timestamp: int, settings: WebhookSettings) -> list[Outcome]:
+async def _send_all(
+    deliveries: list[WebhookDelivery], timestamp: int, settings: WebhookSettings
+) -> list[AttemptResult]:
     return await asyncio.gather(*(_send(delivery, timestamp, settings) for delivery in deliveries))
 
 
-async def _send(delivery: WebhookDelivery, timestamp: int, settings: WebhookSettings) -> Outcome:
+async def _send(delivery: WebhookDelivery, timestamp: int, settings: WebhookSettings) -> AttemptResult:
     body = json.dumps(message(delivery), separators=(",", ":")).encode()
     headers = {
         "Content-Type": "application/json",
@@ -92,19 +94,19 @@ def message(delivery: WebhookDelivery) -> dict[str, Any]:
     return json_message(delivery=delivery.pk, event=delivery.event, at=at, data=delivery.body)
 
 
-def _settle(delivery: WebhookDelivery, outcome: Outcome, settings: WebhookSettings, now: datetime) -> None:
+def _settle(delivery: WebhookDelivery, result: AttemptResult, settings: WebhookSettings, now: datetime) -> None:
     """Note how the attempt ended. One that outlived its claim has been taken over, and notes nothing."""
     changes: dict[str, Any] = {
-        "status": outcome.status,
-        "reason": json.loads(storable_json(json.dumps(outcome.reason).encode())),
+        "status": result.status,
+        "reason": json.loads(storable_json(json.dumps(result.reason).encode())),
     }
-    WEBHOOK_ATTEMPTS.labels("delivered" if outcome.delivered else "failed").inc()
+    WEBHOOK_ATTEMPTS.labels("delivered" if result.delivered else "failed").inc()
     wait_s = retry_after_s(delivery.attempts, settings)
-    if outcome.delivered:
+    if result.delivered:
         changes |= {"state": DeliveryState.DELIVERED.value, "ended_at": now}
     elif wait_s is None:
         changes |= {"state": DeliveryState.FAILED.value, "ended_at": now}
-        log.warning("gave up on delivery %d to %s: %s", delivery.pk, delivery.receiver, outcome.reason)
+        log.warning("gave up on delivery %d to %s: %s", delivery.pk, delivery.receiver, result.reason)
     else:
         changes |= {"due_at": now + timedelta(seconds=wait_s)}
     with transaction.atomic():

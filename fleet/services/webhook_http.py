@@ -1,5 +1,5 @@
 """Sends one message to one webhook: resolves its name, refuses what is not public, connects to the very address it
-checked, follows no redirect, and gives up after a bounded time and a bounded answer. It stores nothing."""
+checked, follows no redirect, and gives up after a bounded time and a bounded response. It stores nothing."""
 
 import asyncio
 import contextlib
@@ -12,14 +12,14 @@ from fleet.planning.webhooks.delivery import RefusedUrl, Target, WebhookSettings
 
 STATUS_LINE_PARTS = 2
 REASON_LETTERS = 200
-"""Of an answer's body that a reason quotes."""
+"""Of a response's body that a reason quotes."""
 BODY_LIMIT_S = 0.5
 """For each piece of a body. It only explains the status, which is known by then."""
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """How an attempt ended. `status` None: there was no answer; `reason` says why it failed, empty if it did not."""
+class AttemptResult:
+    """How an attempt ended. `status` None: there was no response; `reason` says why it failed, empty if it did not."""
 
     status: int | None
     reason: str
@@ -29,7 +29,7 @@ class Outcome:
         return not self.reason
 
 
-async def post(url: str, body: bytes, headers: Mapping[str, str], settings: WebhookSettings) -> Outcome:
+async def post(url: str, body: bytes, headers: Mapping[str, str], settings: WebhookSettings) -> AttemptResult:
     """One attempt. Never raises for what the other side does."""
     try:
         async with asyncio.timeout(settings.limit_s):
@@ -37,27 +37,27 @@ async def post(url: str, body: bytes, headers: Mapping[str, str], settings: Webh
             address = choose_address(target, await _resolve(target), settings)
             return await _exchange(target, address, body, headers, settings)
     except RefusedUrl as refusal:
-        return Outcome(None, f"refused: {refusal}")
+        return AttemptResult(None, f"refused: {refusal}")
     except TimeoutError:
-        return Outcome(None, f"no whole answer within {settings.limit_s:g} s")
+        return AttemptResult(None, f"no whole answer within {settings.limit_s:g} s")
     except ssl.SSLError as error:
-        return Outcome(None, f"TLS: {error.reason or error}")
+        return AttemptResult(None, f"TLS: {error.reason or error}")
     except (OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as error:
-        return Outcome(None, str(error) or type(error).__name__)
+        return AttemptResult(None, str(error) or type(error).__name__)
 
 
 async def _resolve(target: Target) -> list[str]:
     loop = asyncio.get_running_loop()
     try:
-        found = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+        addresses = await loop.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
     except socket.gaierror as error:
         raise RefusedUrl(f"{target.host} has no address: {error.strerror}") from error
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    return list(dict.fromkeys(str(entry[4][0]) for entry in addresses))
 
 
 async def _exchange(
     target: Target, address: str, body: bytes, headers: Mapping[str, str], settings: WebhookSettings
-) -> Outcome:
+) -> AttemptResult:
     is_tls = target.scheme == "https"
     context = ssl.create_default_context() if is_tls else None
     reader, writer = await asyncio.open_connection(
@@ -82,28 +82,28 @@ def _request(target: Target, body: bytes, headers: Mapping[str, str]) -> bytes:
 
 
 async def _read_bounded(reader: asyncio.StreamReader, limit: int) -> bytes:
-    """The answer up to the bound; where the other side keeps the connection open, what comes soon after its headers."""
-    answer = b""
+    """The response up to the bound; if the other side keeps the connection open, what comes soon after its headers."""
+    response = b""
     with contextlib.suppress(TimeoutError):
-        while len(answer) < limit:
-            has_headers = b"\r\n\r\n" in answer
+        while len(response) < limit:
+            has_headers = b"\r\n\r\n" in response
             async with asyncio.timeout(BODY_LIMIT_S if has_headers else None):
-                piece = await reader.read(limit - len(answer))
+                piece = await reader.read(limit - len(response))
             if not piece:
                 break
-            answer += piece
-    return answer
+            response += piece
+    return response
 
 
-def _judge(answer: bytes) -> Outcome:
-    head, _, body = answer.partition(b"\r\n\r\n")
+def _judge(response: bytes) -> AttemptResult:
+    head, _, body = response.partition(b"\r\n\r\n")
     parts = head.split(b"\r\n", 1)[0].decode("latin-1").split(" ")
     if len(parts) < STATUS_LINE_PARTS or not parts[0].startswith("HTTP/1.") or not parts[1].isdigit():
-        return Outcome(None, "what it answered is no HTTP")
+        return AttemptResult(None, "what it answered is no HTTP")
     status = int(parts[1])
     if 200 <= status < 300:
-        return Outcome(status, "")
+        return AttemptResult(status, "")
     if 300 <= status < 400:
-        return Outcome(status, f"answered {status}; redirects are not followed")
-    said = body[:REASON_LETTERS].decode("utf-8", "replace").replace("\x00", "").strip()
-    return Outcome(status, f"answered {status}" + (f": {said}" if said else ""))
+        return AttemptResult(status, f"answered {status}; redirects are not followed")
+    quoted = body[:REASON_LETTERS].decode("utf-8", "replace").replace("\x00", "").strip()
+    return AttemptResult(status, f"answered {status}" + (f": {quoted}" if quoted else ""))

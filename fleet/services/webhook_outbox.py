@@ -11,7 +11,7 @@ from kernel import hints
 SEND_TASK = "fleet.send_webhooks"
 
 
-def webhooks_tell(*, event: str, body: dict[str, Any], now: datetime) -> None:
+def webhooks_notify(*, event: str, body: dict[str, Any], now: datetime) -> None:
     """Tell every enabled webhook that asked for this event."""
     asked = [hook for hook in Webhook.objects.filter(enabled=True) if wants(hook.events, event)]
     for hook in asked:

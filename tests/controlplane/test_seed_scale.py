@@ -11,7 +11,7 @@ pytestmark = pytest.mark.django_db
 
 
 def test_it_makes_as_many_cells_and_nodes_as_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.services.scale.KEPT_S", {15: 30, 3600: 7200})
+    monkeypatch.setattr("fleet.services.load_test_seed.KEPT_S", {15: 30, 3600: 7200})
     call_command("seed_scale", cells=40, nodes=80)
     assert (Cell.objects.count(), Node.objects.count(), NodeReport.objects.count()) == (40, 80, 80)
     assert 40 < CellMember.objects.count() <= 80

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
-from fleet.services.witness import sighting_store
+from fleet.services.fault_evidence import cell_sightings_store
 from kernel import hints, live
 from kernel.storable import UNSTORABLE, storable_json
 from traffic.models import Ingress, IngressReport, RoutingTable
@@ -55,7 +55,7 @@ def _store(row: IngressRow) -> None:
     elif Ingress.objects.filter(id=row.ingress).exists():
         before = reports.values("connected", "revision", "cells").first()
         IngressReport.objects.update_or_create(ingress_id=row.ingress, defaults=_columns(row))
-        sighting_store(witness=row.ingress, down=_down(row), now=row.seen_at)
+        cell_sightings_store(witness=row.ingress, down=_down(row), now=row.seen_at)
         changed = before != {"connected": True, "revision": row.revision, "cells": row.cells}
     else:
         return

@@ -5,10 +5,10 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
 
-from fleet.services.scale import scale_seed
+from fleet.services.load_test_seed import load_test_fleet_seed
 from kernel import clock
 from kernel.refusals import Conflict
-from traffic.services.scale import scale_traffic_seed
+from traffic.services.load_test_seed import load_test_traffic_seed
 
 
 class Command(BaseCommand):
@@ -21,10 +21,10 @@ class Command(BaseCommand):
     def handle(self, *args: Any, **options: Any) -> None:
         now = clock.now()
         try:
-            seeded = scale_seed(cells=options["cells"], nodes=options["nodes"], now=now)
+            seeded = load_test_fleet_seed(cells=options["cells"], nodes=options["nodes"], now=now)
         except Conflict as refused:
             raise CommandError(str(refused)) from refused
-        scale_traffic_seed(now=now)
+        load_test_traffic_seed(now=now)
         self.stdout.write(
             f"{seeded.cells} cells on {seeded.nodes} nodes, in {seeded.regions} regions and {seeded.deployments}"
             " deployments"

@@ -6,7 +6,7 @@ import pytest
 
 from engine_agent.protocol.messages import LogTail
 from fleet.models import Cell, NodeReport
-from fleet.services.history import history_look
+from fleet.services.history import load_sample
 from fleet.services.node_log import node_logs_store
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
@@ -32,10 +32,10 @@ def part(name: str, query: str = "") -> str:
 
 def test_load_over_time_stands_in_charts_and_tables() -> None:
     now = clock.now()
-    history_look(now=now - timedelta(seconds=30))
+    load_sample(now=now - timedelta(seconds=30))
     load = {**LOAD, "requests_total": 30, "ttft_counts": {"80": 30}, "itl_counts": {"60": 9}}
     NodeReport.objects.update(load=load)
-    history_look(now=now - timedelta(seconds=10))
+    load_sample(now=now - timedelta(seconds=10))
     text = part("cell-load")
     assert text.count("data-figure=") == 4
     assert "&quot;name&quot;:&quot;requests&quot;" in text

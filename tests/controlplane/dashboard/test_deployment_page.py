@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from fleet.models import DeploymentRegion, NodeReport
-from fleet.services.history import history_look
+from fleet.services.history import load_sample
 from kernel import clock
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import LOAD
@@ -29,9 +29,9 @@ def part(name: str, url: str = URL) -> str:
 
 def failing() -> None:
     now = clock.now()
-    history_look(now=now - timedelta(seconds=30))
+    load_sample(now=now - timedelta(seconds=30))
     NodeReport.objects.update(load={**LOAD, "requests_total": 100, "errors_total": 20, "ttft_counts": {"90": 80}})
-    history_look(now=now - timedelta(seconds=10))
+    load_sample(now=now - timedelta(seconds=10))
 
 
 def test_a_budget_that_burns_is_bad() -> None:

@@ -10,7 +10,7 @@ from fleet.models import LoadSubject, LoadWindow, NodeReport
 from fleet.planning.load.history import FINE_S
 from fleet.planning.load.slo import Seen
 from fleet.selectors.history import SPANS, last_windows, load_series, seen_in_windows
-from fleet.services.history import history_look, history_trim
+from fleet.services.history import history_trim, load_sample
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
@@ -31,7 +31,7 @@ def look(number: int, **by_node: Any) -> int:
     now = NOW + number * STEP
     for node, load in by_node.items():
         NodeReport.objects.filter(node_id=node.replace("_", "-")).update(load=load, last_seen_at=now)
-    return history_look(now=now)
+    return load_sample(now=now)
 
 
 def said(requests: int, errors: int = 0, **more: Any) -> dict[str, Any]:
@@ -66,7 +66,7 @@ def test_a_leader_that_is_silent_adds_nothing() -> None:
 
 
 def test_an_empty_fleet_is_looked_at_too() -> None:
-    assert history_look(now=NOW + timedelta(hours=1)) == 1
+    assert load_sample(now=NOW + timedelta(hours=1)) == 1
     assert LoadSubject.objects.get().name == "fleet"
 
 
@@ -109,4 +109,4 @@ def test_a_look_takes_as_many_queries_for_four_cells_as_for_two(django_assert_nu
 
 def look_only(number: int) -> None:
     NodeReport.objects.update(last_seen_at=NOW + number * STEP)
-    history_look(now=NOW + number * STEP)
+    load_sample(now=NOW + number * STEP)

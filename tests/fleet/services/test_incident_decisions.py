@@ -9,8 +9,8 @@ from fleet.models import Incident, Signal
 from fleet.planning.decisions import CloseIncident, NoteIncident, OpenIncident
 from fleet.planning.fault_rules import IncidentKind
 from fleet.selectors.faults import faults_view
+from fleet.services.fault_evidence import hardware_fault_record
 from fleet.services.incident import incident_close, incident_dismiss, incident_note, incident_open_decided
-from fleet.services.signal import signal_record
 from kernel.models import Event
 from kernel.refusals import Conflict
 from kernel.tones import Tone
@@ -63,7 +63,7 @@ def test_an_incident_whose_fault_came_back_meanwhile_stays_open() -> None:
 
 
 def test_dismissing_says_who_and_why_settles_the_evidence_and_keeps_it_quiet() -> None:
-    signal_record(node=rows.node("n-a"), cell="", signature="nvidia_xid", summary="s", evidence={}, now=NOW)
+    hardware_fault_record(node=rows.node("n-a"), cell="", signature="nvidia_xid", summary="s", evidence={}, now=NOW)
     row = opened()
     incident_dismiss(incident_id=row.pk, actor="ann", why="a test", now=LATER)
     row.refresh_from_db()

@@ -5,8 +5,8 @@ import pytest
 from fleet.models import Cell, Incident, Node, Replacement, Signal
 from fleet.planning.states import NodeState
 from fleet.services.cordon import node_uncordon
+from fleet.services.fault_evidence import hardware_fault_record
 from fleet.services.node_actions import node_drain, node_replace_ask
-from fleet.services.signal import signal_record
 from kernel.models import Event
 from kernel.refusals import Conflict
 from tests.fleet import rows
@@ -55,7 +55,9 @@ def test_a_node_of_a_starting_cell_is_not_drained_and_not_cordoned() -> None:
 def test_uncordoning_vouches_for_a_faulty_node() -> None:
     node = rows.node("n-x", state=NodeState.FAULTY, cordoned=True)
     Node.objects.filter(id="n-x").update(state=NodeState.READY)
-    signal_record(node=Node.objects.get(id="n-x"), cell="", signature="nvidia_xid", summary="", evidence={}, now=NOW)
+    hardware_fault_record(
+        node=Node.objects.get(id="n-x"), cell="", signature="nvidia_xid", summary="", evidence={}, now=NOW
+    )
     Node.objects.filter(id="n-x").update(state=NodeState.FAULTY)
     Incident.objects.create(kind="hardware-fault", subject="n-x", node="n-x", summary="s", opened_at=NOW)
     node_uncordon(node_id="n-x", actor="ann", why="new board", now=NOW)

@@ -69,7 +69,7 @@ SELECT %(now)s - make_interval(secs => n * 60), 'cell.ready', 'ok', 'Cell ' || i
 
 
 @dataclass(frozen=True, slots=True)
-class Seeded:
+class SeedCounts:
     regions: int
     deployments: int
     cells: int
@@ -77,7 +77,7 @@ class Seeded:
 
 
 @transaction.atomic
-def scale_seed(*, cells: int, nodes: int, now: datetime) -> Seeded:
+def load_test_fleet_seed(*, cells: int, nodes: int, now: datetime) -> SeedCounts:
     """Make so many cells on so many nodes, over ten regions and ten deployments, with their past.
 
     Raises:
@@ -96,7 +96,7 @@ def scale_seed(*, cells: int, nodes: int, now: datetime) -> Seeded:
     _wishes(made)
     _trouble(made, now)
     _past(made, deployments, regions, now)
-    return Seeded(len(regions), len(deployments), len(made), nodes)
+    return SeedCounts(len(regions), len(deployments), len(made), nodes)
 
 
 def _kinds() -> Iterator[tuple[str, Any]]:

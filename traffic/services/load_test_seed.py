@@ -16,7 +16,7 @@ REPORT_IN = timedelta(hours=1)
 """Reports are of a time to come, so that they stay fresh while somebody measures."""
 
 
-def scale_traffic_seed(*, now: datetime) -> None:
+def load_test_traffic_seed(*, now: datetime) -> None:
     """One ingress for each region, the last tables of each, shares of each deployment, and a thousand keys."""
     for region in Region.objects.all():
         _region(region, now)

@@ -7,9 +7,8 @@ import pytest
 from fleet.models import CellSighting, FaultRule, Incident, Node, Repair, Signal
 from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
 from fleet.selectors.faults import faults_view
-from fleet.services.repair import repair_record
+from fleet.services.fault_evidence import hardware_faults_settle, repair_record
 from fleet.services.reports import fault_record
-from fleet.services.signal import signals_settle
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
@@ -43,10 +42,10 @@ def test_a_process_that_ended_is_no_signal_of_the_hardware() -> None:
 
 def test_a_settled_signal_makes_room_for_a_new_one_and_counts_for_a_while() -> None:
     seen()
-    assert signals_settle(node_id="n-a", now=LATER) == 1
+    assert hardware_faults_settle(node_id="n-a", now=LATER) == 1
     seen()
     assert [signal.settled for signal in faults_view(now=LATER).signals] == [True, False]
-    signals_settle(now=LATER)
+    hardware_faults_settle(now=LATER)
     assert faults_view(now=LATER + timedelta(minutes=11)).signals == ()
 
 

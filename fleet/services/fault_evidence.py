@@ -1,4 +1,5 @@
-"""Keeps what agents see of their hardware until it is settled. What follows from it is the planners' business."""
+"""Keeps evidence of faults until it is settled: what agents see of their hardware, which cells ingresses cannot reach,
+and what was repaired. What follows from it is the planners' business."""
 
 from datetime import datetime
 from typing import Any
@@ -7,22 +8,21 @@ from django.db import transaction
 from django.db.models import F
 
 from engine_agent.protocol.signatures import FaultSignature, is_hard
-from fleet.models import Node, Signal
+from fleet.models import CellSighting, Node, Repair, Signal
 from fleet.planning.states import NodeState
-from fleet.services.repair import repair_record
 from kernel import hints
 
-KNOWN = frozenset(FaultSignature)
+SIGNATURES = frozenset(FaultSignature)
 
 
-def signal_record(
+def hardware_fault_record(
     *, node: Node, cell: str, signature: str, summary: str, evidence: dict[str, Any], now: datetime
 ) -> None:
-    """Note a hardware fault that a node's agent saw. Other evidence (an engine that ended) is not kept here.
+    """Keep a hardware fault that a node's agent saw. Other evidence (an engine that ended) is not kept here.
 
     A fault that passes by itself counts as a repair: its engine was, or will be, loaded anew.
     """
-    if signature not in KNOWN or node.state == NodeState.RETIRED:
+    if signature not in SIGNATURES or node.state == NodeState.RETIRED:
         return
     with transaction.atomic():
         row, created = Signal.objects.get_or_create(
@@ -47,6 +47,20 @@ def signal_record(
         hints.ring("fleet.reconcile")
 
 
-def signals_settle(*, now: datetime, **which: Any) -> int:
+def hardware_faults_settle(*, now: datetime, **which: Any) -> int:
     """Count what `which` selects (by node, signature, …) as healed or dismissed. Returns how many."""
     return Signal.objects.filter(settled_at__isnull=True, **which).update(settled_at=now)
+
+
+def cell_sightings_store(*, witness: str, down: dict[str, int], now: datetime) -> None:
+    """Which cells an ingress (the `witness`) cannot reach, by generation. Its latest statement counts, while fresh."""
+    if down:
+        CellSighting.objects.update_or_create(witness=witness, defaults={"seen_at": now, "down": down})
+    else:
+        CellSighting.objects.filter(witness=witness).exclude(down={}).update(seen_at=now, down={})
+
+
+def repair_record(*, node: str, what: str, reason: str, now: datetime) -> None:
+    """Count a repair, so that a node that needs too many is handed to an operator. Call it in the transaction of the
+    repair itself. `what`: a word such as `replacement`, `agent_restart`, `reload`."""
+    Repair.objects.create(node_id=node, what=what, reason=reason, at=now)
