@@ -5,14 +5,14 @@ from django.urls import URLPattern, URLResolver, include, path
 from controlplane.admin import record_site
 from controlplane.observability.scraping import Metrics
 from fleet.api.enrolment import enrol
-from traffic.api.own_usage import own_usage
+from traffic.api.usage import own_usage
 
 urlpatterns: list[URLPattern | URLResolver] = [
     path("api/", include("controlplane.api.urls")),
     path("admin/", record_site().urls),
     path("agents/enrol", enrol, name="agents-enrol"),
     path("metrics", Metrics.as_view(), name="metrics"),
-    path("v1/async/", include("traffic.api.async_routes")),
+    path("v1/async/", include("traffic.api.routes")),
     path("v1/usage", own_usage, name="own-usage"),
     path("", include("controlplane.dashboard.urls")),
 ]

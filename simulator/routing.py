@@ -11,7 +11,7 @@ from fleet.planning.states import CellState
 from simulator.context import SimulationContext
 from simulator.store import Store
 from simulator.transactions import ProcessKilled
-from traffic.planning.drain import FollowingIngress, TableInForce, plan_unrouted
+from traffic.planning.ingress import FollowingIngress, TableInForce, plan_unrouted
 
 PUBLISH_AFTER_S = 0.05
 POLL_EVERY_S = 1.0

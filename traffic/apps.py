@@ -7,6 +7,6 @@ class TrafficConfig(AppConfig):
     def ready(self) -> None:
         """Tell approvals, which lie below traffic, what may take two people."""
         from accounts.services.approval import fleet_action_register
-        from traffic.services.evacuation_request import EVACUATE
+        from traffic.services.override import EVACUATE
 
         fleet_action_register(EVACUATE)

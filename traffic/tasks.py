@@ -3,8 +3,8 @@
 from celery import shared_task
 
 from kernel import clock
+from traffic.services.async_lease import async_requests_expire
 from traffic.services.async_request import async_requests_trim
-from traffic.services.async_sending import async_requests_expire
 from traffic.services.autopilot import autopilot_run
 from traffic.services.ingress import ingresses_ensure
 from traffic.services.key import keys_retire, revocations_confirm

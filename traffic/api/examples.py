@@ -2,6 +2,187 @@
 
 from typing import Any
 
+KEY: dict[str, Any] = {
+    "prefix": "0a1b2c3d",
+    "name": "search",
+    "tenant": "rufus",
+    "deployments": ["sim-70b"],
+    "serving_class": "realtime",
+    "requests_per_min": 600,
+    "tokens_per_min": 200000,
+    "max_concurrent": 32,
+    "state": "active",
+    "tone": "ok",
+    "created_by": "operator",
+    "created_at": "2026-11-21T12:00:00Z",
+    "expires_at": None,
+    "last_used_at": "2026-11-21T12:04:59Z",
+    "revoked_at": None,
+    "refused_everywhere_at": None,
+    "revocation_lag_s": None,
+    "requests_24h": 1204,
+    "limited_24h": 3,
+    "errors_24h": 0,
+}
+KEY_DETAIL: dict[str, Any] = {
+    **KEY,
+    "waits_for": [],
+    "effect_of_revoking": "Requests with this key are refused with 401 by 2 ingresses, within about 5 s. "
+    "It made 1204 requests in the last 24 h, the last one at 2026-11-21 12:04 UTC.",
+}
+NEW_KEY: dict[str, Any] = {**KEY, "last_used_at": None, "requests_24h": 0, "limited_24h": 0, "key": "sw_0a1b2c3d_…"}
+KEY_POLICY: dict[str, Any] = {
+    "required": True,
+    "version": 7,
+    "actor": "operator",
+    "changed_at": "2026-11-21T12:00:00Z",
+}
+RING: dict[str, Any] = {
+    "ingress": "i-us-east-1",
+    "region": "us-east-1",
+    "connected": True,
+    "version": 7,
+    "wanted_version": 7,
+}
+USAGE: dict[str, Any] = {
+    "tenant": "rufus",
+    "key": "0a1b2c3d",
+    "hour": "2026-11-21T12:00:00Z",
+    "requests": 1204,
+    "limited": 3,
+    "errors": 0,
+    "prompt_tokens": 0,
+    "completion_tokens": 0,
+}
+
+
+SHARES: dict[str, Any] = {
+    "us-east-1": {"us-east-1": 0.63, "us-west-2": 0.37},
+    "us-west-2": {"us-west-2": 1.0},
+}
+
+MATRIX: dict[str, Any] = {
+    "deployment": "sim-70b",
+    "revision": 42,
+    "shares": SHARES,
+    "moved_at": "2026-11-21T12:00:02Z",
+    "looked_at": "2026-11-21T12:00:04Z",
+    "held": "",
+    "held_since": None,
+    "utilisation_cap": 0.8,
+    "regions": [
+        {"region": "us-east-1", "demand": 24.1, "load": 15.2, "capacity": 20.0, "capacity_now": 20.0},
+        {"region": "us-west-2", "demand": 18.0, "load": 26.9, "capacity": 60.0, "capacity_now": 60.0},
+    ],
+    "unplaced": {},
+}
+
+SHIFT: dict[str, Any] = {
+    "id": 311,
+    "deployment": "sim-70b",
+    "revision": 42,
+    "kind": "relief",
+    "moved": 0.2118,
+    "reason": (
+        "us-east-1 has 24.1 requests at once and was tested for 20, of which 80% are used: "
+        "us-east-1 -> us-east-1 63.0%, us-west-2 37.0%"
+    ),
+    "shares": SHARES,
+    "at": "2026-11-21T12:00:02Z",
+}
+
+POLICY: dict[str, Any] = {
+    "deployment": "sim-70b",
+    "residency": {"eu-central-1": ["eu-central-1", "eu-west-1"]},
+    "cost": {"us-east-1": 1.0, "us-west-2": 0.8},
+    "cost_utilisation": 0.6,
+    "cost_latency_ms": 50.0,
+    "utilisation_cap": 0.8,
+    "tested_concurrency": None,
+    "load_bound": 1.25,
+    "split": {"sim-70b": 95, "sim-70b-next": 5},
+    "split_sticky": True,
+    "revision": 3,
+    "actor": "ada",
+    "changed_at": "2026-11-20T09:12:00Z",
+}
+
+POLICY_CHANGE: dict[str, Any] = {"cost": {"us-west-2": 0.8}, "utilisation_cap": 0.75}
+
+FIX: dict[str, Any] = {
+    "deployment": "sim-70b",
+    "origin": "us-east-1",
+    "shares": {"us-east-1": 0.5, "us-west-2": 0.5},
+    "duration_s": 3600,
+    "why": "load test of us-west-2",
+}
+
+EVACUATE: dict[str, Any] = {
+    "region": "us-east-1",
+    "mode": "real",
+    "duration_s": 7200,
+    "why": "cooling fails",
+    "confirm": "us-east-1",
+}
+
+OVERRIDE: dict[str, Any] = {
+    "id": 12,
+    "kind": "shares",
+    "deployment": "sim-70b",
+    "region": "us-east-1",
+    "shares": {"us-east-1": 0.5, "us-west-2": 0.5},
+    "mode": "",
+    "why": "load test of us-west-2",
+    "actor": "ada",
+    "created_at": "2026-11-21T12:00:00Z",
+    "expires_at": "2026-11-21T13:00:00Z",
+    "ended_at": None,
+    "end_reason": "",
+    "active": True,
+}
+
+EVACUATION: dict[str, Any] = {
+    **OVERRIDE,
+    "id": 13,
+    "kind": "evacuation",
+    "deployment": None,
+    "shares": {},
+    "mode": "real",
+    "why": "cooling fails",
+}
+
+EFFECTS: dict[str, Any] = {
+    "effects": [
+        {
+            "deployment": "sim-70b",
+            "shares": {"us-east-1": {"us-west-2": 1.0}, "us-west-2": {"us-west-2": 1.0}},
+            "regions": [
+                {
+                    "region": "us-east-1",
+                    "capacity": 60.0,
+                    "load_before": 24.1,
+                    "load_after": 0.0,
+                    "receives": -24.1,
+                    "utilisation_before": 0.4017,
+                    "utilisation_after": 0.0,
+                },
+                {
+                    "region": "us-west-2",
+                    "capacity": 60.0,
+                    "load_before": 18.0,
+                    "load_after": 42.1,
+                    "receives": 24.1,
+                    "utilisation_before": 0.3,
+                    "utilisation_after": 0.7017,
+                },
+            ],
+            "unplaced": {},
+            "over_cap": [],
+        }
+    ]
+}
+
+
 INGRESS: dict[str, Any] = {
     "id": "i-us-east-1",
     "region": "us-east-1",

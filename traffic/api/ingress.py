@@ -1,14 +1,17 @@
-"""Ingresses over HTTP: what they run and how they see the cells. Read only."""
+"""Ingresses over HTTP (what they run, how they see the cells), and every revision of the routing tables that they were
+sent. Read only."""
 
 from django.db.models import QuerySet
+from django.http import Http404
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import examples
-from traffic.models import Ingress
+from traffic.models import Ingress, RoutingTable
 from traffic.selectors.ingress import ingresses_described
+from traffic.selectors.routing import routing_tables_described, table_by_reference
 
 
 @extend_schema_serializer(examples=[OpenApiExample("ingress", examples.INGRESS, response_only=True)])
@@ -57,3 +60,65 @@ class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
 
     def get_queryset(self) -> QuerySet[Ingress]:
         return ingresses_described()
+
+
+@extend_schema_serializer(examples=[OpenApiExample("routing table", examples.ROUTING_TABLE, response_only=True)])
+class RoutingTableSerializer(serializers.ModelSerializer[RoutingTable]):
+    id = serializers.SerializerMethodField(help_text="`region@revision`")
+    region = serializers.CharField(source="region_id")
+    revision = serializers.IntegerField()
+    current = serializers.BooleanField(help_text="The newest of its region.")
+
+    class Meta:
+        model = RoutingTable
+        fields = ["id", "region", "revision", "current", "reason", "created_at"]
+
+    def get_id(self, table: RoutingTable) -> str:
+        return f"{table.region_id}@{table.revision}"
+
+
+@extend_schema_serializer(
+    examples=[OpenApiExample("routing table", examples.ROUTING_TABLE_WITH_BODY, response_only=True)]
+)
+class RoutingTableDetailSerializer(RoutingTableSerializer):
+    body = serializers.DictField(help_text="The table as the ingresses get it.")
+
+    class Meta(RoutingTableSerializer.Meta):
+        fields = [*RoutingTableSerializer.Meta.fields, "body"]
+
+
+class RoutingTableFilter(filters.FilterSet):
+    region = filters.CharFilter(field_name="region_id")
+    current = filters.BooleanFilter(help_text="`true`: only the newest of each region.")
+
+    class Meta:
+        model = RoutingTable
+        fields: list[str] = []
+
+
+class RoutingTableViewSet(ReadOnlyModelViewSet[RoutingTable]):
+    """Complete statements of what the ingresses of a region must do, newest first. One is named `region@revision`; only
+    there comes its body along."""
+
+    filterset_class = RoutingTableFilter
+    lookup_url_kwarg = "id"
+    lookup_value_regex = r"[-\w]+@[0-9]{1,18}"
+    page_order = "-id"
+    ordering_fields = ("id", "created_at", "region", "revision")
+    watch_kind = "routing-table"
+
+    def get_queryset(self) -> QuerySet[RoutingTable]:
+        tables = routing_tables_described()
+        return tables if self.detail else tables.defer("body")
+
+    def get_serializer_class(self) -> type[RoutingTableSerializer]:
+        return RoutingTableDetailSerializer if self.detail else RoutingTableSerializer
+
+    def watch_key(self, row: RoutingTable) -> str:
+        return f"{row.region_id}@{row.revision}"
+
+    def get_object(self) -> RoutingTable:
+        table = table_by_reference(self.filter_queryset(self.get_queryset()), self.kwargs["id"])
+        if table is None:
+            raise Http404
+        return table

@@ -1,5 +1,5 @@
-"""Application keys over HTTP: make, read, limit, rotate, revoke, and whether one is required. Decides nothing; services
-do."""
+"""Application keys over HTTP: make, read, limit, rotate, revoke, whether one is required, and which version of them
+each ingress enforces. Decides nothing; services do."""
 
 from datetime import timedelta
 from typing import Any
@@ -18,12 +18,11 @@ from fleet.planning.states import choices
 from kernel import clock
 from kernel.access import Role
 from kernel.requests import StrictSerializer, WhySerializer, actor_of
-from kernel.rest.view_sets import GenericViewSet, ListModelMixin
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
 from kernel.tones import Tone
-from traffic.api import key_examples as examples
-from traffic.models import ApplicationKey, KeyPolicy
-from traffic.planning.key import KeyState
-from traffic.planning.key_effect import revoking_effect
+from traffic.api import examples
+from traffic.models import ApplicationKey, Ingress, KeyPolicy
+from traffic.planning.key import KeyState, revoking_effect
 from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, key_policy, keys_described, keys_in_state
 from traffic.services.key import (
     ROTATION_GRACE,
@@ -138,7 +137,7 @@ class RequireKeysSerializer(WhySerializer):
     required = serializers.BooleanField()  # type: ignore[assignment] # a serializer takes its fields away
 
 
-@extend_schema_serializer(examples=[OpenApiExample("policy", examples.POLICY, response_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("policy", examples.KEY_POLICY, response_only=True)])
 class KeyPolicySerializer(serializers.ModelSerializer[KeyPolicy]):
     required = serializers.BooleanField(  # type: ignore[assignment] # a serializer takes its fields away
         help_text="Nobody is served without a key."
@@ -245,3 +244,39 @@ def _valid(asked: serializers.Serializer[Any]) -> dict[str, Any]:
 
 def _shown_once(new: NewKey) -> Response:
     return Response({**KeySerializer(new.key).data, "key": new.text})
+
+
+@extend_schema_serializer(examples=[OpenApiExample("key ring", examples.RING, response_only=True)])
+class KeyRingSerializer(serializers.ModelSerializer[Ingress]):
+    ingress = serializers.CharField(source="id")
+    region = serializers.CharField(source="region_id")
+    connected = serializers.BooleanField()
+    version = serializers.IntegerField(help_text="Of the keys that it enforces; 0: from before the first key.")
+    wanted_version = serializers.IntegerField(help_text="Of the keys in its region's newest table.")
+
+    class Meta:
+        model = Ingress
+        fields = ["ingress", "region", "connected", "version", "wanted_version"]
+
+
+class KeyRingFilter(filters.FilterSet):
+    region = filters.CharFilter(field_name="region_id")
+
+    class Meta:
+        model = Ingress
+        fields: list[str] = []
+
+
+class KeyRingViewSet(ReadOnlyModelViewSet[Ingress]):
+    """The keys as each ingress has them: an ingress enforces what it acknowledged, connected or not."""
+
+    serializer_class = KeyRingSerializer
+    filterset_class = KeyRingFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("id", "region")
+    watch_kind = "key-ring"
+    measured = frozenset({"connected", "version", "wanted_version"})
+
+    def get_queryset(self) -> QuerySet[Ingress]:
+        return ingresses_with_keys()

@@ -10,7 +10,7 @@ from rest_framework import serializers
 from fleet.models import Deployment
 from fleet.planning.states import choices
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from traffic.api import steering_examples as examples
+from traffic.api import examples
 from traffic.models import TrafficMatrix, TrafficShift
 from traffic.planning.shift import ShiftKind
 from traffic.planning.traffic_policy import MOST_UTILISED

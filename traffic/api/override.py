@@ -17,16 +17,16 @@ from kernel import clock
 from kernel.access import deployment_in_body
 from kernel.requests import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from traffic.api import steering_examples as examples
+from traffic.api import examples
 from traffic.models import TrafficOverride
-from traffic.planning.effect import Effect
+from traffic.planning.override_preview import Effect
 from traffic.planning.overrides import EvacuationMode, OverrideKind
-from traffic.selectors.effect import effects_of
-from traffic.services.evacuation_request import evacuation_ask
+from traffic.selectors.steering import effects_of
 from traffic.services.override import (
     LONGEST_S,
     SHORTEST_S,
     Terms,
+    evacuation_ask,
     evacuation_order,
     override_end,
     shares_fix,

@@ -1,11 +1,12 @@
-"""What traffic shows under /api/v1/: (path, view set, noun)."""
+"""What traffic shows under /api/v1/ (path, view set, noun), and to applications under /v1/async/ (`urlpatterns`)."""
 
-from traffic.api.ingress import IngressViewSet
-from traffic.api.key import KeyViewSet
-from traffic.api.key_ring import KeyRingViewSet
+from django.urls import path, re_path
+
+from traffic.api.async_request import ENDPOINTS, accept, elsewhere, one
+from traffic.api.ingress import IngressViewSet, RoutingTableViewSet
+from traffic.api.key import KeyRingViewSet, KeyViewSet
 from traffic.api.matrix import MatrixViewSet, ShiftViewSet
 from traffic.api.override import EvacuationViewSet, OverrideViewSet
-from traffic.api.routing_table import RoutingTableViewSet
 from traffic.api.traffic_policy import TrafficPolicyViewSet
 from traffic.api.usage import UsageViewSet
 
@@ -21,3 +22,10 @@ ROUTES = (
     ("traffic/overrides", OverrideViewSet, "override"),
     ("traffic/evacuations", EvacuationViewSet, "evacuation"),
 )
+
+
+urlpatterns = [
+    *(path(kind, accept, {"kind": kind}, name=f"async-{kind}") for kind in ENDPOINTS),
+    path("<str:request_id>", one, name="async-request"),
+    re_path(r"^", elsewhere),
+]

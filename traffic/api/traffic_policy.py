@@ -13,7 +13,7 @@ from fleet.models import Deployment
 from kernel import clock
 from kernel.requests import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
-from traffic.api import steering_examples as examples
+from traffic.api import examples
 from traffic.models import TrafficRule
 from traffic.planning.traffic_policy import TrafficPolicy, traffic_policy_as_json
 from traffic.services.traffic_policy import traffic_policy_change

@@ -1,13 +1,21 @@
-"""What tenants and their keys used, by the hour, over HTTP. Read only."""
+"""What tenants and their keys used, by the hour, over HTTP. Read only. `own_usage` is `GET /v1/usage`, for the
+applications of a tenant: an ingress passes the request on, key included."""
+
+from datetime import datetime, timedelta
+from typing import Any
 
 from django.db.models import QuerySet
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.http import require_safe
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
 
+from kernel import clock
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin
-from traffic.api import key_examples as examples
+from traffic.api import examples
 from traffic.models import UsageHour
+from traffic.selectors.application import UnknownApplication, application_of
 
 
 @extend_schema_serializer(examples=[OpenApiExample("usage", examples.USAGE, response_only=True)])
@@ -44,3 +52,48 @@ class UsageViewSet(ListModelMixin, GenericViewSet[UsageHour]):
 
     def get_queryset(self) -> QuerySet[UsageHour]:
         return UsageHour.objects.all()
+
+
+HOURS = 24
+MAX_HOURS = 24 * 90
+"""As long as hours are kept."""
+
+
+@require_safe
+def own_usage(request: HttpRequest) -> JsonResponse:
+    """The hours of the last `hours` hours, newest first: those of the tenant as cells served it, and of each key."""
+    try:
+        application = application_of(request.headers.get("Authorization", ""), clock.now())
+    except UnknownApplication as unknown:
+        return _refused(401, unknown.code, str(unknown), None)
+    if not application.tenant:
+        return _refused(401, "missing_api_key", "usage is told to the owner of an API key", None)
+    text = request.GET.get("hours", str(HOURS))
+    if not (text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_HOURS):
+        return _refused(400, "invalid_hours", f"`hours` must be a whole number from 1 to {MAX_HOURS}", "hours")
+    since = clock.now() - timedelta(hours=int(text))
+    rows = UsageHour.objects.filter(tenant=application.tenant, hour__gt=since).order_by("-hour", "key")
+    return JsonResponse({"object": "list", "tenant": application.tenant, "data": [_shown(row) for row in rows]})
+
+
+def _shown(row: UsageHour) -> dict[str, Any]:
+    return {
+        "object": "usage.hour",
+        "start_time": _seconds(row.hour),
+        "end_time": _seconds(row.hour + timedelta(hours=1)),
+        "key": row.key or None,
+        "requests": row.requests,
+        "limited": row.limited,
+        "errors": row.errors,
+        "prompt_tokens": row.prompt_tokens,
+        "completion_tokens": row.completion_tokens,
+    }
+
+
+def _refused(status: int, code: str, message: str, param: str | None) -> JsonResponse:
+    error = {"message": message, "type": "invalid_request_error", "param": param, "code": code}
+    return JsonResponse({"error": error}, status=status)
+
+
+def _seconds(at: datetime) -> int:
+    return int(at.timestamp())

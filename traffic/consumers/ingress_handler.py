@@ -9,7 +9,7 @@ from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
 from kernel import clock
 from traffic.selectors.routing import latest_revisions, latest_tables, told_table
-from traffic.services.reports import IngressRow, ingress_reports_store
+from traffic.services.ingress_report import IngressRow, ingress_reports_store
 
 
 class IngressHandler:

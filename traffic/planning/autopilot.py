@@ -10,9 +10,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from traffic.planning.demand_placement import LEAST_DEMAND, Place, Placement, Task, place_demand
 from traffic.planning.matrix import Matrix, Row, distance, loads, movement, towards
 from traffic.planning.overrides import Orders, orders_for
-from traffic.planning.placing import LEAST_DEMAND, Place, Placement, Task, place_demand
 from traffic.planning.shift import (
     AutopilotSettings,
     Decision,

@@ -1,6 +1,10 @@
-"""Application keys: what state one is in, what the ingresses are told of them, and when a revoked one is refused
-everywhere. Pure."""
+"""Application keys: what state one is in, what the ingresses get of them, when a revoked one is refused everywhere, and
+what revoking or requiring keys would do. Also the internal keys, by which the control plane itself sends a tenant's
+accepted requests: each is derived from the installation's secret, so nothing is stored or handed over; routing tables
+carry its digest like that of any other key. They have no limits, because the work was admitted. Pure."""
 
+import hashlib
+import hmac
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,6 +13,7 @@ from enum import StrEnum
 import msgspec
 
 from engine_agent.protocol.messages import ApiKey, JsonObject
+from engine_agent.protocol.states import ServingClass
 from kernel.tones import Tone
 
 LIMITS = ("requests_per_min", "tokens_per_min", "max_concurrent")
@@ -87,3 +92,59 @@ def plan_refused(revoked: Iterable[RevokedKey], in_force: Mapping[str, int]) -> 
     """
     oldest = min(in_force.values(), default=None)
     return tuple(key.prefix for key in revoked if oldest is None or oldest >= key.version)
+
+
+USUAL_LAG_S = 5
+"""What is promised while ingresses are connected; `key.refused` events say what it was."""
+
+
+def revoking_effect(*, ingresses: int, requests_24h: int, last_used_at: datetime | None) -> str:
+    """One or two sentences."""
+    gates = "1 ingress" if ingresses == 1 else f"{ingresses} ingresses"
+    who = f"by {gates}, within about {USUAL_LAG_S} s" if ingresses else "as soon as an ingress serves"
+    if last_used_at is None:
+        used = "It has not been used yet."
+    else:
+        used = f"It made {requests_24h} requests in the last 24 h, the last one at {last_used_at:%Y-%m-%d %H:%M} UTC."
+    return f"Requests with this key are refused with 401 {who}. {used}"
+
+
+def requiring_effect(*, required: bool, active_keys: int) -> str:
+    """One sentence for the other position of the switch."""
+    if required:
+        return "Requests without a key are served again, as nobody's tenant and without limits."
+    keys = "1 key" if active_keys == 1 else f"{active_keys} keys"
+    nobody = "" if active_keys else ": nobody would be served"
+    return f"Requests without a key are refused with 401; {keys} would open the fleet{nobody}."
+
+
+_PURPOSE = "switchyard accepted work"
+_SECRET_LETTERS = 48
+
+
+PLAYGROUND_TENANT = "switchyard-playground"
+"""Whose requests those of the dashboard's playground are, where keys are required."""
+
+
+def internal_key_text(tenant: str, secret: str) -> str:
+    """The text to show for a tenant."""
+    digest = hmac.new(secret.encode(), f"{_PURPOSE}\0{tenant}".encode(), "sha256").hexdigest()
+    return f"sw_{_prefix(tenant)}_{digest[:_SECRET_LETTERS]}"
+
+
+def internal_keys(tenants: Iterable[str], secret: str) -> tuple[ApiKey, ...]:
+    """One key for each tenant, as routing tables carry it, in the order of their names."""
+    return tuple(
+        ApiKey(
+            prefix=_prefix(tenant),
+            digest=hashlib.sha256(internal_key_text(tenant, secret).encode()).hexdigest(),
+            tenant=tenant,
+            serving_class=ServingClass.NEAR_REALTIME.value,
+        )
+        for tenant in sorted(set(tenants))
+    )
+
+
+def _prefix(tenant: str) -> str:
+    """Twice as long as those of other keys, so that it is none of them."""
+    return hashlib.sha256(f"{_PURPOSE}\0{tenant}".encode()).hexdigest()[:16]

@@ -11,8 +11,7 @@ from django.db.models.functions import Cast, Coalesce
 
 from engine_agent.protocol.messages import ApiKey
 from traffic.models import ApplicationKey, Ingress, KeyPolicy, RoutingTable, UsageHour
-from traffic.planning.internal_key import PLAYGROUND_TENANT, internal_keys
-from traffic.planning.key import KeyStanding, KeyState
+from traffic.planning.key import PLAYGROUND_TENANT, KeyStanding, KeyState, internal_keys
 
 COUNT: "BigIntegerField[int, int]" = BigIntegerField()
 KEY_RING = "key_ring"

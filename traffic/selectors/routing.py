@@ -1,17 +1,18 @@
-"""Loads what the routing planner takes, and what ingresses should be told."""
+"""Loads what the routing planner takes, routing tables with their state, and tables as the ingresses get them."""
 
 import msgspec
-from django.db.models import Max
+from django.conf import settings
+from django.db.models import Exists, Max, OuterRef, QuerySet
+from django.utils.crypto import salted_hmac
 
 from engine_agent.protocol.messages import RoutingTable as TableMessage
 from engine_agent.protocol.ports import AGENT_CHECK, PROXY
 from fleet.models import CellMember, Deployment
 from fleet.planning.states import CellState
 from traffic.models import Ingress, IngressReport, RoutingTable
-from traffic.planning.drain import FollowingIngress, TableInForce
+from traffic.planning.ingress import FollowingIngress, TableInForce
 from traffic.planning.key import shared_keys
 from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment
-from traffic.selectors.hops import hop_secrets
 from traffic.selectors.key import KEY_RING, keys_to_tell
 
 
@@ -97,3 +98,26 @@ def following_ingresses() -> list[FollowingIngress]:
     """Every ingress with the revision that it last acknowledged."""
     reports = IngressReport.objects.values_list("ingress__region_id", "revision", "last_seen_at")
     return [FollowingIngress(*columns) for columns in reports]
+
+
+def routing_tables_described() -> QuerySet[RoutingTable]:
+    """Every revision; `current` tells the newest of its region."""
+    newer = RoutingTable.objects.filter(region_id=OuterRef("region_id"), revision__gt=OuterRef("revision"))
+    return RoutingTable.objects.annotate(current=~Exists(newer))
+
+
+def table_by_reference(tables: QuerySet[RoutingTable], reference: str) -> RoutingTable | None:
+    """The table that `region@revision` names, or None."""
+    region, _, revision = reference.partition("@")
+    return tables.filter(region_id=region, revision=int(revision)).first()
+
+
+SALT = "switchyard.traffic.hops"
+MAX_SECRETS = 2
+"""What an ingress believes: the secret in use and the one before."""
+
+
+def hop_secrets() -> tuple[str, ...]:
+    """The secret to sign with first. A new SECRET_KEY gives a new one; the first of SECRET_KEY_FALLBACKS, the other."""
+    keys = [settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS][:MAX_SECRETS]
+    return tuple(salted_hmac(SALT, "", secret=key, algorithm="sha256").hexdigest() for key in keys)

@@ -1,8 +1,9 @@
 """Loads what the region autopilot looks at, in a constant number of queries however many deployments there are."""
 
+import sys
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 
 from django.conf import settings
@@ -12,12 +13,7 @@ from engine_agent.protocol.messages import JsonObject
 from fleet.models import Cell, Deployment
 from fleet.planning.states import CellState
 from traffic.models import Ingress, IngressReport, TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow
-from traffic.planning.latency import latencies_ms
-from traffic.planning.overrides import EvacuationMode, OverrideKind, OverrideView, orders_for
-from traffic.planning.routing import Steering
-from traffic.planning.shift import RegionView, TrafficView
-from traffic.planning.traffic_policy import TrafficPolicy
-from traffic.planning.windows import (
+from traffic.planning.load_window import (
     Sample,
     arrivals_to_expect,
     capacity_to_count_on,
@@ -25,6 +21,12 @@ from traffic.planning.windows import (
     service_time_s,
     share_lost,
 )
+from traffic.planning.override_preview import Effect, predict
+from traffic.planning.overrides import EvacuationMode, OverrideKind, OverrideView, orders_for
+from traffic.planning.region_latency import latencies_ms
+from traffic.planning.routing import Steering
+from traffic.planning.shift import RegionView, TrafficView
+from traffic.planning.traffic_policy import TrafficPolicy
 
 UP = "up"
 """As an ingress agent says it of a cell."""
@@ -168,3 +170,10 @@ def _region_views(
         )
         for region, seen in sorted(heard.items())
     )
+
+
+def effects_of(order: TrafficOverride, now: datetime) -> tuple[Effect, ...]:
+    """By name of the deployment. `order` need not be stored; it counts as the youngest."""
+    asked = replace(override_view(order), id=sys.maxsize)
+    views = traffic_views(now, order.deployment_id or "")
+    return tuple(predict(view, asked, now) for _, (_, view) in sorted(views.items()))

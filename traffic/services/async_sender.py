@@ -16,9 +16,9 @@ from django.db import DatabaseError, close_old_connections, connections
 from kernel import clock
 from kernel.metrics import ASYNC_ATTEMPTS
 from traffic.planning.async_request import AsyncSettings, AsyncState, Received, Window
-from traffic.planning.internal_key import internal_key_text
+from traffic.planning.key import internal_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region
-from traffic.services.async_sending import (
+from traffic.services.async_lease import (
     Leased,
     async_attempt_settle,
     async_lease_release,

@@ -15,13 +15,13 @@ from kernel.leases import lease_release, lease_take, this_holder
 from kernel.tones import Tone
 from traffic.models import TrafficMatrix, TrafficShift
 from traffic.planning.autopilot import plan_shift, task_of
+from traffic.planning.demand_placement import place_demand
 from traffic.planning.matrix import Matrix, loads
 from traffic.planning.overrides import orders_for
-from traffic.planning.placing import place_demand
 from traffic.planning.shift import AutopilotSettings, HoldTable, ShiftKind, ShiftTraffic, TrafficView
 from traffic.selectors.steering import traffic_views
+from traffic.services.load_window import windows_update
 from traffic.services.override import overrides_expire
-from traffic.services.windows import windows_update
 
 SETTINGS = AutopilotSettings()
 SHIFTS_KEPT = 200

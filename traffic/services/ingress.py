@@ -16,8 +16,7 @@ from kernel.events import event_record
 from kernel.leases import lease_release, lease_take, this_holder
 from kernel.tones import Tone
 from traffic.models import Ingress, IngressReport
-from traffic.planning.drain import SILENT_AFTER_S
-from traffic.planning.ingress import plan_ingress
+from traffic.planning.ingress import SILENT_AFTER_S, plan_ingress
 
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 START_LIMIT_S = 30.0

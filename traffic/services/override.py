@@ -6,9 +6,12 @@ of the autopilot finds the order and carries it out.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from typing import Any
 
 from django.db import models, transaction
 
+from accounts.models import Approval
+from accounts.services.approval import Asked, FleetAction, approval_ask, takes_two
 from fleet.models import Deployment, Region
 from kernel import hints, live
 from kernel.events import event_record
@@ -210,3 +213,30 @@ def _unknown_region(field: str, name: str, known: list[str]) -> InvalidInput:
     return InvalidInput(
         field=field, rule="exists", message=f"there is no region {name!r} with an ingress; there are: {there}"
     )
+
+
+def evacuation_ask(
+    *, region: str, mode: str, confirm: str, terms: Terms, deployment: str = ""
+) -> TrafficOverride | Approval:
+    """Evacuate, or, where it takes two people, ask for the second. Drills move little and take one.
+
+    Raises:
+        InvalidInput: as `evacuation_start` does.
+    """
+    if mode != EvacuationMode.REAL or not takes_two(EVACUATE.name):
+        return evacuation_start(region=region, mode=mode, confirm=confirm, terms=terms, deployment=deployment)
+    order = evacuation_check(region=region, mode=mode, confirm=confirm, terms=terms, deployment=deployment)
+    arguments = {"region": region, "deployment": deployment, "duration_s": terms.duration_s, "why": terms.why}
+    asked = Asked(describe_order(order), arguments, terms.actor, terms.now, terms.why, deployment, region)
+    return approval_ask(EVACUATE.name, asked)
+
+
+def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
+    terms = Terms(duration_s=arguments["duration_s"], why=arguments["why"], actor=actor, now=now)
+    region, deployment = arguments["region"], arguments["deployment"]
+    mode = EvacuationMode.REAL.value
+    order = evacuation_start(region=region, mode=mode, confirm=region, terms=terms, deployment=deployment)
+    return f"{describe_order(order)} begun"
+
+
+EVACUATE = FleetAction("evacuate-region", "Evacuate a region for real", _perform)

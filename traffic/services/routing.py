@@ -16,10 +16,9 @@ from kernel.events import event_record
 from kernel.leases import lease_held_since
 from kernel.tones import Tone
 from traffic.models import RoutingTable
-from traffic.planning.changes import describe_change, describe_splits
-from traffic.planning.drain import plan_unrouted
+from traffic.planning.ingress import plan_unrouted
 from traffic.planning.key import describe_keys, key_ring
-from traffic.planning.routing import plan_pools, plan_splits
+from traffic.planning.routing import describe_change, describe_splits, plan_pools, plan_splits
 from traffic.selectors.key import KEY_RING, key_standing
 from traffic.selectors.routing import (
     following_ingresses,

@@ -14,7 +14,7 @@ from controlplane.dashboard.selectors.playground import Playground, playground
 from fleet.models import Deployment
 from kernel.access import Role, access_of
 from kernel.refusals import InvalidInput
-from traffic.planning.internal_key import PLAYGROUND_TENANT, internal_key_text
+from traffic.planning.key import PLAYGROUND_TENANT, internal_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region
 from traffic.selectors.key import key_standing
 

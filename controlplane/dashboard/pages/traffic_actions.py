@@ -16,9 +16,8 @@ from kernel.access import Role, needs
 from kernel.refusals import Refusal
 from traffic.models import TrafficOverride
 from traffic.planning.overrides import EvacuationMode
-from traffic.selectors.effect import effects_of
-from traffic.services.evacuation_request import evacuation_ask
-from traffic.services.override import Terms, evacuation_order, override_end
+from traffic.selectors.steering import effects_of
+from traffic.services.override import Terms, evacuation_ask, evacuation_order, override_end
 
 PREVIEWED_S = 3600
 """A prediction does not depend on how long the order is to hold."""

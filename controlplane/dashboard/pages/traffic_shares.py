@@ -14,7 +14,7 @@ from controlplane.dashboard.selectors.steering import EffectTable, effect_tables
 from kernel import clock
 from kernel.access import Role, needs
 from kernel.refusals import InvalidInput, Refusal
-from traffic.selectors.effect import effects_of
+from traffic.selectors.steering import effects_of
 from traffic.services.override import Terms, shares_fix, shares_order
 
 PREVIEWED_S = 3600

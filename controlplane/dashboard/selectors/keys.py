@@ -9,8 +9,7 @@ from django.db.models import Q, QuerySet
 
 from kernel.tones import Tone
 from traffic.models import ApplicationKey, Ingress, KeyPolicy, UsageHour
-from traffic.planning.key import KEY_TONE, KeyState
-from traffic.planning.key_effect import requiring_effect, revoking_effect
+from traffic.planning.key import KEY_TONE, KeyState, requiring_effect, revoking_effect
 from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
 
 KEYS_SHOWN = 100

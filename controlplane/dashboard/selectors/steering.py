@@ -9,7 +9,7 @@ from typing import Any
 from fleet.models import Deployment
 from kernel.tones import Tone
 from traffic.models import TrafficMatrix, TrafficOverride, TrafficShift
-from traffic.planning.effect import Effect, RegionEffect
+from traffic.planning.override_preview import Effect, RegionEffect
 from traffic.planning.shift import ShiftKind
 from traffic.planning.traffic_policy import MOST_UTILISED
 from traffic.selectors.steering import active_overrides

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from traffic.planning.autopilot import plan_shift, task_of
-from traffic.planning.latency import latencies_ms
+from traffic.planning.load_window import Sample, arrivals_to_expect, capacity_to_count_on, is_starting, kept, share_lost
 from traffic.planning.matrix import Matrix, distance, loads
 from traffic.planning.overrides import OverrideView, orders_for
+from traffic.planning.region_latency import latencies_ms
 from traffic.planning.shift import AutopilotSettings, Decision, HoldTable, RegionView, ShiftTraffic, TrafficView
 from traffic.planning.traffic_policy import TrafficPolicy
-from traffic.planning.windows import Sample, arrivals_to_expect, capacity_to_count_on, is_starting, kept, share_lost
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 SETTINGS = AutopilotSettings()

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from tests.traffic.planning.steering import NAMES, NOW, ClosedLoop, constant, decide, region, utilisations, view
 from traffic.planning.autopilot import task_of
+from traffic.planning.demand_placement import LEAST_DEMAND, place_demand
 from traffic.planning.matrix import Matrix, distance, loads
 from traffic.planning.overrides import Orders
-from traffic.planning.placing import LEAST_DEMAND, place_demand
 from traffic.planning.shift import ShiftTraffic, TrafficView
 from traffic.planning.traffic_policy import TrafficPolicy
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine_agent.protocol.messages import Pool
-from traffic.planning.changes import describe_change
-from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment, plan_pools
+from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment, describe_change, plan_pools
 
 GATES = [IngressAddress("east", "127.0.0.1", 8080), IngressAddress("west", "127.0.0.1", 8081)]
 LLAMA = ServedDeployment("llama", ("llama",), "realtime")

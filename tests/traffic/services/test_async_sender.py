@@ -21,7 +21,7 @@ from tests.fleet.services.receiver import Answer, Receiver
 from tests.traffic.async_rows import ANSWER, BODY, accepted, answering_json, serving_fleet, standin_ingress
 from traffic.models import AsyncRequest, Ingress
 from traffic.planning.async_request import AsyncSettings
-from traffic.planning.internal_key import internal_key_text
+from traffic.planning.key import internal_key_text
 from traffic.selectors.application import Application
 from traffic.services.async_request import async_request_cancel
 from traffic.services.async_sender import AsyncSender

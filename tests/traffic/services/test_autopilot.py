@@ -12,7 +12,7 @@ from kernel.models import Event
 from tests.fleet import rows
 from tests.traffic.steered import EAST, SLOTS, WEST, Steered
 from traffic.models import TrafficMatrix, TrafficShift, TrafficWindow
-from traffic.planning.windows import SAMPLES_MAX
+from traffic.planning.load_window import SAMPLES_MAX
 from traffic.services.autopilot import LEASE, SHIFTS_KEPT, autopilot_run
 from traffic.services.override import Terms, shares_fix
 from traffic.services.traffic_policy import traffic_policy_change

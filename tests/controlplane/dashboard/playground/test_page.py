@@ -14,7 +14,7 @@ from controlplane.dashboard.playground.question import question_in
 from tests.controlplane.dashboard.clients import signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from traffic.models import KeyPolicy
-from traffic.planning.internal_key import PLAYGROUND_TENANT, internal_key_text
+from traffic.planning.key import PLAYGROUND_TENANT, internal_key_text
 
 pytestmark = pytest.mark.django_db
 

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 
 from traffic.planning.autopilot import task_of
+from traffic.planning.demand_placement import place_demand
 from traffic.planning.matrix import Matrix, loads
 from traffic.planning.overrides import OverrideView, orders_for
-from traffic.planning.placing import place_demand
 from traffic.planning.shift import TrafficView
 
 

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tests.traffic.planning.steering import NOW, region, view
-from traffic.planning.effect import predict
+from traffic.planning.override_preview import predict
 from traffic.planning.overrides import EvacuationMode, OverrideKind, OverrideView
 from traffic.planning.traffic_policy import TrafficPolicy
 

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from traffic.planning.matrix import Matrix, loads, whole_row
+from traffic.planning.min_cost_flow import Room, cheapest_flow
 from traffic.planning.overrides import Orders
 from traffic.planning.traffic_policy import TrafficPolicy
-from traffic.planning.transport import Room, cheapest_flow
 
 FILL_SHARE = 0.95
 """Regions are filled to this share of their cap, and relieved only above the cap: small swings then move nothing."""

@@ -11,9 +11,8 @@ import msgspec
 
 from fleet.models import Deployment
 from traffic.models import TrafficWindow
-from traffic.planning.arrivals import Counted, arrivals_per_s, count, in_service
+from traffic.planning.load_window import Counted, Sample, arrivals_per_s, count, in_service, kept
 from traffic.planning.traffic_policy import TrafficPolicy
-from traffic.planning.windows import Sample, kept
 from traffic.selectors.steering import (
     UP,
     IngressWord,

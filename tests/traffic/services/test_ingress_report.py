@@ -12,7 +12,7 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import IngressReport, RoutingTable
 from traffic.services.ingress import ingress_create
-from traffic.services.reports import IngressRow, ingress_reports_store
+from traffic.services.ingress_report import IngressRow, ingress_reports_store
 
 pytestmark = pytest.mark.django_db
 

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traffic.planning.transport import Room, cheapest_flow
+from traffic.planning.min_cost_flow import Room, cheapest_flow
 
 ORIGINS, PLACES = ("o", "p"), ("x", "y")
 ROUTES = tuple(product(ORIGINS, PLACES))

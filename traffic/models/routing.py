@@ -1,4 +1,5 @@
-"""How requests are shared among regions: what operators laid down, what is in force, and how it came to be."""
+"""Ingresses with their reports and routing tables, and how requests are shared among regions: what operators laid down,
+what is in force, and how it came to be."""
 
 from django.db import models
 
@@ -7,6 +8,57 @@ from fleet.planning.states import choices
 from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.planning.shift import ShiftKind
 from traffic.planning.traffic_policy import TrafficPolicy, parse_traffic_policy
+
+
+class Ingress(models.Model):
+    """One HAProxy with its agent. Applications reach it at `address:port`."""
+
+    id = models.CharField(max_length=64, primary_key=True)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="ingresses")
+    address = models.CharField(max_length=64)
+    port = models.PositiveIntegerField()
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["region_id", "id"]
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class IngressReport(models.Model):
+    """The last report of an ingress agent. `revision` is the table in force; `cells` maps cell -> up, down, drain."""
+
+    ingress = models.OneToOneField(Ingress, on_delete=models.CASCADE, primary_key=True, related_name="report")
+    connected = models.BooleanField(default=False)
+    connection = models.CharField(max_length=40, blank=True)
+    connection_changed_at = models.DateTimeField(null=True)
+    last_seen_at = models.DateTimeField(null=True)
+    revision = models.PositiveBigIntegerField(default=0)
+    haproxy_pid = models.IntegerField(null=True)
+    reason = models.TextField(blank=True)
+    cells = models.JSONField(default=dict)
+    telemetry = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return f"{self.ingress_id} at revision {self.revision}"
+
+
+class RoutingTable(models.Model):
+    """One revision of what a region's ingresses must do. Rows are never changed; the highest revision is in force."""
+
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="routing_tables")
+    revision = models.PositiveBigIntegerField()
+    body = models.JSONField()
+    reason = models.TextField()
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["region_id", "-revision"]
+        constraints = [models.UniqueConstraint(fields=["region", "revision"], name="table_revision_once")]
+
+    def __str__(self) -> str:
+        return f"{self.region_id} revision {self.revision}"
 
 
 class TrafficRule(models.Model):
@@ -98,8 +150,8 @@ class TrafficOverride(models.Model):
 
 
 class TrafficWindow(models.Model):
-    """The last minute of a deployment in a region: `samples` as rows of `traffic.planning.windows.Sample`, bounded by
-    its `SAMPLES_MAX`, and `counters`, the last word of each of the region's ingresses, to take differences from."""
+    """The last minute of a deployment in a region: `samples` as rows of `traffic.planning.load_window.Sample`, bounded
+    by its `SAMPLES_MAX`, and `counters`, the last word of each of the region's ingresses, to take differences from."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="traffic_windows")
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="traffic_windows")

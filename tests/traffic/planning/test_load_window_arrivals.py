@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from traffic.planning.arrivals import Counted, arrivals_per_s, count, in_service
+from traffic.planning.load_window import Counted, arrivals_per_s, count, in_service
 
 
 def telemetry(local: int, worker: int = 7, **spilled: int) -> dict[str, Any]:

@@ -9,8 +9,7 @@ from tests.traffic.async_rows import ANSWER, accepted, serving_fleet
 from traffic.models import AsyncRequest
 from traffic.planning.async_request import AsyncSettings, Received
 from traffic.selectors.application import Application
-from traffic.services.async_request import async_request_cancel
-from traffic.services.async_sending import (
+from traffic.services.async_lease import (
     Leased,
     async_attempt_settle,
     async_lease_release,
@@ -18,6 +17,7 @@ from traffic.services.async_sending import (
     async_requests_claim,
     async_requests_expire,
 )
+from traffic.services.async_request import async_request_cancel
 
 pytestmark = pytest.mark.django_db
 

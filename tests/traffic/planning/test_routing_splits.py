@@ -2,8 +2,15 @@
 
 from engine_agent.ingress.desired import desired_from
 from engine_agent.protocol.messages import Affinity, Pool, RoutingTable, Split
-from traffic.planning.changes import describe_change, describe_splits
-from traffic.planning.routing import IngressAddress, ServedDeployment, Steering, plan_pools, plan_splits
+from traffic.planning.routing import (
+    IngressAddress,
+    ServedDeployment,
+    Steering,
+    describe_change,
+    describe_splits,
+    plan_pools,
+    plan_splits,
+)
 from traffic.planning.traffic_policy import TrafficPolicy
 
 GATES = [IngressAddress("east", "127.0.0.1", 8080)]

@@ -3,7 +3,7 @@
 import hashlib
 
 from engine_agent.ingress.key_map import PREFIX
-from traffic.planning.internal_key import internal_key_text, internal_keys
+from traffic.planning.key import internal_key_text, internal_keys
 
 SECRET = "0" * 50
 

@@ -7,8 +7,7 @@ from pytest_django import Settings
 from engine_agent.ingress.hops import hop_entries
 from fleet.models import Region
 from traffic.models import Ingress, RoutingTable
-from traffic.selectors.hops import hop_secrets
-from traffic.selectors.routing import told_table
+from traffic.selectors.routing import hop_secrets, told_table
 
 
 def test_the_secret_of_the_key_before_is_still_believed(settings: Settings) -> None:

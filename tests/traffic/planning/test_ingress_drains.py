@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from traffic.planning.drain import FollowingIngress, TableInForce, plan_unrouted
+from traffic.planning.ingress import FollowingIngress, TableInForce, plan_unrouted
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 TABLES = {"east": TableInForce(7, frozenset({"c1"})), "west": TableInForce(3, frozenset())}

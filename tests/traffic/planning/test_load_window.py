@@ -2,7 +2,7 @@
 
 import pytest
 
-from traffic.planning.windows import (
+from traffic.planning.load_window import (
     SAMPLES_MAX,
     Sample,
     arrivals_to_expect,

@@ -1,0 +1,140 @@
+"""From what ingresses count to the last minute of a deployment in a region: how many requests a second its own
+applications send, the capacity to count on, what it lost, and the demand to expect. Pure.
+
+An ingress counts what it gives its own cells, wherever that came from, and what it sends to other regions. So what
+arrives from applications is both, less what other regions' ingresses sent here. The figures of a window are cautious:
+capacity is its least and demand its greatest, so a region goes down at once, comes up slowly, and neither a flapping
+cell nor a lull moves requests to and fro."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from statistics import fmean
+
+from msgspec import Struct
+
+from engine_agent.protocol.messages import JsonObject
+
+WINDOW_S = 60.0
+"""design.md §5: healthy capacity is the minimum over the last 60 s."""
+SMOOTHING_S = 15.0
+"""Arrivals are averaged over this long: at 5 requests/s Poisson noise is then 12 %, and a surge counts in 15 s."""
+SAMPLES_MAX = 64
+"""Samples come every 2 s; this bounds the row when something rings more often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look at a deployment in a region, `at` in seconds since 1970.
+
+    `arrivals_per_s` are requests of its own applications, `in_service` those that its cells work on, whoever sent them,
+    `capacity` the requests at once that its healthy cells were tested for.
+    """
+
+    at: float
+    arrivals_per_s: float
+    in_service: float
+    capacity: float
+
+
+def kept(samples: Sequence[Sample], now: float) -> tuple[Sample, ...]:
+    """The samples that still matter, oldest first: those of the window, and what its first average needs before it."""
+    return tuple(sample for sample in samples if now - sample.at <= WINDOW_S + SMOOTHING_S)[-SAMPLES_MAX:]
+
+
+def capacity_to_count_on(samples: Sequence[Sample], now: float) -> float:
+    """The least of the window, in requests at once; 0 without a sample."""
+    return min((sample.capacity for sample in samples if now - sample.at <= WINDOW_S), default=0.0)
+
+
+def share_lost(samples: Sequence[Sample], now: float) -> float:
+    """The deepest fall within the window as a share of what there was before it; growing loses nothing."""
+    capacities = [sample.capacity for sample in samples if now - sample.at <= WINDOW_S]
+    peaks = accumulate(capacities, max)
+    return max((1 - capacity / peak for capacity, peak in zip(capacities, peaks, strict=True) if peak > 0), default=0.0)
+
+
+def is_starting(samples: Sequence[Sample], now: float) -> bool:
+    """Whether there never was capacity and it has not been waited for a whole window: a region that comes up with the
+    rest of its fleet, not one that went down."""
+    return not any(sample.capacity for sample in samples) and not any(now - s.at >= WINDOW_S for s in samples)
+
+
+def arrivals_to_expect(samples: Sequence[Sample]) -> float:
+    """The greatest average over `SMOOTHING_S`, in requests a second; of samples that are too few, their average."""
+    means = [
+        fmean(s.arrivals_per_s for s in samples[: last + 1] if sample.at - s.at < SMOOTHING_S)
+        for last, sample in enumerate(samples)
+        if last == len(samples) - 1 or sample.at - samples[0].at >= SMOOTHING_S
+    ]
+    return max(means, default=0.0)
+
+
+def service_time_s(samples: Sequence[Sample]) -> float:
+    """How long a request is worked on, by Little's law over all samples given; 0 while nothing arrives.
+
+    Requests that wait for a cell are left out: a queue would else look like demand that it is not.
+    """
+    arrivals = sum(sample.arrivals_per_s for sample in samples)
+    return sum(sample.in_service for sample in samples) / arrivals if arrivals > 0 else 0.0
+
+
+class Counted(Struct, frozen=True):
+    """The last word of an ingress on one pool: counters since its worker started, and the rates since the word before.
+
+    `at` in seconds since 1970, rates per second over the last `over_s`, 0 at first; `spilled` maps another region to
+    what was sent there.
+    """
+
+    at: float
+    worker: int
+    local: int
+    spilled: dict[str, int] = {}
+    local_per_s: float = 0.0
+    spilled_per_s: dict[str, float] = {}
+    over_s: float = 0.0
+
+
+def count(before: Counted | None, telemetry: JsonObject, pool: str, at: float) -> Counted | None:
+    """What an ingress says of a pool now. Without a new word the old one stays; None: it never spoke of that pool."""
+    said = telemetry.get("pools", {}).get(pool)
+    if said is None or (before is not None and at <= before.at):
+        return before
+    now = Counted(at, telemetry.get("worker_pid", 0), said["requests_total"], said.get("spilled_to", {}))
+    if before is None:
+        return now
+    return Counted(
+        now.at,
+        now.worker,
+        now.local,
+        now.spilled,
+        _per_s(before, now, before.local, now.local),
+        {region: _per_s(before, now, before.spilled.get(region, 0), total) for region, total in now.spilled.items()},
+        now.at - before.at,
+    )
+
+
+def arrivals_per_s(counted: Mapping[str, Iterable[Counted]]) -> dict[str, float]:
+    """Region -> requests a second of its own applications. Reports come at different moments: never below 0."""
+    found = {
+        region: sum(one.local_per_s + sum(one.spilled_per_s.values()) for one in ingresses)
+        for region, ingresses in counted.items()
+    }
+    for ingresses in counted.values():
+        for one in ingresses:
+            for region, per_s in one.spilled_per_s.items():
+                if region in found:
+                    found[region] -= per_s
+    return {region: max(0.0, per_s) for region, per_s in found.items()}
+
+
+def in_service(telemetry: JsonObject, cells: Iterable[str]) -> float:
+    """How many requests these cells work on, as an ingress sees it; those that wait for a cell are not among them."""
+    there = telemetry.get("cells", {})
+    return float(sum(there[cell].get("in_flight", 0) for cell in cells if cell in there))
+
+
+def _per_s(before: Counted, now: Counted, was: int, total: int) -> float:
+    """A worker that started since counts from 0. A server that was taken out takes its count along: then it is 0."""
+    more = total if now.worker != before.worker else max(0, total - was)
+    return more / (now.at - before.at)
