@@ -11,6 +11,7 @@ import pytest
 from tests.docs.pages import INLINE_CODE, ROOT, our_markdown, text_of
 
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
+TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 MODULE = re.compile(r"[a-z]\w*(?:\.\w+){2,}")
 PAGE = re.compile(r"\bdocs/[\w/.-]+\.md\b")
 DECISION = re.compile(r"(?<![\d,.])00\d\d(?=[),;\]: ]|$)", re.MULTILINE)
@@ -35,6 +36,12 @@ def named_paths(page: Path) -> Iterator[str]:
             yield path
 
 
+def named_tests(page: Path) -> Iterator[tuple[str, str]]:
+    for code in INLINE_CODE.findall(text_of(page)):
+        if test := TEST.fullmatch(code):
+            yield test[1], test[2]
+
+
 def named_modules(page: Path) -> Iterator[str]:
     """`fleet.planning.planners`, or a name in it; with two parts it might be the name of an event."""
     for code in INLINE_CODE.findall(text_of(page)):
@@ -54,6 +61,11 @@ def is_module(dotted: str) -> bool:
 def test_every_named_file_and_module_exists(page: Path) -> None:
     gone = [path for path in named_paths(page) if not (ROOT / path).exists()]
     gone += [module for module in named_modules(page) if not is_module(module)]
+    gone += [
+        f"{file}::{test}"
+        for file, test in named_tests(page)
+        if (ROOT / file).exists() and not re.search(rf"def {test}\b", text_of(file))
+    ]
     assert not gone, f"{page.relative_to(ROOT)} names what does not exist (moved, renamed?): {', '.join(gone)}"
 
 
