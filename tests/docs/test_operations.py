@@ -37,7 +37,7 @@ def variables() -> Iterator[str]:
             yield from QUOTED.findall(text_of(path))
 
 
-READ = {*variables(), "ENGINE", *re.findall(r"\$\((?:or \$\()?(DETACH|TESTS|PYTHON)\)", text_of("Makefile"))}
+READ = {*variables(), "ENGINE", *re.findall(r"\$\((?:or \$\()?(DETACH|TESTS|PYTHON|FAST)\)", text_of("Makefile"))}
 
 
 def services() -> list[Service]:

@@ -89,5 +89,7 @@ def test_the_index_lists_every_decision_and_decisions_name_only_those() -> None:
     assert set(re.findall(r"\]\((0[\w-]+\.md)\)", index)) == pages, "give every decision a row in docs/adr/README.md"
     numbers = {name[:4] for name in pages}
     for name in sorted(pages):
+        title = text_of(f"docs/adr/{name}").splitlines()[0].removeprefix(f"# {name[:4]}").lstrip(": ")
+        assert f"({name}) | {title} |" in index, f"docs/adr/README.md gives {name} another title than {title!r}"
         unknown = set(DECISION.findall(text_of(f"docs/adr/{name}"))) - numbers
         assert not unknown, f"docs/adr/{name} speaks of decisions that are not there: {sorted(unknown)}"
