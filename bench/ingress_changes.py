@@ -36,7 +36,7 @@ sys.path.insert(0, str(ROOT))
 from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
-from engine_agent.protocol.messages import (
+from engine_agent.protocol.ingress_messages import (
     Affinity,
     CellEndpoint,
     IngressChanges,

@@ -20,7 +20,7 @@ import psutil
 
 from engine_agent.ingress.agent import JOURNAL_FILE
 from engine_agent.ingress.main import JOIN_TOKEN_VARIABLE
-from engine_agent.protocol.messages import Affinity, CellEndpoint, Pool, RoutingTable
+from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint, Pool, RoutingTable
 from engine_agent.runtime.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[2]

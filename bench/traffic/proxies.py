@@ -20,7 +20,7 @@ from typing import Any
 
 from bench.traffic import contenders, wire
 from bench.traffic.contenders import MODEL, PEERS, PLACES, Contender
-from engine_agent.protocol.messages import Affinity, CellEndpoint
+from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint
 
 CACHE = contenders.ROOT / ".cache" / "bench"
 CELLS = 2

@@ -23,7 +23,7 @@ from bench.traffic.replay import CACHE_TOKENS, CELLS, PLACES, PREFILL_TOKENS_PER
 from bench.traffic.sim_cells import SimCell, sim_cells
 from bench.traffic.simulation import percentile
 from engine_agent.engines.sim.batching import ModelParameters
-from engine_agent.protocol.messages import Affinity
+from engine_agent.protocol.ingress_messages import Affinity
 
 RESULTS = ROOT / ".cache" / "bench" / "real_replay.jsonl"
 SPEED = 10

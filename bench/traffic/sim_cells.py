@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench.traffic import contenders
 from engine_agent.engines.sim.batching import ModelParameters
-from engine_agent.protocol.messages import CellEndpoint
+from engine_agent.protocol.ingress_messages import CellEndpoint
 
 PORTS_PER_CELL = 10
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from engine_agent.ingress import headers
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.protocol.messages import CellEndpoint, Pool
+from engine_agent.protocol.ingress_messages import CellEndpoint, Pool
 
 CELLS_MAP = "cells.map"
 """Backend of a pool with affinity -> its load bound in per cent and its cells, `125 c-1-g1:16,c-2-g1:16`."""

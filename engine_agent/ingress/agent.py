@@ -31,7 +31,8 @@ from engine_agent.ingress.report import (
 )
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
 from engine_agent.ingress.supervisor import HaproxySupervisor
-from engine_agent.protocol.messages import Desired, IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.ingress_messages import IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.messages import Desired
 from engine_agent.runtime.connection import report_interval_s
 from engine_agent.runtime.journal import CorruptJournal, Journal
 

@@ -23,7 +23,7 @@ from engine_agent.ingress.splits import (
     split_models,
     split_ranges,
 )
-from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
+from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget
 from engine_agent.protocol.states import ServingClass
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from enum import IntEnum
 
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.protocol.messages import ApiKey, RoutingTable
+from engine_agent.protocol.ingress_messages import ApiKey, RoutingTable
 from engine_agent.protocol.states import ServingClass
 
 KEYS_MAP = "keys.map"

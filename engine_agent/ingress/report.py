@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from engine_agent.ingress.desired import STANDBY_SUFFIX, DesiredHaproxy, ServerKey
 from engine_agent.ingress.running import CellView, RunningHaproxy
 from engine_agent.ingress.supervisor import HaproxySupervisor
-from engine_agent.protocol.messages import CellTraffic, IngressChanges, JsonObject
+from engine_agent.protocol.ingress_messages import CellTraffic, IngressChanges
+from engine_agent.protocol.messages import JsonObject
 
 KEY_COUNTS_COMMAND = "show table keys"
 KEY_COUNTS_INTERVAL_S = 5.0

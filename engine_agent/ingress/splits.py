@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from engine_agent.ingress import headers
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.protocol.messages import Split
+from engine_agent.protocol.ingress_messages import Split
 
 SHARES_MAP = "shares.map"
 """Backend of a pool -> how many of a thousand of its requests other regions serve."""

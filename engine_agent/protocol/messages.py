@@ -1,4 +1,5 @@
 """Every message that crosses the wire between an agent and the control plane, defined once and used by both sides.
+Those about ingresses are in `ingress_messages`.
 
 Messages carry state, not commands: losing, repeating or reordering one is harmless, because the next one
 says everything again. Units are in the field names: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.
@@ -8,6 +9,7 @@ from typing import Any
 
 from msgspec import Struct, field
 
+from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable, TablePart
 from engine_agent.protocol.states import AgentKind, EngineState, MemberRole, Phase
 
 PROTOCOL_VERSION = 1
@@ -175,46 +177,6 @@ class Observed(Struct, frozen=True):
     engine_pid: int | None = None
 
 
-class IngressObserved(Struct, frozen=True):
-    """What an ingress runs: the revision in force, and its own view of each cell (`up`, `down`, `drain`, …)."""
-
-    revision: int
-    haproxy_pid: int | None = None
-    reason: str = ""
-    cells: dict[str, str] = field(default_factory=dict)
-
-
-class CellTraffic(Struct, frozen=True, omit_defaults=True):
-    """What an ingress sent to one cell. `…_total` count since its HAProxy's worker started, and from 0 in a new one.
-
-    `errors_total` are connections and answers that broke, `failures_total` answers of 5xx, `retries_total` further
-    tries of requests that had no answer, `redispatches_total` requests that went on to another cell. `ejected`: it
-    failed so much that it gets nothing for a while.
-    """
-
-    in_flight: int = 0
-    queued: int = 0
-    requests_total: int = 0
-    errors_total: int = 0
-    failures_total: int = 0
-    retries_total: int = 0
-    redispatches_total: int = 0
-    connections_total: int = 0
-    bytes_in_total: int = 0
-    bytes_out_total: int = 0
-    ejected: bool = False
-    reason: str = ""
-
-
-class IngressChanges(Struct, frozen=True):
-    """What an agent did to its HAProxy: changes in place, reloads, starts; and how many log lines that one lost."""
-
-    applied_total: int = 0
-    reloads_total: int = 0
-    starts_total: int = 0
-    log_lines_lost_total: int = 0
-
-
 # --- up: agent -> control plane -------------------------------------------------------------------------------------
 
 
@@ -242,16 +204,6 @@ class Report(Struct, frozen=True, tag="report"):
     steps: StepTimes | None = None
 
 
-class IngressReport(Struct, frozen=True, tag="ingress_report"):
-    """An ingress's state, whole. A reported revision is its acknowledgement. `cells` are those of its table."""
-
-    seq: int
-    observed: IngressObserved
-    cells: dict[str, CellTraffic] = field(default_factory=dict)
-    changes: IngressChanges = field(default_factory=IngressChanges)
-    telemetry: JsonObject = field(default_factory=dict)
-
-
 class Fault(Struct, frozen=True, tag="fault"):
     """Evidence of a fault, sent once at the moment it is seen; the next report repeats the state it led to."""
 
@@ -272,6 +224,7 @@ class LogTail(Struct, frozen=True, tag="log_tail"):
 
 
 UpMessage = Hello | Report | IngressReport | Fault | LogTail
+
 
 # --- down: control plane -> agent -----------------------------------------------------------------------------------
 
@@ -302,107 +255,6 @@ class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
     assignment: Assignment | None
     logs: LogWish | None = None
     cause: Cause | None = None
-
-
-class CellEndpoint(Struct, frozen=True):
-    """One cell as an ingress sees it. `drain`: finish what runs, send nothing new."""
-
-    cell: str
-    generation: int
-    address: str
-    port: int
-    agent_check_port: int
-    max_connections: int
-    drain: bool = False
-
-
-class SpillTarget(Struct, frozen=True):
-    """Another region's ingress that may take this pool's requests."""
-
-    region: str
-    address: str
-    port: int
-
-
-class Affinity(Struct, frozen=True):
-    """Requests with the same key go to the same cell, for its prefix cache, while that cell is not overloaded.
-
-    `load_bound` is how much of the mean load of the pool's cells one may carry before its keys go elsewhere: 1.25 is
-    the bound of Mirrokni, Thorup and Zadimoghaddam, "Consistent Hashing with Bounded Loads" (2018), as commonly set.
-    """
-
-    load_bound: float = 1.25
-
-
-class Pool(Struct, frozen=True):
-    """The cells of one deployment in one region, and where its requests go.
-
-    `fractions` maps serving region -> share of the requests that arrive here; the shares sum to 1 (I12), or the map
-    is empty while no region can serve. `affinity` None: each request goes to the cell with the fewest.
-    """
-
-    name: str
-    models: tuple[str, ...]
-    serving_class: str
-    cells: tuple[CellEndpoint, ...]
-    spill: tuple[SpillTarget, ...]
-    fractions: dict[str, float]
-    affinity: Affinity | None = None
-
-
-class Split(Struct, frozen=True):
-    """A model name that several pools answer. `shares`: pool name -> weight; `sticky`: a key stays with its pool."""
-
-    model: str
-    shares: dict[str, int]
-    sticky: bool = True
-
-
-class ApiKey(Struct, frozen=True):
-    """An application's key as an ingress checks it. `digest` is the SHA-256 of its whole text, in hexadecimal.
-
-    `pools` are those it opens (empty: all), `serving_class` the most urgent it may ask for, `expires_at` in seconds
-    since 1970. A limit of 0 is none.
-    """
-
-    prefix: str
-    digest: str
-    tenant: str
-    serving_class: str
-    pools: tuple[str, ...] = ()
-    expires_at: float | None = None
-    requests_per_min: int = 0
-    tokens_per_min: int = 0
-    max_concurrent: int = 0
-
-
-class RoutingTable(Struct, frozen=True, tag="routing_table"):
-    """Complete statement of what the ingresses of one region must do. `keys_required`: nobody is served without one.
-
-    `hop_secrets` prove to another region's ingress that a request comes from one of ours: the first signs, both are
-    believed. Without any no request leaves its region.
-    """
-
-    revision: int
-    region: str
-    pools: tuple[Pool, ...]
-    splits: tuple[Split, ...] = ()
-    keys: tuple[ApiKey, ...] = ()
-    keys_required: bool = False
-    hop_secrets: tuple[str, ...] = ()
-    max_body_bytes: int = 4 * 1024 * 1024
-    retry_after_s: int = 5
-
-
-class TablePart(Struct, frozen=True, tag="table_part"):
-    """A piece of a routing table that is longer than a frame. `digest` is the SHA-256 of the whole table's JSON, in
-    hexadecimal, of which `piece` is the `index`th of `count` pieces (Base64 on the wire)."""
-
-    revision: int
-    digest: str
-    index: int
-    count: int
-    piece: bytes
 
 
 class Refused(Struct, frozen=True, tag="refused"):

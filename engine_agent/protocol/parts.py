@@ -7,7 +7,8 @@ whole and its digest is right, and a newer one takes the place of one that never
 import hashlib
 
 from engine_agent.protocol.codec import BadMessage, TooLong, decode_down, encode, encode_unbounded
-from engine_agent.protocol.messages import DownMessage, RoutingTable, TablePart
+from engine_agent.protocol.ingress_messages import RoutingTable, TablePart
+from engine_agent.protocol.messages import DownMessage
 
 PIECE_BYTES = 180 * 1024
 """Base64 makes 240 KiB of it, which leaves room for the rest of the frame."""

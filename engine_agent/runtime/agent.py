@@ -17,7 +17,8 @@ from engine_agent.planning.node import LIMITS, ConvergeLimits
 from engine_agent.planning.observe import observe
 from engine_agent.planning.steps import Wait
 from engine_agent.protocol.fingerprint import Fingerprint, differing_fields
-from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, RoutingTable, StepTimes
+from engine_agent.protocol.ingress_messages import RoutingTable
+from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, StepTimes
 from engine_agent.protocol.ports import AGENT_METRICS
 from engine_agent.protocol.states import EngineState
 from engine_agent.runtime.connection import AgentConnection, report_interval_s

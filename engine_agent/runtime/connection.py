@@ -17,18 +17,8 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, decode_down, encode
-from engine_agent.protocol.messages import (
-    Desired,
-    Fault,
-    Hello,
-    IngressReport,
-    LogTail,
-    Refused,
-    Report,
-    RoutingTable,
-    TablePart,
-    UpMessage,
-)
+from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable, TablePart
+from engine_agent.protocol.messages import Desired, Fault, Hello, LogTail, Refused, Report, UpMessage
 from engine_agent.protocol.parts import TableAssembly
 from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.telemetry.exposition import agent_exposition

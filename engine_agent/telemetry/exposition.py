@@ -2,7 +2,8 @@
 
 from collections.abc import Mapping
 
-from engine_agent.protocol.messages import IngressReport, Report
+from engine_agent.protocol.ingress_messages import IngressReport
+from engine_agent.protocol.messages import Report
 from engine_agent.protocol.states import EngineState
 from engine_agent.telemetry.prometheus_text import family, sample, single
 

@@ -13,15 +13,8 @@ from typing import Any, TypeVar
 import uvicorn
 
 from engine_agent.protocol.codec import decode_up, encode
-from engine_agent.protocol.messages import (
-    Desired,
-    DownMessage,
-    Hello,
-    IngressReport,
-    Report,
-    RoutingTable,
-    UpMessage,
-)
+from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable
+from engine_agent.protocol.messages import Desired, DownMessage, Hello, Report, UpMessage
 from engine_agent.protocol.parts import frames_of
 
 M = TypeVar("M", bound=UpMessage)

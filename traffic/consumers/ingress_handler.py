@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine_agent.protocol.messages import DownMessage, IngressReport, UpMessage
+from engine_agent.protocol.ingress_messages import IngressReport
+from engine_agent.protocol.messages import DownMessage, UpMessage
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
 from kernel import clock

@@ -12,7 +12,8 @@ from enum import StrEnum
 
 import msgspec
 
-from engine_agent.protocol.messages import ApiKey, JsonObject
+from engine_agent.protocol.ingress_messages import ApiKey
+from engine_agent.protocol.messages import JsonObject
 from engine_agent.protocol.states import ServingClass
 from kernel.tones import Tone
 

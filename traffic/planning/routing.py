@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from engine_agent.protocol.messages import Affinity, CellEndpoint, Pool, SpillTarget, Split
+from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint, Pool, SpillTarget, Split
 from traffic.planning.matrix import Matrix, whole_row
 from traffic.planning.traffic_policy import TrafficPolicy
 

@@ -9,7 +9,7 @@ from django.db.models import BigIntegerField, OuterRef, Q, QuerySet, Subquery, S
 from django.db.models.fields.json import KT
 from django.db.models.functions import Cast, Coalesce
 
-from engine_agent.protocol.messages import ApiKey
+from engine_agent.protocol.ingress_messages import ApiKey
 from traffic.models import ApplicationKey, Ingress, KeyPolicy, RoutingTable, UsageHour
 from traffic.planning.key import PLAYGROUND_TENANT, KeyStanding, KeyState, internal_keys
 

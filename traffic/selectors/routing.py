@@ -5,7 +5,7 @@ from django.conf import settings
 from django.db.models import Exists, Max, OuterRef, QuerySet
 from django.utils.crypto import salted_hmac
 
-from engine_agent.protocol.messages import RoutingTable as TableMessage
+from engine_agent.protocol.ingress_messages import RoutingTable as TableMessage
 from engine_agent.protocol.ports import AGENT_CHECK, PROXY
 from fleet.models import CellMember, Deployment
 from fleet.planning.states import CellState

@@ -6,7 +6,8 @@ from datetime import datetime
 import msgspec
 from django.db import IntegrityError, transaction
 
-from engine_agent.protocol.messages import JsonObject, Pool, Split
+from engine_agent.protocol.ingress_messages import Pool, Split
+from engine_agent.protocol.messages import JsonObject
 from fleet.models import Cell, Region
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from engine_agent.protocol.messages import CellEndpoint
+from engine_agent.protocol.ingress_messages import CellEndpoint
 
 TURNS_TO_BEGIN = 5
 """Of the event loop, until an accepted connection has its conversation: transport, protocol, task."""

@@ -12,7 +12,15 @@ from openai import AsyncOpenAI
 from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings
-from engine_agent.protocol.messages import Affinity, ApiKey, IngressReport, Pool, RoutingTable, SpillTarget, Split
+from engine_agent.protocol.ingress_messages import (
+    Affinity,
+    ApiKey,
+    IngressReport,
+    Pool,
+    RoutingTable,
+    SpillTarget,
+    Split,
+)
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 

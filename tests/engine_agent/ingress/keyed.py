@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from typing import Any
 
-from engine_agent.protocol.messages import ApiKey
+from engine_agent.protocol.ingress_messages import ApiKey
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 
 from engine_agent.ingress.affinity import cells_entry
 from engine_agent.ingress.bad_table import BadTable
-from engine_agent.protocol.messages import Affinity, Pool
+from engine_agent.protocol.ingress_messages import Affinity, Pool
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool

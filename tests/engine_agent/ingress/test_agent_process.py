@@ -14,7 +14,8 @@ import pytest
 from engine_agent.ingress.haproxy import find_master
 from engine_agent.ingress.sections import CONFIG_FILE
 from engine_agent.ingress.settings import BODY_PARSERS
-from engine_agent.protocol.messages import Hello, IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.ingress_messages import IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually

@@ -8,7 +8,7 @@ import msgspec
 from engine_agent.ingress.config import map_file, render, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, desired_from
 from engine_agent.ingress.settings import IngressSettings
-from engine_agent.protocol.messages import Affinity, RoutingTable, Split
+from engine_agent.protocol.ingress_messages import Affinity, RoutingTable, Split
 from tests.engine_agent.ingress.keyed import keyed
 from tests.engine_agent.ingress.test_desired import CELL, POOL, TABLE, with_cell, with_pool
 

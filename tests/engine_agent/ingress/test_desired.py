@@ -9,7 +9,7 @@ import pytest
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.desired import LISTING_MAP, MODELS_MAP, PoolBackends, Server, desired_from
 from engine_agent.ingress.splits import SHARES_MAP
-from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
+from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget
 from engine_agent.protocol.states import ServingClass
 
 CELL = CellEndpoint("c-1", 3, "127.0.0.1", 9000, 9001, max_connections=8)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.protocol.messages import RoutingTable
+from engine_agent.protocol.ingress_messages import RoutingTable
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOME, RunningIngress, ask, pool, read_stream

@@ -7,7 +7,7 @@ import pytest
 
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.key_map import CONTENT_ENTRY, NEVER, REQUIRED_ENTRY, key_entries
-from engine_agent.protocol.messages import ApiKey, RoutingTable
+from engine_agent.protocol.ingress_messages import ApiKey, RoutingTable
 
 DIGEST = "ab" * 32
 KEY = ApiKey("0a1b2c3d", DIGEST, "rufus", "near_realtime", ("chat", "gone"), 1795000000.5, 60, 9000, 4)

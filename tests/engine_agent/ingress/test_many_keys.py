@@ -6,7 +6,7 @@ from typing import cast
 import pytest
 
 from engine_agent.protocol.codec import decode_down
-from engine_agent.protocol.messages import ApiKey, RoutingTable, TablePart
+from engine_agent.protocol.ingress_messages import ApiKey, RoutingTable, TablePart
 from engine_agent.protocol.parts import TableAssembly, frames_of
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell

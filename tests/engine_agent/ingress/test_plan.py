@@ -19,7 +19,7 @@ from engine_agent.ingress.plan import (
 )
 from engine_agent.ingress.running import RunningHaproxy
 from engine_agent.ingress.splits import SHARES_MAP
-from engine_agent.protocol.messages import RoutingTable
+from engine_agent.protocol.ingress_messages import RoutingTable
 from tests.engine_agent.ingress.haproxies import running_of
 from tests.engine_agent.ingress.test_desired import CELL, POOL, TABLE, with_cell, with_pool
 

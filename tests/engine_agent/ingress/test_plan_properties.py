@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from engine_agent.ingress.desired import DesiredHaproxy, desired_from
 from engine_agent.ingress.plan import plan_steps
 from engine_agent.ingress.running import RunningHaproxy
-from engine_agent.protocol.messages import CellEndpoint, Pool, RoutingTable, SpillTarget
+from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget
 from tests.engine_agent.ingress.haproxies import finished, running_of, step_of, touched
 
 MAX_PASSES = 4

@@ -5,7 +5,7 @@ import pytest
 from engine_agent.ingress.desired import LISTING_MAP, ServerKey, desired_from
 from engine_agent.ingress.report import cell_traffic, cell_views, telemetry
 from engine_agent.ingress.running import CellView, RunningBackend, RunningHaproxy, UnexpectedOutput, read_running
-from engine_agent.protocol.messages import CellTraffic
+from engine_agent.protocol.ingress_messages import CellTraffic
 from tests.engine_agent.ingress.test_desired import TABLE
 
 INFO = "Name: HAProxy\nPid: 14196\ndescription: 1c87e1a239a763dc\nTotal: a: b\n\n"

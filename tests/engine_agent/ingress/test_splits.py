@@ -8,7 +8,7 @@ import pytest
 
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.splits import split_fallbacks, split_models, split_ranges
-from engine_agent.protocol.messages import Split
+from engine_agent.protocol.ingress_messages import Split
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import AWAY, HOP_SECRET, RunningIngress, pool
 from tests.engine_agent.ingress.keyed import keyed

@@ -7,7 +7,8 @@ import msgspec
 import pytest
 
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, decode_down
-from engine_agent.protocol.messages import ApiKey, Desired, EnginePlan, RoutingTable, TablePart
+from engine_agent.protocol.ingress_messages import ApiKey, RoutingTable, TablePart
+from engine_agent.protocol.messages import Desired, EnginePlan
 from engine_agent.protocol.parts import MAX_PARTS, PIECE_BYTES, TableAssembly, frames_of
 from tests.engine_agent.orders import assignment
 

@@ -9,17 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.protocol.messages import (
-    PROTOCOL_VERSION,
-    ApiKey,
-    Desired,
-    Fault,
-    Hello,
-    IngressObserved,
-    IngressReport,
-    Refused,
-    RoutingTable,
-)
+from engine_agent.protocol.ingress_messages import ApiKey, IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Desired, Fault, Hello, Refused
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.connection import AgentConnection, ConnectionSettings, backoff_s, report_interval_s
 from engine_agent.runtime.enrolment import Enrolment

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from engine_agent.protocol.messages import Pool, RoutingTable
+from engine_agent.protocol.ingress_messages import Pool, RoutingTable
 from engine_agent.runtime.journal import CorruptJournal, Journal
 
 TABLE = RoutingTable(revision=7, region="us-east-1", pools=(Pool("p", ("m",), "realtime", (), (), {"us-east-1": 1.0}),))

@@ -6,7 +6,8 @@ import asyncio
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from engine_agent.protocol.messages import CellTraffic, Health, IngressObserved, IngressReport, Observed, Report
+from engine_agent.protocol.ingress_messages import CellTraffic, IngressObserved, IngressReport
+from engine_agent.protocol.messages import Health, Observed, Report
 from engine_agent.protocol.states import EngineState
 from engine_agent.telemetry.exposition import agent_exposition
 from engine_agent.telemetry.scraping import HOST, serve_metrics

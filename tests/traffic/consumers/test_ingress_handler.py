@@ -11,7 +11,8 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from engine_agent.protocol.codec import encode
-from engine_agent.protocol.messages import Hello, IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.ingress_messages import IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub

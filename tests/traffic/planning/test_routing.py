@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.protocol.messages import Pool
+from engine_agent.protocol.ingress_messages import Pool
 from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment, describe_change, plan_pools
 
 GATES = [IngressAddress("east", "127.0.0.1", 8080), IngressAddress("west", "127.0.0.1", 8081)]

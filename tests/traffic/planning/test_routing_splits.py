@@ -1,7 +1,7 @@
 """Names that several deployments answer, prefixes that stay together, and names that lead to one deployment only."""
 
 from engine_agent.ingress.desired import desired_from
-from engine_agent.protocol.messages import Affinity, Pool, RoutingTable, Split
+from engine_agent.protocol.ingress_messages import Affinity, Pool, RoutingTable, Split
 from traffic.planning.routing import (
     IngressAddress,
     ServedDeployment,

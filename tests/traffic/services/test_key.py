@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from engine_agent.protocol.messages import ApiKey
+from engine_agent.protocol.ingress_messages import ApiKey
 from engine_agent.protocol.states import ServingClass
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput

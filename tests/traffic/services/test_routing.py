@@ -8,7 +8,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from engine_agent.protocol.codec import decode_down, encode
-from engine_agent.protocol.messages import Affinity
+from engine_agent.protocol.ingress_messages import Affinity
 from fleet.models import Cell
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
