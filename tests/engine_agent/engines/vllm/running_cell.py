@@ -1,4 +1,4 @@
-"""Real vLLM over several node processes, started as an agent would start it, and what tests ask of it and do to it."""
+"""Real vLLM on one node process or several, as the registry renders a version and an agent starts it."""
 
 import json
 import os
@@ -8,13 +8,14 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import msgspec
 import psutil
 
 from engine_agent.engines.base import CELL_SECRET_VARIABLE, EngineContext
@@ -23,19 +24,48 @@ from engine_agent.engines.vllm.options import HANG_VARIABLE
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
 from engine_agent.protocol.ports import PORTS_PER_NODE
 from engine_agent.protocol.states import MemberRole, Phase
+from models_registry.planning.engine_arguments import render_engine_plan
+from models_registry.planning.instance_types import INSTANCE_TYPES
+from models_registry.planning.versions import HeadCounts, VersionSpec
 from tests.asking import CLIENT
 
-ROOT = Path(__file__).resolve().parents[5]
+ROOT = Path(__file__).resolve().parents[4]
 CACHE = Path(os.environ.get("SWITCHYARD_CACHE") or ROOT / ".cache").resolve()
 START_LIMIT_S = 240.0
 """A start takes 13 s on two idle cores."""
 BUILD_LIMIT_S = 900.0
-EAGER_ARGS = (
-    *("--max-model-len", "2048", "--max-num-seqs", "16", "--enforce-eager"),
-    *("--kv-cache-memory-bytes", str(256 * 1024 * 1024)),
-)
-FP32 = ("--dtype", "float32")
-"""Greedy text of a 16-bit model differs with the number of ranks: they add up in another order."""
+LOCAL = INSTANCE_TYPES["local.cpu"]
+TEXT = "The capital of France is Paris, and trains run on rails between the cities of the north and of the south. "
+PROMPTS = tuple((TEXT * 3)[index : index + 5 + 13 * index] for index in range(24))
+"""Of 5 to 300 characters; a text that repeats itself gives drafts something to find."""
+TOKENS = 16
+
+
+def plan_of(
+    artifact: Artifact, nodes: int = 1, speculation: dict[str, Any] | None = None, **options: Any
+) -> EnginePlan:
+    """A version over so many nodes, rendered. In 32 bits: greedy text of a 16-bit model differs with the number of
+    ranks, which add up in another order, and with how a CPU rounds."""
+    version = VersionSpec(
+        model="smollm2",
+        version="1",
+        engine="vllm",
+        artifact_uri=artifact.uri,
+        artifact_digest=artifact.digest,
+        context_length=2048,
+        max_concurrency=16,
+        ready_timeout_s=START_LIMIT_S,
+        parallelism={LOCAL.name: {"nodes": nodes, "tp": nodes}},
+        heads=HeadCounts(attention=12, kv=4, layers=30),
+        engine_options={
+            "enforce_eager": True,
+            "dtype": "float32",
+            "kv_cache_memory_bytes": 256 * 1024 * 1024,
+            **options,
+        },
+        speculation=speculation or {},
+    )
+    return render_engine_plan(version, LOCAL)
 
 
 def padded_artifact(python: Path) -> Artifact:
@@ -48,18 +78,9 @@ def padded_artifact(python: Path) -> Artifact:
 class RunningCell:
     """The engine processes of one generation of one cell, rank by rank."""
 
-    def __init__(self, artifact: Artifact, home: Path, nodes: int, args: tuple[str, ...], hang_s: float) -> None:
+    def __init__(self, plan: EnginePlan, home: Path, nodes: int, hang_s: float) -> None:
         self.home = home
-        ranks = () if nodes == 1 else ("--tensor-parallel-size", str(nodes))
-        self._plan = EnginePlan(
-            "vllm",
-            "smollm2",
-            max_concurrency=16,
-            ready_timeout_s=START_LIMIT_S,
-            artifact=artifact,
-            args=(*EAGER_ARGS, *ranks, *args),
-            env={HANG_VARIABLE: str(hang_s)},
-        )
+        self._plan = msgspec.structs.replace(plan, env={**plan.env, HANG_VARIABLE: str(hang_s)})
         base = free_ports(nodes * PORTS_PER_NODE)
         self._peers = tuple(
             Peer(f"n-{os.getpid():06x}{rank:02x}", rank, "127.0.0.1", base + rank * PORTS_PER_NODE)
@@ -133,16 +154,20 @@ class RunningCell:
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
 
-    def texts(self, prompts: list[str], max_tokens: int) -> list[str]:
-        """Greedy texts of prompts that are all sent at once."""
+    def texts(self, prompts: Sequence[str], max_tokens: int) -> dict[str, str]:
+        """Greedy texts of prompts that are all sent at once, by prompt."""
         with ThreadPoolExecutor(len(prompts)) as clients:
-            answers = clients.map(lambda prompt: self.complete(prompt=prompt, max_tokens=max_tokens), prompts)
-            return [answer["text"] for answer in answers]
+            choices = clients.map(lambda prompt: self.complete(prompt=prompt, max_tokens=max_tokens), prompts)
+            return {prompt: choice["text"] for prompt, choice in zip(prompts, choices, strict=True)}
 
     def metric(self, name: str) -> float:
         """Sum of a counter."""
         lines = CLIENT.get(f"{self.url}/metrics", timeout=10).text.splitlines()
         return sum(float(line.split()[-1]) for line in lines if line.startswith(name + "{"))
+
+    def node(self, rank: int) -> str:
+        """The node of a rank."""
+        return self._peers[rank].node
 
     def parts(self, rank: int) -> list[psutil.Process]:
         """Live processes of a rank."""
@@ -167,12 +192,10 @@ class RunningCell:
 
 
 @contextmanager
-def running_cell(
-    artifact: Artifact, home: Path, *args: str, nodes: int = 2, hang_s: float = 30.0
-) -> Iterator[RunningCell]:
+def running_cell(plan: EnginePlan, home: Path, nodes: int = 2, hang_s: float = 30.0) -> Iterator[RunningCell]:
     """A cell that serves, until the block ends."""
     home.mkdir()
-    cell = RunningCell(artifact, home, nodes, args, hang_s)
+    cell = RunningCell(plan, home, nodes, hang_s)
     try:
         cell.start_all()
         yield cell

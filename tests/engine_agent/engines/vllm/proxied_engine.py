@@ -1,0 +1,80 @@
+"""The real proxy before real vLLM: whoever leaves or is late stops the engine, usage is counted, and the engine takes the
+priorities that it is given."""
+
+import asyncio
+import json
+from typing import Any
+
+from tests.asking import CLIENT
+from tests.engine_agent.proxy.engine import Engine
+from tests.engine_agent.proxy.http_stream import Message, read_body, read_chunk, read_head, request
+from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
+
+PATH = "/v1/completions"
+ENDLESS = {"model": "smollm2", "prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+SHORT = {"model": "smollm2", "prompt": "Say why", "max_tokens": 12, "ignore_eos": True}
+
+
+async def busy(url: str) -> int:
+    """Requests that the engine computes or keeps waiting."""
+    page = (await asyncio.to_thread(CLIENT.get, f"{url}/metrics")).text.splitlines()
+    names = ("vllm:num_requests_running{", "vllm:num_requests_waiting{")
+    return int(sum(float(line.rpartition(" ")[2]) for line in page if line.startswith(names)))
+
+
+async def ask(proxy: ProxyProcess, body: dict[str, Any], **headers: str) -> Message:
+    return await proxy.ask(request(PATH, json.dumps(body).encode(), content_type="application/json", **headers))
+
+
+async def proxy_controls_the_engine(url: str) -> None:
+    """Start a proxy before the engine at `url`, and see that it stops, counts and orders what the engine does."""
+    engine = Engine()
+    engine.port = int(url.rpartition(":")[2])
+
+    async def engine_is_idle() -> bool:
+        return await busy(url) == 0
+
+    async with running_proxy(engine, "--priorities", "--model", "smollm2", max_concurrency=8) as proxy:
+        await leave_in_the_middle(proxy)
+        await until(engine_is_idle, "the engine stops for a client that left")
+        late = await ask(proxy, ENDLESS, x_switchyard_deadline_ms="1500")
+        assert b'"code":"deadline_exceeded"' in late.body
+        await until(engine_is_idle, "the engine stops at a deadline")
+        await usage_is_counted_and_hidden(proxy)
+        assert await order_of_the_end(proxy, url) == ["batch", "realtime", "batch", "batch"]
+
+
+async def leave_in_the_middle(proxy: ProxyProcess) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
+    writer.write(request(PATH, json.dumps(ENDLESS).encode(), content_type="application/json"))
+    head = await read_head(reader)
+    assert head[0] == "HTTP/1.1 200 OK", (await read_body(reader, *head)).body
+    await read_chunk(reader)
+    writer.close()
+
+
+async def usage_is_counted_and_hidden(proxy: ProxyProcess) -> None:
+    streamed = await ask(proxy, {**SHORT, "stream": True}, x_switchyard_tenant="acme")
+    assert b'"completion_tokens"' not in streamed.body
+    assert streamed.body.endswith(b"data: [DONE]\n\n")
+    whole = (await ask(proxy, SHORT)).json()["usage"]
+    use = (await proxy.status())["load"]["tenants"]["acme"]
+    assert (use["prompt_tokens_total"], use["completion_tokens_total"]) == (whole["prompt_tokens"], 12)
+
+
+async def order_of_the_end(proxy: ProxyProcess, url: str) -> list[str]:
+    """One slot; three batch requests are there when a real-time one comes."""
+    ended: list[str] = []
+
+    async def run(serving_class: str) -> None:
+        answer = await ask(proxy, {**SHORT, "max_tokens": 100}, x_switchyard_class=serving_class)
+        assert answer.status == 200, answer.body
+        ended.append(serving_class)
+
+    async def three_are_there() -> bool:
+        return await busy(url) == 3
+
+    batch = [asyncio.create_task(run("batch")) for _ in range(3)]
+    await until(three_are_there, "three batch requests are in the engine")
+    await asyncio.gather(run("realtime"), *batch)
+    return ended
