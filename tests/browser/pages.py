@@ -7,13 +7,11 @@ from typing import Any
 
 from playwright.sync_api import Browser
 
-from tests.browser.watched import DESK, PHONE, Look, Watched
+from tests.browser.watched import Look, Watched
 from tests.scenarios.running_fleet import RunningFleet
 
-JUDGED = frozenset({Look("light", DESK), Look("dark", PHONE)})
-"""The looks in which axe-core judges a page, and in which every page is shown: each theme and each width once."""
 IN_EVERY_LOOK = frozenset({"overview", "cell", "rollout", "traffic", "playground"})
-"""Shown in all four."""
+"""Shown in all four looks; the others in those in which they are opened."""
 SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
 """A folder: screenshots are written there. Empty, as in CI: nothing is."""
 
@@ -80,22 +78,26 @@ def complaints(
     session: Any,
     pages: list[Page],
     *,
-    judged: frozenset[Look] = JUDGED,
+    judged: bool = True,
     shoot: bool = False,
 ) -> dict[str, list[str]]:
-    """What is wrong with each page in this look, of those with which anything is. Barriers are looked for in the looks
-    that are `judged`."""
+    """What is wrong with each page, of those with which anything is: opened in one look, where axe-core judges it, then
+    changed into the opposite one under the reader's eyes."""
     tab = Watched(browser, url, look, session)
     found: dict[str, list[str]] = {}
     for page in pages:
+        tab.change(look)
         tab.open(page.path)
-        wrong = tab.trouble()
-        if look in judged:
-            wrong += tab.barriers()
+        wrong = tab.trouble() + (tab.barriers() if judged else [])
+        if shoot and SCREENS:
+            _shoot(tab, page, look)
+        tab.change(look.opposite)
+        wrong += [f"{look.opposite.theme}, {look.opposite.width} px: {each}" for each in tab.trouble()]
+        if shoot and SCREENS and page.name in IN_EVERY_LOOK:
+            tab.open(page.path)
+            _shoot(tab, page, look.opposite)
         if wrong:
             found[page.name] = wrong
-        if shoot and SCREENS and (look in JUDGED or page.name in IN_EVERY_LOOK):
-            _shoot(tab, page, look)
     tab.close()
     return found
 

@@ -10,7 +10,7 @@ from tests.browser.watched import DESK, LOOKS, Look, Watched
 from tests.load import agent_and_engine
 from tests.scenarios.running_fleet import RunningFleet, eventually
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
 
 SLOW_STEPS = {"canary_bake_s": 30, "bake_s": 30, "min_healthy_s": 2}
 
@@ -28,7 +28,7 @@ def lived_in(running: RunningFleet) -> list[Page]:
     if not running.api("rollouts")["results"]:
         _roll_out_and_back(running)
     running.post("model-versions", {"model": "sim-70b", "version": "next", "based_on": "sim-70b@2"})
-    eventually(lambda: running.api("incidents", state="closed")["results"], 90)
+    eventually(lambda: running.api("incidents", state="closed")["results"])
     running.wait_until_whole()
     return all_pages(running)
 
@@ -36,9 +36,9 @@ def lived_in(running: RunningFleet) -> list[Page]:
 def _roll_out_and_back(fleet: RunningFleet) -> None:
     asked = {"deployment": "sim-70b", "version": "sim-70b@2", "policy": SLOW_STEPS}
     rollout = fleet.post("rollouts", asked)["id"]
-    eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "baking", 60)
+    eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "baking")
     fleet.post(f"rollouts/{rollout}/roll-back", {"why": "enough seen"})
-    eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "rolled_back", 90)
+    eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "rolled_back")
 
 
 @pytest.fixture(scope="module")

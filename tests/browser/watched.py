@@ -16,6 +16,7 @@ DESK, PHONE = 1440, 390
 HEIGHT = 900
 SOON_MS = 8_000
 """Below the 10 s of the slow poll: whatever shows up within it came by a hint."""
+CHROMIUM_ARGS = ("--no-sandbox", "--disable-gpu", "--disable-software-rasterizer", "--disable-background-networking")
 ASKED = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
 GRAVE = frozenset({"serious", "critical"})
 AXE = (Path(__file__).parent / "vendor/axe-4.12.1.min.js").read_text()
@@ -35,8 +36,14 @@ class Look:
         """Of a screenshot's name; the light one on a desk has none."""
         return ("-phone" if self.width == PHONE else "") + ("-dark" if self.theme == "dark" else "")
 
+    @property
+    def opposite(self) -> "Look":
+        """The other theme at the other width."""
+        return Look("dark" if self.theme == "light" else "light", PHONE if self.width == DESK else DESK)
 
-LOOKS = tuple(Look(theme, width) for width in (DESK, PHONE) for theme in ("light", "dark"))
+
+LOOKS = (Look("light", DESK), Look("dark", PHONE))
+"""With their opposites all four: each theme at each width."""
 
 
 @contextmanager
@@ -45,7 +52,7 @@ def chromium_running() -> Iterator[Browser]:
     binary = browser_binary()
     assert binary, "there is no chromium on PATH, and these tests need one: apt-get install chromium"
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=binary, args=CHROMIUM_ARGS)
         yield browser
         browser.close()
 
@@ -79,6 +86,11 @@ class Watched:
         connection = self.page.locator("#connection")
         if connection.count():
             expect(connection).to_have_attribute("data-state", "live", timeout=SOON_MS)
+
+    def change(self, look: Look) -> None:
+        """Into another theme and width, as an operating system and a turned phone do under an open page."""
+        self.page.emulate_media(color_scheme=look.theme)
+        self.page.set_viewport_size({"width": look.width, "height": HEIGHT})
 
     def trouble(self) -> list[str]:
         found, self._trouble = self._trouble, []

@@ -1,7 +1,6 @@
 """What breaks heals by itself, and clients see no more of it than they must."""
 
 import asyncio
-import time
 from collections.abc import Callable
 
 import psutil
@@ -25,7 +24,7 @@ def under_load(
         stop, answers = asyncio.Event(), list[Answer]()
         load = asyncio.create_task(steady_load(fleet.ingress(REGION), model, rate, stop, answers))
         try:
-            await asyncio.to_thread(eventually, lambda: len([a for a in answers if a.ended]) >= rate, 60)
+            await asyncio.to_thread(eventually, lambda: len([a for a in answers if a.ended]) >= rate)
             await asyncio.to_thread(act, answers)
             reached = len(answers)
             await asyncio.to_thread(eventually, lambda: len(answers) >= reached + rate)
@@ -51,7 +50,7 @@ def test_a_killed_node_is_replaced_and_only_its_own_streams_notice(fleet: Runnin
         for process in processes:
             process.kill()
         eventually(lambda: cell["id"] not in fleet.routed_cells(REGION))
-        eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready", 60)
+        eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready")
 
     answers = under_load(fleet, kill_and_watch)
     failed = [a for a in answers if a.error]
@@ -63,31 +62,6 @@ def test_a_killed_node_is_replaced_and_only_its_own_streams_notice(fleet: Runnin
     assert kept <= {node["id"] for node in healed["nodes"]}
     incidents = fleet.api("incidents", cell=cell["id"], state="closed")["results"]
     assert incidents
-
-
-def test_real_inference_over_two_nodes_heals_when_its_follower_is_killed(fleet: RunningFleet) -> None:
-    cell = next(iter(fleet.cells(deployment="smollm2").values()))
-    leader, follower = (node["id"] for node in cell["nodes"])
-    started_again_at = 0.0
-
-    def kill_follower(_: list[Answer]) -> None:
-        nonlocal started_again_at
-        for process in agent_and_engine(follower, home=fleet.home):
-            process.kill()
-        eventually(lambda: cell["id"] not in fleet.routed_cells(REGION))
-        eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready", 240)
-        eventually(lambda: cell["id"] in fleet.routed_cells(REGION))
-        # A table is published before the ingress has it, and the ingress looks at a cell before it sends anybody there.
-        eventually(lambda: fleet.api(f"ingresses/i-{REGION}")["cells"].get(cell["id"]) == "up")
-        started_again_at = time.monotonic()
-
-    answers = under_load(fleet, kill_follower, "smollm2", rate=1.0)
-    assert [a for a in answers if a.error and a.began > started_again_at] == []
-    assert [a for a in answers if not a.error and a.began > started_again_at and a.tokens]
-    healed = fleet.cells()[cell["id"]]
-    assert healed["generation"] > cell["generation"]
-    assert follower not in {node["id"] for node in healed["nodes"]}
-    assert leader in {node["id"] for node in healed["nodes"]}
 
 
 def test_a_killed_agent_comes_back_and_adopts_its_engine(fleet: RunningFleet) -> None:
@@ -120,7 +94,7 @@ def test_without_the_control_plane_inference_goes_on_and_state_survives(fleet: R
         reached = len(answers)
         eventually(lambda: len(answers) >= reached + 2 * RATE)
         fleet.up()
-        eventually(lambda: all(node["connected"] for node in fleet.api("nodes")["results"]), 60)
+        eventually(lambda: all(node["connected"] for node in fleet.api("nodes")["results"]))
 
     assert [a for a in under_load(fleet, kill_control_plane) if a.error] == []
     assert fleet.engine_pids() == engines

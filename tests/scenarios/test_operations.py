@@ -13,10 +13,10 @@ def test_a_drained_cell_loses_no_request_and_is_replaced(fleet: RunningFleet) ->
 
     def drain(_: object) -> None:
         fleet.post(f"cells/{cell}/drain")
-        eventually(lambda: fleet.api(f"cells/{cell}")["state"] == "stopped", 60)
+        eventually(lambda: fleet.api(f"cells/{cell}")["state"] == "stopped")
 
     assert [answer for answer in under_load(fleet, drain) if answer.error] == []
-    eventually(lambda: len(fleet.cells(deployment="sim-70b", region="us-east-1", state="ready")) == 2, 60)
+    eventually(lambda: len(fleet.cells(deployment="sim-70b", region="us-east-1", state="ready")) == 2)
 
 
 def test_scaling_down_and_up_again_follows_the_wanted_number(fleet: RunningFleet) -> None:
@@ -26,8 +26,7 @@ def test_scaling_down_and_up_again_follows_the_wanted_number(fleet: RunningFleet
             lambda: (
                 len(fleet.cells(deployment="sim-70b", region="us-west-2", state="ready")) == cells
                 and len(fleet.cells(deployment="sim-70b", region="us-west-2")) == cells
-            ),
-            90,
+            )
         )
 
     scale(1)

@@ -26,7 +26,7 @@ def start(fleet: RunningFleet, version: str, policy: dict[str, Any] = NO_BAKE) -
 
 
 def ended(fleet: RunningFleet, rollout: int) -> Any:
-    eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] in ENDED, 240)
+    eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] in ENDED)
     return fleet.api(f"rollouts/{rollout}")
 
 
@@ -76,7 +76,7 @@ def test_a_good_version_reaches_every_cell_though_the_worker_is_killed_on_the_wa
 
     assert failed(under_load(fleet, roll_out)) == []
     assert done[0]["state"] == "succeeded", done[0]["reason"]
-    eventually(lambda: versions(fleet) == ["sim-70b@2"] * 4, 60)
+    eventually(lambda: versions(fleet) == ["sim-70b@2"] * 4)
 
 
 def test_a_paused_rollout_moves_nothing_and_can_still_be_rolled_back(fleet: RunningFleet) -> None:
@@ -85,9 +85,9 @@ def test_a_paused_rollout_moves_nothing_and_can_still_be_rolled_back(fleet: Runn
 
     def steer(_: list[Answer]) -> None:
         rollout = start(fleet, goal.partition("@")[2])
-        eventually(lambda: goal in versions(fleet), 60)
+        eventually(lambda: goal in versions(fleet))
         fleet.post(f"rollouts/{rollout}/pause", {"why": "lunch"})
-        eventually(lambda: len(versions(fleet)) == 4, 60)
+        eventually(lambda: len(versions(fleet)) == 4)
         held = versions(fleet)
         fleet.wait_for_passes(PASSES_HELD)
         assert versions(fleet) == held

@@ -1,5 +1,5 @@
-"""The real proxy before real vLLM: whoever leaves or is late stops the engine, usage is counted, and the engine takes the
-priorities that it is given."""
+"""The real proxy before real vLLM: whoever leaves or is late stops the engine, usage is counted, and the engine takes
+the priorities that it is given."""
 
 import asyncio
 import json
@@ -67,7 +67,7 @@ async def order_of_the_end(proxy: ProxyProcess, url: str) -> list[str]:
     ended: list[str] = []
 
     async def run(serving_class: str) -> None:
-        answer = await ask(proxy, {**SHORT, "max_tokens": 100}, x_switchyard_class=serving_class)
+        answer = await ask(proxy, {**SHORT, "max_tokens": 30}, x_switchyard_class=serving_class)
         assert answer.status == 200, answer.body
         ended.append(serving_class)
 
