@@ -78,7 +78,6 @@ def complaints(
     session: Any,
     pages: list[Page],
     *,
-    judged: bool = True,
     shoot: bool = False,
 ) -> dict[str, list[str]]:
     """What is wrong with each page, of those with which anything is: opened in one look, where axe-core judges it, then
@@ -88,7 +87,7 @@ def complaints(
     for page in pages:
         tab.change(look)
         tab.open(page.path)
-        wrong = tab.trouble() + (tab.barriers() if judged else [])
+        wrong = tab.trouble() + tab.barriers()
         if shoot and SCREENS:
             _shoot(tab, page, look)
         tab.change(look.opposite)
