@@ -6,8 +6,8 @@ class AccountsConfig(AppConfig):
     label = "accounts"
 
     def ready(self) -> None:
-        """Follow logins from now on; know what always may take two people."""
-        import accounts.sessions  # noqa: F401 - its receivers register themselves
+        """Follow logins from now on; register the action that relaxes an approval rule."""
+        import accounts.signals  # noqa: F401 - its receivers register themselves
         from accounts.services.approval import RELAX, fleet_action_register
 
         fleet_action_register(RELAX)

@@ -56,13 +56,13 @@ def service_accounts_described() -> QuerySet[ServiceAccount]:
     return ServiceAccount.objects.select_related("user").prefetch_related("user__groups__role")
 
 
-def tokens_seen_by(user: Known, access: Access) -> QuerySet[ApiToken]:
+def visible_tokens(user: Known, access: Access) -> QuerySet[ApiToken]:
     """A user's own tokens; everybody's for admins."""
     tokens = ApiToken.objects.select_related("user")
     return tokens if access.administer else tokens.filter(user_id=user.pk or 0)
 
 
-def sessions_seen_by(user: Known, access: Access, now: datetime) -> QuerySet[LoginSession]:
+def visible_sessions(user: Known, access: Access, now: datetime) -> QuerySet[LoginSession]:
     """A user's own logins that still hold; everybody's for admins."""
     sessions = LoginSession.objects.select_related("user").filter(expires_at__gt=now)
     return sessions if access.administer else sessions.filter(user_id=user.pk or 0)

@@ -17,9 +17,10 @@ from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET
 
 from accounts.oidc import Provider, ProviderFault, login_begin, login_finish, provider
-from accounts.services.identity import NotAdmitted, identity_login
 from accounts.services.login import (
     Attempt,
+    NotAdmitted,
+    identity_login,
     login_failure_record,
     login_failures_forget,
     login_wait_s,

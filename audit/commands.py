@@ -11,7 +11,7 @@ from audit.actors import command_actor
 from audit.row_capture import Changes, RowCapture, session_capture
 from audit.services.record import Act, audit_record
 from kernel import clock
-from kernel.correlation import correlated
+from kernel.request_id import bind_request_id
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class AuditedCommand(BaseCommand):
     unrecorded_options: frozenset[str] = frozenset()
 
     def execute(self, *args: Any, **options: Any) -> str | None:
-        with correlated():
+        with bind_request_id():
             if self.one_transaction:
                 return self._execute_in_transaction(*args, **options)
             with session_capture() as changes:

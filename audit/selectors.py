@@ -12,7 +12,7 @@ ACTIONS_FROM_LAST = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AuditQuery:
     """Which records somebody wants. Empty texts and None narrow nothing. `object` is `noun/key`, as in `about`."""
 
     actor: str = ""
@@ -26,19 +26,19 @@ class Asked:
     before: int | None = None
 
 
-def audit_records(asked: Asked) -> "QuerySet[AuditRecord]":
+def audit_records(query: AuditQuery) -> "QuerySet[AuditRecord]":
     """Those records, newest first."""
     records = AuditRecord.objects.order_by("-number")
     for column in ("actor", "action", "outcome", "request_id", "token_prefix"):
-        if wanted := getattr(asked, column):
+        if wanted := getattr(query, column):
             records = records.filter(**{column: wanted})
-    if asked.object:
-        records = records.filter(about__contains=[asked.object])
-    if asked.since is not None:
-        records = records.filter(at__gte=asked.since)
-    if asked.until is not None:
-        records = records.filter(at__lt=asked.until)
-    return records if asked.before is None else records.filter(number__lt=asked.before)
+    if query.object:
+        records = records.filter(about__contains=[query.object])
+    if query.since is not None:
+        records = records.filter(at__gte=query.since)
+    if query.until is not None:
+        records = records.filter(at__lt=query.until)
+    return records if query.before is None else records.filter(number__lt=query.before)
 
 
 def audit_actions() -> list[str]:

@@ -17,7 +17,7 @@ from django.conf import settings  # noqa: E402
 from django.urls import path  # noqa: E402
 
 from controlplane.api.change_feed import ChangeFeed  # noqa: E402
-from controlplane.api.watch import WatchGate  # noqa: E402
+from controlplane.api.watch_middleware import WatchMiddleware  # noqa: E402
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
 from engine_agent.protocol.states import AgentKind  # noqa: E402
 from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
@@ -29,7 +29,7 @@ hub = AgentHub({AgentKind.NODE: NodeHandler(), AgentKind.INGRESS: IngressHandler
 
 application = ProtocolTypeRouter(
     {
-        "http": WatchGate(cast(Any, http_application), ChangeFeed()),
+        "http": WatchMiddleware(cast(Any, http_application), ChangeFeed()),
         "websocket": URLRouter(
             [
                 path("agents/ws", cast(Any, AgentSocket(hub))),

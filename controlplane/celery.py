@@ -11,8 +11,6 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 from django.conf import settings
 
-from controlplane.observability import task_signals  # noqa: F401 - numbers, traces and counts of tasks
-
 app = Celery("switchyard")
 app.conf.update(
     broker_url=settings.REDIS_URL.replace("unix://", "redis+socket://"),

@@ -98,7 +98,7 @@ INSTALLED_APPS = [
 ]
 
 MIDDLEWARE = [
-    "controlplane.observability.requests.Observed",  # the first: it counts and numbers whatever is answered
+    "controlplane.observability.middleware.RequestMetricsMiddleware",  # the first: it sees every response
     "django.middleware.security.SecurityMiddleware",
     "whitenoise.middleware.WhiteNoiseMiddleware",
     "controlplane.dashboard.middleware.ContentSecurityPolicy",
@@ -106,7 +106,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
-    "accounts.sessions.SessionsSeen",
+    "accounts.middleware.SessionTrackingMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",
@@ -191,7 +191,7 @@ CHANNEL_LAYERS = {
 API_READS_PER_MIN = int(os.environ.get("SWITCHYARD_API_READS_PER_MIN", "12000"))
 """Of one user, whatever the token; 0: no limit. Two hundred a second are more than a web process answers."""
 API_WRITES_PER_MIN = int(os.environ.get("SWITCHYARD_API_WRITES_PER_MIN", "1200"))
-API_STRANGER_REQUESTS_PER_MIN = int(os.environ.get("SWITCHYARD_API_STRANGER_REQUESTS_PER_MIN", "1200"))
+API_ANONYMOUS_REQUESTS_PER_MIN = int(os.environ.get("SWITCHYARD_API_STRANGER_REQUESTS_PER_MIN", "1200"))
 """Of one address, while nobody knows who it is."""
 
 REST_FRAMEWORK = {
@@ -207,9 +207,9 @@ REST_FRAMEWORK = {
         "controlplane.api.filters.Ordering",
         "controlplane.api.filters.Watching",
     ],
-    "DEFAULT_THROTTLE_CLASSES": ["kernel.rest.rate.CallerRate"],
+    "DEFAULT_THROTTLE_CLASSES": ["kernel.rest.throttling.CallerRateThrottle"],
     "DEFAULT_PAGINATION_CLASS": "controlplane.api.pagination.CursorPages",
-    "DEFAULT_SCHEMA_CLASS": "controlplane.api.operations.ConventionsSchema",
+    "DEFAULT_SCHEMA_CLASS": "controlplane.api.auto_schema.ConventionsSchema",
     "EXCEPTION_HANDLER": "controlplane.api.problems.answer_problem",
     "URL_FORMAT_OVERRIDE": None,
 }
@@ -269,7 +269,7 @@ LOGGING = {
     "disable_existing_loggers": False,
     "formatters": {
         "line": {"format": "%(levelname)s %(name)s: %(message)s"},
-        "json": {"()": "controlplane.observability.log_form.json_lines"},
+        "json": {"()": "controlplane.observability.log_format.json_lines"},
     },
     "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": LOG_FORMAT}},
     "root": {"handlers": ["stderr"], "level": os.environ.get("SWITCHYARD_LOG_LEVEL", "INFO")},

@@ -3,7 +3,7 @@
 from django.urls import URLPattern, URLResolver, include, path
 
 from controlplane.admin import record_site
-from controlplane.observability.scraping import Metrics
+from controlplane.observability.views import Metrics
 from fleet.api.enrolment import enrol
 from traffic.api.usage import own_usage
 

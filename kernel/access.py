@@ -118,7 +118,7 @@ class RolePermission(BasePermission):
     - `needs`: action -> role; other actions take viewer to read and operator to change,
     - `reads`: actions that change nothing though they are asked by POST: viewers may, and tokens that may only read,
     - `deployment_of(obj)`: the deployment of one of its objects, for grants,
-    - `deployment_asked(request)`: the deployment that a request without an object is about, for grants.
+    - `requested_deployment(request)`: the deployment that a request without an object is about, for grants.
     """
 
     def has_permission(self, request: Request, view: "APIView") -> bool:
@@ -151,13 +151,13 @@ def _deployment(request: Request, view: Any) -> str:
     if getattr(view, "detail", False) and hasattr(view, "deployment_of"):
         looked_up = {view.lookup_field: view.kwargs[view.lookup_url_kwarg or view.lookup_field]}
         return str(view.deployment_of(get_object_or_404(view.get_queryset(), **looked_up)) or "")
-    if not getattr(view, "detail", False) and hasattr(view, "deployment_asked"):
-        return str(view.deployment_asked(request) or "")
+    if not getattr(view, "detail", False) and hasattr(view, "requested_deployment"):
+        return str(view.requested_deployment(request) or "")
     return ""
 
 
 def deployment_in_body(request: Request) -> str:
-    """The usual `deployment_asked`: the request's field `deployment`, if it is a text."""
+    """The usual `requested_deployment`: the request's field `deployment`, if it is a text."""
     named = request.data.get("deployment") if isinstance(request.data, dict) else None
     return named if isinstance(named, str) else ""
 

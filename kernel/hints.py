@@ -11,7 +11,7 @@ from typing import Any
 from celery import Celery, current_app
 from django.db import transaction
 
-from kernel.breaker import DOORBELLS
+from kernel.circuit_breaker import DOORBELLS
 
 RING_LIMIT_S = 1.0
 """For each of connecting, sending and being answered; a broker in reach needs about a millisecond."""

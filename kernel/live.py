@@ -11,8 +11,8 @@ from asgiref.sync import async_to_sync
 from channels.layers import get_channel_layer
 from django.db import transaction
 
-from kernel.breaker import DOORBELLS
-from kernel.correlation import request_id
+from kernel.circuit_breaker import DOORBELLS
+from kernel.request_id import request_id
 from kernel.tracing import traceparent
 
 SEND_LIMIT_S = 1.0

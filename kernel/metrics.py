@@ -10,7 +10,7 @@ from pathlib import Path
 
 from django.conf import settings
 
-from kernel.role import ProcessRole, process_role
+from kernel.process_role import ProcessRole, process_role
 
 
 def _shared_folder() -> Path | None:

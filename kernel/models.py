@@ -60,7 +60,7 @@ class TransactionIdField(_Field):
 
 
 class Change(models.Model):
-    """A watched thing changed; triggers write it, in the transaction of the change (kernel.watched).
+    """A watched thing changed; triggers write it, in the transaction of the change (kernel.change_triggers).
 
     `thing`: primary key, as text; `key`: what the API calls it, "" where only the row itself knows.
     """

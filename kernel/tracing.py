@@ -29,7 +29,7 @@ from engine_agent.protocol.tracing import (
     span_json,
     trace_settings,
 )
-from kernel.role import process_role
+from kernel.process_role import process_role
 
 MAX_WAITING = 2048
 """Spans; the default of OpenTelemetry's batch processor, as the next two."""

@@ -11,8 +11,8 @@ from rest_framework.response import Response
 
 from accounts.api import examples
 from accounts.api.tokens import TONES
-from accounts.guards import may_reject, person_only
 from accounts.models import Approval, ApprovalRule
+from accounts.permissions import require_human, require_may_reject
 from accounts.services.approval import (
     approval_approve,
     approval_reject,
@@ -22,7 +22,7 @@ from accounts.services.approval import (
 from accounts.states import APPROVAL_STATES
 from kernel import clock
 from kernel.access import Role
-from kernel.requests import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 
@@ -90,7 +90,7 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     @action(detail=True, methods=["post"])
     def approve(self, request: Request, id: str) -> Response:
         """Approve what another asked for: it is done at once. 409 for your own, and once it is decided."""
-        person_only(request)
+        require_human(request)
         row = approval_approve(approval_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
         return Response(ApprovalSerializer(row).data)
 
@@ -99,7 +99,7 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     def reject(self, request: Request, id: str) -> Response:
         """Decide that it is not done; your own request you withdraw so. 409 once it is decided."""
         row = self.get_object()
-        may_reject(request, row)
+        require_may_reject(request, row)
         asked = WhySerializer(data=request.data)
         asked.is_valid(raise_exception=True)
         why = asked.validated_data["why"]

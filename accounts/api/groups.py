@@ -8,13 +8,13 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from accounts.api import examples
-from accounts.api.people import ADMIN_WRITES
+from accounts.api.users import ADMIN_WRITES
 from accounts.models import ROLES, Grant, GroupRole
 from accounts.services.grant import grant_give, grant_take
 from accounts.services.group import group_change, group_create, group_delete
 from kernel import clock
 from kernel.access import Role
-from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 NAME = r"^[A-Za-z0-9][-\w.]{0,99}\Z"

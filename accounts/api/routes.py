@@ -2,8 +2,8 @@
 
 from accounts.api.approvals import ApprovalRuleViewSet, ApprovalViewSet
 from accounts.api.groups import GrantViewSet, GroupViewSet
-from accounts.api.people import ServiceAccountViewSet, UserViewSet
 from accounts.api.tokens import MeViewSet, SessionViewSet, TokenViewSet
+from accounts.api.users import ServiceAccountViewSet, UserViewSet
 
 ROUTES = (
     ("me", MeViewSet, "me"),

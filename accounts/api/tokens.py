@@ -12,16 +12,16 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from accounts.api import examples
-from accounts.guards import token_owner
 from accounts.models import ROLES, SCOPES, ApiToken, LoginSession
-from accounts.selectors import sessions_seen_by, tokens_seen_by
+from accounts.permissions import token_owner
+from accounts.selectors import visible_sessions, visible_tokens
 from accounts.services.session import session_end
 from accounts.services.token import DAYS, LONGEST_DAYS, token_create_within, token_revoke
 from accounts.states import TOKEN_STATES
 from kernel import clock
 from kernel.access import Role, Scope, access_of
 from kernel.refusals import Conflict
-from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet, ViewSet
 from kernel.tones import Tone
 
@@ -127,7 +127,7 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
     needs = {"create": Role.VIEWER, "revoke": Role.VIEWER}
 
     def get_queryset(self) -> QuerySet[ApiToken]:
-        return tokens_seen_by(self.request.user, access_of(self.request))
+        return visible_tokens(self.request.user, access_of(self.request))
 
     @extend_schema(operation_id="tokens_create", request=CreateTokenSerializer, responses={200: NewTokenSerializer})
     def create(self, request: Request) -> Response:
@@ -167,7 +167,7 @@ class SessionViewSet(ReadOnlyModelViewSet[LoginSession]):
     needs = {"revoke": Role.VIEWER}
 
     def get_queryset(self) -> QuerySet[LoginSession]:
-        return sessions_seen_by(self.request.user, access_of(self.request), clock.now())
+        return visible_sessions(self.request.user, access_of(self.request), clock.now())
 
     @extend_schema(operation_id="sessions_revoke", request=None, responses={200: SessionSerializer})
     @action(detail=True, methods=["post"])

@@ -37,7 +37,7 @@ class FleetAction:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ApprovalRequest:
     """A request: what exactly, why, and what it is about."""
 
     summary: str
@@ -62,13 +62,13 @@ def fleet_actions() -> tuple[FleetAction, ...]:
     return tuple(_actions[name] for name in sorted(_actions) if _actions[name].settable)
 
 
-def takes_two(name: str) -> bool:
+def requires_approval(name: str) -> bool:
     """Whether a rule asks for a second person."""
     return ApprovalRule.objects.filter(action=name, required=True).exists()
 
 
 @transaction.atomic
-def approval_ask(name: str, asked: Asked) -> Approval:
+def approval_request(name: str, asked: ApprovalRequest) -> Approval:
     """Put down a request; nothing else happens until another admin approves it."""
     row = Approval.objects.create(
         action=name,
@@ -140,9 +140,9 @@ def approval_rule_set(*, name: str, required: bool, actor: str, now: datetime) -
         raise InvalidInput(
             field="action", rule="exists", message=f"there is no action {name!r}; there are: {', '.join(known)}"
         )
-    if not required and takes_two(name):
+    if not required and requires_approval(name):
         summary = f"let one person alone: {known[name].lower()}"
-        return approval_ask(RELAX.name, Asked(summary, {"action": name}, actor, now))
+        return approval_request(RELAX.name, ApprovalRequest(summary, {"action": name}, actor, now))
     return _rule(name, required, actor, now)
 
 

@@ -6,7 +6,7 @@ from django.contrib.auth.models import Group
 from django.db import transaction
 
 from accounts.models import GroupRole
-from accounts.services.user import keep_an_admin
+from accounts.services.user import require_an_admin
 from kernel.access import Role
 from kernel.events import event_record
 from kernel.refusals import Conflict
@@ -40,7 +40,7 @@ def group_change(
     row.role = row.role if role is None else role.value
     row.claim = row.claim if claim is None else claim
     row.save()
-    keep_an_admin()
+    require_an_admin()
     event_record(kind="group.changed", message=f"group {row} changed by {actor}", now=now, actor=actor)
     return row
 
@@ -53,5 +53,5 @@ def group_delete(*, name: str, actor: str, now: datetime) -> None:
         Conflict: nobody would be left who administers.
     """
     Group.objects.get(name=name, role__isnull=False).delete()
-    keep_an_admin()
+    require_an_admin()
     event_record(kind="group.deleted", message=f"group {name} deleted by {actor}", now=now, actor=actor)

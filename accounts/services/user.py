@@ -86,7 +86,7 @@ def user_change(
         if active is False and username == actor:
             raise Conflict("you cannot deactivate yourself; ask another admin")
         if {"deactivated", "groups"} & set(changed):
-            keep_an_admin()
+            require_an_admin()
         if "password" in changed or active is False:
             sessions_end(user=user, actor=actor, now=now)
         if changed:
@@ -172,7 +172,7 @@ def _set_password(user: User, password: str) -> None:
     user.save(update_fields=["password"])
 
 
-def keep_an_admin() -> None:
+def require_an_admin() -> None:
     """Part of a change: refuse it if it leaves no person who administers.
 
     Raises:

@@ -12,8 +12,8 @@ from django.db import transaction
 from audit.chain import record_digest
 from audit.models import ONLY_CHAIN, AuditChain, AuditRecord, Outcome, Proof
 from audit.redaction import as_json, clean
-from kernel.correlation import request_id
 from kernel.metrics import AUDIT_RECORDS
+from kernel.request_id import request_id
 
 LONGEST_ABOUT = 50
 

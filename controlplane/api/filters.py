@@ -11,7 +11,7 @@ from rest_framework.exceptions import ErrorDetail, ValidationError
 from rest_framework.filters import BaseFilterBackend
 from rest_framework.request import Request
 
-from kernel.rest.changes import BEGINNING, DEFAULT_PATIENCE_S, FORM, LONGEST_PATIENCE_S, is_revision
+from kernel.rest.changes import BEGINNING, DEFAULT_WATCH_TIMEOUT_S, FORM, MAX_WATCH_TIMEOUT_S, is_revision
 
 BOOLEANS = ("true", "false")
 FURTHEST_OFFSET = timedelta(hours=16)
@@ -80,7 +80,7 @@ class Watching(BaseFilterBackend):
             message = f"is no revision; take that of an earlier answer, or {BEGINNING} to begin"
             errors["since"] = [ErrorDetail(message, "revision")]
         if timeout is not None and not (timeout.isascii() and timeout.isdecimal() and _patient(timeout)):
-            message = f"must be a whole number of seconds from 0 to {LONGEST_PATIENCE_S}, and is {timeout[:20]!r}"
+            message = f"must be a whole number of seconds from 0 to {MAX_WATCH_TIMEOUT_S}, and is {timeout[:20]!r}"
             errors["timeout"] = [ErrorDetail(message, "range")]
         elif timeout is not None and not watches:
             errors["timeout"] = [ErrorDetail("goes with a revision in `since`", "needs_since")]
@@ -95,7 +95,7 @@ class Watching(BaseFilterBackend):
             f"Only what changed after this revision, with `gone` and the next `revision`; `{BEGINNING}`: everything."
         )
         patience = "How many seconds to wait for a change, if there is none yet."
-        limits = {"type": "integer", "minimum": 0, "maximum": LONGEST_PATIENCE_S, "default": DEFAULT_PATIENCE_S}
+        limits = {"type": "integer", "minimum": 0, "maximum": MAX_WATCH_TIMEOUT_S, "default": DEFAULT_WATCH_TIMEOUT_S}
         described = (
             [] if _is_time_filter(view) else [_parameter("since", since, {"type": "string", "pattern": f"^({FORM})$"})]
         )
@@ -111,7 +111,7 @@ def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str,
 
 
 def _patient(timeout: str) -> bool:
-    return len(timeout) <= 2 and int(timeout) <= LONGEST_PATIENCE_S
+    return len(timeout) <= 2 and int(timeout) <= MAX_WATCH_TIMEOUT_S
 
 
 def _is_time_filter(view: Any) -> bool:

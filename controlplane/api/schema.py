@@ -3,12 +3,12 @@
 from http import HTTPStatus
 from typing import Any
 
-from drf_spectacular.views import SpectacularAPIView
+from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.settings import APISettings
 
 import accounts.schema  # noqa: F401 - tells drf-spectacular of bearer tokens
-from controlplane.api.operations import ETAG, RATE_HEADERS, described_header
+from controlplane.api.auto_schema import ETAG, RATE_HEADERS, described_header
 from controlplane.api.problems import CONTENT_TYPE
 from kernel.rest import idempotency
 from kernel.rest.changes import BEGINNING, FORM
@@ -103,6 +103,13 @@ class Schema(SpectacularAPIView):
     """YAML by default; JSON by `Accept: application/vnd.oai.openapi+json` or `?format=json`."""
 
     content_negotiation_class = _FormatInQuery
+
+
+class Documentation(SpectacularSwaggerSplitView):
+    """Swagger UI from this host, reading the document of this host. It needs no exception from the policy of all pages:
+    its template has no inline script or style of its own."""
+
+    template_name = "api/docs.html"
 
 
 def one_spelling(endpoints: list[Endpoint]) -> list[Endpoint]:

@@ -13,9 +13,8 @@ from rest_framework.views import APIView
 from accounts.api.routes import ROUTES as ACCOUNTS
 from controlplane.api.apply.view import ApplyViewSet
 from controlplane.api.audit import AuditViewSet
-from controlplane.api.docs import Documentation
 from controlplane.api.events import EventViewSet
-from controlplane.api.schema import Schema
+from controlplane.api.schema import Documentation, Schema
 from controlplane.api.what_if import PlanViewSet
 from fleet.api.routes import ROUTES as FLEET
 from models_registry.api.routes import ROUTES as MODELS

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 from controlplane.what_if import plan_lost_region, plan_rollout, plan_scale
 from fleet.api.deployment_requests import ScaleSerializer
 from kernel import clock
-from kernel.requests import StrictSerializer
+from kernel.rest.serializers import StrictSerializer
 from kernel.rest.view_sets import ViewSet
 from simulator.prediction import Forecast
 

@@ -32,7 +32,7 @@ from fleet.selectors.load import CellLoad, cell_load
 from fleet.selectors.node_log import cell_log_lines
 from fleet.services.cell_actions import cell_drain, cell_restart
 from kernel import clock
-from kernel.requests import WhySerializer, actor_of
+from kernel.rest.serializers import WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 

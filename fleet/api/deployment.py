@@ -21,7 +21,7 @@ from fleet.selectors.deployment import deployments_described
 from fleet.selectors.history import deployment_subject
 from fleet.services.deployment import deployment_change, deployment_create, deployment_delete, deployment_scale
 from kernel import clock
-from kernel.requests import actor_of
+from kernel.rest.serializers import actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 

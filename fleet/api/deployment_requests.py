@@ -9,7 +9,7 @@ from engine_agent.protocol.states import ServingClass
 from fleet.api import examples
 from fleet.planning.states import choices
 from fleet.services.deployment import CELLS_PER_REGION_MAX
-from kernel.requests import StrictSerializer
+from kernel.rest.serializers import StrictSerializer
 
 DRAIN_DEADLINE_MAX_S = 24 * 3600.0
 NAME = r"^[A-Za-z0-9][-A-Za-z0-9_]*\Z"

@@ -14,7 +14,7 @@ from fleet.planning.states import choices
 from fleet.services.fault_rule import fault_rule_set
 from kernel import clock
 from kernel.access import Role
-from kernel.requests import WhySerializer, actor_of
+from kernel.rest.serializers import WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 RULES = [(rule.value, rule.value.replace("_", " ").capitalize()) for rule in SETTABLE_RULES]

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 
 from fleet.selectors.history import SPANS, load_series, span_named
 from kernel import clock
-from kernel.requests import StrictSerializer
+from kernel.rest.serializers import StrictSerializer
 
 EXAMPLE: dict[str, Any] = {
     "span": "30m",

@@ -13,7 +13,7 @@ from fleet.models import Incident, Replacement
 from fleet.planning.states import IncidentState, choices
 from fleet.services.incident import incident_dismiss
 from kernel import clock
-from kernel.requests import WhySerializer, actor_of
+from kernel.rest.serializers import WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 

@@ -12,7 +12,7 @@ from fleet.planning.states import choices
 from fleet.selectors.node_log import NodeLines
 from fleet.services.node_log import node_logs_request
 from kernel import clock
-from kernel.requests import StrictSerializer
+from kernel.rest.serializers import StrictSerializer
 
 SOURCES = ("engine", "proxy", "agent")
 MOST_LINES = 200

@@ -19,7 +19,7 @@ from fleet.selectors.node import nodes_described
 from fleet.services.cordon import node_cordon, node_uncordon
 from fleet.services.node_actions import node_drain, node_replace_ask
 from kernel import clock
-from kernel.requests import WhySerializer, actor_of
+from kernel.rest.serializers import WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 

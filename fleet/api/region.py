@@ -20,7 +20,7 @@ from fleet.selectors.history import region_subject
 from fleet.selectors.node import node_counts_by_region
 from fleet.services.region import region_change, region_create, region_delete
 from kernel import clock
-from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 Counts = serializers.DictField(child=serializers.IntegerField())

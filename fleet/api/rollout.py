@@ -33,7 +33,7 @@ from fleet.services.rollout_actions import (
 from fleet.services.rollout_request import rollout_ask
 from kernel import clock
 from kernel.access import deployment_in_body
-from kernel.requests import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
@@ -171,7 +171,7 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     def deployment_of(self, rollout: Rollout) -> str:
         return rollout.deployment_id
 
-    def deployment_asked(self, request: Request) -> str:
+    def requested_deployment(self, request: Request) -> str:
         return deployment_in_body(request)
 
     def get_queryset(self) -> QuerySet[Rollout]:

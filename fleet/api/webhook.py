@@ -19,7 +19,7 @@ from fleet.planning.webhooks.messages import WebhookFormat
 from fleet.services.webhook import webhook_change, webhook_create, webhook_delete, webhook_test
 from kernel import clock
 from kernel.access import Role
-from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
 from kernel.tones import Tone
 

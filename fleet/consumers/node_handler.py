@@ -14,7 +14,7 @@ from fleet.selectors.desired import desired_for, desired_versions
 from fleet.services.node_log import node_logs_store
 from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store
 from kernel import clock
-from kernel.storable import UNSTORABLE
+from kernel.sanitize import UNSTORABLE_ERRORS
 
 FAULTS_KEPT = 1000
 """While PostgreSQL is away; then the oldest evidence goes. At most 256 MiB, at the limit of a frame each."""
@@ -68,13 +68,13 @@ class NodeHandler:
             tails[node] = tail
         try:
             node_logs_store(tails=tails, now=clock.now())
-        except UNSTORABLE as error:
+        except UNSTORABLE_ERRORS as error:
             log.warning("dropped the logs that %s sent: %s", ", ".join(tails), error)
 
     def _write_fault(self, node: str, fault: Fault, at: datetime) -> None:
         try:
             fault_record(node=node, signature=fault.signature, summary=fault.summary, evidence=fault.evidence, now=at)
-        except UNSTORABLE as error:
+        except UNSTORABLE_ERRORS as error:
             log.warning("dropped a fault that %s sent: %s", node, error)
         except Exception:
             self._faults.appendleft((node, fault, at))

@@ -2,7 +2,7 @@
 
 from django.db import migrations
 
-from kernel.watched import NoteChanges
+from kernel.change_triggers import RecordChanges
 
 NAME = '{row}.name'
 ID = '{row}.id::text'
@@ -16,36 +16,36 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        NoteChanges(table='fleet_region', kind='region', thing='name', key=NAME),
-        NoteChanges(table='fleet_instancetype', kind='instance-type', thing='name', key=NAME),
-        NoteChanges(
+        RecordChanges(table='fleet_region', kind='region', thing='name', key=NAME),
+        RecordChanges(table='fleet_instancetype', kind='instance-type', thing='name', key=NAME),
+        RecordChanges(
             table='fleet_deployment',
             kind='deployment',
             thing='name',
             key=NAME,
             columns=['model_version_id', 'instance_type_id', 'serving_class', 'drain_deadline_s', 'update_policy'],
         ),
-        NoteChanges(
+        RecordChanges(
             table='fleet_deploymentregion',
             kind='deployment',
             thing='deployment_id',
             key="{row}.deployment_id",
         ),
-        NoteChanges(table='fleet_node', kind='node', thing='id', key=ID),
-        NoteChanges(
+        RecordChanges(table='fleet_node', kind='node', thing='id', key=ID),
+        RecordChanges(
             table='fleet_nodereport',
             kind='node',
             thing='node_id',
             key="{row}.node_id",
             columns=['connected', 'state', 'generation', 'engine_pid'],
         ),
-        NoteChanges(table='fleet_cell', kind='cell', thing='id', key=ID),
-        NoteChanges(table='fleet_cellmember', kind='cell', thing='cell_id', key="{row}.cell_id"),
-        NoteChanges(table='fleet_cellmember', kind='node', thing='node_id', key="{row}.node_id"),
-        NoteChanges(table='fleet_rollout', kind='rollout', thing='id', key=ID),
-        NoteChanges(table='fleet_incident', kind='incident', thing='id', key=ID),
-        NoteChanges(table='fleet_replacement', kind='incident', thing='incident_id', key="{row}.incident_id::text"),
-        NoteChanges(table='fleet_faultrule', kind='fault-rule', thing='rule', key='{row}.rule'),
-        NoteChanges(table='fleet_webhook', kind='webhook', thing='id', key=NAME),
-        NoteChanges(table='fleet_webhookdelivery', kind='webhook-delivery', thing='id', key=ID),
+        RecordChanges(table='fleet_cell', kind='cell', thing='id', key=ID),
+        RecordChanges(table='fleet_cellmember', kind='cell', thing='cell_id', key="{row}.cell_id"),
+        RecordChanges(table='fleet_cellmember', kind='node', thing='node_id', key="{row}.node_id"),
+        RecordChanges(table='fleet_rollout', kind='rollout', thing='id', key=ID),
+        RecordChanges(table='fleet_incident', kind='incident', thing='id', key=ID),
+        RecordChanges(table='fleet_replacement', kind='incident', thing='incident_id', key="{row}.incident_id::text"),
+        RecordChanges(table='fleet_faultrule', kind='fault-rule', thing='rule', key='{row}.rule'),
+        RecordChanges(table='fleet_webhook', kind='webhook', thing='id', key=NAME),
+        RecordChanges(table='fleet_webhookdelivery', kind='webhook-delivery', thing='id', key=ID),
     ]

@@ -14,7 +14,7 @@ from django.db import connection, transaction
 from engine_agent.protocol.messages import LogTail
 from fleet.models import NodeLog
 from kernel import live
-from kernel.storable import storable_json
+from kernel.sanitize import json_without_nul
 
 REQUEST_TTL = timedelta(seconds=60)
 RENEW_BEFORE = timedelta(seconds=25)
@@ -46,7 +46,7 @@ def node_logs_store(*, tails: Mapping[str, LogTail], now: datetime) -> None:
     """Keep the lines that agents sent; those of a node whose logs nobody reads are dropped."""
     with transaction.atomic():
         for node, tail in sorted(tails.items()):
-            logs = json.loads(storable_json(msgspec.json.encode(tail.logs)))
+            logs = json.loads(json_without_nul(msgspec.json.encode(tail.logs)))
             changes = {"said_at": now, "cell": (tail.cell or "")[:160], "generation": tail.generation, "logs": logs}
             if NodeLog.objects.filter(node=node, wished_until__gt=now - REQUEST_TTL).update(**changes):
                 live.push("logs", node)

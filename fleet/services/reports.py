@@ -22,7 +22,7 @@ from fleet.services.node import machine_store
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict
-from kernel.storable import UNSTORABLE, storable_json
+from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from kernel.tones import Tone
 
 _COLUMNS = tuple(field.attname for field in NodeReport._meta.concrete_fields)
@@ -93,7 +93,7 @@ def reports_store(rows: list[ReceivedReport]) -> list[str]:
         return []
     try:
         return _store(rows)
-    except UNSTORABLE as refusal:
+    except UNSTORABLE_ERRORS as refusal:
         if len(rows) == 1:
             log.warning("dropped what %s reported: %s", rows[0].node_id, refusal)
             return []
@@ -104,7 +104,7 @@ def reports_store(rows: list[ReceivedReport]) -> list[str]:
 def _store(rows: list[ReceivedReport]) -> list[str]:
     with transaction.atomic():
         with connection.cursor() as cursor:
-            cursor.execute(_STORE, {"rows": storable_json(msgspec.json.encode([_columns(row) for row in rows]))})
+            cursor.execute(_STORE, {"rows": json_without_nul(msgspec.json.encode([_columns(row) for row in rows]))})
             changed = [str(node) for (node,) in cursor.fetchall()]
         live.push("load")
         if changed:
@@ -136,7 +136,7 @@ def hello_store(hello: Hello) -> None:
         "accelerators": inventory.accelerators if inventory else (),
         "address": inventory.address if inventory else "",
     }
-    storable: dict[str, Any] = json.loads(storable_json(msgspec.json.encode(stated)))
+    storable: dict[str, Any] = json.loads(json_without_nul(msgspec.json.encode(stated)))
     address, topology = storable.pop("address"), storable.pop("topology")
     Node.objects.filter(id=hello.id).update(**storable, **({"topology": topology} if topology else {}))
     if Node.objects.filter(id=hello.id, port_base=None).exists():
@@ -151,7 +151,7 @@ def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str,
     if known is None:
         return
     member = getattr(known, "member", None)
-    signature, summary, evidence = json.loads(storable_json(msgspec.json.encode((signature, summary, evidence))))
+    signature, summary, evidence = json.loads(json_without_nul(msgspec.json.encode((signature, summary, evidence))))
     with transaction.atomic():
         event_record(
             kind=f"fault.{signature}"[:64],

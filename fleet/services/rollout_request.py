@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Any
 
 from accounts.models import Approval
-from accounts.services.approval import Asked, FleetAction, approval_ask, takes_two
+from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, requires_approval
 from fleet.models import Rollout
 from fleet.planning.policy import policy_as_json
 from fleet.services.rollout_actions import Proposal, rollout_propose, rollout_start
@@ -18,7 +18,7 @@ def rollout_ask(*, proposal: Proposal, actor: str, now: datetime, why: str = "")
     Raises:
         Conflict: as `rollout_start` does.
     """
-    if len(proposal.regions) < 2 or not takes_two(ROLL_OUT.name):
+    if len(proposal.regions) < 2 or not requires_approval(ROLL_OUT.name):
         return rollout_start(proposal=proposal, actor=actor, now=now, why=why)
     name, version = proposal.deployment.name, proposal.version.reference
     arguments = {
@@ -29,7 +29,7 @@ def rollout_ask(*, proposal: Proposal, actor: str, now: datetime, why: str = "")
         "why": why,
     }
     summary = f"roll {name} out to {version} in {', '.join(proposal.regions)}"
-    return approval_ask(ROLL_OUT.name, Asked(summary, arguments, actor, now, why, name))
+    return approval_request(ROLL_OUT.name, ApprovalRequest(summary, arguments, actor, now, why, name))
 
 
 def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:

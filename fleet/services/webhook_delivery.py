@@ -18,7 +18,7 @@ from fleet.planning.webhooks.messages import WebhookFormat, json_message, slack_
 from fleet.services.webhook_http import AttemptResult, post
 from kernel import live
 from kernel.metrics import WEBHOOK_ATTEMPTS
-from kernel.storable import storable_json
+from kernel.sanitize import json_without_nul
 
 BATCH = 20
 CLAIM_S = 60.0
@@ -98,7 +98,7 @@ def _settle(delivery: WebhookDelivery, result: AttemptResult, settings: WebhookS
     """Note how the attempt ended. One that outlived its claim has been taken over, and notes nothing."""
     changes: dict[str, Any] = {
         "status": result.status,
-        "reason": json.loads(storable_json(json.dumps(result.reason).encode())),
+        "reason": json.loads(json_without_nul(json.dumps(result.reason).encode())),
     }
     WEBHOOK_ATTEMPTS.labels("delivered" if result.delivered else "failed").inc()
     wait_s = retry_after_s(delivery.attempts, settings)

@@ -3,7 +3,7 @@
 import kernel.models
 from django.db import migrations, models
 
-from kernel.watched import NoteChanges
+from kernel.change_triggers import RecordChanges
 
 
 class Migration(migrations.Migration):
@@ -50,5 +50,5 @@ class Migration(migrations.Migration):
                 'constraints': [models.UniqueConstraint(fields=('caller', 'key'), name='idempotent_answer_once')],
             },
         ),
-        NoteChanges(table='kernel_event', kind='event', thing='id', key='{row}.id::text', only_new=True),
+        RecordChanges(table='kernel_event', kind='event', thing='id', key='{row}.id::text', only_new=True),
     ]

@@ -1,6 +1,6 @@
 """Which things changed after a revision. A revision is what PostgreSQL calls a snapshot: which transactions were over.
 
-Triggers note every change of a watched table with the id of its transaction (kernel.watched). Sequences
+Triggers note every change of a watched table with the id of its transaction (kernel.change_triggers). Sequences
 would lose changes here: numbers are drawn in one order and commit in another, so a reader that has seen 7 may never see
 6. A snapshot names the transactions that were still open, and what they commit later is "not visible in it", however
 late: nothing is missed, nothing waits for a slow transaction, and what was rolled back never was.
@@ -12,13 +12,13 @@ from datetime import datetime
 
 from django.db import connection
 
-from kernel.rest.refusals import RevisionGone
+from kernel.rest.exceptions import RevisionGone
 
 BEGINNING = "r0"
 """Asks for everything, and for the revision at which that was so."""
 FORM = r"r0|r[1-9][0-9]{0,17}-[1-9][0-9]{0,17}-(?:[1-9][0-9]{0,17}(?:\.[1-9][0-9]{0,17})*)?"
-DEFAULT_PATIENCE_S = 30
-LONGEST_PATIENCE_S = 60
+DEFAULT_WATCH_TIMEOUT_S = 30
+MAX_WATCH_TIMEOUT_S = 60
 """How long a watch waits for a change, by itself and at most; proxies cut what is silent for longer."""
 MOST = 1000
 """Things that one answer tells of; whoever missed more reads the list again."""

@@ -17,7 +17,7 @@ from django.utils.crypto import salted_hmac
 
 from kernel.models import IdempotentAnswer
 from kernel.refusals import InvalidInput
-from kernel.rest.refusals import InProgress, KeyUsedOtherwise
+from kernel.rest.exceptions import InProgress, KeyUsedOtherwise
 
 HEADER = "Idempotency-Key"
 REPLAYED = "Idempotency-Replayed"
@@ -30,7 +30,7 @@ _SECRET = re.compile(rb"sw_[0-9a-f]{8}_[0-9a-f]{40,}")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class IdempotentRequest:
     """Who sent which key with what. `fingerprint` digests method, path, parameters and body."""
 
     caller: str
@@ -39,7 +39,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class StoredResponse:
     status: int
     body: bytes
 
@@ -65,9 +65,9 @@ def key_checked(key: str) -> str:
     return key
 
 
-def answered_once(
-    asked: Asked, act: Callable[[], Answer], *, secret: bool, now: datetime
-) -> tuple[Answer, datetime | None]:
+def respond_once(
+    asked: IdempotentRequest, act: Callable[[], StoredResponse], *, secret: bool, now: datetime
+) -> tuple[StoredResponse, datetime | None]:
     """Do the work, or repeat the answer of when it was done, and say when that was.
 
     `secret`: the answer shows something that nobody may read again.
@@ -97,14 +97,14 @@ def answered_once(
         return answer, None
 
 
-def _alone(asked: Asked) -> bool:
+def _alone(asked: IdempotentRequest) -> bool:
     """Until the end of the transaction; a crash ends it too."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [f"{asked.caller}\n{asked.key}"])
         return bool(cursor.fetchone()[0])
 
 
-def _repeated(found: IdempotentAnswer, asked: Asked) -> Answer:
+def _repeated(found: IdempotentAnswer, asked: IdempotentRequest) -> StoredResponse:
     if found.fingerprint != asked.fingerprint:
         raise KeyUsedOtherwise("this Idempotency-Key came with another request before; every request needs its own")
     if found.body is None:
@@ -112,4 +112,4 @@ def _repeated(found: IdempotentAnswer, asked: Asked) -> Answer:
             f"this was done at {found.created_at:%Y-%m-%d %H:%M:%S} UTC; the answer showed a secret, once, and is not "
             "repeated. Look for what was made, and make a new secret if you have not got it"
         )
-    return Answer(found.status, bytes(found.body))
+    return StoredResponse(found.status, bytes(found.body))

@@ -1,7 +1,7 @@
 """The view sets that all others inherit. They hold what the API promises of every resource; a view set only declares:
 
 - `page_order`: the unique field by which its list comes; `ordering_fields`: columns for `?ordering=`,
-- `watch_kind`: under which name triggers note its changes, for `?since=` (kernel.watched),
+- `watch_kind`: under which name triggers note its changes, for `?since=` (kernel.change_triggers),
 - `measured`: fields that say only what was measured, which `If-Match` passes over,
 - `shown_once`: actions whose answer holds a secret, which is never stored for a repetition,
 - `needs_if_match`: actions that are refused without `If-Match`.
@@ -24,15 +24,15 @@ from rest_framework.views import APIView
 
 from kernel import clock
 from kernel.rest import etags, idempotency
-from kernel.rest.changes import BEGINNING, DEFAULT_PATIENCE_S, changes_since, is_revision, revision_now
-from kernel.rest.rate import rate_headers
-from kernel.rest.refusals import PreconditionFailed, PreconditionRequired
+from kernel.rest.changes import BEGINNING, DEFAULT_WATCH_TIMEOUT_S, changes_since, is_revision, revision_now
+from kernel.rest.exceptions import PreconditionFailed, PreconditionRequired
+from kernel.rest.throttling import rate_headers
 
 Row = TypeVar("Row", bound=Model)
 Handler = Callable[..., Response]
 
 UNCHANGED = "Switchyard-Unchanged"
-"""In the answer of a watch that saw nothing new: kind and seconds that it would wait (controlplane.api.watch)."""
+"""In the response of a watch without news: kind and seconds that it would wait (controlplane.api.watch_middleware)."""
 
 
 class Conventions(APIView):
@@ -82,14 +82,14 @@ class Conventions(APIView):
             body=request.data,
         )
         key = idempotency.key_checked(str(self._key(request)))
-        asked = idempotency.Asked(f"user:{request.user.pk}", key, fingerprint)
+        asked = idempotency.IdempotentRequest(f"user:{request.user.pk}", key, fingerprint)
 
-        def act() -> idempotency.Answer:
+        def act() -> idempotency.StoredResponse:
             response = handler(request, *args, **kwargs)
-            return idempotency.Answer(response.status_code, JSONRenderer().render(response.data))
+            return idempotency.StoredResponse(response.status_code, JSONRenderer().render(response.data))
 
         secret = self.action in self.shown_once
-        answer, done_at = idempotency.answered_once(asked, act, secret=secret, now=clock.now())
+        answer, done_at = idempotency.respond_once(asked, act, secret=secret, now=clock.now())
         headers = {idempotency.REPLAYED: "true"} if done_at else None
         return Response(json.loads(answer.body), status=answer.status, headers=headers)
 
@@ -164,7 +164,7 @@ class Listed(Conventions):
 
 
 def _patience_s(request: Request) -> int:
-    return int(request.query_params.get("timeout", DEFAULT_PATIENCE_S))
+    return int(request.query_params.get("timeout", DEFAULT_WATCH_TIMEOUT_S))
 
 
 class ViewSet(Conventions, viewsets.ViewSet):

@@ -20,7 +20,7 @@ from rest_framework.response import Response
 
 from kernel import clock
 from kernel.refusals import InvalidInput
-from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 from models_registry.api import examples

@@ -5,7 +5,7 @@ from typing import Any
 from drf_spectacular.utils import OpenApiExample, extend_schema_serializer
 from rest_framework import serializers
 
-from kernel.requests import StrictSerializer
+from kernel.rest.serializers import StrictSerializer
 from models_registry.api import examples
 from models_registry.planning.draft_rules import GOLDEN_PROMPTS_MAX
 from models_registry.planning.engine_arguments import ENGINES

@@ -2,7 +2,7 @@
 
 from django.db import migrations
 
-from kernel.watched import NoteChanges
+from kernel.change_triggers import RecordChanges
 
 NAME = '{row}.name'
 
@@ -15,13 +15,13 @@ class Migration(migrations.Migration):
     ]
 
     operations = [
-        NoteChanges(table='models_registry_model', kind='model', thing='name', key=NAME),
-        NoteChanges(table='models_registry_modelversion', kind='model', thing='model_id', key='{row}.model_id'),
-        NoteChanges(
+        RecordChanges(table='models_registry_model', kind='model', thing='name', key=NAME),
+        RecordChanges(table='models_registry_modelversion', kind='model', thing='model_id', key='{row}.model_id'),
+        RecordChanges(
             table='models_registry_modelversion',
             kind='model-version',
             thing='id',
             key="{row}.model_id || '@' || {row}.version",
         ),
-        NoteChanges(table='models_registry_validation', kind='model-version', thing='version_id'),
+        RecordChanges(table='models_registry_validation', kind='model-version', thing='version_id'),
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controlplane.celery import app
-from kernel import breaker, hints, live
+from kernel import circuit_breaker, hints, live
 
 KINDS = ("refuses", "is silent")
 
@@ -25,7 +25,7 @@ def server_away(kind: str) -> Iterator[str]:
 
 def use_fresh_doorbells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing remembered of earlier tests: neither a connection nor a failure."""
-    closed = breaker.Breaker(pause_s=2.0)
+    closed = circuit_breaker.CircuitBreaker(pause_s=2.0)
     monkeypatch.setattr(hints, "DOORBELLS", closed)
     monkeypatch.setattr(live, "DOORBELLS", closed)
     monkeypatch.setattr(hints, "_line", hints._Line())

@@ -9,7 +9,7 @@ from django.conf import settings as configured
 from django.db import transaction
 
 from kernel import hints
-from kernel.breaker import Breaker
+from kernel.circuit_breaker import CircuitBreaker
 from kernel.events import event_record
 from kernel.models import Event
 from tests.fleet.rows import NOW
@@ -65,7 +65,7 @@ def test_after_a_failure_it_is_quiet_for_a_while_and_then_rings_again(
     broker: redis.Redis, settings: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seconds = [0.0]
-    doorbells = Breaker(pause_s=2, now_s=lambda: seconds[0])
+    doorbells = CircuitBreaker(pause_s=2, now_s=lambda: seconds[0])
     with server_away("refuses") as url, monkeypatch.context() as away:
         point_doorbells_at(url, settings, away)
         away.setattr(hints, "DOORBELLS", doorbells)

@@ -17,7 +17,7 @@ from engine_agent.protocol.states import ServingClass
 from fleet.planning.states import choices
 from kernel import clock
 from kernel.access import Role
-from kernel.requests import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
 from kernel.tones import Tone
 from traffic.api import examples

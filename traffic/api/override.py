@@ -15,7 +15,7 @@ from accounts.models import Approval
 from fleet.planning.states import choices
 from kernel import clock
 from kernel.access import deployment_in_body
-from kernel.requests import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import examples
 from traffic.models import TrafficOverride
@@ -156,7 +156,7 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     def deployment_of(self, order: TrafficOverride) -> str:
         return order.deployment_id or ""
 
-    def deployment_asked(self, request: Request) -> str:
+    def requested_deployment(self, request: Request) -> str:
         return deployment_in_body(request)
 
     def get_queryset(self) -> QuerySet[TrafficOverride]:
@@ -198,7 +198,7 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     watch_kind = "evacuation"
     measured = frozenset({"active"})
 
-    def deployment_asked(self, request: Request) -> str:
+    def requested_deployment(self, request: Request) -> str:
         return deployment_in_body(request)
 
     def get_queryset(self) -> QuerySet[TrafficOverride]:

@@ -11,7 +11,7 @@ from rest_framework.response import Response
 
 from fleet.models import Deployment
 from kernel import clock
-from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import examples
 from traffic.models import TrafficRule

@@ -9,7 +9,7 @@ from django.db import transaction
 
 from fleet.services.fault_evidence import cell_sightings_store
 from kernel import hints, live
-from kernel.storable import UNSTORABLE, storable_json
+from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from traffic.models import Ingress, IngressReport, RoutingTable
 from traffic.selectors.routing import table_message
 
@@ -42,8 +42,8 @@ def ingress_reports_store(rows: list[IngressRow]) -> None:
     for row in rows:
         try:
             with transaction.atomic():
-                _store(msgspec.json.decode(storable_json(msgspec.json.encode(row)), type=IngressRow))
-        except UNSTORABLE as refusal:
+                _store(msgspec.json.decode(json_without_nul(msgspec.json.encode(row)), type=IngressRow))
+        except UNSTORABLE_ERRORS as refusal:
             log.warning("dropped what %s reported: %s", row.ingress, refusal)
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from django.db import models, transaction
 
 from accounts.models import Approval
-from accounts.services.approval import Asked, FleetAction, approval_ask, takes_two
+from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, requires_approval
 from fleet.models import Deployment, Region
 from kernel import hints, live
 from kernel.events import event_record
@@ -223,12 +223,12 @@ def evacuation_ask(
     Raises:
         InvalidInput: as `evacuation_start` does.
     """
-    if mode != EvacuationMode.REAL or not takes_two(EVACUATE.name):
+    if mode != EvacuationMode.REAL or not requires_approval(EVACUATE.name):
         return evacuation_start(region=region, mode=mode, confirm=confirm, terms=terms, deployment=deployment)
     order = evacuation_check(region=region, mode=mode, confirm=confirm, terms=terms, deployment=deployment)
     arguments = {"region": region, "deployment": deployment, "duration_s": terms.duration_s, "why": terms.why}
-    asked = Asked(describe_order(order), arguments, terms.actor, terms.now, terms.why, deployment, region)
-    return approval_ask(EVACUATE.name, asked)
+    request = ApprovalRequest(describe_order(order), arguments, terms.actor, terms.now, terms.why, deployment, region)
+    return approval_request(EVACUATE.name, request)
 
 
 def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:

@@ -15,7 +15,7 @@ from fleet.api.region import ChangeRegionSerializer
 from fleet.models import Deployment, Region
 from fleet.planning.fault_rules import SETTABLE_RULES, RuleMode
 from fleet.planning.states import choices
-from kernel.requests import StrictSerializer
+from kernel.rest.serializers import StrictSerializer
 from models_registry.api.version_requests import ChangeDraftSerializer
 from traffic.api.traffic_policy import TrafficPolicyChangeSerializer
 

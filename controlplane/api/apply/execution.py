@@ -44,7 +44,7 @@ APPLY_LOCK = 0x5357_4150
 
 
 @dataclass(frozen=True, slots=True)
-class Sender:
+class Requester:
     """Who asked for it, why, and when."""
 
     actor: str
@@ -53,7 +53,7 @@ class Sender:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class ApplyResult:
     """`fleet`: as it is after the steps; of a preview, as it would be. `waiting`: what a second person must approve."""
 
     plan: Plan
@@ -70,7 +70,7 @@ class NotPossible(Exception):
         self.objections = tuple(objections)
 
 
-def documents_preview(*, documents: Sequence[Document], sender: Sender) -> Outcome:
+def documents_preview(*, documents: Sequence[Document], requester: Requester) -> ApplyResult:
     """What applying these documents would do. Changes nothing.
 
     Raises:
@@ -79,13 +79,13 @@ def documents_preview(*, documents: Sequence[Document], sender: Sender) -> Outco
     """
     with transaction.atomic():
         try:
-            outcome = _execute(documents, sender)
+            outcome = _execute(documents, requester)
         finally:
             transaction.set_rollback(True)
     return outcome
 
 
-def documents_apply(*, documents: Sequence[Document], sender: Sender, revision: str) -> Outcome:
+def documents_apply(*, documents: Sequence[Document], requester: Requester, revision: str) -> ApplyResult:
     """Do what is missing, in one transaction. `revision`: of the plan that was looked at; empty: of none.
 
     Raises:
@@ -94,7 +94,7 @@ def documents_apply(*, documents: Sequence[Document], sender: Sender, revision: 
     """
     with transaction.atomic():
         _hold(documents)
-        return _execute(documents, sender, revision)
+        return _execute(documents, requester, revision)
 
 
 def _hold(documents: Sequence[Document]) -> None:
@@ -105,7 +105,7 @@ def _hold(documents: Sequence[Document]) -> None:
     list(Deployment.objects.select_for_update().filter(name__in=names).order_by("name"))
 
 
-def _execute(documents: Sequence[Document], sender: Sender, revision: str = "") -> Outcome:
+def _execute(documents: Sequence[Document], requester: Requester, revision: str = "") -> ApplyResult:
     present = present_of(documents)
     found = revision_of(present)
     if revision and revision != found:
@@ -118,11 +118,11 @@ def _execute(documents: Sequence[Document], sender: Sender, revision: str = "") 
     waiting: list[Approval] = []
     for step in plan.steps:
         with _noted(step, objections), transaction.atomic():
-            done = _SERVICES[step.document.kind, step.action](step, sender)
+            done = _SERVICES[step.document.kind, step.action](step, requester)
             waiting += [done] if done is not None else []
     if objections:
         raise NotPossible(objections)
-    return Outcome(plan, found, fleet_view(now=sender.now), tuple(waiting))
+    return ApplyResult(plan, found, fleet_view(now=requester.now), tuple(waiting))
 
 
 @contextmanager
@@ -142,74 +142,76 @@ def _field(field: str) -> str:
     return {"version": "model_version", "policy": "update_policy"}.get(first, first) + dot + rest
 
 
-def _create_region(step: Step, sender: Sender) -> None:
-    region_create(name=step.document.name, columns=step.asked, actor=sender.actor, now=sender.now)
+def _create_region(step: Step, requester: Requester) -> None:
+    region_create(name=step.document.name, columns=step.asked, actor=requester.actor, now=requester.now)
 
 
-def _change_region(step: Step, sender: Sender) -> None:
-    region_change(name=step.document.name, columns=step.asked, actor=sender.actor, now=sender.now)
+def _change_region(step: Step, requester: Requester) -> None:
+    region_change(name=step.document.name, columns=step.asked, actor=requester.actor, now=requester.now)
 
 
-def _create_model(step: Step, sender: Sender) -> None:
+def _create_model(step: Step, requester: Requester) -> None:
     said = step.asked.get("description", "")
-    model_create(name=step.document.name, description=said, actor=sender.actor, now=sender.now)
+    model_create(name=step.document.name, description=said, actor=requester.actor, now=requester.now)
 
 
-def _change_model(step: Step, sender: Sender) -> None:
+def _change_model(step: Step, requester: Requester) -> None:
     said = step.asked["description"]
-    model_change(name=step.document.name, description=said, actor=sender.actor, now=sender.now)
+    model_change(name=step.document.name, description=said, actor=requester.actor, now=requester.now)
 
 
-def _create_version(step: Step, sender: Sender) -> None:
+def _create_version(step: Step, requester: Requester) -> None:
     model, _, version = step.document.name.partition("@")
     columns = {name: value for name, value in step.asked.items() if name != "based_on"}
     based_on = step.asked.get("based_on", "")
     draft_create(
-        model=model, version=version, based_on=based_on, columns=columns, actor=sender.actor, now=sender.now
+        model=model, version=version, based_on=based_on, columns=columns, actor=requester.actor, now=requester.now
     )  # fmt: skip
 
 
-def _change_version(step: Step, sender: Sender) -> None:
+def _change_version(step: Step, requester: Requester) -> None:
     version = version_by_reference(ModelVersion.objects.all(), step.document.name)
     if version is None:
         raise Conflict(f"{step.document.name} is gone; somebody deleted it")
-    draft_change(version_id=version.pk, columns=step.asked, actor=sender.actor, now=sender.now)
+    draft_change(version_id=version.pk, columns=step.asked, actor=requester.actor, now=requester.now)
 
 
-def _create_deployment(step: Step, sender: Sender) -> None:
+def _create_deployment(step: Step, requester: Requester) -> None:
     said: dict[str, Any] = {name: value for name, value in step.asked.items() if name != "regions"}
     cells = {place["region"]: place["cells"] for place in step.asked["regions"]}
-    deployment_create(name=step.document.name, cells=cells, actor=sender.actor, now=sender.now, **said)
+    deployment_create(name=step.document.name, cells=cells, actor=requester.actor, now=requester.now, **said)
 
 
-def _change_deployment(step: Step, sender: Sender) -> None:
-    deployment_change(name=step.document.name, actor=sender.actor, now=sender.now, **step.asked)
+def _change_deployment(step: Step, requester: Requester) -> None:
+    deployment_change(name=step.document.name, actor=requester.actor, now=requester.now, **step.asked)
 
 
-def _scale(step: Step, sender: Sender) -> None:
+def _scale(step: Step, requester: Requester) -> None:
     cells: Mapping[str, int] = step.asked["regions"]
-    deployment_scale(name=step.document.name, cells=cells, actor=sender.actor, now=sender.now)
+    deployment_scale(name=step.document.name, cells=cells, actor=requester.actor, now=requester.now)
 
 
-def _roll_out(step: Step, sender: Sender) -> Approval | None:
+def _roll_out(step: Step, requester: Requester) -> Approval | None:
     proposal = rollout_propose(deployment=step.document.name, policy={}, **step.asked)
-    begun = rollout_ask(proposal=proposal, actor=sender.actor, now=sender.now, why=sender.why)
+    begun = rollout_ask(proposal=proposal, actor=requester.actor, now=requester.now, why=requester.why)
     return begun if isinstance(begun, Approval) else None
 
 
-def _lay_down(step: Step, sender: Sender) -> None:
+def _lay_down(step: Step, requester: Requester) -> None:
     if not Deployment.objects.filter(name=step.document.name).exists():
         message = f"there is no deployment {step.document.name!r}; a traffic policy has the name of its deployment"
         raise InvalidInput(field="", rule="exists", message=message)
-    traffic_policy_change(deployment=step.document.name, stated=step.asked, actor=sender.actor, now=sender.now)
+    traffic_policy_change(deployment=step.document.name, stated=step.asked, actor=requester.actor, now=requester.now)
 
 
-def _set_rule(step: Step, sender: Sender) -> None:
+def _set_rule(step: Step, requester: Requester) -> None:
     mode = RuleMode(step.asked["mode"])
-    fault_rule_set(rule=Rule(step.document.name), mode=mode, actor=sender.actor, now=sender.now, why=sender.why)
+    fault_rule_set(
+        rule=Rule(step.document.name), mode=mode, actor=requester.actor, now=requester.now, why=requester.why
+    )
 
 
-_SERVICES: Mapping[tuple[Kind, Action], Callable[[Step, Sender], Approval | None]] = {
+_SERVICES: Mapping[tuple[Kind, Action], Callable[[Step, Requester], Approval | None]] = {
     (Kind.REGION, Action.CREATE): _create_region,
     (Kind.REGION, Action.CHANGE): _change_region,
     (Kind.MODEL, Action.CREATE): _create_model,

@@ -10,36 +10,63 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.api.apply import examples
 from controlplane.api.apply.documents import DOCUMENTS_MOST, DocumentSerializer, documents_of
 from controlplane.api.apply.execution import (
+    ApplyResult,
     NotPossible,
-    Outcome,
-    Sender,
+    Requester,
     documents_apply,
     documents_preview,
 )
 from controlplane.api.apply.planning import Action, Kind, Objection, Step
-from controlplane.api.what_if import ForecastSerializer, forecast_as_told
+from controlplane.api.what_if import FORECAST, ForecastSerializer, forecast_as_told
 from controlplane.what_if import plan_onwards
 from fleet.planning.states import choices
 from kernel import clock
 from kernel.refusals import Conflict
-from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ViewSet
+
+DEPLOYMENT: dict[str, Any] = {
+    "apiVersion": "switchyard/v1",
+    "kind": "Deployment",
+    "metadata": {"name": "sim-70b"},
+    "spec": {"regions": [{"region": "us-west-2", "cells": 3}]},
+}
+PREVIEW: dict[str, Any] = {"documents": [DEPLOYMENT]}
+APPLY: dict[str, Any] = {"documents": [DEPLOYMENT], "revision": "5d41402abc4b2a76", "why": "a campaign in the west"}
+STEP: dict[str, Any] = {
+    "document": 0,
+    "kind": "Deployment",
+    "name": "sim-70b",
+    "action": "scale",
+    "reason": "sim-70b should have 3 cells in us-west-2, not 2",
+    "changes": [{"field": "regions.us-west-2.cells", "before": 2, "after": 3}],
+}
+PLAN: dict[str, Any] = {
+    "applied": False,
+    "revision": "5d41402abc4b2a76",
+    "steps": [STEP],
+    "unchanged": [],
+    "effects": [{"deployment": "sim-70b", "forecast": FORECAST}],
+    "not_predicted": [],
+    "waiting": [],
+}
+APPLIED: dict[str, Any] = {**PLAN, "applied": True, "effects": []}
+
 
 PREDICTED_MOST = 4
 """Deployments whose future is told in one answer: each may take a second or two to simulate."""
 
 
-@extend_schema_serializer(examples=[OpenApiExample("one more cell", examples.PREVIEW, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("one more cell", PREVIEW, request_only=True)])
 class PreviewDocumentsSerializer(StrictSerializer):
     """What should be."""
 
     documents = serializers.ListField(child=DocumentSerializer(), min_length=1, max_length=DOCUMENTS_MOST)
 
 
-@extend_schema_serializer(examples=[OpenApiExample("one more cell", examples.APPLY, request_only=True)])
+@extend_schema_serializer(examples=[OpenApiExample("one more cell", APPLY, request_only=True)])
 class ApplyDocumentsSerializer(PreviewDocumentsSerializer):
     """What should be, and the revision of the plan that you looked at."""
 
@@ -79,8 +106,8 @@ class WaitingSerializer(serializers.Serializer[Any]):
 
 @extend_schema_serializer(
     examples=[
-        OpenApiExample("plan", examples.PLAN, response_only=True),
-        OpenApiExample("applied", examples.APPLIED, response_only=True),
+        OpenApiExample("plan", PLAN, response_only=True),
+        OpenApiExample("applied", APPLIED, response_only=True),
     ]
 )
 class AppliedSerializer(serializers.Serializer[Any]):
@@ -100,7 +127,7 @@ class ApplyViewSet(ViewSet):
 
     reads = frozenset({"preview"})
 
-    def deployment_asked(self, request: Request) -> str:
+    def requested_deployment(self, request: Request) -> str:
         """The one deployment that all documents speak of, for people who may change that one only."""
         return deployment_described(request.data)
 
@@ -109,10 +136,10 @@ class ApplyViewSet(ViewSet):
         """Do what is missing, everything or nothing, in the order in which the one needs the other. With `revision`,
         409 if anything that the documents speak of has changed since that plan was made. With `dry_run`, a preview."""
         asked = _checked(ApplyDocumentsSerializer, request)
-        documents, sender = documents_of(asked["documents"]), _sender(request, asked["why"])
+        documents, requester = documents_of(asked["documents"]), _sender(request, asked["why"])
         if asked["dry_run"]:
-            return _answer(_or_refused(documents_preview, documents=documents, sender=sender), sender.now)
-        done = _or_refused(documents_apply, documents=documents, sender=sender, revision=asked["revision"])
+            return _answer(_or_refused(documents_preview, documents=documents, requester=requester), requester.now)
+        done = _or_refused(documents_apply, documents=documents, requester=requester, revision=asked["revision"])
         return Response(AppliedSerializer(_told(done, applied=True)).data)
 
     @extend_schema(operation_id="apply_preview", request=PreviewDocumentsSerializer, responses={200: AppliedSerializer})
@@ -121,9 +148,9 @@ class ApplyViewSet(ViewSet):
         """What applying these documents would do, and what would become of the deployments that it touches, by letting
         it happen to a simulation. Changes nothing; refuses what applying would refuse."""
         asked = _checked(PreviewDocumentsSerializer, request)
-        sender = _sender(request, "")
-        found = _or_refused(documents_preview, documents=documents_of(asked["documents"]), sender=sender)
-        return _answer(found, sender.now)
+        requester = _sender(request, "")
+        found = _or_refused(documents_preview, documents=documents_of(asked["documents"]), requester=requester)
+        return _answer(found, requester.now)
 
 
 def deployment_described(body: Any) -> str:
@@ -144,11 +171,11 @@ def _checked(body: type[StrictSerializer], request: Request) -> dict[str, Any]:
     return dict(asked.validated_data)
 
 
-def _sender(request: Request, why: str) -> Sender:
-    return Sender(actor=actor_of(request), why=why, now=clock.now())
+def _sender(request: Request, why: str) -> Requester:
+    return Requester(actor=actor_of(request), why=why, now=clock.now())
 
 
-def _or_refused(service: Any, **arguments: Any) -> Outcome:
+def _or_refused(service: Any, **arguments: Any) -> ApplyResult:
     """The service's outcome; rules that speak against it as the API says such things.
 
     Raises:
@@ -156,7 +183,7 @@ def _or_refused(service: Any, **arguments: Any) -> Outcome:
         ValidationError: every rule that does, by the path of what it is about.
     """
     try:
-        outcome: Outcome = service(**arguments)
+        outcome: ApplyResult = service(**arguments)
     except NotPossible as refused:
         if all(objection.rule == "conflict" for objection in refused.objections):
             said = (f"{objection.document.title}: {objection.message}" for objection in refused.objections)
@@ -173,7 +200,7 @@ def _by_path(objections: Sequence[Objection]) -> dict[str, list[str]]:
     return found
 
 
-def _answer(found: Outcome, now: datetime) -> Response:
+def _answer(found: ApplyResult, now: datetime) -> Response:
     """A plan, with the future of what it touches."""
     touched = list(dict.fromkeys(one.document.name for one in found.plan.steps if one.document.kind is Kind.DEPLOYMENT))
     effects = [
@@ -187,7 +214,7 @@ def _answer(found: Outcome, now: datetime) -> Response:
     return Response(AppliedSerializer(told).data)
 
 
-def _told(outcome: Outcome, *, applied: bool) -> dict[str, Any]:
+def _told(outcome: ApplyResult, *, applied: bool) -> dict[str, Any]:
     return {
         "applied": applied,
         "revision": outcome.revision,

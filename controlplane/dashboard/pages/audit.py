@@ -1,8 +1,7 @@
 """Who changed what, and who was refused, in pages by number. Operators and administrators see it."""
 
 from audit.models import Outcome
-from audit.selectors import Asked as Wanted
-from audit.selectors import audit_actions
+from audit.selectors import AuditQuery, audit_actions
 from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
 from controlplane.dashboard.pages.choices import choose
 from controlplane.dashboard.selectors.audit import AuditList, audit_list
@@ -12,7 +11,7 @@ from kernel.access import Role
 def _list(asked: Asked) -> AuditList:
     before = asked.word("before")
     number = int(before) if before.isascii() and before.isdigit() and len(before) < 19 else None
-    wanted = Wanted(
+    wanted = AuditQuery(
         actor=asked.word("actor"),
         action=asked.word("action"),
         object=asked.word("object"),

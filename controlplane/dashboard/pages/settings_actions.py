@@ -11,11 +11,11 @@ from django.views.decorators.debug import sensitive_post_parameters
 from django.views.decorators.http import require_POST
 
 from accounts.api.groups import ChangeGroupSerializer, CreateGroupSerializer, GiveSerializer
-from accounts.api.people import CreateServiceAccountSerializer, CreateUserSerializer
 from accounts.api.tokens import CreateTokenSerializer
-from accounts.guards import may_reject, person_only, token_owner
+from accounts.api.users import CreateServiceAccountSerializer, CreateUserSerializer
 from accounts.models import Approval, Grant, GroupRole
-from accounts.selectors import sessions_seen_by, tokens_seen_by
+from accounts.permissions import require_human, require_may_reject, token_owner
+from accounts.selectors import visible_sessions, visible_tokens
 from accounts.services.approval import approval_approve, approval_reject, approval_rule_set
 from accounts.services.grant import grant_give, grant_take
 from accounts.services.group import group_change, group_create, group_delete
@@ -65,14 +65,14 @@ def token_new(request: HttpRequest) -> HttpResponse:
 
 @form(Role.VIEWER)
 def token_end(request: HttpRequest, prefix: str) -> HttpResponse:
-    token = get_object_or_404(tokens_seen_by(request.user, access_of(request)), prefix=_storable(prefix))
+    token = get_object_or_404(visible_tokens(request.user, access_of(request)), prefix=_storable(prefix))
     return ask(request, "settings", lambda: token_revoke(token=token, actor=actor(request), now=clock.now()))
 
 
 @form(Role.VIEWER)
 def session_end_now(request: HttpRequest, session_id: int) -> HttpResponse:
     now = clock.now()
-    session = get_object_or_404(sessions_seen_by(request.user, access_of(request), now), pk=session_id)
+    session = get_object_or_404(visible_sessions(request.user, access_of(request), now), pk=session_id)
     return ask(request, "settings", lambda: session_end(session=session, actor=actor(request), now=now))
 
 
@@ -176,7 +176,7 @@ def grant_take_ask(request: HttpRequest, grant_id: int) -> HttpResponse:
 
 @form(Role.ADMIN)
 def approval_approve_ask(request: HttpRequest, approval_id: int) -> HttpResponse:
-    person_only(request)
+    require_human(request)
     row = get_object_or_404(Approval, pk=approval_id)
     return ask(
         request, "approvals", lambda: approval_approve(approval_id=row.pk, actor=actor(request), now=clock.now())
@@ -186,7 +186,7 @@ def approval_approve_ask(request: HttpRequest, approval_id: int) -> HttpResponse
 @form(Role.VIEWER)
 def approval_reject_ask(request: HttpRequest, approval_id: int) -> HttpResponse:
     row = get_object_or_404(Approval, pk=approval_id)
-    may_reject(request, row)
+    require_may_reject(request, row)
     why = word(request, "why")[:200]
     return ask(
         request,

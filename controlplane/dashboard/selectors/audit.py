@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from audit.models import AuditRecord, Outcome
-from audit.selectors import Asked, audit_records
+from audit.selectors import AuditQuery, audit_records
 from kernel.tones import Tone
 
 RECORDS_PER_PAGE = 50
@@ -36,7 +36,7 @@ class AuditList:
     filtered: bool
 
 
-def audit_list(asked: Asked, limit: int = RECORDS_PER_PAGE) -> AuditList:
+def audit_list(asked: AuditQuery, limit: int = RECORDS_PER_PAGE) -> AuditList:
     """Records, newest first."""
     found = list(audit_records(asked)[: limit + 1])
     narrowed = any((asked.actor, asked.action, asked.object, asked.outcome, asked.request_id))

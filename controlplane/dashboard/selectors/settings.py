@@ -19,9 +19,9 @@ from accounts.models import (
 from accounts.selectors import (
     role_by_groups,
     service_accounts_described,
-    sessions_seen_by,
-    tokens_seen_by,
     users_described,
+    visible_sessions,
+    visible_tokens,
 )
 from accounts.services.approval import fleet_actions
 from accounts.states import ApprovalState, TokenState
@@ -115,14 +115,14 @@ def mine(caller: Caller) -> Mine:
 
 def tokens_view(caller: Caller, now: datetime) -> TokensView:
     """Tokens that are not revoked, newest first, and the programs that an admin may make one for."""
-    found = tokens_seen_by(caller.user, caller.access).filter(revoked_at=None).order_by("-id")[:SHOWN]
+    found = visible_tokens(caller.user, caller.access).filter(revoked_at=None).order_by("-id")[:SHOWN]
     names = service_accounts_described().values_list("user__username", flat=True) if caller.access.administer else ()
     return TokensView(tuple(TokenRow(token, token.state_at(now)) for token in found), tuple(names))
 
 
 def session_rows(caller: Caller, now: datetime) -> tuple[tuple[LoginSession, bool], ...]:
     """Sessions, each with whether it is the caller's present one."""
-    found = sessions_seen_by(caller.user, caller.access, now)[:SHOWN]
+    found = visible_sessions(caller.user, caller.access, now)[:SHOWN]
     return tuple((session, session.session_key == caller.session_key) for session in found)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand
 
-from controlplane.observability.listening import listen_for_scrapes
+from controlplane.observability.exposition import serve_metrics
 from traffic.services.async_sender import AsyncSender
 
 
@@ -14,7 +14,7 @@ class Command(BaseCommand):
     help = "Send accepted near-real-time requests through the ingresses of their regions, until SIGTERM."
 
     def handle(self, *args: Any, **options: Any) -> None:
-        listen_for_scrapes()
+        serve_metrics()
         asyncio.run(_send())
 
 

@@ -50,7 +50,7 @@ OPERATIONS = {operation.label: operation for operation in FOUND}
 
 @pytest.fixture(autouse=True)
 def _no_limits(settings: Any) -> None:
-    settings.API_READS_PER_MIN = settings.API_WRITES_PER_MIN = settings.API_STRANGER_REQUESTS_PER_MIN = 0
+    settings.API_READS_PER_MIN = settings.API_WRITES_PER_MIN = settings.API_ANONYMOUS_REQUESTS_PER_MIN = 0
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.api.apply import examples
+from controlplane.api.apply import view
 from controlplane.cli.commands.act import seconds
 from controlplane.cli.commands.observe import fresh_lines, log_lines, summed
 from controlplane.cli.commands.rollouts import stated
@@ -95,7 +95,7 @@ def test_a_thing_in_full_shows_lists_as_tables() -> None:
 
 
 def test_a_plan_is_told_with_reasons_effects_and_a_sum() -> None:
-    lines = [text for text, _ in plan_lines(examples.PLAN)]
+    lines = [text for text, _ in plan_lines(view.PLAN)]
     assert lines == [
         "~ scale Deployment sim-70b: sim-70b should have 3 cells in us-west-2, not 2",
         "    regions.us-west-2.cells: 2 -> 3",
@@ -107,7 +107,7 @@ def test_a_plan_is_told_with_reasons_effects_and_a_sum() -> None:
 
 
 def test_a_difference_is_two_lines() -> None:
-    assert [text for text, _ in diff_lines(examples.PLAN)] == [
+    assert [text for text, _ in diff_lines(view.PLAN)] == [
         "Deployment sim-70b (scale)",
         "  - regions.us-west-2.cells: 2",
         "  + regions.us-west-2.cells: 3",

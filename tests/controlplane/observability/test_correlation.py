@@ -7,10 +7,10 @@ import pytest
 from celery import Celery, signals
 
 from audit.models import AuditRecord
-from controlplane.observability.log_form import json_lines
-from controlplane.observability.task_signals import REQUEST_ID
+from controlplane.observability.log_format import json_lines
+from controlplane.observability.signals import REQUEST_ID
 from engine_agent.protocol.log_lines import LogFormat, log_format
-from kernel.correlation import correlated, request_id
+from kernel.request_id import bind_request_id, request_id
 from tests.controlplane.api.client import bearer
 from tests.fleet import rows
 
@@ -32,7 +32,7 @@ def test_a_number_that_is_none_is_replaced(given: str) -> None:
 
 def test_log_lines_are_json_with_the_number() -> None:
     record = logging.LogRecord("fleet", logging.WARNING, __file__, 1, "cell %s is down", ("c-1",), None)
-    with correlated("r-7"):
+    with bind_request_id("r-7"):
         line = json.loads(json_lines().format(record))
     assert (line["level"], line["logger"], line["message"]) == ("warning", "fleet", "cell c-1 is down")
     assert line["request_id"] == "r-7"
@@ -54,7 +54,7 @@ def test_a_task_runs_under_the_number_of_its_request() -> None:
         seen.append(request_id())
 
     headers: dict[str, str] = {}
-    with correlated("r-8"):
+    with bind_request_id("r-8"):
         signals.before_task_publish.send(sender="test.look", headers=headers)
     assert headers[REQUEST_ID] == "r-8"
     look.apply(headers=headers)

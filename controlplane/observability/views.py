@@ -9,7 +9,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from rest_framework.request import Request
 from rest_framework.views import APIView
 
-from controlplane.observability.exposition import counted
+from controlplane.observability.exposition import host_registry
 from controlplane.observability.fleet import FleetGauges
 
 
@@ -21,5 +21,5 @@ class Metrics(APIView):
     def get(self, request: Request, *args: Any, **kwargs: Any) -> HttpResponse:
         standing = CollectorRegistry()
         standing.register(FleetGauges())
-        text = generate_latest(counted()) + generate_latest(standing)
+        text = generate_latest(host_registry()) + generate_latest(standing)
         return HttpResponse(text, content_type=CONTENT_TYPE_LATEST)

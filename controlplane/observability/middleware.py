@@ -7,8 +7,8 @@ from time import perf_counter
 
 from django.http import HttpRequest, HttpResponse
 
-from kernel.correlation import HEADER, correlated
 from kernel.metrics import HTTP_REQUESTS, HTTP_SECONDS
+from kernel.request_id import HEADER, bind_request_id
 from kernel.tracing import span
 
 SURFACES = {"api": "api", "agents": "agents", "v1": "applications", "static": "static", "metrics": "metrics"}
@@ -19,7 +19,7 @@ QUIET = frozenset({"GET", "HEAD", "OPTIONS"})
 log = logging.getLogger(__name__)
 
 
-class Observed:
+class RequestMetricsMiddleware:
     """The middleware."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
@@ -29,7 +29,7 @@ class Observed:
         began = perf_counter()
         method = request.method if request.method in METHODS else "OTHER"
         with (
-            correlated(request.headers.get(HEADER, "")) as number,
+            bind_request_id(request.headers.get(HEADER, "")) as number,
             span(
                 f"{method} {request.path}", parent=request.headers.get("traceparent", ""), may_begin_trace=True
             ) as told,

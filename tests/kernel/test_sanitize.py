@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernel.storable import storable_json
+from kernel.sanitize import json_without_nul
 
 
 @given(st.text(alphabet=["\x00", "\\", "u", "0", '"', "é", "x"], max_size=12))
 def test_every_nul_is_replaced_and_nothing_else(text: str) -> None:
-    assert json.loads(storable_json(json.dumps([text]).encode())) == [text.replace("\x00", "\ufffd")]
+    assert json.loads(json_without_nul(json.dumps([text]).encode())) == [text.replace("\x00", "\ufffd")]
 
 
 @pytest.mark.parametrize("value", [{"a\x00": {"b": ["\x00"]}}, "\\u0000", []])
 def test_it_looks_into_keys_and_nested_values(value: object) -> None:
-    assert "\x00" not in str(json.loads(storable_json(json.dumps(value).encode())))
+    assert "\x00" not in str(json.loads(json_without_nul(json.dumps(value).encode())))

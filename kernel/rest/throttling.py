@@ -15,7 +15,7 @@ from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
-from kernel.breaker import Breaker
+from kernel.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:  # it loads this module, by its name in the settings
     from rest_framework.views import APIView
@@ -23,15 +23,15 @@ if TYPE_CHECKING:  # it loads this module, by its name in the settings
 WINDOW_S = 60
 REPLY_LIMIT_S = 0.2
 """A server in reach needs well below a millisecond."""
-COUNTS = Breaker(pause_s=2.0)
-AGAIN = "switchyard.again"
-"""In the ASGI scope of a watch that looks once more: it was counted when it came (controlplane.api.watch)."""
+COUNTS = CircuitBreaker(pause_s=2.0)
+WATCH_RETRY = "switchyard.watch_retry"
+"""In the ASGI scope of a watch that is asked again: it was counted when it came (controlplane.api.watch_middleware)."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class RateStatus:
     """Where a caller stands in this minute. `limit` requests per window; `reset_s` until the next one begins."""
 
     limit: int
@@ -48,7 +48,7 @@ class Standing:
         }
 
 
-def standing(kind: str, caller: str, limit: int) -> Standing | None:
+def count_request(kind: str, caller: str, limit: int) -> RateStatus | None:
     """Count one request. None: there is no limit, or nothing can be counted now."""
     if limit <= 0 or COUNTS.is_open:
         return None
@@ -63,7 +63,7 @@ def standing(kind: str, caller: str, limit: int) -> Standing | None:
         COUNTS.trip()
         log.warning("requests are not counted for %.0f s: %s", COUNTS.pause_s, error)
         return None
-    return Standing(limit, count, max(1, round(WINDOW_S - passed_s)))
+    return RateStatus(limit, count, max(1, round(WINDOW_S - passed_s)))
 
 
 @functools.cache
@@ -73,26 +73,26 @@ def _server() -> Any:
     )
 
 
-class CallerRate(BaseThrottle):
+class CallerRateThrottle(BaseThrottle):
     """DRF's hook: reads and writes of a known caller are counted apart; strangers by their address."""
 
-    _standing: Standing | None = None
+    _status: RateStatus | None = None
 
     def allow_request(self, request: Request, view: "APIView") -> bool:
-        if getattr(request._request, "scope", {}).get(AGAIN):
+        if getattr(request._request, "scope", {}).get(WATCH_RETRY):
             return True
         kind, caller, limit = _bucket(request)
-        self._standing = request._request.rate_standing = standing(kind, caller, limit)  # type: ignore[attr-defined]
-        return self._standing is None or self._standing.count <= self._standing.limit
+        self._status = request._request.rate_status = count_request(kind, caller, limit)  # type: ignore[attr-defined]
+        return self._status is None or self._status.count <= self._status.limit
 
     def wait(self) -> float | None:
-        return float(self._standing.reset_s) if self._standing else None
+        return float(self._status.reset_s) if self._status else None
 
 
 def _bucket(request: Request) -> tuple[str, str, int]:
     user = getattr(request, "_user", None)  # `request.user` would authenticate once more, and fail again
     if user is None or not user.is_authenticated:
-        return "stranger", str(request.META.get("REMOTE_ADDR", "")), settings.API_STRANGER_REQUESTS_PER_MIN
+        return "anonymous", str(request.META.get("REMOTE_ADDR", "")), settings.API_ANONYMOUS_REQUESTS_PER_MIN
     if request.method in SAFE_METHODS:
         return "read", str(user.pk), settings.API_READS_PER_MIN
     return "write", str(user.pk), settings.API_WRITES_PER_MIN
@@ -100,5 +100,5 @@ def _bucket(request: Request) -> tuple[str, str, int]:
 
 def rate_headers(request: Request) -> dict[str, str]:
     """Where the caller stands, if it was counted."""
-    found: Standing | None = getattr(request._request, "rate_standing", None)
+    found: RateStatus | None = getattr(request._request, "rate_status", None)
     return found.headers if found else {}

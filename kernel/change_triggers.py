@@ -32,7 +32,7 @@ WHEN ({before} IS DISTINCT FROM {after}) EXECUTE FUNCTION {name}();
 _DROP = "DROP FUNCTION IF EXISTS {name}() CASCADE;"
 
 
-class NoteChanges(RunSQL):
+class RecordChanges(RunSQL):
     """Note changes of `table` as changes of the API's `kind`, which is the noun of its view set.
 
     `thing`: the column with the primary key of what changed: the row's own, or that of the thing it belongs to.

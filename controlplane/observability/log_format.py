@@ -1,8 +1,8 @@
 """The control plane's log lines: in which form, and with which numbers (engine_agent.protocol.log_lines)."""
 
 from engine_agent.protocol.log_lines import JsonLines
-from kernel.correlation import request_id
-from kernel.role import process_role
+from kernel.process_role import process_role
+from kernel.request_id import request_id
 from kernel.tracing import trace_id
 
 

@@ -5,8 +5,8 @@ from uuid import uuid4
 
 import pytest
 
-from kernel.breaker import Breaker
-from kernel.rest import rate
+from kernel.circuit_breaker import CircuitBreaker
+from kernel.rest import throttling
 from tests.controlplane.api.client import anonymous, bearer
 
 pytestmark = pytest.mark.django_db
@@ -42,7 +42,7 @@ def test_reads_do_not_use_up_writes(settings: Any) -> None:
 
 
 def test_strangers_are_counted_by_their_address(settings: Any) -> None:
-    settings.API_STRANGER_REQUESTS_PER_MIN = 2
+    settings.API_ANONYMOUS_REQUESTS_PER_MIN = 2
     client = anonymous()
     client.defaults["REMOTE_ADDR"] = f"2001:db8::{uuid4().hex[:4]}"
     statuses = {client.get("/api/v1/cells").status_code for _ in range(6)}
@@ -56,12 +56,12 @@ def test_a_limit_of_none_is_none(settings: Any) -> None:
 
 def test_while_nobody_can_count_everybody_is_served(settings: Any) -> None:
     settings.API_READS_PER_MIN, settings.REDIS_URL = 1, "redis://127.0.0.1:1/0"
-    rate._server.cache_clear()
+    throttling._server.cache_clear()
     try:
         answers = [bearer(f"user-{number}").get("/api/v1/cells") for number in (1, 1, 1)]
-        assert rate.COUNTS.is_open
+        assert throttling.COUNTS.is_open
     finally:
-        rate._server.cache_clear()
-        rate.COUNTS = Breaker(rate.COUNTS.pause_s)
+        throttling._server.cache_clear()
+        throttling.COUNTS = CircuitBreaker(throttling.COUNTS.pause_s)
     assert [answer.status_code for answer in answers] == [200, 200, 200]
     assert "RateLimit-Limit" not in answers[0]

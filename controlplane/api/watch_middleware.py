@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from controlplane.api.change_feed import CannotWait, ChangeFeed
-from kernel.rest.rate import AGAIN
+from kernel.rest.throttling import WATCH_RETRY
 from kernel.rest.view_sets import UNCHANGED
 
 Message = MutableMapping[str, Any]
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
-class Answer:
+class BufferedResponse:
     """What Django said, not yet sent."""
 
     messages: list[Message] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Answer:
             await send(message)
 
 
-class WatchGate:
+class WatchMiddleware:
     """ASGI: passes everything on but watches, which may come back later."""
 
     def __init__(
@@ -78,7 +78,7 @@ class WatchGate:
         if answer is not None:
             await answer.give(send)
 
-    async def _answer(self, scope: Scope, client: "_Client") -> Answer | None:
+    async def _answer(self, scope: Scope, client: "_Client") -> BufferedResponse | None:
         """What Django says once there is something, or at the end of the watcher's patience; None: it has gone."""
         began = self._monotonic()
         try:
@@ -89,14 +89,14 @@ class WatchGate:
                     left_s = patience_s - (self._monotonic() - began)
                     if left_s <= 0 or not await self._wait(watcher.changed(kind), client, left_s):
                         return None if client.is_gone else answer
-                    answer = await self._ask({**scope, AGAIN: True}, client)
+                    answer = await self._ask({**scope, WATCH_RETRY: True}, client)
         except CannotWait as refusal:
             log.warning("%s", refusal)
             answer = await self._ask(scope, client)
         return answer
 
-    async def _ask(self, scope: Scope, client: "_Client") -> Answer:
-        answer = Answer()
+    async def _ask(self, scope: Scope, client: "_Client") -> BufferedResponse:
+        answer = BufferedResponse()
         async with self._turns:
             await self._application(dict(scope), client.receive_again(), answer.take)
         return answer

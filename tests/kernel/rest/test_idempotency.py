@@ -9,8 +9,8 @@ from django.db import connection, transaction
 
 from kernel import clock
 from kernel.models import Event, IdempotentAnswer
-from kernel.rest.idempotency import Answer, Asked, answered_once, fingerprint_of
-from kernel.rest.refusals import InProgress
+from kernel.rest.exceptions import InProgress
+from kernel.rest.idempotency import IdempotentRequest, StoredResponse, fingerprint_of, respond_once
 from kernel.tasks import trim_idempotent_answers
 from models_registry.models import Model
 from tests.controlplane.api.client import DescribedClient, bearer, rules
@@ -102,9 +102,9 @@ def test_a_secret_is_not_stored_and_not_shown_again() -> None:
 
 @pytest.mark.django_db
 def test_a_secret_that_nobody_declared_is_recognised() -> None:
-    asked = Asked("user:1", "k", "f")
+    asked = IdempotentRequest("user:1", "k", "f")
     body = b'{"token": "sw_0123abcd_' + 48 * b"0" + b'"}'
-    answered_once(asked, lambda: Answer(200, body), secret=False, now=clock.now())
+    respond_once(asked, lambda: StoredResponse(200, body), secret=False, now=clock.now())
     assert IdempotentAnswer.objects.get().body is None
 
 
@@ -120,39 +120,39 @@ def test_a_key_is_forgotten_after_a_day() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_crash_in_the_middle_leaves_nothing_behind() -> None:
-    asked = Asked("user:1", "k", "f")
+    asked = IdempotentRequest("user:1", "k", "f")
 
-    def crash() -> Answer:
+    def crash() -> StoredResponse:
         Event.objects.create(at=clock.now(), kind="half.done", message="m")
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        answered_once(asked, crash, secret=False, now=clock.now())
+        respond_once(asked, crash, secret=False, now=clock.now())
     assert not Event.objects.exists()
-    answer, done_at = answered_once(asked, lambda: Answer(200, b"{}"), secret=False, now=clock.now())
+    answer, done_at = respond_once(asked, lambda: StoredResponse(200, b"{}"), secret=False, now=clock.now())
     assert (answer.status, done_at) == (200, None)
 
 
 @pytest.mark.django_db(transaction=True)
 def test_one_of_two_at_the_same_time_is_told_to_wait() -> None:
-    asked = Asked("user:1", "k", "f")
+    asked = IdempotentRequest("user:1", "k", "f")
 
     def second() -> str:
         try:
-            answered_once(asked, lambda: Answer(200, b"{}"), secret=False, now=clock.now())
+            respond_once(asked, lambda: StoredResponse(200, b"{}"), secret=False, now=clock.now())
         except InProgress as refusal:
             return str(refusal.headers["Retry-After"])
         finally:
             connection.close()
         return "both did it"
 
-    def first() -> Answer:
+    def first() -> StoredResponse:
         with ThreadPoolExecutor(1) as other:
             assert other.submit(second).result(timeout=10) == "1"
-        return Answer(200, b"{}")
+        return StoredResponse(200, b"{}")
 
     with transaction.atomic():
-        answered_once(asked, first, secret=False, now=clock.now())
+        respond_once(asked, first, secret=False, now=clock.now())
     assert IdempotentAnswer.objects.count() == 1
 
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from controlplane.api.change_feed import ChangeFeed
-from controlplane.api.watch import WatchGate
-from kernel.rest.rate import AGAIN
+from controlplane.api.watch_middleware import WatchMiddleware
+from kernel.rest.throttling import WATCH_RETRY
 
 SCOPE = {"type": "http", "method": "GET", "path": "/api/v1/cells", "query_string": b"since=r1-1-&timeout=9"}
 
@@ -65,11 +65,11 @@ async def until(truth: Any) -> None:
             await asyncio.sleep(0.001)
 
 
-def gate_to(world: World) -> WatchGate:
-    return WatchGate(world.application, ChangeFeed(world.look, tick_s=0.002))
+def gate_to(world: World) -> WatchMiddleware:
+    return WatchMiddleware(world.application, ChangeFeed(world.look, tick_s=0.002))
 
 
-async def watch(gate: WatchGate, client: Client, **scope: Any) -> None:
+async def watch(gate: WatchMiddleware, client: Client, **scope: Any) -> None:
     await gate({**SCOPE, **scope}, client.receive, client.send)
 
 
@@ -82,8 +82,8 @@ async def test_a_watcher_is_answered_when_something_of_its_kind_changes() -> Non
     world.changes("cell")
     await asyncio.wait_for(watching, 10)
     assert client.body == b"news"
-    assert AGAIN not in world.asked[0]
-    assert world.asked[1][AGAIN], "it was counted when it came"
+    assert WATCH_RETRY not in world.asked[0]
+    assert world.asked[1][WATCH_RETRY], "it was counted when it came"
 
 
 @pytest.mark.asyncio
@@ -164,7 +164,7 @@ async def test_everything_else_passes_through(other: dict[str, Any]) -> None:
         seen.append((receive, send))
 
     client = Client()
-    await watch(WatchGate(application, ChangeFeed(World().look)), client, **other)
+    await watch(WatchMiddleware(application, ChangeFeed(World().look)), client, **other)
     assert seen == [(client.receive, client.send)]
 
 
@@ -177,7 +177,7 @@ async def test_without_a_database_a_watcher_is_answered_at_once(monkeypatch: pyt
 
     monkeypatch.setattr("controlplane.api.change_feed.BEGIN_LIMIT_S", 0.01)
     world, client = World(), Client()
-    gate = WatchGate(world.application, ChangeFeed(no_answer, tick_s=0.002))
+    gate = WatchMiddleware(world.application, ChangeFeed(no_answer, tick_s=0.002))
     await asyncio.wait_for(watch(gate, client), 10)
     assert client.body == b"nothing"
     gate._feed._running.cancel()  # type: ignore[union-attr]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 
 
-class Breaker:
+class CircuitBreaker:
     """Open for `pause_s` seconds after `trip`. Threads may share one: at worst one try more is made."""
 
     def __init__(self, pause_s: float, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -25,6 +25,6 @@ class Breaker:
         self._open_until_s = self._now_s() + self.pause_s
 
 
-DOORBELLS = Breaker(pause_s=2.0)
+DOORBELLS = CircuitBreaker(pause_s=2.0)
 """Of hints and doorbells alike, because one server carries both. What would be lost in a pause, the periodic passes of
 worker, hub and browsers find by themselves."""

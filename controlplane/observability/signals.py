@@ -7,10 +7,10 @@ from typing import Any
 
 from celery import signals
 
-from controlplane.observability.listening import listen_for_scrapes
-from kernel.correlation import correlated, request_id
+from controlplane.observability.exposition import serve_metrics
 from kernel.metrics import FOLDER, TASK_RUNS, TASK_SECONDS, TASKS_SENT
-from kernel.role import process_role
+from kernel.process_role import process_role
+from kernel.request_id import bind_request_id, request_id
 from kernel.tracing import span, spans_flush, traceparent
 
 REQUEST_ID, TRACEPARENT = "switchyard_request_id", "traceparent"
@@ -29,7 +29,7 @@ def _sending(sender: str = "", headers: dict[str, Any] | None = None, **_: Any) 
 
 @signals.task_prerun.connect
 def _begins(task_id: str = "", task: Any = None, **_: Any) -> None:
-    numbered = correlated(_header(task, REQUEST_ID) or task_id)
+    numbered = bind_request_id(_header(task, REQUEST_ID) or task_id)
     numbered.__enter__()
     parent = _header(task, TRACEPARENT)
     traced = span(task.name, parent=parent, kind="consumer")
@@ -58,7 +58,7 @@ def _ended(task_id: str = "", task: Any = None, state: str | None = None, **_: A
 @signals.worker_ready.connect
 @signals.beat_init.connect
 def _scraped(**_: Any) -> None:
-    listen_for_scrapes()
+    serve_metrics()
 
 
 @signals.worker_process_shutdown.connect

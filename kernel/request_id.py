@@ -18,15 +18,15 @@ def request_id() -> str:
     return _request_id.get()
 
 
-def fit_request_id(given: str) -> str:
+def usable_request_id(given: str) -> str:
     """What a caller sent, if it is fit to be logged; else a new one of 16 random bytes in hexadecimal."""
     return given if _FIT.fullmatch(given) else secrets.token_hex(16)
 
 
 @contextmanager
-def correlated(given: str = "") -> Iterator[str]:
+def bind_request_id(given: str = "") -> Iterator[str]:
     """Give what runs inside a number: the given one if it is fit, else a new one."""
-    chosen = fit_request_id(given)
+    chosen = usable_request_id(given)
     token = _request_id.set(chosen)
     try:
         yield chosen

@@ -16,7 +16,7 @@ from accounts.selectors import role_by_groups, service_accounts_described, users
 from accounts.services.user import service_account_create, user_change, user_create
 from kernel import clock
 from kernel.access import Role
-from kernel.requests import StrictSerializer, actor_of
+from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
 USERNAME = r"^[A-Za-z0-9][-\w.@+]{0,149}\Z"

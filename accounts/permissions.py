@@ -10,7 +10,7 @@ from kernel.access import Role, require
 from kernel.refusals import InvalidInput
 
 
-def person_only(request: HttpRequest | Request) -> None:
+def require_human(request: HttpRequest | Request) -> None:
     """Approving is for people: a second program is no second pair of eyes.
 
     Raises:
@@ -20,7 +20,7 @@ def person_only(request: HttpRequest | Request) -> None:
         raise PermissionDenied("A service account cannot approve; a person has to.")
 
 
-def may_reject(request: HttpRequest | Request, approval: Approval) -> None:
+def require_may_reject(request: HttpRequest | Request, approval: Approval) -> None:
     """Whoever asked may withdraw; only admins may reject.
 
     Raises:

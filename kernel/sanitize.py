@@ -5,13 +5,13 @@ import re
 
 from django.db import DataError, IntegrityError
 
-UNSTORABLE = (DataError, IntegrityError, ValueError, OverflowError, RecursionError)
+UNSTORABLE_ERRORS = (DataError, IntegrityError, ValueError, OverflowError, RecursionError)
 """What comes of storing a thing that no column takes: a number out of range, a text too long, a nesting too deep."""
 
 _NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
 
 
-def storable_json(encoded: bytes) -> str:
+def json_without_nul(encoded: bytes) -> str:
     """The same JSON with U+FFFD, the replacement character, in the place of every NUL."""
     text = encoded.decode()
     return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
