@@ -76,10 +76,13 @@ def test_each_may_exactly_what_its_row_says(username: str, role: Role, scope: Sc
     assert {operation.name for operation in operations() if is_let_in(user, scope, operation)} == may
 
 
-def test_a_stranger_may_nothing() -> None:
+def test_an_anonymous_request_may_nothing() -> None:
     client = calls(None)
     for operation in operations():
-        assert client.generic(operation.method, operation.path).status_code == 401, operation.name
+        response = client.generic(operation.method, operation.path, "{}", content_type="application/json")
+        assert response.status_code == 401, operation.name
+        assert response["WWW-Authenticate"] == "Bearer", operation.name
+        assert response["Content-Type"] == "application/problem+json", operation.name
 
 
 def test_the_answers_say_so_too() -> None:

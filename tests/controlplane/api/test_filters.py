@@ -7,12 +7,13 @@ from tests.controlplane.api.client import bearer, document, lists, rules
 pytestmark = pytest.mark.django_db
 
 
-@pytest.mark.parametrize("path", lists())
-def test_every_list_refuses_an_unknown_parameter_and_names_those_it_knows(path: str) -> None:
-    response = bearer().get(path, {"colour": "red"})
-    assert rules(response) == {"colour": "unknown_parameter"}
-    for parameter in document()["paths"][path]["get"]["parameters"]:
-        assert parameter["name"] in response.json()["errors"][0]["message"]
+def test_every_list_refuses_an_unknown_parameter_and_names_those_it_knows() -> None:
+    client = bearer()
+    for path in lists():
+        response = client.get(path, {"colour": "red"})
+        assert rules(response) == {"colour": "unknown_parameter"}, path
+        for parameter in document()["paths"][path]["get"]["parameters"]:
+            assert parameter["name"] in response.json()["errors"][0]["message"], path
 
 
 def test_details_take_no_parameter() -> None:

@@ -55,15 +55,17 @@ def test_filters_stay_on_the_next_page() -> None:
     assert [node["id"] for node in client.get(first["next"]).json()["results"]] == ["n-00000003"]
 
 
-@pytest.mark.parametrize("size", ["0", "-1", "1001", "99999999", "ten", "1.5", "²"])
-def test_a_size_out_of_range_is_refused(size: str) -> None:
-    assert rules(bearer().get("/api/v1/nodes", {"page_size": size})) == {"page_size": "range"}
+def test_a_size_out_of_range_is_refused() -> None:
+    client = bearer()
+    for size in ("0", "-1", "1001", "99999999", "ten", "1.5", "²"):
+        assert rules(client.get("/api/v1/nodes", {"page_size": size})) == {"page_size": "range"}, size
 
 
 @pytest.mark.parametrize("path", ["nodes", "events"])
-@pytest.mark.parametrize("cursor", ["nonsense", "é", *map(_encoded, (b"p=%00", b"r=x", b"o=x"))])
-def test_a_cursor_that_is_none_of_ours_is_refused(path: str, cursor: str) -> None:
-    assert rules(bearer().get(f"/api/v1/{path}", {"cursor": cursor})) == {"cursor": "cursor"}
+def test_a_cursor_that_is_none_of_ours_is_refused(path: str) -> None:
+    client = bearer()
+    for cursor in ("nonsense", "é", *map(_encoded, (b"p=%00", b"r=x", b"o=x"))):
+        assert rules(client.get(f"/api/v1/{path}", {"cursor": cursor})) == {"cursor": "cursor"}, cursor
 
 
 def test_a_cursor_of_another_list_is_refused() -> None:

@@ -126,10 +126,10 @@ def short(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator
         yield asked
 
 
-@pytest.mark.parametrize("path", lists())
-def test_a_longer_list_asks_as_often_as_a_short_one(short: dict[str, tuple[int, list[Any]]], path: str) -> None:
-    few, results = short[path]
-    many, more_results = queries(bearer(), path)
-    assert len(more_results) > len(results) > 0
-    assert many == few
-    assert few <= 5, "one for the token, the rest for the list"
+def test_a_longer_list_asks_as_often_as_a_short_one(short: dict[str, tuple[int, list[Any]]]) -> None:
+    client = bearer()
+    for path, (few, results) in short.items():
+        many, more_results = queries(client, path)
+        assert len(more_results) > len(results) > 0, path
+        assert many == few, path
+        assert few <= 5, f"{path}: one for the token, the rest for the list"
