@@ -16,10 +16,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from fleet.planning.placement.distance import Path as NetworkPath
 from fleet.planning.placement.distance import total_distance
-from fleet.planning.placement.planner import Order, Placed, Placement
+from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
 from fleet.planning.snapshot import FleetView
-from tests.fleet.planning.exact_packing import smallest_distance
 from tests.fleet.planning.fleets import KIND, fleet, node
+from tests.fleet.planning.placement.exact_packing import smallest_distance
 
 NODES = 10_000
 DEPTH = 3
@@ -53,7 +53,7 @@ SHAPES = (
 )
 
 
-def region(shape: Shape, seed: int) -> tuple[FleetView, list[Order]]:
+def region(shape: Shape, seed: int) -> tuple[FleetView, list[PlacementRequest]]:
     """A region with `NODES` spares, scattered over its racks, and the cells that it is asked for."""
     chance = random.Random(seed)
     places: list[NetworkPath] = []
@@ -64,13 +64,13 @@ def region(shape: Shape, seed: int) -> tuple[FleetView, list[Order]]:
         places += [(f"h{hall}", f"w{row}", f"r{rack}")] * spare
         rack += 1
     nodes = [node(f"n-{index:05d}", topology=place) for index, place in enumerate(places[:NODES])]
-    orders: list[Order] = []
+    orders: list[PlacementRequest] = []
     asked = 0
     while asked < NODES * USED:
         size = chance.choice(shape.sizes)
         asked += size
         name = f"d{len(orders) % DEPLOYMENTS}"
-        orders.append(Order(f"c{len(orders):05d}", name, "east", KIND, size, within=shape.within))
+        orders.append(PlacementRequest(f"c{len(orders):05d}", name, "east", KIND, size, within=shape.within))
     return fleet(*nodes, wanted=0), orders
 
 
@@ -103,7 +103,8 @@ def small_case(chance: random.Random) -> tuple[list[NetworkPath], list[int]]:
 def ratio(places: list[NetworkPath], sizes: list[int]) -> float:
     """Total distance of the planner's cells over the smallest that is possible."""
     view = fleet(*(node(f"n{index:02d}", topology=place) for index, place in enumerate(places)), wanted=0)
-    answers = Placement(view).place([Order(f"c{index}", "d", "east", KIND, size) for index, size in enumerate(sizes)])
+    requests = [PlacementRequest(f"c{index}", "d", "east", KIND, size) for index, size in enumerate(sizes)]
+    answers = Placement(view).place(requests)
     cells = [[n.topology for n in answer.nodes] for answer in answers.values() if isinstance(answer, Placed)]
     if len(cells) < len(sizes):
         raise RuntimeError(f"cells of {sizes} nodes fit on {places}, but only {len(cells)} were placed")

@@ -11,14 +11,14 @@ from fleet.planning.decisions import (
     NoteIncident,
     OpenIncident,
     ReplaceNode,
-    WishReplacement,
+    RequestReplacement,
 )
 from fleet.planning.fault_rules import Rule
-from fleet.planning.faults.guards import COUNTED, Underway, crowding
+from fleet.planning.faults.guards import COUNTED, ReplacementBudget, over_budget
 from fleet.planning.settings import FaultSettings
 from fleet.planning.snapshot import FaultsView, IncidentView, NodeView, ReplacementView
 
-FaultDecision = OpenIncident | NoteIncident | CloseIncident | WishReplacement | ReplaceNode | CloseReplacement
+FaultDecision = OpenIncident | NoteIncident | CloseIncident | RequestReplacement | ReplaceNode | CloseReplacement
 
 
 def faults_after(
@@ -35,7 +35,7 @@ def faults_after(
             return replace(faults, incidents=tuple(one for one in faults.incidents if one.id != known))
         case CloseReplacement(replacement=known):
             return replace(faults, replacements=tuple(one for one in faults.replacements if one.id != known))
-        case WishReplacement() | ReplaceNode():
+        case RequestReplacement() | ReplaceNode():
             begun = isinstance(decision, ReplaceNode)
             before = next((one for one in faults.replacements if one.node == decision.node), None)
             others = tuple(one for one in faults.replacements if one is not before)
@@ -48,14 +48,14 @@ def why_stale(faults: FaultsView, decision: FaultDecision, nodes: Mapping[str, N
     match decision:
         case CloseReplacement(replacement=known):
             return "" if any(one.id == known for one in faults.replacements) else f"replacement {known} was closed"
-        case WishReplacement() | ReplaceNode():
+        case RequestReplacement() | ReplaceNode():
             return _why_not_replaced(faults, decision, nodes, cell)
         case _:
             return ""
 
 
 def _why_not_replaced(
-    faults: FaultsView, decision: WishReplacement | ReplaceNode, nodes: Mapping[str, NodeView], cell: str
+    faults: FaultsView, decision: RequestReplacement | ReplaceNode, nodes: Mapping[str, NodeView], cell: str
 ) -> str:
     if decision.cell != cell:
         return f"node {decision.node} is in another cell meanwhile"
@@ -63,19 +63,19 @@ def _why_not_replaced(
         return "" if isinstance(decision, ReplaceNode) else f"node {decision.node} is replaced already"
     node = nodes[decision.node]
     pool = (node.region, node.instance_type)
-    underway = Underway(
+    underway = ReplacementBudget(
         pool=pool,
         open=sum((one.region, one.instance_type) == pool for one in faults.replacements),
         pool_size=sum((n.region, n.instance_type) == pool and n.state in COUNTED for n in nodes.values()),
         cell=cell,
-        mate=next((one.node for one in faults.replacements if cell and one.cell == cell), ""),
+        peer=next((one.node for one in faults.replacements if cell and one.cell == cell), ""),
     )
-    return crowding(underway, FaultSettings())
+    return over_budget(underway, FaultSettings())
 
 
 def with_lost(faults: FaultsView, node: NodeView, cell: str, reason: str, number: int) -> FaultsView:
     """A lost member is being replaced from that moment on."""
-    replaced = WishReplacement(node.id, cell, Rule.SILENCE, reason)
+    replaced = RequestReplacement(node.id, cell, Rule.SILENCE, reason)
     others = tuple(one for one in faults.replacements if one.node != node.id)
     known = next((one for one in faults.replacements if one.node == node.id), None)
     if known is not None:
@@ -98,7 +98,7 @@ def _opened(decision: OpenIncident, now: datetime, number: int) -> IncidentView:
 
 
 def _replacement(
-    number: int, decision: WishReplacement | ReplaceNode, node: NodeView | None, begun: bool
+    number: int, decision: RequestReplacement | ReplaceNode, node: NodeView | None, begun: bool
 ) -> ReplacementView:
     return ReplacementView(
         id=number,

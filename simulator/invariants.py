@@ -98,7 +98,7 @@ def ready_on_evidence(world: World, write: Write) -> Iterator[str]:
     for member in after.members:
         node = world.store.nodes.get(member.node)
         report = node.report if node is not None else None
-        if report is None or not report.speaks_of(after) or report.state is not EngineState.READY:
+        if report is None or not report.is_about(after) or report.state is not EngineState.READY:
             yield f"{after.id} is called ready; {member.node} does not say so of generation {after.generation}"
 
 

@@ -14,9 +14,8 @@ from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer
 from engine_agent.protocol.states import MemberRole, Phase
 from fleet.planning.decisions import Decision
 from fleet.planning.ledger import LedgerLimits
-from fleet.planning.reconcile.phases import PHASES
 from fleet.planning.snapshot import CellView, DeploymentView, FleetView, NodeView, ProviderStatus, ReportView
-from fleet.planning.states import CellState, NodeState
+from fleet.planning.states import CELL_PHASE, CellState, NodeState
 from simulator.provider import NoProvider, Provider
 from simulator.transactions import Write
 
@@ -147,7 +146,7 @@ def assignment_of(cell: CellView, spec: DeploymentView, node: str) -> Assignment
         generation=cell.generation,
         rank=rank,
         role=MemberRole.LEADER if rank == 0 else MemberRole.FOLLOWER,
-        phase=PHASES.get(cell.state, Phase.STOP),
+        phase=CELL_PHASE.get(cell.state, Phase.STOP),
         plan=EnginePlan(spec.engine, cell.version, max_concurrency=8, ready_timeout_s=timeout_s),
         peers=tuple(Peer(node=member.node, rank=member.rank, address="", port_base=0) for member in cell.members),
         secret=f"{cell.id}/{cell.generation}",

@@ -19,13 +19,13 @@ from fleet.planning.decisions import (
     MoveCell,
     MoveNode,
     ReplaceNode,
+    RequestReplacement,
     RestartAgent,
     RetireNode,
     StartCell,
     StopCell,
-    WishReplacement,
 )
-from fleet.planning.ledger import Standing, refusal
+from fleet.planning.ledger import LedgerCounts, refusal
 from fleet.planning.snapshot import (
     CellView,
     DeploymentView,
@@ -78,7 +78,7 @@ class Store(Rows):
 
     @apply.register
     def _(self, decision: FaultDecision, now: datetime) -> None:
-        name = decision.node if isinstance(decision, ReplaceNode | WishReplacement) else ""
+        name = decision.node if isinstance(decision, ReplaceNode | RequestReplacement) else ""
         node = self.nodes.get(name)
         if isinstance(decision, ReplaceNode):
             _check_move(decision.seen, NodeState.FAULTY)
@@ -185,8 +185,8 @@ class Store(Rows):
     def _(self, decision: DrainCell, now: datetime) -> None:
         cell = self._seen(decision, CellState.DRAINING)
         policy = policy_in_force(self.deployments[cell.deployment], self.rollouts.get(cell.deployment))
-        standing = standing_of(self.cells.values(), self.deployments, cell, policy.min_healthy_s, now)
-        if refused := refusal(standing, decision.cause, policy.max_unavailable, self.limits):
+        counts = ledger_counts(self.cells.values(), self.deployments, cell, policy.min_healthy_s, now)
+        if refused := refusal(counts, decision.cause, policy.max_unavailable, self.limits):
             raise StaleWrite(f"cell {cell.id} stays: {refused}")
         moved = self._moved(cell, CellState.DRAINING, decision.reason, now)
         self._write_cell(decision, replace(moved, disruption=cell.disruption or decision.cause), now)
@@ -250,7 +250,7 @@ class Store(Rows):
             raise StaleWrite(f"node {decision.node}")
         if isinstance(decision, ReplaceNode) and node.state_since != decision.since:
             raise StaleWrite(f"node {decision.node} has left that state and come back to it")
-        if isinstance(decision, MoveNode) and to is NodeState.LOST and node.report.last_seen_at != decision.said_at:
+        if isinstance(decision, MoveNode) and to is NodeState.LOST and node.report.last_seen_at != decision.reported_at:
             raise StaleWrite(f"node {decision.node} has spoken since")
         self.before_write()
         moved = replace(node, state=to, state_since=now, cordoned=node.cordoned or to is NodeState.FAULTY)
@@ -273,13 +273,13 @@ def _check_move(seen: NodeState, to: NodeState) -> None:
         raise ValueError(f"a node cannot go from {seen} to {to}")
 
 
-def standing_of(
+def ledger_counts(
     cells: Iterable[CellView],
     deployments: Mapping[str, DeploymentView],
     about: CellView,
     settle_s: float,
     now: datetime,
-) -> Standing:
+) -> LedgerCounts:
     """What one more disruption, of this cell, would start from. Cells count once ready for `settle_s`."""
     spec = deployments[about.deployment]
     available = available_here = own_open = region_open = fleet_open = 0
@@ -292,7 +292,7 @@ def standing_of(
         if cell.deployment == spec.name and _is_available(cell, settle_s, now):
             available += 1
             available_here += cell.region == about.region
-    return Standing(
+    return LedgerCounts(
         wanted=sum(spec.cells_wanted.values()),
         available=available,
         open=own_open,

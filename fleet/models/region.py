@@ -2,7 +2,7 @@
 
 from django.db import models
 
-from fleet.planning.placement.warm import WarmSpares, parse_warm_spares
+from fleet.planning.placement.warm_spares import WarmSpares, parse_warm_spares
 from models_registry.planning.instance_types import InstanceShape
 
 

@@ -20,7 +20,7 @@ class CordonNode:
 
 
 @dataclass(frozen=True, slots=True)
-class WishReplacement:
+class RequestReplacement:
     """A node must be replaced, and its cell still serves: from now on the cell is drained first, even if what was wrong
     can no longer be seen while it drains."""
 
@@ -53,7 +53,7 @@ class CloseReplacement:
 
 @dataclass(frozen=True, slots=True)
 class OpenIncident:
-    """A fault that somebody or something must heal. `shadow`: its rule only says what it would have done. `cohort`
+    """A fault that must be healed. `shadow`: its rule only says what it would have done. `cohort`
     names what is alike in the machines it may be compared with."""
 
     kind: IncidentKind
@@ -88,13 +88,13 @@ class CloseIncident:
 
 @dataclass(frozen=True, slots=True)
 class MoveNode:
-    """Change a node's state. `said_at`: when its agent had last spoken; if it spoke since, it is not lost."""
+    """Change a node's state. `reported_at`: when its agent had last reported; if it reported since, it is not lost."""
 
     node: str
     seen: NodeState
     to: NodeState
     reason: str
-    said_at: datetime | None = None
+    reported_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class RetireNode:
 @dataclass(frozen=True, slots=True)
 class LaunchNodes:
     """Ask the provider for machines; below the network nodes `near` if it can choose. `there`: how many of them, not
-    retired, the region has before: somebody who bought meanwhile has bought in our stead."""
+    retired, the region has before: a pass that launched meanwhile has launched in place of this one."""
 
     region: str
     instance_type: str
@@ -223,7 +223,7 @@ Decision = (
     | ChangeRollout
     | CordonNode
     | ReplaceNode
-    | WishReplacement
+    | RequestReplacement
     | CloseReplacement
     | OpenIncident
     | NoteIncident

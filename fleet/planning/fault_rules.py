@@ -4,7 +4,8 @@ from enum import StrEnum
 
 
 class Rule(StrEnum):
-    """What may lead to a replacement without a person. `operator`: a person asked for it, and no setting stops that."""
+    """What may lead to a replacement. `operator`: requested by an operator, and no setting stops that; the others are
+    automatic."""
 
     HARD_SIGNATURE = "hard_signature"
     SILENCE = "silence"
@@ -14,7 +15,7 @@ class Rule(StrEnum):
 
 
 class RuleMode(StrEnum):
-    """Shadow: say what the rule would have done, and touch nothing. A new rule begins so."""
+    """Shadow: record what the rule would have done, and touch nothing. A new rule begins so."""
 
     OFF = "off"
     SHADOW = "shadow"
@@ -34,9 +35,9 @@ class IncidentKind(StrEnum):
     REPEATED_REPAIRS = "repeated-repairs"
     COMMON_CAUSE = "common-cause"
     FROZEN = "repairs-frozen"
-    DEAF = "all-agents-silent"
+    ALL_SILENT = "all-agents-silent"
     WITNESSED = "silent-node"
 
 
-NEEDS_PERSON = frozenset({IncidentKind.REPEATED_REPAIRS})
-"""While such an incident is open its node stays as it is, out of every cell: a person must look at the machine."""
+NEEDS_OPERATOR = frozenset({IncidentKind.REPEATED_REPAIRS})
+"""While such an incident is open its node stays as it is, out of every cell: an operator must inspect the machine."""

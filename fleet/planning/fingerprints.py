@@ -1,7 +1,7 @@
-"""Which members of a cell run the same software, as their agents said of their machines, before an engine has started.
+"""Which members of a cell run the same software, as their agents reported, before an engine has started.
 
 Pure. The engines compare again when they meet, with flags and weights; this is what a placement, a page and the gate
-before `ready` can know. A node that has said nothing yet is left out: silence is no difference.
+before `ready` can know. A node that has reported nothing yet is left out: that is no difference.
 """
 
 from collections.abc import Iterable, Sequence
@@ -35,14 +35,14 @@ class StackComparison:
 
 
 def stack_digest(machine: Fingerprint, engine: str) -> str:
-    """Equal for nodes that may be in one cell of this engine; empty for a node that has not said what it runs."""
+    """Equal for nodes that may be in one cell of this engine; empty for a node that has not reported what it runs."""
     return fingerprint_digest(engine_fingerprint(machine, engine)) if machine else ""
 
 
 def member_stacks(engine: str, members: Iterable[tuple[int, str, Fingerprint]]) -> tuple[Rank, ...]:
     """What members (rank, node, fingerprint of the machine) run of this engine, by rank."""
-    said = (Rank(rank, node, engine_fingerprint(machine, engine)) for rank, node, machine in members if machine)
-    return tuple(sorted(said, key=lambda rank: rank.rank))
+    known = (Rank(rank, node, engine_fingerprint(machine, engine)) for rank, node, machine in members if machine)
+    return tuple(sorted(known, key=lambda rank: rank.rank))
 
 
 def compare_stacks(ranks: Sequence[Rank]) -> StackComparison:

@@ -32,7 +32,7 @@ class LedgerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class LedgerCounts:
     """What one more disruption starts from, in cells. `open`: down on purpose.
 
     The first three count the deployment, `…_here` its cells in the cell's region, `region_…` and `fleet_…` all
@@ -51,21 +51,21 @@ class Standing:
     is_available: bool
 
 
-def refusal(standing: Standing, cause: DisruptionCause, max_unavailable: int, limits: LedgerLimits) -> str | None:
+def refusal(counts: LedgerCounts, cause: DisruptionCause, max_unavailable: int, limits: LedgerLimits) -> str | None:
     """Why this cell may not be taken down now; None: it may (I1, I10)."""
-    left = standing.available - standing.is_available
-    left_here = standing.available_here - standing.is_available
-    if standing.wanted > 0 and left < 1:
+    left = counts.available - counts.is_available
+    left_here = counts.available_here - counts.is_available
+    if counts.wanted > 0 and left < 1:
         return "no other cell of the deployment is available"
-    short, short_here = standing.wanted - left, standing.wanted_here - left_here
-    if min(standing.open + 1, short) > max_unavailable:
-        return f"{standing.open} cells of the deployment are down on purpose, at most {max_unavailable} may be"
+    short, short_here = counts.wanted - left, counts.wanted_here - left_here
+    if min(counts.open + 1, short) > max_unavailable:
+        return f"{counts.open} cells of the deployment are down on purpose, at most {max_unavailable} may be"
     if short_here > (0 if cause is DisruptionCause.SCALE else max_unavailable):
-        return f"{standing.available_here} of {standing.wanted_here} cells in the region are available"
-    if short_here > 0 and standing.region_open >= limits.region(standing.region_wanted):
-        return f"{standing.region_open} cells of the region are down on purpose, which is its budget"
-    if short_here > 0 and standing.fleet_open >= limits.fleet(standing.fleet_wanted):
-        return f"{standing.fleet_open} cells of the fleet are down on purpose, which is its budget"
+        return f"{counts.available_here} of {counts.wanted_here} cells in the region are available"
+    if short_here > 0 and counts.region_open >= limits.region(counts.region_wanted):
+        return f"{counts.region_open} cells of the region are down on purpose, which is its budget"
+    if short_here > 0 and counts.fleet_open >= limits.fleet(counts.fleet_wanted):
+        return f"{counts.fleet_open} cells of the fleet are down on purpose, which is its budget"
     return None
 
 
@@ -91,7 +91,7 @@ class Ledger:
     def refusal(self, cell: CellView, cause: DisruptionCause) -> str | None:
         """Why a ready cell may not be taken down now."""
         deployment = self._fleet.deployments[cell.deployment]
-        standing = Standing(
+        counts = LedgerCounts(
             wanted=sum(deployment.cells_wanted.values()),
             available=self._ready[cell.deployment],
             open=self._open[cell.deployment],
@@ -103,7 +103,7 @@ class Ledger:
             fleet_open=self._region_open.total(),
             is_available=cell.id in self._available,
         )
-        return refusal(standing, cause, self._fleet.policy_of(cell.deployment).max_unavailable, self._limits)
+        return refusal(counts, cause, self._fleet.policy_of(cell.deployment).max_unavailable, self._limits)
 
     def charge(self, cell: CellView, cause: DisruptionCause) -> None:
         """This cell is taken down by this pass."""

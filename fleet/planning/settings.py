@@ -22,16 +22,16 @@ class FaultSettings:
     common_cause_window_s: float = 600.0
     """How far apart faults of one cause may be seen; a rollout's bake is as long."""
     repairs_allowed: int = 5
-    """In `repairs_window_s` on one node; then a person must look (design.md, faults)."""
+    """In `repairs_window_s` on one node; then an operator must inspect it (design.md, faults)."""
     repairs_window_s: float = 7 * 86400.0
     close_after_s: float = 60.0
     """How long a fault must be gone before its incident closes, so that one that comes and goes stays one incident."""
     muted_s: float = 3600.0
-    """How long a dismissed incident stays quiet while there is no new evidence; a person may look again by then."""
+    """How long a dismissed incident stays quiet while there is no new evidence; an operator may look again by then."""
     note_every_s: float = 15.0
-    """How often an open incident is told that its fault is still there; well below `close_after_s`."""
+    """How often an open incident records that its fault is still there; well below `close_after_s`."""
     witness_age_s: float = 10.0
-    """How old the word of an ingress may be: it reports every 2 s, and is suspect after this long like any agent."""
+    """How old the report of an ingress may be: it reports every 2 s, and is suspect after this long like any agent."""
     step_window_s: float = 30.0
     """Length of a window of step times: 600 to 1500 decode steps of a 70B model, enough for a steady mean."""
     step_windows: int = 5
@@ -54,7 +54,7 @@ class FleetSettings:
     """Seconds unless the name says otherwise."""
 
     doubt_after_s: float = 3.0
-    """Silence after which the provider is asked: one missed report (every 2 s ± 10 %) and some."""
+    """Silence after which the provider is queried: one missed report (every 2 s ± 10 %) and some."""
     agent_restart_after_s: float = 1.0
     """Wait after a connection closed before its agent is started again: the machine may be dying, not the agent."""
     suspect_after_s: float = 10.0
@@ -62,20 +62,20 @@ class FleetSettings:
     lost_after_s: float = 30.0
     """Silence that, with a second witness, makes a node lost. Kubernetes takes 40 s."""
     launch_grace_s: float = 10.0
-    """How long a provider may not know yet of a machine that it was asked for: clouds list new ones seconds later."""
+    """How long a provider may not know yet of a machine that was requested: clouds list new ones seconds later."""
     join_timeout_s: float = 120.0
     """A machine that has not enrolled by then will not: GPUStack gives a worker 150 s."""
     unhealthy_after_s: float = 10.0
-    """How long a ready cell may answer no probe before it is failed; the ingress has left it long before."""
+    """How long a ready cell may fail its probes before it is failed; the ingress has left it long before."""
     start_grace_s: float = 30.0
-    """Beyond the version's own ready timeout, for an agent that never says anything."""
+    """Beyond the version's own ready timeout, for an agent that never reports."""
     load_age_s: float = 1.5
-    """How old the load in a report may be when it comes: the agent asks every 0.2 s and waits 1 s for an answer."""
+    """How old the load in a report may be when it comes: the agent polls every 0.2 s and waits 1 s for a response."""
     restart_backoff_s: float = 2.0
     """First wait before a failed cell starts again; doubles with each start that did not become ready."""
     restart_backoff_max_s: float = 300.0
     explanations_per_pass: int = 20
-    """Cells that are told anew what they wait for; each is a row in the timeline, and the first ones matter most."""
+    """Cells that get a new reason for waiting; each is a row in the timeline, and the first ones matter most."""
     surplus_after_s: float = 300.0
     """How long a spare beyond the wanted number stays before it is given back."""
     failed_launch_kept_s: float = 30.0

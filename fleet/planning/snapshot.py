@@ -16,7 +16,7 @@ from fleet.planning.states import CellState, DisruptionCause, NodeState, Rollout
 
 @dataclass(frozen=True, slots=True)
 class SignalView:
-    """What an agent saw of its hardware, once or many times. `settled`: acted upon or dismissed; it then only counts
+    """What an agent saw in its hardware, once or many times. `settled`: acted upon or dismissed; it then counts only
     towards a common cause."""
 
     node: str
@@ -77,7 +77,7 @@ class StepWindow:
 @dataclass(frozen=True, slots=True)
 class FaultsView:
     """`repairs` counts a node's in `FaultSettings.repairs_window_s`; `down` maps a cell to an ingress that cannot reach
-    it; `windows` holds a node's last ones, oldest first; `muted`: (kind, subject) that a person dismissed lately."""
+    it; `windows` holds a node's last ones, oldest first; `muted`: (kind, subject) that an operator dismissed lately."""
 
     signals: tuple[SignalView, ...] = ()
     incidents: tuple[IncidentView, ...] = ()
@@ -101,7 +101,7 @@ RETURNING = frozenset({DisruptionCause.ROLLOUT, DisruptionCause.REPAIR})
 
 
 class ProviderStatus(StrEnum):
-    """What the provider says of a machine. `agent_dead`: the machine runs, its agent does not."""
+    """What the provider reports of a machine. `agent_dead`: the machine runs, its agent does not."""
 
     UNKNOWN = "unknown"
     RUNNING = "running"
@@ -111,7 +111,7 @@ class ProviderStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ReportView:
-    """The last thing that a node's agent said."""
+    """The last report of a node's agent."""
 
     connected: bool
     last_seen_at: datetime | None
@@ -124,7 +124,7 @@ class ReportView:
     health_reason: str = ""
     in_flight: int = 0
 
-    def speaks_of(self, cell: "CellView") -> bool:
+    def is_about(self, cell: "CellView") -> bool:
         """A report counts only if it speaks of this cell at this generation (I5)."""
         return self.cell == cell.id and self.generation == cell.generation
 
@@ -132,7 +132,7 @@ class ReportView:
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One machine. `topology`: its network nodes, widest first; empty: unknown. `fingerprint`: digest of what the
-    machine's software is; empty: not said yet. `software`: its fields, those of engines as `<engine>.<field>`."""
+    machine's software is; empty: not reported yet. `software`: its fields, those of engines as `<engine>.<field>`."""
 
     id: str
     region: str
@@ -150,7 +150,7 @@ class NodeView:
 
     def stack(self, engine: str) -> str:
         """Digest of what counts for cells of this engine: nodes of one cell must have the same (I2), whatever else is
-        installed beside it. Empty: not said yet."""
+        installed beside it. Empty: not reported yet."""
         return stack_digest(self.software, engine)
 
 
@@ -223,7 +223,7 @@ class DeploymentView:
     problem: str = ""
 
     def of(self, version: str) -> VersionView:
-        """A version's size and times, of the deployment's own where nobody said otherwise."""
+        """A version's size and times, of the deployment's own unless stated otherwise."""
         own = VersionView(self.nodes_per_cell, self.ready_timeout_s, self.engine, self.within)
         return self.others.get(version) or own
 
@@ -247,7 +247,7 @@ class Finding(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a gate found, and the numbers that it compared, by name, for people to check."""
+    """What a gate found, and the numbers that it compared, by name, so that they can be checked."""
 
     finding: Finding
     reason: str
@@ -305,8 +305,8 @@ class FleetView:
         """What may be done to a deployment now: its rollout's copy while one is active, else its own."""
         return policy_in_force(self.deployments[deployment], self.rollouts.get(deployment))
 
-    def heard_for_s(self, since: datetime, now: datetime) -> float:
-        """Seconds since `since` in which agents could reach us; 0 while they cannot: our gap is nobody's delay."""
+    def listening_for_s(self, since: datetime, now: datetime) -> float:
+        """Seconds since `since` in which agents could connect; 0 while they cannot. Such a gap is no delay."""
         if self.listening_since is None:
             return 0.0
         return (now - max(since, self.listening_since)).total_seconds()

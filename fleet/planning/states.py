@@ -2,6 +2,7 @@
 
 from enum import StrEnum
 
+from engine_agent.protocol.states import Phase
 from kernel.tones import Tone
 
 
@@ -59,6 +60,14 @@ CELL_ALLOWED: dict[CellState, frozenset[CellState]] = {
     CellState.LOST: frozenset({CellState.STARTING, CellState.STOPPED}),
     CellState.STOPPED: frozenset(),
 }
+
+CELL_PHASE: dict[CellState, Phase] = {
+    CellState.STARTING: Phase.SERVE,
+    CellState.READY: Phase.SERVE,
+    CellState.DRAINING: Phase.DRAIN,
+}
+"""What its nodes are to do. A cell in any other state runs no engine: it starts again as a whole, with a new
+generation."""
 
 NODE_ALLOWED: dict[NodeState, frozenset[NodeState]] = {
     NodeState.JOINING: frozenset({NodeState.READY, NodeState.LOST, NodeState.RETIRED}),

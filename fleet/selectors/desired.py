@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from engine_agent.protocol.messages import Assignment, Desired, LogWish, Peer
 from engine_agent.protocol.states import Phase
 from fleet.models import CellMember, Node, NodeLog
-from fleet.planning.reconcile.phases import PHASES
-from fleet.planning.states import CellState
+from fleet.planning.states import CELL_PHASE, CellState
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.versions import InvalidVersion
 
@@ -61,7 +60,7 @@ def _assignment(member: CellMember, peers: tuple[Peer, ...]) -> Assignment:
         generation=cell.generation,
         rank=member.rank,
         role=member.role,
-        phase=PHASES.get(CellState(cell.state), Phase.STOP),
+        phase=CELL_PHASE.get(CellState(cell.state), Phase.STOP),
         plan=render_engine_plan(cell.model_version.spec(), cell.deployment.instance_type.shape()),
         peers=peers,
         secret=cell.secret,

@@ -10,7 +10,7 @@ from django.db.models import Q
 
 from fleet.models import LoadWindow
 from fleet.planning.load.history import FINE_S
-from fleet.planning.load.slo import WINDOWS_S, Seen, total
+from fleet.planning.load.slo import WINDOWS_S, RequestCounts, total
 
 FLEET = "fleet"
 DAY_S = 86_400
@@ -104,7 +104,7 @@ def last_windows(subjects: Iterable[str], now: datetime, *, within_s: float = 4 
     return {subject: _point(*figures) for subject, *figures in found}
 
 
-def seen_in_windows(subject: str, now: datetime) -> Mapping[int, Seen]:
+def seen_in_windows(subject: str, now: datetime) -> Mapping[int, RequestCounts]:
     """What happened to the requests of a subject in each window by which objectives are judged. One query.
 
     The last hour in fine windows, the last day in those of 5 minutes, what is older in those of an hour.
@@ -115,11 +115,11 @@ def seen_in_windows(subject: str, now: datetime) -> Mapping[int, Seen]:
     middle = Q(step_s=300, at__gte=day)
     long = Q(step_s=3600, at__gte=ages[max(ages)], at__lt=day)
     rows = LoadWindow.objects.filter(fine | middle | long, subject__name=subject)
-    seen: dict[int, list[Seen]] = {window: [] for window in WINDOWS_S}
+    seen: dict[int, list[RequestCounts]] = {window: [] for window in WINDOWS_S}
     for step, at, requests, errors, slow in rows.values_list("step_s", "at", "requests", "errors", "slow"):
         for window, since in ages.items():
             if at >= since and (step == FINE_S) == (window <= 3600):
-                seen[window].append(Seen(requests, errors, slow))
+                seen[window].append(RequestCounts(requests, errors, slow))
     return {window: total(found) for window, found in seen.items()}
 
 

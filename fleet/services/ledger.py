@@ -12,7 +12,7 @@ from django.db import connection
 from django.db.models import Count, QuerySet, Sum
 
 from fleet.models import Cell, Deployment, DeploymentRegion, Disruption
-from fleet.planning.ledger import LedgerLimits, Standing, refusal
+from fleet.planning.ledger import LedgerCounts, LedgerLimits, refusal
 from fleet.planning.states import CellState, DisruptionCause
 from fleet.selectors.rollout import policy_in_force
 from kernel.transitions import StaleDecision
@@ -67,7 +67,7 @@ def _lock(deployment: str) -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
 
 
-def _standing(cell: Cell, min_healthy_s: float, now: datetime) -> Standing:
+def _standing(cell: Cell, min_healthy_s: float, now: datetime) -> LedgerCounts:
     proven = now - timedelta(seconds=min_healthy_s)
     available = _by_region(
         Cell.objects.filter(deployment_id=cell.deployment_id, state=CellState.READY.value, state_since__lte=proven)
@@ -77,7 +77,7 @@ def _standing(cell: Cell, min_healthy_s: float, now: datetime) -> Standing:
     wanted_of_all = {region: int(cells) for region, cells in there}
     entries = Disruption.objects.filter(closed_at__isnull=True)
     budgeted = _by_region(entries.exclude(cause=DisruptionCause.SCALE.value))
-    return Standing(
+    return LedgerCounts(
         wanted=sum(wanted.values()),
         available=available.total(),
         open=entries.filter(deployment_id=cell.deployment_id).count(),

@@ -61,7 +61,7 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
 def _lock_unless_it_spoke(decision: MoveNode) -> None:
     """A report that came in after the snapshot refutes the loss; none is written until this commits."""
     report = NodeReport.objects.select_for_update().filter(node_id=decision.node).first()
-    if report is not None and report.last_seen_at != decision.said_at:
+    if report is not None and report.last_seen_at != decision.reported_at:
         raise StaleDecision(f"node {decision.node} has spoken since")
 
 

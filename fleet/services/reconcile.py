@@ -26,11 +26,11 @@ from fleet.planning.decisions import (
     NoteIncident,
     OpenIncident,
     ReplaceNode,
+    RequestReplacement,
     RestartAgent,
     RetireNode,
     StartCell,
     StopCell,
-    WishReplacement,
 )
 from fleet.planning.faults.liveness import nodes_in_doubt
 from fleet.planning.planners import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
@@ -148,7 +148,7 @@ APPLY: Mapping[type[Decision], Callable[..., None]] = {
     ChangeRollout: rollouts.rollout_change,
     CordonNode: replacements.node_cordon_faulty,
     ReplaceNode: replacements.node_replace,
-    WishReplacement: replacements.replacement_wish,
+    RequestReplacement: replacements.replacement_wish,
     CloseReplacement: replacements.replacement_close,
     OpenIncident: incidents.incident_open_decided,
     NoteIncident: incidents.incident_note,

@@ -9,7 +9,7 @@ from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError
 
 from fleet.models import InstanceType, Region
-from fleet.planning.placement.warm import InvalidWarmSpares, parse_warm_spares
+from fleet.planning.placement.warm_spares import InvalidWarmSpares, parse_warm_spares
 from fleet.providers import provider_named
 from fleet.providers.base import ProviderError
 from kernel import hints, live

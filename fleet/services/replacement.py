@@ -11,9 +11,9 @@ from typing import Any
 from django.db import connection, transaction
 
 from fleet.models import CellMember, Incident, Node, Replacement
-from fleet.planning.decisions import CloseReplacement, CordonNode, ReplaceNode, WishReplacement
+from fleet.planning.decisions import CloseReplacement, CordonNode, ReplaceNode, RequestReplacement
 from fleet.planning.fault_rules import Rule
-from fleet.planning.faults.guards import COUNTED, Underway, crowding
+from fleet.planning.faults.guards import COUNTED, ReplacementBudget, over_budget
 from fleet.planning.settings import FaultSettings
 from fleet.planning.states import NODE_ALLOWED, NODE_TONE, IncidentState, NodeState
 from fleet.services.desired import desired_changed
@@ -78,7 +78,7 @@ def replacement_begin(*, node: str, cell: str, rule: Rule, reason: str, now: dat
     _open(node, cell, rule, reason, now, SWITCHYARD, begun_at=now)
 
 
-def replacement_wish(decision: WishReplacement, *, now: datetime, settings: FaultSettings | None = None) -> None:
+def replacement_wish(decision: RequestReplacement, *, now: datetime, settings: FaultSettings | None = None) -> None:
     """From now on the node's cell is drained for its replacement.
 
     Raises:
@@ -123,14 +123,14 @@ def _guard(node_id: str, cell: str, settings: FaultSettings) -> None:
     pool = Node.objects.filter(region_id=node.region_id, instance_type_id=node.instance_type_id)
     work = Replacement.objects.filter(closed_at__isnull=True)
     mate = work.filter(cell=cell).values_list("node_id", flat=True).first() if cell else None
-    underway = Underway(
+    underway = ReplacementBudget(
         pool=(node.region_id, node.instance_type_id),
         open=work.filter(node__in=pool).count(),
         pool_size=pool.filter(state__in=[state.value for state in COUNTED]).count(),
         cell=cell,
-        mate=mate or "",
+        peer=mate or "",
     )
-    if crowded := crowding(underway, settings):
+    if crowded := over_budget(underway, settings):
         raise StaleDecision(f"node {node_id} stays: {crowded}")
 
 

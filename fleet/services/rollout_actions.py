@@ -13,7 +13,7 @@ from django.db import transaction
 from fleet.models import Cell, Deployment, DeploymentRegion, Region, Rollout
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
 from fleet.planning.rollout.preview import objection, order_of_regions
-from fleet.planning.rollout.waves import course_of
+from fleet.planning.rollout.waves import progress_of
 from fleet.planning.states import CellState, RolloutState
 from fleet.selectors.rollout import ACTIVE, rollout_view
 from fleet.selectors.snapshot import deployment_view
@@ -156,8 +156,8 @@ def rollout_skip_bake(*, rollout_id: int, actor: str, now: datetime, why: str) -
         raise InvalidInput(field="why", rule="required", message="say why the bake may be skipped")
 
     def onwards(rollout: Rollout) -> RolloutState:
-        course = course_of(deployment_view(rollout.deployment_id), rollout_view(rollout))
-        following = course.next_stage() if course else None
+        progress = progress_of(deployment_view(rollout.deployment_id), rollout_view(rollout))
+        following = progress.next_stage() if progress else None
         if following is None:
             return RolloutState.SUCCEEDED
         rollout.stage = following

@@ -65,12 +65,12 @@ async def _exchange(
         target.port,
         ssl=context,
         server_hostname=target.host if is_tls else None,
-        limit=settings.answer_bytes,
+        limit=settings.response_bytes,
     )
     try:
         writer.write(_request(target, body, headers))
         await writer.drain()
-        return _judge(await _read_bounded(reader, settings.answer_bytes))
+        return _judge(await _read_bounded(reader, settings.response_bytes))
     finally:
         writer.transport.abort()
 

@@ -5,7 +5,7 @@ from datetime import datetime
 from typing import Any
 
 from fleet.models import Webhook, WebhookDelivery
-from fleet.planning.webhooks.delivery import wants
+from fleet.planning.webhooks.delivery import is_subscribed
 from kernel import hints
 
 SEND_TASK = "fleet.send_webhooks"
@@ -13,7 +13,7 @@ SEND_TASK = "fleet.send_webhooks"
 
 def webhooks_notify(*, event: str, body: dict[str, Any], now: datetime) -> None:
     """Tell every enabled webhook that asked for this event."""
-    asked = [hook for hook in Webhook.objects.filter(enabled=True) if wants(hook.events, event)]
+    asked = [hook for hook in Webhook.objects.filter(enabled=True) if is_subscribed(hook.events, event)]
     for hook in asked:
         delivery_create(webhook=hook, event=event, body=body, now=now)
 

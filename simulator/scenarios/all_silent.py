@@ -1,4 +1,5 @@
-"""Every agent falls silent at once: we are deaf, not they dead. Nothing may be done, and they go on serving."""
+"""Every agent falls silent at once: the control plane is cut off. It may take no action, and they go on
+serving."""
 
 from collections.abc import Iterator
 

@@ -25,9 +25,9 @@ from fleet.planning.decisions import (
     MoveCell,
     MoveNode,
     ReplaceNode,
+    RequestReplacement,
     StartCell,
     StopCell,
-    WishReplacement,
 )
 from fleet.planning.fault_rules import Rule
 from fleet.planning.snapshot import FleetView
@@ -123,9 +123,9 @@ class Draw:
     def _move_node(self) -> Decision:
         node = self._random.choice(sorted(self._store.nodes))
         seen = self._store.nodes[node].state if self._is_right() else self._random.choice(list(NodeState))
-        said_at = self._store.nodes[node].report.last_seen_at if self._is_right() else None
+        reported_at = self._store.nodes[node].report.last_seen_at if self._is_right() else None
         to = self._random.choice((NodeState.SUSPECT, NodeState.READY, NodeState.LOST))
-        return MoveNode(node, seen, to, "heard", said_at)
+        return MoveNode(node, seen, to, "heard", reported_at)
 
     def _cordon(self) -> Decision:
         return CordonNode(self._random.choice(sorted(self._store.nodes)), "a fault")
@@ -138,7 +138,7 @@ class Draw:
         node = self._store.nodes[self._random.choice(sorted(self._store.nodes))]
         cell = self._store.member_of.get(node.id, "") if self._is_right() else "sim-70b-us-east-1-1"
         if cell and self._random.random() < 0.4:
-            return WishReplacement(node.id, cell, Rule.SLOW, "slow")
+            return RequestReplacement(node.id, cell, Rule.SLOW, "slow")
         since = node.state_since if self._is_right() else node.state_since - timedelta(seconds=1)
         return ReplaceNode(node.id, node.state, since, cell, Rule.HARD_SIGNATURE, "broken")
 

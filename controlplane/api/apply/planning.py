@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from fleet.planning.placement.warm import InvalidWarmSpares, parse_warm_spares
+from fleet.planning.placement.warm_spares import InvalidWarmSpares, parse_warm_spares
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
 from traffic.planning.traffic_policy import InvalidTrafficPolicy, TrafficPolicy, parse_traffic_policy
 from traffic.planning.traffic_policy import traffic_policy_as_json as traffic_as_json

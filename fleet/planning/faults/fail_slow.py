@@ -2,7 +2,7 @@
 
 A cell runs in lock-step, so its slow node slows all: only a rank's own computing time tells them apart. A node is
 compared with its cohort, the same rank's role in cells of the same version on the same machines, batch size by batch
-size. Without a cohort nobody is slow.
+size. Without a cohort no node is slow.
 """
 
 from collections import defaultdict
@@ -104,7 +104,7 @@ def _slow_in(
     slow: dict[str, list[Measured]] = defaultdict(list)
     for left in range(settings.step_windows, 0, -1):
         if max((len(found) for found in slow.values()), default=0) + left < settings.step_windows_slow:
-            break  # nobody can become slow enough: the usual case, and half the work
+            break  # no node can become slow enough: the usual case, and half the work
         index = newest - left + 1
         times = relative_times({node: known[index] for node, known in nodes.items() if index in known}, settings)
         if len(times) <= settings.slow_peers:

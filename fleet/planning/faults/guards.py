@@ -1,5 +1,5 @@
 """Decides how much may be replaced at once: one node of a cell, few of a pool, and none while too many are unhealthy,
-because then it is more likely our view of them that is broken. It accuses nobody."""
+because then it is more likely our view of them that is broken. It suspects no node itself."""
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import cached_property
 
 from engine_agent.protocol.signatures import is_hard
-from fleet.planning.fault_rules import NEEDS_PERSON
+from fleet.planning.fault_rules import NEEDS_OPERATOR
 from fleet.planning.placement.distance import failure_domain
 from fleet.planning.settings import FaultSettings, FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView
@@ -33,7 +33,7 @@ class Freeze:
 
 
 @dataclass(frozen=True, slots=True)
-class Underway:
+class ReplacementBudget:
     """What bounds one more replacement: how many of the node's pool are open, how many machines the pool has, and
     which other node of the same cell is being replaced."""
 
@@ -41,13 +41,13 @@ class Underway:
     open: int
     pool_size: int
     cell: str = ""
-    mate: str = ""
+    peer: str = ""
 
 
-def crowding(underway: Underway, settings: FaultSettings) -> str:
+def over_budget(underway: ReplacementBudget, settings: FaultSettings) -> str:
     """Why one more replacement would be too many; empty: it would not."""
-    if underway.mate:
-        return f"{underway.mate} of its cell {underway.cell} is being replaced"
+    if underway.peer:
+        return f"{underway.peer} of its cell {underway.cell} is being replaced"
     limit = max(1, int(settings.replaced_share * underway.pool_size))
     if underway.open >= limit:
         return f"{underway.open} of {limit} replacements of its pool {_pool_name(*underway.pool)} are under way"
@@ -100,7 +100,7 @@ class Guards:
         busy = self._busy.get(cell, "")
         if busy == node.id:
             return ""
-        return crowding(Underway(pool, self._taken[pool], self._sizes[pool], cell, busy), self._settings)
+        return over_budget(ReplacementBudget(pool, self._taken[pool], self._sizes[pool], cell, busy), self._settings)
 
     def take(self, node: NodeView) -> None:
         """Count a replacement that this pass decides."""
@@ -117,23 +117,23 @@ class Guards:
         return Counter(_pool(node) for node in self._fleet.nodes.values() if node.state in COUNTED)
 
     @cached_property
-    def _accused(self) -> frozenset[str]:
+    def _with_hard_signal(self) -> frozenset[str]:
         return frozenset(
             signal.node for signal in self._fleet.faults.signals if not signal.settled and is_hard(signal.signature)
         )
 
     def _freeze(self, region: str, scope: str, nodes: list[NodeView]) -> Freeze | None:
-        counted = [node for node in nodes if not self._is_out_of_the_way(node)]
+        counted = [node for node in nodes if not self._is_handled(node)]
         unhealthy = tuple(sorted(node.id for node in counted if self._is_unhealthy(node)))
         bound = max(self._settings.frozen_above_nodes, self._settings.frozen_above_share * len(counted))
         return Freeze(scope, region, unhealthy, len(counted)) if len(unhealthy) > bound else None
 
     def _is_unhealthy(self, node: NodeView) -> bool:
-        return node.state is not NodeState.READY or node.id in self._accused
+        return node.state is not NodeState.READY or node.id in self._with_hard_signal
 
-    def _is_out_of_the_way(self, node: NodeView) -> bool:
-        """Condemned and in no cell: what it needed was done, or is a person's."""
-        held = self._fleet.faults.is_held(node.id, NEEDS_PERSON)
+    def _is_handled(self, node: NodeView) -> bool:
+        """Condemned and in no cell: what it needed was done, or waits for an operator."""
+        held = self._fleet.faults.is_held(node.id, NEEDS_OPERATOR)
         return node.state in CONDEMNED and (held or node.id not in self._cells)
 
 

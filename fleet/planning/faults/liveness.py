@@ -1,7 +1,7 @@
 """Decides which nodes are alive, from what their agents and their provider say.
 
-Silence alone never condemns a node: a second witness must agree. When every agent is silent, it is we who are deaf,
-and nothing is decided at all.
+Silence alone never condemns a node: a second witness must agree. When every agent is silent, the control plane is cut
+off: no action is taken at all.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ WATCHED = frozenset({NodeState.JOINING, NodeState.READY, NodeState.SUSPECT})
 
 
 def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[str, ...]:
-    """Nodes about which the provider should be asked before `plan_liveness`."""
+    """Nodes to look up at the provider before `plan_liveness`."""
     return tuple(
         node.id
         for node in fleet.nodes.values()
@@ -29,10 +29,10 @@ def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
 
 
 def plan_liveness(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
-    """Changes of node states. Empty while nobody listens to agents or all of them are silent."""
+    """Changes of node states. Empty while agents cannot connect or all of them are silent."""
     watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
     guards = Guards(fleet, settings, now)
-    if _we_are_deaf(watched, fleet, settings, now):
+    if _is_cut_off(watched, fleet, settings, now):
         cases = (_Case(node, fleet, settings, now, guards) for node in watched)
         return tuple(restart for case in cases if (restart := _restart_agent(case)))
     cases = (_Case(node, fleet, settings, now, guards) for node in watched if not _is_well(node, fleet, settings, now))
@@ -40,9 +40,9 @@ def plan_liveness(fleet: FleetView, settings: FleetSettings, now: datetime) -> t
 
 
 def are_all_silent(fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
-    """Whether agents could reach us and none does: then it is we who are deaf."""
+    """Whether agents could connect and none does: then the control plane is cut off."""
     watched = [node for node in fleet.nodes.values() if node.state in WATCHED]
-    return fleet.listening_since is not None and _we_are_deaf(watched, fleet, settings, now)
+    return fleet.listening_since is not None and _is_cut_off(watched, fleet, settings, now)
 
 
 def held_back(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[tuple[NodeView, str, str], ...]:
@@ -52,13 +52,13 @@ def held_back(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple
         _Case(node, fleet, settings, now, guards) for node in fleet.nodes.values() if node.state is NodeState.SUSPECT
     ]
     verdicts = ((case, _condemnation(case)) for case in cases)
-    return tuple((case.node, said, why) for case, said in verdicts if said and (why := _why_not(case)))
+    return tuple((case.node, verdict, why) for case, verdict in verdicts if verdict and (why := _why_not(case)))
 
 
 def _is_well(node: NodeView, fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
-    """Heard of just now, and nothing to take back: nearly all nodes, in nearly every pass."""
-    heard = node.state is NodeState.READY and node.report.connected
-    return heard and _silence_s(node, fleet, now) <= settings.doubt_after_s
+    """Reported just now, and nothing to take back: nearly all nodes, in nearly every pass."""
+    is_connected = node.state is NodeState.READY and node.report.connected
+    return is_connected and _silence_s(node, fleet, now) <= settings.doubt_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class _Case:
         return MoveNode(self.node.id, self.node.state, to, reason, self.node.report.last_seen_at)
 
 
-def _we_are_deaf(watched: list[NodeView], fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
+def _is_cut_off(watched: list[NodeView], fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
     if fleet.listening_since is None:
         return True
     joined = [node for node in watched if node.state is not NodeState.JOINING]
@@ -109,7 +109,7 @@ def _restart_agent(case: _Case) -> RestartAgent | None:
 def _judge_joining(case: _Case) -> Decision | None:
     if case.node.report.connected:
         return case.move(NodeState.READY, "its agent joined")
-    if case.fleet.heard_for_s(case.node.created_at, case.now) > case.settings.join_timeout_s:
+    if case.fleet.listening_for_s(case.node.created_at, case.now) > case.settings.join_timeout_s:
         return case.move(NodeState.LOST, f"it did not join within {case.settings.join_timeout_s:.0f} s")
     return None
 
@@ -130,7 +130,7 @@ def _judge_joined(case: _Case) -> Decision | None:
 
 
 def _condemnation(case: _Case) -> str:
-    """Why a silent node counts as dead; empty while nobody but its silence says so."""
+    """Why a silent node counts as dead; empty while only its silence speaks for it."""
     silence_s = _silence_s(case.node, case.fleet, case.now)
     witness = _second_witness(case) if silence_s > case.settings.lost_after_s else None
     return f"silent for {silence_s:.0f} s, and {witness}" if witness else ""
@@ -145,8 +145,8 @@ def _why_not(case: _Case) -> str:
 
 
 def _second_witness(case: _Case) -> str | None:
-    """Who else says that this node is dead: its provider, the leader of its cell, or an ingress that sends requests to
-    the cell. An ingress sees the leader only, so of a follower it says something once the leader is silent, too."""
+    """What else shows that this node is dead: its provider, its leader, or an ingress that sends requests to its
+    cell. An ingress sees the leader only, so of a follower it says something once the leader is silent, too."""
     if case.node.provider is ProviderStatus.GONE:
         return "its provider says the machine is gone"
     cell = case.fleet.cell_of(case.node.id)
@@ -160,16 +160,16 @@ def _second_witness(case: _Case) -> str | None:
         return f"ingress {ingress} cannot reach its cell {cell.id}"
     if leader.id == case.node.id or not leader.report.connected:
         return None
-    if leader.report.speaks_of(cell) and leader.report.state is EngineState.FAILED:
+    if leader.report.is_about(cell) and leader.report.state is EngineState.FAILED:
         return f"its leader {leader.id} says: {leader.report.reason}"
     return None
 
 
 def _silence_s(node: NodeView, fleet: FleetView, now: datetime) -> float:
-    """Seconds without a report while somebody listened: a gap of ours is not the node's silence."""
-    heard, said_at, since = node.created_at, node.report.last_seen_at, fleet.listening_since
-    if said_at is not None and said_at > heard:
-        heard = said_at
-    if since is not None and since > heard:
-        heard = since
-    return (now - heard).total_seconds()
+    """Seconds without a report while agents could connect: a gap of the control plane is not the node's silence."""
+    last, reported_at, since = node.created_at, node.report.last_seen_at, fleet.listening_since
+    if reported_at is not None and reported_at > last:
+        last = reported_at
+    if since is not None and since > last:
+        last = since
+    return (now - last).total_seconds()

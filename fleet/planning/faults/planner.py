@@ -1,7 +1,7 @@
 """Decides what follows from faults: incidents with their evidence, and the replacement of single faulty nodes.
 
 It never blames a machine for what many have in common, replaces nothing where too much is unhealthy, and does nothing
-at all while no agent is heard.
+at all while no agent reports.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,9 +19,9 @@ from fleet.planning.decisions import (
     NoteIncident,
     OpenIncident,
     ReplaceNode,
-    WishReplacement,
+    RequestReplacement,
 )
-from fleet.planning.fault_rules import NEEDS_PERSON, IncidentKind, Rule, RuleMode
+from fleet.planning.fault_rules import NEEDS_OPERATOR, IncidentKind, Rule, RuleMode
 from fleet.planning.faults.common_cause import CommonCause, find_common_causes
 from fleet.planning.faults.fail_slow import find_slow
 from fleet.planning.faults.guards import CONDEMNED, Guards
@@ -64,7 +64,7 @@ def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
     """Incidents to open, note and close, and what is done about single nodes."""
     work = _Pass(fleet, settings, now, Guards(fleet, settings, now))
     if are_all_silent(fleet, settings, now):
-        _say(work, IncidentKind.DEAF, "fleet", "No agent is heard: it is the control plane that is cut off", {})
+        _say(work, IncidentKind.ALL_SILENT, "fleet", "No agent is heard: it is the control plane that is cut off", {})
         return tuple(work.decisions)
     if fleet.listening_since is None:
         return ()
@@ -147,7 +147,7 @@ def _close(work: _Pass) -> None:
         if known.kind not in KINDS or (known.kind, known.subject) in work.there:
             continue
         node = work.fleet.nodes.get(known.node)
-        is_held = known.kind in NEEDS_PERSON and node is not None and node.state is NodeState.FAULTY
+        is_held = known.kind in NEEDS_OPERATOR and node is not None and node.state is NodeState.FAULTY
         gone_s = (work.now - known.seen_at).total_seconds()
         if known.node and (node is None or node.state is NodeState.RETIRED):
             work.decisions.append(CloseIncident(known.id, known.seen_at, f"{known.node} was retired"))
@@ -217,7 +217,7 @@ def _is_replaced(work: _Pass, node: NodeView) -> bool:
 def _first_step(node: NodeView, cell: CellView | None, rule: Rule, suspicion: Suspicion) -> Decision:
     """A cell that serves is drained first, unless it must not serve any longer."""
     if cell is not None and cell.state is CellState.READY and not suspicion.at_once:
-        return WishReplacement(node.id, cell.id, rule, suspicion.reason)
+        return RequestReplacement(node.id, cell.id, rule, suspicion.reason)
     return _out_of_use(node, cell, rule, suspicion.reason)
 
 

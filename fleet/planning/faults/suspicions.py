@@ -1,4 +1,4 @@
-"""Decides which nodes are accused, of what, and with which evidence. What becomes of them is for `faults` to decide."""
+"""Decides which nodes are suspected, of what, and with which evidence. What follows is decided in `planner`."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -49,33 +49,35 @@ def _any(fleet: FleetView, slow: Iterable[SlowNode]) -> bool:
 
 def _of_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Suspicion]:
     """Hard ones accuse their node. What every rank sees of one broken rank accuses the node only where it is alone; or
-    it is explained by a mate that is accused, and else it is the cell's."""
-    said: dict[str, list[SignalView]] = defaultdict(list)
+    it is explained by a mate that is suspected, and else it is the cell's."""
+    by_node: dict[str, list[SignalView]] = defaultdict(list)
     for signal in fleet.faults.signals:
         node = fleet.nodes.get(signal.node)
         if not signal.settled and node is not None and node.state in ACCUSABLE:
-            said[signal.node].append(signal)
+            by_node[signal.node].append(signal)
     vague: dict[str, list[SignalView]] = defaultdict(list)
-    accused: set[str] = set()
+    suspected: set[str] = set()
     soft: list[Suspicion] = []
-    for name in sorted(said):
+    for name in sorted(by_node):
         node, cell = fleet.nodes[name], cells.get(name)
         alone = cell is None or len(cell.members) < 2
-        hard = [s for s in said[name] if is_hard(s.signature) and (alone or s.signature not in UNATTRIBUTED_SIGNATURES)]
+        hard = [
+            s for s in by_node[name] if is_hard(s.signature) and (alone or s.signature not in UNATTRIBUTED_SIGNATURES)
+        ]
         if hard:
-            accused.add(name)
+            suspected.add(name)
             yield _signalled(IncidentKind.HARDWARE, node, cell, hard, Rule.HARD_SIGNATURE)
             continue
-        for signal in said[name]:
+        for signal in by_node[name]:
             if cell is not None and not alone and signal.signature in UNATTRIBUTED_SIGNATURES:
                 vague[cell.id].append(signal)
-        rest = [signal for signal in said[name] if alone or signal.signature not in UNATTRIBUTED_SIGNATURES]
+        rest = [signal for signal in by_node[name] if alone or signal.signature not in UNATTRIBUTED_SIGNATURES]
         if rest:
             soft.append(_signalled(IncidentKind.SOFT, node, cell, rest, None))
     yield from soft
     for cell_id in sorted(vague):
         cell = fleet.cells[cell_id]
-        if not any(member.node in accused for member in cell.members):
+        if not any(member.node in suspected for member in cell.members):
             yield _of_cell(cell, vague[cell_id])
 
 
@@ -93,7 +95,7 @@ def _signalled(
         at_once=True,
         faults=frozenset(signal.signature for signal in signals),
         cohort=f"nodes of {node.instance_type}",
-        evidence={"signals": [_in_words(signal) for signal in signals]},
+        evidence={"signals": [_as_evidence(signal) for signal in signals]},
     )
 
 
@@ -107,7 +109,7 @@ def _of_cell(cell: CellView, signals: list[SignalView]) -> Suspicion:
         reason=f"{first.signature}: {first.summary}; any of its {len(cell.members)} nodes may be the broken one",
         cell=cell,
         faults=frozenset(signal.signature for signal in signals),
-        evidence={"seen_by": seen_by, "signals": [_in_words(signal) for signal in signals]},
+        evidence={"seen_by": seen_by, "signals": [_as_evidence(signal) for signal in signals]},
     )
 
 
@@ -150,7 +152,7 @@ def _of_slow(fleet: FleetView, cells: Mapping[str, CellView], slow: Iterable[Slo
             )
 
 
-def _in_words(signal: SignalView) -> dict[str, Any]:
+def _as_evidence(signal: SignalView) -> dict[str, Any]:
     return {
         "node": signal.node,
         "signature": signal.signature,

@@ -39,7 +39,7 @@ RANGES = {"availability": (0.5, 0.99999), "ttft_ms": (1.0, 3_600_000.0), "ttft_s
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RequestCounts:
     """What happened in one window of time. `served` had a first token, `slow` of them too late."""
 
     requests: int = 0
@@ -77,7 +77,7 @@ class Burn:
 
     @property
     def percent(self) -> float:
-        """The objective as people say it."""
+        """The objective in percent."""
         return round(100 * self.objective, 3)
 
 
@@ -99,7 +99,7 @@ def parse_objective(stated: Mapping[str, Any], serving_class: ServingClass) -> O
     return Objective(**values)
 
 
-def burns(objective: Objective, seen: Mapping[int, Seen]) -> tuple[Burn, ...]:
+def burns(objective: Objective, seen: Mapping[int, RequestCounts]) -> tuple[Burn, ...]:
     """How the two budgets burn. `seen`: window in seconds, each of `WINDOWS_S` -> what happened in it until now."""
     failed = {window: _rate(what.errors, what.requests, objective.availability) for window, what in seen.items()}
     late = {
@@ -111,10 +111,12 @@ def burns(objective: Objective, seen: Mapping[int, Seen]) -> tuple[Burn, ...]:
     )
 
 
-def total(seen: Iterable[Seen]) -> Seen:
+def total(seen: Iterable[RequestCounts]) -> RequestCounts:
     """Several windows as one."""
     rows = list(seen)
-    return Seen(sum(row.requests for row in rows), sum(row.errors for row in rows), sum(row.slow for row in rows))
+    return RequestCounts(
+        sum(row.requests for row in rows), sum(row.errors for row in rows), sum(row.slow for row in rows)
+    )
 
 
 def _rate(bad: int, of: int, objective: float) -> float | None:

@@ -30,7 +30,7 @@ def depth_of(topologies: Iterable[Sequence[str]]) -> int:
 def distance(one: Sequence[str], other: Sequence[str], depth: int) -> int:
     """Levels of the network that two different machines do not share, 0 (same lowest network node) to `depth`.
 
-    `depth - shared_prefix`: what is unknown of a topology is shared with nobody, so an unknown place is far from all.
+    `depth - shared_prefix`: what is unknown of a topology is shared with no other, so an unknown place is far from all.
     """
     return depth - shared_prefix(one, other)
 

@@ -1,7 +1,8 @@
-"""Packs cells onto spares so that the total network distance is small. Greedy, then improved by exchanges.
+"""Packs whole cells onto spares, and joins spares to the nodes that stay in a cell, so that the total network distance
+is small. Greedy; `local_search` improves what is packed.
 
 Pure arithmetic on groups of spares: which deployment a cell is of matters only to spread them. Who may use how many
-spares, and what to say of it, is decided in `placement`.
+spares, and how that is explained, is decided in `planner`.
 """
 
 from collections import Counter, defaultdict
@@ -10,13 +11,14 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heapreplace
 from itertools import islice
 
-from fleet.planning.placement.spare_tree import Group, SpareTree
+from fleet.planning.placement.distance import Path, distance
+from fleet.planning.placement.topology_tree import SpareGroup, TopologyTree
 
-Parts = tuple[tuple[Group, int], ...]
+Parts = tuple[tuple[SpareGroup, int], ...]
 """How many spares of which lowest groups."""
-FITTING_LOOKED_AT = 4
+MAX_FITTING = 4
 """Groups large enough that are compared before one of them is broken."""
-Load = Counter[tuple[str, str]]
+CellsByDomain = Counter[tuple[str, str]]
 """How many cells (of a deployment, in a failure domain) there are."""
 
 
@@ -32,7 +34,7 @@ class Draft:
     deployment: str
     count: int
     ceiling: int
-    parts: Counter[Group] = field(default_factory=Counter)
+    parts: Counter[SpareGroup] = field(default_factory=Counter)
     distance: int = 0
 
 
@@ -45,7 +47,7 @@ class Choice:
     leftover: int
 
 
-def pack(tree: SpareTree, drafts: Sequence[Draft], load: Load, *, large_first: bool = True) -> None:
+def pack(tree: TopologyTree, drafts: Sequence[Draft], load: CellsByDomain, *, large_first: bool = True) -> None:
     """Give each draft its parts, as far as there is place, and count them as taken.
 
     Hard ones first: those that must be tight, then (with `large_first`) large ones. Equally near places are told apart
@@ -60,7 +62,7 @@ def pack(tree: SpareTree, drafts: Sequence[Draft], load: Load, *, large_first: b
         _pack_alike(tree, batch, load)
 
 
-def _pack_alike(tree: SpareTree, batch: list[Draft], load: Load) -> None:
+def _pack_alike(tree: TopologyTree, batch: list[Draft], load: CellsByDomain) -> None:
     """Cells of one size, each at the nearest place that is left."""
     places = _Places(tree, batch[0].count, batch[0].ceiling)
     for draft in batch:
@@ -82,7 +84,7 @@ class _Places:
     computed anew when it comes up, and counts if it is still what it was.
     """
 
-    def __init__(self, tree: SpareTree, count: int, ceiling: int) -> None:
+    def __init__(self, tree: TopologyTree, count: int, ceiling: int) -> None:
         self.tree, self.count, self.ceiling = tree, count, ceiling
         self.heaps: dict[str, list[tuple[int, int, int]]] = defaultdict(list)
         for index, leaf in enumerate(tree.leaves):
@@ -92,7 +94,7 @@ class _Places:
         for heap in self.heaps.values():
             heapify(heap)
 
-    def best(self, deployment: str, load: Load) -> tuple[Choice, str] | None:
+    def best(self, deployment: str, load: CellsByDomain) -> tuple[Choice, str] | None:
         """The cheapest place for a cell of this deployment now, and its failure domain."""
         while self.heaps:
             domain = min(self.heaps, key=lambda name: self._rank(name, deployment, load))
@@ -109,12 +111,12 @@ class _Places:
                 heapreplace(heap, (choice.distance, choice.leftover, index))
         return None
 
-    def _rank(self, domain: str, deployment: str, load: Load) -> tuple[int, int, int, str]:
+    def _rank(self, domain: str, deployment: str, load: CellsByDomain) -> tuple[int, int, int, str]:
         distance, leftover, _ = self.heaps[domain][0]
         return distance, load[deployment, domain], leftover, domain
 
 
-def grow(leaf: Group, count: int, ceiling: int, skip: int = 0) -> Choice | None:
+def grow(leaf: SpareGroup, count: int, ceiling: int, skip: int = 0) -> Choice | None:
     """`count` spares around a lowest group: its own, then the nearest others, passing by those nearer than `skip`.
 
     None if too few are near enough. Passing by near single spares pays where a whole group lies a little farther.
@@ -138,7 +140,7 @@ def grow(leaf: Group, count: int, ceiling: int, skip: int = 0) -> Choice | None:
     return Choice(parts, total, sum(part.free - taken for part, taken in parts))
 
 
-def fill(group: Group, count: int, without: Group | None = None) -> tuple[Parts, int]:
+def fill(group: SpareGroup, count: int, without: SpareGroup | None = None) -> tuple[Parts, int]:
     """`count` spares of a group, near each other, and their distance. Takes whole children, and breaks one of the
     smallest that have what is then still missing."""
     if not group.children:
@@ -156,11 +158,57 @@ def fill(group: Group, count: int, without: Group | None = None) -> tuple[Parts,
     return parts, total
 
 
-def _next_child(group: Group, count: int, used: set[int]) -> tuple[Group, tuple[Parts, int]]:
+def _next_child(group: SpareGroup, count: int, used: set[int]) -> tuple[SpareGroup, tuple[Parts, int]]:
     """The child that gives `count` nearest together, of the smallest that can; else the largest, with all it has."""
-    looked_at = 1 if group.height == 1 else FITTING_LOOKED_AT
-    fitting = [(child, fill(child, count)) for child in islice(group.fitting(count, used), looked_at)]
+    tried = 1 if group.height == 1 else MAX_FITTING
+    fitting = [(child, fill(child, count)) for child in islice(group.fitting(count, used), tried)]
     if fitting:
         return min(fitting, key=lambda filled: filled[1][1])
     child = group.largest(used)
     return child, fill(child, child.free)
+
+
+def join(tree: TopologyTree, staying: Sequence[Path], count: int, ceiling: int) -> tuple[Parts, int] | None:
+    """Take `count` spares, one by one, each the nearest to all that are in the cell by then; and their distance to it.
+
+    `staying` are paths of the tree. Of equally near spares, one of the smallest group, so that large ones
+    stay whole. None, and nothing taken, if there are too few no farther than `ceiling` from any of the cell.
+    """
+    places = list(staying)
+    parts: list[SpareGroup] = []
+    total = 0
+    for _ in range(count):
+        found = _nearest(tree, places, ceiling)
+        if found is None:
+            for leaf in parts:
+                leaf.take(-1)
+            return None
+        more, leaf = found
+        leaf.take(1)
+        places.append(leaf.path)
+        parts.append(leaf)
+        total += more
+    return tuple((leaf, parts.count(leaf)) for leaf in dict.fromkeys(parts)), total
+
+
+def _nearest(tree: TopologyTree, places: Sequence[Path], ceiling: int) -> tuple[int, SpareGroup] | None:
+    """The lowest group whose spare has the smallest sum of distances to `places`, and that sum."""
+    found = []
+    for leaf in {_near_one(tree, place) for place in places}:
+        if leaf is not None:
+            apart = [distance(leaf.path, place, tree.height) for place in places]
+            if max(apart) <= ceiling:
+                found.append((sum(apart), leaf.free, leaf.path, leaf))
+    if not found:
+        return None
+    total, _, _, leaf = min(found, key=lambda candidate: candidate[:3])
+    return total, leaf
+
+
+def _near_one(tree: TopologyTree, place: Path) -> SpareGroup | None:
+    """A lowest group with a spare, below the lowest network node of `place` that has any."""
+    for length in range(tree.height, -1, -1):
+        group = tree.groups.get(place[:length])
+        if group is not None and group.free:
+            return fill(group, 1)[0][0][0]
+    return None

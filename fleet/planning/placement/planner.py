@@ -1,7 +1,7 @@
 """Decides which spare nodes form a cell, or join one, for all cells of a pass together, and says why in one sentence.
 
 Repairs come first and take the spares nearest to the nodes that stay. New cells then share what is not kept for
-repair: in the order in which they are asked for where it is too little, else all at once, packed so that the total
+repair: in the order of the requests where it is too little, else all at once, packed so that the total
 network distance is small. A cell that cannot be placed holds what it can use, so that it gets whole before later ones.
 """
 
@@ -9,19 +9,18 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fleet.planning.placement import reasons as words
+from fleet.planning.placement import reasons
 from fleet.planning.placement.distance import Path, failure_domain
-from fleet.planning.placement.exchanges import pack_shortest
-from fleet.planning.placement.joining import join
-from fleet.planning.placement.packing import Draft, Load, Parts, fill
-from fleet.planning.placement.spare_tree import Group, SpareTree
+from fleet.planning.placement.local_search import pack_shortest
+from fleet.planning.placement.packing import CellsByDomain, Draft, Parts, fill, join
 from fleet.planning.placement.spares import PoolKey, Spares
+from fleet.planning.placement.topology_tree import SpareGroup, TopologyTree
 from fleet.planning.snapshot import FleetView, NodeView
 from fleet.planning.states import CellState
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
+class PlacementRequest:
     """A cell needs `count` nodes beside those that stay. All must share `within` network nodes; 0: any number."""
 
     cell: str
@@ -61,7 +60,7 @@ class Refused:
     near: Path
 
 
-Answer = Placed | Refused
+PlacementResult = Placed | Refused
 
 
 class Placement:
@@ -74,18 +73,18 @@ class Placement:
         }
         self._load = _cells_by_domain(fleet)
 
-    def place(self, orders: Sequence[Order]) -> dict[str, Answer]:
-        """An answer for each order, by cell."""
-        answers: dict[str, Answer] = {order.cell: self._repair(order) for order in orders if order.is_repair}
-        growth: dict[PoolKey, list[Order]] = defaultdict(list)
+    def place(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
+        """An result for each order, by cell."""
+        results: dict[str, PlacementResult] = {order.cell: self._repair(order) for order in orders if order.is_repair}
+        growth: dict[PoolKey, list[PlacementRequest]] = defaultdict(list)
         for order in orders:
             if not order.is_repair:
                 growth[order.pool].append(order)
         for waiting in growth.values():
-            answers |= self._grow(waiting)
-        return answers
+            results |= self._grow(waiting)
+        return results
 
-    def _repair(self, order: Order) -> Answer:
+    def _repair(self, order: PlacementRequest) -> PlacementResult:
         """The nearest spares join. Where none may join those that stay, the whole cell moves elsewhere."""
         if order.staying:
             tree = self.spares.tree(order.pool, order.engine)
@@ -93,28 +92,28 @@ class Placement:
             found = join(tree, staying, order.count, self._ceiling(order))
             if found:
                 joined = self._hand_out(order, found[0])
-                reason = words.joined(order.staying, joined, tree.depth)
+                reason = reasons.joined(order.staying, joined, tree.depth)
                 return Placed((*order.staying, *joined), reason)
         return self._pack([order]).get(order.cell) or self._refuse(order, self.spares.count(order.pool))
 
-    def _grow(self, waiting: list[Order]) -> dict[str, Answer]:
+    def _grow(self, waiting: list[PlacementRequest]) -> dict[str, PlacementResult]:
         """As many at once as there are spares for, in their order. One without place holds what it can use."""
-        answers: dict[str, Answer] = {}
+        results: dict[str, PlacementResult] = {}
         while waiting:
             pool = waiting[0].pool
             allowed = max(0, self.spares.count(pool) - self._kept.get(pool, 0))
             admitted = _first_that_fit(waiting, allowed)
             placed = self._pack(admitted)
-            answers |= placed
+            results |= placed
             waiting = [order for order in waiting if order.cell not in placed]
             for order in [order for order in admitted if order.cell not in placed] or waiting[:1]:
-                answers[order.cell] = self._refuse(order, allowed)
+                results[order.cell] = self._refuse(order, allowed)
                 waiting.remove(order)
-        return answers
+        return results
 
-    def _pack(self, orders: Sequence[Order]) -> dict[str, Answer]:
+    def _pack(self, orders: Sequence[PlacementRequest]) -> dict[str, PlacementResult]:
         """Places for whole cells of one pool, for as many as there are; those of one engine together."""
-        placed: dict[str, Answer] = {}
+        placed: dict[str, PlacementResult] = {}
         for engine in sorted({order.engine for order in orders}):
             alike = [order for order in orders if order.engine == engine]
             drafts = [Draft(order.cell, order.deployment, order.size, self._ceiling(order)) for order in alike]
@@ -125,15 +124,15 @@ class Placement:
                     placed[order.cell] = self._placed(order, draft, tree.depth)
         return placed
 
-    def _placed(self, order: Order, draft: Draft, depth: int) -> Placed:
+    def _placed(self, order: PlacementRequest, draft: Draft, depth: int) -> Placed:
         parts = sorted(draft.parts.items(), key=lambda part: (-part[1], part[0].path))
         nodes = self._hand_out(order, parts)
         domain = (order.deployment, failure_domain(nodes[0].topology))
-        reason = words.placed(order.deployment, nodes, depth, parts[0][0].free, self._load[domain])
+        reason = reasons.placed(order.deployment, nodes, depth, parts[0][0].free, self._load[domain])
         self._load[domain] += 1
         return Placed(nodes, reason)
 
-    def _hand_out(self, order: Order, parts: Iterable[tuple[Group, int]]) -> tuple[NodeView, ...]:
+    def _hand_out(self, order: PlacementRequest, parts: Iterable[tuple[SpareGroup, int]]) -> tuple[NodeView, ...]:
         """The nodes of places that are counted as taken already."""
         nodes = []
         for leaf, count in parts:
@@ -142,23 +141,23 @@ class Placement:
         self.spares.remove(order.pool, order.engine, nodes)
         return tuple(nodes)
 
-    def _refuse(self, order: Order, allowed: int) -> Refused:
+    def _refuse(self, order: PlacementRequest, allowed: int) -> Refused:
         """Hold what the cell can use of the `allowed` spares, so that no later one takes it, and say what it lacks."""
         tree = self.spares.tree(order.pool, order.engine)
         together, near_enough = _largest(tree, tree.depth), _largest(tree, self._ceiling(order))
-        seen = words.Seen(
+        seen = reasons.SpareCounts(
             free=tree.root.free,
             allowed=allowed,
             same_software=together.free if together else 0,
             near_enough=near_enough.free if near_enough else 0,
         )
-        reason = words.refused(order.instance_type, order.count, order.staying, order.within, tree.depth, seen)
+        reason = reasons.refused(order.instance_type, order.count, order.staying, order.within, tree.depth, seen)
         parts = self._usable(order, tree, allowed)
         held = self._hand_out(order, parts)
         near = order.staying[0].topology if order.staying else (held[0].topology if held else ())
         return Refused(reason, order.count - len(held), near)
 
-    def _usable(self, order: Order, tree: SpareTree, allowed: int) -> Parts:
+    def _usable(self, order: PlacementRequest, tree: TopologyTree, allowed: int) -> Parts:
         """The spares that will be in the cell once others are there; they count as taken."""
         ceiling = self._ceiling(order)
         if order.staying:
@@ -172,12 +171,12 @@ class Placement:
             leaf.take(taken)
         return parts
 
-    def _ceiling(self, order: Order) -> int:
+    def _ceiling(self, order: PlacementRequest) -> int:
         depth = self.spares.depth(order.pool)
         return max(0, depth - order.within)
 
 
-def _first_that_fit(orders: Sequence[Order], allowed: int) -> list[Order]:
+def _first_that_fit(orders: Sequence[PlacementRequest], allowed: int) -> list[PlacementRequest]:
     """The first orders that so many spares are enough for; a later smaller one does not overtake."""
     admitted = []
     for order in orders:
@@ -188,15 +187,15 @@ def _first_that_fit(orders: Sequence[Order], allowed: int) -> list[Order]:
     return admitted
 
 
-def _largest(tree: SpareTree, height: int) -> Group | None:
+def _largest(tree: TopologyTree, height: int) -> SpareGroup | None:
     """The group of this height with the most free spares."""
     groups = (group for group in tree.groups.values() if group.height == height)
     return max(groups, key=lambda group: group.free, default=None)
 
 
-def _cells_by_domain(fleet: FleetView) -> Load:
+def _cells_by_domain(fleet: FleetView) -> CellsByDomain:
     """Cells of each deployment by failure domain, where their first member is."""
-    load: Load = Counter()
+    load: CellsByDomain = Counter()
     for cell in fleet.cells.values():
         if cell.members and cell.state is not CellState.DRAINING:
             node = fleet.nodes.get(cell.members[0].node)

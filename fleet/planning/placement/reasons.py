@@ -11,7 +11,7 @@ WAITS = "; waits: "
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class SpareCounts:
     """The spares of a pool that a refusal counts: `free` for this cell if it may use `allowed` of them, the most that
     run the same software, and the most that are also near enough together."""
 
@@ -45,7 +45,7 @@ def joined(staying: Sequence[NodeView], joining: Sequence[NodeView], depth: int)
     return f"{names} {verb} what was lost, {_apart(levels)} {staying[0].id}: no spare is nearer"
 
 
-def refused(kind: str, count: int, staying: Sequence[NodeView], within: int, depth: int, seen: Seen) -> str:
+def refused(kind: str, count: int, staying: Sequence[NodeView], within: int, depth: int, seen: SpareCounts) -> str:
     """What a cell needs that is not there: the first thing that is missing, with the number that there is."""
     needs = f"needs {count} {kind}"
     if seen.free < count:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from engine_agent.protocol.states import EngineState
 from fleet.planning.placement.distance import Path, depth_of
-from fleet.planning.placement.spare_tree import SpareTree, path_of
+from fleet.planning.placement.topology_tree import TopologyTree, path_of
 from fleet.planning.snapshot import FleetView, NodeView
 from fleet.planning.states import NodeState
 
@@ -34,7 +34,7 @@ class Spares:
             pool: tuple(sorted(nodes, key=lambda node: (node.topology, node.id))) for pool, nodes in found.items()
         }
         self._free = {pool: {node.id: node for node in nodes} for pool, nodes in self._all.items()}
-        self._trees: dict[tuple[PoolKey, str], SpareTree] = {}
+        self._trees: dict[tuple[PoolKey, str], TopologyTree] = {}
         self._stacks: dict[tuple[str, str], str] = {}
 
     def of(self, pool: PoolKey) -> tuple[NodeView, ...]:
@@ -53,12 +53,12 @@ class Spares:
         """Levels of the pool's network."""
         return self._depth.get(pool, 1)
 
-    def tree(self, pool: PoolKey, engine: str) -> SpareTree:
+    def tree(self, pool: PoolKey, engine: str) -> TopologyTree:
         """The free spares by what they would run a cell of this engine with, and by their network nodes."""
         key = (pool, engine)
         if key not in self._trees:
             free = self._free.get(pool, {}).values()
-            self._trees[key] = SpareTree(((self.path(node, engine), node) for node in free), self.depth(pool) + 1)
+            self._trees[key] = TopologyTree(((self.path(node, engine), node) for node in free), self.depth(pool) + 1)
         return self._trees[key]
 
     def path(self, node: NodeView, engine: str) -> Path:

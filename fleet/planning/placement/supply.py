@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from fleet.planning.decisions import Decision, LaunchNodes, RetireNode
-from fleet.planning.fault_rules import NEEDS_PERSON
+from fleet.planning.fault_rules import NEEDS_OPERATOR
 from fleet.planning.placement.distance import Path
-from fleet.planning.placement.planner import Answer, Order, Placed
+from fleet.planning.placement.planner import Placed, PlacementRequest, PlacementResult
 from fleet.planning.placement.spares import PoolKey, Spares, is_idle
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView
@@ -37,29 +37,29 @@ class Stock:
     coming: list[NodeView] = field(default_factory=list)
 
 
-def needs(orders: Iterable[Order], answers: Mapping[str, Answer]) -> dict[PoolKey, Need]:
-    """What was asked for, whether it was there or not."""
+def needs(orders: Iterable[PlacementRequest], results: Mapping[str, PlacementResult]) -> dict[PoolKey, Need]:
+    """What was requested, whether it was there or not."""
     found: dict[PoolKey, Need] = defaultdict(Need)
     for order in orders:
-        answer, need = answers[order.cell], found[order.pool]
-        if isinstance(answer, Placed):
-            need.nodes += sum(node not in order.staying for node in answer.nodes)
+        result, need = results[order.cell], found[order.pool]
+        if isinstance(result, Placed):
+            need.nodes += sum(node not in order.staying for node in result.nodes)
         else:
             need.nodes += order.count
-            need.missing[answer.near] += answer.short
+            need.missing[result.near] += result.short
     return found
 
 
 def plan_supply(
     fleet: FleetView, settings: FleetSettings, now: datetime, spares: Spares, wanted: Mapping[PoolKey, Need]
 ) -> list[Decision]:
-    """Retire lost nodes that no cell holds, launch what is missing, give back what nobody needs."""
+    """Retire lost nodes that no cell holds, launch what is missing, give back what is not needed."""
     members = {member.node for cell in fleet.cells.values() for member in cell.members}
     outside = [node for node in fleet.nodes.values() if node.id not in members]
     decisions: list[Decision] = [
         RetireNode(node.id, node.state, f"it is {node.state} and in no cell")
         for node in outside
-        if node.state in ENDED and not _is_kept(node, settings, now) and not _is_a_persons(node, fleet)
+        if node.state in ENDED and not _is_kept(node, settings, now) and not _awaits_operator(node, fleet)
     ]
     ended = {decision.node for decision in decisions if isinstance(decision, RetireNode)}
     stock: dict[PoolKey, Stock] = defaultdict(Stock)
@@ -101,13 +101,13 @@ def _supply(
 
 def _launch(pool: PoolKey, count: int, reason: str, stock: Stock, missing: Mapping[Path, int]) -> Iterator[Decision]:
     """First what waits for a node gets one near it, then whatever else is lacking, anywhere."""
-    asked: Counter[Path] = Counter()
+    requested: Counter[Path] = Counter()
     for near, wanted in missing.items():
-        on_their_way = sum(node.topology[: len(near)] == near for node in stock.coming)
-        asked[near] += max(0, min(wanted - on_their_way, count - asked.total()))
-    asked[()] += count - asked.total()
+        coming = sum(node.topology[: len(near)] == near for node in stock.coming)
+        requested[near] += max(0, min(wanted - coming, count - requested.total()))
+    requested[()] += count - requested.total()
     there = stock.nodes
-    for near, number in sorted(asked.items()):
+    for near, number in sorted(requested.items()):
         if number:
             yield LaunchNodes(*pool, number, reason, there, near)
             there += number
@@ -127,9 +127,9 @@ def _is_coming(node: NodeView, settings: FleetSettings, now: datetime) -> bool:
     return node.state in {NodeState.JOINING, NodeState.READY} or _is_kept(node, settings, now)
 
 
-def _is_a_persons(node: NodeView, fleet: FleetView) -> bool:
-    """A faulty node stays as it is while an incident asks a person to look at it."""
-    return node.state is NodeState.FAULTY and fleet.faults.is_held(node.id, NEEDS_PERSON)
+def _awaits_operator(node: NodeView, fleet: FleetView) -> bool:
+    """A faulty node stays as it is while an incident waits for an operator."""
+    return node.state is NodeState.FAULTY and fleet.faults.is_held(node.id, NEEDS_OPERATOR)
 
 
 def _is_kept(node: NodeView, settings: FleetSettings, now: datetime) -> bool:

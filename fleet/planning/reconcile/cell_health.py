@@ -1,4 +1,4 @@
-"""Decides what state a cell is in, from what the agents of its members say of its current generation."""
+"""Decides what state a cell is in, from what the agents of its members report of its current generation."""
 
 from datetime import datetime
 
@@ -26,13 +26,13 @@ def _judge(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datet
         if node.state in DEAD:
             return _move(cell, CellState.LOST, f"rank {member.rank} on {node.id} is {node.state}")
     for member, node in members:
-        if node.report.speaks_of(cell) and node.report.state is EngineState.FAILED:
+        if node.report.is_about(cell) and node.report.state is EngineState.FAILED:
             return _move(cell, CellState.FAILED, f"rank {member.rank} on {node.id}: {node.report.reason}")
     if cell.state is CellState.STARTING:
         mismatch = _mismatch(cell, fleet)
         if mismatch:
             return _move(cell, CellState.FAILED, mismatch)
-        age_s = fleet.heard_for_s(cell.state_since, now)
+        age_s = fleet.listening_for_s(cell.state_since, now)
         return _judge_start(cell, [node for _, node in members], age_s, fleet, settings)
     if cell.state is CellState.READY:
         return _judge_ready(cell, members[0][1], settings)
@@ -42,14 +42,14 @@ def _judge(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datet
 def _mismatch(cell: CellView, fleet: FleetView) -> str:
     """Why the members' software forms no cell (I2); the engines compare again, with flags and weights."""
     engine = fleet.deployments[cell.deployment].of(cell.version).engine
-    said = ((member.rank, member.node, fleet.nodes[member.node].software) for member in cell.members)
-    return first_mismatch(member_stacks(engine, said))
+    software = ((member.rank, member.node, fleet.nodes[member.node].software) for member in cell.members)
+    return first_mismatch(member_stacks(engine, software))
 
 
 def _judge_ready(cell: CellView, leader: NodeView, settings: FleetSettings) -> Decision | None:
     """Unhealthy is what reports say for long enough; how long ago the last one came is a matter of liveness."""
     report = leader.report
-    if not report.speaks_of(cell) or report.unhealthy_since is None or report.last_seen_at is None:
+    if not report.is_about(cell) or report.unhealthy_since is None or report.last_seen_at is None:
         return None
     unhealthy_s = (report.last_seen_at - report.unhealthy_since).total_seconds()
     if unhealthy_s <= settings.unhealthy_after_s:
@@ -61,7 +61,7 @@ def _judge_ready(cell: CellView, leader: NodeView, settings: FleetSettings) -> D
 def _judge_start(
     cell: CellView, nodes: list[NodeView], age_s: float, fleet: FleetView, settings: FleetSettings
 ) -> Decision | None:
-    if all(node.report.speaks_of(cell) and node.report.state is EngineState.READY for node in nodes):
+    if all(node.report.is_about(cell) and node.report.state is EngineState.READY for node in nodes):
         return _move(cell, CellState.READY, f"all {len(nodes)} ranks are ready")
     timeout_s = fleet.deployments[cell.deployment].of(cell.version).ready_timeout_s + settings.start_grace_s
     if age_s > timeout_s:

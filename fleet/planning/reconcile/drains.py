@@ -12,7 +12,7 @@ def drain_ended(cell: CellView, fleet: FleetView, settings: FleetSettings, now: 
     in_flight = last_in_flight(cell, fleet, settings)
     if in_flight == 0:
         return "drained: unrouted and idle"
-    if fleet.heard_for_s(cell.state_since, now) > deadline_s:
+    if fleet.listening_for_s(cell.state_since, now) > deadline_s:
         left = "an unknown number of" if in_flight is None else in_flight
         return f"drain deadline of {deadline_s:.0f} s passed with {left} requests in flight"
     return ""
@@ -24,7 +24,7 @@ def last_in_flight(cell: CellView, fleet: FleetView, settings: FleetSettings) ->
     if not cell.members:
         return 0
     report = fleet.nodes[cell.members[0].node].report
-    if cell.unrouted_at is None or report.last_seen_at is None or not report.speaks_of(cell):
+    if cell.unrouted_at is None or report.last_seen_at is None or not report.is_about(cell):
         return None
     age_s = (report.last_seen_at - cell.unrouted_at).total_seconds()
     return report.in_flight if age_s >= settings.load_age_s else None

@@ -9,14 +9,13 @@ from datetime import datetime
 
 from fleet.planning.decisions import Decision, ExplainCell, StartCell, StopCell
 from fleet.planning.ledger import Ledger
-from fleet.planning.placement.planner import Order, Placed, Placement
+from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
 from fleet.planning.placement.reasons import waiting
 from fleet.planning.placement.supply import needs, plan_supply
 from fleet.planning.reconcile.cell_health import DEAD
 from fleet.planning.reconcile.drains import drain_ended
 from fleet.planning.reconcile.scaling import plan_scale
-from fleet.planning.rollout.updates import plan_updates
-from fleet.planning.rollout.versions import BROKEN, VersionPlan
+from fleet.planning.rollout.versions import BROKEN, VersionPlan, plan_updates
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState, NodeState
@@ -27,13 +26,13 @@ WAITING = BROKEN | {CellState.PENDING, CellState.DRAINING}
 
 @dataclass
 class _Pass:
-    """Working memory of one plan: what is decided, which cells need nodes, and how many heard what they wait for."""
+    """Working memory of one plan: what is decided, which cells need nodes, and how many explanations were given."""
 
     fleet: FleetView
     settings: FleetSettings
     now: datetime
     decisions: list[Decision] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)
+    orders: list[PlacementRequest] = field(default_factory=list)
     ordered: dict[str, str] = field(default_factory=dict)
     """Cell -> the version that it will start with."""
     explained: int = 0
@@ -84,7 +83,7 @@ def _bring_up(work: _Pass, cell: CellView) -> None:
     """Start what should run and does not. A broken cell waits longer after each failure of the same version."""
     if cell.state is CellState.PENDING:
         _start_again(work, cell, "")
-    elif work.versions.is_misled(cell):
+    elif work.versions.has_obsolete_target(cell):
         _start_again(work, cell, "stopped halfway")
     elif cell.state in BROKEN:
         wait_s = _backoff_s(cell.restarts, work.settings)
@@ -110,9 +109,9 @@ def _start_again(work: _Pass, cell: CellView, reason: str, wait_s: float = 0.0) 
         work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, reason, version))
 
 
-def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, ...], count: int) -> Order:
+def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, ...], count: int) -> PlacementRequest:
     spec = work.fleet.deployments[cell.deployment]
-    return Order(
+    return PlacementRequest(
         cell=cell.id,
         deployment=cell.deployment,
         region=cell.region,

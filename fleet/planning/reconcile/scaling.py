@@ -1,6 +1,6 @@
 """Decides how many cells there are: creates what is missing, ends what is too much, and surges for rollouts.
 
-Pure. Whatever takes an available cell down is asked of the disruption ledger first, and waits if it refuses.
+Pure. Whatever takes an available cell down needs leave of the disruption ledger, and waits if that refuses.
 """
 
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fleet.planning.decisions import CreateCell, Decision, DrainCell, MoveCell, StopCell
 from fleet.planning.ledger import Ledger
 from fleet.planning.rollout.versions import Place, VersionPlan
-from fleet.planning.rollout.waves import Course
+from fleet.planning.rollout.waves import RolloutProgress
 from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, DisruptionCause
 
@@ -46,24 +46,24 @@ def _create(fleet: FleetView, versions: VersionPlan, place: Place) -> Iterator[C
     for _ in range(wanted - there):
         version = versions.of_new(deployment, region)
         yield CreateCell(deployment, region, f"{wanted} cells wanted, {there} there", version)
-    course = versions.course(deployment)
-    if course is None or not course.is_surging:
+    progress = versions.progress(deployment)
+    if progress is None or not progress.is_surging:
         return
-    room = course.rollout.policy.surge - max(0, there - wanted)
+    room = progress.rollout.policy.surge - max(0, there - wanted)
     for _ in range(min(room, versions.lacking(deployment, region) - max(0, wanted - there))):
         versions.create_at_goal(deployment, region)
-        reason = f"rollout {course.rollout.id}: comes before a cell of {course.stage.region} goes"
-        yield CreateCell(deployment, region, reason, course.goal)
+        reason = f"rollout {progress.rollout.id}: comes before a cell of {progress.stage.region} goes"
+        yield CreateCell(deployment, region, reason, progress.goal)
 
 
 def _surplus(fleet: FleetView, versions: VersionPlan, place: Place) -> list[CellView]:
     cells = list(versions.live.get(place, ()))
-    course = versions.course(place[0])
-    excess = len(cells) - _wanted(fleet, place) - _held(course, versions, place)
+    progress = versions.progress(place[0])
+    excess = len(cells) - _wanted(fleet, place) - _held(progress, versions, place)
     if excess <= 0:
         return []
-    surging = course is not None and course.is_surging
-    goal = course.goal if course else fleet.deployments[place[0]].version
+    surging = progress is not None and progress.is_surging
+    goal = progress.goal if progress else fleet.deployments[place[0]].version
 
     def least_useful(cell: CellView) -> tuple[bool, int, bool, float, str]:
         is_new = cell.version == goal
@@ -73,19 +73,19 @@ def _surplus(fleet: FleetView, versions: VersionPlan, place: Place) -> list[Cell
     return sorted(cells, key=least_useful)[:excess]
 
 
-def _held(course: Course | None, versions: VersionPlan, place: Place) -> int:
+def _held(progress: RolloutProgress | None, versions: VersionPlan, place: Place) -> int:
     """Cells beyond the wanted ones that a surge keeps: the old ones stay beside the new until the bake is over."""
-    if course is None or not course.is_surging or course.is_returning:
+    if progress is None or not progress.is_surging or progress.is_returning:
         return 0
-    return 0 if versions.lacking(*place) > 0 else course.rollout.policy.surge
+    return 0 if versions.lacking(*place) > 0 else progress.rollout.policy.surge
 
 
 def _end(
     fleet: FleetView, versions: VersionPlan, ledger: Ledger, place: Place, surplus: list[CellView]
 ) -> Iterator[Decision]:
     wanted, there = _wanted(fleet, place), len(versions.live[place])
-    course = versions.course(place[0])
-    surging = course.rollout.id if course and course.is_surging else None
+    progress = versions.progress(place[0])
+    surging = progress.rollout.id if progress and progress.is_surging else None
     reason = f"{wanted} cells wanted, {there} there"
     for cell in surplus:
         if cell.state is CellState.READY:

@@ -11,7 +11,7 @@ from datetime import datetime
 from fleet.planning.decisions import ChangeRollout, Decision
 from fleet.planning.rollout.evidence import bake_verdict, counters_now
 from fleet.planning.rollout.versions import VersionPlan
-from fleet.planning.rollout.waves import Course, Stage
+from fleet.planning.rollout.waves import RolloutProgress, Stage
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FailedStart, Finding, FleetView, Verdict
 from fleet.planning.states import CellState, DisruptionCause, RolloutState
@@ -25,13 +25,13 @@ def plan_rollout(fleet: FleetView, settings: FleetSettings, now: datetime) -> tu
     if not fleet.rollouts:
         return ()
     versions = VersionPlan(fleet)
-    cases = (_Case(fleet, settings, now, versions, course) for course in versions.courses())
-    return tuple(change for case in cases if (change := _judge(case)) is not None and _says_more(case, change))
+    cases = (_Case(fleet, settings, now, versions, progress) for progress in versions.active())
+    return tuple(change for case in cases if (change := _judge(case)) is not None and _changes_anything(case, change))
 
 
-def _says_more(case: "_Case", change: ChangeRollout) -> bool:
+def _changes_anything(case: "_Case", change: ChangeRollout) -> bool:
     """Whether it changes anything at all: a pass must come to an end."""
-    rollout = case.course.rollout
+    rollout = case.progress.rollout
     return (change.to, change.stage, change.reason) != (rollout.state, rollout.stage, rollout.reason)
 
 
@@ -41,46 +41,46 @@ class _Case:
     settings: FleetSettings
     now: datetime
     versions: VersionPlan
-    course: Course
+    progress: RolloutProgress
 
     def change(self, to: RolloutState, reason: str, stage: int | None = None) -> ChangeRollout:
-        rollout = self.course.rollout
+        rollout = self.progress.rollout
         chosen = rollout.stage if stage is None else stage
         return ChangeRollout(rollout.id, rollout.state, rollout.revision, to, chosen, reason)
 
     def cells(self, region: str | None = None) -> Iterator[CellView]:
         """The deployment's cells that stay, of one region or of all."""
-        name = self.course.deployment.name
+        name = self.progress.deployment.name
         for place, cells in self.versions.live.items():
             if place[0] == name and region in {None, place[1]}:
                 yield from cells
 
-    def heard_s(self, since: datetime) -> float:
-        return self.fleet.heard_for_s(since, self.now)
+    def listened_s(self, since: datetime) -> float:
+        return self.fleet.listening_for_s(since, self.now)
 
     def is_fresh(self, cell: CellView) -> bool:
-        """Whether its leader has just spoken of this generation."""
+        """Whether its leader has just reported this generation."""
         if not cell.members:
             return False
         report = self.fleet.nodes[cell.members[0].node].report
-        if not report.speaks_of(cell) or report.last_seen_at is None or report.unhealthy_since is not None:
+        if not report.is_about(cell) or report.last_seen_at is None or report.unhealthy_since is not None:
             return False
         return (self.now - report.last_seen_at).total_seconds() <= self.settings.fresh_for_s
 
     def is_proven(self, cell: CellView) -> bool:
         """Whether it runs the new version and has been healthy for as long as the policy asks."""
-        rollout = self.course.rollout
+        rollout = self.progress.rollout
         return (
             cell.version == rollout.to_version
             and cell.state is CellState.READY
-            and self.heard_s(cell.state_since) >= rollout.policy.min_healthy_s
+            and self.listened_s(cell.state_since) >= rollout.policy.min_healthy_s
             and self.is_fresh(cell)
         )
 
 
 def _judge(case: _Case) -> ChangeRollout | None:
-    state = case.course.rollout.state
-    if problem := case.course.deployment.problem:
+    state = case.progress.rollout.state
+    if problem := case.progress.deployment.problem:
         may_wait = state in {RolloutState.RUNNING, RolloutState.BAKING}
         return case.change(RolloutState.PAUSED, f"{problem}; mend it and resume, or abort") if may_wait else None
     if state is RolloutState.ROLLING_BACK:
@@ -94,20 +94,20 @@ def _judge(case: _Case) -> ChangeRollout | None:
 
 def _new_failures(case: _Case) -> tuple[FailedStart, ...]:
     """Updated cells that failed by themselves. One whose node was lost is `lost`: not the version's fault."""
-    known = {(start.cell, start.generation) for start in case.course.rollout.failed}
+    known = {(start.cell, start.generation) for start in case.progress.rollout.failed}
     return tuple(
         FailedStart(cell.id, cell.generation, cell.reason)
         for cell in case.cells()
         if cell.state is CellState.FAILED
         and cell.disruption is not DisruptionCause.OPERATOR
-        and cell.version == case.course.rollout.to_version
+        and cell.version == case.progress.rollout.to_version
         and (cell.id, cell.generation) not in known
     )
 
 
 def _after_failures(case: _Case, failed: tuple[FailedStart, ...]) -> ChangeRollout:
     """Remember them; enough of them end the rollout."""
-    rollout = case.course.rollout
+    rollout = case.progress.rollout
     count = len(rollout.failed) + len(failed)
     last = f"{failed[-1].cell} failed at {rollout.to_version}: {failed[-1].reason}"
     if count < rollout.policy.max_failed_cells:
@@ -118,21 +118,21 @@ def _after_failures(case: _Case, failed: tuple[FailedStart, ...]) -> ChangeRollo
 
 
 def _give_up(case: _Case, reason: str) -> ChangeRollout:
-    """Go back, or leave it to a person where the policy says so."""
-    rollout = case.course.rollout
+    """Go back, or leave it to an operator where the policy says so."""
+    rollout = case.progress.rollout
     if rollout.policy.auto_rollback:
         return case.change(RolloutState.ROLLING_BACK, reason)
     return case.change(RolloutState.PAUSED, f"{reason}; roll back or resume, automatic rollback is off")
 
 
 def _judge_wave(case: _Case) -> ChangeRollout | None:
-    stage, rollout = case.course.stage, case.course.rollout
-    target = stage.target(case.course.wanted(stage.region))
+    stage, rollout = case.progress.stage, case.progress.rollout
+    target = stage.target(case.progress.wanted(stage.region))
     proven = sum(case.is_proven(cell) for cell in case.cells(stage.region))
     unproven = [cell for cell in case.cells(stage.region) if _is_updated(case, cell) and not case.is_proven(cell)]
     if proven >= target and not unproven:
         return _begin_bake(case, stage, target)
-    stuck_s = case.heard_s(_last_progress(case))
+    stuck_s = case.listened_s(_last_progress(case))
     if stuck_s > rollout.policy.progress_deadline_s:
         why = f"no progress for {stuck_s:.0f} s; {_waiting(case, stage, proven, target, unproven)}"
         return case.change(RolloutState.PAUSED, why)
@@ -146,19 +146,19 @@ def _begin_bake(case: _Case, stage: Stage, target: int) -> ChangeRollout:
     if target == 0 or bake_s == 0:
         return _advance(case, f"{stage.label}: {target} updated, no bake asked for")
     change = case.change(RolloutState.BAKING, f"{stage.label}: {target} updated, watched for {bake_s:.0f} s")
-    return replace(change, counters=counters_now(case.course, case.versions))
+    return replace(change, counters=counters_now(case.progress, case.versions))
 
 
 def _judge_bake(case: _Case) -> ChangeRollout | None:
-    rollout, stage = case.course.rollout, case.course.stage
+    rollout, stage = case.progress.rollout, case.progress.stage
     away = [cell for cell in case.cells(stage.region) if _is_updated(case, cell) and cell.state is not CellState.READY]
     if away:
         reason = f"{stage.label}: {away[0].id} is {away[0].state}, the bake begins anew once it is ready"
         return case.change(RolloutState.RUNNING, reason)
-    watched_s, bake_s = case.heard_s(rollout.state_since), _bake_s(case)
+    watched_s, bake_s = case.listened_s(rollout.state_since), _bake_s(case)
     if watched_s < bake_s:
         return None
-    verdict = bake_verdict(case.course, case.versions, case.is_fresh)
+    verdict = bake_verdict(case.progress, case.versions, case.is_fresh)
     if verdict.finding is Finding.INCONCLUSIVE and watched_s < BAKE_STRETCH * bake_s:
         limit_s = BAKE_STRETCH * bake_s
         why = "too few samples yet" if verdict.numbers else verdict.reason  # numbers would change with every pass
@@ -167,7 +167,7 @@ def _judge_bake(case: _Case) -> ChangeRollout | None:
 
 
 def _after_verdict(case: _Case, verdict: Verdict) -> ChangeRollout:
-    label = case.course.stage.label
+    label = case.progress.stage.label
     match verdict.finding:
         case Finding.PASSED:
             return _advance(case, f"{label} passed: {verdict.reason}")
@@ -180,18 +180,18 @@ def _after_verdict(case: _Case, verdict: Verdict) -> ChangeRollout:
 
 def _advance(case: _Case, reason: str) -> ChangeRollout:
     """To the next stage that moves any cell, or to the end once no cell of another version is left."""
-    following = case.course.next_stage()
+    following = case.progress.next_stage()
     if following is not None:
         return case.change(RolloutState.RUNNING, reason, following)
     old = [cell for cell in case.cells() if not _is_updated(case, cell)]
-    wanted = sum(case.course.deployment.cells_wanted.values())
+    wanted = sum(case.progress.deployment.cells_wanted.values())
     if len(list(case.cells())) - len(old) < wanted:
         return case.change(RolloutState.RUNNING, f"{len(old)} cells are left at another version")
     return case.change(RolloutState.SUCCEEDED, reason)
 
 
 def _judge_way_back(case: _Case) -> ChangeRollout | None:
-    rollout = case.course.rollout
+    rollout = case.progress.rollout
     away = [cell for cell in case.cells() if cell.version != rollout.from_version]
     down = [cell for cell in case.cells() if cell.disruption is DisruptionCause.ROLLOUT]
     if not away and not down:
@@ -200,22 +200,24 @@ def _judge_way_back(case: _Case) -> ChangeRollout | None:
 
 
 def _is_updated(case: _Case, cell: CellView) -> bool:
-    return cell.version == case.course.rollout.to_version and cell.state is not CellState.DRAINING
+    return cell.version == case.progress.rollout.to_version and cell.state is not CellState.DRAINING
 
 
 def _has_failed(case: _Case, cell: CellView) -> bool:
-    return any(start.cell == cell.id for start in case.course.rollout.failed)
+    return any(start.cell == cell.id for start in case.progress.rollout.failed)
 
 
 def _bake_s(case: _Case) -> float:
-    policy = case.course.rollout.policy
-    return policy.canary_bake_s if case.course.stage.percent is None else policy.bake_s
+    policy = case.progress.rollout.policy
+    return policy.canary_bake_s if case.progress.stage.percent is None else policy.bake_s
 
 
 def _last_progress(case: _Case) -> datetime:
     """When a cell of the stage's region last changed, or this stage began."""
-    moments = [cell.state_since for cell in case.cells(case.course.stage.region) if cell.state is not CellState.PENDING]
-    return max([case.course.rollout.state_since, *moments])
+    moments = [
+        cell.state_since for cell in case.cells(case.progress.stage.region) if cell.state is not CellState.PENDING
+    ]
+    return max([case.progress.rollout.state_since, *moments])
 
 
 def _waiting(case: _Case, stage: Stage, proven: int, target: int, unproven: list[CellView]) -> str:

@@ -34,7 +34,7 @@ def stages_of(policy: UpdatePolicy, regions: tuple[str, ...]) -> tuple[Stage, ..
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class RolloutProgress:
     """Where a rollout stands, and what each region should come to in this stage."""
 
     rollout: RolloutView
@@ -103,8 +103,8 @@ class Course:
         return region in order and order.index(region) < order.index(self.stage.region)
 
 
-def course_of(deployment: DeploymentView, rollout: RolloutView | None) -> Course | None:
-    """The course of a deployment's active rollout, if it has one that leads anywhere."""
+def progress_of(deployment: DeploymentView, rollout: RolloutView | None) -> RolloutProgress | None:
+    """The progress of a deployment's active rollout, if it has one that leads anywhere."""
     if rollout is None or not (rollout.region_order or deployment.cells_wanted):
         return None
-    return Course(rollout, deployment)
+    return RolloutProgress(rollout, deployment)

@@ -1,4 +1,4 @@
-"""Decides what webhooks may be told and where, how a message is signed, and when one that failed is tried again.
+"""Decides what is sent to webhooks and where, how a message is signed, and when one that failed is tried again.
 
 It resolves no name and opens no connection.
 """
@@ -32,7 +32,7 @@ DELIVERY_TONE: dict[DeliveryState, Tone] = {
 
 
 class WebhookEvent(StrEnum):
-    """What webhooks can be told."""
+    """What webhooks can subscribe to."""
 
     INCIDENT_OPENED = "incident.opened"
     INCIDENT_CLOSED = "incident.closed"
@@ -56,8 +56,8 @@ class WebhookSettings:
     """10 s, 20 s, 40 s … 1 h: ten attempts take two hours and a half, longer than most outages of a receiver."""
     limit_s: float = 10.0
     """For resolving, connecting, sending and being answered, together."""
-    answer_bytes: int = 16 * 1024
-    """Of an answer that are read at most; nobody needs more to see what went wrong."""
+    response_bytes: int = 16 * 1024
+    """Of a response that are read at most: enough to see what went wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +142,8 @@ def parse_networks(texts: Sequence[str]) -> tuple[Network, ...]:
     return tuple(ip_network(text.strip()) for text in texts if text.strip())
 
 
-def wants(events: Sequence[str], event: str) -> bool:
-    """Whether a webhook that asked for `events` is told of this one. A test is always told."""
+def is_subscribed(events: Sequence[str], event: str) -> bool:
+    """Whether a webhook subscribed to `events` gets this one. A test is always sent."""
     return not events or event in events or event == WebhookEvent.TEST
 
 

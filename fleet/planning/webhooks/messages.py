@@ -1,4 +1,4 @@
-"""The words of a message to a webhook: our own JSON, or what chats take that understand Slack's incoming webhooks.
+"""The content of a message to a webhook: our own JSON, or what chats take that understand Slack's incoming webhooks.
 
 Pure; a chat gets a sentence, the facts that matter at once and a link, never the whole evidence.
 """
@@ -25,7 +25,7 @@ ROLLOUT_TONES = {
 
 
 class WebhookFormat(StrEnum):
-    """In which form a webhook is told."""
+    """The format of a webhook's messages."""
 
     JSON = "json"
     SLACK = "slack"
@@ -37,8 +37,8 @@ def json_message(*, delivery: int, event: str, at: str, data: Mapping[str, Any])
 
 
 def slack_message(*, event: str, data: Mapping[str, Any], console_url: str) -> dict[str, Any]:
-    """A message for a chat; `console_url` is where people open the dashboard."""
-    title, text, tone, path = _words(event, data)
+    """A message for a chat; `console_url` is the address of the dashboard."""
+    title, text, tone, path = _content(event, data)
     facts = [{"title": name, "value": _plain(str(data[name])), "short": True} for name in FIELDS if data.get(name)]
     attachment = {
         "color": COLOURS.get(tone, COLOURS[Tone.IDLE]),
@@ -59,7 +59,7 @@ def shown_url(url: str, form: str) -> str:
     return f"{parts.scheme}://{parts.netloc}/…"
 
 
-def _words(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone, str]:
+def _content(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone, str]:
     """Title, text, tone, and the page."""
     match event:
         case WebhookEvent.INCIDENT_OPENED:
@@ -73,9 +73,14 @@ def _words(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone, str]:
             title = f"Rollout of {data.get('deployment')} to {data.get('to_version')}: {state.replace('_', ' ')}"
             text = str(data.get("reason") or data.get("verdict") or "")
             return title, text, ROLLOUT_TONES.get(state, Tone.MOVING), f"/rollouts/{data.get('id')}/"
-    return "Switchyard can reach this channel", f"asked by {data.get('asked_by', 'somebody')}", Tone.IDLE, "/"
+    return (
+        "Switchyard can reach this channel",
+        f"test message requested by {data.get('asked_by', 'an operator')}",
+        Tone.IDLE,
+        "/",
+    )
 
 
 def _plain(text: str) -> str:
-    """Slack's three escapes, so that nobody's name becomes a mention or a link."""
+    """Slack's three escapes, so that no name becomes a mention or a link."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

@@ -41,7 +41,7 @@ def test_all_agents_silent_at_once_is_an_incident_and_no_action() -> None:
     )
     (said,) = first_round(view)
     assert isinstance(said, OpenIncident)
-    assert said.kind is IncidentKind.DEAF
+    assert said.kind is IncidentKind.ALL_SILENT
 
 
 def test_a_leader_that_answers_200_does_not_hide_that_its_followers_engine_is_dead() -> None:

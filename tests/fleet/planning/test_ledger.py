@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from fleet.planning.ledger import Ledger, LedgerLimits, Standing, refusal
+from fleet.planning.ledger import Ledger, LedgerCounts, LedgerLimits, refusal
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.snapshot import RolloutView
 from fleet.planning.states import CellState, DisruptionCause, RolloutState
 from tests.fleet.planning.fleets import NOW, ago, cell, fleet
 
 LIMITS = LedgerLimits()
-WHOLE = Standing(
+WHOLE = LedgerCounts(
     wanted=8, available=8, open=0, wanted_here=4, available_here=4,
     region_wanted=10, region_open=0, fleet_wanted=20, fleet_open=0, is_available=True,
 )  # fmt: skip

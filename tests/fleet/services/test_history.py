@@ -8,7 +8,7 @@ import pytest
 from engine_agent.protocol.latency_buckets import bucket_of
 from fleet.models import LoadSubject, LoadWindow, NodeReport
 from fleet.planning.load.history import FINE_S
-from fleet.planning.load.slo import Seen
+from fleet.planning.load.slo import RequestCounts
 from fleet.selectors.history import SPANS, last_windows, load_series, seen_in_windows
 from fleet.services.history import history_trim, load_sample
 from tests.fleet import rows
@@ -83,7 +83,7 @@ def test_what_objectives_are_judged_by_is_summed_by_window() -> None:
     slow = {str(bucket_of(30.0)): 4}
     look(0, n_1=said(0), n_2=said(0))
     look(1, n_1=said(10, 2, ttft_counts=slow), n_2=said(10))
-    assert seen_in_windows("deployment:sim-70b", NOW + STEP)[300] == Seen(20, 2, 4)
+    assert seen_in_windows("deployment:sim-70b", NOW + STEP)[300] == RequestCounts(20, 2, 4)
 
 
 def test_old_windows_and_subjects_are_forgotten() -> None:

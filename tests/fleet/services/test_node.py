@@ -53,7 +53,7 @@ def test_a_machine_is_launched_near_those_that_it_shall_join(cloud: Cloud) -> No
 
 def test_a_loss_is_an_incident_that_names_the_cell() -> None:
     rows.cell("c1", rows.node("n-a"))
-    node_move(MoveNode("n-a", NodeState.READY, NodeState.LOST, "gone", said_at=NOW), now=LATER)
+    node_move(MoveNode("n-a", NodeState.READY, NodeState.LOST, "gone", reported_at=NOW), now=LATER)
     incident = Incident.objects.get()
     assert (incident.kind, incident.cell, incident.deployment) == ("node-lost", "c1", "sim-70b")
     assert incident.evidence == {"reason": "gone"}

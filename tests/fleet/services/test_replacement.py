@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from fleet.models import Node, NodeReport, Repair, Replacement
-from fleet.planning.decisions import CloseReplacement, CordonNode, MoveNode, ReplaceNode, WishReplacement
+from fleet.planning.decisions import CloseReplacement, CordonNode, MoveNode, ReplaceNode, RequestReplacement
 from fleet.planning.fault_rules import Rule
 from fleet.planning.states import NodeState
 from fleet.services.node import node_move
@@ -64,27 +64,27 @@ def test_a_node_that_spoke_after_the_snapshot_is_not_lost() -> None:
     Node.objects.filter(id="n-f").update(state=NodeState.SUSPECT)
     NodeReport.objects.filter(node_id="n-f").update(last_seen_at=LATER)
     with pytest.raises(StaleDecision, match="has spoken since"):
-        node_move(MoveNode("n-f", NodeState.SUSPECT, NodeState.LOST, "silent", said_at=NOW), now=LATER)
+        node_move(MoveNode("n-f", NodeState.SUSPECT, NodeState.LOST, "silent", reported_at=NOW), now=LATER)
     assert node().state == NodeState.SUSPECT
 
 
 def test_a_lost_member_is_being_replaced() -> None:
     Node.objects.filter(id="n-f").update(state=NodeState.SUSPECT)
-    node_move(MoveNode("n-f", NodeState.SUSPECT, NodeState.LOST, "silent", said_at=NOW), now=LATER)
+    node_move(MoveNode("n-f", NodeState.SUSPECT, NodeState.LOST, "silent", reported_at=NOW), now=LATER)
     assert Replacement.objects.get().rule == Rule.SILENCE
 
 
 def test_a_wish_begins_when_the_node_goes_out_of_use() -> None:
-    replacement_wish(WishReplacement("n-f", "c1", Rule.SLOW, "slow"), now=NOW)
+    replacement_wish(RequestReplacement("n-f", "c1", Rule.SLOW, "slow"), now=NOW)
     assert Replacement.objects.get().begun_at is None
     node_replace(REPLACE, now=LATER)
     assert Replacement.objects.get().begun_at == LATER
 
 
 def test_a_node_is_wished_away_once() -> None:
-    replacement_wish(WishReplacement("n-f", "c1", Rule.SLOW, "slow"), now=NOW)
+    replacement_wish(RequestReplacement("n-f", "c1", Rule.SLOW, "slow"), now=NOW)
     with pytest.raises(StaleDecision):
-        replacement_wish(WishReplacement("n-f", "c1", Rule.SLOW, "slow"), now=LATER)
+        replacement_wish(RequestReplacement("n-f", "c1", Rule.SLOW, "slow"), now=LATER)
 
 
 def test_a_replacement_closes_once() -> None:

@@ -10,7 +10,7 @@ from fleet.planning.faults.planner import plan_faults
 from fleet.planning.policy import UpdatePolicy
 from fleet.planning.snapshot import FleetView, RolloutView
 from fleet.planning.states import CellState, RolloutState
-from tests.fleet.planning.faulty import HARD, incident, signal, with_faults
+from tests.fleet.planning.faults.faulty import HARD, incident, signal, with_faults
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
 FAULTS = SETTINGS.faults

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.planning.decisions import CordonNode, OpenIncident, WishReplacement
+from fleet.planning.decisions import CordonNode, OpenIncident, RequestReplacement
 from fleet.planning.faults.fail_slow import find_slow, relative_times
 from fleet.planning.faults.planner import plan_faults
 from fleet.planning.snapshot import FleetView, StepWindow
-from tests.fleet.planning.faulty import windows, with_faults
+from tests.fleet.planning.faults.faulty import windows, with_faults
 from tests.fleet.planning.fleets import NOW, SETTINGS, cell, fleet, member, node
 
 FAULTS = SETTINGS.faults
@@ -80,7 +80,7 @@ def test_a_slow_node_is_replaced_once_its_cell_is_drained() -> None:
     assert isinstance(opened, OpenIncident)
     assert opened.summary == ("Node f3: slower than its cohort in 5 of 5 windows: score 0.50, robust z 34.1, 5 peers")
     assert isinstance(cordoned, CordonNode)
-    assert isinstance(wished, WishReplacement)
+    assert isinstance(wished, RequestReplacement)
     assert {opened.node, cordoned.node, wished.node} == {"f3"}
 
 

@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.planning.decisions import CordonNode, MoveNode, OpenIncident, ReplaceNode, WishReplacement
+from fleet.planning.decisions import CordonNode, MoveNode, OpenIncident, ReplaceNode, RequestReplacement
 from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
 from fleet.planning.faults.guards import Guards
 from fleet.planning.faults.liveness import plan_liveness
 from fleet.planning.faults.planner import plan_faults
 from fleet.planning.snapshot import FleetView, NodeView
 from fleet.planning.states import NodeState
-from tests.fleet.planning.faulty import replacement, signal, with_faults
+from tests.fleet.planning.faults.faulty import replacement, signal, with_faults
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
 SILENT = {"connected": False, "last_seen_at": ago(100)}
@@ -24,7 +24,7 @@ def names(count: int) -> list[str]:
 
 
 def replaced(view: FleetView) -> list[str]:
-    return [d.node for d in plan_faults(view, SETTINGS, NOW) if isinstance(d, ReplaceNode | WishReplacement)]
+    return [d.node for d in plan_faults(view, SETTINGS, NOW) if isinstance(d, ReplaceNode | RequestReplacement)]
 
 
 def incidents(view: FleetView) -> dict[str, Any]:

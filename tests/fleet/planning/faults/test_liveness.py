@@ -1,4 +1,4 @@
-"""Who is alive: silence needs a second witness, and deafness of ours condemns nobody."""
+"""Who is alive: silence needs a second witness, and a control plane that is cut off condemns no node."""
 
 from dataclasses import replace
 from typing import Any

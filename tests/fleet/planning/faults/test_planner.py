@@ -11,15 +11,15 @@ from fleet.planning.decisions import (
     DrainCell,
     OpenIncident,
     ReplaceNode,
+    RequestReplacement,
     RetireNode,
-    WishReplacement,
 )
 from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
 from fleet.planning.faults.planner import plan_faults
 from fleet.planning.reconcile.planner import plan_reconcile
 from fleet.planning.snapshot import FleetView
 from fleet.planning.states import CellState, NodeState
-from tests.fleet.planning.faulty import HARD, SOFT, VAGUE, incident, replacement, signal, with_faults
+from tests.fleet.planning.faults.faulty import HARD, SOFT, VAGUE, incident, replacement, signal, with_faults
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
 
@@ -118,7 +118,7 @@ def test_five_repairs_hand_a_node_to_a_person_through_a_drain() -> None:
     opened, cordoned, wished = plan(view)
     assert (opened.kind, opened.evidence) == (IncidentKind.REPEATED_REPAIRS, {"repairs": 5})
     assert cordoned.node == "f"
-    assert isinstance(wished, WishReplacement)
+    assert isinstance(wished, RequestReplacement)
     assert plan(with_faults(pair(), repairs={"f": 4})) == ()
 
 

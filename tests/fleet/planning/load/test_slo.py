@@ -3,15 +3,15 @@
 import pytest
 
 from engine_agent.protocol.states import ServingClass
-from fleet.planning.load.slo import WINDOWS_S, InvalidObjective, Objective, Seen, burns, parse_objective
+from fleet.planning.load.slo import WINDOWS_S, InvalidObjective, Objective, RequestCounts, burns, parse_objective
 from kernel.tones import Tone
 
 OBJECTIVE = Objective(availability=0.99, ttft_ms=1000.0, ttft_share=0.95)
 
 
-def seen(errors: int = 0, slow: int = 0, **by_window: Seen) -> dict[int, Seen]:
+def seen(errors: int = 0, slow: int = 0, **by_window: RequestCounts) -> dict[int, RequestCounts]:
     own = {int(name[1:]): what for name, what in by_window.items()}
-    return {window: own.get(window, Seen(1000, errors, slow)) for window in WINDOWS_S}
+    return {window: own.get(window, RequestCounts(1000, errors, slow)) for window in WINDOWS_S}
 
 
 def test_a_rate_of_one_uses_up_the_budget_just_in_time() -> None:
@@ -28,7 +28,7 @@ def test_fast_burn_in_both_windows_is_bad() -> None:
 
 
 def test_what_is_over_is_no_alarm() -> None:
-    calm = Seen(1000)
+    calm = RequestCounts(1000)
     available, _ = burns(OBJECTIVE, seen(errors=200, _300=calm, _1800=calm, _21600=calm))
     assert available.tone is Tone.OK
 
@@ -40,7 +40,7 @@ def test_late_first_tokens_burn_a_budget_of_their_own() -> None:
 
 
 def test_without_requests_nothing_is_judged() -> None:
-    available, quick = burns(OBJECTIVE, dict.fromkeys(WINDOWS_S, Seen()))
+    available, quick = burns(OBJECTIVE, dict.fromkeys(WINDOWS_S, RequestCounts()))
     assert (available.tone, quick.tone, available.rates[300]) == (Tone.IDLE, Tone.IDLE, None)
 
 

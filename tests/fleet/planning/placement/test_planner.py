@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from fleet.planning.placement.planner import Order, Placed, Placement
+from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
 from fleet.planning.snapshot import CellView, FleetView, NodeView
 from fleet.planning.states import CellState
 from tests.fleet.planning.fleets import KIND, cell, fleet, member, node
@@ -15,11 +15,11 @@ def at(name: str, *topology: str, **changes: Any) -> NodeView:
     return node(name, topology=topology, **changes)
 
 
-def order(count: int, name: str = "c1", **changes: Any) -> Order:
-    return replace(Order(name, "llama", "east", KIND, count), **changes)
+def order(count: int, name: str = "c1", **changes: Any) -> PlacementRequest:
+    return replace(PlacementRequest(name, "llama", "east", KIND, count), **changes)
 
 
-def chosen(view: FleetView, *orders: Order) -> list[list[str] | None]:
+def chosen(view: FleetView, *orders: PlacementRequest) -> list[list[str] | None]:
     answers = Placement(view).place(orders)
     found = [answers[asked.cell] for asked in orders]
     return [[n.id for n in answer.nodes] if isinstance(answer, Placed) else None for answer in found]

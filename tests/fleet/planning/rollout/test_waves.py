@@ -3,10 +3,11 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
 from fleet.planning.rollout.preview import objection, order_of_regions, preview_seconds, preview_stages
-from fleet.planning.rollout.waves import Course, course_of
+from fleet.planning.rollout.waves import RolloutProgress, progress_of
 from fleet.planning.snapshot import DeploymentView, RolloutView
 from fleet.planning.states import RolloutState
 from tests.fleet.planning.fleets import KIND, NOW
@@ -14,9 +15,11 @@ from tests.fleet.planning.fleets import KIND, NOW
 POLICY = UpdatePolicy(min_healthy_s=60, canary_bake_s=300, bake_s=300)
 
 
-def course(stage: int, wanted: dict[str, int], state: RolloutState = RolloutState.RUNNING) -> Course:
+def progress(stage: int, wanted: dict[str, int], state: RolloutState = RolloutState.RUNNING) -> RolloutProgress:
     deployment = DeploymentView("llama", KIND, 2, wanted)
-    return Course(RolloutView(1, "llama", "v1", "v2", state, stage, ("east", "west"), POLICY, 1, NOW), deployment)
+    return RolloutProgress(
+        RolloutView(1, "llama", "v1", "v2", state, stage, ("east", "west"), POLICY, 1, NOW), deployment
+    )
 
 
 def walk(wanted: dict[str, int]) -> list[tuple[str, int]]:
@@ -24,7 +27,7 @@ def walk(wanted: dict[str, int]) -> list[tuple[str, int]]:
     stage: int | None = 0
     found = []
     while stage is not None:
-        at = course(stage, wanted)
+        at = progress(stage, wanted)
         found.append((at.stage.label, at.quota(at.stage.region)))
         stage = at.next_stage()
     return found
@@ -48,38 +51,38 @@ def test_stages_that_move_no_cell_are_passed_over(wanted: dict[str, int], expect
 
 
 def test_regions_before_are_whole_and_regions_behind_untouched() -> None:
-    at = course(5, {"east": 4, "west": 20})
+    at = progress(5, {"east": 4, "west": 20})
     assert (at.quota("east"), at.quota("west"), at.is_complete("east"), at.is_complete("west")) == (4, 2, True, False)
-    assert course(2, {"east": 4, "west": 20}).quota("west") == 0
+    assert progress(2, {"east": 4, "west": 20}).quota("west") == 0
 
 
 def test_a_stage_counts_what_is_wanted_now() -> None:
-    assert [course(2, {"east": cells}).quota("east") for cells in (4, 20, 100)] == [1, 5, 25]
+    assert [progress(2, {"east": cells}).quota("east") for cells in (4, 20, 100)] == [1, 5, 25]
 
 
 def test_the_way_back_leads_every_region_to_the_old_version_at_once() -> None:
-    at = course(2, {"east": 4, "west": 3}, RolloutState.ROLLING_BACK)
+    at = progress(2, {"east": 4, "west": 3}, RolloutState.ROLLING_BACK)
     assert (at.goal, at.quota("east"), at.quota("west")) == ("v1", 4, 3)
 
 
 def test_a_region_that_the_deployment_got_meanwhile_comes_last() -> None:
-    at = course(0, {"east": 1, "west": 1, "asia": 1})
+    at = progress(0, {"east": 1, "west": 1, "asia": 1})
     assert at.regions == ("east", "west", "asia")
     assert at.stages[-1].region == "asia"
 
 
 def test_the_way_back_of_a_surge_needs_no_spare_unless_nothing_may_be_away() -> None:
-    at = course(0, {"east": 4}, RolloutState.ROLLING_BACK)
-    surge = replace(POLICY, strategy=UpdateStrategy.SURGE, surge=1)
+    at = progress(0, {"east": 4}, RolloutState.ROLLING_BACK)
+    surge = structs.replace(POLICY, strategy=UpdateStrategy.SURGE, surge=1)
     assert not replace(at, rollout=replace(at.rollout, policy=surge)).is_surging
-    assert replace(at, rollout=replace(at.rollout, policy=replace(surge, max_unavailable=0))).is_surging
+    assert replace(at, rollout=replace(at.rollout, policy=structs.replace(surge, max_unavailable=0))).is_surging
 
 
 def test_a_deployment_that_should_be_nowhere_has_no_course() -> None:
     nowhere = DeploymentView("llama", KIND, 2, {})
-    rollout = replace(course(0, {}).rollout, region_order=())
-    assert course_of(nowhere, rollout) is None
-    assert course_of(nowhere, None) is None
+    rollout = replace(progress(0, {}).rollout, region_order=())
+    assert progress_of(nowhere, rollout) is None
+    assert progress_of(nowhere, None) is None
 
 
 def test_a_preview_says_the_stages_and_the_least_time() -> None:

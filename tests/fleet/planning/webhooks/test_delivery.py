@@ -9,11 +9,11 @@ from fleet.planning.webhooks.delivery import (
     RefusedUrl,
     WebhookSettings,
     choose_address,
+    is_subscribed,
     parse_networks,
     parse_url,
     retry_after_s,
     signature,
-    wants,
 )
 
 SETTINGS = WebhookSettings()
@@ -104,7 +104,7 @@ def test_a_signature_covers_time_and_body() -> None:
 
 
 def test_an_empty_list_of_events_is_all_and_a_test_is_always_told() -> None:
-    assert wants([], "incident.opened")
-    assert wants(["incident.opened"], "incident.opened")
-    assert not wants(["incident.opened"], "rollout.changed")
-    assert wants(["incident.opened"], "test")
+    assert is_subscribed([], "incident.opened")
+    assert is_subscribed(["incident.opened"], "incident.opened")
+    assert not is_subscribed(["incident.opened"], "rollout.changed")
+    assert is_subscribed(["incident.opened"], "test")

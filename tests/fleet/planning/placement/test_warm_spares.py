@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fleet.planning.placement.warm import InvalidWarmSpares, WarmSpares, parse_warm_spares
+from fleet.planning.placement.warm_spares import InvalidWarmSpares, WarmSpares, parse_warm_spares
 
 
 def test_a_number_keeps_so_many_for_anybody() -> None:

@@ -7,7 +7,7 @@ from fleet.planning.fault_rules import IncidentKind
 from fleet.planning.faults.planner import plan_faults
 from fleet.planning.snapshot import FleetView
 from fleet.planning.states import NodeState
-from tests.fleet.planning.faulty import SOFT, incident, signal, with_faults
+from tests.fleet.planning.faults.faulty import SOFT, incident, signal, with_faults
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, fleet, node
 
 
@@ -48,11 +48,11 @@ def test_a_node_that_a_person_must_look_at_keeps_its_incident() -> None:
 
 
 def test_all_agents_silent_is_one_incident_and_nothing_else() -> None:
-    deaf: dict[str, Any] = {"report": {"last_seen_at": ago(100)}}
-    view = fleet(node("a", **deaf), node("b", **deaf), node("c", **deaf))
+    silent: dict[str, Any] = {"report": {"last_seen_at": ago(100)}}
+    view = fleet(node("a", **silent), node("b", **silent), node("c", **silent))
     (opened,) = plan(with_faults(view, signal("a")))
     assert isinstance(opened, OpenIncident)
-    assert opened.kind is IncidentKind.DEAF
+    assert opened.kind is IncidentKind.ALL_SILENT
 
 
 def test_while_nobody_listens_nothing_is_decided() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fleet.planning.placement.planner import Order, Placed, Placement, Refused
+from fleet.planning.placement.planner import Placed, Placement, PlacementRequest, Refused
 from fleet.planning.snapshot import FleetView, NodeView, RegionView
 from tests.fleet.planning.fleets import KIND, fleet, member, node
 
@@ -14,11 +14,11 @@ def at(name: str, *topology: str, **changes: Any) -> NodeView:
     return node(name, topology=topology, **changes)
 
 
-def order(count: int, name: str = "c1", **changes: Any) -> Order:
-    return replace(Order(name, "llama", "east", KIND, count), **changes)
+def order(count: int, name: str = "c1", **changes: Any) -> PlacementRequest:
+    return replace(PlacementRequest(name, "llama", "east", KIND, count), **changes)
 
 
-def refusal(view: FleetView, *orders: Order) -> Refused:
+def refusal(view: FleetView, *orders: PlacementRequest) -> Refused:
     answer = Placement(view).place(orders)[orders[-1].cell]
     assert isinstance(answer, Refused)
     return answer

@@ -6,9 +6,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fleet.planning.placement.distance import Path, total_distance
-from fleet.planning.placement.planner import Order, Placed, Placement
-from tests.fleet.planning.exact_packing import smallest_distance
+from fleet.planning.placement.planner import Placed, Placement, PlacementRequest
 from tests.fleet.planning.fleets import KIND, fleet, node
+from tests.fleet.planning.placement.exact_packing import smallest_distance
 
 DEPTH = 3
 WITHIN = 1.02
@@ -22,7 +22,7 @@ sizes = st.lists(st.integers(1, 6), min_size=1, max_size=4)
 
 def placed(topologies: list[Path], wanted: list[int]) -> list[Placed]:
     view = fleet(*(node(f"n{index:02d}", topology=path) for index, path in enumerate(topologies)), wanted=0)
-    orders = [Order(f"c{index}", "llama", "east", KIND, size) for index, size in enumerate(wanted)]
+    orders = [PlacementRequest(f"c{index}", "llama", "east", KIND, size) for index, size in enumerate(wanted)]
     return [answer for answer in Placement(view).place(orders).values() if isinstance(answer, Placed)]
 
 

@@ -1,8 +1,7 @@
 """Whole rollouts in memory: what they come to with good and bad versions, and what they touch on the way."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec import structs
 
 from fleet.planning.policy import GatePolicy, UpdatePolicy, UpdateStrategy
 from fleet.planning.states import CellState, RolloutState
@@ -65,7 +64,7 @@ def test_a_version_that_reports_nothing_is_not_promoted() -> None:
 
 
 def test_a_bake_with_too_few_samples_goes_on_until_it_has_them() -> None:
-    world = started(TWO, replace(QUICK, gate=GatePolicy(min_samples=110)))
+    world = started(TWO, structs.replace(QUICK, gate=GatePolicy(min_samples=110)))
     world.run(60, until=RolloutState.BAKING)
     world.run(int(QUICK.canary_bake_s) + 1)
     assert world.rollout is not None
@@ -90,7 +89,7 @@ def test_a_cell_of_an_earlier_region_that_is_unwell_holds_the_last_stage() -> No
 
 
 def test_a_bake_that_never_has_enough_samples_pauses() -> None:
-    world = started(TWO, replace(QUICK, gate=GatePolicy(min_samples=1000)))
+    world = started(TWO, structs.replace(QUICK, gate=GatePolicy(min_samples=1000)))
     world.run(60, until=RolloutState.BAKING)
     began = world.now
     world.run(60, until=RolloutState.PAUSED)

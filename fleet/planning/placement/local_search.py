@@ -1,23 +1,24 @@
-"""Moves nodes between drafts and spares, and places pairs of drafts again, while the total network distance shrinks.
+"""Local search: moves nodes between drafts and spares, and places drafts again, while the total network distance
+shrinks.
 
-Looks only where a gain can be: at places nearer to the rest of a cell than the node that it would give away. Bounded,
-so that a large fleet is never held up by the search for a last hop.
+It tries only where a gain can be: at places nearer to the rest of a cell than the node that it would give away.
+Bounded, so that a large fleet is never held up by the search for a last hop.
 """
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, combinations, permutations
 
-from fleet.planning.placement.packing import Choice, Draft, Load, Parts, fill, grow, pack
-from fleet.planning.placement.spare_tree import Group, SpareTree, height_between
+from fleet.planning.placement.packing import CellsByDomain, Choice, Draft, Parts, fill, grow, pack
+from fleet.planning.placement.topology_tree import SpareGroup, TopologyTree, height_between
 
-EXCHANGES_WEIGHED = 12_000
+MAX_EXCHANGES = 12_000
 """Bound on the work: about 0.3 s on one core of 2024."""
-OWNERS_ASKED = 24
-"""Drafts below one network node that are asked for an exchange, so that wide groups do not make it quadratic."""
-LEAVES_TRIED = 32
+MAX_OWNERS = 24
+"""Drafts below one network node that are tried for an exchange, so that wide groups do not make it quadratic."""
+MAX_LEAVES = 32
 """So many lowest groups are all tried as places of a draft that is placed again."""
-DRAFTS_TRIED_BY_TWO = 6
+MAX_DRAFTS_BY_TWO = 6
 """Among so many drafts, one is placed again also together with two others."""
 
 
@@ -25,14 +26,14 @@ class _Search:
     """Which drafts have nodes below which network node, and how much may still be weighed."""
 
     def __init__(self, drafts: Sequence[Draft]) -> None:
-        self.owners: dict[Group, dict[Draft, None]] = defaultdict(dict)
+        self.owners: dict[SpareGroup, dict[Draft, None]] = defaultdict(dict)
         self.placed = drafts
-        self.left = EXCHANGES_WEIGHED
+        self.left = MAX_EXCHANGES
         for draft in drafts:
             for leaf in draft.parts:
                 self._add(draft, leaf)
 
-    def give_to(self, draft: Draft, gone: Group, got: Group) -> None:
+    def give_to(self, draft: Draft, gone: SpareGroup, got: SpareGroup) -> None:
         """Write down that a draft has one node less of one lowest group and one more of another."""
         draft.distance += reach(draft, got) - height_between(gone, got) - reach(draft, gone)
         draft.parts[gone] -= 1
@@ -53,23 +54,23 @@ class _Search:
                 self.owners[group].pop(draft, None)
         draft.parts, draft.distance = Counter(), 0
 
-    def set_down(self, draft: Draft, parts: Counter[Group], distance: int) -> None:
+    def set_down(self, draft: Draft, parts: Counter[SpareGroup], distance: int) -> None:
         """Give a draft that was lifted its places."""
         draft.parts, draft.distance = Counter(parts), distance
         for leaf, count in parts.items():
             leaf.take(count)
             self._add(draft, leaf)
 
-    def _add(self, draft: Draft, leaf: Group) -> None:
+    def _add(self, draft: Draft, leaf: SpareGroup) -> None:
         for group in _up(leaf):
             self.owners[group][draft] = None
 
 
-def pack_shortest(tree: SpareTree, drafts: Sequence[Draft], load: Load) -> None:
+def pack_shortest(tree: TopologyTree, drafts: Sequence[Draft], load: CellsByDomain) -> None:
     """Pack and improve. A small fleet with cells of several sizes is packed in both orders; the shorter one stays."""
     pack(tree, drafts, load)
     improve(tree, drafts)
-    if len({draft.count for draft in drafts}) == 1 or len(tree.leaves) > LEAVES_TRIED:
+    if len({draft.count for draft in drafts}) == 1 or len(tree.leaves) > MAX_LEAVES:
         return
     first = [(draft, draft.parts, draft.distance) for draft in drafts]
     cost = _cost(drafts)
@@ -89,7 +90,7 @@ def _cost(drafts: Sequence[Draft]) -> tuple[int, int]:
     return sum(not draft.parts for draft in drafts), sum(draft.distance for draft in drafts)
 
 
-def improve(tree: SpareTree, drafts: Iterable[Draft]) -> None:
+def improve(tree: TopologyTree, drafts: Iterable[Draft]) -> None:
     """Make the total distance of placed drafts smaller, until nothing helps or the bound is met."""
     placed = [draft for draft in drafts if draft.parts]
     search = _Search(placed)
@@ -97,13 +98,13 @@ def improve(tree: SpareTree, drafts: Iterable[Draft]) -> None:
     while waiting and search.left > 0:
         draft = next(iter(waiting))
         del waiting[draft]
-        changed = _exchange(search, draft) or _replant(search, tree, draft)
+        changed = _exchange(search, draft) or _reinsert(search, tree, draft)
         waiting |= {other: None for other in changed if other.distance}
 
 
 def _exchange(search: _Search, draft: Draft) -> list[Draft]:
     """Make the best exchange of this draft, if one helps. Returns the drafts that changed."""
-    best: tuple[int, Group, Group, Draft | None] | None = None
+    best: tuple[int, SpareGroup, SpareGroup, Draft | None] | None = None
     for gone in list(draft.parts):
         for got, other in _offers(search, draft, gone):
             search.left -= 1
@@ -122,13 +123,13 @@ def _exchange(search: _Search, draft: Draft) -> list[Draft]:
     return [draft, other]
 
 
-def _replant(search: _Search, tree: SpareTree, draft: Draft) -> list[Draft]:
+def _reinsert(search: _Search, tree: TopologyTree, draft: Draft) -> list[Draft]:
     """Take this draft up, with up to two neighbours in a small fleet, else one, and place all again.
 
     Helps where exchanges cannot: between cells of different sizes, and where a whole cell is better off elsewhere.
     """
     neighbours = _neighbours(search, tree, draft)
-    at_once = 2 if len(search.placed) <= DRAFTS_TRIED_BY_TWO else 1
+    at_once = 2 if len(search.placed) <= MAX_DRAFTS_BY_TWO else 1
     for others in chain.from_iterable(combinations(neighbours, number) for number in range(at_once + 1)):
         lifted = (draft, *others)
         was = [(one, one.parts, one.distance) for one in lifted]
@@ -143,7 +144,7 @@ def _replant(search: _Search, tree: SpareTree, draft: Draft) -> list[Draft]:
     return []
 
 
-def _grow_all(search: _Search, order: Sequence[Draft], anchors: Sequence[Group], below: int) -> bool:
+def _grow_all(search: _Search, order: Sequence[Draft], anchors: Sequence[SpareGroup], below: int) -> bool:
     """Place drafts so that their distance together is `below` this, trying every place for all but the last."""
     draft, rest = order[0], order[1:]
     choices = _choices(search, draft, anchors)
@@ -157,7 +158,7 @@ def _grow_all(search: _Search, order: Sequence[Draft], anchors: Sequence[Group],
     return False
 
 
-def _choices(search: _Search, draft: Draft, anchors: Sequence[Group]) -> list[Choice]:
+def _choices(search: _Search, draft: Draft, anchors: Sequence[SpareGroup]) -> list[Choice]:
     """Places for a draft around these groups, the nearest first."""
     found: dict[Parts, Choice] = {}
     for leaf in anchors:
@@ -169,28 +170,28 @@ def _choices(search: _Search, draft: Draft, anchors: Sequence[Group]) -> list[Ch
     return sorted(found.values(), key=lambda choice: (choice.distance, choice.leftover))
 
 
-def _anchors(tree: SpareTree, drafts: Iterable[Draft]) -> list[Group]:
+def _anchors(tree: TopologyTree, drafts: Iterable[Draft]) -> list[SpareGroup]:
     """Lowest groups to grow drafts around: all of them in a small fleet, else their own."""
-    if len(tree.leaves) <= LEAVES_TRIED:
+    if len(tree.leaves) <= MAX_LEAVES:
         return tree.leaves
     return list(dict.fromkeys(leaf for draft in drafts for leaf in draft.parts))
 
 
-def _neighbours(search: _Search, tree: SpareTree, draft: Draft) -> list[Draft]:
+def _neighbours(search: _Search, tree: TopologyTree, draft: Draft) -> list[Draft]:
     """Other drafts with nodes near those of this one, the nearest first; in a small fleet all."""
     near: dict[Draft, None] = {}
     for height in range(tree.height):
         for leaf in draft.parts:
             near |= dict.fromkeys(search.owners[_up(leaf)[height]])
-    if len(tree.leaves) <= LEAVES_TRIED:
+    if len(tree.leaves) <= MAX_LEAVES:
         near |= dict.fromkeys(search.placed)
     near.pop(draft, None)
-    return list(near)[:OWNERS_ASKED]
+    return list(near)[:MAX_OWNERS]
 
 
-def _offers(search: _Search, draft: Draft, gone: Group) -> Iterator[tuple[Group, Draft | None]]:
+def _offers(search: _Search, draft: Draft, gone: SpareGroup) -> Iterator[tuple[SpareGroup, Draft | None]]:
     """What could be had for a node of `gone`: places nearer to the rest of the draft, free or of another draft."""
-    seen: set[Group] = set()
+    seen: set[SpareGroup] = set()
     for part in [leaf for leaf in draft.parts if leaf is not gone]:
         for group in _up(part)[: height_between(part, gone)]:
             if group in seen:
@@ -198,43 +199,43 @@ def _offers(search: _Search, draft: Draft, gone: Group) -> Iterator[tuple[Group,
             seen.add(group)
             if group.free:
                 yield fill(group, 1)[0][0][0], None
-            for other in list(search.owners[group])[:OWNERS_ASKED]:
+            for other in list(search.owners[group])[:MAX_OWNERS]:
                 if other is not draft:
                     yield from (
                         (leaf, other) for leaf in list(other.parts) if leaf is not gone and _is_below(leaf, group)
                     )
 
 
-def _gain(draft: Draft, gone: Group, got: Group, other: Draft | None) -> int:
+def _gain(draft: Draft, gone: SpareGroup, got: SpareGroup, other: Draft | None) -> int:
     apart = height_between(gone, got)
     gain = reach(draft, gone) - reach(draft, got) + apart
     return gain if other is None else gain + reach(other, got) - reach(other, gone) + apart
 
 
-def _allowed(draft: Draft, gone: Group, got: Group, other: Draft | None) -> bool:
+def _allowed(draft: Draft, gone: SpareGroup, got: SpareGroup, other: Draft | None) -> bool:
     """Whether both drafts stay within what they may reach."""
     return _fits(draft, gone, got) and (other is None or _fits(other, got, gone))
 
 
-def _fits(draft: Draft, gone: Group, got: Group) -> bool:
+def _fits(draft: Draft, gone: SpareGroup, got: SpareGroup) -> bool:
     rest = (leaf for leaf, count in draft.parts.items() if count > (leaf is gone))
     return all(height_between(leaf, got) <= draft.ceiling for leaf in rest)
 
 
-def reach(draft: Draft, leaf: Group) -> int:
+def reach(draft: Draft, leaf: SpareGroup) -> int:
     """Sum of the distances from a place to all nodes of a draft."""
     return sum(count * height_between(part, leaf) for part, count in draft.parts.items())
 
 
-def _up(leaf: Group) -> list[Group]:
+def _up(leaf: SpareGroup) -> list[SpareGroup]:
     """A lowest group and the groups above it, without the root."""
     groups = []
-    group: Group | None = leaf
+    group: SpareGroup | None = leaf
     while group is not None and group.parent is not None:
         groups.append(group)
         group = group.parent
     return groups
 
 
-def _is_below(leaf: Group, group: Group) -> bool:
+def _is_below(leaf: SpareGroup, group: SpareGroup) -> bool:
     return leaf.path[: len(group.path)] == group.path
