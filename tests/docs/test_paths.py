@@ -32,7 +32,7 @@ def top_level() -> set[str]:
 def named_paths(page: Path) -> Iterator[str]:
     for code in INLINE_CODE.findall(text_of(page)):
         path = code.partition("::")[0]
-        if "/" in path and PATH.fullmatch(path) and path.partition("/")[0] in top_level():
+        if "/" in path and PATH.fullmatch(path) and path.partition("/")[0] in top_level() and "NAME" not in path:
             yield path
 
 

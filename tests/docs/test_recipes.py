@@ -9,6 +9,7 @@ from controlplane.cli.resources import RESOURCES
 from engine_agent.engines.registry import ADAPTERS
 from engine_agent.protocol.signatures import FaultSignature
 from fleet.planning.fault_rules import SETTABLE_RULES, IncidentKind
+from fleet.providers import PROVIDERS
 from models_registry.planning.engine_arguments import ENGINES
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.speculation import METHODS_OF_ENGINE
@@ -68,6 +69,11 @@ def test_every_part_of_a_traffic_policy_is_in_the_api(field: str) -> None:
     shown, changed = TrafficPolicySerializer().fields, TrafficPolicyChangeSerializer().fields
     assert field in shown, f"show {field} in TrafficPolicySerializer"
     assert field in changed, f"let {field} be changed in TrafficPolicyChangeSerializer"
+
+
+@pytest.mark.parametrize("name", PROVIDERS)
+def test_every_provider_is_described(name: str) -> None:
+    assert f"`{name}`" in text_of("docs/operations.md"), f"say in docs/operations.md what the provider {name} does"
 
 
 def test_the_command_line_knows_every_resource() -> None:
