@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.pages import INLINE_CODE, ROOT, our_markdown, text_of
+from tests.docs.pages import INLINE_CODE, ROOT, code_of, our_markdown, text_of
 
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 MODULE = re.compile(r"[a-z]\w*(?:\.\w+){2,}")
+RUN_MODULE = re.compile(r"(?:python3?|PYTHON\)?) -m ([a-z_][\w.]*)")
+RUN_FILE = re.compile(r"(?:python3?|pytest) ((?:bench|controlplane|tests)/[\w/]+\.py)")
 PAGE = re.compile(r"\bdocs/[\w/.-]+\.md\b")
 DECISION = re.compile(r"(?<![\d,.])00\d\d(?=[),;\]: ]|$)", re.MULTILINE)
 
@@ -49,6 +51,13 @@ def named_modules(page: Path) -> Iterator[str]:
             yield code
 
 
+def named_in_commands(page: Path) -> Iterator[str]:
+    """`python -m simulator`, `python bench/heal.py`, `pytest tests/…`: what commands would run."""
+    for line in code_of(page):
+        yield from (name for name in RUN_MODULE.findall(line) if name.partition(".")[0] in top_level())
+        yield from RUN_FILE.findall(line)
+
+
 def is_module(dotted: str) -> bool:
     *parts, last = dotted.split(".")
     whole, file = ROOT.joinpath(*parts, last), ROOT.joinpath(*parts).with_suffix(".py")
@@ -67,6 +76,12 @@ def test_every_named_file_and_module_exists(page: Path) -> None:
         if (ROOT / file).exists() and not re.search(rf"def {test}\b", text_of(file))
     ]
     assert not gone, f"{page.relative_to(ROOT)} names what does not exist (moved, renamed?): {', '.join(gone)}"
+
+
+@pytest.mark.parametrize("page", our_markdown(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_command_runs_what_exists(page: Path) -> None:
+    gone = [name for name in named_in_commands(page) if not (ROOT / name).exists() and not is_module(name)]
+    assert not gone, f"{page.relative_to(ROOT)} runs what does not exist (moved, renamed?): {', '.join(gone)}"
 
 
 def test_every_page_that_the_code_names_exists() -> None:
