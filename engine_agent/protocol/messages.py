@@ -143,6 +143,42 @@ class Load(Struct, frozen=True):
     tenants: dict[str, TenantLoad] = field(default_factory=dict)
 
 
+class Accelerator(Struct, frozen=True):
+    """One device and its use. `errors` counts since its driver was loaded, by the maker's names; None: not known."""
+
+    index: int
+    kind: str
+    name: str
+    cores: int | None = None
+    utilisation_percent: float | None = None
+    memory_used_bytes: int | None = None
+    memory_total_bytes: int | None = None
+    errors: dict[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        parts = [f"{self.kind} {self.index}: {self.name}"]
+        parts += [f"{self.cores} cores"] if self.cores is not None else []
+        parts += [f"{self.memory_total_bytes / 2**30:.0f} GiB"] if self.memory_total_bytes is not None else []
+        return ", ".join(parts)
+
+
+class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
+    """Use of a node and of its accelerators, and what its agent has trouble with; None and empty: nothing to report.
+
+    `accelerator_trouble`: by maker, why its devices may be old or missing. `refused_order`: why the last order that
+    was refused was. `journal_error`: why the agent cannot write its journal.
+    """
+
+    host_cpu_percent: float | None = None
+    host_memory_used_bytes: int | None = None
+    agent_rss_bytes: int | None = None
+    engine_rss_bytes: int | None = None
+    accelerators: tuple[Accelerator, ...] = ()
+    accelerator_trouble: dict[str, str] = field(default_factory=dict)
+    refused_order: str = ""
+    journal_error: str = ""
+
+
 class StepTimes(Struct, frozen=True):
     """What this rank computed itself since its engine started, without waiting for others: decode steps only.
 
@@ -200,7 +236,7 @@ class Report(Struct, frozen=True, tag="report"):
     observed: Observed
     health: Health | None = None
     load: Load | None = None
-    telemetry: JsonObject = field(default_factory=dict)
+    telemetry: NodeTelemetry = field(default_factory=NodeTelemetry)
     steps: StepTimes | None = None
 
 

@@ -27,7 +27,7 @@ from engine_agent.runtime.log_tail import LogSpeaker
 from engine_agent.runtime.node import LocalNode, NodePlace
 from engine_agent.runtime.order_trace import order_trace
 from engine_agent.runtime.watch import POLL_INTERVAL_S
-from engine_agent.telemetry.accelerators import Accelerators, OnFault
+from engine_agent.telemetry.accelerators import AcceleratorMonitor, OnFault
 from engine_agent.telemetry.detection import accelerators_here
 from engine_agent.telemetry.host import read_usage
 from engine_agent.telemetry.scraping import serve_metrics
@@ -54,7 +54,7 @@ class NodeAgent:
         enrolment: Enrolment,
         hello: Callable[[], Hello],
         stack: Callable[[], Fingerprint],
-        accelerators: Callable[[OnFault], Accelerators] = accelerators_here,
+        accelerators: Callable[[OnFault], AcceleratorMonitor] = accelerators_here,
         limits: ConvergeLimits = LIMITS,
     ) -> None:
         self._limits = limits
@@ -196,7 +196,13 @@ class NodeAgent:
             log.info("%s %s", observed.state, observed.reason)
         self._said = observed
         seen = self._node.seen
-        telemetry = {**read_usage(observed.engine_pid), **self._accelerators.telemetry(), **self._node.telemetry}
+        telemetry = structs.replace(
+            read_usage(observed.engine_pid),
+            accelerators=self._accelerators.devices(),
+            accelerator_trouble=self._accelerators.trouble(),
+            refused_order=self._node.refused_order,
+            journal_error=self._node.journal_error,
+        )
         health = _health(observed, seen.health)
         report = Report(
             seq=0, observed=observed, health=health, load=seen.load, telemetry=telemetry, steps=steps or self._steps

@@ -33,7 +33,7 @@ from engine_agent.planning.steps import (
     Wait,
 )
 from engine_agent.protocol.fingerprint import Fingerprint
-from engine_agent.protocol.messages import Assignment, Desired, Fault, JsonObject, StepTimes
+from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import watch
 from engine_agent.runtime.evidence import ended, given_up, said_of
@@ -94,7 +94,8 @@ class LocalNode:
         self._failure: Failure | None = None
         self._proxy_failure: Failure | None = None
         self._phase_change: asyncio.Task[None] | None = None
-        self.telemetry: JsonObject = {}
+        self.refused_order = ""
+        self.journal_error = ""
 
     @property
     def desired(self) -> Assignment | None:
@@ -145,7 +146,7 @@ class LocalNode:
         reason = refusal(self._record.desired, received, self.place.node_id)
         if reason is not None:
             log.warning("refused an order: %s", reason)
-            self.telemetry = {**self.telemetry, "refused_order": reason}
+            self.refused_order = reason
             return
         if received != self._record.desired:
             log.info("order %d: %s", received.version, _in_words(received.assignment))
@@ -310,10 +311,10 @@ class LocalNode:
         self._record = msgspec.structs.replace(self._record, **changes)
         try:
             self._journal.save(self._record)
-            self.telemetry.pop("journal_error", None)
+            self.journal_error = ""
         except OSError as error:
             log.error("cannot write the journal: %s", error)
-            self.telemetry["journal_error"] = str(error)
+            self.journal_error = str(error)
 
 
 async def _post_phase(url: str, phase: Phase) -> None:

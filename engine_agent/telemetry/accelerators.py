@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
-import msgspec
-
-from engine_agent.protocol.messages import Fault, JsonObject
+from engine_agent.protocol.messages import Accelerator, Fault
 from engine_agent.protocol.signatures import FaultSignature, is_hard
 
 log = logging.getLogger(__name__)
@@ -22,25 +20,6 @@ REPEATED_AFTER_S = 60.0
 MAX_RECENT_FAULTS = 64
 
 OnFault = Callable[[Fault], None]
-
-
-class Device(msgspec.Struct, frozen=True):
-    """One accelerator. Errors are counts since its driver was loaded, by the maker's own names; None: not known."""
-
-    index: int
-    kind: str
-    name: str
-    cores: int | None = None
-    utilisation_percent: float | None = None
-    memory_used_bytes: int | None = None
-    memory_total_bytes: int | None = None
-    errors: dict[str, int] = msgspec.field(default_factory=dict)
-
-    def __str__(self) -> str:
-        parts = [f"{self.kind} {self.index}: {self.name}"]
-        parts += [f"{self.cores} cores"] if self.cores is not None else []
-        parts += [f"{self.memory_total_bytes / 2**30:.0f} GiB"] if self.memory_total_bytes is not None else []
-        return ", ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +45,10 @@ class AcceleratorReader(Protocol):
 
     @property
     def kind(self) -> str:
-        """The make, as in `Device.kind`."""
+        """The make, as in `Accelerator.kind`."""
 
     @property
-    def devices(self) -> Sequence[Device]:
+    def devices(self) -> Sequence[Accelerator]:
         """What was last read."""
 
     @property
@@ -83,39 +62,39 @@ class AcceleratorReader(Protocol):
         """Read until cancelled, or until reading is given up for good, which `trouble` then says."""
 
 
-class Accelerators:
+class AcceleratorMonitor:
     """All readers of a machine, as the agent uses them: none, and silent, where there are no accelerators."""
 
     def __init__(self, readers: Sequence[AcceleratorReader] = ()) -> None:
-        self._readers = readers
+        self.readers = readers
 
     async def prepare(self) -> None:
         """Find all devices, for the inventory."""
-        await asyncio.gather(*(reader.prepare() for reader in self._readers))
+        await asyncio.gather(*(reader.prepare() for reader in self.readers))
         for line in self.inventory():
             log.info("accelerator %s", line)
         self._log_trouble()
 
     async def run(self) -> None:
         """Read until cancelled."""
-        await asyncio.gather(*(reader.run() for reader in self._readers))
+        await asyncio.gather(*(reader.run() for reader in self.readers))
         self._log_trouble()
         await asyncio.Event().wait()  # what was given up stays so until the agent starts again
 
     def inventory(self) -> tuple[str, ...]:
         """One line per device: `nvidia 0: NVIDIA H100 80GB HBM3, 80 GiB`."""
-        return tuple(str(device) for reader in self._readers for device in reader.devices)
+        return tuple(str(device) for device in self.devices())
 
-    def telemetry(self) -> JsonObject:
-        """The part of a report that is about accelerators; empty on a machine without."""
-        if not self._readers:
-            return {}
-        devices = [msgspec.to_builtins(device) for reader in self._readers for device in reader.devices]
-        trouble = {reader.kind: reader.trouble for reader in self._readers if reader.trouble}
-        return {"accelerators": devices} | ({"accelerator_trouble": trouble} if trouble else {})
+    def devices(self) -> tuple[Accelerator, ...]:
+        """All devices as they were last read."""
+        return tuple(device for reader in self.readers for device in reader.devices)
+
+    def trouble(self) -> dict[str, str]:
+        """By make, why its devices may be old or missing."""
+        return {reader.kind: reader.trouble for reader in self.readers if reader.trouble}
 
     def _log_trouble(self) -> None:
-        for reader in self._readers:
+        for reader in self.readers:
             if reader.trouble:
                 log.warning("%s telemetry: %s", reader.kind, reader.trouble)
 

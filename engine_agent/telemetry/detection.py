@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from engine_agent.telemetry.accelerators import AcceleratorReader, Accelerators, OnFault, RepeatedFaults
+from engine_agent.telemetry.accelerators import AcceleratorMonitor, AcceleratorReader, OnFault, RepeatedFaults
 from engine_agent.telemetry.neuron import NeuronReader
 from engine_agent.telemetry.nvidia import NvidiaReader
 
 
-def accelerators_here(on_fault: OnFault, root: Path = Path("/")) -> Accelerators:
+def accelerators_here(on_fault: OnFault, root: Path = Path("/")) -> AcceleratorMonitor:
     """Readers for what is here; none on a machine without accelerators. `root` is where `/` is."""
     take = RepeatedFaults(on_fault)
     readers: list[AcceleratorReader] = []
@@ -15,7 +15,7 @@ def accelerators_here(on_fault: OnFault, root: Path = Path("/")) -> Accelerators
         readers.append(NeuronReader(take, neurons))
     if gpus := nvidia_device_count(root):
         readers.append(NvidiaReader(take, gpus))
-    return Accelerators(readers)
+    return AcceleratorMonitor(readers)
 
 
 def neuron_device_count(root: Path) -> int:

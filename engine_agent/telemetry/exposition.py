@@ -2,6 +2,8 @@
 
 from collections.abc import Mapping
 
+from msgspec import structs
+
 from engine_agent.protocol.ingress_messages import IngressReport
 from engine_agent.protocol.messages import Report
 from engine_agent.protocol.states import EngineState
@@ -46,7 +48,7 @@ def _node(labels: Mapping[str, str], report: Report) -> list[str]:
     if report.health is not None:
         text = "1 while the engine counts as healthy."
         lines += single("switchyard_node_healthy", "gauge", text, labels, int(report.health.ok))
-    numbers = {name: value for name, value in report.telemetry.items() if _is_number(value)}
+    numbers = {name: value for name, value in structs.asdict(report.telemetry).items() if _is_number(value)}
     if numbers:
         lines += family("switchyard_node_telemetry", "gauge", "Use of the machine, by name.")
         lines += [

@@ -4,7 +4,7 @@ import os
 
 import psutil
 
-from engine_agent.protocol.messages import Inventory, JsonObject
+from engine_agent.protocol.messages import Inventory, NodeTelemetry
 
 
 def read_inventory(instance_type: str, address: str, port_base: int) -> Inventory:
@@ -18,15 +18,15 @@ def read_inventory(instance_type: str, address: str, port_base: int) -> Inventor
     )
 
 
-def read_usage(engine_pid: int | None) -> JsonObject:
+def read_usage(engine_pid: int | None) -> NodeTelemetry:
     """Use of the machine since the last call (CPU) and now (memory), of the agent and of the engine's main process."""
     memory = psutil.virtual_memory()
-    return {
-        "host_cpu_percent": psutil.cpu_percent(interval=None),
-        "host_memory_used_bytes": memory.total - memory.available,
-        "agent_rss_bytes": _rss_bytes(os.getpid()),
-        "engine_rss_bytes": _rss_bytes(engine_pid) if engine_pid is not None else None,
-    }
+    return NodeTelemetry(
+        host_cpu_percent=psutil.cpu_percent(interval=None),
+        host_memory_used_bytes=memory.total - memory.available,
+        agent_rss_bytes=_rss_bytes(os.getpid()),
+        engine_rss_bytes=_rss_bytes(engine_pid) if engine_pid is not None else None,
+    )
 
 
 def _rss_bytes(pid: int) -> int | None:

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic
 
+from engine_agent.protocol.messages import Accelerator
 from engine_agent.protocol.signatures import FaultSignature
-from engine_agent.telemetry.accelerators import Device, OnFault, Restarts, grown, hardware_fault
+from engine_agent.telemetry.accelerators import OnFault, Restarts, grown, hardware_fault
 from engine_agent.telemetry.kernel_log import KERNEL_LOG, KernelLog
 from engine_agent.telemetry.neuron_errors import kernel_fault
 from engine_agent.telemetry.neuron_output import (
@@ -82,12 +83,12 @@ class NeuronReader:
         self._tools = tools
         self._kernel_log = KernelLog(self._kernel_line, kernel_log)
         self._restarts = restarts or Restarts()
-        self._devices: tuple[Device, ...] = ()
+        self._devices: tuple[Accelerator, ...] = ()
         self._counters: dict[int, Mapping[str, int]] = {}
         self._troubles: dict[str, str] = {}
 
     @property
-    def devices(self) -> Sequence[Device]:
+    def devices(self) -> Sequence[Accelerator]:
         return self._devices
 
     @property
@@ -111,7 +112,7 @@ class NeuronReader:
                 )
             )
 
-    async def _list(self) -> tuple[Device, ...]:
+    async def _list(self) -> tuple[Accelerator, ...]:
         tool = str(self._tools / "neuron-ls")
         for arguments in LIST_ARGUMENTS[:-1]:
             with contextlib.suppress(ProgramFailed, UnreadableOutput):
@@ -187,7 +188,7 @@ class NeuronReader:
             self._judge_counters(device)
         self._judge_executions(report)
 
-    def _judge_counters(self, device: Device) -> None:
+    def _judge_counters(self, device: Accelerator) -> None:
         """Counters live as long as the driver: what they hold when an agent starts is as bad as what comes after."""
         more = grown(self._counters.get(device.index, {}), device.errors)
         self._counters[device.index] = device.errors

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine_agent.telemetry.accelerators import Device
+from engine_agent.protocol.messages import Accelerator
 
 KIND = "neuron"
 ECC_COUNTERS = (
@@ -45,7 +45,7 @@ class MonitorReport:
     errors: tuple[str, ...] = ()
 
 
-def parse_neuron_ls(text: str | bytes) -> tuple[Device, ...]:
+def parse_neuron_ls(text: str | bytes) -> tuple[Accelerator, ...]:
     """Devices by index, from `neuron-ls -j`, a list, or from a release that puts the list into an object.
 
     Raises:
@@ -59,7 +59,7 @@ def parse_neuron_ls(text: str | bytes) -> tuple[Device, ...]:
         raise UnreadableOutput("neuron-ls printed no list of devices")
     rows = [row for row in map(_object, found) if _whole(row.get("neuron_device")) is not None]
     devices = (
-        Device(
+        Accelerator(
             index=_whole(row["neuron_device"]) or 0,
             kind=KIND,
             name=str(row.get("instance_type") or row.get("bdf") or "unnamed"),
@@ -96,18 +96,18 @@ def parse_monitor_line(line: str | bytes) -> MonitorReport:
     )
 
 
-def with_report(known: Sequence[Device], report: MonitorReport) -> tuple[Device, ...]:
+def with_report(known: Sequence[Accelerator], report: MonitorReport) -> tuple[Accelerator, ...]:
     """The devices as the report finds them. A device that `neuron-ls` did not show is added."""
     devices = {device.index: device for device in known}
     indices = set(devices) | set(report.counters) | set(range(report.device_count))
     return tuple(_device(index, devices.get(index), report) for index in sorted(indices))
 
 
-def _device(index: int, known: Device | None, report: MonitorReport) -> Device:
+def _device(index: int, known: Accelerator | None, report: MonitorReport) -> Accelerator:
     cores = report.cores_per_device or (known.cores if known is not None else None) or 0
     own = range(index * cores, (index + 1) * cores)
     total = report.device_memory_bytes or (known.memory_total_bytes if known is not None else None)
-    return Device(
+    return Accelerator(
         index=index,
         kind=KIND,
         name=report.device_type or (known.name if known is not None else "unnamed"),

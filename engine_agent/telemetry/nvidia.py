@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+from engine_agent.protocol.messages import Accelerator
 from engine_agent.protocol.signatures import FaultSignature
-from engine_agent.telemetry.accelerators import Device, OnFault, Restarts, grown, hardware_fault
+from engine_agent.telemetry.accelerators import OnFault, Restarts, grown, hardware_fault
 from engine_agent.telemetry.nvml import GPU_IS_LOST, KIND, RESET_REQUIRED, Nvml, NvmlFailed, Xid, load_library
 
 log = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class NvidiaReader:
         self._device_count = device_count
         self._library = library
         self._times = times or NvidiaTimes()
-        self._devices: dict[int, Device] = {}
+        self._devices: dict[int, Accelerator] = {}
         self._lost: set[int] = set()
         self._trouble = ""
         self._heard_s = monotonic()
@@ -66,7 +67,7 @@ class NvidiaReader:
         self._first_read = asyncio.Event()
 
     @property
-    def devices(self) -> Sequence[Device]:
+    def devices(self) -> Sequence[Accelerator]:
         return tuple(self._devices[index] for index in sorted(self._devices))
 
     @property
@@ -98,7 +99,7 @@ class NvidiaReader:
             log.warning("nvidia: %s", trouble)
             self._first_read.set()
 
-    def _took(self, read: Mapping[int, Device | NvmlFailed]) -> None:
+    def _took(self, read: Mapping[int, Accelerator | NvmlFailed]) -> None:
         self._heard()
         for index, device in read.items():
             if isinstance(device, NvmlFailed):
@@ -128,7 +129,7 @@ class NvidiaReader:
             evidence = {"expected": self._device_count, "found": found}
             self._on_fault(hardware_fault(FaultSignature.ACCELERATOR_MISSING, summary, evidence))
 
-    def _judge(self, device: Device, before: Mapping[str, int]) -> None:
+    def _judge(self, device: Accelerator, before: Mapping[str, int]) -> None:
         more = grown(before, device.errors)
         for counter, signature in (
             ("ecc_uncorrected", FaultSignature.NVIDIA_ECC_UNCORRECTABLE),
@@ -201,8 +202,8 @@ class _Session:
         self._loop.call_soon_threadsafe(call, *arguments)
 
 
-def _read_all(nvml: Nvml) -> dict[int, Device | NvmlFailed]:
-    read: dict[int, Device | NvmlFailed] = {}
+def _read_all(nvml: Nvml) -> dict[int, Accelerator | NvmlFailed]:
+    read: dict[int, Accelerator | NvmlFailed] = {}
     for index in range(nvml.device_count):
         try:
             read[index] = nvml.read(index)

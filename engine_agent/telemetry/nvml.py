@@ -6,7 +6,7 @@ import importlib
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from engine_agent.telemetry.accelerators import Device
+from engine_agent.protocol.messages import Accelerator
 
 KIND = "nvidia"
 MODULE = "pynvml"
@@ -62,7 +62,7 @@ class Nvml:
         self._call_or_none("nvmlEventSetFree", self._events)
         self._call_or_none("nvmlShutdown")
 
-    def read(self, index: int) -> Device:
+    def read(self, index: int) -> Accelerator:
         """A device now. What it does not support is left out.
 
         Raises:
@@ -72,7 +72,7 @@ class Nvml:
         memory = self._call("nvmlDeviceGetMemoryInfo", handle)
         use = self._call_or_none("nvmlDeviceGetUtilizationRates", handle)
         name = self._call("nvmlDeviceGetName", handle)
-        return Device(
+        return Accelerator(
             index=index,
             kind=KIND,
             name=name.decode() if isinstance(name, bytes) else str(name),

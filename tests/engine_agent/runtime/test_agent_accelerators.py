@@ -4,17 +4,16 @@ import asyncio
 import contextlib
 import socket
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from engine_agent.protocol.messages import PROTOCOL_VERSION, Fault, Hello, Report
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Accelerator, Fault, Hello, Report
 from engine_agent.protocol.signatures import FaultSignature
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.agent import NodeAgent
 from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.runtime.node import NodePlace
-from engine_agent.telemetry.accelerators import Accelerators, Device, OnFault, hardware_fault
+from engine_agent.telemetry.accelerators import AcceleratorMonitor, OnFault, hardware_fault
 from engine_agent.telemetry.host import read_inventory
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 
@@ -29,11 +28,11 @@ class Reader:
     trouble = ""
 
     def __init__(self, on_fault: OnFault) -> None:
-        self.devices: tuple[Device, ...] = ()
+        self.devices: tuple[Accelerator, ...] = ()
         self._on_fault = on_fault
 
     async def prepare(self) -> None:
-        self.devices = (Device(0, "nvidia", "H100", memory_total_bytes=80 * 2**30),)
+        self.devices = (Accelerator(0, "nvidia", "H100", memory_total_bytes=80 * 2**30),)
 
     async def run(self) -> None:
         self._on_fault(hardware_fault(FaultSignature.NVIDIA_XID_FATAL, "XID 79 on nvidia 0", {"xid": 79, "device": 0}))
@@ -52,14 +51,14 @@ def agent(plane: FakeControlPlane, home: Path) -> NodeAgent:
             inventory=read_inventory("p5.48xlarge", "127.0.0.1", PORT_BASE),
         ),
         stack=dict,
-        accelerators=lambda on_fault: Accelerators([Reader(on_fault)]),
+        accelerators=lambda on_fault: AcceleratorMonitor([Reader(on_fault)]),
     )
 
 
-def devices_said(plane: FakeControlPlane) -> list[dict[str, Any]]:
+def reported_devices(plane: FakeControlPlane) -> tuple[Accelerator, ...]:
     """The devices of the first report that names any; none yet."""
-    reports = (said for said in plane.received if isinstance(said, Report))
-    return next((devices for report in reports if (devices := report.telemetry["accelerators"])), [])
+    reports = (message for message in plane.received if isinstance(message, Report))
+    return next((devices for report in reports if (devices := report.telemetry.accelerators)), ())
 
 
 @pytest.mark.asyncio
@@ -69,7 +68,9 @@ async def test_inventory_telemetry_and_faults_reach_the_control_plane(tmp_path: 
     async with plane.running():
         running = asyncio.create_task(agent(plane, tmp_path).run())
         try:
-            await eventually(lambda: bool(devices_said(plane)) and any(isinstance(s, Fault) for s in plane.received))
+            await eventually(
+                lambda: reported_devices(plane) != () and any(isinstance(s, Fault) for s in plane.received)
+            )
         finally:
             running.cancel()
             with contextlib.suppress(asyncio.CancelledError):
@@ -78,6 +79,6 @@ async def test_inventory_telemetry_and_faults_reach_the_control_plane(tmp_path: 
     assert isinstance(hello, Hello)
     assert hello.inventory is not None
     assert hello.inventory.accelerators == ("nvidia 0: H100, 80 GiB",)
-    assert devices_said(plane)[0]["memory_total_bytes"] == 80 * 2**30
+    assert reported_devices(plane)[0].memory_total_bytes == 80 * 2**30
     fault = next(said for said in plane.received if isinstance(said, Fault))
     assert (fault.signature, fault.evidence) == ("nvidia_xid_fatal", {"xid": 79, "device": 0, "hard": True})

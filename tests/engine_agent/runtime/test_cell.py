@@ -50,7 +50,7 @@ async def test_it_serves_and_says_so_with_health_load_and_what_it_is(cell: Cell)
     assert report is not None
     assert report.health is not None
     assert report.health.ok
-    assert report.telemetry["engine_rss_bytes"] > 0
+    assert (report.telemetry.engine_rss_bytes or 0) > 0
     hello = cell.plane.heard[cell.leader.id][0]
     assert hello.topology == ("a", "b")  # type: ignore[union-attr]
     assert hello.fingerprint.keys() >= {"kernel", "agent", "sim.engine", "sim.python"}  # type: ignore[union-attr]
@@ -111,7 +111,7 @@ async def test_a_new_generation_replaces_a_healthy_one_whole_and_the_old_order_i
     assert len(new) == 3
     assert not new & old
     await cell.plane.order(stale)
-    await eventually(lambda: "refused_order" in cell.leader.reports[-1].telemetry)
+    await eventually(lambda: cell.leader.reports[-1].telemetry.refused_order)
     assert cell.leader.observed.generation == 2
 
 

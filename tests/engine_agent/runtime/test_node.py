@@ -63,7 +63,7 @@ async def test_a_repeated_order_is_no_change_and_a_refused_one_is_told(held: Hel
     held.node.take_order(order(6, assignment(generation=1)))
     assert held.changes == 1
     assert held.node.desired == assignment(generation=2)
-    assert held.node.telemetry == {"refused_order": "generation 1 of c-1 is older than 2"}
+    assert held.node.refused_order == "generation 1 of c-1 is older than 2"
 
 
 @pytest.mark.asyncio
@@ -125,4 +125,4 @@ async def test_a_disk_that_refuses_does_not_keep_a_node_from_obeying(held: Held)
     (held.home / JOURNAL_FILE).mkdir()  # nothing can be renamed over a folder
     held.node.take_order(order(1, assignment()))
     assert held.node.desired == assignment()
-    assert "journal.json" in held.node.telemetry["journal_error"]
+    assert "journal.json" in held.node.journal_error

@@ -2,11 +2,10 @@
 
 import pytest
 
-from engine_agent.protocol.messages import Fault
+from engine_agent.protocol.messages import Accelerator, Fault
 from engine_agent.telemetry.accelerators import (
     REPEATED_AFTER_S,
-    Accelerators,
-    Device,
+    AcceleratorMonitor,
     RepeatedFaults,
     Restarts,
     grown,
@@ -16,7 +15,7 @@ from engine_agent.telemetry.accelerators import (
 class Reader:
     kind = "neuron"
     trouble = "neuron-monitor: silent for 30 s"
-    devices = (Device(0, "neuron", "trainium2", cores=4, memory_total_bytes=96 * 2**30, errors={"sram": 1}),)
+    devices = (Accelerator(0, "neuron", "trainium2", cores=4, memory_total_bytes=96 * 2**30, errors={"sram": 1}),)
 
     async def prepare(self) -> None: ...
 
@@ -24,30 +23,18 @@ class Reader:
 
 
 def test_a_machine_without_accelerators_says_nothing_of_them() -> None:
-    assert Accelerators().telemetry() == {}
-    assert Accelerators().inventory() == ()
+    assert AcceleratorMonitor().devices() == ()
+    assert AcceleratorMonitor().trouble() == {}
+    assert AcceleratorMonitor().inventory() == ()
 
 
 @pytest.mark.asyncio
 async def test_devices_and_trouble_are_reported_in_one_form() -> None:
-    accelerators = Accelerators([Reader()])
+    accelerators = AcceleratorMonitor([Reader()])
     await accelerators.prepare()
     assert accelerators.inventory() == ("neuron 0: trainium2, 4 cores, 96 GiB",)
-    assert accelerators.telemetry() == {
-        "accelerators": [
-            {
-                "index": 0,
-                "kind": "neuron",
-                "name": "trainium2",
-                "cores": 4,
-                "utilisation_percent": None,
-                "memory_used_bytes": None,
-                "memory_total_bytes": 96 * 2**30,
-                "errors": {"sram": 1},
-            }
-        ],
-        "accelerator_trouble": {"neuron": "neuron-monitor: silent for 30 s"},
-    }
+    assert accelerators.devices() == Reader.devices
+    assert accelerators.trouble() == {"neuron": "neuron-monitor: silent for 30 s"}
 
 
 def test_the_same_fault_is_handed_on_once_a_minute() -> None:

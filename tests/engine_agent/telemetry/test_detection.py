@@ -15,7 +15,7 @@ def test_a_machine_without_device_files_has_no_readers(tmp_path: Path) -> None:
     for name in ("neuron", "neuron_dev", "nvidiactl", "nvidia-uvm", "null"):
         put(tmp_path / "dev" / name)
     faults: list[Fault] = []
-    assert accelerators_here(faults.append, tmp_path).telemetry() == {}
+    assert accelerators_here(faults.append, tmp_path).readers == []
 
 
 def test_devices_are_counted_by_their_files(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_devices_are_counted_by_their_files(tmp_path: Path) -> None:
         put(tmp_path / "dev" / name)
     assert (neuron_device_count(tmp_path), nvidia_device_count(tmp_path)) == (2, 2)
     faults: list[Fault] = []
-    assert accelerators_here(faults.append, tmp_path).telemetry() == {"accelerators": []}
+    assert [reader.kind for reader in accelerators_here(faults.append, tmp_path).readers] == ["neuron", "nvidia"]
 
 
 def test_a_container_has_the_devices_that_it_was_given(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from engine_agent.protocol.ingress_messages import CellTraffic, IngressObserved, IngressReport
-from engine_agent.protocol.messages import Health, Observed, Report
+from engine_agent.protocol.messages import Health, NodeTelemetry, Observed, Report
 from engine_agent.protocol.states import EngineState
 from engine_agent.telemetry.exposition import agent_exposition
 from engine_agent.telemetry.scraping import HOST, serve_metrics
@@ -17,7 +17,7 @@ REPORT = Report(
     seq=1,
     observed=Observed(EngineState.READY, cell="c-1", generation=3),
     health=Health(ok=True),
-    telemetry={"cpu_percent": 12.5, "refused_order": 'a "reason"', "throttled": True},
+    telemetry=NodeTelemetry(host_cpu_percent=12.5, refused_order='a "reason"', accelerator_trouble={"neuron": "old"}),
 )
 INGRESS_REPORT = IngressReport(
     seq=1,
@@ -42,8 +42,9 @@ def test_a_node_tells_its_engines_state_and_its_numbers() -> None:
     assert told["switchyard_node_engine_state", "ready"] == 1
     assert sum(value for (name, _), value in told.items() if name == "switchyard_node_engine_state") == 1
     assert told["switchyard_node_generation", "n-1"] == 3
-    assert told["switchyard_node_telemetry", "cpu_percent"] == 12.5
-    assert ("switchyard_node_telemetry", "throttled") not in told
+    assert told["switchyard_node_telemetry", "host_cpu_percent"] == 12.5
+    assert ("switchyard_node_telemetry", "accelerator_trouble") not in told
+    assert ("switchyard_node_telemetry", "engine_rss_bytes") not in told
 
 
 def test_an_ingress_tells_its_cells() -> None:

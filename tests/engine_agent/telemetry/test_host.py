@@ -14,7 +14,8 @@ def test_says_what_the_machine_has() -> None:
 
 def test_says_what_is_in_use_and_nothing_of_an_engine_that_is_gone() -> None:
     seen = read_usage(os.getpid())
-    assert seen["engine_rss_bytes"] == seen["agent_rss_bytes"] > 0
-    assert seen["host_memory_used_bytes"] > 0
-    assert read_usage(None)["engine_rss_bytes"] is None
-    assert read_usage(2**22 + 1)["engine_rss_bytes"] is None
+    assert seen.engine_rss_bytes == seen.agent_rss_bytes
+    assert (seen.agent_rss_bytes or 0) > 0
+    assert (seen.host_memory_used_bytes or 0) > 0
+    assert read_usage(None).engine_rss_bytes is None
+    assert read_usage(2**22 + 1).engine_rss_bytes is None

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.telemetry.accelerators import Device
+from engine_agent.protocol.messages import Accelerator
 from engine_agent.telemetry.neuron_output import (
     ECC_COUNTERS,
     MonitorReport,
@@ -28,8 +28,8 @@ def recorded(name: str) -> bytes:
 
 def test_neuron_ls_names_devices_cores_and_memory() -> None:
     assert parse_neuron_ls(recorded("neuron-ls-trn2.json")) == (
-        Device(index=0, kind="neuron", name="cc:00.0", cores=4, memory_total_bytes=96 * GIB),
-        Device(index=15, kind="neuron", name="f7:00.0", cores=4, memory_total_bytes=96 * GIB),
+        Accelerator(index=0, kind="neuron", name="cc:00.0", cores=4, memory_total_bytes=96 * GIB),
+        Accelerator(index=15, kind="neuron", name="f7:00.0", cores=4, memory_total_bytes=96 * GIB),
     )
     (only,) = parse_neuron_ls(recorded("neuron-ls-trn1-2xlarge.json"))
     assert str(only) == "neuron 0: 0000:00:1e.0, 2 cores, 32 GiB"
@@ -84,7 +84,7 @@ def test_executions_with_errors_are_counted_and_what_the_tool_could_not_read_is_
 def test_a_line_that_says_nothing_is_no_trouble(line: bytes) -> None:
     report = parse_monitor_line(line)
     assert report == MonitorReport()
-    known = (Device(index=3, kind="neuron", name="x", cores=2, errors={ECC_COUNTERS[0]: 4}),)
+    known = (Accelerator(index=3, kind="neuron", name="x", cores=2, errors={ECC_COUNTERS[0]: 4}),)
     assert with_report(known, report)[0].errors == {ECC_COUNTERS[0]: 4}
 
 

@@ -4,9 +4,20 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from msgspec import convert
 from msgspec.structs import fields, replace
 
-from engine_agent.protocol.messages import Health, Hello, Inventory, Load, Observed, Report, StepTimes
+from engine_agent.protocol.messages import (
+    Accelerator,
+    Health,
+    Hello,
+    Inventory,
+    Load,
+    NodeTelemetry,
+    Observed,
+    Report,
+    StepTimes,
+)
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.models import Node, NodeReport
 from fleet.planning.states import NodeState
@@ -48,7 +59,7 @@ def test_what_a_report_states_is_stored_under_its_own_name() -> None:
         observed=Observed(EngineState.READY, cell="c1", generation=3, rank=1, reason="r", engine_pid=7),
         health=Health(ok=True, reason="probed"),
         load=Load(ttft_counts={12: 4}),
-        telemetry={"accelerators": [{"utilisation_percent": 42.0}]},
+        telemetry=NodeTelemetry(accelerators=(Accelerator(0, "nvidia", "H100", utilisation_percent=42.0),)),
         steps=StepTimes(steps={3: 1}),
     )
     reports_store([received(report=full, boot_id="b", agent_version="2")])
@@ -60,7 +71,7 @@ def test_what_a_report_states_is_stored_under_its_own_name() -> None:
         {"12": 4},
         {"3": 1},
     )
-    assert stored.telemetry == full.telemetry
+    assert convert(stored.telemetry, NodeTelemetry) == full.telemetry
 
 
 def test_nothing_to_store_is_no_statement() -> None:
@@ -147,9 +158,13 @@ def test_a_row_that_cannot_be_stored_is_dropped_and_named_and_the_others_are_kep
 def test_the_last_words_of_a_crash_are_kept_without_their_nul_bytes() -> None:
     rows.node("n-a")
     crash = observed(state=EngineState.FAILED, reason="core\x00dumped")
-    reports_store([received(report=replace(crash, telemetry={"log": ["\x00"]}))])
+    reports_store([received(report=replace(crash, telemetry=NodeTelemetry(refused_order="\x00")))])
     stored: Any = NodeReport.objects.get()
-    assert (stored.state, stored.reason, stored.telemetry) == ("failed", "core\ufffddumped", {"log": ["\ufffd"]})
+    assert (stored.state, stored.reason, stored.telemetry) == (
+        "failed",
+        "core\ufffddumped",
+        {"refused_order": "\ufffd"},
+    )
     fault_record(node="n-a", signature="x", summary="\x00", evidence={"line": "\x00"}, now=NOW)
     assert Event.objects.get().detail == {"line": "\ufffd"}
 
