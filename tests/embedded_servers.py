@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from controlplane.embedded.spawning import GUARD
+from controlplane.embedded.processes import GUARD
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -5,23 +5,20 @@ import asyncio
 import os
 import sys
 
-from controlplane.embedded.attachment import (
+from controlplane.embedded.configuration import CannotStart, Configuration, read_configuration
+from controlplane.embedded.console import Console, RotatingLog
+from controlplane.embedded.follower import (
     BACKGROUND_OPTION,
     OWN_LOG,
     Follower,
-    require_same_place,
+    require_same_settings,
     start_in_background,
 )
-from controlplane.embedded.configuration import Configuration, read_configuration
-from controlplane.embedded.console import Console
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.home import Home
 from controlplane.embedded.launcher import Launcher
-from controlplane.embedded.rotating_log import RotatingLog
-from controlplane.embedded.servers_only import run_servers
-from controlplane.embedded.status import show_status, wait_for_cells
-from controlplane.embedded.summary import print_final_block
-from controlplane.embedded.taking_down import take_down
+from controlplane.embedded.process_ownership import teardown
+from controlplane.embedded.servers import run_servers
+from controlplane.embedded.state_directory import StateDirectory
+from controlplane.embedded.status import print_final_block, show_status, wait_for_cells
 
 
 def main(arguments: list[str]) -> int:
@@ -29,7 +26,7 @@ def main(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     try:
         configuration = read_configuration(os.environ)
-        home = Home(configuration.home)
+        home = StateDirectory(configuration.home)
         return _run(configuration, home, options)
     except CannotStart as error:
         sys.stderr.write(f"{error}\n")
@@ -38,10 +35,10 @@ def main(arguments: list[str]) -> int:
         return 130
 
 
-def _run(configuration: Configuration, home: Home, options: argparse.Namespace) -> int:
+def _run(configuration: Configuration, home: StateDirectory, options: argparse.Namespace) -> int:
     match options.command:
         case "down":
-            return take_down(home, Console())
+            return teardown(home, Console())
         case "status":
             return show_status(configuration, home, Console())
         case "servers":
@@ -66,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _launch(configuration: Configuration, home: Home, *, foreground: bool) -> int:
+def _launch(configuration: Configuration, home: StateDirectory, *, foreground: bool) -> int:
     with home.locked() as ours:
         if not ours:
             return _follow_the_other(configuration, home)
@@ -76,7 +73,7 @@ def _launch(configuration: Configuration, home: Home, *, foreground: bool) -> in
         return asyncio.run(Launcher(configuration, home, console, foreground=foreground).run())
 
 
-def _detach(configuration: Configuration, home: Home) -> int:
+def _detach(configuration: Configuration, home: StateDirectory) -> int:
     if home.is_locked():
         return _follow_the_other(configuration, home)
     console = Console()
@@ -87,10 +84,10 @@ def _detach(configuration: Configuration, home: Home) -> int:
     return status
 
 
-def _follow_the_other(configuration: Configuration, home: Home) -> int:
+def _follow_the_other(configuration: Configuration, home: StateDirectory) -> int:
     console = Console()
     if state := home.read_state():
-        require_same_place(configuration, state)
+        require_same_settings(configuration, state)
     console.own(f"Switchyard already runs in {home.path}; waiting until every cell is ready")
     status = Follower(configuration, home, console).wait_until_ready(lambda: None if home.is_locked() else 0)
     # That the launcher once saw every cell ready does not say that all are now.

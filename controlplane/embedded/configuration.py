@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from controlplane.embedded.errors import CannotStart
+
+class CannotStart(Exception):
+    """Why the launcher cannot go on, in one sentence that names what was wrong and what would be right."""
+
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -1,13 +1,93 @@
-"""What a person sees: prefixed lines of every process and the launcher's own steps with how long they took."""
+"""What the terminal and the log files show: whole lines behind the name of their process, the launcher's own steps with
+how long they took, and logs that never grow beyond their share of the disk."""
 
+import contextlib
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TextIO
 
-from controlplane.embedded.lines import prefixed
-from controlplane.embedded.rotating_log import RotatingLog
+ROTATE_AT_BYTES = 10 * 1024 * 1024
+KEPT_FILES = 3
+"""The current file and two older ones (`.1`, `.2`)."""
+
+
+class RotatingLog:
+    """Writes lines to `path`; past `rotate_at_bytes` the file becomes `path.1`, that one `path.2`, and so on."""
+
+    def __init__(self, path: Path, *, rotate_at_bytes: int = ROTATE_AT_BYTES, kept_files: int = KEPT_FILES) -> None:
+        self._path = path
+        self._rotate_at_bytes = rotate_at_bytes
+        self._kept_files = kept_files
+        self._file = path.open("ab")
+        self._bytes = self._file.tell()
+
+    def write(self, lines: list[str]) -> None:
+        """Append `lines`. A full disk costs the lines, never the process that wrote them."""
+        content = "".join(f"{line}\n" for line in lines).encode(errors="replace")
+        with contextlib.suppress(OSError):
+            if self._bytes and self._bytes + len(content) > self._rotate_at_bytes:
+                self._rotate()
+            self._file.write(content)
+            self._file.flush()
+            self._bytes += len(content)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._file.close()
+
+    def _rotate(self) -> None:
+        self._file.close()
+        for age in range(self._kept_files - 1, 0, -1):
+            older = self._path.with_name(f"{self._path.name}.{age}")
+            newer = self._path if age == 1 else self._path.with_name(f"{self._path.name}.{age - 1}")
+            with contextlib.suppress(FileNotFoundError):
+                newer.replace(older)
+        self._file = self._path.open("ab")
+        self._bytes = 0
+
+
+LONGEST_LINE_CHARS = 4000
+"""Longer lines are cut in pieces: a process that writes without a newline must not fill the memory."""
+
+_COLOURS = (36, 33, 32, 35, 34, 96, 93, 92)
+_RESET = "\x1b[0m"
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines; keeps the unfinished last one until the rest arrives."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[str]:
+        """The lines that `chunk` completes, without their ends."""
+        *whole, self._rest = (self._rest + chunk).split(b"\n")
+        if len(self._rest) > LONGEST_LINE_CHARS:
+            whole.append(self._rest)
+            self._rest = b""
+        return [piece for line in whole for piece in _pieces(line)]
+
+    def finish(self) -> list[str]:
+        """The unfinished last line, if there is one."""
+        rest, self._rest = self._rest, b""
+        return _pieces(rest) if rest else []
+
+
+def _pieces(line: bytes) -> list[str]:
+    text = line.rstrip(b"\r").decode(errors="replace")
+    return [text[at : at + LONGEST_LINE_CHARS] for at in range(0, len(text), LONGEST_LINE_CHARS)] or [""]
+
+
+def prefixed(name: str, line: str, *, width: int, colour: bool) -> str:
+    """`line` behind its process's name, padded to `width`; a name keeps its colour for ever."""
+    label = f"{name:<{width}} |"
+    if colour:
+        label = f"\x1b[{_COLOURS[sum(name.encode()) % len(_COLOURS)]}m{label}{_RESET}"
+    return f"{label} {line}".rstrip()
+
 
 OWN_NAME = "up"
 NAME_WIDTH = 8

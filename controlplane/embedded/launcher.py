@@ -15,25 +15,24 @@ from typing import Any
 import psutil
 
 from controlplane.embedded import control_plane
-from controlplane.embedded.belonging import describe_all, end_all, in_sessions, processes_of
-from controlplane.embedded.configuration import Configuration, Engine
+from controlplane.embedded.configuration import CannotStart, Configuration, Engine
 from controlplane.embedded.console import Console
+from controlplane.embedded.control_plane import Management
 from controlplane.embedded.engine_environment import Weights, install_engine
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.home import Home, LauncherPhase, LauncherState
-from controlplane.embedded.management import Management
 from controlplane.embedded.preflight import (
+    require_disk_space,
     require_distinct_ports,
     require_free_port,
-    require_room,
     wanted_ports,
 )
+from controlplane.embedded.privileges import remove_socket_folder, socket_folder
 from controlplane.embedded.process_environment import control_plane_environment
+from controlplane.embedded.process_ownership import describe_all, end_all, in_sessions, processes_of
+from controlplane.embedded.processes import run_together
 from controlplane.embedded.servers import Servers, choose_servers
-from controlplane.embedded.sockets import remove_socket_folder, socket_folder
-from controlplane.embedded.summary import print_final_block
+from controlplane.embedded.state_directory import LauncherPhase, LauncherState, StateDirectory
+from controlplane.embedded.status import print_final_block
 from controlplane.embedded.supervisor import Supervisor
-from controlplane.embedded.together import together
 
 _LEFTOVERS_END_WITHIN_S = 10.0
 _SHORTEST_WAIT_S = 1.0
@@ -43,13 +42,15 @@ _KEEP_WATCHING_S = 3600.0
 class Launcher:
     """One run of `make up`, from its checks to its end. The caller holds the home's lock."""
 
-    def __init__(self, configuration: Configuration, home: Home, console: Console, *, foreground: bool) -> None:
+    def __init__(
+        self, configuration: Configuration, home: StateDirectory, console: Console, *, foreground: bool
+    ) -> None:
         self._configuration = configuration
         self._home = home
         self._console = console
         self._foreground = foreground
         self._inherited = dict(os.environ)
-        self._stop_asked = asyncio.Event()
+        self._stop_requested = asyncio.Event()
         self._fleet_may_run = False
         self._environment: dict[str, str] = {}
         self._state = LauncherState(
@@ -65,7 +66,7 @@ class Launcher:
         """Bring up, stay until told to stop, take down; the exit status for the shell."""
         self._listen_for_signals()
         bringing_up = asyncio.create_task(self._bring_up())
-        stopping = asyncio.create_task(self._stop_asked.wait())
+        stopping = asyncio.create_task(self._stop_requested.wait())
         failure = ""
         try:
             await asyncio.wait({bringing_up, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -90,7 +91,7 @@ class Launcher:
         servers = await self._check()
         management = Management(self._environment, self._home, self._console)
         weights: list[Weights] = []
-        await together(self._prepare_database(servers, management), self._prepare_engine(weights))
+        await run_together(self._prepare_database(servers, management), self._prepare_engine(weights))
         with self._console.step("demo fleet"):
             password = self._home.secrets().operator_password
             await management.seed(self._configuration.engine, weights[0] if weights else None, password)
@@ -103,7 +104,7 @@ class Launcher:
             control_plane.sender(self._environment),
         ):
             await self._supervisor.start(service)
-        await self._or_hopeless(self._wait_for_cells(management))
+        await self._unless_crash_looping(self._wait_for_cells(management))
 
     async def _check(self) -> Servers:
         previous = self._home.read_state()
@@ -115,7 +116,7 @@ class Launcher:
         wanted = wanted_ports(self._configuration)
         for port in wanted:
             await asyncio.to_thread(require_free_port, port, self._home.path)
-        room_gib = require_room(self._configuration)
+        room_gib = require_disk_space(self._configuration)
         secrets = self._home.secrets()
         servers = choose_servers(self._configuration, self._home)
         self._publish(database_url=servers.database_url, redis_url=servers.redis_url)
@@ -145,7 +146,7 @@ class Launcher:
             await servers.initialise(self._inherited, self._console)
             for service in servers.services(self._inherited):
                 await self._supervisor.start(service)
-            await self._or_hopeless(servers.wait_until_ready())
+            await self._unless_crash_looping(servers.wait_until_ready())
         with self._console.step("migrations"):
             await management.migrate()
 
@@ -176,9 +177,9 @@ class Launcher:
                 foreground=True,
             )
 
-    async def _or_hopeless(self, waiting: Coroutine[Any, Any, None]) -> None:
+    async def _unless_crash_looping(self, waiting: Coroutine[Any, Any, None]) -> None:
         """Wait, but give up at once when a process that we need keeps dying."""
-        tasks = {asyncio.create_task(waiting), asyncio.create_task(self._supervisor.fail_when_hopeless())}
+        tasks = {asyncio.create_task(waiting), asyncio.create_task(self._supervisor.fail_when_crash_looping())}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -202,12 +203,12 @@ class Launcher:
         await self._supervisor.stop_all()
         remove_socket_folder(socket_folder(self._home.path))
         # After a failure before our own fleet began, one that an earlier launcher left goes on serving.
-        if self._fleet_may_run or self._stop_asked.is_set():
-            left = await asyncio.to_thread(self._end_what_is_left)
+        if self._fleet_may_run or self._stop_requested.is_set():
+            left = await asyncio.to_thread(self._end_leftover_processes)
             proof = f"{left} processes cannot be ended" if left else "nothing is left"
             self._console.own(f"stopped in {self._console.elapsed_s - began_s:.1f} s; {proof}")
 
-    def _end_what_is_left(self) -> int:
+    def _end_leftover_processes(self) -> int:
         """End what should be gone by now, and count what stays."""
         if found := processes_of(self._home.path):
             self._console.own(f"still there: {describe_all(found)}")
@@ -224,9 +225,9 @@ class Launcher:
             loop.add_signal_handler(number, self._on_signal, number)
 
     def _on_signal(self, number: signal.Signals) -> None:
-        if not self._stop_asked.is_set():
+        if not self._stop_requested.is_set():
             self._console.own(f"{number.name}: stopping everything (once more kills)")
-            self._stop_asked.set()
+            self._stop_requested.set()
             return
         self._console.own("killing everything")
         self._supervisor.kill_all()

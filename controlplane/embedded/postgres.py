@@ -17,16 +17,13 @@ from urllib.parse import quote
 import psutil
 import psycopg
 
-from controlplane.embedded.account import Account, is_closed_to
+from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.console import Console
-from controlplane.embedded.errand import require_errand
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.home import Home
-from controlplane.embedded.polling import until
+from controlplane.embedded.privileges import Account, is_closed_to, prepare_socket_folder
 from controlplane.embedded.process_environment import server_environment
-from controlplane.embedded.sockets import prepare_socket_folder
-from controlplane.embedded.spawning import Program
-from controlplane.embedded.supervised import Service
+from controlplane.embedded.processes import Program, require_oneshot, wait_until
+from controlplane.embedded.state_directory import StateDirectory
+from controlplane.embedded.supervisor import Service
 
 DATABASE = "switchyard"
 ROLE = "switchyard"
@@ -52,7 +49,7 @@ _TESTS_ONLY = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": 
 class Postgres:
     """One embedded server. `durable` False trades the data for speed: for tests only."""
 
-    home: Home
+    home: StateDirectory
     sockets: Path
     account: Account
     durable: bool = True
@@ -85,7 +82,7 @@ class Postgres:
             CannotStart: initdb failed, or the cluster there is of another major version.
         """
         if (self.home.postgres / "PG_VERSION").exists():
-            self._require_our_version()
+            self._require_same_version()
             return
         fresh = self.home.path / "pg.new"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -96,7 +93,7 @@ class Postgres:
         arguments += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         arguments += [] if self.durable else ["--no-sync"]
         program = self._program(tuple(arguments), inherited)
-        await require_errand("initdb", program, self.home, console, deadline_s=_INITDB_WITHIN_S, quiet=True)
+        await require_oneshot("initdb", program, self.home, console, deadline_s=_INITDB_WITHIN_S, quiet=True)
         fresh.rename(self.home.postgres)
 
     async def wait_until_ready(self) -> None:
@@ -106,7 +103,7 @@ class Postgres:
             CannotStart: it did not answer in time.
         """
         silence = f"PostgreSQL did not answer within {_READY_WITHIN_S:.0f} s; see {self.home.logs / 'postgres.log'}."
-        await until(self._is_ready, within_s=_READY_WITHIN_S, every_s=_POLL_S, otherwise=silence)
+        await wait_until(self._is_ready, within_s=_READY_WITHIN_S, every_s=_POLL_S, otherwise=silence)
 
     def _is_ready(self) -> bool:
         try:
@@ -127,7 +124,7 @@ class Postgres:
         prepare_socket_folder(self.sockets, self.account)
         for stale in self.sockets.glob(".s.PGSQL.*"):
             stale.unlink(missing_ok=True)
-        _let_only_us_connect(self.home.postgres, self.account)
+        _restrict_connections(self.home.postgres, self.account)
 
     def _program(self, arguments: tuple[str, ...], inherited: Mapping[str, str]) -> Program:
         binary = binaries() / arguments[0]
@@ -140,7 +137,7 @@ class Postgres:
             traverse=bool(self.account.drop) and any(is_closed_to(self.account, at) for at in (binary, self.home.path)),
         )
 
-    def _require_our_version(self) -> None:
+    def _require_same_version(self) -> None:
         found = (self.home.postgres / "PG_VERSION").read_text().strip()
         ours = _major_version()
         if found != ours:
@@ -200,7 +197,7 @@ def _running_server(folder: Path) -> psutil.Process | None:
     return None
 
 
-def _let_only_us_connect(folder: Path, account: Account) -> None:
+def _restrict_connections(folder: Path, account: Account) -> None:
     """Admit the launcher's own account and nobody else, by what the kernel says about the peer."""
     import pwd
 

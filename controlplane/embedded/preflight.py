@@ -7,10 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from controlplane.embedded.belonging import belongs, describe
-from controlplane.embedded.configuration import Configuration, Engine
+from controlplane.embedded.configuration import CannotStart, Configuration, Engine
 from controlplane.embedded.engine_environment import is_installed
-from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.process_ownership import belongs, describe
 
 HOST = "127.0.0.1"
 
@@ -86,7 +85,7 @@ def _holder(port: int) -> psutil.Process | None:
     return None
 
 
-def require_room(configuration: Configuration) -> float:
+def require_disk_space(configuration: Configuration) -> float:
     """The room left where the home lies, in GiB.
 
     Raises:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from controlplane.embedded.configuration import Configuration
-from controlplane.embedded.home import Secrets
+from controlplane.embedded.state_directory import Secrets
 
 HOME_MARK = "SWITCHYARD_LAUNCHED_FROM"
 """Carried by everything that a launcher starts, directly or not: by it a process is known to belong to a home."""

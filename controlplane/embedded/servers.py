@@ -1,6 +1,11 @@
-"""The two servers behind the control plane: ours, embedded, or somebody else's that the environment names."""
+"""The two servers behind the control plane: ours, embedded, or those that the environment names. `run_servers` runs
+them alone, for tests and for work on the code."""
 
 import asyncio
+import json
+import os
+import signal
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -8,15 +13,13 @@ from urllib.parse import urlsplit
 import psycopg
 import redis
 
-from controlplane.embedded.account import server_account
-from controlplane.embedded.configuration import Configuration
+from controlplane.embedded.configuration import CannotStart, Configuration
 from controlplane.embedded.console import Console
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.home import Home
 from controlplane.embedded.postgres import Postgres
-from controlplane.embedded.sockets import socket_folder
-from controlplane.embedded.supervised import Service
-from controlplane.embedded.together import together
+from controlplane.embedded.privileges import remove_socket_folder, server_account, socket_folder
+from controlplane.embedded.processes import run_together
+from controlplane.embedded.state_directory import StateDirectory
+from controlplane.embedded.supervisor import Service, Supervisor
 from controlplane.embedded.valkey import Valkey
 
 _CONNECT_TIMEOUT_S = 5
@@ -41,7 +44,7 @@ class Servers:
         Raises:
             CannotStart: one does not answer.
         """
-        await together(
+        await run_together(
             self.postgres.wait_until_ready() if self.postgres else _require_database(self.database_url),
             self.valkey.wait_until_ready() if self.valkey else _require_redis(self.redis_url),
         )
@@ -52,7 +55,7 @@ class Servers:
             await self.postgres.initialise(inherited, console)
 
 
-def choose_servers(configuration: Configuration, home: Home, *, durable: bool = True) -> Servers:
+def choose_servers(configuration: Configuration, home: StateDirectory, *, durable: bool = True) -> Servers:
     """Embedded servers, except where the configuration names others.
 
     Raises:
@@ -108,3 +111,28 @@ def without_password(url: str) -> str:
     if parts.password is None:
         return url
     return parts._replace(netloc=parts.netloc.replace(f":{parts.password}@", ":***@", 1)).geturl()
+
+
+async def run_servers(configuration: Configuration, home: StateDirectory, *, durable: bool) -> int:
+    """Start the servers, print `{"database_url": …, "redis_url": …}`, and stop on SIGINT or SIGTERM.
+
+    Raises:
+        CannotStart: they do not start.
+    """
+    stop_requested = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
+    console = Console(sys.stderr)
+    servers = choose_servers(configuration, home, durable=durable)
+    supervisor = Supervisor(home, console, on_change=lambda _: None)
+    try:
+        await servers.initialise(os.environ, console)
+        for service in servers.services(os.environ):
+            await supervisor.start(service)
+        await servers.wait_until_ready()
+        Console().plain(json.dumps({"database_url": servers.database_url, "redis_url": servers.redis_url}))
+        await stop_requested.wait()
+    finally:
+        await supervisor.stop_all()
+        remove_socket_folder(socket_folder(home.path))
+    return 0

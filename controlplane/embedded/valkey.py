@@ -12,14 +12,12 @@ from pathlib import Path
 
 import redis
 
-from controlplane.embedded.account import Account, is_closed_to
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.home import Home
-from controlplane.embedded.polling import until
+from controlplane.embedded.configuration import CannotStart
+from controlplane.embedded.privileges import Account, is_closed_to, prepare_socket_folder
 from controlplane.embedded.process_environment import server_environment
-from controlplane.embedded.sockets import prepare_socket_folder
-from controlplane.embedded.spawning import Program
-from controlplane.embedded.supervised import Service
+from controlplane.embedded.processes import Program, wait_until
+from controlplane.embedded.state_directory import StateDirectory
+from controlplane.embedded.supervisor import Service
 
 _READY_WITHIN_S = 20.0
 _POLL_S = 0.02
@@ -30,7 +28,7 @@ _MEMORY = "256mb"
 class Valkey:
     """One embedded server."""
 
-    home: Home
+    home: StateDirectory
     sockets: Path
     account: Account
 
@@ -76,7 +74,7 @@ class Valkey:
             CannotStart: it did not in time.
         """
         silence = f"Valkey did not answer within {_READY_WITHIN_S:.0f} s; see {self.home.logs / 'valkey.log'}."
-        await until(self._is_ready, within_s=_READY_WITHIN_S, every_s=_POLL_S, otherwise=silence)
+        await wait_until(self._is_ready, within_s=_READY_WITHIN_S, every_s=_POLL_S, otherwise=silence)
 
     def _is_ready(self) -> bool:
         try:

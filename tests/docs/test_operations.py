@@ -9,8 +9,8 @@ import pytest
 
 from controlplane.embedded import control_plane
 from controlplane.embedded.configuration import read_configuration
-from controlplane.embedded.home import Home
-from controlplane.embedded.supervised import Service
+from controlplane.embedded.state_directory import StateDirectory
+from controlplane.embedded.supervisor import Service
 from tests.docs.pages import ROOT, operators_pages, section, text_of
 
 PACKAGES = (
@@ -47,7 +47,7 @@ def services() -> list[Service]:
         for _, function in inspect.getmembers(control_plane, inspect.isfunction)
         if inspect.signature(function).return_annotation is Service and not function.__name__.startswith("_")
     ]
-    given = {"configuration": read_configuration({}), "home": Home(Path("/nowhere")), "environment": {}}
+    given = {"configuration": read_configuration({}), "home": StateDirectory(Path("/nowhere")), "environment": {}}
     return [function(**{name: given[name] for name in inspect.signature(function).parameters}) for function in made]
 
 

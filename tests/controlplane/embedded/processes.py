@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from controlplane.embedded.console import Console
-from controlplane.embedded.home import Home
 from controlplane.embedded.process_environment import HOME_MARK
-from controlplane.embedded.spawning import Program
+from controlplane.embedded.processes import Program
+from controlplane.embedded.state_directory import StateDirectory
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -19,7 +19,9 @@ _DEADLINE_S = 20.0
 _POLL_S = 0.02
 
 
-def python_program(code: str, home: Home, *arguments: str, environment: Mapping[str, str] | None = None) -> Program:
+def python_program(
+    code: str, home: StateDirectory, *arguments: str, environment: Mapping[str, str] | None = None
+) -> Program:
     """`code` as a program of `home`."""
     return Program(
         arguments=(sys.executable, "-c", code, *arguments),
@@ -28,9 +30,9 @@ def python_program(code: str, home: Home, *arguments: str, environment: Mapping[
     )
 
 
-def prepared_home(folder: Path) -> Home:
+def prepared_home(folder: Path) -> StateDirectory:
     """A home in `folder`."""
-    home = Home(folder.resolve())
+    home = StateDirectory(folder.resolve())
     home.prepare()
     return home
 

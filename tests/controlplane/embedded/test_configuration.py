@@ -2,8 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.embedded.configuration import Engine, read_configuration
-from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.configuration import CannotStart, Engine, read_configuration
 
 CHECKOUT = Path("/srv/switchyard")
 

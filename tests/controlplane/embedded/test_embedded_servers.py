@@ -10,8 +10,8 @@ import psycopg
 import pytest
 import redis
 
-from controlplane.embedded.belonging import processes_of
-from controlplane.embedded.sockets import socket_folder
+from controlplane.embedded.privileges import socket_folder
+from controlplane.embedded.process_ownership import processes_of
 from tests.controlplane.embedded.processes import eventually
 from tests.embedded_servers import EmbeddedServers
 

@@ -8,14 +8,13 @@ from types import SimpleNamespace
 import pytest
 
 from controlplane.embedded import preflight
-from controlplane.embedded.configuration import read_configuration
-from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.configuration import CannotStart, read_configuration
 from controlplane.embedded.preflight import (
     GIB,
     WantedPort,
+    require_disk_space,
     require_distinct_ports,
     require_free_port,
-    require_room,
     wanted_ports,
 )
 
@@ -68,9 +67,9 @@ def test_a_disk_without_room_is_named(
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=int(free_gib * GIB)))
     environment = {"SWITCHYARD_HOME": f"{tmp_path}/home", "SWITCHYARD_CACHE": f"{tmp_path}/cache", "ENGINE": engine}
     with pytest.raises(CannotStart, match=sentence):
-        require_room(read_configuration(environment))
+        require_disk_space(read_configuration(environment))
 
 
 def test_the_simulator_needs_no_room_for_an_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2 * GIB))
-    assert require_room(read_configuration({"SWITCHYARD_HOME": str(tmp_path), "ENGINE": "sim"})) == 2.0
+    assert require_disk_space(read_configuration({"SWITCHYARD_HOME": str(tmp_path), "ENGINE": "sim"})) == 2.0

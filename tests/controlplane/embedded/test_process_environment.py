@@ -1,8 +1,8 @@
 from pathlib import Path
 
 from controlplane.embedded.configuration import read_configuration
-from controlplane.embedded.home import Secrets
 from controlplane.embedded.process_environment import HOME_MARK, control_plane_environment, server_environment
+from controlplane.embedded.state_directory import Secrets
 
 SECRETS = Secrets(secret_key="key", operator_password="word")
 

@@ -2,10 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.embedded.configuration import read_configuration
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.home import Home
+from controlplane.embedded.configuration import CannotStart, read_configuration
 from controlplane.embedded.servers import choose_servers, without_password
+from controlplane.embedded.state_directory import StateDirectory
 
 
 @pytest.mark.parametrize(
@@ -34,7 +33,7 @@ def test_a_server_that_the_environment_names_is_not_started(
     given: dict[str, str], ours: list[str], tmp_path: Path
 ) -> None:
     configuration = read_configuration({**given, "SWITCHYARD_HOME": str(tmp_path)})
-    servers = choose_servers(configuration, Home(configuration.home))
+    servers = choose_servers(configuration, StateDirectory(configuration.home))
     assert [service.name for service in servers.services({})] == ours
     assert servers.database_url == given.get("DATABASE_URL", servers.database_url)
 
@@ -53,7 +52,7 @@ async def test_a_named_server_that_does_not_answer_is_one_clear_sentence(
     given = {"DATABASE_URL": "postgres://unused", "REDIS_URL": "redis://unused", variable: url}
     other = "REDIS_URL" if variable == "DATABASE_URL" else "DATABASE_URL"
     configuration = read_configuration({**given, other: "", "SWITCHYARD_HOME": str(tmp_path)})
-    servers = choose_servers(configuration, Home(configuration.home))
+    servers = choose_servers(configuration, StateDirectory(configuration.home))
     with pytest.raises(CannotStart) as refusal:
         await servers.wait_until_ready()
     sentence = str(refusal.value)

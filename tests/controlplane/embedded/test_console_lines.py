@@ -1,6 +1,6 @@
 import pytest
 
-from controlplane.embedded.lines import LONGEST_LINE_CHARS, LineSplitter, prefixed
+from controlplane.embedded.console import LONGEST_LINE_CHARS, LineSplitter, prefixed
 
 
 @pytest.mark.parametrize(

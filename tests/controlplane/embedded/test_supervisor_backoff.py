@@ -1,6 +1,6 @@
 import pytest
 
-from controlplane.embedded.backoff import deaths_in_a_row, wait_before_restart_s
+from controlplane.embedded.supervisor import deaths_in_a_row, wait_before_restart_s
 
 
 @pytest.mark.parametrize(

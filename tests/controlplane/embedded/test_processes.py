@@ -5,7 +5,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from controlplane.embedded.spawning import spawn
+from controlplane.embedded.processes import spawn
 from tests.controlplane.embedded.processes import eventually_async, prepared_home, python_program
 
 pytestmark = pytest.mark.asyncio

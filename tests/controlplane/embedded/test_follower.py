@@ -6,20 +6,19 @@ from pathlib import Path
 import psutil
 import pytest
 
-from controlplane.embedded.attachment import OWN_LOG, Follower, is_alive, require_same_place
-from controlplane.embedded.configuration import Configuration, read_configuration
+from controlplane.embedded.configuration import CannotStart, Configuration, read_configuration
 from controlplane.embedded.console import Console
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.home import Home, LauncherPhase, LauncherState
+from controlplane.embedded.follower import OWN_LOG, Follower, is_alive, require_same_settings
+from controlplane.embedded.state_directory import LauncherPhase, LauncherState, StateDirectory
 from tests.controlplane.embedded.processes import prepared_home
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> StateDirectory:
     return prepared_home(tmp_path)
 
 
-def _configuration(home: Home, **environment: str) -> Configuration:
+def _configuration(home: StateDirectory, **environment: str) -> Configuration:
     return read_configuration({"SWITCHYARD_HOME": str(home.path), "ENGINE": "sim", **environment})
 
 
@@ -54,7 +53,7 @@ def test_a_number_that_another_process_has_by_now_is_no_living_launcher() -> Non
         (_dead(_state(LauncherPhase.FAILED, "no room")), 1, "Not up: no room"),
     ],
 )
-def test_it_tells_how_the_launcher_ended_up(home: Home, state: LauncherState, status: int, said: str) -> None:
+def test_it_tells_how_the_launcher_ended_up(home: StateDirectory, state: LauncherState, status: int, said: str) -> None:
     screen = io.StringIO()
     follower = Follower(_configuration(home), home, Console(screen))
     home.write_state(state)
@@ -62,14 +61,14 @@ def test_it_tells_how_the_launcher_ended_up(home: Home, state: LauncherState, st
     assert screen.getvalue().strip() == said
 
 
-def test_a_failure_of_an_earlier_launcher_is_not_taken_for_this_ones(home: Home) -> None:
+def test_a_failure_of_an_earlier_launcher_is_not_taken_for_this_ones(home: StateDirectory) -> None:
     home.write_state(_dead(_state(LauncherPhase.FAILED, "long ago")))
     screen = io.StringIO()
     assert Follower(_configuration(home), home, Console(screen)).wait_until_ready(lambda: 1) == 1
     assert screen.getvalue() == f"Not up: the launcher ended; see {home.logs / OWN_LOG}.\n"
 
 
-def test_the_wait_ends_when_it_was_promised_to(home: Home) -> None:
+def test_the_wait_ends_when_it_was_promised_to(home: StateDirectory) -> None:
     home.write_state(_state())
     screen = io.StringIO()
     follower = Follower(_configuration(home, WAIT_S="0.01"), home, Console(screen))
@@ -77,7 +76,7 @@ def test_the_wait_ends_when_it_was_promised_to(home: Home) -> None:
     assert "and still trying" in screen.getvalue()
 
 
-def test_only_what_the_launcher_logs_from_now_on_is_shown(home: Home) -> None:
+def test_only_what_the_launcher_logs_from_now_on_is_shown(home: StateDirectory) -> None:
     log = home.logs / OWN_LOG
     log.write_text("up       | yesterday\n")
     screen = io.StringIO()
@@ -96,11 +95,13 @@ def test_only_what_the_launcher_logs_from_now_on_is_shown(home: Home) -> None:
         ({"ENGINE": "vllm"}, "ENGINE sim (asked for: vllm)"),
     ],
 )
-def test_asking_for_something_else_than_what_runs_is_refused(home: Home, asked: dict[str, str], different: str) -> None:
+def test_asking_for_something_else_than_what_runs_is_refused(
+    home: StateDirectory, asked: dict[str, str], different: str
+) -> None:
     with pytest.raises(CannotStart) as refusal:
-        require_same_place(_configuration(home, **asked), _state())
+        require_same_settings(_configuration(home, **asked), _state())
     assert str(refusal.value) == f"Switchyard already runs in {home.path} with {different}: `make down` first."
 
 
-def test_asking_for_what_runs_is_fine(home: Home) -> None:
-    require_same_place(_configuration(home), _state())
+def test_asking_for_what_runs_is_fine(home: StateDirectory) -> None:
+    require_same_settings(_configuration(home), _state())

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.embedded.summary import final_block
+from controlplane.embedded.status import final_block
 
 INGRESSES = {"us-east-1": "http://127.0.0.1:8080", "eu-1": "http://127.0.0.1:8081"}
 

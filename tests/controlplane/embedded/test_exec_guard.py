@@ -7,9 +7,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from controlplane.embedded.account import server_account
-from controlplane.embedded.guard import CANNOT_EXEC
-from controlplane.embedded.spawning import GUARD
+from controlplane.embedded.exec_guard import CANNOT_EXEC
+from controlplane.embedded.privileges import server_account
+from controlplane.embedded.processes import GUARD
 from tests.controlplane.embedded.processes import eventually
 
 IS_ROOT = os.geteuid() == 0

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import psutil
 
-from controlplane.embedded.configuration import CHECKOUT, Configuration
+from controlplane.embedded.configuration import CHECKOUT, CannotStart, Configuration
 from controlplane.embedded.console import Console
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.home import Home, LauncherPhase, LauncherState
 from controlplane.embedded.process_environment import HOME_MARK
+from controlplane.embedded.state_directory import LauncherPhase, LauncherState, StateDirectory
 
 OWN_LOG = "up.log"
 BACKGROUND_OPTION = "--background"
@@ -25,7 +24,7 @@ _POLL_S = 0.2
 _APPEARS_WITHIN_S = 10.0
 
 
-def start_in_background(home: Home) -> Callable[[], int | None]:
+def start_in_background(home: StateDirectory) -> Callable[[], int | None]:
     """Start the launcher in a session of its own, its log in up.log; returns how to ask for its exit status."""
     with (home.logs / OWN_LOG).open("ab") as log:
         process = subprocess.Popen(
@@ -51,7 +50,7 @@ def is_alive(state: LauncherState) -> bool:
 class Follower:
     """Follows another launcher for one terminal."""
 
-    def __init__(self, configuration: Configuration, home: Home, console: Console) -> None:
+    def __init__(self, configuration: Configuration, home: StateDirectory, console: Console) -> None:
         self._configuration = configuration
         self._home = home
         self._console = console
@@ -104,7 +103,7 @@ class Follower:
             self._console.plain(line)
 
 
-def require_same_place(configuration: Configuration, state: LauncherState) -> None:
+def require_same_settings(configuration: Configuration, state: LauncherState) -> None:
     """Raises:
     CannotStart: the running launcher uses other ports or another engine than asked for now.
     """

@@ -3,9 +3,15 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.embedded.account import Account, is_closed_to, server_account
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.sockets import prepare_socket_folder, remove_socket_folder, socket_folder
+from controlplane.embedded.configuration import CannotStart
+from controlplane.embedded.privileges import (
+    Account,
+    is_closed_to,
+    prepare_socket_folder,
+    remove_socket_folder,
+    server_account,
+    socket_folder,
+)
 
 LONGEST_SOCKET_PATH_BYTES = 107
 POSTGRES_LOCK = ".s.PGSQL.5432.lock"

@@ -7,10 +7,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from controlplane.embedded import supervised
-from controlplane.embedded.errors import CannotStart
-from controlplane.embedded.home import Home
-from controlplane.embedded.supervised import Service, Supervised
+from controlplane.embedded import supervisor
+from controlplane.embedded.configuration import CannotStart
+from controlplane.embedded.state_directory import StateDirectory
+from controlplane.embedded.supervisor import Service, Supervised
 from tests.controlplane.embedded.processes import eventually_async, prepared_home, python_program, silent_console
 
 pytestmark = pytest.mark.asyncio
@@ -26,13 +26,13 @@ time.sleep(600)
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Home:
+def home(tmp_path: Path) -> StateDirectory:
     return prepared_home(tmp_path / "home")
 
 
 @pytest.fixture(autouse=True)
 def no_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervised, "wait_before_restart_s", lambda _: 0.0)
+    monkeypatch.setattr(supervisor, "wait_before_restart_s", lambda _: 0.0)
 
 
 async def _nothing() -> None:
@@ -41,7 +41,7 @@ async def _nothing() -> None:
 
 @asynccontextmanager
 async def running(
-    code: str, home: Home, *, prepare: Callable[[], Awaitable[None]] = _nothing, stop_within_s: float = 10.0
+    code: str, home: StateDirectory, *, prepare: Callable[[], Awaitable[None]] = _nothing, stop_within_s: float = 10.0
 ) -> AsyncIterator[tuple[Supervised, list[int]]]:
     pids: list[int] = []
     service = Service("web", python_program(code, home), prepare=prepare, stop_within_s=stop_within_s)
@@ -53,7 +53,7 @@ async def running(
         await kept.stop()
 
 
-async def test_a_process_that_dies_is_started_again(home: Home) -> None:
+async def test_a_process_that_dies_is_started_again(home: StateDirectory) -> None:
     async with running(SLEEP, home) as (kept, pids):
         assert await eventually_async(lambda: kept.last_line == "up")
         psutil.Process(pids[0]).kill()
@@ -62,7 +62,7 @@ async def test_a_process_that_dies_is_started_again(home: Home) -> None:
     assert not psutil.pid_exists(pids[1])
 
 
-async def test_what_it_prepares_is_prepared_for_every_start(home: Home) -> None:
+async def test_what_it_prepares_is_prepared_for_every_start(home: StateDirectory) -> None:
     prepared: list[int] = []
 
     async def prepare() -> None:
@@ -73,7 +73,7 @@ async def test_what_it_prepares_is_prepared_for_every_start(home: Home) -> None:
         assert kept.deaths >= 2
 
 
-async def test_a_later_start_that_is_impossible_is_tried_again(home: Home) -> None:
+async def test_a_later_start_that_is_impossible_is_tried_again(home: StateDirectory) -> None:
     attempts: list[int] = []
 
     async def prepare() -> None:
@@ -85,19 +85,19 @@ async def test_a_later_start_that_is_impossible_is_tried_again(home: Home) -> No
         assert await eventually_async(lambda: len(attempts) >= 3)
 
 
-async def test_its_output_lies_in_its_log(home: Home) -> None:
+async def test_its_output_lies_in_its_log(home: StateDirectory) -> None:
     async with running("import sys, time; print('out'); print('err', file=sys.stderr); time.sleep(600)", home):
         log = home.logs / "web.log"
         assert await eventually_async(lambda: "err" in log.read_text())
 
 
-async def test_one_that_does_not_stop_in_time_is_killed(home: Home) -> None:
+async def test_one_that_does_not_stop_in_time_is_killed(home: StateDirectory) -> None:
     async with running(DEAF, home, stop_within_s=0.1) as (kept, pids):
         assert await eventually_async(lambda: kept.last_line == "up")
     assert not psutil.pid_exists(pids[0])
 
 
-async def test_what_a_killed_process_left_in_its_session_ends_with_it(home: Home) -> None:
+async def test_what_a_killed_process_left_in_its_session_ends_with_it(home: StateDirectory) -> None:
     async with running(PARENT_OF_ORPHANS, home) as (kept, pids):
         assert await eventually_async(lambda: kept.last_line > "")
         orphan = psutil.Process(int(kept.last_line))
@@ -106,9 +106,9 @@ async def test_what_a_killed_process_left_in_its_session_ends_with_it(home: Home
 
 
 async def test_stopping_one_that_waits_to_be_started_again_is_at_once(
-    home: Home, monkeypatch: pytest.MonkeyPatch
+    home: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervised, "wait_before_restart_s", lambda _: 3600.0)
+    monkeypatch.setattr(supervisor, "wait_before_restart_s", lambda _: 3600.0)
     async with asyncio.timeout(30):
         async with running("raise SystemExit(3)", home) as (kept, _):
             assert await eventually_async(lambda: kept.deaths == 1)

@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from controlplane.embedded.belonging import belongs, end_all, in_sessions, processes_of
 from controlplane.embedded.process_environment import HOME_MARK
+from controlplane.embedded.process_ownership import belongs, end_all, in_sessions, processes_of
 from tests.controlplane.embedded.processes import eventually
 
 Start = Callable[..., psutil.Process]
@@ -58,7 +58,7 @@ def test_a_shell_in_which_the_home_is_set_does_not_belong_to_it(start: Start, tm
 
 def test_neither_the_caller_nor_its_ancestors_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     program = (
-        "import os, sys; from pathlib import Path; from controlplane.embedded.belonging import processes_of\n"
+        "import os, sys; from pathlib import Path; from controlplane.embedded.process_ownership import processes_of\n"
         "print(len(processes_of(Path(sys.argv[1]))))"
     )
     monkeypatch.setenv(HOME_MARK, str(tmp_path))

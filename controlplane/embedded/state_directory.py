@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.configuration import CannotStart
 
 
 class LauncherPhase(StrEnum):
@@ -51,7 +51,7 @@ class Secrets:
     operator_password: str
 
 
-class Home:
+class StateDirectory:
     """Paths and files of one home folder."""
 
     def __init__(self, path: Path) -> None:

@@ -4,9 +4,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.console import Console
-from controlplane.embedded.errand import Outcome, require_errand, run_errand
-from controlplane.embedded.errors import CannotStart
+from controlplane.embedded.processes import OneshotResult, require_oneshot, run_oneshot
 from tests.controlplane.embedded.processes import eventually_async, prepared_home, python_program, silent_console
 
 pytestmark = pytest.mark.asyncio
@@ -15,8 +15,8 @@ pytestmark = pytest.mark.asyncio
 async def test_it_is_shown_and_logged_and_its_last_line_is_the_answer(tmp_path: Path) -> None:
     home, screen = prepared_home(tmp_path), io.StringIO()
     program = python_program("print('working'); print('done'); print()", home)
-    outcome = await run_errand("seed", program, home, Console(screen), deadline_s=30)
-    assert outcome == Outcome(status=0, last_line="done")
+    outcome = await run_oneshot("seed", program, home, Console(screen), deadline_s=30)
+    assert outcome == OneshotResult(status=0, last_line="done")
     assert screen.getvalue().startswith("seed     | working\nseed     | done\n")
     assert (home.logs / "seed.log").read_text() == "working\ndone\n\n"
 
@@ -25,7 +25,7 @@ async def test_a_failure_says_its_last_line_and_where_the_rest_is(tmp_path: Path
     home = prepared_home(tmp_path)
     program = python_program("raise SystemExit('no such table')", home)
     with pytest.raises(CannotStart) as failure:
-        await require_errand("migrate", program, home, silent_console(), deadline_s=30)
+        await require_oneshot("migrate", program, home, silent_console(), deadline_s=30)
     log = home.logs / "migrate.log"
     assert str(failure.value) == f"migrate failed (no such table); the whole story is in {log}."
 
@@ -40,6 +40,6 @@ async def test_one_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Pa
     note = tmp_path / "child"
     program = python_program(code, home, str(note))
     with pytest.raises(CannotStart, match="engine was not done after 2 s"):
-        await run_errand("engine", program, home, silent_console(), deadline_s=2)
+        await run_oneshot("engine", program, home, silent_console(), deadline_s=2)
     child = int(note.read_text())
     assert await eventually_async(lambda: not psutil.pid_exists(child))

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from controlplane.embedded.rotating_log import RotatingLog
+from controlplane.embedded.console import RotatingLog
 
 
 def test_lines_are_appended_over_restarts(tmp_path: Path) -> None:

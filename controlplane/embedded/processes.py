@@ -1,0 +1,259 @@
+"""Starts the launcher's processes: own session, guarded against outliving the launcher, output through a pipe. Runs
+one-shot commands (initdb, migrations, seeding, installing) to their end, showing and logging their output.
+
+Must be called on the main thread's event loop: the kernel's death signal follows the thread that forked.
+"""
+
+import asyncio
+import contextlib
+import os
+import signal
+import sys
+from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from controlplane.embedded.configuration import CannotStart
+from controlplane.embedded.console import Console, LineSplitter, RotatingLog
+from controlplane.embedded.state_directory import StateDirectory
+
+GUARD = Path(__file__).with_name("exec_guard.py")
+
+_CHUNK_BYTES = 65536
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What to run. `account` drops root for that account; `traverse` keeps its right to pass closed folders."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    death_signal: signal.Signals = signal.SIGTERM
+    account: str | None = None
+    traverse: bool = False
+
+
+def guarded(program: Program) -> list[str]:
+    """The command line that runs `program` behind the guard."""
+    options = ["--parent", str(os.getpid()), "--death-signal", str(int(program.death_signal))]
+    if program.account:
+        options += ["--account", program.account]
+    if program.traverse:
+        options += ["--traverse"]
+    return [sys.executable, "-I", "-S", str(GUARD), *options, "--", *program.arguments]
+
+
+class Spawned:
+    """A started process. Its output has a pipe of ours: asyncio's own would make `wait` last until every descendant
+    that inherited it is gone."""
+
+    def __init__(self, process: Process, output: asyncio.StreamReader, pipe: asyncio.ReadTransport) -> None:
+        self._process = process
+        self._output = output
+        self._pipe = pipe
+
+    @property
+    def pid(self) -> int:
+        """Its pid, which is also the id of its session."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process.returncode is None
+
+    async def wait(self) -> int:
+        """Wait for its end; minus the signal's number when a signal ended it."""
+        return await self._process.wait()
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send it a signal; one that is gone does not hear it."""
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(number)
+
+    async def read(self) -> bytes:
+        """The next piece of standard output and error; empty at its end."""
+        return await self._output.read(_CHUNK_BYTES)
+
+    def close(self) -> None:
+        """Read no more."""
+        self._pipe.close()
+
+
+async def spawn(program: Program) -> Spawned:
+    """Start `program` behind the guard, in a session of its own. A cancelled start leaves no process."""
+    starting = asyncio.create_task(_start(program))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        with contextlib.suppress(OSError):
+            started = await starting
+            end_session(started.pid, signal.SIGKILL)
+            await started.wait()
+            started.close()
+        raise
+
+
+async def _start(program: Program) -> Spawned:
+    reading, writing = os.pipe()
+    output = asyncio.StreamReader()
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *guarded(program),
+            env=dict(program.environment),
+            cwd=program.folder,
+            stdin=DEVNULL,
+            stdout=writing,
+            stderr=STDOUT,
+            start_new_session=True,
+        )
+    except BaseException:
+        os.close(reading)
+        raise
+    finally:
+        os.close(writing)
+    loop = asyncio.get_running_loop()
+    pipe, _ = await loop.connect_read_pipe(
+        lambda: asyncio.StreamReaderProtocol(output), os.fdopen(reading, "rb", buffering=0)
+    )
+    return Spawned(process, output, pipe)
+
+
+def end_session(session: int, number: signal.Signals) -> None:
+    """Send a signal to the process group that `session` leads; nobody left is fine."""
+    try:
+        os.killpg(session, number)
+    except (ProcessLookupError, PermissionError):
+        return
+
+
+_GRACE_S = 5.0
+_OUTPUT_DRAIN_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OneshotResult:
+    """How a command ended: its exit status and the last line that it wrote."""
+
+    status: int
+    last_line: str
+
+
+async def run_oneshot(
+    name: str, program: Program, home: StateDirectory, console: Console, *, deadline_s: float, quiet: bool = False
+) -> OneshotResult:
+    """Run `program`, logging to `<name>.log`; with `quiet` nothing is shown.
+
+    Raises:
+        CannotStart: it did not end within `deadline_s`.
+    """
+    log = RotatingLog(home.logs / f"{name}.log")
+    process = await spawn(program)
+    output = _OutputReader(process, name, log, None if quiet else console)
+    try:
+        async with asyncio.timeout(deadline_s):
+            status = await process.wait()
+        return OneshotResult(status, await output.last_line())
+    except TimeoutError:
+        raise CannotStart(
+            f"{name} was not done after {deadline_s:.0f} s; what it said is in {home.logs / name}.log."
+        ) from None
+    finally:
+        await _end(process)
+        await output.last_line()
+        process.close()
+        log.close()
+
+
+async def require_oneshot(
+    name: str, program: Program, home: StateDirectory, console: Console, *, deadline_s: float, quiet: bool = False
+) -> str:
+    """Run `program` as `run_oneshot` does and return its last line.
+
+    Raises:
+        CannotStart: it failed or did not end within `deadline_s`.
+    """
+    outcome = await run_oneshot(name, program, home, console, deadline_s=deadline_s, quiet=quiet)
+    if outcome.status != 0:
+        raise CannotStart(
+            f"{name} failed ({outcome.last_line or f'exit status {outcome.status}'}); "
+            f"the whole story is in {home.logs / name}.log."
+        )
+    return outcome.last_line
+
+
+class _OutputReader:
+    """Shows and logs what a command says, and remembers the last of it."""
+
+    def __init__(self, process: Spawned, name: str, log: RotatingLog, console: Console | None) -> None:
+        self._process = process
+        self._name = name
+        self._log = log
+        self._console = console
+        self._last_line = ""
+        self._task = asyncio.create_task(self._listen())
+
+    async def last_line(self) -> str:
+        """The last line that says something, once the command is over.
+
+        What it started may hold the pipe for ever, so the wait for the pipe's end is short.
+        """
+        await asyncio.wait([self._task], timeout=_OUTPUT_DRAIN_S)
+        self._task.cancel()
+        return self._last_line
+
+    async def _listen(self) -> None:
+        splitter = LineSplitter()
+        while chunk := await self._process.read():
+            self._show(splitter.feed(chunk))
+        self._show(splitter.finish())
+
+    def _show(self, lines: list[str]) -> None:
+        self._log.write(lines)
+        if self._console:
+            self._console.progress_lines(self._name, lines)
+        self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)
+
+
+async def _end(process: Spawned) -> None:
+    """End a command that was cut short, and whatever it left in its session."""
+    if process.is_running:
+        end_session(process.pid, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(process.wait(), _GRACE_S)
+        except TimeoutError:
+            end_session(process.pid, signal.SIGKILL)
+            await process.wait()
+    end_session(process.pid, signal.SIGKILL)
+
+
+async def run_together(*coroutines: Coroutine[Any, Any, None]) -> None:
+    """Run all to their end; when one fails, cancel the others and raise its error."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for coroutine in coroutines:
+                group.create_task(coroutine)
+    except BaseExceptionGroup as failures:
+        raise _first(failures) from None
+
+
+def _first(failure: BaseException) -> BaseException:
+    while isinstance(failure, BaseExceptionGroup):
+        failure = failure.exceptions[0]
+    return failure
+
+
+async def wait_until(is_so: Callable[[], bool], *, within_s: float, every_s: float, otherwise: str) -> None:
+    """Wait until `is_so()`.
+
+    Raises:
+        CannotStart: it was not within `within_s`; says `otherwise`.
+    """
+    try:
+        async with asyncio.timeout(within_s):
+            while not await asyncio.to_thread(is_so):  # noqa: ASYNC110 - the state lies in another process
+                await asyncio.sleep(every_s)
+    except TimeoutError:
+        raise CannotStart(otherwise) from None
