@@ -1,43 +1,43 @@
-"""Reads a streamed chat completion: its text piece by piece, and when which came. Pure; times in seconds of one clock
-are handed in."""
+"""Parses a streamed chat completion: its text piece by piece, and its timing. Pure; callers pass times, in seconds of
+one clock."""
 
 import json
 from collections.abc import Iterator
 from typing import Any
 
-LONGEST_LINE_BYTES = 1024 * 1024
+MAX_LINE_BYTES = 1024 * 1024
 
 
-class AnswerReader:
-    """One answer. `feed` it bytes as they come; `error` is what the other side said went wrong."""
+class ChatStreamParser:
+    """One completion. `feed` it bytes as they arrive; `error` is the server's error message."""
 
-    def __init__(self, asked_at: float) -> None:
-        self.asked_at = asked_at
+    def __init__(self, sent_at: float) -> None:
+        self.sent_at = sent_at
         self.first_at: float | None = None
-        self.last_at = asked_at
+        self.last_at = sent_at
         self.error = ""
         self.finish = ""
         self.is_done = False
-        self._pieces = 0
-        self._counted: int | None = None
-        self._rest = b""
+        self._chunks = 0
+        self._completion_tokens: int | None = None
+        self._partial_line = b""
 
     def feed(self, piece: bytes, now: float) -> Iterator[str]:
-        """The text that became whole with this piece."""
-        *lines, self._rest = (self._rest + piece).split(b"\n")
-        if len(self._rest) > LONGEST_LINE_BYTES:
-            self.error, self._rest = "a line of the answer is too long", b""
+        """The text of the events that this piece completes."""
+        *lines, self._partial_line = (self._partial_line + piece).split(b"\n")
+        if len(self._partial_line) > MAX_LINE_BYTES:
+            self.error, self._partial_line = "a line of the response is too long", b""
         for line in lines:
             if line.startswith(b"data:"):
                 yield from self._event(line[5:].strip(), now)
 
     def figures(self) -> dict[str, float | int | str | None]:
         """TTFT and duration in ms; `tokens_per_s` over the time after the first token, None for fewer than two."""
-        tokens = self._pieces if self._counted is None else self._counted
+        tokens = self._chunks if self._completion_tokens is None else self._completion_tokens
         streaming_s = self.last_at - self.first_at if self.first_at is not None else 0.0
         return {
-            "ttft_ms": None if self.first_at is None else round(1000 * (self.first_at - self.asked_at), 1),
-            "took_ms": round(1000 * (self.last_at - self.asked_at), 1),
+            "ttft_ms": None if self.first_at is None else round(1000 * (self.first_at - self.sent_at), 1),
+            "took_ms": round(1000 * (self.last_at - self.sent_at), 1),
             "tokens": tokens,
             "tokens_per_s": round((tokens - 1) / streaming_s, 1) if tokens > 1 and streaming_s > 0 else None,
             "finish": self.finish,
@@ -48,22 +48,22 @@ class AnswerReader:
             self.is_done = True
             return
         try:
-            said = json.loads(text)
+            payload = json.loads(text)
         except ValueError:
             return
-        if not isinstance(said, dict):
+        if not isinstance(payload, dict):
             return
-        if "error" in said:
-            self.error = error_words(said)
+        if "error" in payload:
+            self.error = error_message(payload)
             return
-        usage = said.get("usage")
+        usage = payload.get("usage")
         if isinstance(usage, dict) and isinstance(usage.get("completion_tokens"), int):
-            self._counted = usage["completion_tokens"]
-        for choice in said.get("choices") or ():
+            self._completion_tokens = usage["completion_tokens"]
+        for choice in payload.get("choices") or ():
             if delta := self._delta(choice):
                 self.first_at = self.first_at if self.first_at is not None else now
                 self.last_at = now
-                self._pieces += 1
+                self._chunks += 1
                 yield delta
 
     def _delta(self, choice: Any) -> str:
@@ -75,9 +75,9 @@ class AnswerReader:
         return text if isinstance(text, str) else ""
 
 
-def error_words(said: Any) -> str:
-    """What an error of OpenAI's form says."""
-    error = said.get("error") if isinstance(said, dict) else None
+def error_message(payload: Any) -> str:
+    """The message of an error in OpenAI's format."""
+    error = payload.get("error") if isinstance(payload, dict) else None
     if isinstance(error, dict):
         return str(error.get("message") or error.get("code") or "the cell reported an error")[:1000]
     return str(error or "the cell reported an error")[:1000]

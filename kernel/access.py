@@ -78,7 +78,7 @@ class Access:
 
     @property
     def operate(self) -> bool:
-        """In templates: `{% if may.operate %}`; for one deployment `{% if may|operates:name %}` (tags `access`)."""
+        """In templates: `{% if may.operate %}`; for one deployment `{% if may|operates:name %}`."""
         return self.may(Role.OPERATOR)
 
     @property

@@ -1,6 +1,6 @@
-"""Pages made of fragments: the server renders all of them at first, later only the one that a browser asks for again.
+"""Pages made of fragments: the server renders all of them at first, later only the one that a browser refetches.
 
-A fragment is asked for at its page's own URL, named by the `HX-Target` header, so filters and permissions are the
+A fragment is fetched from its page's own URL, named by the `HX-Target` header, so filters and permissions are the
 page's. Fragments only read.
 """
 
@@ -21,17 +21,17 @@ from django.views.decorators.http import require_safe
 from kernel import clock
 from kernel.access import Access, Known, Role, access_of, require
 
-MOST_DIGITS = 6
-"""Of the number of a page: no list is as long, and none is looked for there."""
+MAX_PAGE_DIGITS = 6
+"""No list has more pages; longer numbers count as no number."""
 Context = dict[str, Any]
 T = TypeVar("T")
-Load = Callable[["Asked"], object]
+Load = Callable[["PageRequest"], object]
 """Reads what one part shows; the result is `body` in its template."""
 
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who looks at a page, for parts that show each their own."""
+    """The user who opened the page, for parts that differ by user."""
 
     user: Known = field(default_factory=AnonymousUser)
     access: Access = field(default_factory=Access)
@@ -39,8 +39,8 @@ class Caller:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a page is asked to show: `key` is the id of its one thing ("" on lists), `filters` the query string."""
+class PageRequest:
+    """What a browser asks of a page: `key` is the id of its one thing ("" on lists), `filters` the query string."""
 
     key: str
     filters: QueryDict
@@ -48,22 +48,22 @@ class Asked:
     caller: Caller = field(default_factory=Caller)
     _read: dict[Load, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
-    def once(self, load: Callable[["Asked"], T]) -> T:
+    def once(self, load: Callable[["PageRequest"], T]) -> T:
         """What `load` reads for this page: read once, however many of its parts show it."""
         if load not in self._read:
             self._read[load] = load(self)
-        found: T = self._read[load]
-        return found
+        result: T = self._read[load]
+        return result
 
-    def word(self, name: str) -> str:
+    def text(self, name: str) -> str:
         """A filter's value without surrounding blanks, "" if it is not set."""
-        return _storable(str(self.filters.get(name, ""))).strip()
+        return storable(str(self.filters.get(name, ""))).strip()
 
     @property
     def page(self) -> int:
-        """The page of a list that the URL names, from 1; the first where it names none that there can be."""
-        text = self.word("page")
-        return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < MOST_DIGITS else 1
+        """The page of a list that the URL names, from 1; the first where it names none that can exist."""
+        text = self.text("page")
+        return max(1, int(text)) if text.isascii() and text.isdigit() and len(text) < MAX_PAGE_DIGITS else 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +90,7 @@ class Filter:
 class Fragment:
     """One part of a page that refreshes alone. `name` is its element's id.
 
-    `topics` are the hints that make a browser ask again: `cells`, or `cells:{key}` for hints about the page's own
+    `topics` are the hints that make a browser refetch it: `cells`, or `cells:{key}` for hints about the page's own
     thing only. `load` may raise Http404.
     """
 
@@ -103,17 +103,17 @@ class Fragment:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page. `section` is the navigation entry it belongs to; `narrow`, if any, loads what its filter offers.
-    `charts`: it has some, and so needs what draws them.
+    """One page. `section` is the navigation entry it belongs to; `narrow`, if any, loads the choices of its filter.
+    `charts`: it has charts, so it loads Plotly.
 
     The filter narrows the first fragment. A page about one thing has no title of its own: its first fragment shows one.
-    `role` is what it takes to see it.
+    `role`: the role that may open it.
     """
 
     section: str
     title: str
     fragments: tuple[Fragment, ...]
-    narrow: Callable[[Asked], Filter] | None = None
+    narrow: Callable[[PageRequest], Filter] | None = None
     charts: bool = False
     role: Role = Role.VIEWER
 
@@ -131,45 +131,50 @@ def page_view(page: Page, shell: Fragment) -> View:
             return _to_login(request)
         require(request, page.role)
         caller = Caller(request.user, access_of(request), request.session.session_key or "")
-        asked = Asked(_storable(key), request.GET, clock.now(), caller)
+        page_request = PageRequest(storable(key), request.GET, clock.now(), caller)
         wanted = request.headers.get("HX-Target", "")
         one = next((fragment for fragment in (shell, *page.fragments) if fragment.name == wanted), None)
-        response = _fragment(request, page, one, asked) if one else _page(request, page, shell, asked)
+        response = _fragment(request, page, one, page_request) if one else _page(request, page, shell, page_request)
         patch_vary_headers(response, ["HX-Target"])
         return response
 
     return view
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """PostgreSQL holds no NUL, so no row can match one."""
     return text.replace("\x00", "\ufffd")
 
 
-def _page(request: HttpRequest, page: Page, shell: Fragment, asked: Asked) -> HttpResponse:
+def _page(request: HttpRequest, page: Page, shell: Fragment, page_request: PageRequest) -> HttpResponse:
     context = {
         "page": page,
-        "key": asked.key,
-        "now": asked.now,
-        "filter": page.narrow(asked) if page.narrow else None,
-        "parts": [_part(request, fragment, asked) for fragment in page.fragments],
-        "shell": _part(request, shell, asked),
+        "key": page_request.key,
+        "now": page_request.now,
+        "filter": page.narrow(page_request) if page.narrow else None,
+        "parts": [_part(request, fragment, page_request) for fragment in page.fragments],
+        "shell": _part(request, shell, page_request),
     }
     return render(request, "dashboard/page.html", context)
 
 
-def _fragment(request: HttpRequest, page: Page, fragment: Fragment, asked: Asked) -> HttpResponse:
-    context = {"page": page, "key": asked.key, "part": _part(request, fragment, asked), "now": asked.now}
+def _fragment(request: HttpRequest, page: Page, fragment: Fragment, page_request: PageRequest) -> HttpResponse:
+    context = {
+        "page": page,
+        "key": page_request.key,
+        "part": _part(request, fragment, page_request),
+        "now": page_request.now,
+    }
     return render(request, "dashboard/fragment.html", context)
 
 
-def _part(request: HttpRequest, fragment: Fragment, asked: Asked) -> Context:
+def _part(request: HttpRequest, fragment: Fragment, page_request: PageRequest) -> Context:
     return {
         "fragment": fragment,
-        "topics": " ".join(topic.format(key=asked.key) for topic in fragment.topics),
+        "topics": " ".join(topic.format(key=page_request.key) for topic in fragment.topics),
         "url": request.get_full_path(),
-        "as_of_ms": int(asked.now.timestamp() * 1000),
-        "body": asked.once(fragment.load),
+        "as_of_ms": int(page_request.now.timestamp() * 1000),
+        "body": page_request.once(fragment.load),
     }
 
 

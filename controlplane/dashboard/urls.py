@@ -1,4 +1,4 @@
-"""The pages that people open in a browser."""
+"""The pages that users open in a browser, and the actions of their forms."""
 
 from django.contrib.auth.views import LogoutView
 from django.urls import path, register_converter
@@ -6,31 +6,25 @@ from django.urls.converters import StringConverter
 
 from accounts.views import Login, oidc_back, oidc_begin
 from controlplane.dashboard.fragments import Page, View, page_view
-from controlplane.dashboard.pages.audit import AUDIT
-from controlplane.dashboard.pages.cell_actions import cell_action
-from controlplane.dashboard.pages.cells import CELL, CELLS
-from controlplane.dashboard.pages.deployment_scale import scale as deployment_scale
-from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS
-from controlplane.dashboard.pages.draft_actions import draft_edit, draft_new
-from controlplane.dashboard.pages.events import EVENTS
+from controlplane.dashboard.pages import settings
+from controlplane.dashboard.pages.cells import CELL, CELLS, cell_action
+from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
+from controlplane.dashboard.pages.drafts import draft_edit, draft_new
+from controlplane.dashboard.pages.events import AUDIT, EVENTS
 from controlplane.dashboard.pages.incidents import INCIDENT, INCIDENTS
-from controlplane.dashboard.pages.key_actions import key_action, key_new, keys_require_ask
-from controlplane.dashboard.pages.keys import KEY, KEYS
-from controlplane.dashboard.pages.models import MODEL, MODELS
+from controlplane.dashboard.pages.keys import KEY, KEYS, key_action, key_new, keys_require_action
+from controlplane.dashboard.pages.models import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
 from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
-from controlplane.dashboard.pages.playground import PLAYGROUND, playground_say
-from controlplane.dashboard.pages.rollout_actions import rollout_action
-from controlplane.dashboard.pages.rollout_new import rollout_new
-from controlplane.dashboard.pages.rollouts import ROLLOUT, ROLLOUTS
-from controlplane.dashboard.pages.search import SEARCH
-from controlplane.dashboard.pages.shell import SHELL
-from controlplane.dashboard.pages.traffic import TRAFFIC
-from controlplane.dashboard.pages.traffic_actions import evacuate, override_end_now
-from controlplane.dashboard.pages.traffic_shares import traffic_shares
-from controlplane.dashboard.pages.version_actions import version_action
-from controlplane.dashboard.pages.versions import VERSION, VERSION_DIFF
-from controlplane.dashboard.settings_urls import settings_urlpatterns
+from controlplane.dashboard.pages.playground import PLAYGROUND, playground_chat
+from controlplane.dashboard.pages.rollouts import ROLLOUT, ROLLOUTS, rollout_action, rollout_new
+from controlplane.dashboard.pages.shell import SEARCH, SHELL
+from controlplane.dashboard.pages.traffic import (
+    TRAFFIC,
+    evacuate_page,
+    override_end_action,
+    traffic_shares_page,
+)
 
 
 class ModelName(StringConverter):
@@ -57,7 +51,7 @@ urlpatterns = [
     path("", _view(OVERVIEW), name="overview"),
     path("deployments/", _view(DEPLOYMENTS), name="deployments"),
     path("deployments/<str:key>/", _view(DEPLOYMENT), name="deployment"),
-    path("deployments/<str:name>/scale/", deployment_scale, name="deployment-scale"),
+    path("deployments/<str:name>/scale/", deployment_scale_page, name="deployment-scale"),
     path("rollouts/", _view(ROLLOUTS), name="rollouts"),
     path("rollouts/new/", rollout_new, name="rollout-new"),
     path("rollouts/<str:key>/", _view(ROLLOUT), name="rollout"),
@@ -68,14 +62,14 @@ urlpatterns = [
     path("nodes/", _view(NODES), name="nodes"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
     path("traffic/", _view(TRAFFIC), name="traffic"),
-    path("traffic/shares/", traffic_shares, name="traffic-shares"),
-    path("traffic/evacuate/<str:region>/", evacuate, name="evacuate"),
-    path("traffic/overrides/<int:override_id>/end/", override_end_now, name="override-end"),
+    path("traffic/shares/", traffic_shares_page, name="traffic-shares"),
+    path("traffic/evacuate/<str:region>/", evacuate_page, name="evacuate"),
+    path("traffic/overrides/<int:override_id>/end/", override_end_action, name="override-end"),
     path("playground/", _view(PLAYGROUND), name="playground"),
-    path("playground/say/", playground_say, name="playground-say"),
+    path("playground/say/", playground_chat, name="playground-say"),
     path("keys/", _view(KEYS), name="keys"),
     path("keys/new/", key_new, name="key-new"),
-    path("keys/require/", keys_require_ask, name="keys-require"),
+    path("keys/require/", keys_require_action, name="keys-require"),
     path("keys/<str:key>/", _view(KEY), name="key"),
     path("keys/<str:key>/ask/<str:action>/", key_action, name="key-action"),
     path("models/", _view(MODELS), name="models"),
@@ -90,7 +84,32 @@ urlpatterns = [
     path("search/", _view(SEARCH), name="search"),
     path("events/", _view(EVENTS), name="events"),
     path("audit/", _view(AUDIT), name="audit"),
-    *settings_urlpatterns,
+    path("settings/", _view(settings.SETTINGS), name="settings"),
+    path("settings/users/", _view(settings.USERS), name="settings-users"),
+    path("settings/groups/", _view(settings.GROUPS), name="settings-groups"),
+    path("settings/approvals/", _view(settings.APPROVALS), name="approvals"),
+    path("settings/webhooks/", _view(settings.WEBHOOKS), name="settings-webhooks"),
+    path("settings/rules/", _view(settings.FAULT_RULES), name="settings-rules"),
+    path("settings/password/", settings.password_change_action, name="password-change"),
+    path("settings/tokens/new/", settings.token_new, name="token-new"),
+    path("settings/tokens/<str:prefix>/revoke/", settings.token_revoke_action, name="token-revoke"),
+    path("settings/sessions/<int:session_id>/end/", settings.session_end_action, name="session-end"),
+    path("settings/users/new/", settings.user_new, name="user-new"),
+    path("settings/users/<str:username>/change/", settings.user_change_action, name="user-change"),
+    path("settings/service-accounts/new/", settings.service_account_new, name="program-new"),
+    path("settings/groups/new/", settings.group_new, name="group-new"),
+    path("settings/groups/<str:name>/change/", settings.group_change_action, name="group-change"),
+    path("settings/groups/<str:name>/delete/", settings.group_delete_action, name="group-delete"),
+    path("settings/grants/new/", settings.grant_new, name="grant-new"),
+    path("settings/grants/<int:grant_id>/take/", settings.grant_revoke_action, name="grant-take"),
+    path("settings/approvals/<int:approval_id>/approve/", settings.approval_approve_action, name="approval-approve"),
+    path("settings/approvals/<int:approval_id>/reject/", settings.approval_reject_action, name="approval-reject"),
+    path("settings/approval-rules/<str:name>/", settings.approval_rule_action, name="approval-rule"),
+    path("settings/webhooks/new/", settings.webhook_new, name="webhook-new"),
+    path("settings/webhooks/<slug:name>/test/", settings.webhook_test_action, name="webhook-test"),
+    path("settings/webhooks/<slug:name>/switch/", settings.webhook_switch_action, name="webhook-switch"),
+    path("settings/webhooks/<slug:name>/delete/", settings.webhook_delete_action, name="webhook-delete"),
+    path("settings/rules/<slug:name>/", settings.fault_rule_action, name="fault-rule"),
     path("login/", Login.as_view(), name="login"),
     path("login/oidc/", oidc_begin, name="oidc-begin"),
     path("login/oidc/back/", oidc_back, name="oidc-back"),

@@ -46,7 +46,7 @@ def test_a_cell_goes_bad_and_heals_before_my_eyes(fleet: RunningFleet, operator:
     for process in agent_and_engine(cell["nodes"][1]["id"], home=fleet.home):
         process.kill()
     expect(state_of(operator, "cell")).not_to_have_text("ready")
-    expect(operator.page.locator("nav")).to_have_attribute("data-trouble", re.compile("[1-9]"))
+    expect(operator.page.locator("nav")).to_have_attribute("data-problems", re.compile("[1-9]"))
     expect(operator.page).to_have_title(re.compile("^✕ "))
     expect(state_of(operator, "cell")).to_have_text("ready")
     expect(operator.page).to_have_title(re.compile(f"^{cell['id']}"))
@@ -62,7 +62,7 @@ def test_a_rollout_is_started_paused_and_rolled_back(fleet: RunningFleet, operat
     page.get_by_role("link", name="Roll out a version").click()
     page.get_by_label("Deployment").select_option("sim-70b")
     page.get_by_label("To version").select_option("sim-70b@2")
-    page.get_by_label("though it may not be released").check()
+    page.get_by_label("allow a version that is not released").check()
     page.get_by_role("button", name="Predict").click()
     expect(page.get_by_role("table")).to_contain_text("us-east-1 canary")
     page.get_by_role("button", name="Roll sim-70b out to sim-70b@2").click()
@@ -72,14 +72,14 @@ def test_a_rollout_is_started_paused_and_rolled_back(fleet: RunningFleet, operat
     expect(operator.page.locator("#rollout .strip")).to_contain_text("canary")
     ask(operator, "Roll back", "nobody is")
     expect(state_of(operator, "rollout")).to_have_text("rolled back")
-    expect(operator.page.locator("#rollout-asks")).to_contain_text("nothing can be asked of it any more")
+    expect(operator.page.locator("#rollout-actions")).to_contain_text("This rollout has ended")
     fleet.patch("deployments/sim-70b", {"update_policy": usual})
 
 
 def ask(tab: Watched, what: str, why: str) -> None:
-    row = tab.page.locator("#rollout-asks .row").filter(has=tab.page.get_by_text(what, exact=True))
+    row = tab.page.locator("#rollout-actions .row").filter(has=tab.page.get_by_text(what, exact=True))
     row.locator("summary").click()
-    row.get_by_label("Why").fill(why)
+    row.get_by_label("Reason").fill(why)
     row.get_by_role("button").click()
     expect(tab.page.locator("#connection")).to_have_attribute("data-state", "live")
 
@@ -91,13 +91,13 @@ def test_traffic_is_overridden_and_given_back(fleet: RunningFleet, operator: Wat
     page.get_by_label("us-west-2, %").fill("40")
     page.get_by_role("button", name="Predict").click()
     expect(page.locator("#effect")).to_contain_text("us-west-2")
-    page.get_by_label("Why").fill("a test")
+    page.get_by_label("Reason").fill("a test")
     page.get_by_role("button", name="Fix these shares").click()
-    order = page.locator("#orders .row")
+    order = page.locator("#overrides .row")
     expect(order).to_contain_text("fixed shares of sim-70b in us-east-1")
     expect(page.locator(f"#shares-sim-70b-{REGION}")).to_contain_text("40")
-    order.get_by_role("button", name="End it now").click()
-    expect(page.locator("#orders")).to_contain_text("None")
+    order.get_by_role("button", name="End now").click()
+    expect(page.locator("#overrides")).to_contain_text("No overrides")
 
 
 def test_a_key_is_made_shown_once_and_revoked(fleet: RunningFleet, operator: Watched) -> None:
@@ -105,10 +105,10 @@ def test_a_key_is_made_shown_once_and_revoked(fleet: RunningFleet, operator: Wat
     operator.open("/keys/new/")
     page.get_by_label("Name").fill("browser")
     page.get_by_label("Tenant").fill("acme")
-    page.get_by_role("button", name="Make the key").click()
-    text = page.locator("#key-text").inner_text()
+    page.get_by_role("button", name="Create key").click()
+    text = page.locator("#secret-text").inner_text()
     assert text.startswith("sw_")
-    page.get_by_role("link", name="Go on to the key").click()
+    page.get_by_role("link", name="Continue").click()
     assert text not in page.content()
     page.get_by_text("Revoke", exact=True).click()
     page.locator("#revoke-why").fill("the test is over")
@@ -134,7 +134,7 @@ def test_a_chat_says_who_answered_and_how_fast_and_can_be_stopped(fleet: Running
     page.keyboard.press("Enter")
     expect(page.locator(".by-assistant p").last).not_to_be_empty()
     page.get_by_role("button", name="Stop").click()
-    expect(page.locator("#chat-status")).to_have_text("Stopped; generation has ended.")
+    expect(page.locator("#chat-status")).to_have_text("Stopped.")
     eventually(lambda: in_flight(fleet) <= 1)
 
 

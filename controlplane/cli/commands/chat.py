@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.chat_stream import AnswerReader, error_words
+from controlplane.chat_stream import ChatStreamParser, error_message
 from controlplane.cli.completing import names_of
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.failures import Failure
@@ -82,7 +82,7 @@ def _ask(run: Run, url: str, body: dict[str, Any], key: str) -> str:
     import httpx
 
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    reader, pieces = AnswerReader(time.monotonic()), list[str]()
+    reader, pieces = ChatStreamParser(time.monotonic()), list[str]()
     try:
         with httpx.stream(
             "POST", f"{url}/v1/chat/completions", json=body, headers=headers, timeout=run.timeout_s, trust_env=False
@@ -110,7 +110,7 @@ def _ask(run: Run, url: str, body: dict[str, Any], key: str) -> str:
 def _refused(response: Any) -> Failure:
     response.read()
     try:
-        said = error_words(response.json())
+        said = error_message(response.json())
     except ValueError:
         said = response.text[:200]
     codes = {401: ExitCode.NOT_ALLOWED, 403: ExitCode.NOT_ALLOWED, 404: ExitCode.NOT_FOUND, 503: ExitCode.CONFLICT}

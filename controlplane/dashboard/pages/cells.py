@@ -1,10 +1,12 @@
-"""The list of cells and the page of one cell."""
+"""The list of cells, and the page of one cell with its actions."""
 
 from django.http import Http404
+from django.shortcuts import get_object_or_404
+from django.urls import reverse
 
-from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
+from controlplane.dashboard.actions import WHY, Action, ActionMenu, Submission, Target, action_view
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, storable
 from controlplane.dashboard.pages.choices import choose_deployment, choose_region, choose_state
-from controlplane.dashboard.selectors.cell_asks import CellAsks, cell_asks
 from controlplane.dashboard.selectors.cells import (
     CellList,
     CellRow,
@@ -12,61 +14,77 @@ from controlplane.dashboard.selectors.cells import (
     cell_find,
     cell_list,
     cell_stack,
+    drain_effect,
+    restart_effect,
 )
 from controlplane.dashboard.selectors.events import EventList, cell_events
 from controlplane.dashboard.selectors.load_charts import LoadCharts, load_charts
+from fleet.models import Cell
 from fleet.planning.states import CellState
 from fleet.selectors.history import cell_subject
 from fleet.selectors.node_log import NodeLines, cell_log_lines
+from fleet.services.cell_actions import DRAINABLE, RESTARTABLE, cell_drain, cell_restart
 from fleet.services.node_log import node_logs_request
 
 EVENTS_OF_ONE_CELL = 30
 
 
-def _list(asked: Asked) -> CellList:
+def _list(request: PageRequest) -> CellList:
     return cell_list(
-        now=asked.now,
-        deployment=asked.word("deployment"),
-        region=asked.word("region"),
-        state=asked.word("state"),
-        text=asked.word("q"),
-        page=asked.page,
+        now=request.now,
+        deployment=request.text("deployment"),
+        region=request.text("region"),
+        state=request.text("state"),
+        text=request.text("q"),
+        page=request.page,
     )
 
 
-def _filter(asked: Asked) -> Filter:
-    choices = (choose_deployment(asked), choose_region(asked), choose_state(asked, CellState, "every live state"))
-    return Filter(text_label="Find by name or reason", text_name="q", text=asked.word("q"), choices=choices)
+def _filter(request: PageRequest) -> Filter:
+    choices = (choose_deployment(request), choose_region(request), choose_state(request, CellState, "every live state"))
+    return Filter(text_label="Find by name or reason", text_name="q", text=request.text("q"), choices=choices)
 
 
-def _cell(asked: Asked) -> CellRow:
-    row = cell_find(cell_id=asked.key, now=asked.now)
+def _cell(request: PageRequest) -> CellRow:
+    row = cell_find(cell_id=request.key, now=request.now)
     if row is None:
-        raise Http404(f"There is no cell {asked.key!r}.")
+        raise Http404(f"There is no cell {request.key!r}.")
     return row
 
 
-def _stack(asked: Asked) -> Stack:
-    return cell_stack(asked.once(_cell))
+def _stack(request: PageRequest) -> Stack:
+    return cell_stack(request.once(_cell))
 
 
-def _asks(asked: Asked) -> CellAsks:
-    return cell_asks(asked.once(_cell), asked.now)
+def _actions(request: PageRequest) -> ActionMenu:
+    row = request.once(_cell)
+    cell, state = row.cell, CellState(row.cell.state)
+    offered = (
+        (DRAIN, state in DRAINABLE, drain_effect),
+        (RESTART, state in RESTARTABLE, restart_effect),
+    )
+    confirmations = tuple(
+        action.confirmation(cell, reverse("cell-action", args=(cell.pk, action.name)), effect(row, request.now))
+        for action, is_possible, effect in offered
+        if is_possible
+    )
+    note = f"A cell that is {state} can be neither drained nor restarted."
+    return ActionMenu(confirmations, "" if confirmations else note, cell.deployment_id)
 
 
-def _load(asked: Asked) -> LoadCharts:
-    return load_charts(cell_subject(asked.key), span=asked.word("span"), now=asked.now)
+def _load(request: PageRequest) -> LoadCharts:
+    return load_charts(cell_subject(request.key), span=request.text("span"), now=request.now)
 
 
-def _logs(asked: Asked) -> tuple[NodeLines, ...]:
-    """Looking at them is what makes agents send them; nothing else is asked of anybody."""
-    lines = cell_log_lines(asked.key)
-    node_logs_request(nodes=[node.node for node in lines], now=asked.now)
+def _logs(request: PageRequest) -> tuple[NodeLines, ...]:
+    """Looking at them is what makes agents send them; nothing else is request of anybody."""
+    lines = cell_log_lines(request.key)
+    node_logs_request(nodes=[node.node for node in lines], now=request.now)
     return lines
 
 
-def _events(asked: Asked) -> EventList:
-    return cell_events(asked.key, EVENTS_OF_ONE_CELL)
+def _events(request: PageRequest) -> EventList:
+    return cell_events(request.key, EVENTS_OF_ONE_CELL)
 
 
 CELLS = Page(
@@ -81,12 +99,36 @@ CELL = Page(
     title="",
     fragments=(
         Fragment("cell", "", ("cells:{key}", "nodes", "load"), "dashboard/cells/cell.html", _cell),
-        Fragment("cell-asks", "What you can do", ("cells:{key}",), "dashboard/cells/asks.html", _asks),
+        Fragment("cell-actions", "Actions", ("cells:{key}",), "dashboard/actions.html", _actions),
         Fragment("cell-load", "Load", ("history",), "dashboard/load/charts.html", _load),
         Fragment("cell-probes", "Probes", ("cells:{key}", "load"), "dashboard/cells/probes.html", _cell),
         Fragment("cell-stack", "Stack", ("cells:{key}", "nodes"), "dashboard/cells/stack.html", _stack),
         Fragment("cell-events", "Events", ("events",), "dashboard/events/list.html", _events),
-        Fragment("cell-logs", "Last lines", ("logs",), "dashboard/cells/logs.html", _logs),
+        Fragment("cell-logs", "Logs", ("logs",), "dashboard/cells/logs.html", _logs),
     ),
     charts=True,
 )
+
+
+def _find(cell_id: str) -> Cell:
+    return get_object_or_404(Cell, pk=storable(cell_id))
+
+
+def _drain(form: Submission, cell: Cell) -> None:
+    cell_drain(cell_id=cell.pk, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+def _restart(form: Submission, cell: Cell) -> None:
+    cell_restart(cell_id=cell.pk, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+TARGET = Target(
+    noun="cell",
+    find=_find,
+    name=lambda cell: cell.pk,
+    url=lambda cell: reverse("cell", args=(cell.pk,)),
+    deployment=lambda cell: cell.deployment_id,
+)
+DRAIN = Action(target=TARGET, name="drain", label="Drain", run=_drain, typed=TARGET.name, fields=(WHY,))
+RESTART = Action(target=TARGET, name="restart", label="Restart", run=_restart, typed=TARGET.name, fields=(WHY,))
+cell_action = action_view(DRAIN, RESTART)

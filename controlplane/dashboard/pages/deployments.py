@@ -1,8 +1,20 @@
-"""The list of deployments and the page of one deployment."""
+"""The list of deployments, the page of one, and the page that scales it after predicting the effect."""
+
+from dataclasses import dataclass
 
 from django.http import Http404
+from django.shortcuts import get_object_or_404
+from django.urls import reverse
 
-from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
+from controlplane.dashboard.actions import (
+    Action,
+    ActionPage,
+    Field,
+    Submission,
+    Target,
+    action_page_view,
+)
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, storable
 from controlplane.dashboard.selectors.cells import CellList, cells_of
 from controlplane.dashboard.selectors.deployments import (
     DeploymentList,
@@ -13,51 +25,52 @@ from controlplane.dashboard.selectors.deployments import (
 )
 from controlplane.dashboard.selectors.events import EventList, deployment_events
 from controlplane.dashboard.selectors.load_charts import LoadCharts, Slo, load_charts, slo_of
-from fleet.models import Deployment
+from controlplane.what_if import plan_scale
+from fleet.models import Deployment, DeploymentRegion, Region
 from fleet.selectors.history import deployment_subject
+from fleet.services.deployment import CELLS_PER_REGION_MAX, deployment_scale
+from kernel.refusals import InvalidInput, Refusal
 
 EVENTS_OF_ONE_DEPLOYMENT = 30
+MAX_DIGITS = 5
 
 
-def _list(asked: Asked) -> DeploymentList:
-    text = asked.word("q")
-    return deployment_list(deployments_placed(text=text), now=asked.now, filtered=bool(text))
+def _list(request: PageRequest) -> DeploymentList:
+    text = request.text("q")
+    return deployment_list(deployments_placed(text=text), now=request.now, filtered=bool(text))
 
 
-def _filter(asked: Asked) -> Filter:
-    return Filter(text_label="Find by name", text_name="q", text=asked.word("q"))
+def _filter(request: PageRequest) -> Filter:
+    return Filter(text_label="Find by name", text_name="q", text=request.text("q"))
 
 
-def _deployment(asked: Asked) -> DeploymentRow:
-    row = deployment_find(name=asked.key, now=asked.now)
+def _deployment(request: PageRequest) -> DeploymentRow:
+    row = deployment_find(name=request.key, now=request.now)
     if row is None:
-        raise Http404(f"There is no deployment {asked.key!r}.")
+        raise Http404(f"There is no deployment {request.key!r}.")
     return row
 
 
-def _cells(asked: Asked) -> CellList:
-    return cells_of(asked.key, asked.now)
+def _cells(request: PageRequest) -> CellList:
+    return cells_of(request.key, request.now)
 
 
-def _known(asked: Asked) -> Deployment:
-    found = Deployment.objects.filter(pk=asked.key).first()
-    if found is None:
-        raise Http404(f"There is no deployment {asked.key!r}.")
-    return found
+def _model(request: PageRequest) -> Deployment:
+    return get_object_or_404(Deployment, pk=request.key)
 
 
-def _slo(asked: Asked) -> Slo:
-    return slo_of(asked.once(_known), asked.now)
+def _slo(request: PageRequest) -> Slo:
+    return slo_of(request.once(_model), request.now)
 
 
-def _load(asked: Asked) -> LoadCharts:
-    objective_ms = asked.once(_known).objective().ttft_ms
-    subject = deployment_subject(asked.key)
-    return load_charts(subject, span=asked.word("span"), now=asked.now, ttft_objective_ms=objective_ms)
+def _load(request: PageRequest) -> LoadCharts:
+    objective_ms = request.once(_model).objective().ttft_ms
+    subject = deployment_subject(request.key)
+    return load_charts(subject, span=request.text("span"), now=request.now, ttft_objective_ms=objective_ms)
 
 
-def _events(asked: Asked) -> EventList:
-    return deployment_events(asked.key, EVENTS_OF_ONE_DEPLOYMENT)
+def _events(request: PageRequest) -> EventList:
+    return deployment_events(request.key, EVENTS_OF_ONE_DEPLOYMENT)
 
 
 DEPLOYMENTS = Page(
@@ -82,9 +95,92 @@ DEPLOYMENT = Page(
         ),
         Fragment("deployment-slo", "Error budget", ("history",), "dashboard/load/slo.html", _slo),
         Fragment("deployment-load", "Load", ("history",), "dashboard/load/charts.html", _load),
-        Fragment("deployment-asks", "What you can do", (), "dashboard/deployments/asks.html", _deployment),
+        Fragment("deployment-actions", "Actions", (), "dashboard/deployments/actions.html", _deployment),
         Fragment("deployment-cells", "Cells", ("cells", "load"), "dashboard/cells/table.html", _cells),
         Fragment("deployment-events", "Events", ("events",), "dashboard/events/list.html", _events),
     ),
     charts=True,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCells:
+    """How many cells a deployment wants in a region now, and how many the form sets."""
+
+    region: str
+    now: int
+    new: int
+
+    @property
+    def field(self) -> str:
+        """The form's field for this region."""
+        return f"cells-{self.region}"
+
+
+def _cells_by_region(deployment: Deployment, form: Submission | None) -> tuple[RegionCells, ...]:
+    """Every region; without a form, as it is.
+
+    Raises:
+        InvalidInput: a field is no possible number of cells.
+    """
+    wanted = dict(DeploymentRegion.objects.filter(deployment=deployment).values_list("region_id", "cells"))
+    cells = []
+    for region in Region.objects.values_list("name", flat=True):
+        now = wanted.get(region, 0)
+        text = form.text(f"cells-{region}", str(now)) if form else str(now)
+        cells.append(RegionCells(region, now, _number(region, text)))
+    return tuple(cells)
+
+
+def _number(region: str, text: str) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and int(text) <= CELLS_PER_REGION_MAX):
+        message = f"{text[:20]!r} cells in {region}; the number must be from 0 to {CELLS_PER_REGION_MAX}"
+        raise InvalidInput(field="regions", rule="range", message=message)
+    return int(text)
+
+
+def _changes(cells: tuple[RegionCells, ...]) -> dict[str, int]:
+    return {one.region: one.new for one in cells if one.new != one.now}
+
+
+def _scale(form: Submission, deployment: Deployment) -> None:
+    changes = _changes(_cells_by_region(deployment, form))
+    deployment_scale(name=deployment.pk, cells=changes, actor=form.actor, now=form.now)
+
+
+def _scale_form(form: Submission, deployment: Deployment) -> Context:
+    try:
+        cells = _cells_by_region(deployment, form)
+    except Refusal:
+        cells = _cells_by_region(deployment, None)
+    return {"deployment": deployment, "regions": cells, "most": CELLS_PER_REGION_MAX}
+
+
+def _scale_forecast(form: Submission, deployment: Deployment) -> Context:
+    """What the form's numbers would do; nothing if they change none."""
+    cells = _cells_by_region(deployment, form)
+    if not (changes := _changes(cells)):
+        return {}
+    fields = tuple(Field(one.field, kind="hidden", value=one.new) for one in cells)
+    return {
+        "forecast": plan_scale(deployment=deployment.pk, cells=changes, now=form.now),
+        "confirmation": SCALE.confirmation(deployment, reverse("deployment-scale", args=(deployment.pk,)), "", fields),
+    }
+
+
+TARGET = Target(
+    noun="deployment",
+    find=lambda name: get_object_or_404(Deployment, pk=storable(name)),
+    name=lambda deployment: deployment.pk,
+    url=lambda deployment: reverse("deployment", args=(deployment.pk,)),
+    deployment=lambda deployment: deployment.pk,
+)
+SCALE = Action(target=TARGET, name="scale", label="Scale", run=_scale, typed=TARGET.name)
+deployment_scale_page = action_page_view(
+    ActionPage(
+        action=SCALE,
+        template="dashboard/deployments/scale.html",
+        context=_scale_form,
+        predict=_scale_forecast,
+    )
 )

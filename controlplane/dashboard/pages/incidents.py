@@ -2,7 +2,7 @@
 
 from django.http import Http404
 
-from controlplane.dashboard.fragments import Asked, Choice, Filter, Fragment, Page
+from controlplane.dashboard.fragments import Choice, Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.selectors.events import EventList, incident_events
 from controlplane.dashboard.selectors.incidents import (
     Evidence,
@@ -20,14 +20,14 @@ from fleet.planning.states import IncidentState
 EVENTS_OF_ONE_INCIDENT = 30
 
 
-def _list(asked: Asked) -> IncidentList:
-    return incident_list(state=asked.word("state"), text=asked.word("q"))
+def _list(request: PageRequest) -> IncidentList:
+    return incident_list(state=request.text("state"), text=request.text("q"))
 
 
-def _filter(asked: Asked) -> Filter:
+def _filter(request: PageRequest) -> Filter:
     options = (("", "open"), (IncidentState.CLOSED.value, "closed"), ("all", "open and closed"))
-    state = Choice(name="state", label="state", options=options, chosen=asked.word("state"))
-    return Filter(text_label="Find by kind, subject or words", text_name="q", text=asked.word("q"), choices=(state,))
+    state = Choice(name="state", label="state", options=options, chosen=request.text("state"))
+    return Filter(text_label="Find by kind, subject or words", text_name="q", text=request.text("q"), choices=(state,))
 
 
 INCIDENTS = Page(
@@ -38,27 +38,27 @@ INCIDENTS = Page(
 )
 
 
-def _incident(asked: Asked) -> Incident:
-    incident = incident_find(asked.key)
+def _incident(request: PageRequest) -> Incident:
+    incident = incident_find(request.key)
     if incident is None:
-        raise Http404(f"There is no incident {asked.key!r}.")
+        raise Http404(f"There is no incident {request.key!r}.")
     return incident
 
 
-def _page(asked: Asked) -> IncidentPage:
-    return incident_page(asked.once(_incident))
+def _page(request: PageRequest) -> IncidentPage:
+    return incident_page(request.once(_incident))
 
 
-def _evidence(asked: Asked) -> Evidence:
-    return evidence_of(asked.once(_incident))
+def _evidence(request: PageRequest) -> Evidence:
+    return evidence_of(request.once(_incident))
 
 
-def _related(asked: Asked) -> IncidentList:
-    return related_to(asked.once(_incident))
+def _related(request: PageRequest) -> IncidentList:
+    return related_to(request.once(_incident))
 
 
-def _events(asked: Asked) -> EventList:
-    return incident_events(asked.once(_incident), EVENTS_OF_ONE_INCIDENT)
+def _events(request: PageRequest) -> EventList:
+    return incident_events(request.once(_incident), EVENTS_OF_ONE_INCIDENT)
 
 
 TOPICS = ("incidents", "nodes")

@@ -1,65 +1,114 @@
-"""The list of application keys, and the page of one."""
+"""The list of application keys, the page of one with its actions, the form of a new one, and the key policy."""
 
-from django.http import Http404
+from typing import Any
 
+from django.http import Http404, HttpRequest, HttpResponse
+from django.urls import reverse
+
+from controlplane.dashboard.actions import (
+    REQUIRED_WHY,
+    WHY,
+    Action,
+    ActionMenu,
+    ActionPage,
+    Confirmation,
+    Field,
+    Submission,
+    Target,
+    action_page_view,
+    action_view,
+    page_target,
+    secret_shown,
+)
 from controlplane.dashboard.charts import Chart
-from controlplane.dashboard.fragments import Asked, Choice, Filter, Fragment, Page
+from controlplane.dashboard.fragments import Choice, Context, Filter, Fragment, Page, PageRequest, storable
 from controlplane.dashboard.pages.choices import choose
 from controlplane.dashboard.selectors.keys import (
     KeyDetail,
     KeyList,
     PolicyView,
+    key_chart,
     key_find,
     key_list,
     key_tenants,
     policy_view,
+    tenant_chart,
     usage_rows,
 )
-from controlplane.dashboard.selectors.usage_charts import key_chart, tenant_chart
+from engine_agent.protocol.states import ServingClass
+from fleet.models import Deployment
 from fleet.planning.states import choices
-from traffic.models import UsageHour
-from traffic.planning.key import KeyState
+from kernel.access import Role
+from traffic.api.key import ChangeKeySerializer, CreateKeySerializer
+from traffic.models import ApplicationKey, UsageHour
+from traffic.planning.key import LIMITS, KeyState
+from traffic.services.key import key_change, key_create, key_revoke, key_rotate, keys_require
+
+FORM_FIELDS = ("name", "tenant", "serving_class", *LIMITS, "expires_at")
+LIMIT_EFFECT = "Ingresses apply it within seconds. 0 means no limit. Each region counts separately."
+ROTATE_EFFECT = "A new key with the same limits is shown once. This one expires within 24 hours."
+HOW_TO_USE = "Send it as Authorization: Bearer …, or as the api_key of an OpenAI client."
 
 
-def _list(asked: Asked) -> KeyList:
-    return key_list(state=asked.word("state"), tenant=asked.word("tenant"), text=asked.word("q"), now=asked.now)
+def _list(request: PageRequest) -> KeyList:
+    return key_list(state=request.text("state"), tenant=request.text("tenant"), text=request.text("q"), now=request.now)
 
 
-def _filter(asked: Asked) -> Filter:
+def _filter(request: PageRequest) -> Filter:
     options = (("", "all"), *choices(KeyState))
-    state = Choice(name="state", label="state", options=options, chosen=asked.word("state"))
-    tenant = choose(asked, "tenant", "every tenant", key_tenants())
+    state = Choice(name="state", label="state", options=options, chosen=request.text("state"))
+    tenant = choose(request, "tenant", "every tenant", key_tenants())
     return Filter(
-        text_label="Find by name, tenant or sw_…", text_name="q", text=asked.word("q"), choices=(state, tenant)
+        text_label="Find by name, tenant or sw_…", text_name="q", text=request.text("q"), choices=(state, tenant)
     )
 
 
-def _policy(asked: Asked) -> PolicyView:
-    return policy_view(asked.now)
+def _policy(request: PageRequest) -> tuple[PolicyView, Confirmation]:
+    policy = policy_view(request.now)
+    action = SERVE_WITHOUT_KEYS if policy.required else REQUIRE_KEYS
+    return policy, action.confirmation(None, reverse("keys-require"), policy.effect)
 
 
-def _key(asked: Asked) -> KeyDetail:
-    detail = key_find(asked.key, asked.now)
+def _key(request: PageRequest) -> KeyDetail:
+    detail = key_find(request.key, request.now)
     if detail is None:
-        raise Http404(f"There is no key {asked.key!r}.")
+        raise Http404(f"There is no key {request.key!r}.")
     return detail
 
 
-def _key_usage(asked: Asked) -> tuple[UsageHour, ...]:
-    return usage_rows(key=asked.once(_key).row.key.prefix)
+def _actions(request: PageRequest) -> ActionMenu:
+    detail = request.once(_key)
+    key, state = detail.row.key, detail.row.state
+    if state is KeyState.REVOKED:
+        return ActionMenu((), "This key is revoked.")
+    offered = (
+        (LIMIT, LIMIT_EFFECT, _limit_fields(key)),
+        *(((ROTATE, ROTATE_EFFECT, None),) if state is KeyState.ACTIVE else ()),
+        (REVOKE, f"{detail.effect} This cannot be undone.", None),
+    )
+    return ActionMenu(
+        tuple(
+            action.confirmation(key, reverse("key-action", args=(key.prefix, action.name)), effect, fields)
+            for action, effect, fields in offered
+        )
+    )
 
 
-def _key_chart(asked: Asked) -> tuple[Chart, ...]:
-    return (key_chart(asked.once(_key).row.key.prefix, asked.now),)
+def _key_usage(request: PageRequest) -> tuple[UsageHour, ...]:
+    return usage_rows(key=request.once(_key).row.key.prefix)
 
 
-def _tenant_chart(asked: Asked) -> tuple[Chart, ...]:
-    chart = tenant_chart(asked.now)
+def _key_chart(request: PageRequest) -> tuple[Chart, ...]:
+    return (key_chart(request.once(_key).row.key.prefix, request.now),)
+
+
+def _tenant_chart(request: PageRequest) -> tuple[Chart, ...]:
+    chart = tenant_chart(request.now)
     return (chart,) if chart.series else ()
 
 
-def _tenant_usage(asked: Asked) -> tuple[UsageHour, ...]:
-    return usage_rows(tenant=asked.once(_key).row.key.tenant)
+def _tenant_usage(request: PageRequest) -> tuple[UsageHour, ...]:
+    return usage_rows(tenant=request.once(_key).row.key.tenant)
 
 
 KEYS = Page(
@@ -69,7 +118,7 @@ KEYS = Page(
     fragments=(
         Fragment("keys-table", "", ("keys", "usage"), "dashboard/keys/table.html", _list),
         Fragment("keys-usage", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _tenant_chart),
-        Fragment("keys-policy", "Who is served", ("keys", "traffic"), "dashboard/keys/policy.html", _policy),
+        Fragment("keys-policy", "Key policy", ("keys", "traffic"), "dashboard/keys/policy.html", _policy),
     ),
     narrow=_filter,
 )
@@ -80,9 +129,112 @@ KEY = Page(
     charts=True,
     fragments=(
         Fragment("key", "", ("keys:{key}", "usage"), "dashboard/keys/key.html", _key),
-        Fragment("key-asks", "Ask", ("keys:{key}",), "dashboard/keys/asks.html", _key),
+        Fragment("key-actions", "Actions", ("keys:{key}",), "dashboard/actions.html", _actions),
         Fragment("key-chart", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _key_chart),
-        Fragment("key-usage", "Asked by the hour", ("usage",), "dashboard/keys/usage.html", _key_usage),
-        Fragment("key-tenant", "Served to its tenant", ("usage",), "dashboard/keys/tenant.html", _tenant_usage),
+        Fragment("key-usage", "PageRequest by the hour", ("usage",), "dashboard/keys/usage.html", _key_usage),
+        Fragment("key-tenant", "Its tenant, by hour", ("usage",), "dashboard/keys/tenant.html", _tenant_usage),
     ),
 )
+
+
+def _find(key: str) -> ApplicationKey:
+    found = ApplicationKey.objects.filter(prefix=storable(key)).first()
+    if found is None:
+        raise Http404(f"There is no key {key!r}.")
+    return found
+
+
+def _limit(form: Submission, key: ApplicationKey) -> None:
+    limits = form.valid(ChangeKeySerializer, **{name: form.text(name) or "0" for name in LIMITS})
+    key_change(prefix=key.prefix, actor=form.actor, now=form.now, **limits)
+
+
+def _limit_fields(key: ApplicationKey) -> tuple[Field, ...]:
+    labels = {
+        "requests_per_min": "Requests/min",
+        "tokens_per_min": "Tokens/min",
+        "max_concurrent": "Concurrent",
+    }
+    return tuple(Field(name, label, "number", getattr(key, name), least=0) for name, label in labels.items())
+
+
+def _rotate(form: Submission, key: ApplicationKey) -> HttpResponse:
+    new = key_rotate(prefix=key.prefix, actor=form.actor, now=form.now)
+    return _shown(form.request, new.key, new.text)
+
+
+def _revoke(form: Submission, key: ApplicationKey) -> None:
+    key_revoke(prefix=key.prefix, actor=form.actor, now=form.now, why=form.text("why"))
+
+
+def _shown(request: HttpRequest, key: ApplicationKey, text: str) -> HttpResponse:
+    url = reverse("key", args=(key.prefix,))
+    return secret_shown(request, what="Key", name=key.name, text=text, use=HOW_TO_USE, url=url)
+
+
+TARGET = Target(
+    noun="key",
+    find=_find,
+    name=lambda key: key.name,
+    url=lambda key: reverse("key", args=(key.prefix,)),
+)
+LIMIT = Action(target=TARGET, name="limit", label="Change limits", run=_limit)
+ROTATE = Action(target=TARGET, name="rotate", label="Rotate", run=_rotate)
+REVOKE = Action(target=TARGET, name="revoke", label="Revoke", run=_revoke, typed=TARGET.name, fields=(REQUIRED_WHY,))
+key_action = action_view(LIMIT, ROTATE, REVOKE)
+
+
+def _create(form: Submission, thing: None) -> HttpResponse:
+    fields = form.valid(CreateKeySerializer, *FORM_FIELDS, deployments=form.texts("deployments"))
+    new = key_create(actor=form.actor, now=form.now, **fields)
+    return _shown(form.request, new.key, new.text)
+
+
+def _new_form(form: Submission, thing: None) -> Context:
+    values: dict[str, Any] = {name: form.text(name) for name in FORM_FIELDS}
+    return {
+        "form": {**values, "deployments": form.texts("deployments")},
+        "deployments": Deployment.objects.order_by("name").values_list("name", flat=True),
+        "classes": choices(ServingClass),
+    }
+
+
+KEYS_PAGE: Target[None] = page_target("keys", "keys")
+key_new = action_page_view(
+    ActionPage(
+        action=Action(target=KEYS_PAGE, name="create", run=_create),
+        template="dashboard/keys/new.html",
+        context=_new_form,
+    )
+)
+
+
+def _set_required(form: Submission, thing: None) -> None:
+    keys_require(required=form.text("required") == "yes", actor=form.actor, now=form.now, why=form.text("why"))
+
+
+REQUIRE_KEYS = Action(
+    target=KEYS_PAGE,
+    name="require",
+    label="Require keys",
+    submit="Require keys",
+    run=_set_required,
+    role=Role.ADMIN,
+    typed=lambda thing: "require keys",
+    fields=(Field("required", kind="hidden", value="yes"), WHY),
+)
+SERVE_WITHOUT_KEYS = Action(
+    target=KEYS_PAGE,
+    name="require",
+    label="Stop requiring keys",
+    submit="Stop requiring keys",
+    run=_set_required,
+    role=Role.ADMIN,
+    fields=(Field("required", kind="hidden", value="no"), WHY),
+)
+_require_view, _serve_view = action_view(REQUIRE_KEYS), action_view(SERVE_WITHOUT_KEYS)
+
+
+def keys_require_action(request: HttpRequest) -> HttpResponse:
+    """Require keys, which takes a typed confirmation, or stop requiring them."""
+    return (_require_view if request.POST.get("required") == "yes" else _serve_view)(request)

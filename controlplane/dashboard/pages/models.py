@@ -1,30 +1,142 @@
-"""The list of model versions, and the page of one model."""
+"""The list of model versions, the page of a model, the page of a version with its actions, and the diff of two."""
 
-from django.http import Http404
+from django.http import Http404, HttpResponse
+from django.shortcuts import redirect
+from django.urls import reverse
 
-from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
-from controlplane.dashboard.selectors.models import ModelPage, VersionList, model_find, version_list
+from controlplane.dashboard.actions import (
+    REQUIRED_WHY,
+    Action,
+    ActionMenu,
+    Submission,
+    Target,
+    action_view,
+)
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest, storable
+from controlplane.dashboard.selectors.events import EventList, version_events
+from controlplane.dashboard.selectors.models import (
+    CellOfVersion,
+    DiffPage,
+    MeasuredCells,
+    ModelPage,
+    VersionList,
+    VersionPage,
+    VersionRuns,
+    model_find,
+    version_cells,
+    version_diff,
+    version_find,
+    version_list,
+    version_measures,
+    version_page,
+    version_runs,
+)
+from models_registry.models import ModelVersion
+from models_registry.planning.lifecycle import ValidationState, VersionState
+from models_registry.services.draft import draft_delete
+from models_registry.services.lifecycle import version_release, version_retire
+from models_registry.services.validation import validation_start
+
+EVENTS_OF_ONE_VERSION = 30
+EFFECTS: dict[str, str] = {
+    "validate": "Its artifacts are read and compared with their digests, which can take minutes. If all match, the "
+    "version is validated and can no longer be edited.",
+    "release": "It can be rolled out. Nothing moves by itself.",
+    "retire": "It can never be rolled out again. This cannot be undone.",
+    "delete": "The draft and its validations are deleted. This cannot be undone.",
+}
 
 
-def _list(asked: Asked) -> VersionList:
-    return version_list(text=asked.word("q"))
+def _list(request: PageRequest) -> VersionList:
+    return version_list(text=request.text("q"))
 
 
-def _filter(asked: Asked) -> Filter:
-    return Filter(text_label="Find by model, version or engine", text_name="q", text=asked.word("q"))
+def _filter(request: PageRequest) -> Filter:
+    return Filter(text_label="Find by model, version or engine", text_name="q", text=request.text("q"))
 
 
-def _model(asked: Asked) -> ModelPage:
-    page = model_find(asked.key)
+def _model(request: PageRequest) -> ModelPage:
+    page = model_find(request.key)
     if page is None:
-        raise Http404(f"There is no model {asked.key!r}.")
+        raise Http404(f"There is no model {request.key!r}.")
     return page
 
 
-def _versions(asked: Asked) -> VersionList:
-    return asked.once(_model).versions
+def _versions(request: PageRequest) -> VersionList:
+    return request.once(_model).versions
 
 
+def _version_of(request: PageRequest) -> ModelVersion:
+    version = version_find(request.key)
+    if version is None:
+        raise Http404(f"There is no model version {request.key!r}.")
+    return version
+
+
+def _version(request: PageRequest) -> VersionPage:
+    return version_page(request.once(_version_of))
+
+
+def _cells(request: PageRequest) -> tuple[CellOfVersion, ...]:
+    return version_cells(request.once(_version_of))
+
+
+def _golden_prompts(request: PageRequest) -> ModelVersion:
+    return request.once(_version_of)
+
+
+def _runs(request: PageRequest) -> VersionRuns:
+    return version_runs(request.once(_version_of))
+
+
+def _measured(request: PageRequest) -> tuple[MeasuredCells, ...]:
+    return version_measures(request.once(_version_of), request.now)
+
+
+def _events(request: PageRequest) -> EventList:
+    return version_events(request.once(_version_of).reference, EVENTS_OF_ONE_VERSION)
+
+
+def _diff(request: PageRequest) -> DiffPage:
+    page = version_diff(request.once(_version_of), request.text("against"))
+    if page.against and page.diff is None:
+        raise Http404(f"There is no model version {page.against!r}.")
+    return page
+
+
+def _actions(request: PageRequest) -> ActionMenu:
+    page = request.once(_version)
+    version = page.version
+    names = _offered(page)
+    confirmations = tuple(
+        ACTIONS[name].confirmation(version, reverse("version-action", args=(version.reference, name)), EFFECTS[name])
+        for name in names
+    )
+    return ActionMenu(confirmations, _note(page, names))
+
+
+def _offered(page: VersionPage) -> tuple[str, ...]:
+    """What the version's state allows; what is in use can be neither retired nor deleted."""
+    match VersionState(page.version.state):
+        case VersionState.DRAFT:
+            is_running = page.validation is not None and page.validation.state == ValidationState.RUNNING
+            names: tuple[str, ...] = ("delete",) if is_running else ("validate", "delete")
+        case VersionState.VALIDATED:
+            names = ("release", "retire")
+        case VersionState.RELEASED:
+            names = ("retire",)
+        case _:
+            names = ()
+    return tuple(name for name in names if not (page.uses and name in {"retire", "delete"}))
+
+
+def _note(page: VersionPage, names: tuple[str, ...]) -> str:
+    if page.uses:
+        return f"In use by {', '.join(page.uses)}, so it can be neither retired nor deleted."
+    return "" if names else "This version is retired."
+
+
+OWN_TOPICS = ("models:{key}",)
 TOPICS = ("models", "deployments", "cells")
 
 MODELS = Page(
@@ -42,3 +154,81 @@ MODEL = Page(
         Fragment("model-versions", "Versions", TOPICS, "dashboard/models/table.html", _versions),
     ),
 )
+
+
+VERSION = Page(
+    section="models",
+    title="",
+    fragments=(
+        Fragment("version", "", (*OWN_TOPICS, "deployments"), "dashboard/models/version.html", _version),
+        Fragment("version-validation", "Validation", OWN_TOPICS, "dashboard/models/validation.html", _version),
+        Fragment("version-actions", "Actions", (*OWN_TOPICS, "deployments"), "dashboard/actions.html", _actions),
+        Fragment("version-runs", "Where it runs", ("cells", "rollouts"), "dashboard/models/runs.html", _runs),
+        Fragment("version-measured", "Measured, last hour", ("load",), "dashboard/models/measured.html", _measured),
+        Fragment(
+            "version-cells",
+            "Engine arguments",
+            OWN_TOPICS,
+            "dashboard/models/cells.html",
+            _cells,
+        ),
+        Fragment("version-prompts", "Golden prompts", OWN_TOPICS, "dashboard/models/prompts.html", _golden_prompts),
+        Fragment("version-options", "Configuration", OWN_TOPICS, "dashboard/models/options.html", _version),
+        Fragment("version-events", "Events", ("events",), "dashboard/models/events.html", _events),
+    ),
+)
+
+VERSION_DIFF = Page(
+    section="models",
+    title="",
+    fragments=(Fragment("version-diff", "", OWN_TOPICS, "dashboard/models/diff.html", _diff),),
+)
+
+
+def _find(key: str) -> ModelVersion:
+    version = version_find(storable(key))
+    if version is None:
+        raise Http404(f"There is no model version {key}.")
+    return version
+
+
+def _validate(form: Submission, version: ModelVersion) -> None:
+    validation_start(version_id=version.pk, actor=form.actor, now=form.now)
+
+
+def _release(form: Submission, version: ModelVersion) -> None:
+    version_release(version_id=version.pk, why=form.text("why"), actor=form.actor, now=form.now)
+
+
+def _retire(form: Submission, version: ModelVersion) -> None:
+    version_retire(version_id=version.pk, why=form.text("why"), actor=form.actor, now=form.now)
+
+
+def _delete(form: Submission, version: ModelVersion) -> HttpResponse:
+    draft_delete(version_id=version.pk, actor=form.actor, now=form.now)
+    return redirect("model", key=version.model_id)
+
+
+VERSION_TARGET = Target(
+    noun="model version",
+    find=_find,
+    name=lambda version: version.reference,
+    url=lambda version: reverse("version", args=(version.reference,)),
+)
+ACTIONS: dict[str, Action[ModelVersion]] = {
+    each.name: each
+    for each in (
+        Action(target=VERSION_TARGET, name="validate", label="Validate", run=_validate),
+        Action(target=VERSION_TARGET, name="release", label="Release", run=_release, fields=(REQUIRED_WHY,)),
+        Action(
+            target=VERSION_TARGET,
+            name="retire",
+            label="Retire",
+            run=_retire,
+            typed=VERSION_TARGET.name,
+            fields=(REQUIRED_WHY,),
+        ),
+        Action(target=VERSION_TARGET, name="delete", label="Delete", run=_delete, typed=VERSION_TARGET.name),
+    )
+}
+version_action = action_view(*ACTIONS.values())

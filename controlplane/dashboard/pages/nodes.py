@@ -2,7 +2,7 @@
 
 from django.http import Http404
 
-from controlplane.dashboard.fragments import Asked, Filter, Fragment, Page
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.pages.choices import choose, choose_region, choose_state
 from controlplane.dashboard.selectors.events import EventList, node_events
 from controlplane.dashboard.selectors.nodes import SPARE, NodeList, NodeRow, node_find, node_list
@@ -12,35 +12,35 @@ from fleet.planning.states import NodeState
 EVENTS_OF_ONE_NODE = 30
 
 
-def _list(asked: Asked) -> NodeList:
+def _list(request: PageRequest) -> NodeList:
     return node_list(
-        now=asked.now,
-        region=asked.word("region"),
-        state=asked.word("state"),
-        role=asked.word("role"),
-        text=asked.word("q"),
-        page=asked.page,
+        now=request.now,
+        region=request.text("region"),
+        state=request.text("state"),
+        role=request.text("role"),
+        text=request.text("q"),
+        page=request.page,
     )
 
 
-def _filter(asked: Asked) -> Filter:
+def _filter(request: PageRequest) -> Filter:
     choices = (
-        choose_region(asked),
-        choose_state(asked, NodeState, "every live state"),
-        choose(asked, "role", "every role", (MemberRole.LEADER, MemberRole.FOLLOWER, SPARE)),
+        choose_region(request),
+        choose_state(request, NodeState, "every live state"),
+        choose(request, "role", "every role", (MemberRole.LEADER, MemberRole.FOLLOWER, SPARE)),
     )
-    return Filter(text_label="Find by node, cell or reason", text_name="q", text=asked.word("q"), choices=choices)
+    return Filter(text_label="Find by node, cell or reason", text_name="q", text=request.text("q"), choices=choices)
 
 
-def _node(asked: Asked) -> NodeRow:
-    row = node_find(node_id=asked.key, now=asked.now)
+def _node(request: PageRequest) -> NodeRow:
+    row = node_find(node_id=request.key, now=request.now)
     if row is None:
-        raise Http404(f"There is no node {asked.key!r}.")
+        raise Http404(f"There is no node {request.key!r}.")
     return row
 
 
-def _events(asked: Asked) -> EventList:
-    return node_events(asked.key, EVENTS_OF_ONE_NODE)
+def _events(request: PageRequest) -> EventList:
+    return node_events(request.key, EVENTS_OF_ONE_NODE)
 
 
 NODES = Page(

@@ -1,10 +1,10 @@
-"""The overview, top down: what is broken, what is moving, are users fine, where every cell is, what happened."""
+"""The overview, top down: what is broken, what is moving, are users fine, every cell, the last events."""
 
-from controlplane.dashboard.fragments import Asked, Fragment, Page
-from controlplane.dashboard.pages.shell import whole_fleet
+from controlplane.dashboard.fragments import Fragment, Page, PageRequest
+from controlplane.dashboard.pages.shell import health
 from controlplane.dashboard.selectors.deployments import DeploymentList, Placed, deployment_list, deployments_placed
 from controlplane.dashboard.selectors.events import EventList, event_list
-from controlplane.dashboard.selectors.nodes import NodeList, nodes_to_look_at
+from controlplane.dashboard.selectors.nodes import NodeList, nodes_by_urgency
 from controlplane.dashboard.selectors.overview import Broken, MapRegion, Moving, broken, fleet_map, moving
 from fleet.selectors.history import FLEET, Point, last_windows
 
@@ -12,36 +12,36 @@ NODES_ON_OVERVIEW = 40
 EVENTS_ON_OVERVIEW = 15
 
 
-def _broken(asked: Asked) -> Broken:
-    return broken(asked.once(whole_fleet))
+def _broken(request: PageRequest) -> Broken:
+    return broken(request.once(health))
 
 
-def _moving(asked: Asked) -> Moving:
+def _moving(request: PageRequest) -> Moving:
     return moving()
 
 
-def _placed(asked: Asked) -> tuple[Placed, ...]:
+def _placed(request: PageRequest) -> tuple[Placed, ...]:
     return deployments_placed()
 
 
-def _users(asked: Asked) -> DeploymentList:
-    return deployment_list(asked.once(_placed), now=asked.now)
+def _users(request: PageRequest) -> DeploymentList:
+    return deployment_list(request.once(_placed), now=request.now)
 
 
-def _rates(asked: Asked) -> Point | None:
-    """What users of the whole fleet got in the last quarter of a minute that was looked at."""
-    return last_windows([FLEET], asked.now).get(FLEET)
+def _rates(request: PageRequest) -> Point | None:
+    """Load and latency of the whole fleet in its last window of 15 s."""
+    return last_windows([FLEET], request.now).get(FLEET)
 
 
-def _map(asked: Asked) -> tuple[MapRegion, ...]:
-    return fleet_map(asked.once(_placed))
+def _map(request: PageRequest) -> tuple[MapRegion, ...]:
+    return fleet_map(request.once(_placed))
 
 
-def _nodes(asked: Asked) -> NodeList:
-    return nodes_to_look_at(now=asked.now, limit=NODES_ON_OVERVIEW)
+def _nodes(request: PageRequest) -> NodeList:
+    return nodes_by_urgency(now=request.now, limit=NODES_ON_OVERVIEW)
 
 
-def _events(asked: Asked) -> EventList:
+def _events(request: PageRequest) -> EventList:
     return event_list(limit=EVENTS_ON_OVERVIEW)
 
 

@@ -1,11 +1,44 @@
-"""The settings: one's own tokens and sessions; users, groups, approvals, webhooks and rules for those who may.
+"""The settings: a user's own tokens and sessions; users, groups, approvals, webhooks and fault rules for those who may.
+First what the pages show, then the actions of their forms.
 
-Parts with forms have no topics: they are drawn once, so that nothing is taken from under somebody's fingers.
+Fragments with forms have no topics: they are rendered once, so that a refetch never discards what is being typed.
 """
 
-from controlplane.dashboard.fragments import Fragment, Load, Page
+from collections.abc import Callable
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.http import Http404, HttpResponse
+from django.shortcuts import get_object_or_404
+from django.urls import reverse
+
+from accounts.api.groups import ChangeGroupSerializer, CreateGroupSerializer, GiveSerializer
+from accounts.api.tokens import CreateTokenSerializer
+from accounts.api.users import CreateServiceAccountSerializer, CreateUserSerializer
+from accounts.models import Approval, Grant, GroupRole
+from accounts.permissions import require_human, require_may_reject, token_owner
+from accounts.selectors import visible_sessions, visible_tokens
+from accounts.services.approval import approval_approve, approval_reject, approval_rule_set
+from accounts.services.grant import grant_give, grant_take
+from accounts.services.group import group_change, group_create, group_delete
+from accounts.services.login import Attempt, login_failure_record, login_wait_s
+from accounts.services.session import session_end
+from accounts.services.token import token_create_within, token_revoke
+from accounts.services.user import password_change, service_account_create, user_change, user_create
+from controlplane.dashboard.actions import Submission, action, page_target, refused, secret_shown
+from controlplane.dashboard.fragments import Fragment, Load, Page, storable
 from controlplane.dashboard.selectors import settings as read
-from kernel.access import Role
+from fleet.api.fault_rule import SetModeSerializer
+from fleet.api.webhook import CreateWebhookSerializer
+from fleet.models import Webhook
+from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode
+from fleet.planning.webhooks.messages import WebhookFormat
+from fleet.services.fault_rule import fault_rule_set
+from fleet.services.webhook import webhook_change, webhook_create, webhook_delete, webhook_test
+from kernel.access import Role, access_of
+
+MAX_CLAIM = 256
+MAX_REASON = 200
 
 
 def _part(name: str, title: str, load: Load, *topics: str) -> Fragment:
@@ -13,40 +46,210 @@ def _part(name: str, title: str, load: Load, *topics: str) -> Fragment:
 
 
 def _page(title: str, role: Role, *fragments: Fragment) -> Page:
-    tabs = _part("tabs", "", lambda asked: title)
+    tabs = _part("tabs", "", lambda request: title)
     return Page(section="settings", title="Settings", fragments=(tabs, *fragments), role=role)
 
 
 SETTINGS = _page(
     "You",
     Role.VIEWER,
-    _part("me", "You", lambda asked: read.mine(asked.caller)),
-    _part("tokens", "API tokens", lambda asked: read.tokens_view(asked.caller, asked.now)),
-    _part("sessions", "Sessions", lambda asked: read.session_rows(asked.caller, asked.now), "sessions"),
+    _part("me", "You", lambda request: read.own_access(request.caller)),
+    _part("tokens", "API tokens", lambda request: read.tokens_view(request.caller, request.now)),
+    _part("sessions", "Sessions", lambda request: read.session_rows(request.caller, request.now), "sessions"),
 )
-PEOPLE = _page(
+USERS = _page(
     "Users",
     Role.ADMIN,
-    _part("users", "Users", lambda asked: read.people_view()),
-    _part("programs", "Service accounts", lambda asked: read.programs_view()),
+    _part("users", "Users", lambda request: read.users_view()),
+    _part("service-accounts", "Service accounts", lambda request: read.service_accounts_view()),
 )
 GROUPS = _page(
     "Groups",
     Role.ADMIN,
-    _part("groups", "Groups", lambda asked: read.groups_view()),
-    _part("grants", "Grants for one deployment", lambda asked: read.grants_view()),
+    _part("groups", "Groups", lambda request: read.groups_view()),
+    _part("grants", "Grants for one deployment", lambda request: read.grants_view()),
 )
 APPROVALS = _page(
     "Approvals",
     Role.VIEWER,
-    _part("pending", "Waiting for a second person", lambda asked: read.pending_approvals(asked.caller), "approvals"),
-    _part("two-people", "What takes two people", lambda asked: read.approval_rules()),
-    _part("decided", "Decided", lambda asked: read.past_approvals(), "approvals"),
+    _part("pending", "Pending", lambda request: read.pending_approvals(request.caller), "approvals"),
+    _part("approval-rules", "Two-person approval", lambda request: read.approval_rules()),
+    _part("decided", "Decided", lambda request: read.past_approvals(), "approvals"),
 )
 WEBHOOKS = _page(
     "Webhooks",
     Role.VIEWER,
-    _part("webhooks", "Webhooks", lambda asked: read.webhooks_view()),
-    _part("deliveries", "What they were told", lambda asked: read.deliveries(), "events"),
+    _part("webhooks", "Webhooks", lambda request: read.webhooks_view()),
+    _part("deliveries", "Deliveries", lambda request: read.deliveries(), "events"),
 )
-RULES = _page("Rules", Role.VIEWER, _part("rules", "What may replace machines", lambda asked: read.fault_rules()))
+FAULT_RULES = _page("Rules", Role.VIEWER, _part("fault-rules", "Fault rules", lambda request: read.fault_rules()))
+
+OWN = page_target("settings")
+USERS_PAGE = page_target("settings-users")
+GROUPS_PAGE = page_target("settings-groups")
+APPROVALS_PAGE = page_target("approvals")
+WEBHOOKS_PAGE = page_target("settings-webhooks")
+RULES_PAGE = page_target("settings-rules")
+
+
+@action(OWN, Role.VIEWER)
+def token_new(form: Submission, _: None) -> HttpResponse:
+    """A token for oneself or, for admins, for a service account; its text is shown once."""
+    fields = form.valid(CreateTokenSerializer, "name", "scope", "expires_in_days", "service_account")
+    token, text = token_create_within(
+        user=token_owner(form.request, fields.get("service_account", "")),
+        name=fields["name"],
+        days=fields["expires_in_days"],
+        scope=fields["scope"],
+        shown=None,
+        actor=form.actor,
+        now=form.now,
+    )
+    use = "Send it as Authorization: Bearer …, or give it to switchyard login."
+    url = reverse("settings")
+    return secret_shown(form.request, what="API token", name=token.name, text=text, use=use, url=url)
+
+
+@action(OWN, Role.VIEWER)
+def token_revoke_action(form: Submission, prefix: str) -> None:
+    tokens = visible_tokens(form.request.user, access_of(form.request))
+    token_revoke(token=get_object_or_404(tokens, prefix=storable(prefix)), actor=form.actor, now=form.now)
+
+
+@action(OWN, Role.VIEWER)
+def session_end_action(form: Submission, session_id: int) -> None:
+    sessions = visible_sessions(form.request.user, access_of(form.request), form.now)
+    session_end(session=get_object_or_404(sessions, pk=session_id), actor=form.actor, now=form.now)
+
+
+@action(OWN, Role.VIEWER)
+def password_change_action(form: Submission, _: None) -> HttpResponse | None:
+    """One's own password. A wrong old one counts as a failed login; a right one leads to the login."""
+    user = get_object_or_404(User, pk=form.request.user.pk or 0)
+    attempt = Attempt(username=user.username, address=form.request.META.get("REMOTE_ADDR") or "")
+    if login_wait_s(attempt=attempt, now=form.now) > 0:
+        return refused(form.request, OWN, None, "too many wrong passwords; try again in a few minutes", 429)
+    if not user.check_password(form.secret("old_password")):
+        login_failure_record(attempt=attempt, now=form.now)
+        return refused(form.request, OWN, None, "the old password is wrong", 403)
+    password_change(user=user, new=form.secret("new_password"), now=form.now)
+    return None
+
+
+@action(USERS_PAGE, Role.ADMIN)
+def user_new(form: Submission, _: None) -> None:
+    fields = form.valid(CreateUserSerializer, "username", groups=form.texts("groups"), password=form.secret("password"))
+    user_create(actor=form.actor, now=form.now, **fields)
+
+
+@action(USERS_PAGE, Role.ADMIN)
+def service_account_new(form: Submission, _: None) -> None:
+    fields = form.valid(CreateServiceAccountSerializer, "name", "description", groups=form.texts("groups"))
+    service_account_create(actor=form.actor, now=form.now, **fields)
+
+
+@action(USERS_PAGE, Role.ADMIN)
+def user_change_action(form: Submission, username: str) -> None:
+    """Groups, password or whether active: only what the form's `what` names."""
+    user = get_object_or_404(User, username=storable(username))
+    changes: dict[str, Callable[[], dict[str, Any]]] = {
+        "groups": lambda: {"groups": form.texts("groups")},
+        "password": lambda: {"password": form.secret("password")},
+        "active": lambda: {"active": form.text("active") == "yes"},
+    }
+    change = changes.get(form.text("what"), dict)()
+    user_change(username=user.username, actor=form.actor, now=form.now, **change)
+
+
+@action(GROUPS_PAGE, Role.ADMIN)
+def group_new(form: Submission, _: None) -> None:
+    fields = form.valid(CreateGroupSerializer, "name", "role", "claim")
+    group_create(actor=form.actor, now=form.now, **fields)
+
+
+@action(GROUPS_PAGE, Role.ADMIN)
+def group_change_action(form: Submission, name: str) -> None:
+    role = form.valid(ChangeGroupSerializer, "role").get("role")
+    claim = form.text("claim", longest=MAX_CLAIM)
+    group_change(name=_group(name), role=role, claim=claim, actor=form.actor, now=form.now)
+
+
+@action(GROUPS_PAGE, Role.ADMIN)
+def group_delete_action(form: Submission, name: str) -> None:
+    group_delete(name=_group(name), actor=form.actor, now=form.now)
+
+
+def _group(name: str) -> str:
+    return get_object_or_404(GroupRole, group__name=storable(name)).group.name
+
+
+@action(GROUPS_PAGE, Role.ADMIN)
+def grant_new(form: Submission, _: None) -> None:
+    fields = form.valid(GiveSerializer, "deployment", "user", "group")
+    grant_give(actor=form.actor, now=form.now, **fields)
+
+
+@action(GROUPS_PAGE, Role.ADMIN)
+def grant_revoke_action(form: Submission, grant_id: int) -> None:
+    grant = get_object_or_404(Grant.objects.select_related("user", "group"), pk=grant_id)
+    grant_take(grant=grant, actor=form.actor, now=form.now)
+
+
+@action(APPROVALS_PAGE, Role.ADMIN)
+def approval_approve_action(form: Submission, approval_id: int) -> None:
+    require_human(form.request)
+    approval = get_object_or_404(Approval, pk=approval_id)
+    approval_approve(approval_id=approval.pk, actor=form.actor, now=form.now)
+
+
+@action(APPROVALS_PAGE, Role.VIEWER)
+def approval_reject_action(form: Submission, approval_id: int) -> None:
+    approval = get_object_or_404(Approval, pk=approval_id)
+    require_may_reject(form.request, approval)
+    why = form.text("why", longest=MAX_REASON)
+    approval_reject(approval_id=approval.pk, actor=form.actor, now=form.now, why=why)
+
+
+@action(APPROVALS_PAGE, Role.ADMIN)
+def approval_rule_action(form: Submission, name: str) -> None:
+    required = form.text("required") == "yes"
+    approval_rule_set(name=name, required=required, actor=form.actor, now=form.now)
+
+
+@action(WEBHOOKS_PAGE, Role.ADMIN)
+def webhook_new(form: Submission, _: None) -> HttpResponse:
+    """Add one; the secret that signs its messages is shown once."""
+    kind = form.text("format") or WebhookFormat.JSON.value
+    fields = form.valid(CreateWebhookSerializer, "name", "url", format=kind, events=form.texts("events"))
+    hook = webhook_create(actor=form.actor, now=form.now, **fields)
+    use = "X-Switchyard-Signature is sha256= and the HMAC-SHA256 of X-Switchyard-Timestamp, a dot and the body."
+    url = reverse("settings-webhooks")
+    return secret_shown(form.request, what="Secret", name=hook.name, text=hook.secret, use=use, url=url)
+
+
+@action(WEBHOOKS_PAGE)
+def webhook_test_action(form: Submission, name: str) -> None:
+    webhook_test(name=_webhook(name), actor=form.actor, now=form.now)
+
+
+@action(WEBHOOKS_PAGE, Role.ADMIN)
+def webhook_switch_action(form: Submission, name: str) -> None:
+    enabled = form.text("enabled") == "yes"
+    webhook_change(name=_webhook(name), actor=form.actor, now=form.now, enabled=enabled)
+
+
+@action(WEBHOOKS_PAGE, Role.ADMIN)
+def webhook_delete_action(form: Submission, name: str) -> None:
+    webhook_delete(name=_webhook(name), actor=form.actor, now=form.now)
+
+
+def _webhook(name: str) -> str:
+    return get_object_or_404(Webhook, name=name).name
+
+
+@action(RULES_PAGE, Role.ADMIN)
+def fault_rule_action(form: Submission, name: str) -> None:
+    if name not in SETTABLE_RULES:
+        raise Http404(f"There is no rule {name!r}.")
+    mode = RuleMode(form.valid(SetModeSerializer, "mode")["mode"])
+    fault_rule_set(rule=Rule(name), mode=mode, actor=form.actor, now=form.now, why="")

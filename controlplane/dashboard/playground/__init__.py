@@ -1,1 +1,1 @@
-"""The playground: a chat with any deployment through the same ingress as everybody's requests. Nothing is stored."""
+"""The playground: a chat with any deployment through its ingress, as applications reach it. Nothing is stored."""

@@ -10,16 +10,17 @@ from controlplane.dashboard.selectors.load import load_of, report_of, silent_s
 from engine_agent.protocol.fingerprint import first_mismatch
 from engine_agent.protocol.messages import Load
 from engine_agent.protocol.states import MemberRole
-from fleet.models import Cell, CellMember, Node, NodeReport
+from fleet.models import Cell, CellMember, Deployment, Node, NodeReport
 from fleet.planning.fingerprints import compare_stacks, member_stacks, stack_digest
 from fleet.planning.placement.distance import depth_of, distance
 from fleet.planning.states import CellState
+from fleet.selectors.history import deployment_subject, last_windows
 
 CELLS_SHOWN = 100
-"""Rows on one page: more than anybody reads at once, few enough to be there at once."""
+"""Rows on one page."""
 CELLS_BESIDE = 50
 """Rows where cells are only a part of a page."""
-COLUMNS_IN_SHORT = (
+SUMMARY_COLUMNS = (
     "cell_id", "rank", "node__id", "node__state",
     "node__report__cell", "node__report__generation", "node__report__last_seen_at", "node__report__load",
 )  # fmt: skip
@@ -40,7 +41,7 @@ class MemberRow:
 
 @dataclass(frozen=True, slots=True)
 class CellRow:
-    """A cell with its members by rank; `load` is None while its leader says nothing fresh."""
+    """A cell with its members by rank; `load` is None without a fresh report of its leader."""
 
     cell: Cell
     members: tuple[MemberRow, ...]
@@ -48,8 +49,8 @@ class CellRow:
 
 
 @dataclass(frozen=True, slots=True)
-class CellInShort:
-    """A cell in a list: as `CellRow`, and of its members just who they are."""
+class CellSummary:
+    """A cell in a list: as `CellRow`, with its members' names only."""
 
     cell: Cell
     members: tuple[CellMember, ...]
@@ -58,12 +59,12 @@ class CellInShort:
 
 @dataclass(frozen=True, slots=True)
 class CellList:
-    """`more`: there are further cells than `rows` shows. `filtered`: somebody asked for less than all.
+    """`more`: there are further cells than `rows` shows. `filtered`: a filter narrows the list.
 
     `page` numbers the pages of a list that has some, from 1; 0 where the list is only a part of a page.
     """
 
-    rows: tuple[CellInShort, ...]
+    rows: tuple[CellSummary, ...]
     more: bool
     filtered: bool
     page: int = 0
@@ -82,7 +83,7 @@ class FingerprintLine:
 class Stack:
     """What the members of a cell run, part by part, the parts in which they differ first.
 
-    `digests` by rank, empty for a member that has not said what it runs; `mismatch`: why the cell cannot form.
+    `digests` by rank, empty for a member that has not reported its stack; `mismatch`: why the cell cannot form.
     """
 
     members: tuple[MemberRow, ...]
@@ -97,9 +98,9 @@ def cells_with_members() -> "QuerySet[Cell]":
     return Cell.objects.select_related("model_version").prefetch_related(Prefetch("members", queryset=members))
 
 
-def cells_in_short() -> "QuerySet[Cell]":
+def cells_summary() -> "QuerySet[Cell]":
     """Cells with what a row of a list shows, in two queries."""
-    members = CellMember.objects.select_related("node__report").only(*COLUMNS_IN_SHORT).order_by("rank")
+    members = CellMember.objects.select_related("node__report").only(*SUMMARY_COLUMNS).order_by("rank")
     return Cell.objects.select_related("model_version").prefetch_related(Prefetch("members", queryset=members))
 
 
@@ -109,9 +110,9 @@ def cell_row(cell: Cell, now: datetime) -> CellRow:
     return CellRow(cell, tuple(_member(member, leader, now) for member in members), _load(cell, leader, now))
 
 
-def _in_short(cell: Cell, now: datetime) -> CellInShort:
+def _summary(cell: Cell, now: datetime) -> CellSummary:
     members = tuple(cell.members.all())
-    return CellInShort(cell, members, _load(cell, _leader(members), now))
+    return CellSummary(cell, members, _load(cell, _leader(members), now))
 
 
 def _leader(members: Sequence[CellMember]) -> Node | None:
@@ -134,7 +135,7 @@ def cell_list(
     if text:
         cells = cells.filter(Q(id__icontains=text) | Q(reason__icontains=text))
     found = list(cells[(page - 1) * CELLS_SHOWN : page * CELLS_SHOWN + 1])
-    rows = tuple(_in_short(cell, now) for cell in found[:CELLS_SHOWN])
+    rows = tuple(_summary(cell, now) for cell in found[:CELLS_SHOWN])
     return CellList(
         rows, more=len(found) > CELLS_SHOWN, filtered=bool(deployment or region or state or text), page=page
     )
@@ -143,15 +144,15 @@ def cell_list(
 def cells_of(deployment: str, now: datetime) -> CellList:
     """The first live cells of a deployment, those not ready before all, for pages of which they are only a part."""
     ready_last = Case(When(state=CellState.READY.value, then=1), default=0)
-    cells = cells_in_short().filter(deployment_id=deployment).exclude(state=CellState.STOPPED)
+    cells = cells_summary().filter(deployment_id=deployment).exclude(state=CellState.STOPPED)
     ordered = cells.order_by(ready_last, "region__position", "region_id", "created_at", "id")
     found = list(ordered[: CELLS_BESIDE + 1])
-    rows = tuple(_in_short(cell, now) for cell in found[:CELLS_BESIDE])
+    rows = tuple(_summary(cell, now) for cell in found[:CELLS_BESIDE])
     return CellList(rows, more=len(found) > CELLS_BESIDE, filtered=False)
 
 
 def _ordered() -> "QuerySet[Cell]":
-    return cells_in_short().order_by("deployment_id", "region__position", "region_id", "created_at", "id")
+    return cells_summary().order_by("deployment_id", "region__position", "region_id", "created_at", "id")
 
 
 def cell_find(*, cell_id: str, now: datetime) -> CellRow | None:
@@ -164,16 +165,16 @@ def cell_stack(row: CellRow) -> Stack:
     """The members' stack fingerprints side by side, in the fields that count for the cell's engine."""
     engine = row.cell.model_version.engine
     ranks = member_stacks(engine, ((member.rank, member.node.pk, member.node.fingerprint) for member in row.members))
-    said = {rank.node: rank.fingerprint for rank in ranks}
-    differing = {found.field for found in compare_stacks(ranks).differing}
-    parts = {part for fingerprint in said.values() for part in fingerprint}
+    stacks = {rank.node: rank.fingerprint for rank in ranks}
+    differing = {difference.field for difference in compare_stacks(ranks).differing}
+    parts = {part for fingerprint in stacks.values() for part in fingerprint}
     return Stack(
         members=row.members,
         digests=tuple(stack_digest(member.node.fingerprint, engine) for member in row.members),
         lines=tuple(
             FingerprintLine(
                 part=part,
-                values=tuple(said.get(member.node.pk, {}).get(part, "") for member in row.members),
+                values=tuple(stacks.get(member.node.pk, {}).get(part, "") for member in row.members),
                 agrees=part not in differing,
             )
             for part in sorted(parts, key=lambda part: (part not in differing, part))
@@ -197,3 +198,52 @@ def _member(member: CellMember, leader: Node | None, now: datetime) -> MemberRow
         silent_s=silent_s(report, now),
         distance=topology_distance(leader.topology, member.node.topology) if leader else None,
     )
+
+
+def drain_effect(row: CellRow, now: datetime) -> str:
+    """What draining the cell would do, in three queries."""
+    deadline_s = Deployment.objects.values_list("drain_deadline_s", flat=True).get(pk=row.cell.deployment_id)
+    others = _other_ready_cells(row.cell)
+    in_flight = "Requests in flight have" if row.load is None else f"{_requests(row.load)} in flight {_have(row.load)}"
+    return (
+        f"It gets no new requests. {in_flight} {deadline_s:g} s to finish. "
+        f"{_remaining(row.cell, others)}{_load_moved(row.cell, others, now)}. A new cell takes its place."
+    )
+
+
+def restart_effect(row: CellRow, now: datetime) -> str:
+    """What restarting the cell would do, in one query."""
+    if row.cell.state != CellState.READY:
+        return "It starts now instead of waiting for its back-off. The engine restarts on the same nodes."
+    in_flight = "Requests in flight" if row.load is None else f"{_requests(row.load)} in flight"
+    verb = "is" if row.load and row.load.in_flight == 1 else "are"
+    remaining = _remaining(row.cell, _other_ready_cells(row.cell))
+    return f"{in_flight} {verb} cut. {remaining}. The engine restarts on the same nodes."
+
+
+def _requests(load: Load) -> str:
+    return f"{load.in_flight} request{'' if load.in_flight == 1 else 's'}"
+
+
+def _have(load: Load) -> str:
+    return "has" if load.in_flight == 1 else "have"
+
+
+def _remaining(cell: Cell, others: int) -> str:
+    cells = "1 other ready cell" if others == 1 else f"{others or 'No'} other ready cells"
+    return f"{cells} of {cell.deployment_id} remain{'s' if others == 1 else ''} in {cell.region_id}"
+
+
+def _other_ready_cells(cell: Cell) -> int:
+    ready = Cell.objects.filter(deployment=cell.deployment_id, region=cell.region_id, state=CellState.READY.value)
+    return ready.exclude(pk=cell.pk).count()
+
+
+def _load_moved(cell: Cell, others: int, now: datetime) -> str:
+    """What the others would have to carry, from the last window of the deployment in this region."""
+    subject = deployment_subject(cell.deployment_id, cell.region_id)
+    point = last_windows([subject], now).get(subject)
+    if point is None or not others:
+        return ""
+    before, after = point.in_flight / (others + 1), point.in_flight / others
+    return f", at {after:.1f} requests in flight each instead of {before:.1f}"

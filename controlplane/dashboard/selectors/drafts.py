@@ -1,4 +1,4 @@
-"""The form of a draft: a field for everything that it says, with what stands there now and what is wrong with it."""
+"""The form of a draft: a field for each option of a version, with its present text and its error."""
 
 import json
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ NUMBERS = (
 )
 TEXTS = ("artifact_uri", "artifact_digest", "golden_waiver")
 NESTED = ("parallelism", "engine_options", "engine_env", "quantization", "speculation", "golden_prompts")
-MAY_BE_UNSAID = frozenset({"attention_heads", "kv_heads", "layers"})
+OPTIONAL = frozenset({"attention_heads", "kv_heads", "layers"})
 
 
 class FieldKind(StrEnum):
@@ -32,7 +32,7 @@ class FieldKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DraftField:
-    """`text` is what stands in the field, `options` what may, of a choice."""
+    """`text` is the present content, `options` the values of a choice."""
 
     name: str
     kind: FieldKind
@@ -52,19 +52,19 @@ class DraftField:
 
 
 def draft_fields(
-    version: ModelVersion, written: Mapping[str, str] | None = None, errors: Mapping[str, str] | None = None
+    version: ModelVersion, texts: Mapping[str, str] | None = None, errors: Mapping[str, str] | None = None
 ) -> tuple[DraftField, ...]:
-    """Of the version as it is, or as somebody `written` it; `errors` by field."""
+    """Of the version as it is, or with the `texts` of a form that was sent; `errors` by field."""
     kinds = {"engine": FieldKind.CHOICE}
     kinds |= dict.fromkeys(TEXTS, FieldKind.TEXT) | dict.fromkeys(NUMBERS, FieldKind.NUMBER)
     kinds |= dict.fromkeys(NESTED, FieldKind.JSON)
-    asked = ChangeDraftSerializer().fields
+    declared = ChangeDraftSerializer().fields
     return tuple(
         DraftField(
             name=name,
             kind=kind,
-            text=written[name] if written and name in written else _text(getattr(version, name), kind),
-            help=str(asked[name].help_text or ""),
+            text=texts[name] if texts and name in texts else _text(getattr(version, name), kind),
+            help=str(declared[name].help_text or ""),
             error=(errors or {}).get(name, ""),
             options=tuple(ENGINES) if kind is FieldKind.CHOICE else (),
         )
@@ -72,21 +72,21 @@ def draft_fields(
     )
 
 
-def read_fields(written: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
-    """What the form says as the API would say it, and, by field, what is no JSON."""
-    said: dict[str, Any] = {}
+def parse_fields(texts: Mapping[str, str]) -> tuple[dict[str, Any], dict[str, str]]:
+    """The values of a form as the API takes them, and, by field, why a text is no JSON."""
+    values: dict[str, Any] = {}
     errors: dict[str, str] = {}
-    for name, text in written.items():
+    for name, text in texts.items():
         if name in NESTED:
             try:
-                said[name] = json.loads(text)
+                values[name] = json.loads(text)
             except ValueError as error:
-                errors[name] = f"this is no JSON: {error}"
-        elif name in MAY_BE_UNSAID and not text.strip():
-            said[name] = None
+                errors[name] = f"not valid JSON: {error}"
+        elif name in OPTIONAL and not text.strip():
+            values[name] = None
         else:
-            said[name] = text.strip()
-    return said, errors
+            values[name] = text.strip()
+    return values, errors
 
 
 def _text(value: Any, kind: FieldKind) -> str:

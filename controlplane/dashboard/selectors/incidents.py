@@ -1,4 +1,4 @@
-"""Open and closed incidents, and how much trouble there is all in all."""
+"""Open and closed incidents, and the health of the whole fleet in numbers."""
 
 from dataclasses import dataclass
 from datetime import timedelta
@@ -29,9 +29,9 @@ class IncidentList:
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """The fleet in numbers. `trouble` counts open incidents but shadows, and broken cells that none names; `approvals`
-    what waits for a second person."""
+class FleetHealth:
+    """The fleet in numbers. `problems`: open incidents that are no shadow ones, and broken cells without an
+    incident. `approvals`: those that are pending."""
 
     incidents: int
     cells: int
@@ -42,7 +42,7 @@ class Standing:
     approvals: int
 
     @property
-    def trouble(self) -> int:
+    def problems(self) -> int:
         return self.incidents + self.cells_unexplained
 
 
@@ -74,16 +74,16 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What an operator may ask for, what follows from it, and where to ask."""
+    """A command of the API, and its effect."""
 
-    what: str
+    title: str
     effect: str
     path: str
 
 
 @dataclass(frozen=True, slots=True)
 class IncidentPage:
-    """One incident. `waits`: why nothing is replaced for it yet, empty if nothing keeps it."""
+    """One incident. `waits`: why nothing is replaced for it yet, empty if nothing blocks it."""
 
     incident: Incident
     replacements: tuple[Replacement, ...]
@@ -101,7 +101,7 @@ def incident_find(incident_id: str) -> Incident | None:
 
 
 def incident_page(incident: Incident) -> IncidentPage:
-    """An incident with what was done about it and what may be."""
+    """An incident with its replacements and the commands that apply to it."""
     work = tuple(Replacement.objects.filter(incident=incident).order_by("-id"))
     return IncidentPage(incident, work, tuple(_commands(incident)))
 
@@ -120,7 +120,7 @@ def evidence_of(incident: Incident) -> Evidence:
 
 
 def related_to(incident: Incident) -> IncidentList:
-    """Others that speak of the same node, cell or cohort at about the same time."""
+    """Others about the same node, cell or cohort at about the same time."""
     same = Q(pk__in=[])
     for name in ("node", "cell", "cohort"):
         if value := getattr(incident, name):
@@ -133,19 +133,21 @@ def related_to(incident: Incident) -> IncidentList:
 def _commands(incident: Incident) -> list[Command]:
     if incident.state != IncidentState.OPEN:
         return []
-    quiet = "It closes, its evidence is settled, and the same stays quiet for an hour."
-    found = [Command("Dismiss", quiet, f"/api/v1/incidents/{incident.pk}/dismiss")]
+    muted = "Closes it. The same rule stays muted for this subject for an hour."
+    commands = [Command("Dismiss", muted, f"/api/v1/incidents/{incident.pk}/dismiss")]
     if incident.node:
         node = f"/api/v1/nodes/{incident.node}"
-        found += [
-            Command("Replace the node", "Its cell is drained, another node joins, this one ends.", f"{node}/replace"),
-            Command("Empty the node", "It is cordoned and its cell drained; the machine stays.", f"{node}/drain"),
-            Command("Vouch for the node", "It is uncordoned, and its incidents close.", f"{node}/uncordon"),
+        commands += [
+            Command(
+                "Replace the node", "Drains its cell, swaps in another node and terminates this one.", f"{node}/replace"
+            ),
+            Command("Drain the node", "Cordons it and drains its cell. The machine stays.", f"{node}/drain"),
+            Command("Uncordon the node", "Returns it to service and closes its incidents.", f"{node}/uncordon"),
         ]
-    return found
+    return commands
 
 
-def standing() -> Standing:
+def fleet_health() -> FleetHealth:
     """The whole fleet in four queries."""
     explained = Incident.objects.filter(state=IncidentState.OPEN, shadow=False, cell=OuterRef("pk"))
     broken = Q(state__in=BAD_CELL_STATES)
@@ -155,7 +157,7 @@ def standing() -> Standing:
         broken=Count("pk", filter=broken),
         unexplained=Count("pk", filter=broken & ~Q(Exists(explained))),
     )
-    return Standing(
+    return FleetHealth(
         incidents=Incident.objects.filter(state=IncidentState.OPEN, shadow=False).count(),
         cells=cells["total"],
         cells_ready=cells["ready"],

@@ -1,12 +1,15 @@
-"""Application keys as their pages show them: who may ask, what was asked, and whether every ingress follows."""
+"""Application keys as their pages show them: their state and limits, their usage by hour as rows and charts, and which
+ingresses enforce them."""
 
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
-from django.db.models import Q, QuerySet
+from django.db.models import Q, QuerySet, Sum
 
+from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from kernel.tones import Tone
 from traffic.models import ApplicationKey, Ingress, KeyPolicy, UsageHour
 from traffic.planning.key import KEY_TONE, KeyState, requiring_effect, revoking_effect
@@ -14,6 +17,7 @@ from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, key
 
 KEYS_SHOWN = 100
 HOURS_SHOWN = 48
+HOUR_S = 3600
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +31,8 @@ class KeyRow:
 
     @property
     def limits(self) -> str:
-        """In words; "none" where there is none."""
-        return limits_words(self.key)
+        """ "60 requests/min, 3 concurrent"; "none" without any."""
+        return limits_text(self.key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,7 @@ class KeyList:
 
 @dataclass(frozen=True, slots=True)
 class KeyDetail:
-    """`waits_for`: ingresses that still take a revoked key; `effect` of revoking it."""
+    """`waits_for`: ingresses that still accept a revoked key; `effect` of revoking it."""
 
     row: KeyRow
     waits_for: tuple[str, ...]
@@ -48,7 +52,7 @@ class KeyDetail:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class IngressKeys:
     """An ingress and the version of the keys that it enforces."""
 
     ingress: Ingress
@@ -56,17 +60,17 @@ class Gate:
     wanted: int
 
     @property
-    def follows(self) -> bool:
+    def is_current(self) -> bool:
         return self.version >= self.wanted
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyView:
-    """Whether keys are required, what the other position would do, who follows, and how long revocations took."""
+    """Whether keys are required, the effect of changing that, what ingresses enforce, and how long revocations took."""
 
     required: bool
     effect: str
-    gates: tuple[Gate, ...]
+    ingresses: tuple[IngressKeys, ...]
     last_lag_s: float | None
     worst_lag_s: float | None
     revocations: int
@@ -113,23 +117,71 @@ def policy_view(now: datetime) -> PolicyView:
     policy = KeyPolicy.objects.first()
     required = policy.required if policy else False
     active = keys_in_state(ApplicationKey.objects.all(), KeyState.ACTIVE, now).count()
-    gates: QuerySet[Any] = ingresses_with_keys().order_by("region_id", "id")
+    ingresses: QuerySet[Any] = ingresses_with_keys().order_by("region_id", "id")
     confirmed = ApplicationKey.objects.filter(refused_everywhere_at__isnull=False).order_by("-refused_everywhere_at")
     lags = [key.revocation_lag_s or 0.0 for key in confirmed[:100]]
     return PolicyView(
         required=required,
         effect=requiring_effect(required=required, active_keys=active),
-        gates=tuple(Gate(gate, gate.version, gate.wanted_version) for gate in gates),
+        ingresses=tuple(IngressKeys(row, row.version, row.wanted_version) for row in ingresses),
         last_lag_s=lags[0] if lags else None,
         worst_lag_s=max(lags) if lags else None,
         revocations=len(lags),
     )
 
 
-def limits_words(key: ApplicationKey) -> str:
-    words = (
+def limits_text(key: ApplicationKey) -> str:
+    limits = (
         (key.requests_per_min, "requests/min"),
         (key.tokens_per_min, "tokens/min"),
-        (key.max_concurrent, "at once"),
+        (key.max_concurrent, "concurrent"),
     )
-    return ", ".join(f"{limit:,} {what}" for limit, what in words if limit) or "none"
+    return ", ".join(f"{limit:,} {unit}" for limit, unit in limits if limit) or "none"
+
+
+def tenant_chart(now: datetime) -> Chart:
+    """Completion tokens of the tenants with the most, in two queries."""
+    first = _first_hour(now)
+    hours = UsageHour.objects.filter(key="", hour__gte=datetime.fromtimestamp(first * HOUR_S, UTC))
+    largest = hours.order_by().values("tenant").annotate(total=Sum("completion_tokens")).order_by("-total", "tenant")
+    tenants = [row["tenant"] for row in largest[:MOST_SERIES]]
+    rows: dict[str, list[tuple[datetime, float]]] = defaultdict(list)
+    for tenant, hour, tokens in hours.filter(tenant__in=tenants).values_list("tenant", "hour", "completion_tokens"):
+        rows[tenant].append((hour, tokens))
+    series = tuple(Series(tenant or "no tenant", _hourly(rows[tenant], first)) for tenant in tenants)
+    return _usage_chart("tenant-usage", "Completion tokens of the five largest tenants", "tokens/h", first, series)
+
+
+def key_chart(key: str, now: datetime) -> Chart:
+    """A key's requests, and those that were limited or failed, in one query."""
+    first = _first_hour(now)
+    since = datetime.fromtimestamp(first * HOUR_S, UTC)
+    rows = list(UsageHour.objects.filter(key=key, hour__gte=since))
+    lines = (
+        ("requests", Colour.FIRST, [(row.hour, float(row.requests)) for row in rows]),
+        ("rate-limited", Colour.WARN, [(row.hour, float(row.limited)) for row in rows]),
+        ("errors", Colour.BAD, [(row.hour, float(row.errors)) for row in rows]),
+    )
+    series = tuple(
+        Series(name, _hourly(hours, first) if hours else [None] * HOURS_SHOWN, colour) for name, colour, hours in lines
+    )
+    return _usage_chart("key-requests", "Requests", "/h", first, series)
+
+
+def _first_hour(now: datetime) -> int:
+    return int(now.timestamp() // HOUR_S) - HOURS_SHOWN + 1
+
+
+def _hourly(rows: Iterable[tuple[datetime, float]], first: int) -> list[float | None]:
+    """A value for each hour, 0 for an hour without a row."""
+    line: list[float | None] = [0.0] * HOURS_SHOWN
+    for hour, value in rows:
+        index = int(hour.timestamp() // HOUR_S) - first
+        if 0 <= index < HOURS_SHOWN:
+            line[index] = float(value)
+    return line
+
+
+def _usage_chart(name: str, title: str, unit: str, first: int, series: tuple[Series, ...]) -> Chart:
+    start = datetime.fromtimestamp(first * HOUR_S, UTC)
+    return Chart(name, title, unit, start, HOUR_S, series, decimals=0)

@@ -1,18 +1,57 @@
-"""Models and the versions of each, with what serves them."""
+"""Models and their versions: the list, one model, and one version with its configuration, cells, validation, use,
+measured performance and difference to another."""
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from typing import Any
 
+from django.db import connection
 from django.db.models import Count, Q, QuerySet
 
-from fleet.planning.states import CellState
-from models_registry.models import Model, ModelVersion
+from fleet.models import Cell, Deployment, Rollout
+from fleet.planning.load.history import FINE_S
+from fleet.planning.states import CELL_TONE, CellState
+from fleet.selectors.rollout import ACTIVE, rollouts_described
+from models_registry.models import Model, ModelVersion, Validation
+from models_registry.planning.diff import (
+    NOT_NAMED,
+    Change,
+    InstanceTypeDiff,
+    Line,
+    VersionDiff,
+    diff_versions,
+    said_by,
+)
+from models_registry.selectors.fleet_answers import machines_known, version_uses
+from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
+from models_registry.selectors.rendering import renderings
 
 VERSIONS_SHOWN = 200
+SIBLINGS_OFFERED = 100
+MEASURED_FOR = timedelta(hours=1)
+CELLS_MEASURED = 50
+"""Of a version, the longest ready ones: an hour of each is 240 windows."""
+
+_MEASURED = """
+SELECT cell.deployment_id, cell.region_id, deployment.instance_type_id, count(DISTINCT cell.id),
+    sum(requests)::bigint, sum(errors)::bigint, max(tokens_per_s), max(in_flight), max(ttft_p50_ms), max(ttft_p95_ms),
+    max(itl_p95_ms)
+FROM (
+    SELECT id, deployment_id, region_id, state_since FROM fleet_cell
+    WHERE model_version_id = %(version)s AND state = 'ready' ORDER BY state_since, id LIMIT %(most)s
+) cell
+JOIN fleet_deployment deployment ON deployment.name = cell.deployment_id
+JOIN fleet_loadsubject subject ON subject.name = 'cell:' || cell.id
+JOIN fleet_loadwindow load ON load.subject_id = subject.id AND load.step_s = %(step)s
+    AND load.at >= greatest(%(since)s, cell.state_since)
+GROUP BY 1, 2, 3 ORDER BY 1, 2, 3
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class VersionRow:
-    """A version. `degrees` says what one cell is, by instance type; `deployments` names those that serve it, `cells`
+    """A version. `degrees`: the shape of one cell, by instance type; `deployments` that serve it, `cells`
     counts its live cells."""
 
     version: ModelVersion
@@ -45,6 +84,105 @@ class ModelPage:
         return next((row.version.version for row in self.versions.rows if row.version.state == "released"), "")
 
 
+@dataclass(frozen=True, slots=True)
+class CellOfVersion:
+    """What a cell is on one instance type: `degrees` as text, `arguments` as one line for each flag."""
+
+    instance_type: str
+    problem: str
+    degrees: str
+    arguments: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionPage:
+    version: ModelVersion
+    options: tuple[tuple[str, Any], ...]
+    validation: Validation | None
+    uses: tuple[str, ...]
+    siblings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RegionCells:
+    """Cells of a deployment in a region that run the version: how many are in each state, with its tone."""
+
+    deployment: str
+    region: str
+    cells: int
+    states: tuple[tuple[str, str, int], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class VersionRuns:
+    """`deployments` want the version; `cells` by deployment and region; `rollouts` go to it or away from it now."""
+
+    version: ModelVersion
+    deployments: tuple[Deployment, ...]
+    rollouts: tuple[Rollout, ...]
+    cells: tuple[RegionCells, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Lines:
+    """Lines of a comparison: those that differ, and those that are the same."""
+
+    differing: tuple[Line, ...]
+    alike: tuple[Line, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DiffPage:
+    """`diff` None: nothing to compare with was named. `siblings` are the other versions of the model."""
+
+    version: ModelVersion
+    against: str
+    diff: VersionDiff | None
+    siblings: tuple[str, ...]
+
+    @property
+    def sides(self) -> tuple[str, str]:
+        """Short names of what is compared: without the model, where it is the same."""
+        sides = (self.against, self.version.reference)
+        models = {side.partition("@")[0] for side in sides}
+        return (sides[0].partition("@")[2], sides[1].partition("@")[2]) if len(models) == 1 else sides
+
+    def options(self) -> Lines:
+        """Engine, artifacts and prompts of the two."""
+        return _lines(self.diff.fields) if self.diff else _lines(())
+
+    def instance_types(self) -> tuple["InstanceTypeLines", ...]:
+        """Instance types, with the degrees of a cell there, and its engine arguments where both sides have some."""
+        return tuple(_instance_type_lines(kind, self) for kind in self.diff.instance_types) if self.diff else ()
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceTypeLines:
+    """`impossible`: versions of which no cell can be made there, each with why, and whether it names the type."""
+
+    instance_type: str
+    impossible: tuple[tuple[str, str, bool], ...]
+    lines: Lines
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredCells:
+    """Cells of one place. Peaks are of one cell in 15 s; latencies those of the worst cell and window."""
+
+    deployment: str
+    region: str
+    instance_type: str
+    cells: int
+    requests: int
+    errors: int
+    peak_tokens_per_s: float
+    peak_in_flight: float
+    ttft_p50_ms: float | None
+    ttft_p95_ms: float | None
+    itl_p95_ms: float | None
+
+
 def version_list(*, text: str = "", limit: int = VERSIONS_SHOWN) -> VersionList:
     """Versions by model, youngest first, in two queries."""
     versions = _versions()
@@ -75,15 +213,117 @@ def _list(versions: "QuerySet[ModelVersion]", filtered: bool, limit: int) -> Ver
 def _row(version: ModelVersion) -> VersionRow:
     return VersionRow(
         version=version,
-        degrees=tuple((kind, degrees_words(degrees)) for kind, degrees in sorted(version.parallelism.items())),
+        degrees=tuple((kind, degrees_text(degrees)) for kind, degrees in sorted(version.parallelism.items())),
         deployments=tuple(deployment.name for deployment in version.deployments.all()),
         cells=getattr(version, "live_cells", 0),
     )
 
 
-def degrees_words(degrees: dict[str, int]) -> str:
+def degrees_text(degrees: dict[str, int]) -> str:
     """`{"nodes": 2, "tp": 8}` -> "2 nodes, tp 8"."""
     nodes = degrees.get("nodes", 1)
     parts = [f"{nodes} node" if nodes == 1 else f"{nodes} nodes"]
     parts += [f"{name} {degree}" for name, degree in degrees.items() if name != "nodes" and degree != 1]
     return ", ".join(parts)
+
+
+def _instance_type_lines(kind: InstanceTypeDiff, page: DiffPage) -> InstanceTypeLines:
+    problems = ((page.against, kind.problem_before), (page.version.reference, kind.problem_after))
+    impossible = tuple((reference, problem, problem != NOT_NAMED) for reference, problem in problems if problem)
+    lines = kind.degrees if impossible else (*kind.degrees, *kind.arguments)
+    return InstanceTypeLines(kind.instance_type, impossible, _lines(lines))
+
+
+def _lines(lines: tuple[Line, ...]) -> Lines:
+    differing = tuple(line for line in lines if line.change is not Change.SAME)
+    return Lines(differing, tuple(line for line in lines if line.change is Change.SAME))
+
+
+def version_find(reference: str) -> ModelVersion | None:
+    """The version that `model@version` names, with its last validation, or None."""
+    return version_by_reference(versions_described().select_related("model"), reference)
+
+
+def version_page(version: ModelVersion) -> VersionPage:
+    return VersionPage(
+        version=version,
+        options=tuple(sorted((name, value) for name, value in said_by(version.spec()).items() if _is_option(name))),
+        validation=latest_validation(version),
+        uses=tuple(version_uses(version.pk)),
+        siblings=_siblings(version),
+    )
+
+
+def _is_option(name: str) -> bool:
+    """Golden prompts have a fragment of their own."""
+    return not name.startswith("golden_")
+
+
+def version_cells(version: ModelVersion) -> tuple[CellOfVersion, ...]:
+    """What a cell of it is, by instance type."""
+    return tuple(
+        CellOfVersion(
+            instance_type=each.instance_type,
+            problem=each.problem,
+            degrees=degrees_text(asdict(each.degrees)) if each.degrees else "",
+            arguments=argument_lines(each.arguments),
+            notes=each.notes,
+        )
+        for each in renderings(version, machines_known())
+    )
+
+
+def argument_lines(arguments: tuple[str, ...]) -> tuple[str, ...]:
+    """`("--a", "1", "--b")` -> `("--a 1", "--b")`."""
+    lines: list[str] = []
+    for argument in arguments:
+        if argument.startswith("--") or not lines:
+            lines.append(argument)
+        else:
+            lines[-1] += f" {argument}"
+    return tuple(lines)
+
+
+def version_runs(version: ModelVersion) -> VersionRuns:
+    """Where it runs, and is going to, in three queries."""
+    either = Q(from_version=version) | Q(to_version=version)
+    live = Cell.objects.filter(model_version=version).exclude(state=CellState.STOPPED.value)
+    counted: dict[tuple[str, str], Counter[str]] = {}
+    for deployment, region, state in live.values_list("deployment_id", "region_id", "state"):
+        counted.setdefault((deployment, region), Counter())[state] += 1
+    return VersionRuns(
+        version=version,
+        deployments=tuple(Deployment.objects.filter(model_version=version)),
+        rollouts=tuple(rollouts_described().filter(either, state__in=ACTIVE)),
+        cells=tuple(_region_cells(*place, states) for place, states in sorted(counted.items())),
+    )
+
+
+def _region_cells(deployment: str, region: str, states: Counter[str]) -> RegionCells:
+    counts = tuple((state, CELL_TONE[CellState(state)].value, number) for state, number in sorted(states.items()))
+    return RegionCells(deployment, region, states.total(), counts)
+
+
+def version_diff(version: ModelVersion, against: str) -> DiffPage:
+    """How it differs from the version that `against` names; from any, also of another model."""
+    other = version_by_reference(ModelVersion.objects.all(), against) if against else None
+    diff = diff_versions(other.spec(), version.spec(), machines_known()) if other else None
+    return DiffPage(version, against, diff, _siblings(version))
+
+
+def _siblings(version: ModelVersion) -> tuple[str, ...]:
+    others = ModelVersion.objects.filter(model=version.model_id).exclude(pk=version.pk).order_by("-id")
+    return tuple(each.reference for each in others.only("model_id", "version")[:SIBLINGS_OFFERED])
+
+
+def version_measures(version: ModelVersion, now: datetime) -> tuple[MeasuredCells, ...]:
+    """What its cells were measured to do in the last hour, each since it became ready, in one query."""
+    values: dict[str, Any] = {
+        "version": version.pk,
+        "since": now - MEASURED_FOR,
+        "step": FINE_S,
+        "most": CELLS_MEASURED,
+    }
+    with connection.cursor() as cursor:
+        cursor.execute(_MEASURED, values)
+        return tuple(MeasuredCells(*row) for row in cursor.fetchall())

@@ -19,7 +19,7 @@ SPARE = "spare"
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """A node. `role` is leader, follower or spare; `silent_s` is set while its agent is not heard as it should be."""
+    """A node. `role` is leader, follower or spare; `silent_s` is set while its agent has stopped reporting."""
 
     node: Node
     role: str
@@ -64,8 +64,8 @@ def node_list(
     return NodeList(rows, more=len(found) > NODES_SHOWN, filtered=bool(region or state or role or text), page=page)
 
 
-def nodes_to_look_at(*, now: datetime, limit: int) -> NodeList:
-    """Some live nodes of a fleet by region: before all those that are not ready or cordoned."""
+def nodes_by_urgency(*, now: datetime, limit: int) -> NodeList:
+    """The first live nodes by region, those that are not ready or are cordoned before all."""
     ready_last = Case(When(state=NodeState.READY.value, cordoned=False, then=1), default=0)
     live = Node.objects.exclude(state=NodeState.RETIRED).order_by(ready_last, "region__position", "region_id", "id")
     chosen = list(live.values_list("pk", flat=True)[: limit + 1])

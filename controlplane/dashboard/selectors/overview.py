@@ -1,11 +1,11 @@
-"""The overview's own questions: what is broken, what is moving, and where every cell is."""
+"""The overview's own data: what is broken, what is moving, and every cell by region."""
 
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from controlplane.dashboard.selectors.deployments import Placed, Share
-from controlplane.dashboard.selectors.incidents import BAD_CELL_STATES, Standing
+from controlplane.dashboard.selectors.incidents import BAD_CELL_STATES, FleetHealth
 from fleet.models import Cell, Incident, Node, Region
 from fleet.planning.states import CELL_TONE, NODE_TONE, CellState, IncidentState
 from kernel.tones import Tone
@@ -14,7 +14,7 @@ ROWS_SHOWN = 20
 """Of each kind in the two lists at the top; the full lists are one click away."""
 
 SQUARES = 500
-"""Cells that the map shows one by one; above, each line is a bar."""
+"""Cells that the map shows as squares; with more, each line is a bar."""
 
 MOVING_CELL_STATES = tuple(
     state for state, tone in CELL_TONE.items() if tone in {Tone.MOVING, Tone.WARN} and state is not CellState.READY
@@ -24,24 +24,24 @@ MOVING_NODE_STATES = tuple(state for state, tone in NODE_TONE.items() if tone in
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """Open incidents, and broken cells that no incident names."""
+    """Open incidents, and broken cells without an incident."""
 
-    standing: Standing
+    health: FleetHealth
     incidents: tuple[Incident, ...]
     cells: tuple[Cell, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Moving:
-    """Cells and nodes on their way somewhere, longest first."""
+    """Cells and nodes in transition, longest first."""
 
     cells: tuple[Cell, ...]
     nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
-    """The cells in one state as a piece of a bar; `start` and `width` in per cent of what is or should be there."""
+class BarSegment:
+    """The cells in one state as a segment of a bar; `start` and `width` in per cent of the whole bar."""
 
     state: str
     tone: Tone
@@ -52,17 +52,17 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class MapLine:
-    """A deployment in a region: its `cells` as squares, or, in a large fleet, its `parts` as one bar."""
+    """A deployment in a region: its `cells` as squares, or, in a large fleet, its `segments` as one bar."""
 
     deployment: str
     share: Share
     cells: tuple[Cell, ...]
-    parts: tuple[Part, ...]
+    segments: tuple[BarSegment, ...]
 
     @property
-    def to_come(self) -> range:
+    def missing(self) -> range:
         """One for each wanted cell that does not exist yet."""
-        return range(0 if self.parts else max(0, self.share.wanted - self.share.existing))
+        return range(0 if self.segments else max(0, self.share.wanted - self.share.existing))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +73,11 @@ class MapRegion:
     lines: tuple[MapLine, ...]
 
 
-def broken(standing: Standing) -> Broken:
+def broken(health: FleetHealth) -> Broken:
     incidents = Incident.objects.filter(state=IncidentState.OPEN, shadow=False)
     explained = incidents.exclude(cell="").values("cell")
     cells = Cell.objects.filter(state__in=BAD_CELL_STATES).exclude(pk__in=explained).order_by("state_since")
-    return Broken(standing, tuple(incidents[:ROWS_SHOWN]), tuple(cells[:ROWS_SHOWN]))
+    return Broken(health, tuple(incidents[:ROWS_SHOWN]), tuple(cells[:ROWS_SHOWN]))
 
 
 def moving() -> Moving:
@@ -89,7 +89,7 @@ def moving() -> Moving:
 def fleet_map(placed: Sequence[Placed], *, squares: int = SQUARES) -> tuple[MapRegion, ...]:
     """Every live cell of these deployments in its place, regions without any cell included, in two queries.
 
-    Beyond `squares` cells nobody can look at each: then every line is a bar.
+    Beyond `squares` cells, every line is a bar.
     """
     small = sum(share.existing for _, shares in placed for share in shares) <= squares
     cells: dict[tuple[str, str], list[Cell]] = defaultdict(list)
@@ -100,17 +100,17 @@ def fleet_map(placed: Sequence[Placed], *, squares: int = SQUARES) -> tuple[MapR
     for deployment, shares in placed:
         for share in shares:
             there = tuple(cells[deployment.name, share.region])
-            parts = () if small else _parts(share)
-            lines[share.region].append(MapLine(deployment.name, share, there, parts))
+            segments = () if small else _segments(share)
+            lines[share.region].append(MapLine(deployment.name, share, there, segments))
     return tuple(MapRegion(region=region, lines=tuple(lines[region.name])) for region in Region.objects.all())
 
 
-def _parts(share: Share) -> tuple[Part, ...]:
+def _segments(share: Share) -> tuple[BarSegment, ...]:
     """In the order in which states are declared, so that bars can be compared."""
-    whole, start, parts = max(1, share.existing, share.wanted), 0.0, []
+    whole, start, segments = max(1, share.existing, share.wanted), 0.0, []
     for state in (state for state in CellState if state.value in share.states):
         cells = share.states[state.value]
         width = 100.0 * cells / whole
-        parts.append(Part(state.value, CELL_TONE[state], cells, round(start, 2), round(width, 2)))
+        segments.append(BarSegment(state.value, CELL_TONE[state], cells, round(start, 2), round(width, 2)))
         start += width
-    return tuple(parts)
+    return tuple(segments)

@@ -1,4 +1,4 @@
-"""Rollouts as pages show them: their waves, what the gate compared, and what may be asked of them now."""
+"""Rollouts as pages show them: their waves, and what the gate compared."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -15,22 +15,7 @@ from fleet.selectors.rollout import ACTIVE, rollouts_described
 
 ROLLOUTS_SHOWN = 100
 
-ASKS: dict[RolloutState, tuple[str, ...]] = {
-    RolloutState.RUNNING: ("pause", "roll-back", "abort"),
-    RolloutState.BAKING: ("skip-bake", "pause", "roll-back", "abort"),
-    RolloutState.PAUSED: ("resume", "skip-bake", "roll-back", "abort"),
-    RolloutState.ROLLING_BACK: ("abort",),
-}
-EFFECTS: dict[str, str] = {
-    "pause": "No further cell goes down; what is on its way finishes.",
-    "resume": "The stage goes on; a bake begins anew.",
-    "skip-bake": "The next stage begins without the gate's word. Say why.",
-    "roll-back": "Every cell goes back to the version that the rollout came from.",
-    "abort": "The rollout ends where it stands: cells keep the version that they run.",
-}
-
-
-# What a gate compared: its name for people, whether it is in ms, and the numbers of updated and of old cells.
+# What a gate compared: its label, whether it is in ms, and the numbers of updated and of old cells.
 GATE_LINES = (
     ("Requests", False, "requests", "control_requests"),
     ("Errors", False, "errors", "control_errors"),
@@ -60,18 +45,18 @@ class RolloutList:
 
 @dataclass(frozen=True, slots=True)
 class Wave:
-    """A stage of the strip. `word` says where the rollout stands to it."""
+    """A stage of the strip. `state`: where the rollout is relative to it."""
 
     label: str
     cells: int
     of: int
-    word: str
+    state: str
     tone: str
 
 
 @dataclass(frozen=True, slots=True)
-class Compared:
-    """One line of what a gate compared. `ratio`: of updated to old cells; None where it says nothing."""
+class GateLine:
+    """One number that a gate compared. `ratio`: of updated to old cells, None where it has no meaning."""
 
     name: str
     is_time: bool
@@ -81,22 +66,12 @@ class Compared:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Something that may be asked of the rollout in its present state."""
-
-    action: str
-    label: str
-    effect: str
-
-
-@dataclass(frozen=True, slots=True)
 class RolloutDetail:
     rollout: Rollout
     waves: tuple[Wave, ...]
     updated: int
-    there: int
-    compared: tuple[Compared, ...]
-    asks: tuple[Ask, ...]
+    live: int
+    compared: tuple[GateLine, ...]
 
 
 def rollout_list(*, state: str = "", text: str = "", limit: int = ROLLOUTS_SHOWN) -> RolloutList:
@@ -120,23 +95,21 @@ def rollout_find(key: str) -> RolloutDetail | None:
         return None
     cells = Cell.objects.filter(deployment_id=rollout.deployment_id).exclude(state=CellState.STOPPED.value)
     versions = Counter(cells.values_list("model_version_id", flat=True))
-    asks = ASKS.get(RolloutState(rollout.state), ())
     return RolloutDetail(
         rollout=rollout,
         waves=_waves(rollout),
         updated=versions[rollout.to_version_id],
-        there=versions.total(),
-        compared=tuple(_compared((rollout.verdict or {}).get("numbers", {}))),
-        asks=tuple(Ask(action, action.replace("-", " ").capitalize(), EFFECTS[action]) for action in asks),
+        live=versions.total(),
+        compared=tuple(_gate_lines((rollout.verdict or {}).get("numbers", {}))),
     )
 
 
-def _compared(numbers: Mapping[str, float | None]) -> Iterator[Compared]:
+def _gate_lines(numbers: Mapping[str, float | None]) -> Iterator[GateLine]:
     """The gate's numbers, updated cells beside old ones."""
     for name, is_time, updated, old in GATE_LINES:
         if updated in numbers:
             here, there = numbers[updated], numbers.get(old)
-            yield Compared(name, is_time, here, there, here / there if is_time and here and there else None)
+            yield GateLine(name, is_time, here, there, here / there if is_time and here and there else None)
 
 
 def stage_label(rollout: Rollout) -> str:
@@ -152,13 +125,13 @@ def _waves(rollout: Rollout) -> tuple[Wave, ...]:
     stages = preview_stages(parse_policy(rollout.policy), wanted, tuple(rollout.region_order))
     done = rollout.state == RolloutState.SUCCEEDED
     went_back = rollout.state in {RolloutState.ROLLING_BACK, RolloutState.ROLLED_BACK}
-    found = []
+    waves = []
     for stage in stages:
         if done or stage.index < rollout.stage:
-            word, tone = ("taken back", "idle") if went_back else ("done", "ok")
+            state, tone = ("rolled back", "idle") if went_back else ("done", "ok")
         elif stage.index == rollout.stage:
-            word, tone = rollout.get_state_display().lower(), str(rollout.tone)
+            state, tone = rollout.get_state_display().lower(), str(rollout.tone)
         else:
-            word, tone = "to come" if rollout.state in ACTIVE else "not reached", "idle"
-        found.append(Wave(stage.label, stage.cells, stage.of, word, tone))
-    return tuple(found)
+            state, tone = "pending" if rollout.state in ACTIVE else "not reached", "idle"
+        waves.append(Wave(stage.label, stage.cells, stage.of, state, tone))
+    return tuple(waves)

@@ -1,4 +1,4 @@
-"""Finds whatever bears a name: cells, nodes, deployments, versions, rollouts, incidents, keys. A few of each kind, the
+"""Search by name: cells, nodes, deployments, versions, rollouts, incidents, keys. A few of each kind, the
 shortest names first, so that a whole name comes before those that only contain it."""
 
 from collections.abc import Iterable, Iterator
@@ -16,13 +16,13 @@ from traffic.planning.key import KEY_TONE
 
 EACH_SHOWN = 6
 READ = slice(EACH_SHOWN + 1)
-LARGEST_NUMBER_LETTERS = 9
-LONGEST_TEXT = 100
+MAX_ID_DIGITS = 9
+MAX_TEXT = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """One thing: `view` and `key` make its address; `state` "" where it has none."""
+class Match:
+    """One result: `view` and `key` make its URL; `state` "" where it has none."""
 
     view: str
     key: str
@@ -34,10 +34,10 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Things of one kind; `more` there are than are shown."""
+    """Results of one kind; `more`: there are more than are shown."""
 
     title: str
-    found: tuple[Found, ...]
+    matches: tuple[Match, ...]
     more: bool
 
 
@@ -48,8 +48,8 @@ class SearchResults:
 
 
 def search(*, text: str, now: datetime) -> SearchResults:
-    """In one query for each kind; none for no text."""
-    text = text[:LONGEST_TEXT]
+    """In one query for each kind; none for an empty text."""
+    text = text[:MAX_TEXT]
     if not text:
         return SearchResults("", ())
     groups = (
@@ -61,53 +61,53 @@ def search(*, text: str, now: datetime) -> SearchResults:
         _group("Incidents", _incidents(text)),
         _group("Keys", _keys(text, now)),
     )
-    return SearchResults(text, tuple(group for group in groups if group.found))
+    return SearchResults(text, tuple(group for group in groups if group.matches))
 
 
-def _group(title: str, found: Iterable[Found]) -> Group:
-    some = tuple(found)
-    return Group(title, some[:EACH_SHOWN], len(some) > EACH_SHOWN)
+def _group(title: str, matches: Iterable[Match]) -> Group:
+    found = tuple(matches)
+    return Group(title, found[:EACH_SHOWN], len(found) > EACH_SHOWN)
 
 
-def _cells(text: str) -> Iterator[Found]:
+def _cells(text: str) -> Iterator[Match]:
     for cell in Cell.objects.filter(id__icontains=text).order_by(Length("id"), "id")[READ]:
-        yield Found("cell", cell.pk, cell.pk, cell.state, cell.tone, cell.reason)
+        yield Match("cell", cell.pk, cell.pk, cell.state, cell.tone, cell.reason)
 
 
-def _deployments(text: str) -> Iterator[Found]:
+def _deployments(text: str) -> Iterator[Match]:
     for row in Deployment.objects.filter(name__icontains=text).order_by(Length("name"), "name")[READ]:
-        yield Found("deployment", row.name, row.name)
+        yield Match("deployment", row.name, row.name)
 
 
-def _nodes(text: str) -> Iterator[Found]:
+def _nodes(text: str) -> Iterator[Match]:
     for node in Node.objects.filter(id__icontains=text).order_by(Length("id"), "id")[READ]:
-        yield Found("node", node.pk, node.pk, node.state, node.tone, node.region_id)
+        yield Match("node", node.pk, node.pk, node.state, node.tone, node.region_id)
 
 
-def _versions(text: str) -> Iterator[Found]:
+def _versions(text: str) -> Iterator[Match]:
     named = ModelVersion.objects.annotate(name=Concat(F("model_id"), Value("@"), F("version")))
     for row in named.filter(name__icontains=text).order_by(Length("name"), "name")[READ]:
-        yield Found("version", row.reference, row.reference, row.state, row.tone, row.engine)
+        yield Match("version", row.reference, row.reference, row.state, row.tone, row.engine)
 
 
-def _rollouts(text: str) -> Iterator[Found]:
+def _rollouts(text: str) -> Iterator[Match]:
     about = Q(deployment__name__icontains=text) | Q(reason__icontains=text)
-    if text.isdecimal() and len(text) <= LARGEST_NUMBER_LETTERS:
+    if text.isdecimal() and len(text) <= MAX_ID_DIGITS:
         about |= Q(pk=int(text))
     for row in Rollout.objects.filter(about).order_by("-id")[READ]:
         name = f"Rollout {row.pk} of {row.deployment_id}"
-        yield Found("rollout", str(row.pk), name, row.get_state_display().lower(), row.tone, row.reason)
+        yield Match("rollout", str(row.pk), name, row.get_state_display().lower(), row.tone, row.reason)
 
 
-def _incidents(text: str) -> Iterator[Found]:
+def _incidents(text: str) -> Iterator[Match]:
     about = Q(subject__icontains=text) | Q(summary__icontains=text) | Q(cell__icontains=text) | Q(node__icontains=text)
     for row in Incident.objects.filter(about).order_by("-state", "-id")[READ]:
-        yield Found("incident", str(row.pk), row.summary, row.state, row.tone, row.kind)
+        yield Match("incident", str(row.pk), row.summary, row.state, row.tone, row.kind)
 
 
-def _keys(text: str, now: datetime) -> Iterator[Found]:
+def _keys(text: str, now: datetime) -> Iterator[Match]:
     prefix = text.removeprefix("sw_").partition("_")[0]
     about = Q(name__icontains=text) | Q(tenant__icontains=text) | Q(prefix=prefix)
     for row in ApplicationKey.objects.filter(about).order_by(Length("name"), "name")[READ]:
         state = row.state_at(now)
-        yield Found("key", row.prefix, row.name, state, KEY_TONE[state], row.tenant)
+        yield Match("key", row.prefix, row.name, state, KEY_TONE[state], row.tenant)

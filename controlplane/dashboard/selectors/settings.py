@@ -1,4 +1,4 @@
-"""What the settings show: who may do what, with what, and which rules hold. It reads; forms and services change."""
+"""What the settings show: users, their roles and credentials, approvals, webhooks and rules."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -32,7 +32,7 @@ from fleet.planning.webhooks.delivery import WebhookEvent
 from kernel.access import Role
 
 SHOWN = 200
-"""Rows of a list; the API pages through longer ones."""
+"""Rows of a list; the API pages through more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +44,23 @@ class TokenRow:
 @dataclass(frozen=True, slots=True)
 class TokensView:
     rows: tuple[TokenRow, ...]
-    programs: tuple[str, ...]
+    service_accounts: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class PersonRow:
-    """A user, with the role that the groups give and what could be chosen instead."""
+class UserRow:
+    """A user, with the role of the groups, and all groups to choose from."""
 
     user: User
     role: Role
     groups: tuple[str, ...]
-    every_group: tuple[str, ...]
+    all_groups: tuple[str, ...]
     account: ServiceAccount | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class PeopleView:
-    rows: tuple[PersonRow, ...]
+class UsersView:
+    rows: tuple[UserRow, ...]
     groups: tuple[str, ...]
 
 
@@ -86,7 +86,7 @@ class WebhooksView:
 
 @dataclass(frozen=True, slots=True)
 class RuleRow:
-    """A rule with the mode or the number of people that holds."""
+    """A rule with its mode, or with whether approval is required."""
 
     name: str
     title: str
@@ -97,8 +97,8 @@ class RuleRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Mine:
-    """What the caller may do, and why."""
+class OwnAccess:
+    """The caller's role, and the groups and grants behind it."""
 
     user: User
     role: Role | None
@@ -106,36 +106,36 @@ class Mine:
     grants: tuple[Grant, ...]
 
 
-def mine(caller: Caller) -> Mine:
+def own_access(caller: Caller) -> OwnAccess:
     user = User.objects.get(pk=caller.user.pk or 0)
     groups = tuple(user.groups.order_by("name").values_list("name", flat=True))
     grants = Grant.objects.filter(user=user) | Grant.objects.filter(group__user=user)
-    return Mine(user, caller.access.role, groups, tuple(grants.order_by("deployment").distinct()))
+    return OwnAccess(user, caller.access.role, groups, tuple(grants.order_by("deployment").distinct()))
 
 
 def tokens_view(caller: Caller, now: datetime) -> TokensView:
-    """Tokens that are not revoked, newest first, and the programs that an admin may make one for."""
-    found = visible_tokens(caller.user, caller.access).filter(revoked_at=None).order_by("-id")[:SHOWN]
+    """Tokens that are not revoked, newest first, and the service accounts that an admin may create one for."""
+    tokens = visible_tokens(caller.user, caller.access).filter(revoked_at=None).order_by("-id")[:SHOWN]
     names = service_accounts_described().values_list("user__username", flat=True) if caller.access.administer else ()
-    return TokensView(tuple(TokenRow(token, token.state_at(now)) for token in found), tuple(names))
+    return TokensView(tuple(TokenRow(token, token.state_at(now)) for token in tokens), tuple(names))
 
 
 def session_rows(caller: Caller, now: datetime) -> tuple[tuple[LoginSession, bool], ...]:
-    """Sessions, each with whether it is the caller's present one."""
-    found = visible_sessions(caller.user, caller.access, now)[:SHOWN]
-    return tuple((session, session.session_key == caller.session_key) for session in found)
+    """Sessions, each with whether it is the caller's current one."""
+    sessions = visible_sessions(caller.user, caller.access, now)[:SHOWN]
+    return tuple((session, session.session_key == caller.session_key) for session in sessions)
 
 
-def people_view() -> PeopleView:
-    every = group_names()
+def users_view() -> UsersView:
+    groups = group_names()
     users = users_described().order_by("-is_active", "username")[:SHOWN]
-    return PeopleView(tuple(_person(user, every) for user in users), every)
+    return UsersView(tuple(_user_row(user, groups) for user in users), groups)
 
 
-def programs_view() -> PeopleView:
-    every = group_names()
+def service_accounts_view() -> UsersView:
+    groups = group_names()
     accounts = service_accounts_described()[:SHOWN]
-    return PeopleView(tuple(_person(account.user, every, account) for account in accounts), every)
+    return UsersView(tuple(_user_row(account.user, groups, account) for account in accounts), groups)
 
 
 def groups_view() -> GroupsView:
@@ -145,9 +145,9 @@ def groups_view() -> GroupsView:
 
 def grants_view() -> GrantsView:
     grants = Grant.objects.select_related("user", "group")[:SHOWN]
-    people = User.objects.filter(is_active=True).order_by("username").values_list("username", flat=True)[:SHOWN]
+    users = User.objects.filter(is_active=True).order_by("username").values_list("username", flat=True)[:SHOWN]
     deployments = Deployment.objects.order_by("name").values_list("name", flat=True)[:SHOWN]
-    return GrantsView(tuple(grants), tuple(people), group_names(), tuple(deployments))
+    return GrantsView(tuple(grants), tuple(users), group_names(), tuple(deployments))
 
 
 def group_names() -> tuple[str, ...]:
@@ -155,10 +155,10 @@ def group_names() -> tuple[str, ...]:
 
 
 def pending_approvals(caller: Caller) -> tuple[tuple[Approval, bool], ...]:
-    """What waits, each with whether the caller asked for it."""
+    """Each with whether the caller requested it."""
     own = caller.user.get_username()[:64]
-    waiting = Approval.objects.filter(state=ApprovalState.PENDING.value)[:SHOWN]
-    return tuple((approval, approval.requested_by == own) for approval in waiting)
+    pending = Approval.objects.filter(state=ApprovalState.PENDING.value)[:SHOWN]
+    return tuple((approval, approval.requested_by == own) for approval in pending)
 
 
 def past_approvals() -> tuple[Approval, ...]:
@@ -166,7 +166,7 @@ def past_approvals() -> tuple[Approval, ...]:
 
 
 def approval_rules() -> tuple[RuleRow, ...]:
-    """Every action that may take two people, set or not."""
+    """Every action that can require two-person approval, set or not."""
     rules = ApprovalRule.objects.in_bulk()
     return tuple(_approval_rule(action.name, action.title, rules.get(action.name)) for action in fleet_actions())
 
@@ -186,15 +186,15 @@ def deliveries() -> tuple[WebhookDelivery, ...]:
     return tuple(WebhookDelivery.objects.filter(webhook__isnull=False).select_related("webhook").order_by("-id")[:20])
 
 
-def _person(user: User, every: tuple[str, ...], account: ServiceAccount | None = None) -> PersonRow:
+def _user_row(user: User, all_groups: tuple[str, ...], account: ServiceAccount | None = None) -> UserRow:
     groups = tuple(sorted(group.name for group in user.groups.all()))
-    return PersonRow(user, role_by_groups(user), groups, every, account)
+    return UserRow(user, role_by_groups(user), groups, all_groups, account)
 
 
 def _approval_rule(name: str, title: str, rule: ApprovalRule | None) -> RuleRow:
-    two = rule is not None and rule.required
+    required = rule is not None and rule.required
     actor, at = (rule.actor, rule.changed_at) if rule else ("", None)
-    return RuleRow(name, title, "two people" if two else "one person", "ok" if two else "idle", actor, at)
+    return RuleRow(name, title, "required" if required else "not required", "ok" if required else "idle", actor, at)
 
 
 def _fault_rule(rule: Rule, row: FaultRule | None) -> RuleRow:

@@ -1,4 +1,4 @@
-"""How states, times and numbers look on every page. Pure formatting: pages bring `now`, and nothing is looked up."""
+"""How states, times and numbers look on every page. Pure formatting: pages pass `now`, and nothing is queried."""
 
 import json
 from datetime import UTC, datetime
@@ -11,7 +11,8 @@ from django.utils.html import format_html
 from django.utils.safestring import SafeString, mark_safe
 
 from controlplane.dashboard.charts import Chart
-from controlplane.dashboard.selectors.steering import Share
+from controlplane.dashboard.selectors.traffic_shares import MatrixField
+from kernel.access import Access, Role
 from kernel.tones import Tone
 
 register = template.Library()
@@ -19,15 +20,21 @@ register = template.Library()
 NOTHING = "–"  # noqa: RUF001 - an en dash is what stands for "no value" in a table
 THIN_SPACE = "\u202f"
 STATES_KEPT = 512
-"""A page says the same few words hundreds of times: rendered states that are kept, each a hundred bytes or two."""
+"""Rendered states in the cache, each a hundred bytes or two: a page shows the same few hundreds of times."""
 LINKS_KEPT = 20_000
 """Two megabytes at most, for a large fleet's cells and nodes."""
+
+
+@register.filter
+def operates(may: Access, deployment: str | None) -> bool:
+    """`{% if may|operates:deployment.name %}`: whether the caller may change things of this deployment."""
+    return may.may(Role.OPERATOR, deployment or "")
 
 
 @register.simple_tag
 @cache
 def glyph(tone: str) -> SafeString:
-    """The tone's sign, for where its word stands beside it or in a label."""
+    """The tone's glyph, for where its name stands beside it or in a label."""
     return format_html(
         '<svg class="glyph tone-{}" viewBox="0 0 12 12" aria-hidden="true"><use href="#glyph-{}"/></svg>',
         Tone(tone).value,
@@ -37,17 +44,17 @@ def glyph(tone: str) -> SafeString:
 
 @register.simple_tag
 @lru_cache(STATES_KEPT)
-def state(word: str, tone: str) -> SafeString:
-    """A state as everybody reads it: glyph and word in the tone's colour."""
+def state(name: str, tone: str) -> SafeString:
+    """A state: its glyph and its name, in the tone's colour."""
     return format_html(
-        '<span class="state tone-{}">{}<span>{}</span></span>', Tone(tone).value, glyph(tone), word.replace("_", " ")
+        '<span class="state tone-{}">{}<span>{}</span></span>', Tone(tone).value, glyph(tone), name.replace("_", " ")
     )
 
 
 @register.simple_tag
 @lru_cache(LINKS_KEPT)
 def link(page: str, key: str | int = "") -> str:
-    """As `url`, and remembered: each row of a table has some, and finding one costs more than showing it."""
+    """As `url`, but cached: each row of a table has some, and resolving one costs more than rendering it."""
     return reverse(page, args=(key,) if key != "" else ())
 
 
@@ -59,7 +66,7 @@ def ago(context: dict[str, Any], when: datetime | None) -> SafeString | str:
 
 @register.simple_tag(takes_context=True)
 def lasting(context: dict[str, Any], since: datetime | None) -> SafeString | str:
-    """`4 s`: how long something has been so."""
+    """`4 s`: how long something has lasted."""
     return _time(context, since, "for")
 
 
@@ -67,11 +74,11 @@ def _time(context: dict[str, Any], when: datetime | None, kind: str) -> SafeStri
     if not isinstance(when, datetime):
         return NOTHING
     exact = when.astimezone(UTC).isoformat(" ")
-    age = age_words((context["now"] - when).total_seconds())
-    words = f"{age} ago" if kind == "ago" else age
+    age = age_text((context["now"] - when).total_seconds())
+    text = f"{age} ago" if kind == "ago" else age
     # Nothing in it needs escaping, and a page has hundreds.
     return mark_safe(  # noqa: S308
-        f'<time datetime="{exact.replace(" ", "T")}" title="{exact[:19]} UTC" data-age="{kind}">{words}</time>'
+        f'<time datetime="{exact.replace(" ", "T")}" title="{exact[:19]} UTC" data-age="{kind}">{text}</time>'
     )
 
 
@@ -93,13 +100,13 @@ def chart_rows(chart: Chart) -> SafeString:
 
 
 @register.simple_tag
-def matrix_field(field: Share) -> SafeString:
+def matrix_field(field: MatrixField) -> SafeString:
     """A field of a matrix of shares: numbers only, and a large fleet's page has a thousand."""
-    home = " home" if field.home else ""
-    return mark_safe(f'<td class="number heat heat-{field.heat}{home}">{share(field.percent)}</td>')  # noqa: S308
+    local = " local" if field.is_local else ""
+    return mark_safe(f'<td class="number heat heat-{field.heat}{local}">{share(field.percent)}</td>')  # noqa: S308
 
 
-def age_words(age_s: float) -> str:
+def age_text(age_s: float) -> str:
     """In the largest unit of which there are two: `90 s`, `12 min`, `30 h`, `5 d`.
 
     static/dashboard/ages.js says the same in the browser.
@@ -118,8 +125,8 @@ def _number(value: object) -> float | None:
 
 @register.filter
 def seconds(value: float) -> str:
-    """An age in words."""
-    return age_words(value)
+    """An age with its unit."""
+    return age_text(value)
 
 
 @register.filter
@@ -160,7 +167,7 @@ def percent(value: object) -> str:
 
 @register.filter
 def share(value: object) -> str:
-    """A share in per cent: whole, and below 1 with a decimal, so that little does not look like nothing."""
+    """A share in per cent: whole, with a decimal below 1, so that it does not look like 0."""
     number = _number(value)
     if number is None:
         return NOTHING
@@ -193,8 +200,16 @@ def counters(value: object) -> str:
 
 @register.filter
 def plain(value: object) -> str:
-    """A value of JSON as a person would write it: text bare, all else as JSON."""
+    """Text without quotes, any other value as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+@register.filter
+def sentence(text: str) -> str:
+    """With a capital, unless it begins with an identifier such as `toy@1`, and with a full stop."""
+    first = text.partition(" ")[0]
+    capitalised = text[:1].upper() + text[1:] if first.isalpha() else text
+    return capitalised.rstrip(".") + "."
 
 
 @register.filter
@@ -205,7 +220,7 @@ def short_digest(value: str) -> str:
 
 @register.filter
 def distance(levels: int | None) -> str:
-    """How far a follower is from its leader in the network topology, in words."""
+    """How far a follower is from its leader in the network topology."""
     if levels is None:
         return "topology unknown"
     if levels == 0:

@@ -55,9 +55,7 @@ def test_six_lines_are_refused() -> None:
 
 
 def test_a_chart_without_any_number_says_so() -> None:
-    assert "Nothing was measured in this time." in render_to_string(
-        "dashboard/charts/chart.html", {"chart": chart(None, None)}
-    )
+    assert "No data in this period." in render_to_string("dashboard/charts/chart.html", {"chart": chart(None, None)})
 
 
 def test_a_name_from_outside_cannot_leave_its_attribute() -> None:

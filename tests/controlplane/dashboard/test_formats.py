@@ -7,7 +7,7 @@ from django.template import Context, Template
 
 from controlplane.dashboard.templatetags.switchyard import (
     NOTHING,
-    age_words,
+    age_text,
     count,
     counters,
     distance,
@@ -29,7 +29,7 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
     [(-3, "0 s"), (0.9, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h"), (172_800, "2 d")],
 )
 def test_an_age_is_in_the_largest_unit_of_which_there_are_two(age_s: float, words: str) -> None:
-    assert age_words(age_s).replace("\u202f", " ") == words
+    assert age_text(age_s).replace("\u202f", " ") == words
 
 
 @pytest.mark.parametrize(

@@ -45,6 +45,6 @@ def test_a_thing_that_is_gone_is_a_404_for_its_fragments_too() -> None:
 
 
 def test_the_navigation_keeps_its_place_when_it_refreshes() -> None:
-    text = fragment(signed_in(), "/nodes/", "standing")
+    text = fragment(signed_in(), "/nodes/", "navigation")
     assert text.count('aria-current="page"') == 1
     assert 'href="/nodes/" aria-current="page"' in text

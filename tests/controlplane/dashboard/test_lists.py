@@ -110,7 +110,7 @@ def test_paging_keeps_the_filter() -> None:
 def test_traffic_shows_who_is_behind_and_what_an_ingress_cannot_reach() -> None:
     one_more_of_everything(0)
     text = shown("/traffic/", "ingresses")
-    assert "gone</a> as: down" in text
+    assert "gone</a> as down" in text
     assert "1/2" in text
     assert shown("/traffic/", "tables").count('class="past"') == 1
 
@@ -130,4 +130,4 @@ def test_cells_come_in_pages_that_keep_the_filter(monkeypatch: pytest.MonkeyPatc
 def test_a_page_that_there_is_not_leads_back(page: str) -> None:
     rows.node("n-00000001")
     text = shown(f"/nodes/?page={page}", "nodes-table")
-    assert "The list has no page 7." in text if page == "7" else "n-00000001" in text
+    assert "There is no page 7." in text if page == "7" else "n-00000001" in text

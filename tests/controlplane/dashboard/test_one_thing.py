@@ -35,7 +35,7 @@ def test_a_cell_shows_its_load_and_version() -> None:
 
 def test_a_ready_cell_without_fresh_load_says_so() -> None:
     rows.cell(CELL, rows.node("n-00000001"))
-    assert "No fresh load" in part(f"/cells/{CELL}/", "cell")
+    assert "has not reported on this generation" in part(f"/cells/{CELL}/", "cell")
 
 
 def test_members_with_different_stacks_are_bad() -> None:
@@ -59,14 +59,14 @@ def test_members_with_the_same_stack_are_fine_whatever_other_engines_they_have()
     text = part(f"/cells/{CELL}/", "cell-stack")
     assert "differs</span>" not in text
     assert text.count("same</span>") == 2
-    assert "not said yet" in text
+    assert "not reported" in text
 
 
 def test_a_stopped_cell_keeps_its_page() -> None:
     rows.cell(CELL, state="stopped", reason="scaled down")
     text = part(f"/cells/{CELL}/", "cell")
     assert "scaled down" in text
-    assert "any more" in text
+    assert "This cell is stopped" in text
 
 
 def test_a_node_shows_its_place_and_last_report() -> None:
@@ -126,7 +126,7 @@ def test_a_follower_alone_has_no_leader_to_be_far_from() -> None:
     assert "n-00000002" in part(f"/cells/{CELL}/", "cell")
 
 
-def test_an_incident_shows_its_evidence_its_work_and_what_speaks_of_the_same() -> None:
+def test_an_incident_shows_its_evidence_its_replacements_and_related_incidents() -> None:
     where = {"opened_at": clock.now(), "node": "n-00000001", "cell": CELL}
     evidence = {"waits": "frozen: 4 of 12", "score": 0.5, "windows": [{"window": 7, "z": 9.1}, {"window": 8, "z": 9.4}]}
     one = Incident.objects.create(kind="node-slow", subject="n-00000001", summary="slow", evidence=evidence, **where)
@@ -135,18 +135,18 @@ def test_an_incident_shows_its_evidence_its_work_and_what_speaks_of_the_same() -
         node=rows.node("n-00000001"), rule="slow", reason="slow", incident=one, opened_at=clock.now()
     )
     url = f"/incidents/{one.pk}/"
-    assert "Nothing is replaced for it yet: frozen: 4 of 12" in part(url, "incident")
+    assert "No replacement yet: frozen: 4 of 12" in part(url, "incident")
     shown = part(url, "incident-evidence")
     assert '<th scope="col">window</th>' in shown
     assert "<td>9.4</td>" in shown
     assert "frozen" not in shown
     work = part(url, "incident-actions")
-    assert "its cell drains first" in work
+    assert "after its cell has drained" in work
     assert f"POST /api/v1/incidents/{one.pk}/dismiss" in work
     assert "the cell was lost" in part(url, "incident-related")
 
 
-def test_a_closed_incident_offers_nothing_to_do() -> None:
+def test_a_closed_incident_offers_no_command() -> None:
     closed = {"state": "closed", "opened_at": clock.now(), "closed_at": clock.now()}
     one = Incident.objects.create(kind="node-slow", subject="n", summary="slow", **closed)
-    assert "What you can do" not in part(f"/incidents/{one.pk}/", "incident-actions")
+    assert "Commands" not in part(f"/incidents/{one.pk}/", "incident-actions")

@@ -1,9 +1,9 @@
-"""The overview answers in this order: what is broken, what is moving, are users fine, where is every cell."""
+"""The overview, in this order: what is broken, what is moving, are users fine, every cell."""
 
 import pytest
 
 from controlplane.dashboard.selectors.deployments import deployments_placed
-from controlplane.dashboard.selectors.nodes import nodes_to_look_at
+from controlplane.dashboard.selectors.nodes import nodes_by_urgency
 from controlplane.dashboard.selectors.overview import fleet_map
 from fleet.models import DeploymentRegion, Incident, NodeReport
 from kernel import clock
@@ -19,9 +19,9 @@ def part(name: str) -> str:
     return " ".join(fragment(signed_in(), "/", name).split())
 
 
-def test_a_fleet_without_trouble_says_so_in_one_sentence() -> None:
+def test_a_healthy_fleet_says_so_in_one_sentence() -> None:
     rows.cell("sim-70b-us-east-1-1", rows.node("n-00000001"))
-    assert "Nothing is broken. 1 of 1 cells ready on 1 nodes." in part("broken")
+    assert "Nothing is broken. 1 of 1 cells ready on 1 node." in part("broken")
     assert "Nothing is moving." in part("moving")
     assert "<title>Overview · Switchyard</title>" in signed_in().get("/").text
 
@@ -34,13 +34,13 @@ def test_an_open_incident_is_named_and_counted_in_the_title() -> None:
     assert "Node n is lost" in part("broken")
     assert "is failed" not in part("broken"), "the incident explains the cell already"
     assert "<title>✕ 1 · Overview · Switchyard</title>" in signed_in().get("/").text
-    assert 'data-trouble="1"' in part("standing")
+    assert 'data-problems="1"' in part("navigation")
 
 
-def test_a_broken_cell_that_no_incident_names_is_trouble_too() -> None:
+def test_a_broken_cell_without_an_incident_is_a_problem_too() -> None:
     rows.cell("sim-70b-us-east-1-1", rows.node("n-00000001"), state="lost", reason="both nodes are silent")
     assert "both nodes are silent" in part("broken")
-    assert 'data-trouble="1"' in part("standing")
+    assert 'data-problems="1"' in part("navigation")
 
 
 @pytest.mark.parametrize("state", ["pending", "starting", "draining"])
@@ -73,7 +73,7 @@ def test_a_leader_that_went_silent_is_left_out_and_mentioned() -> None:
     assert "1 ready cell of sim-70b reported no load in the last 15 s" in part("users")
 
 
-def test_the_map_has_one_square_per_cell_and_one_per_cell_to_come() -> None:
+def test_the_map_has_one_square_per_cell_and_one_per_missing_cell() -> None:
     rows.cell("sim-70b-us-east-1-1", rows.node("n-00000001"))
     rows.cell("sim-70b-us-east-1-2", rows.node("n-00000002"), state="failed")
     DeploymentRegion.objects.update(cells=4)
@@ -98,7 +98,7 @@ def test_a_stopped_cell_and_a_retired_node_are_history() -> None:
     assert "n-00000001" not in part("nodes")
 
 
-def test_what_a_rule_in_shadow_would_have_done_is_no_trouble() -> None:
+def test_an_incident_of_a_shadow_rule_is_no_problem() -> None:
     Incident.objects.create(kind="node-slow", subject="n", summary="would have", shadow=True, opened_at=NOW)
     assert "would have" not in part("broken")
     assert "Nothing is broken" in part("broken")
@@ -110,7 +110,7 @@ def test_a_large_fleet_is_bars_of_its_states(monkeypatch: pytest.MonkeyPatch) ->
     DeploymentRegion.objects.update(cells=4)
     (region,) = fleet_map(deployments_placed(), squares=2)
     (line,) = region.lines
-    assert [(part.state, part.cells, part.start, part.width) for part in line.parts] == [
+    assert [(each.state, each.cells, each.start, each.width) for each in line.segments] == [
         ("ready", 2, 0.0, 50.0),
         ("failed", 1, 50.0, 25.0),
     ]
@@ -121,9 +121,9 @@ def test_a_large_fleet_is_bars_of_its_states(monkeypatch: pytest.MonkeyPatch) ->
     assert "2/4" in text
 
 
-def test_nodes_that_need_somebody_come_before_all_others() -> None:
+def test_nodes_that_need_attention_come_first() -> None:
     for number, state in enumerate(("ready", "ready", "faulty")):
         rows.node(f"n-0000000{number}", state=state)
-    found = nodes_to_look_at(now=NOW, limit=2)
+    found = nodes_by_urgency(now=NOW, limit=2)
     assert {row.node.pk for row in found.rows} == {"n-00000000", "n-00000002"}
     assert found.more

@@ -1,4 +1,4 @@
-"""Starting a rollout from its page: the stages first, then the start; what cannot be started is said."""
+"""Starting a rollout from its page: the stages first, then the start; a refusal says why."""
 
 import pytest
 from django.contrib.auth.models import User
@@ -11,7 +11,7 @@ from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db
 PAGE = "/rollouts/new/"
-ASKED = {"deployment": "sim-70b", "version": "sim-70b@2"}
+FORM = {"deployment": "sim-70b", "version": "sim-70b@2"}
 
 
 @pytest.fixture(autouse=True)
@@ -23,16 +23,16 @@ def fleet() -> None:
 
 
 def test_the_stages_are_shown_and_nothing_is_started() -> None:
-    shown = signed_in().get(PAGE, ASKED).text
+    shown = signed_in().get(PAGE, FORM).text
     for words in ("us-east-1 canary", "1 of 2", "Roll sim-70b out to sim-70b@2"):
         assert words in shown
     assert not Rollout.objects.exists()
 
 
 def test_it_starts_and_leads_to_its_page() -> None:
-    answer = signed_in().post(PAGE, {**ASKED, "why": "faster"})
+    response = signed_in().post(PAGE, {**FORM, "why": "faster"})
     rollout = Rollout.objects.get()
-    assert (answer.status_code, answer.headers["Location"]) == (302, f"/rollouts/{rollout.pk}/")
+    assert (response.status_code, response.headers["Location"]) == (302, f"/rollouts/{rollout.pk}/")
     assert (rollout.actor, rollout.why) == ("operator", "faster")
 
 
@@ -44,18 +44,18 @@ def test_it_starts_and_leads_to_its_page() -> None:
         ({"version": "sim-70b@3"}, "released"),
     ],
 )
-def test_what_cannot_be_started_is_said(other: dict[str, str], words: str) -> None:
-    answer = signed_in().post(PAGE, {**ASKED, **other})
-    assert answer.status_code == 409
-    assert words in answer.text
+def test_a_refusal_says_why(other: dict[str, str], words: str) -> None:
+    response = signed_in().post(PAGE, {**FORM, **other})
+    assert response.status_code == 409
+    assert words in response.text
     assert not Rollout.objects.exists()
 
 
-def test_an_unreleased_version_can_be_tried_by_who_says_so() -> None:
-    assert signed_in().post(PAGE, {**ASKED, "version": "sim-70b@3", "unreleased": "yes"}).status_code == 302
+def test_an_unreleased_version_has_to_be_allowed() -> None:
+    assert signed_in().post(PAGE, {**FORM, "version": "sim-70b@3", "unreleased": "yes"}).status_code == 302
 
 
-def test_who_may_only_look_starts_nothing() -> None:
+def test_a_viewer_starts_nothing() -> None:
     viewer = Client()
     viewer.force_login(User.objects.create(username="viewer"))
-    assert viewer.post(PAGE, ASKED).status_code == 403
+    assert viewer.post(PAGE, FORM).status_code == 403

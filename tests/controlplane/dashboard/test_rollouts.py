@@ -1,4 +1,4 @@
-"""The pages of rollouts: what they show, and what an operator may ask from them."""
+"""The pages of rollouts: what they show, and the actions of operators."""
 
 from datetime import timedelta
 
@@ -56,12 +56,12 @@ def test_a_gate_shows_the_new_version_beside_the_old_one(rollout: Rollout) -> No
 
 
 def test_a_version_that_went_back_leaves_no_wave_done(rollout: Rollout) -> None:
-    assert "to come" in fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout")
+    assert "pending" in fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout")
     Rollout.objects.update(stage=4, state="rolled_back", ended_at=NOW)
     shown = fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout")
-    assert "taken back" in shown
-    assert "ended before any gate" in shown
-    assert "to come" not in shown
+    assert "rolled back" in shown
+    assert "ended before its first gate" in shown
+    assert "pending" not in shown
     assert ">done" not in shown
 
 
@@ -74,28 +74,28 @@ def test_only_what_happened_in_its_time_is_shown(rollout: Rollout) -> None:
     assert "at -1" not in shown
 
 
-def test_only_what_fits_the_state_can_be_asked(rollout: Rollout) -> None:
-    shown = fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout-asks")
-    assert "ask-pause" in shown
-    assert "ask-resume" not in shown
+def test_only_actions_that_fit_the_state_are_offered(rollout: Rollout) -> None:
+    shown = fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout-actions")
+    assert "action-pause" in shown
+    assert "action-resume" not in shown
     Rollout.objects.update(state="succeeded")
-    assert "nothing can be asked" in fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout-asks")
+    assert "This rollout has ended." in fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout-actions")
 
 
-def test_an_operator_asks_and_comes_back_to_the_page(rollout: Rollout) -> None:
-    answer = signed_in().post(f"/rollouts/{rollout.pk}/ask/pause/", {"why": "lunch"})
-    assert (answer.status_code, answer.headers["Location"]) == (302, f"/rollouts/{rollout.pk}/")
+def test_an_action_leads_back_to_the_page(rollout: Rollout) -> None:
+    response = signed_in().post(f"/rollouts/{rollout.pk}/ask/pause/", {"why": "lunch"})
+    assert (response.status_code, response.headers["Location"]) == (302, f"/rollouts/{rollout.pk}/")
     rollout.refresh_from_db()
     assert (rollout.state, rollout.reason) == ("paused", "pause asked by operator: lunch")
 
 
-def test_what_is_refused_is_said(rollout: Rollout) -> None:
-    answer = signed_in().post(f"/rollouts/{rollout.pk}/ask/resume/")
-    assert answer.status_code == 409
-    assert "resume needs one that is paused" in answer.text
+def test_a_refusal_says_why(rollout: Rollout) -> None:
+    response = signed_in().post(f"/rollouts/{rollout.pk}/ask/resume/")
+    assert response.status_code == 409
+    assert "resume needs one that is paused" in response.text
 
 
-def test_only_people_who_are_signed_in_may_ask_and_only_by_a_form(rollout: Rollout) -> None:
+def test_only_signed_in_users_may_act_and_only_by_a_form(rollout: Rollout) -> None:
     path = f"/rollouts/{rollout.pk}/ask/pause/"
     assert Client().post(path).headers["Location"].startswith("/login/")
     assert signed_in().get(path).status_code == 405
@@ -107,9 +107,9 @@ def test_only_people_who_are_signed_in_may_ask_and_only_by_a_form(rollout: Rollo
 
 
 @pytest.mark.parametrize("path", ["/rollouts/99/", "/rollouts/x/", "/rollouts/99999999999999/"])
-def test_a_rollout_that_is_not_there_is_a_page_that_is_not_there(path: str) -> None:
+def test_an_unknown_rollout_is_not_found(path: str) -> None:
     assert signed_in().get(path).status_code == 404
 
 
-def test_what_nobody_can_ask_is_not_there(rollout: Rollout) -> None:
+def test_an_unknown_action_is_not_found(rollout: Rollout) -> None:
     assert signed_in().post(f"/rollouts/{rollout.pk}/ask/explode/").status_code == 404

@@ -83,7 +83,7 @@ def test_a_token_is_shown_once_and_never_again(admin: Client) -> None:
     assert Client().get("/api/v1/me", headers={"authorization": f"Bearer {secret[1]}"}).status_code == 401
 
 
-def test_an_admin_makes_a_token_for_a_program_and_nobody_else_does(admin: Client, client: Client) -> None:
+def test_only_an_admin_makes_a_token_for_a_service_account(admin: Client, client: Client) -> None:
     post(admin, "service-accounts/new/", name="bot")
     form = {"name": "ci", "scope": "write", "expires_in_days": "1", "service_account": "bot"}
     assert post(admin, "tokens/new/", **form) == 200
@@ -93,7 +93,7 @@ def test_an_admin_makes_a_token_for_a_program_and_nobody_else_does(admin: Client
     assert post(admin, "tokens/new/", **{**form, "service_account": "no"}) in {403, 409}
 
 
-def test_nobody_ends_what_is_of_others(client: Client) -> None:
+def test_users_cannot_end_what_belongs_to_others(client: Client) -> None:
     one_of_everything()
     token = ApiToken.objects.get()
     session = LoginSession.objects.get()
@@ -127,7 +127,7 @@ def test_users_groups_and_grants_are_made_and_changed(admin: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "form", "said"),
+    ("path", "form", "message"),
     [
         ("users/new/", {"username": "eve", "password": "123"}, "too short"),
         ("users/new/", {"username": "e v e"}, "username"),
@@ -144,10 +144,10 @@ def test_users_groups_and_grants_are_made_and_changed(admin: Client) -> None:
         ("approval-rules/nothing/", {"required": "yes"}, "no action"),
     ],
 )
-def test_what_is_refused_is_said_and_changes_nothing(admin: Client, path: str, form: dict[str, str], said: str) -> None:
+def test_a_refusal_says_why_and_changes_nothing(admin: Client, path: str, form: dict[str, str], message: str) -> None:
     response = admin.post(f"/settings/{path}", form)
     assert response.status_code == 409
-    assert said in response.text.lower().replace("&#x27;", "'")
+    assert message in response.text.lower().replace("&#x27;", "'")
 
 
 def test_webhooks_and_rules_are_set(admin: Client) -> None:
@@ -164,18 +164,18 @@ def test_a_second_admin_approves_and_the_first_cannot(admin: Client) -> None:
     post(admin, "approval-rules/evacuate-region/", required="yes")
     post(admin, "approval-rules/evacuate-region/", required="no")
     waiting = Approval.objects.get()
-    assert 'title="waiting for a second person"' in admin.get("/").text
-    assert "Approve and do it" not in admin.get("/settings/approvals/").text
+    assert 'title="pending approvals"' in admin.get("/").text
+    assert 'approve/"' not in admin.get("/settings/approvals/").text
     assert post(admin, f"approvals/{waiting.pk}/approve/") == 409
     second = Client()
     second.force_login(person("grace", Role.ADMIN))
-    assert "Approve and do it" in second.get("/settings/approvals/").text
+    assert 'approve/"' in second.get("/settings/approvals/").text
     assert post(second, f"approvals/{waiting.pk}/approve/") == 302
     assert not ApprovalRule.objects.get().required
-    assert 'title="waiting for a second person"' not in admin.get("/").text
+    assert 'title="pending approvals"' not in admin.get("/").text
 
 
-def test_somebody_changes_their_own_password_and_is_logged_out_everywhere(client: Client) -> None:
+def test_a_user_changes_their_own_password_and_is_logged_out_everywhere(client: Client) -> None:
     user = person("eve")
     user.set_password("correct horse battery")
     user.save()
@@ -189,10 +189,10 @@ def test_somebody_changes_their_own_password_and_is_logged_out_everywhere(client
     assert [each.get("/").status_code for each in (client, other)] == [302, 302]
     user.refresh_from_db()
     assert user.check_password("another horse battery")
-    told = str(list(AuditRecord.objects.values()))
-    assert "user.changed" in told
-    assert "horse battery" not in told
-    assert key not in told
+    audit = str(list(AuditRecord.objects.values()))
+    assert "user.changed" in audit
+    assert "horse battery" not in audit
+    assert key not in audit
 
 
 def test_old_passwords_are_not_guessed_here_either(client: Client) -> None:

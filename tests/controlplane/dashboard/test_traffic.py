@@ -1,4 +1,4 @@
-"""The traffic page: who serves whose requests, and what an operator may order from it."""
+"""The traffic page: who serves whose requests, and the overrides of operators."""
 
 from collections.abc import Iterator
 from copy import deepcopy
@@ -34,12 +34,12 @@ def test_the_matrix_says_who_serves_whose_requests_and_how_full_they_are(fleet: 
     fleet.lose(EAST, 2)
     fleet.run(2)
     shown = fragment(signed_in(), "/traffic/", "shares")
-    for words in ("sim-70b", EAST, WEST, "heat-6", "home", "within its cap", "15.", "/10.0"):
+    for words in ("sim-70b", EAST, WEST, "heat-6", "local", "within its cap", "15.", "/10.0"):
         assert words in shown
     assert "was tested for 10" in fragment(signed_in(), "/traffic/", "shifts")
 
 
-def test_only_who_may_order_is_led_to_the_orders(fleet: Steered) -> None:
+def test_only_operators_see_links_to_overrides(fleet: Steered) -> None:
     viewer = Client()
     viewer.force_login(User.objects.create_user("viewer"))
     ways = ("/traffic/shares/", f"/traffic/evacuate/{EAST}/")
@@ -47,7 +47,7 @@ def test_only_who_may_order_is_led_to_the_orders(fleet: Steered) -> None:
     assert not any(way in fragment(viewer, "/traffic/", "shares") for way in ways)
 
 
-def test_what_fits_nowhere_and_a_hold_are_said(fleet: Steered) -> None:
+def test_requests_that_fit_nowhere_and_a_hold_are_shown(fleet: Steered) -> None:
     fleet.lose(EAST, 3)
     fleet.rates[WEST] = 25.0
     fleet.silent |= {EAST, WEST}
@@ -57,41 +57,41 @@ def test_what_fits_nowhere_and_a_hold_are_said(fleet: Steered) -> None:
     assert "held" in shown
 
 
-def test_an_evacuation_shows_its_effect_before_it_can_be_ordered(fleet: Steered) -> None:
+def test_an_evacuation_shows_its_effect_first(fleet: Steered) -> None:
     shown = signed_in().get(f"/traffic/evacuate/{EAST}/?mode=real").text
-    for words in (f"Evacuate {EAST}", "Receives", "above its cap", "fit below no cap", "to confirm"):
+    for words in (f"Evacuate {EAST}", "Receives", "above its cap", "fit in no region", "to confirm"):
         assert words in shown
     assert not TrafficOverride.objects.exists()
     drill = signed_in().get(f"/traffic/evacuate/{EAST}/").text
-    assert "Begin the drill" in drill
+    assert "Start the drill" in drill
     assert "above its cap" not in drill
 
 
 def test_an_evacuation_needs_the_regions_name_typed(fleet: Steered) -> None:
-    asked = {"mode": "real", "minutes": "10", "why": "fire", "confirm": "east", "deployment": ""}
-    refused = signed_in().post(f"/traffic/evacuate/{EAST}/", asked)
+    form = {"mode": "real", "minutes": "10", "why": "fire", "confirm": "east", "deployment": ""}
+    refused = signed_in().post(f"/traffic/evacuate/{EAST}/", form)
     assert refused.status_code == 409
     assert "to confirm" in refused.text
-    answer = signed_in().post(f"/traffic/evacuate/{EAST}/", {**asked, "confirm": EAST})
-    assert (answer.status_code, answer.headers["Location"]) == (302, "/traffic/")
-    order = TrafficOverride.objects.get()
-    assert (order.actor, order.mode, order.why) == ("operator", "real", "fire")
-    assert (order.expires_at - order.created_at).total_seconds() == 600
-    shown = fragment(signed_in(), "/traffic/", "orders")
+    response = signed_in().post(f"/traffic/evacuate/{EAST}/", {**form, "confirm": EAST})
+    assert (response.status_code, response.headers["Location"]) == (302, "/traffic/")
+    override = TrafficOverride.objects.get()
+    assert (override.actor, override.mode, override.why) == ("operator", "real", "fire")
+    assert (override.expires_at - override.created_at).total_seconds() == 600
+    shown = fragment(signed_in(), "/traffic/", "overrides")
     assert f"evacuation of {EAST} (all deployments)" in shown
-    assert "ends by itself in" in shown
+    assert "ends in" in shown
 
 
 @pytest.mark.parametrize("minutes", ["0", "-3", "x", "99999", ""])
-def test_a_time_that_is_none_is_refused(fleet: Steered, minutes: str) -> None:
-    asked = {"mode": "drill", "minutes": minutes, "why": "w", "confirm": EAST}
-    assert signed_in().post(f"/traffic/evacuate/{EAST}/", asked).status_code == 409
+def test_an_impossible_duration_is_refused(fleet: Steered, minutes: str) -> None:
+    form = {"mode": "drill", "minutes": minutes, "why": "w", "confirm": EAST}
+    assert signed_in().post(f"/traffic/evacuate/{EAST}/", form).status_code == 409
     assert not TrafficOverride.objects.exists()
 
 
-def test_an_order_is_ended_from_the_page_once(fleet: Steered) -> None:
-    asked = {"mode": "drill", "minutes": "5", "why": "w", "confirm": EAST}
-    signed_in().post(f"/traffic/evacuate/{EAST}/", asked)
+def test_an_override_is_ended_from_the_page_once(fleet: Steered) -> None:
+    form = {"mode": "drill", "minutes": "5", "why": "w", "confirm": EAST}
+    signed_in().post(f"/traffic/evacuate/{EAST}/", form)
     path = f"/traffic/overrides/{TrafficOverride.objects.get().pk}/end/"
     assert signed_in().post(path).status_code == 302
     again = signed_in().post(path)
@@ -99,26 +99,26 @@ def test_an_order_is_ended_from_the_page_once(fleet: Steered) -> None:
     assert "has ended already" in again.text
 
 
-def test_only_people_who_are_signed_in_may_order_and_only_by_a_form(fleet: Steered) -> None:
+def test_only_signed_in_users_may_act_and_only_by_a_form(fleet: Steered) -> None:
     path = f"/traffic/evacuate/{EAST}/"
-    asked = {"mode": "real", "minutes": "5", "why": "w", "confirm": EAST}
-    assert Client().post(path, asked).headers["Location"].startswith("/login/")
+    form = {"mode": "real", "minutes": "5", "why": "w", "confirm": EAST}
+    assert Client().post(path, form).headers["Location"].startswith("/login/")
     signed_in()
     careful = Client(enforce_csrf_checks=True)
     careful.force_login(User.objects.get(username="operator"))
-    assert careful.post(path, asked).status_code == 403
+    assert careful.post(path, form).status_code == 403
     assert signed_in().get("/traffic/overrides/1/end/").status_code == 405
     assert not TrafficOverride.objects.exists()
 
 
 @pytest.mark.parametrize("path", ["/traffic/evacuate/mars/"])
-def test_a_region_that_is_not_there_cannot_be_evacuated(path: str) -> None:
+def test_an_unknown_region_or_override_is_not_found(path: str) -> None:
     assert signed_in().get(path).status_code == 404
     assert signed_in().post("/traffic/overrides/99/end/").status_code == 404
 
 
 def test_a_region_without_an_ingress_has_nothing_to_evacuate(fleet: Steered) -> None:
     rows.region("eu-west-1")
-    answer = signed_in().get("/traffic/evacuate/eu-west-1/")
-    assert answer.status_code == 409
-    assert "with an ingress" in answer.text
+    response = signed_in().get("/traffic/evacuate/eu-west-1/")
+    assert response.status_code == 409
+    assert "with an ingress" in response.text

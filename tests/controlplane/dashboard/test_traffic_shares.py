@@ -1,4 +1,4 @@
-"""Fixing shares: what would happen first, then the order; and what cannot be ordered is said."""
+"""Fixing shares: the predicted effect first, then the override; a refusal says why."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from traffic.models import TrafficOverride
 
 pytestmark = pytest.mark.django_db
 PAGE = "/traffic/shares/"
-ASKED = {"deployment": "sim-70b", "origin": EAST, f"share-{EAST}": "25", f"share-{WEST}": "75"}
+FORM = {"deployment": "sim-70b", "origin": EAST, f"share-{EAST}": "25", f"share-{WEST}": "75"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -28,19 +28,19 @@ def test_at_first_it_shows_what_holds_now_and_its_effect() -> None:
     assert "Receives" in shown
 
 
-def test_the_effect_is_shown_and_nothing_is_ordered_yet() -> None:
-    shown = signed_in().get(PAGE, ASKED).text
+def test_the_effect_is_shown_and_nothing_is_changed_yet() -> None:
+    shown = signed_in().get(PAGE, FORM).text
     assert "Fix these shares" in shown
     assert "within its cap" in shown
     assert not TrafficOverride.objects.exists()
 
 
-def test_an_order_is_given_for_its_time() -> None:
-    answer = signed_in().post(PAGE, {**ASKED, "minutes": "5", "why": "a test"})
-    assert (answer.status_code, answer.headers["Location"]) == (302, "/traffic/")
-    order = TrafficOverride.objects.get()
-    assert (order.region_id, order.shares, order.actor) == (EAST, {EAST: 0.25, WEST: 0.75}, "operator")
-    assert (order.expires_at - order.created_at).total_seconds() == 300
+def test_an_override_holds_for_its_time() -> None:
+    response = signed_in().post(PAGE, {**FORM, "minutes": "5", "why": "a test"})
+    assert (response.status_code, response.headers["Location"]) == (302, "/traffic/")
+    override = TrafficOverride.objects.get()
+    assert (override.region_id, override.shares, override.actor) == (EAST, {EAST: 0.25, WEST: 0.75}, "operator")
+    assert (override.expires_at - override.created_at).total_seconds() == 300
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_an_order_is_given_for_its_time() -> None:
         ({"why": " "}, "say why"),
     ],
 )
-def test_what_cannot_be_ordered_is_said(other: dict[str, str], words: str) -> None:
-    answer = signed_in().post(PAGE, {**ASKED, "minutes": "5", "why": "a test", **other})
-    assert answer.status_code == 409
-    assert words in answer.text.replace("Say", "say")
+def test_a_refusal_says_why(other: dict[str, str], words: str) -> None:
+    response = signed_in().post(PAGE, {**FORM, "minutes": "5", "why": "a test", **other})
+    assert response.status_code == 409
+    assert words in response.text.replace("Say", "say")
     assert not TrafficOverride.objects.exists()

@@ -96,11 +96,11 @@ document.addEventListener("keydown", (event) => {
   }
 });
 
-// Enter opens the first thing that was found, if it was found for what stands in the box now; else the whole page does.
+// Enter opens the first result, if the results are those of the text now in the box; else it opens the search page.
 search?.querySelector("form").addEventListener("submit", (event) => {
-  const found = search.querySelector("[data-found-for]");
+  const results = search.querySelector("[data-query]");
   const first = rows()[0];
-  if (!first || found?.dataset.foundFor !== document.getElementById("search-text").value.trim()) return;
+  if (!first || results?.dataset.query !== document.getElementById("search-text").value.trim()) return;
   event.preventDefault();
   first.click();
 });
@@ -117,7 +117,7 @@ document.getElementById("search-open")?.addEventListener("click", (event) => {
 
 function showTheme(button) {
   const theme = document.documentElement.dataset.theme;
-  button.querySelector("[data-theme-word]").textContent = theme;
+  button.querySelector("[data-theme-name]").textContent = theme;
 }
 
 const themeButton = document.getElementById("theme");

@@ -1,10 +1,10 @@
-// Keeps fragments fresh: hints from the WebSocket ask for a refetch at once, a slow poll covers hints that were lost.
+// Keeps fragments fresh: hints from the WebSocket cause a refetch at once, a slow poll covers hints that were lost.
 // Content always comes from the page's own URL; this file never builds any.
 
-import { ageWords, tickAges } from "./ages.js";
+import { ageText, tickAges } from "./ages.js";
 
 const AFTER_HINT_MS = 1000; // at most one refetch of a fragment in this time
-const AFTER_LOAD_HINT_MS = 2000; // load changes all the time; nobody reads faster
+const AFTER_LOAD_HINT_MS = 2000; // load changes all the time
 const POLL_MS = 10000;
 const STALE_AFTER_MS = 2 * POLL_MS;
 const RECONNECT_FIRST_MS = 500;
@@ -15,7 +15,7 @@ const waiting = new Map(); // fragment id -> timer of the refetch that is due
 let socketOpen = false;
 let unreachable = false;
 
-// One without topics is drawn once: what somebody is writing there must stay.
+// One without topics is rendered once: what a user is typing there must stay.
 const fragments = () => [...document.querySelectorAll('[data-topics]:not([data-topics=""])')];
 
 function note(fragment) {
@@ -76,7 +76,7 @@ function connect(waitMs) {
   });
 }
 
-// --- what the reader sees of it ------------------------------------------------------------------------------------
+// --- connection and age on screen ------------------------------------------------------------------------------------
 
 function showConnection() {
   const state = unreachable ? "disconnected" : socketOpen ? "live" : "polling";
@@ -94,18 +94,18 @@ function showAges() {
     tickAges(fragment, asOf + nowMs - at);
     const stale = nowMs - at > STALE_AFTER_MS;
     fragment.classList.toggle("stale", stale);
-    const label = fragment.querySelector("[data-as-of-words]");
-    if (label) label.textContent = stale ? `as of ${ageWords((nowMs - at) / 1000)} ago` : "";
+    const label = fragment.querySelector("[data-as-of-text]");
+    if (label) label.textContent = stale ? `as of ${ageText((nowMs - at) / 1000)} ago` : "";
   }
-  for (const words of document.querySelectorAll("[data-oldest]")) words.textContent = ageWords(oldest / 1000);
+  for (const element of document.querySelectorAll("[data-oldest]")) element.textContent = ageText(oldest / 1000);
 }
 
-function showTrouble() {
-  const trouble = Number(document.querySelector("nav[data-trouble]")?.dataset.trouble ?? 0);
+function showProblems() {
+  const problems = Number(document.querySelector("nav[data-problems]")?.dataset.problems ?? 0);
   const plain = document.documentElement.dataset.title;
-  document.title = trouble > 0 ? `✕ ${trouble} · ${plain}` : plain;
+  document.title = problems > 0 ? `✕ ${problems} · ${plain}` : plain;
   const icon = document.getElementById("favicon");
-  const wanted = trouble > 0 ? icon.dataset.trouble : icon.dataset.fine;
+  const wanted = problems > 0 ? icon.dataset.problems : icon.dataset.healthy;
   if (icon.getAttribute("href") !== wanted) icon.setAttribute("href", wanted);
 }
 
@@ -119,7 +119,7 @@ function tick() {
 // --- fetches ---------------------------------------------------------------------------------------------------------
 
 const FOCUSABLE = "a, button, summary";
-let before = { words: new Map(), open: [], focus: null }; // of the fragment that is being replaced
+let before = { states: new Map(), open: [], focus: null }; // of the fragment that is being replaced
 
 function focusIn(fragment) {
   const focused = document.activeElement;
@@ -135,7 +135,7 @@ function refocus({ row, nth }) {
 document.body.addEventListener("htmx:beforeSwap", (event) => {
   const old = event.detail.target;
   before = {
-    words: new Map([...old.querySelectorAll("[data-watch]")].map((element) => [element.id, element.dataset.watch])),
+    states: new Map([...old.querySelectorAll("[data-watch]")].map((element) => [element.id, element.dataset.watch])),
     open: [...old.querySelectorAll("details[open]")].map((element) => element.id),
     focus: focusIn(old),
   };
@@ -147,15 +147,15 @@ document.body.addEventListener("htmx:afterRequest", (event) => {
   note(fragment);
   for (const details of before.open) document.getElementById(details)?.setAttribute("open", "");
   for (const element of fragment.querySelectorAll("[data-watch]")) {
-    const word = before.words.get(element.id);
-    if (word !== undefined && word !== element.dataset.watch) element.classList.add("changed");
+    const state = before.states.get(element.id);
+    if (state !== undefined && state !== element.dataset.watch) element.classList.add("changed");
   }
   if (before.focus) refocus(before.focus);
-  showTrouble();
-  answered();
+  showProblems();
+  reachable();
 });
 
-function answered() {
+function reachable() {
   const back = unreachable;
   unreachable = false;
   showConnection();
@@ -171,13 +171,13 @@ document.body.addEventListener("htmx:responseError", (event) => {
   const { xhr, target } = event.detail;
   const place = document.getElementById(target.id).querySelector("[data-failure]");
   place.querySelector("[data-why]").textContent =
-    xhr.status === 404 ? "This no longer exists." : `The server answered ${xhr.status}.`;
+    xhr.status === 404 ? "This no longer exists." : `The server returned ${xhr.status}.`;
   place.hidden = false;
   later(target);
-  answered();
+  reachable();
 });
 
-// No answer at all is one trouble of the whole page, not one of each fragment.
+// No response at all is a failure of the whole page, not of each fragment.
 for (const silence of ["htmx:sendError", "htmx:timeout"]) {
   document.body.addEventListener(silence, (event) => {
     unreachable = true;
@@ -198,6 +198,6 @@ document.addEventListener("visibilitychange", () => {
 });
 
 fragments().forEach(note);
-showTrouble();
+showProblems();
 connect(RECONNECT_FIRST_MS);
 setInterval(tick, 1000);

@@ -1,10 +1,10 @@
-// A chat through the same ingress as everybody's requests. It lives in this page only: nothing is stored, and leaving the
-// page, or Stop, closes the connection, which ends generation.
+// A chat through the ingress, as applications send it. It lives in this page only: nothing is stored, and leaving the page,
+// or Stop, closes the connection, which ends generation.
 
 const THIN_SPACE = "\u202f";
 const form = document.getElementById("chat");
 const log = document.getElementById("chat-log");
-const said = document.getElementById("chat-said");
+const transcript = document.getElementById("chat-messages");
 const box = document.getElementById("chat-text");
 const send = document.getElementById("chat-send");
 const stop = document.getElementById("chat-stop");
@@ -12,7 +12,7 @@ const status = document.getElementById("chat-status");
 const empty = document.getElementById("chat-empty");
 
 let messages = [];
-let running = null; // the AbortController of the answer under way
+let running = null; // the AbortController of the running request
 
 function figure(name, text) {
   form.querySelector(`[data-part="${name}"]`).textContent = text || "–";
@@ -23,7 +23,7 @@ function milliseconds(ms) {
   return ms >= 10000 ? `${(ms / 1000).toFixed(1)}${THIN_SPACE}s` : `${Math.round(ms)}${THIN_SPACE}ms`;
 }
 
-function complain(text) {
+function showError(text) {
   status.textContent = text;
   status.hidden = text === "";
 }
@@ -31,19 +31,19 @@ function complain(text) {
 function bubble(role, text) {
   empty.hidden = true;
   const item = document.createElement("li");
-  item.className = `said by-${role}`;
-  const who = document.createElement("span");
-  who.className = "quiet";
-  who.textContent = role === "user" ? "You" : form.elements.deployment.value;
-  const words = document.createElement("p");
-  words.textContent = text;
-  item.append(who, words);
-  said.append(item);
+  item.className = `message by-${role}`;
+  const author = document.createElement("span");
+  author.className = "quiet";
+  author.textContent = role === "user" ? "You" : form.elements.deployment.value;
+  const content = document.createElement("p");
+  content.textContent = text;
+  item.append(author, content);
+  transcript.append(item);
   log.scrollTop = log.scrollHeight;
-  return { who, words };
+  return { author, content };
 }
 
-/** Events of a text/event-stream, as they become whole. */
+/** Events of a text/event-stream, as they arrive. */
 async function* eventsOf(body) {
   const reader = body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
@@ -66,22 +66,22 @@ function showFigures(event) {
   figure("rate", event.tokens_per_s === null ? "" : String(event.tokens_per_s));
 }
 
-function show(event, answer) {
+function show(event, reply) {
   const atEnd = log.scrollHeight - log.scrollTop - log.clientHeight < 40;
   if (event.kind === "head") {
     figure("region", event.region);
     figure("cell", event.cell);
-    if (event.cell) answer.who.textContent = `${event.cell} in ${event.region}`;
+    if (event.cell) reply.author.textContent = `${event.cell} in ${event.region}`;
   } else if (event.kind === "text") {
-    answer.words.textContent += event.text;
+    reply.content.textContent += event.text;
   } else {
     showFigures(event);
-    if (event.kind === "trouble") complain(event.message);
+    if (event.kind === "error") showError(event.message);
   }
   if (atEnd) log.scrollTop = log.scrollHeight;
 }
 
-function question(text) {
+function requestBody(text) {
   const of = form.elements;
   return JSON.stringify({
     deployment: of.deployment.value,
@@ -93,24 +93,24 @@ function question(text) {
   });
 }
 
-async function ask(text, answer, signal) {
+async function stream(text, reply, signal) {
   const response = await fetch(form.dataset.url, {
     method: "POST",
     headers: { "Content-Type": "application/json", "X-CSRFToken": form.elements.csrfmiddlewaretoken.value },
-    body: question(text),
+    body: requestBody(text),
     signal,
   });
   if (!response.ok || !response.headers.get("Content-Type")?.startsWith("text/event-stream")) {
-    const said = await response.json().catch(() => ({}));
-    complain(said.message ?? said.detail ?? `The server answered ${response.status}.`);
+    const error = await response.json().catch(() => ({}));
+    showError(error.message ?? error.detail ?? `The server returned ${response.status}.`);
     return false;
   }
   let ended = false;
   for await (const event of eventsOf(response.body)) {
-    show(event, answer);
+    show(event, reply);
     ended = event.kind === "end";
   }
-  if (!ended && status.hidden) complain("The answer broke off.");
+  if (!ended && status.hidden) showError("The response was cut off.");
   return ended;
 }
 
@@ -121,22 +121,22 @@ function busy(controller) {
   log.setAttribute("aria-busy", String(controller !== null));
 }
 
-async function say(text) {
-  complain("");
+async function submit(text) {
+  showError("");
   for (const name of ["ttft", "rate", "tokens", "took", "region", "cell"]) figure(name, "");
   bubble("user", text);
-  const answer = bubble("assistant", "");
+  const reply = bubble("assistant", "");
   busy(new AbortController());
   try {
-    await ask(text, answer, running.signal);
+    await stream(text, reply, running.signal);
   } catch (error) {
-    complain(error.name === "AbortError" ? "Stopped; generation has ended." : "Switchyard does not answer.");
+    showError(error.name === "AbortError" ? "Stopped." : "Switchyard is unreachable.");
   }
   busy(null);
-  if (answer.words.textContent) {
-    messages.push({ role: "user", content: text }, { role: "assistant", content: answer.words.textContent });
+  if (reply.content.textContent) {
+    messages.push({ role: "user", content: text }, { role: "assistant", content: reply.content.textContent });
   } else {
-    box.value ||= text; // nothing came: it can be sent again
+    box.value ||= text; // no reply: it can be sent again
   }
   box.focus();
 }
@@ -147,7 +147,7 @@ if (form) {
     const text = box.value.trim();
     if (text === "" || running) return;
     box.value = "";
-    say(text);
+    submit(text);
   });
   box.addEventListener("keydown", (event) => {
     if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
@@ -158,9 +158,9 @@ if (form) {
   document.getElementById("chat-new").addEventListener("click", () => {
     running?.abort();
     messages = [];
-    said.replaceChildren();
+    transcript.replaceChildren();
     empty.hidden = false;
-    complain("");
+    showError("");
     box.focus();
   });
 }

@@ -1,4 +1,4 @@
-"""One box finds everything that bears a name, the whole name first, and a fixed number of queries whatever is there."""
+"""The search finds everything by name, the whole name first, in a fixed number of queries."""
 
 import pytest
 from django.db import connection
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.django_db
 
 
 def found(text: str) -> dict[str, list[str]]:
-    return {group.title: [one.name for one in group.found] for group in search(text=text, now=NOW).groups}
+    return {group.title: [match.name for match in group.matches] for group in search(text=text, now=NOW).groups}
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_the_whole_name_comes_first_and_few_of_many_are_shown() -> None:
     assert len(found("deployment-1")["Deployments"]) == EACH_SHOWN
 
 
-def test_nothing_is_asked_for_no_text_and_one_query_for_each_kind() -> None:
+def test_an_empty_text_takes_no_query_and_any_other_one_for_each_kind() -> None:
     one_more_of_everything(1)
     for text, queries in (("", 0), ("1", 7)):
         with CaptureQueriesContext(connection) as captured:

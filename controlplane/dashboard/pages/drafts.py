@@ -1,0 +1,101 @@
+"""Drafts of model versions: create one from a version, and edit its fields, validated as in the API."""
+
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+from django.shortcuts import redirect, render
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_http_methods
+
+from controlplane.dashboard.actions import Submission, action
+from controlplane.dashboard.fragments import storable
+from controlplane.dashboard.pages.models import VERSION_TARGET
+from controlplane.dashboard.selectors.drafts import NESTED, NUMBERS, TEXTS, draft_fields, parse_fields
+from kernel import clock
+from kernel.access import Role, needs
+from kernel.refusals import InvalidInput, Refusal
+from models_registry.api.version_requests import CreateDraftSerializer, EditDraftSerializer
+from models_registry.models import ModelVersion
+from models_registry.planning.lifecycle import VersionState
+from models_registry.services.draft import draft_change, draft_create
+
+MAX_FIELD = 100_000
+FIELDS = ("engine", *TEXTS, *NUMBERS, *NESTED)
+
+
+@action(VERSION_TARGET)
+def draft_new(form: Submission, base: ModelVersion) -> HttpResponse:
+    """A draft with the configuration of this version, to be edited."""
+    data = {"model": base.model_id, "version": form.text("version"), "based_on": base.reference}
+    serializer = CreateDraftSerializer(data=data)
+    if not serializer.is_valid():
+        raise InvalidInput(field="version", rule="valid", message=_first_error(serializer.errors))
+    draft = draft_create(
+        model=base.model_id,
+        version=serializer.validated_data["version"],
+        based_on=base.reference,
+        columns={},
+        actor=form.actor,
+        now=form.now,
+    )
+    return redirect("draft-edit", key=draft.reference)
+
+
+@never_cache
+@needs(Role.OPERATOR)
+@require_http_methods(["GET", "HEAD", "POST"])
+def draft_edit(request: HttpRequest, key: str) -> HttpResponse:
+    """The form of a draft; by POST, save it. Each error stands at its field."""
+    version = VERSION_TARGET.find(key)
+    form = Submission(request, clock.now())
+    if not form.is_post:
+        if version.state != VersionState.DRAFT:
+            return redirect("version", key=version.reference)
+        return _form_page(form, version, {}, {}, 200)
+    texts = {name: storable(str(form.fields.get(name, "")))[:MAX_FIELD] for name in FIELDS}
+    values, errors = parse_fields(texts)
+    errors = errors or _save(form, version, values)
+    if errors:
+        return _form_page(form, version, texts, errors, 409)
+    return redirect("version", key=version.reference)
+
+
+def _save(form: Submission, version: ModelVersion, values: dict[str, Any]) -> dict[str, str]:
+    """Errors by field, "" for those of no field. None: it was saved."""
+    serializer = EditDraftSerializer(data={**values, "revision": form.text("revision") or None})
+    if not serializer.is_valid():
+        return {field: _first_error({field: error}) for field, error in serializer.errors.items()}
+    columns = dict(serializer.validated_data)
+    revision = columns.pop("revision", None)
+    try:
+        draft_change(version_id=version.pk, columns=columns, revision=revision, actor=form.actor, now=form.now)
+    except InvalidInput as invalid:
+        field = invalid.field.partition(".")[0]
+        return {field if field in FIELDS else "": str(invalid)}
+    except Refusal as refusal:
+        return {"": str(refusal)}
+    return {}
+
+
+def _form_page(
+    form: Submission, version: ModelVersion, texts: dict[str, str], errors: dict[str, str], status: int
+) -> HttpResponse:
+    general = [error for field, error in errors.items() if field not in FIELDS]
+    context = {
+        "version": version,
+        "revision": form.text("revision") or version.revision,
+        "fields": draft_fields(version, texts, errors),
+        "refused": ". ".join(general) or ("Nothing was saved: some fields are invalid" if errors else ""),
+    }
+    return render(form.request, "dashboard/models/edit.html", context, status=status)
+
+
+def _first_error(errors: Any) -> str:
+    """The first error of a serializer, with its place inside the field."""
+    if isinstance(errors, dict):
+        field, nested = next(iter(errors.items()))
+        text = _first_error(nested)
+        return f"{field}: {text}" if isinstance(nested, dict) else text
+    if isinstance(errors, list):
+        return next((_first_error(error) for error in errors if error), "is invalid")
+    return str(errors)

@@ -1,0 +1,171 @@
+"""The pages of models and their versions: what they show, and the actions of operators."""
+
+import pytest
+from django.contrib.auth.models import User
+from django.test import Client
+
+from fleet.models import Deployment
+from models_registry.models import ModelVersion, Validation
+from models_registry.planning.artifact_rules import ArtifactLimits
+from models_registry.services.validation import Slice, validation_start, validations_advance
+from tests.controlplane.dashboard.clients import fragment, signed_in
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+from tests.models_registry.drafts import draft, stored
+
+pytestmark = pytest.mark.django_db
+
+URL = "/models/toy@1/"
+
+
+def act(action: str, **form: str) -> tuple[int, str]:
+    """Post the action and follow; returns the status and text of the last response."""
+    response = signed_in().post(f"{URL}ask/{action}/", form, follow=True)
+    return response.status_code, response.text
+
+
+def test_a_model_shows_its_versions_and_who_serves_them() -> None:
+    rows.deployment()
+    row = stored("released")
+    draft("2")
+    Deployment.objects.update(model_version=row)
+    rows.cell("a", model_version=row)
+    text = fragment(signed_in(), "/models/toy/", "model")
+    assert '<a href="/deployments/sim-70b/">sim-70b</a>' in text
+    assert '<a href="/models/toy@1/">1</a>' in text
+    listed = fragment(signed_in(), "/models/toy/", "model-versions")
+    assert listed.index("toy@2") < listed.index("toy@1")
+    assert '<td class="number">1</td>' in listed
+
+
+def test_a_model_without_versions_says_how_to_add_one() -> None:
+    row = draft()
+    model = row.model
+    row.delete()
+    assert "POST /api/v1/model-versions" in fragment(signed_in(), f"/models/{model.name}/", "model-versions")
+
+
+def test_a_version_shows_what_it_says_and_what_a_cell_of_it_is() -> None:
+    draft(context_length=4096)
+    client = signed_in()
+    assert "editable" in fragment(client, URL, "version")
+    options = fragment(client, URL, "version-options")
+    assert "engine_options.decode_step_ms" in options
+    cells = fragment(client, URL, "version-cells")
+    assert "local.cpu: 2 nodes" in cells
+    assert "<li>--decode-step-ms 14</li>" in cells
+    assert "2 + 2 =" in fragment(client, URL, "version-prompts")
+    assert "version.drafted" in fragment(client, URL, "version-events")
+    assert "No deployment or cell uses it" in fragment(client, URL, "version-runs")
+
+
+def test_a_cell_that_cannot_be_made_says_why() -> None:
+    draft(engine="vllm", engine_options={})
+    assert "engine vllm needs artifact_uri" in fragment(signed_in(), URL, "version-cells")
+
+
+def test_a_waiver_is_shown_in_the_place_of_prompts() -> None:
+    draft(golden_prompts=[], golden_waiver="random weights answer nothing")
+    assert "None. Waiver: random weights answer nothing" in fragment(signed_in(), URL, "version-prompts")
+    ModelVersion.objects.update(golden_waiver="")
+    assert "no waiver" in fragment(signed_in(), URL, "version-prompts")
+
+
+def test_where_a_version_runs_is_counted_by_state() -> None:
+    row = stored("released")
+    rows.deployment()
+    Deployment.objects.update(model_version=row)
+    for number, state in enumerate(("ready", "ready", "lost", "stopped")):
+        rows.cell(f"cell-{number}", model_version=row, state=state)
+    text = fragment(signed_in(), URL, "version-runs")
+    assert "2 ready" in text
+    assert "1 lost" in text
+    assert "stopped" not in text
+    assert "Wanted by" in text
+
+
+def test_progress_of_a_validation_is_shown() -> None:
+    validation_start(version_id=draft().pk, actor="ada", now=NOW)
+    Validation.objects.update(files_total=9, files_done=3, bytes_total=2**31, bytes_done=2**30)
+    text = fragment(signed_in(), URL, "version-validation")
+    assert '<progress max="100" value="50"' in text
+    assert "3 of 9 files" in text
+    assert "action-validate" not in fragment(signed_in(), URL, "version-actions")
+
+
+def test_a_version_is_validated_released_and_retired_from_its_page() -> None:
+    draft()
+    assert act("validate")[0] == 200
+    validations_advance(Slice((), ArtifactLimits()))
+    validation = fragment(signed_in(), URL, "version-validation")
+    assert "engine sim needs no artifact" in validation
+    assert "possible" in validation
+    assert "Released by operator: a week on canaries." in act("release", why="a week on canaries")[1]
+    text = act("retire", why="superseded", confirm="toy@1")[1]
+    assert "Retired by operator: superseded." in text
+    assert "This version is retired." in text
+
+
+def test_a_draft_is_deleted_from_its_page_by_its_name() -> None:
+    draft()
+    status, text = act("delete", confirm="toy@2")
+    assert (status, "Type toy@1 to confirm; &#x27;toy@2&#x27; was typed." in text) == (409, True)
+    assert "No versions." in act("delete", confirm="toy@1")[1]
+    assert not ModelVersion.objects.exists()
+
+
+def test_a_refusal_says_why() -> None:
+    draft()
+    status, text = act("release", why="now")
+    assert status == 409
+    assert "toy@1 is draft; release needs one that is validated." in text
+
+
+def test_a_version_in_use_can_be_neither_retired_nor_deleted() -> None:
+    rows.deployment()
+    Deployment.objects.update(model_version=stored("released"))
+    text = fragment(signed_in(), URL, "version-actions")
+    assert "action-retire" not in text
+    assert "In use by deployment sim-70b" in text
+
+
+@pytest.mark.parametrize("path", ["toy@9/ask/release/", "toy@1/ask/explode/"])
+def test_an_unknown_version_or_action_is_not_found(path: str) -> None:
+    draft()
+    assert signed_in().post(f"/models/{path}").status_code == 404
+
+
+def test_only_signed_in_users_may_act_and_only_by_a_form() -> None:
+    stored("validated")
+    path = f"{URL}ask/release/"
+    assert Client().post(path, {"why": "x"}).headers["Location"].startswith("/login/")
+    assert signed_in().get(path).status_code == 405
+    careful = Client(enforce_csrf_checks=True)
+    careful.force_login(User.objects.get(username="operator"))
+    assert careful.post(path, {"why": "x"}).status_code == 403
+    assert ModelVersion.objects.get().state == "validated"
+
+
+def test_two_versions_are_shown_side_by_side() -> None:
+    draft("1")
+    draft("2", engine_options={"decode_step_ms": 12.5, "seed": 7})
+    text = fragment(signed_in(), "/models/toy@2/diff/?against=toy@1", "version-diff")
+    for words in ("differs", "engine_options.decode_step_ms", "12.5", "not set", "--decode-step-ms", "identical"):
+        assert words in text
+    assert '<th scope="col">1</th><th scope="col">2</th>' in text
+
+
+def test_versions_that_are_the_same_say_so() -> None:
+    draft("1")
+    draft("2")
+    text = fragment(signed_in(), "/models/toy@2/diff/?against=toy@1", "version-diff")
+    assert "Same engine, artifacts and prompts." in text
+    assert "Same nodes, degrees and engine arguments." in text
+
+
+def test_a_comparison_without_another_version_offers_them() -> None:
+    draft("1")
+    assert "toy has no other version" in fragment(signed_in(), "/models/toy@1/diff/", "version-diff")
+    draft("2")
+    assert "Select a version to compare with" in fragment(signed_in(), "/models/toy@1/diff/", "version-diff")
+    assert signed_in().get("/models/toy@1/diff/?against=toy@9").status_code == 404
