@@ -1,7 +1,7 @@
-"""Django's admin, for looking at raw records when a page does not say enough. Admins only, and read only.
+"""Django's admin over the raw records, for what no page shows. Admins only, read-only.
 
-Whatever changes goes through services, which check rules, write events and are audited; so nothing is added, changed or
-deleted here. Secrets, and what tenants sent, are not shown.
+Changes go through services, which check rules, write events and are audited, so nothing is added, changed or
+deleted here. Secrets and tenants' requests are not shown.
 """
 
 from http import HTTPStatus
@@ -18,7 +18,7 @@ from django.urls import URLPattern, URLResolver
 from kernel.access import access_of
 
 APPS = ("kernel", "accounts", "audit", "models_registry", "fleet", "traffic", "auth")
-LEFT_OUT = frozenset({"auth.Permission"})
+EXCLUDED = frozenset({"auth.Permission"})
 ALWAYS_HIDDEN = frozenset({"password", "secret", "own_secret", "callback_secret", "session_key"})
 HIDDEN = {
     "accounts.ApiToken": {"digest"},
@@ -28,9 +28,9 @@ HIDDEN = {
     "traffic.AsyncRequest": {"digest"},
 }
 COLUMNS = 7
-"""Of a list; more do not fit a screen."""
-NOT_OURS = frozenset({"password_change", "password_change_done", "autocomplete", "view_on_site"})
-"""Views of Django's admin for which the dashboard has its own, or nothing is needed."""
+"""Of a list: as many as fit a screen."""
+UNUSED_VIEWS = frozenset({"password_change", "password_change_done", "autocomplete", "view_on_site"})
+"""Views of Django's admin that the dashboard replaces, or that a read-only site does not need."""
 
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ else:
 
 
 class RecordSite(AdminSite):
-    """Everything that is stored, by app."""
+    """Every table, by app."""
 
     site_header = site_title = "Switchyard records"
     index_title = "Raw records"
@@ -52,14 +52,14 @@ class RecordSite(AdminSite):
         return bool(request.user.is_active) and access_of(request).administer
 
     def login(self, request: HttpRequest, extra_context: dict[str, Any] | None = None) -> HttpResponse:
-        """Strangers log in where everybody does; who is no admin is told so."""
+        """Anonymous users go to the login; users who are no admins are refused."""
         if not request.user.is_authenticated:
             return redirect_to_login(request.GET.get("next", request.path))
-        said = {"exception": "This takes the role admin."}
-        return TemplateResponse(request, "403.html", said, status=HTTPStatus.FORBIDDEN)
+        context = {"exception": "This needs the admin role."}
+        return TemplateResponse(request, "403.html", context, status=HTTPStatus.FORBIDDEN)
 
     def get_urls(self) -> list[URLResolver | URLPattern]:
-        return [url for url in super().get_urls() if getattr(url, "name", None) not in NOT_OURS]
+        return [url for url in super().get_urls() if getattr(url, "name", None) not in UNUSED_VIEWS]
 
 
 class Record(_Table):
@@ -106,11 +106,11 @@ class Record(_Table):
 
 
 def record_site() -> RecordSite:
-    """The site with every table of ours; called once, when all apps are loaded."""
+    """The site with every table of our apps; called once, when all apps are loaded."""
     site = RecordSite(name="admin")
     for label in APPS:
         for model in apps.get_app_config(label).get_models():
             # Django's admin takes no table whose key has several columns.
-            if model._meta.label not in LEFT_OUT and not isinstance(model._meta.pk, CompositePrimaryKey):
+            if model._meta.label not in EXCLUDED and not isinstance(model._meta.pk, CompositePrimaryKey):
                 site.register(model, Record)
     return site

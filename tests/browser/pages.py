@@ -8,6 +8,7 @@ from typing import Any
 from playwright.sync_api import Browser
 
 from tests.browser.watched import Look, Watched
+from tests.controlplane.dashboard import page_urls
 from tests.scenarios.running_fleet import RunningFleet
 
 IN_EVERY_LOOK = frozenset({"overview", "cell", "rollout", "traffic", "playground"})
@@ -15,28 +16,7 @@ IN_EVERY_LOOK = frozenset({"overview", "cell", "rollout", "traffic", "playground
 SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
 """A folder: screenshots are written there. Empty, as in CI: nothing is."""
 
-LISTS: dict[str, str] = {
-    "overview": "/",
-    "audit": "/audit/",
-    "cells": "/cells/",
-    "deployments": "/deployments/",
-    "events": "/events/",
-    "incidents": "/incidents/",
-    "keys": "/keys/",
-    "key-new": "/keys/new/",
-    "models": "/models/",
-    "nodes": "/nodes/",
-    "playground": "/playground/",
-    "rollouts": "/rollouts/",
-    "search": "/search/?q=sim",
-    "settings": "/settings/",
-    "settings-approvals": "/settings/approvals/",
-    "settings-groups": "/settings/groups/",
-    "settings-rules": "/settings/rules/",
-    "settings-users": "/settings/users/",
-    "settings-webhooks": "/settings/webhooks/",
-    "traffic": "/traffic/",
-}
+LISTS: dict[str, str] = {**page_urls.LISTS, **page_urls.SETTINGS, "key-new": "/keys/new/", "search": "/search/?q=sim"}
 """Name of its screenshot -> address, of pages that there are on a fleet without anything, too."""
 
 

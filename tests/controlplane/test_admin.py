@@ -1,4 +1,4 @@
-"""Raw records: for admins, to look at, without secrets, within the policy of all pages."""
+"""Raw records: for admins, read-only, without secrets, within the content security policy of all pages."""
 
 import re
 
@@ -22,7 +22,7 @@ TABLES = [model._meta.label_lower.replace(".", "/") for model in record_site()._
 
 
 @pytest.mark.parametrize("table", TABLES)
-def test_every_table_can_be_looked_at_and_nothing_added(table: str) -> None:
+def test_every_table_is_listed_and_nothing_can_be_added(table: str) -> None:
     client = signed_in()
     assert client.get(f"/admin/{table}/").status_code == 200
     assert client.get(f"/admin/{table}/add/").status_code == 404
@@ -54,7 +54,7 @@ def test_secrets_are_not_shown() -> None:
     assert user.password not in client.get(reverse("admin:auth_user_change", args=[user.pk])).content.decode()
 
 
-def test_who_is_no_admin_is_refused() -> None:
+def test_users_who_are_no_admins_are_refused() -> None:
     client = Client()
     client.force_login(User.objects.create(username="ada", is_staff=True))
     assert client.get("/admin/", follow=True).status_code == 403
@@ -62,7 +62,7 @@ def test_who_is_no_admin_is_refused() -> None:
     assert GroupRole.objects.count() == 0
 
 
-def test_strangers_log_in_where_everybody_does() -> None:
+def test_anonymous_users_go_to_the_login() -> None:
     response = Client().get("/admin/fleet/node/", follow=True)
     assert response.redirect_chain[-1][0].startswith(reverse("login"))
 

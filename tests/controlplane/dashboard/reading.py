@@ -1,42 +1,10 @@
-"""Addresses of pages, and what tests read of a page."""
+"""What tests read of a page."""
 
 from html.parser import HTMLParser
 
 from django.db import connection
 from django.test import Client
 from django.test.utils import CaptureQueriesContext
-
-LISTS = [
-    "/",
-    "/audit/?action=node.cordon&outcome=done",
-    "/cells/",
-    "/cells/?q=deployment&region=region-0&deployment=deployment-0&state=ready",
-    "/deployments/",
-    "/events/",
-    "/events/?kind=cell.ready&subject=region-0",
-    "/incidents/",
-    "/incidents/?state=all",
-    "/keys/",
-    "/keys/?q=search&state=active&tenant=tenant-0",
-    "/models/",
-    "/nodes/",
-    "/nodes/?role=leader",
-    "/playground/",
-    "/rollouts/",
-    "/rollouts/?state=active",
-    "/search/?q=0",
-    "/traffic/",
-]
-DETAILS = [
-    "/cells/deployment-0-region-0-1/",
-    "/nodes/n-00000000/",
-    "/nodes/n-000000aa/",
-    "/deployments/deployment-0/",
-    "/keys/0a000000/",
-    "/models/model-0/",
-    "/models/model-0@1/",
-    "/models/model-0@1/diff/?against=model-0@1",
-]
 
 
 class Reader(HTMLParser):

@@ -1,4 +1,4 @@
-"""Every page: only for people who are signed in, helpful when there is nothing, and sent in parts."""
+"""Every page: for signed-in users only, helpful when it is empty, and refreshed in fragments."""
 
 import pytest
 from django.test import Client
@@ -6,44 +6,45 @@ from django.test import Client
 from controlplane.dashboard.urls import urlpatterns
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
-from tests.controlplane.dashboard.reading import DETAILS, LISTS, Reader, queries
+from tests.controlplane.dashboard.page_urls import FILTERED, FLEET_PAGES, LISTS
+from tests.controlplane.dashboard.reading import Reader, queries
 
 pytestmark = pytest.mark.django_db
 
 
 def test_every_page_is_tried_here() -> None:
-    tried = {url.strip("/").partition("/")[0].partition("?")[0] for url in LISTS}
+    tried = {url.strip("/").partition("/")[0].partition("?")[0] for url in LISTS.values()}
     pages = {str(route.pattern).partition("/")[0] for route in urlpatterns}
     assert pages - tried == {"login", "logout", "settings"}  # the last have tests of their own
 
 
-@pytest.mark.parametrize("url", LISTS + DETAILS)
-def test_a_page_sends_strangers_to_the_login_and_back(client: Client, url: str) -> None:
+def test_every_page_sends_anonymous_users_to_the_login_and_back(client: Client) -> None:
     one_more_of_everything(0)
-    response = client.get(url)
-    assert response.status_code == 302
-    assert response.headers["Location"].startswith("/login/?next=/")
+    for url in FLEET_PAGES:
+        response = client.get(url)
+        assert response.status_code == 302, url
+        assert response.headers["Location"].startswith("/login/?next=/"), url
 
 
-@pytest.mark.parametrize("url", LISTS)
-def test_an_empty_page_says_how_to_fill_it(url: str) -> None:
-    text = signed_in().get(url).text
-    assert 'class="empty"' in text or 'class="verdict' in text
-    assert "make up" in text or "matches this filter" in text or "Show closed ones" in text
+def test_every_empty_page_says_how_to_fill_it() -> None:
+    client = signed_in()
+    for url in (*LISTS.values(), *FILTERED):
+        text = client.get(url).text
+        assert 'class="empty"' in text or 'class="verdict' in text, url
+        assert "make up" in text or "matches this filter" in text or "Show closed ones" in text, url
 
 
-@pytest.mark.parametrize("url", LISTS + DETAILS)
-def test_every_fragment_of_a_page_can_be_asked_for_alone(url: str) -> None:
+def test_every_fragment_of_every_page_can_be_fetched_alone() -> None:
     one_more_of_everything(0)
     client = signed_in()
-    whole = client.get(url).text
-    names = Reader(whole).fragments
-    assert "navigation" in names
-    assert len(names) > 1
-    for name in names:
-        part = fragment(client, url, name)
-        assert part.startswith(f'<section id="{name}"')
-        assert Reader(part).fragments == [name]
+    for url in FLEET_PAGES:
+        names = Reader(client.get(url).text).fragments
+        assert "navigation" in names, url
+        assert len(names) > 1, url
+        for name in names:
+            part = fragment(client, url, name)
+            assert part.startswith(f'<section id="{name}"'), (url, name)
+            assert Reader(part).fragments == [name], (url, name)
 
 
 def test_the_overview_takes_few_queries() -> None:

@@ -1,0 +1,48 @@
+"""The URL of every page, for all tests that walk pages."""
+
+LISTS: dict[str, str] = {
+    "overview": "/",
+    "audit": "/audit/",
+    "cells": "/cells/",
+    "deployments": "/deployments/",
+    "events": "/events/",
+    "incidents": "/incidents/",
+    "keys": "/keys/",
+    "models": "/models/",
+    "nodes": "/nodes/",
+    "playground": "/playground/",
+    "rollouts": "/rollouts/",
+    "search": "/search/?q=0",
+    "traffic": "/traffic/",
+}
+"""Name -> URL, of pages that list things."""
+SETTINGS: dict[str, str] = {
+    "settings": "/settings/",
+    "settings-approvals": "/settings/approvals/",
+    "settings-groups": "/settings/groups/",
+    "settings-rules": "/settings/rules/",
+    "settings-users": "/settings/users/",
+    "settings-webhooks": "/settings/webhooks/",
+}
+FILTERED: tuple[str, ...] = (
+    "/audit/?action=node.cordon&outcome=done",
+    "/cells/?q=deployment&region=region-0&deployment=deployment-0&state=ready",
+    "/events/?kind=cell.ready&subject=region-0",
+    "/incidents/?state=all",
+    "/keys/?q=search&state=active&tenant=tenant-0",
+    "/nodes/?role=leader",
+    "/rollouts/?state=active",
+)
+"""Lists with every filter set; those of `fleets.one_more_of_everything` match."""
+DETAILS: tuple[str, ...] = (
+    "/cells/deployment-0-region-0-1/",
+    "/nodes/n-00000000/",
+    "/nodes/n-000000aa/",
+    "/deployments/deployment-0/",
+    "/keys/0a000000/",
+    "/models/model-0/",
+    "/models/model-0@1/",
+    "/models/model-0@1/diff/?against=model-0@1",
+)
+"""Pages about one thing that `fleets.one_more_of_everything(0)` makes."""
+FLEET_PAGES: tuple[str, ...] = (*LISTS.values(), *FILTERED, *DETAILS)
