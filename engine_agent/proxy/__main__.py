@@ -1,4 +1,4 @@
-"""`python -m engine_agent.proxy`: reads the command line and runs one cell proxy until it is told to stop."""
+"""`python -m engine_agent.proxy`: reads the command line and runs one cell proxy until SIGTERM or SIGINT."""
 
 import argparse
 import os

@@ -1,5 +1,6 @@
-"""Decides whether this cell takes one more request. Pure: phase, health, class and requests in flight in, a refusal or
-None out. It never queues; the ingress does that, and the proxy is only the backstop behind it.
+"""Decides whether this cell takes one more request. Pure: the request's class, tenant and deadline come from headers
+that the ingress sets or lets pass; phase, health, class and requests in flight in, a refusal or None out. It never
+queues; the ingress does that, and the proxy is only the backstop behind it.
 
 Classes share the cell by trunk reservation (F. P. Kelly, "Loss networks", 1991): a class is admitted while the requests
 in flight of *all* classes are below its own limit. So the last slots are open to the urgent only, and what is less
@@ -7,17 +8,30 @@ urgent is the first to yield when load rises, however much of it there is.
 """
 
 import math
+import re
+from dataclasses import dataclass
 
+from engine_agent.protocol.messages import OTHER_TENANTS
 from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.refusal import Refusal
+from engine_agent.proxy.wire import Headers
 
+CLASS_HEADER = b"x-switchyard-class"
+TENANT_HEADER = b"x-switchyard-tenant"
+DEADLINE_HEADER = b"x-switchyard-deadline-ms"
+DEPLOYMENT_HEADER = b"x-switchyard-deployment"
+ARRIVED_HEADER = b"x-switchyard-arrived-ms"
+_TENANT = re.compile(rb"[A-Za-z0-9._:@-]{1,64}")
+_MILLISECONDS = re.compile(rb"-?\d{1,10}")
+"""Up to 115 days; a longer bound is none."""
+_UNIX_MS = re.compile(rb"\d{13}")
 OVERLOAD_FACTOR = 2.0
 """Several ingresses share a cell and each holds about 1.25 x its share: twice the limit is only passed by a fault. What
 is above the concurrency waits in the engine, so this bounds its queue."""
 LESS_URGENT_FACTOR = 1.5
-"""The same for the less urgent while nobody more urgent comes: the ingress's own limit binds first, and its queue keeps
-what waits. A real-time request always finds room above."""
+"""The same for the less urgent while no more urgent request comes: the ingress's own limit binds first, and its queue
+keeps what waits. A real-time request always finds room above."""
 RESERVED = {ServingClass.NEAR_REALTIME: 0.10, ServingClass.BATCH: 0.25}
 """Share of the concurrency that is closed to a class while there is more urgent traffic."""
 URGENT_MEMORY_S = 60.0
@@ -25,6 +39,70 @@ URGENT_MEMORY_S = 60.0
 the ingress's queue until any of the cell's requests ends, and brings the reservation back."""
 MIN_TTFT_SAMPLES = 20
 """Fewer times to first token say nothing about whether a deadline can be met."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMetadata:
+    """What the headers of a request state: class, tenant, deadline. `tenant` is empty where none is named;
+    `time_left_s` None: no deadline, else seconds that are left.
+
+    `is_routed`: an ingress chose this deployment for the model's name, which the engine need not know.
+    """
+
+    serving_class: ServingClass = ServingClass.REALTIME
+    tenant: str = ""
+    time_left_s: float | None = None
+    is_routed: bool = False
+
+
+class BadHeader(ValueError):
+    """A header with a value that is not allowed. `refusal` is the response to it."""
+
+    def __init__(self, refusal: Refusal) -> None:
+        super().__init__(refusal.message)
+        self.refusal = refusal
+
+
+def read_metadata(headers: Headers, now: float) -> RequestMetadata:
+    """The metadata of one request, at `now` in seconds since 1970. Of a header that is there twice the last counts.
+
+    What the request waited at its ingress is taken off its time, by the clocks of both machines.
+
+    Raises:
+        BadHeader: a class that does not exist, or a deadline that is no number.
+    """
+    serving_class, tenant, time_left_s, is_routed = ServingClass.REALTIME, "", None, False
+    waited_s = 0.0
+    for name, value in headers:
+        if name == CLASS_HEADER:
+            serving_class = _serving_class(value)
+        elif name == TENANT_HEADER:
+            tenant = value.decode() if _TENANT.fullmatch(value) else OTHER_TENANTS
+        elif name == DEADLINE_HEADER:
+            time_left_s = _limit_s(value)
+        elif name == DEPLOYMENT_HEADER:
+            is_routed = True
+        elif name == ARRIVED_HEADER and _UNIX_MS.fullmatch(value):
+            waited_s = max(0.0, now - int(value) / 1000)
+    return RequestMetadata(serving_class, tenant, None if time_left_s is None else time_left_s - waited_s, is_routed)
+
+
+def _serving_class(value: bytes) -> ServingClass:
+    try:
+        return ServingClass(value.decode("latin-1"))
+    except ValueError:
+        raise BadHeader(_bad_header("X-Switchyard-Class", value, f"one of {', '.join(ServingClass)}")) from None
+
+
+def _limit_s(value: bytes) -> float:
+    if not _MILLISECONDS.fullmatch(value):
+        raise BadHeader(_bad_header("X-Switchyard-Deadline-Ms", value, "the milliseconds left, a whole number"))
+    return int(value) / 1000
+
+
+def _bad_header(name: str, value: bytes, right: str) -> Refusal:
+    given = value[:80].decode("latin-1")
+    return Refusal(400, "bad_header", f"the header {name} is {given!r}; it must be {right}")
 
 
 def limit_of(serving_class: ServingClass, *, max_concurrency: int, urgent_lately: bool) -> int:
@@ -50,7 +128,7 @@ def refuse(
 
 
 def refuse_new_work(*, phase: Phase, healthy: bool, reason: str) -> Refusal | None:
-    """As `refuse`, but whatever the load: what health checks ask."""
+    """As `refuse`, but whatever the load: for health checks."""
     if phase is not Phase.SERVE:
         return Refusal(503, "cell_draining", f"the cell takes no new requests (phase {phase})", retry=True)
     if not healthy:
@@ -58,11 +136,11 @@ def refuse_new_work(*, phase: Phase, healthy: bool, reason: str) -> Refusal | No
     return None
 
 
-def refuse_deadline(limit_s: float, *, ttft_p50_s: float | None, samples: int) -> Refusal | None:
-    """Why a request with `limit_s` left is not begun: it is too late already, or half of its kind waited longer than
-    that for their first token in the last 30 s. `samples`: how many those were."""
-    if limit_s <= 0:
+def refuse_deadline(time_left_s: float, *, ttft_p50_s: float | None, samples: int) -> Refusal | None:
+    """Why a request with `time_left_s` left is not begun: it is too late already, or half of its kind waited longer
+    than that for their first token in the last 30 s. `samples`: how many those were."""
+    if time_left_s <= 0:
         return refusals.deadline_passed()
-    if ttft_p50_s is not None and samples >= MIN_TTFT_SAMPLES and ttft_p50_s > limit_s:
-        return refusals.deadline_unreachable(limit_s, ttft_p50_s)
+    if ttft_p50_s is not None and samples >= MIN_TTFT_SAMPLES and ttft_p50_s > time_left_s:
+        return refusals.deadline_unreachable(time_left_s, ttft_p50_s)
     return None

@@ -8,14 +8,14 @@ from typing import Protocol
 
 from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import admission
+from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.health import HealthJudge
 from engine_agent.proxy.log import LineLog
-from engine_agent.proxy.measure import Meter
+from engine_agent.proxy.meter import Meter
 from engine_agent.proxy.refusal import Refusal
 from engine_agent.proxy.settings import ProxySettings
 from engine_agent.proxy.span_export import SpanExporter
 from engine_agent.proxy.status import ProxyStatus
-from engine_agent.proxy.terms import Terms
 from engine_agent.proxy.upstream import EnginePool
 
 
@@ -46,10 +46,10 @@ class Cell:
         """Set while nothing is in flight."""
         self.idle.set()
         self.cell_header = settings.cell.encode()
-        self.look_now: Callable[[], None] = _nobody_looks
-        """Asks the prober for a look at /health without waiting for its turn."""
-        self.confirm_health: Callable[[], Awaitable[bool]] = self._health_as_known
-        """Looks at /health now and says whether the engine is healthy."""
+        self.request_probe: Callable[[], None] = _no_prober
+        """Has the prober check /health without waiting for its turn."""
+        self.check_health: Callable[[], Awaitable[bool]] = self._last_known_health
+        """Checks /health now; returns whether the engine is healthy."""
         self.pool = EnginePool(
             settings.engine_host,
             settings.engine_port,
@@ -58,9 +58,9 @@ class Cell:
             on_lost=self._connection_lost,
         )
 
-    def refusal(self, terms: Terms) -> Refusal | None:
+    def refusal(self, metadata: RequestMetadata) -> Refusal | None:
         """Why one more request on these terms is not taken now."""
-        now, serving_class = monotonic(), terms.serving_class
+        now, serving_class = monotonic(), metadata.serving_class
         self._seen_at[serving_class] = now
         limit = admission.limit_of(
             serving_class,
@@ -75,11 +75,11 @@ class Cell:
             in_flight=len(self.in_flight),
             limit=limit,
         )
-        if refusal is not None or terms.limit_s is None:
+        if refusal is not None or metadata.time_left_s is None:
             return refusal
         ttft = self.meter.of(serving_class).ttft
         return admission.refuse_deadline(
-            terms.limit_s, ttft_p50_s=ttft.quantile(now, 0.5), samples=ttft.recent_count(now)
+            metadata.time_left_s, ttft_p50_s=ttft.quantile(now, 0.5), samples=ttft.recent_count(now)
         )
 
     def _urgent_lately(self, serving_class: ServingClass, now: float) -> bool:
@@ -99,7 +99,7 @@ class Cell:
         return ProxyStatus(health=self.judge.health(now), load=load, phase=self.phase, in_flight=in_flight)
 
     def enter_phase(self, phase: Phase) -> None:
-        """Serve or drain as told; the change is logged."""
+        """Serve or drain as ordered; the change is logged."""
         if phase is not self.phase:
             self.phase = phase
             self.log.event(event="phase", cell=self.settings.cell, phase=phase, in_flight=len(self.in_flight))
@@ -107,7 +107,7 @@ class Cell:
     def engine_failed(self, reason: str) -> None:
         """A request saw the engine unreachable: unhealthy from now until the next good probe."""
         self.judge.failed(monotonic(), reason)
-        self.look_now()
+        self.request_probe()
 
     def enter(self, request: InFlight) -> None:
         """A request was admitted."""
@@ -121,11 +121,11 @@ class Cell:
             self.idle.set()
 
     def _connection_lost(self) -> None:
-        self.look_now()
+        self.request_probe()
 
-    async def _health_as_known(self) -> bool:
+    async def _last_known_health(self) -> bool:
         return self.judge.ok
 
 
-def _nobody_looks() -> None:
-    """Before the prober runs there is nobody to ask."""
+def _no_prober() -> None:
+    """Before the prober runs there is none to request a probe of."""

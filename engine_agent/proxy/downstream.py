@@ -8,10 +8,10 @@ from time import monotonic
 from typing import Protocol, cast
 
 from engine_agent.proxy import refusal as refusals
-from engine_agent.proxy.inbound import Incoming, RequestReader
 from engine_agent.proxy.refusal import Refusal
+from engine_agent.proxy.request_parser import IncomingRequest, RequestParser
 from engine_agent.proxy.settings import Limits
-from engine_agent.proxy.wire import RequestHead, refusal_reply, reply_bytes
+from engine_agent.proxy.wire import RequestHead, refusal_response, response_bytes
 
 _NEVER = float("inf")
 
@@ -57,9 +57,9 @@ class ClientConnection(asyncio.Protocol):
         self._respond = respond
         self._limits = limits
         self._open = open_connections
-        self._reader = RequestReader(limits)
+        self._reader = RequestParser(limits)
         self._transport: asyncio.Transport | None = None
-        self._current: Incoming | None = None
+        self._current: IncomingRequest | None = None
         self._responder: Responder | None = None
         self._stage = ReadStage.IDLE
         self._read_deadline = _NEVER
@@ -198,11 +198,11 @@ class ClientConnection(asyncio.Protocol):
             self._deliver(self._responder, self._current, first=True)
             return True
         if self._reader.broken is not None:
-            self.write(reply_bytes(refusal_reply(self._reader.broken), keep_alive=False))
+            self.write(response_bytes(refusal_response(self._reader.broken), keep_alive=False))
             self._close(input_left=True)
         return False
 
-    def _deliver(self, responder: Responder, current: Incoming, *, first: bool = False) -> None:
+    def _deliver(self, responder: Responder, current: IncomingRequest, *, first: bool = False) -> None:
         if current.too_large:
             responder.refuse(refusals.body_too_large(self._limits.max_body_bytes))
         elif self._reader.broken is not None and not current.complete:

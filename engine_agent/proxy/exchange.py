@@ -1,4 +1,4 @@
-"""The journey of one request through the cell: admission, the engine, the answer. It forwards headers only together
+"""One request on its way through the cell: admission, the engine, the response. It forwards headers only together
 with the first byte of a body, so that an engine that dies before it becomes an answer that the ingress may retry
 elsewhere; it never repeats a request of which the engine may have answered a byte."""
 
@@ -6,16 +6,15 @@ import asyncio
 from time import monotonic, time
 
 from engine_agent.proxy import refusal as refusals
-from engine_agent.proxy.account import CLIENT_GONE_STATUS, Account, Outcome
-from engine_agent.proxy.amendment import PRIORITIES, amend
+from engine_agent.proxy.admission import BadHeader, read_metadata
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
-from engine_agent.proxy.terms import BadTerms, read_terms
+from engine_agent.proxy.request_record import CLIENT_GONE_STATUS, RequestOutcome, RequestRecord
+from engine_agent.proxy.rewrite import PRIORITIES, UsageEventFilter, rewrite_body
 from engine_agent.proxy.tokens import is_error_event, usage_of
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.upstream import EngineConnection, UpstreamFault
-from engine_agent.proxy.usage_events import UsageHider
 from engine_agent.proxy.wire import (
     COMPLETION_TOKENS_HEADER,
     CONTINUE,
@@ -25,8 +24,8 @@ from engine_agent.proxy.wire import (
     RequestHead,
     ResponseHead,
     chunk,
-    refusal_reply,
-    reply_bytes,
+    refusal_response,
+    response_bytes,
     response_head,
 )
 
@@ -40,17 +39,17 @@ class Exchange:
         self._client = client
         self._limits = cell.settings.limits
         self._upload = Upload(head, self._limits.upload_buffer_bytes)
-        self._account = Account(cell, head, self._upload)
+        self._record = RequestRecord(cell, head, self._upload)
         self._connection: EngineConnection | None = None
         self._task: asyncio.Task[None] | None = None
-        self._answer: ResponseHead | None = None
+        self._response: ResponseHead | None = None
         self._deadline: asyncio.TimerHandle | None = None
-        self._hider: UsageHider | None = None
-        self._started = self._sent = self._answering = self._ended = False
+        self._usage_filter: UsageEventFilter | None = None
+        self._started = self._sent = self._response_begun = self._ended = False
         self._keep_alive = self._chunked = False
-        self._doubting = self._download_held = False
-        self._engine_gone_because = ""
-        self._last_byte_at = self._account.began_at
+        self._verifying = self._download_held = False
+        self._engine_failure = ""
+        self._last_byte_at = self._record.began_at
 
     # --- Responder: from the client ---
 
@@ -70,11 +69,11 @@ class Exchange:
             self._client.hold_upload(False)
 
     def refuse(self, refusal: Refusal) -> None:
-        self._give_up(refusal, Outcome.REFUSED)
+        self._fail(refusal, RequestOutcome.REFUSED)
 
     def client_gone(self) -> None:
-        status = self._answer.status if self._answering and self._answer else CLIENT_GONE_STATUS
-        self._end(Outcome.CLIENT_GONE, status)
+        status = self._response.status if self._response_begun and self._response else CLIENT_GONE_STATUS
+        self._end(RequestOutcome.CLIENT_GONE, status)
 
     def download_paused(self) -> None:
         self._download_held = True
@@ -85,10 +84,10 @@ class Exchange:
         self._govern_engine()
 
     def _govern_engine(self) -> None:
-        """Read the answer on, unless the client is behind with it or it is in doubt."""
+        """Read on, unless the client is behind with the response or the engine's health is being verified."""
         if self._connection is None:
             return
-        if self._download_held or self._doubting:
+        if self._download_held or self._verifying:
             self._connection.pause_reading()
         else:
             self._connection.resume_reading()
@@ -101,46 +100,46 @@ class Exchange:
         if self._download_held or silence_s < self._limits.abandon_after_s:
             return
         if silence_s >= self._limits.response_silence_s:
-            self._give_up(refusals.engine_silent(silence_s), Outcome.ENGINE_ERROR)
+            self._fail(refusals.engine_silent(silence_s), RequestOutcome.ENGINE_ERROR)
         elif self._cell.judge.bad_for_s(now) >= self._limits.abandon_after_s:
             self._engine_failed(self._cell.judge.reason)
 
     def cut(self, refusal: Refusal) -> None:
-        self._give_up(refusal, Outcome.ENGINE_ERROR)
+        self._fail(refusal, RequestOutcome.ENGINE_ERROR)
 
     # --- to the engine ---
 
     def _start(self) -> None:
         """Admit the request, or not, before its body is there."""
         self._started = True
-        self._account.trace()
+        self._record.trace()
         try:
-            self._account.terms = read_terms(self._head.headers, time())
-            refusal = self._cell.refusal(self._account.terms)
-        except BadTerms as error:
+            self._record.metadata = read_metadata(self._head.headers, time())
+            refusal = self._cell.refusal(self._record.metadata)
+        except BadHeader as error:
             refusal = error.refusal
         if refusal is not None:
-            self._give_up(refusal, Outcome.REFUSED)
+            self._fail(refusal, RequestOutcome.REFUSED)
             return
         self._cell.enter(self)
-        self._account.admit()
-        if (limit_s := self._account.terms.limit_s) is not None:
-            self._deadline = asyncio.get_running_loop().call_later(limit_s, self._too_late)
+        self._record.admit()
+        if (time_left_s := self._record.metadata.time_left_s) is not None:
+            self._deadline = asyncio.get_running_loop().call_later(time_left_s, self._too_late)
         if self._head.expects_continue and not self._upload.complete:
             self._client.write(CONTINUE)
 
     def _too_late(self) -> None:
-        self._give_up(refusals.deadline_passed(), Outcome.TOO_LATE)
+        self._fail(refusals.deadline_passed(), RequestOutcome.TOO_LATE)
 
     def _send(self) -> None:
         """The body is there, or too long to be waited for: on to the engine."""
         self._sent = True
         if not any(name == b"content-encoding" for name, _ in self._head.headers):
-            priority = PRIORITIES[self._account.terms.serving_class] if self._cell.settings.priorities else None
-            model = self._cell.settings.model if self._account.terms.is_routed else None
-            amendment = amend(self._head.path, self._upload.whole(), priority, model)
-            self._upload.members = amendment.members
-            self._hider = UsageHider() if amendment.hides_usage else None
+            priority = PRIORITIES[self._record.metadata.serving_class] if self._cell.settings.priorities else None
+            model = self._cell.settings.model if self._record.metadata.is_routed else None
+            rewrite = rewrite_body(self._head.path, self._upload.whole(), priority, model)
+            self._upload.members = rewrite.members
+            self._usage_filter = UsageEventFilter() if rewrite.removes_usage else None
         connection = self._cell.pool.take()
         if connection is None:
             self._connect()
@@ -157,7 +156,7 @@ class Exchange:
             reason = str(error) or "no connection in time"
             self._task = None
             self._cell.engine_failed(reason)
-            self._give_up(refusals.engine_unreachable(reason), Outcome.ENGINE_ERROR)
+            self._fail(refusals.engine_unreachable(reason), RequestOutcome.ENGINE_ERROR)
             return
         self._task = None
         self._send_on(connection)
@@ -173,26 +172,26 @@ class Exchange:
     def upstream_received(self, head: ResponseHead | None, body: bytes, *, complete: bool) -> None:
         self._last_byte_at = monotonic()
         if head is not None:
-            self._answer = head
-        answer = self._answer
-        if answer is None or not (self._answering or body or complete):
+            self._response = head
+        response = self._response
+        if response is None or not (self._response_begun or body or complete):
             return
-        if not self._answering and (answer.status >= 500 or (answer.is_stream and is_error_event(body))):
-            self._doubt(answer, body, complete=complete)
+        if not self._response_begun and (response.status >= 500 or (response.is_stream and is_error_event(body))):
+            self._hold_response(response, body, complete=complete)
         else:
-            self._forward(answer, body, complete=complete)
+            self._forward(response, body, complete=complete)
 
     def upstream_failed(self, fault: UpstreamFault, reason: str) -> None:
         connection, self._connection = self._connection, None
-        if self._doubting:
-            self._engine_gone_because = reason
+        if self._verifying:
+            self._engine_failure = reason
         elif fault is UpstreamFault.MALFORMED:
-            self._give_up(refusals.engine_malformed(reason), Outcome.ENGINE_ERROR)
-        elif connection is not None and connection.used_before and self._answer is None and self._upload.repeatable:
+            self._fail(refusals.engine_malformed(reason), RequestOutcome.ENGINE_ERROR)
+        elif connection is not None and connection.used_before and self._response is None and self._upload.repeatable:
             self._upload.rewind()  # an engine may close an idle connection at the very moment when we use it again
             self._connect()
         else:
-            self._cell.look_now()
+            self._cell.request_probe()
             self._engine_failed(reason)
 
     def upload_paused(self) -> None:
@@ -202,68 +201,68 @@ class Exchange:
     def upload_resumed(self) -> None:
         self._client.hold_upload(False)
 
-    # --- doubt: an answer that begins with an error may be the engine's last breath ---
+    # --- verification: a response that begins with an error may come from an engine that is failing ---
 
-    def _doubt(self, answer: ResponseHead, body: bytes, *, complete: bool) -> None:
+    def _hold_response(self, response: ResponseHead, body: bytes, *, complete: bool) -> None:
         """Hold the answer until it is known whether the engine itself is failing."""
-        self._doubting = True
+        self._verifying = True
         self._govern_engine()
-        self._task = asyncio.get_running_loop().create_task(self._resolve(answer, body, complete=complete))
+        self._task = asyncio.get_running_loop().create_task(self._verify_engine(response, body, complete=complete))
 
-    async def _resolve(self, answer: ResponseHead, body: bytes, *, complete: bool) -> None:
-        healthy = await self._cell.confirm_health()
+    async def _verify_engine(self, response: ResponseHead, body: bytes, *, complete: bool) -> None:
+        healthy = await self._cell.check_health()
         self._task = None
-        self._doubting = False
+        self._verifying = False
         if not healthy:
             self._engine_failed(self._cell.judge.reason)
             return
-        self._forward(answer, body, complete=complete)
-        if self._engine_gone_because and not complete:
-            self._engine_failed(self._engine_gone_because)
+        self._forward(response, body, complete=complete)
+        if self._engine_failure and not complete:
+            self._engine_failed(self._engine_failure)
         else:
             self._govern_engine()
 
     # --- to the client ---
 
-    def _forward(self, answer: ResponseHead, body: bytes, *, complete: bool) -> None:
+    def _forward(self, response: ResponseHead, body: bytes, *, complete: bool) -> None:
         shown = body
-        if self._hider is not None and answer.is_stream and answer.content_length is None:
-            shown = self._hider.pass_on(body, complete=complete)
-            if not (shown or complete or self._answering):
+        if self._usage_filter is not None and response.is_stream and response.content_length is None:
+            shown = self._usage_filter.filter(body, complete=complete)
+            if not (shown or complete or self._response_begun):
                 return  # the beginning of an event: the answer begins with its end
-        opening = b"" if self._answering else self._open(answer, body if complete else b"")
+        opening = b"" if self._response_begun else self._open(response, body if complete else b"")
         if self._chunked:
             self._client.write(opening + chunk(shown) + (LAST_CHUNK if complete else b""))
         else:
             self._client.write(opening + shown)
-        self._account.add(body, self._last_byte_at)
+        self._record.add(body, self._last_byte_at)
         if complete:
-            self._finish(answer)
+            self._finish(response)
 
-    def _open(self, answer: ResponseHead, whole: bytes) -> bytes:
+    def _open(self, response: ResponseHead, whole: bytes) -> bytes:
         """Begin the answer: from here on the request can be repeated nowhere. `whole`: its body, if it is all there."""
-        self._answering = True
+        self._response_begun = True
         self._upload.forget()
-        self._account.open(answer)
+        self._record.open(response)
         own = self._own_headers()
-        if answer.status == 503:
+        if response.status == 503:
             own.append(RETRY_HEADER)
-        if not answer.is_stream and (usage := usage_of(whole)):
+        if not response.is_stream and (usage := usage_of(whole)):
             own += zip(
                 (PROMPT_TOKENS_HEADER, COMPLETION_TOKENS_HEADER), (b"%d" % count for count in usage), strict=True
             )
         self._keep_alive = self._client.may_keep_alive()
-        if answer.content_length is not None and not answer.bodiless:
-            own.append((b"content-length", b"%d" % answer.content_length))
-        elif not answer.bodiless and self._head.http11:
+        if response.content_length is not None and not response.bodiless:
+            own.append((b"content-length", b"%d" % response.content_length))
+        elif not response.bodiless and self._head.http11:
             own.append((b"transfer-encoding", b"chunked"))
             self._chunked = True
-        return response_head(answer, own, keep_alive=self._keep_alive)
+        return response_head(response, own, keep_alive=self._keep_alive)
 
     def _own_headers(self) -> Headers:
         return [(b"x-switchyard-cell", self._cell.cell_header), (b"x-request-id", self._head.request_id)]
 
-    def _finish(self, answer: ResponseHead) -> None:
+    def _finish(self, response: ResponseHead) -> None:
         self._stop_clock()
         connection, self._connection = self._connection, None
         if connection is not None:
@@ -273,32 +272,32 @@ class Exchange:
                 connection.abort()
         self._ended = True
         self._cell.leave(self)
-        self._account.complete(answer)
+        self._record.complete(response)
         self._client.answered(keep_alive=self._keep_alive)
 
     def _engine_failed(self, reason: str) -> None:
-        refusal = refusals.engine_died_midway(reason) if self._answering else refusals.engine_died(reason)
-        self._give_up(refusal, Outcome.ENGINE_ERROR)
+        refusal = refusals.engine_died_midway(reason) if self._response_begun else refusals.engine_died(reason)
+        self._fail(refusal, RequestOutcome.ENGINE_ERROR)
 
-    def _give_up(self, refusal: Refusal, outcome: Outcome) -> None:
+    def _fail(self, refusal: Refusal, outcome: RequestOutcome) -> None:
         """End with an error: as an answer, as an event of the stream, or by breaking off what cannot be whole."""
         if self._ended:
             return
-        answer = self._answer if self._answering else None
-        self._end(outcome, refusal.status if answer is None else answer.status, refusal.code)
-        if answer is None:
+        response = self._response if self._response_begun else None
+        self._end(outcome, refusal.status if response is None else response.status, refusal.code)
+        if response is None:
             keep_alive = self._client.may_keep_alive()
-            self._client.write(reply_bytes(refusal_reply(refusal), self._own_headers(), keep_alive=keep_alive))
+            self._client.write(response_bytes(refusal_response(refusal), self._own_headers(), keep_alive=keep_alive))
             self._client.answered(keep_alive=keep_alive)
-        elif answer.is_stream and answer.content_length is None:
-            event = error_event(refusal, at_boundary=self._account.at_event_boundary)
+        elif response.is_stream and response.content_length is None:
+            event = error_event(refusal, at_boundary=self._record.at_event_boundary)
             self._client.write(chunk(event) + LAST_CHUNK if self._chunked else event)
             self._client.answered(keep_alive=False)
         else:
             self._client.abort()
 
-    def _end(self, outcome: Outcome, status: int, reason: str = "") -> None:
-        """Let go of the engine, at once, and close the books."""
+    def _end(self, outcome: RequestOutcome, status: int, reason: str = "") -> None:
+        """Release the engine at once, and close the record."""
         if self._ended:
             return
         self._ended = True
@@ -309,7 +308,7 @@ class Exchange:
         if connection is not None:
             connection.abort()
         self._cell.leave(self)
-        self._account.close(outcome, status, reason)
+        self._record.close(outcome, status, reason)
 
     def _stop_clock(self) -> None:
         if self._deadline is not None:

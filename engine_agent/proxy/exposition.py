@@ -6,7 +6,7 @@ from engine_agent.protocol.messages import ClassLoad, TenantLoad
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.histogram import SlidingHistogram
-from engine_agent.proxy.measure import Meter
+from engine_agent.proxy.meter import Meter
 from engine_agent.telemetry.prometheus_text import family, sample, single
 
 _PREFIX = "switchyard_proxy_"

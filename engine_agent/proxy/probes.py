@@ -1,18 +1,18 @@
-"""Looks at the engine, on time and when asked, and tells the health judge what it saw. It decides nothing: what a look
-means is in `health`."""
+"""Probes the engine, on time and on request, and reports the results to the health judge. It decides nothing: what a
+result means is in `health`."""
 
 import asyncio
 import time
 
 import msgspec
 
-from engine_agent.proxy.call import EngineAnswer, call
 from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.http_call import CallResponse, call
 from engine_agent.proxy.upstream import EnginePool
 
 GOLDEN_TOKENS = 32
 """Longest answer to a golden prompt: what is expected must come early."""
-NO_ANSWER = "no answer in time"
+NO_RESPONSE = "no answer in time"
 _MAX_REASON_CHARS = 200
 
 
@@ -50,9 +50,9 @@ class Prober:
             on_lost=self._wake.set,
         )
         prompt = settings.golden[0].prompt if settings.golden else "ping"
-        self._token_question = _question(settings.model, prompt, max_tokens=1)
-        cell.look_now = self._wake.set
-        cell.confirm_health = self.look
+        self._token_request = _completion_request(settings.model, prompt, max_tokens=1)
+        cell.request_probe = self._wake.set
+        cell.check_health = self.check_health
 
     async def run(self) -> None:
         """Probe until cancelled."""
@@ -60,8 +60,8 @@ class Prober:
         try:
             while True:
                 self._wake.clear()
-                await self.look()
-                self._ask_for_token_if_due()
+                await self.check_health()
+                self._probe_tokens_if_due()
                 timer = loop.call_later(self._times.health_interval_s, self._wake.set)
                 await self._wake.wait()
                 timer.cancel()
@@ -70,70 +70,70 @@ class Prober:
                 self._token_task.cancel()
             self._pool.close()
 
-    async def look(self) -> bool:
-        """Ask /health once, now; returns whether the engine counts as healthy afterwards."""
+    async def check_health(self) -> bool:
+        """Request /health once, now; returns whether the engine counts as healthy afterwards."""
         judge, began = self._cell.judge, time.monotonic()
         try:
-            answer = await call(self._pool, b"GET", b"/health", None, self._times.health_timeout_s)
+            response = await call(self._pool, b"GET", b"/health", None, self._times.health_timeout_s)
         except TimeoutError:
             judge.timed_out(time.monotonic())
         except OSError as error:
             judge.failed(time.monotonic(), f"engine unreachable: {error}")
         else:
             now = time.monotonic()
-            if answer.status == 200:
+            if response.status == 200:
                 judge.answered(now, round((now - began) * 1000, 3))
             else:
-                judge.failed(now, f"engine /health answers {answer.status}{_said(answer)}")
+                judge.failed(now, f"engine /health answers {response.status}{_reason_of(response)}")
         self._log_change()
         return judge.ok
 
-    def _ask_for_token_if_due(self) -> None:
+    def _probe_tokens_if_due(self) -> None:
         if self._token_task is not None and not self._token_task.done():
             return
         now = time.monotonic()
         if self._cell.judge.token_probe_due(now, len(self._cell.in_flight)):
-            self._cell.judge.token_asked(now)
-            self._token_task = asyncio.get_running_loop().create_task(self._ask_for_token())
+            self._cell.judge.token_probed(now)
+            self._token_task = asyncio.get_running_loop().create_task(self._probe_token())
         elif self._cell.judge.golden_due(now):
-            self._cell.judge.token_asked(now)
-            self._token_task = asyncio.get_running_loop().create_task(self._ask_golden_prompts())
+            self._cell.judge.token_probed(now)
+            self._token_task = asyncio.get_running_loop().create_task(self._probe_golden_prompts())
 
-    async def _ask_for_token(self) -> None:
+    async def _probe_token(self) -> None:
         judge = self._cell.judge
-        said = await self._complete(self._token_question)
-        if isinstance(said, EngineAnswer):
+        result = await self._complete(self._token_request)
+        if isinstance(result, CallResponse):
             judge.token_seen(time.monotonic())
-        elif said != NO_ANSWER or len(self._cell.in_flight) < self._cell.settings.max_concurrency:
-            judge.token_failed(time.monotonic(), f"token probe: {said}")
+        elif result != NO_RESPONSE or len(self._cell.in_flight) < self._cell.settings.max_concurrency:
+            judge.token_failed(time.monotonic(), f"token probe: {result}")
         self._log_change()
 
-    async def _ask_golden_prompts(self) -> None:
-        """Ask them in turn; the first that is not answered as it must be ends it."""
+    async def _probe_golden_prompts(self) -> None:
+        """Send them in turn; the first that is not answered as it must be ends it."""
         judge, settings = self._cell.judge, self._cell.settings
         for golden in settings.golden:
-            said = await self._complete(_question(settings.model, golden.prompt, max_tokens=GOLDEN_TOKENS))
-            if not isinstance(said, EngineAnswer):
-                judge.token_failed(time.monotonic(), f"golden prompt {golden.prompt!r}: {said}")
+            result = await self._complete(_completion_request(settings.model, golden.prompt, max_tokens=GOLDEN_TOKENS))
+            if not isinstance(result, CallResponse):
+                judge.token_failed(time.monotonic(), f"golden prompt {golden.prompt!r}: {result}")
                 break
-            text = _text(said)
+            text = _completion_text(result)
             if golden.expect not in text:
-                said = f"{text[:_MAX_REASON_CHARS]!r} without {golden.expect!r}"
-                judge.golden_wrong(time.monotonic(), f"golden prompt {golden.prompt!r} is answered {said}")
+                found = f"{text[:_MAX_REASON_CHARS]!r} without {golden.expect!r}"
+                judge.golden_wrong(time.monotonic(), f"golden prompt {golden.prompt!r} is answered {found}")
                 break
         else:
             judge.golden_passed(time.monotonic())
         self._log_change()
 
-    async def _complete(self, question: bytes) -> EngineAnswer | str:
+    async def _complete(self, body: bytes) -> CallResponse | str:
         """The engine's answer, or why there is none."""
         try:
-            answer = await call(self._pool, b"POST", b"/v1/completions", question, self._times.token_timeout_s)
+            response = await call(self._pool, b"POST", b"/v1/completions", body, self._times.token_timeout_s)
         except TimeoutError:
-            return NO_ANSWER
+            return NO_RESPONSE
         except OSError as error:
             return str(error)
-        return answer if answer.status == 200 else f"the engine answers {answer.status}{_said(answer)}"
+        return response if response.status == 200 else f"the engine answers {response.status}{_reason_of(response)}"
 
     def _log_change(self) -> None:
         judge = self._cell.judge
@@ -142,23 +142,23 @@ class Prober:
             self._cell.log.event(event="health", cell=self._cell.settings.cell, ok=judge.ok, reason=judge.reason)
 
 
-def _question(model: str, prompt: str, max_tokens: int) -> bytes:
+def _completion_request(model: str, prompt: str, max_tokens: int) -> bytes:
     return msgspec.json.encode({"model": model, "prompt": prompt, "max_tokens": max_tokens, "temperature": 0})
 
 
-def _text(answer: EngineAnswer) -> str:
+def _completion_text(response: CallResponse) -> str:
     """The text of a completion; empty where there is none."""
     try:
-        choices = msgspec.json.decode(answer.body, type=_Completion).choices
+        choices = msgspec.json.decode(response.body, type=_Completion).choices
     except msgspec.DecodeError:
         return ""
     return choices[0].text if choices else ""
 
 
-def _said(answer: EngineAnswer) -> str:
+def _reason_of(response: CallResponse) -> str:
     """The engine's own reason, where it gives one."""
     try:
-        reason = msgspec.json.decode(answer.body, type=_Reason).reason
+        reason = msgspec.json.decode(response.body, type=_Reason).reason
     except msgspec.DecodeError:
-        reason = answer.body.decode("utf-8", "replace").strip()
+        reason = response.body.decode("utf-8", "replace").strip()
     return f": {reason[:_MAX_REASON_CHARS]}" if reason else ""

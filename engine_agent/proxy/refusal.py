@@ -1,5 +1,5 @@
-"""Every answer that the proxy itself gives in place of the engine, in the form of OpenAI's errors. Pure; a refusal says
-what was wrong and whether another cell may take the request, and never pretends that the engine answered."""
+"""Every answer that the proxy itself gives in place of the engine, in the form of OpenAI's errors. Pure; a refusal
+states what was wrong and whether another cell may take the request, and never pretends that the engine answered."""
 
 from dataclasses import dataclass
 

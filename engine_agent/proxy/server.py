@@ -1,5 +1,5 @@
 """Puts the parts of a proxy together: three listeners, the probes, the sweep of time limits, and the end. It lives
-until it is told to stop, whatever becomes of the process that started it."""
+until SIGTERM or SIGINT, whatever becomes of the process that started it."""
 
 import asyncio
 import gc
@@ -10,10 +10,10 @@ from functools import partial
 from time import monotonic
 
 from engine_agent.protocol.states import Phase
-from engine_agent.proxy import admin, front, refusal
-from engine_agent.proxy.agent_check import AgentCheck, agent_check_line
+from engine_agent.proxy import endpoints, refusal
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
+from engine_agent.proxy.endpoints import AgentCheck, agent_check_line
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.probes import Prober
 from engine_agent.proxy.settings import ProxySettings
@@ -51,38 +51,38 @@ class ProxyServer:
         """
         self._handle_signals()
         await self._listen()
-        gc.freeze()  # what was imported lives for ever: no collection needs to look at it again
-        told_to_stop = asyncio.create_task(self._told_to_stop())
+        gc.freeze()  # what was imported lives for ever: no collection needs to visit it again
+        stop_requested = asyncio.create_task(self._wait_for_stop())
         spans = self.cell.spans
         loops = (
             *(asyncio.create_task(self._prober.run()), asyncio.create_task(self._sweep())),
             *((asyncio.create_task(spans.run()),) if spans else ()),
         )
         try:
-            await asyncio.wait((told_to_stop, *loops), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((stop_requested, *loops), return_when=asyncio.FIRST_COMPLETED)
             broken = [task for task in loops if task.done()]
             await self._drain()
-            for task in broken:  # a proxy that no longer probes must not go on: whoever watches it starts another
+            for task in broken:  # a proxy that no longer probes must not go on: its agent starts another
                 task.result()
         finally:
-            for task in (told_to_stop, *loops):
+            for task in (stop_requested, *loops):
                 task.cancel()
-            await asyncio.gather(told_to_stop, *loops, return_exceptions=True)
+            await asyncio.gather(stop_requested, *loops, return_exceptions=True)
             self._close()
 
     def _handle_signals(self) -> None:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._stop.set)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the terminal of whoever started us is not our life
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the proxy outlives the terminal that started it
 
-    async def _told_to_stop(self) -> None:
+    async def _wait_for_stop(self) -> None:
         await self._stop.wait()
 
     async def _listen(self) -> None:
         settings = self.settings
-        await self._open("--port", settings.host, settings.port, self._http(front.respond))
-        await self._open("--admin-port", settings.admin_host, settings.admin_port, self._http(admin.respond))
+        await self._open("--port", settings.host, settings.port, self._http(endpoints.respond_public))
+        await self._open("--admin-port", settings.admin_host, settings.admin_port, self._http(endpoints.respond_admin))
         await self._open("--agent-check-port", settings.host, settings.agent_check_port, self._agent_check)
         self.cell.log.event(event="listening", cell=settings.cell, generation=settings.generation, port=settings.port)
 

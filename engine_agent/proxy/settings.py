@@ -1,4 +1,4 @@
-"""What one cell proxy is told on its command line, and the limits it keeps. Values only; nothing here acts."""
+"""The settings of one cell proxy from its command line, and the limits it keeps. Values only; nothing here acts."""
 
 from dataclasses import dataclass, field
 
@@ -27,8 +27,8 @@ class Limits:
     linger_s: float = 2.0
     """How long the rest of a refused upload is read and dropped, so that the client still sees the refusal."""
     upload_buffer_bytes: int = 1024 * 1024
-    """Bodies up to here are looked at whole before they go to the engine, and can be repeated on a fresh connection;
-    some 250,000 tokens of text. Longer ones pass in pieces, and their streams are not asked for a usage count."""
+    """Bodies up to here are parsed whole before they go to the engine, and can be repeated on a fresh connection;
+    some 250,000 tokens of text. Longer ones pass in pieces, and no usage count is requested for their streams."""
     connect_timeout_s: float = 1.0
     """The engine is on the same machine: a connect that takes this long will not succeed."""
     engine_idle_s: float = 4.0
@@ -46,12 +46,12 @@ class ProbeTimes:
     """Cadence of the probes (seconds)."""
 
     health_interval_s: float = 0.2
-    """Between two looks at /health; the ingress looks at us as often."""
+    """Between two checks of /health; the ingress checks the proxy as often."""
     health_timeout_s: float = 1.0
     slow_strikes: int = 2
     """So many time-outs in a row make an engine unhealthy; a refused connection or a 503 does at once."""
     token_interval_s: float = 10.0
-    """An engine that made no token for this long, and has a free slot, is asked for one."""
+    """An engine that made no token for this long, and has a free slot, is probed for one."""
     token_retry_s: float = 1.0
     token_timeout_s: float = 10.0
     golden_strikes: int = 2
@@ -61,7 +61,7 @@ class ProbeTimes:
 
 @dataclass(frozen=True, slots=True)
 class ProxySettings:
-    """One proxy, whole. `admin_host` is loopback whatever `host` is: nobody else may drain a cell."""
+    """One proxy, whole. `admin_host` is loopback whatever `host` is: no other host may drain a cell."""
 
     node_id: str
     cell: str

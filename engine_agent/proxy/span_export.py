@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from engine_agent.protocol.tracing import TraceSettings, export_request
-from engine_agent.proxy.call import call
+from engine_agent.proxy.http_call import call
 from engine_agent.proxy.upstream import EnginePool
 
 MAX_WAITING = 2048
@@ -22,7 +22,7 @@ IDLE_S = 30.0
 
 
 class SpanExporter:
-    """The way to one collector. `resource` says whose spans these are, beside the service's name."""
+    """The way to one collector. `resource` identifies the process, beside the service's name."""
 
     def __init__(self, settings: TraceSettings, resource: Mapping[str, str]) -> None:
         self.settings = settings
@@ -60,7 +60,7 @@ class SpanExporter:
     async def _send(self, spans: list[Any]) -> bool:
         body = msgspec.json.encode(export_request(self.settings.service, self._resource, spans))
         try:
-            answer = await call(self._pool, b"POST", self.settings.path.encode(), body, TIMEOUT_S)
+            response = await call(self._pool, b"POST", self.settings.path.encode(), body, TIMEOUT_S)
         except (TimeoutError, OSError):
             return False
-        return answer.status < 300
+        return response.status < 300

@@ -1,4 +1,5 @@
-"""What `GET /status` of the proxy's administration port says: the proxy writes it, the agent of its node reads it."""
+"""The response to `GET /status` on the proxy's administration port: the proxy writes it, the agent of its node reads
+it."""
 
 import msgspec
 

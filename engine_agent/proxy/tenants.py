@@ -1,4 +1,4 @@
-"""The books of tenants: what each one uses of this cell. Their number is bounded, whatever arrives; it forgets a tenant
+"""Usage by tenant: what each one uses of this cell. Their number is bounded, whatever arrives; it forgets a tenant
 only when another needs the place, and never one with requests in flight."""
 
 from dataclasses import dataclass

@@ -65,9 +65,9 @@ class TokenCount:
         return not self._tail or self._tail.endswith((b"\n\n", b"\r\n\r\n"))
 
 
-def usage_of(answer: bytes) -> tuple[int, int] | None:
-    """Prompt and completion tokens of an answer that is here as a whole and no stream, as its engine says."""
-    tail = answer[-_TAIL_BYTES:]
+def usage_of(body: bytes) -> tuple[int, int] | None:
+    """Prompt and completion tokens of an answer that is here as a whole and no stream, as its engine reports."""
+    tail = body[-_TAIL_BYTES:]
     prompt, completion = _PROMPT.findall(tail), _USAGE.findall(tail)
     return (int(prompt[-1]), int(completion[-1])) if prompt and completion else None
 

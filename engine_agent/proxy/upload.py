@@ -1,7 +1,7 @@
 """The body of one request on its way to the engine: framing, what was sent, and whether it can be sent again. Pure; it
 keeps no more than it may need to repeat."""
 
-from engine_agent.proxy.amendment import Appender
+from engine_agent.proxy.rewrite import MemberAppender
 from engine_agent.proxy.wire import LAST_CHUNK, RequestHead, chunk, request_head
 
 
@@ -20,7 +20,7 @@ class Upload:
         self._head = head
         self._keep_limit_bytes = keep_limit_bytes
         self._kept: list[bytes] | None = []
-        self._appender = Appender(b"")
+        self._appender = MemberAppender(b"")
         self._chunked = False
         self._opened = False
         self.members = b""
@@ -55,7 +55,7 @@ class Upload:
         """
         if self._kept is None:
             raise ValueError("the body was already forgotten")
-        self._appender = Appender(self.members)
+        self._appender = MemberAppender(self.members)
         body = self._appender.add(b"".join(self._kept), complete=self.complete)
         framing = self._choose_framing(len(body))
         self._opened = True

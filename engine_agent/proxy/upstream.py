@@ -176,7 +176,8 @@ class EngineConnection(asyncio.Protocol):
 
 
 class EnginePool:
-    """The connections to one engine. `on_lost` hears of every idle one that the engine closed: it may have died."""
+    """The connections to one engine. `on_lost` is called for every idle one that the engine closed: it may have
+    died."""
 
     def __init__(
         self,

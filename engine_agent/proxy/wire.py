@@ -32,13 +32,13 @@ _FOR_THE_CELL = {
     b"x-switchyard-pool",
     b"x-switchyard-tenant",
 }
-"""What the ingress tells the cell, and the engine need not know."""
+"""Headers from the ingress to the cell, which the engine need not know."""
 _REQUEST_OWN = _HOP_BY_HOP | _FOR_THE_CELL | {b"content-length", b"expect", b"host", b"x-request-id"}
 PROMPT_TOKENS_HEADER = b"x-switchyard-prompt-tokens"
 COMPLETION_TOKENS_HEADER = b"x-switchyard-completion-tokens"
 """On an answer that was whole before its head left: what it used, for the ingress's access log."""
-_OWN_WORDS = {b"x-switchyard-cell", RETRY_HEADER[0], PROMPT_TOKENS_HEADER, COMPLETION_TOKENS_HEADER}
-_RESPONSE_OWN = _HOP_BY_HOP | _OWN_WORDS | {b"content-length", b"x-request-id"}
+_own_headers = {b"x-switchyard-cell", RETRY_HEADER[0], PROMPT_TOKENS_HEADER, COMPLETION_TOKENS_HEADER}
+_RESPONSE_OWN = _HOP_BY_HOP | _own_headers | {b"content-length", b"x-request-id"}
 
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
@@ -85,7 +85,7 @@ class ResponseHead:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class LocalResponse:
     """A complete answer of the proxy itself."""
 
     status: int
@@ -117,7 +117,7 @@ def response_head(head: ResponseHead, own: Headers, *, keep_alive: bool) -> byte
     return b"".join(lines)
 
 
-def reply_bytes(reply: Reply, own: Iterable[tuple[bytes, bytes]] = (), *, keep_alive: bool) -> bytes:
+def response_bytes(reply: LocalResponse, own: Iterable[tuple[bytes, bytes]] = (), *, keep_alive: bool) -> bytes:
     """An answer of the proxy itself, head and body."""
     reason = HTTPStatus(reply.status).phrase.encode()
     lines = [b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\n" % (reply.status, reason, reply.content_type)]
@@ -128,12 +128,12 @@ def reply_bytes(reply: Reply, own: Iterable[tuple[bytes, bytes]] = (), *, keep_a
     return b"".join(lines)
 
 
-def refusal_reply(refusal: Refusal) -> Reply:
+def refusal_response(refusal: Refusal) -> LocalResponse:
     """A refusal as an answer; one that another cell may take says so."""
     headers: tuple[tuple[bytes, bytes], ...] = ()
     if refusal.retry:
         headers = (RETRY_HEADER, (b"retry-after", b"%d" % RETRY_AFTER_S))
-    return Reply(refusal.status, error_body(refusal), headers=headers)
+    return LocalResponse(refusal.status, error_body(refusal), headers=headers)
 
 
 def chunk(data: bytes) -> bytes:

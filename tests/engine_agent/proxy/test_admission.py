@@ -60,7 +60,7 @@ def test_however_much_batch_work_there_is_a_real_time_request_finds_a_slot(max_c
 
 
 @pytest.mark.parametrize(
-    ("limit_s", "ttft_p50_s", "samples", "code"),
+    ("time_left_s", "ttft_p50_s", "samples", "code"),
     [
         (1.0, None, 0, None),
         (1.0, 0.5, 100, None),
@@ -71,7 +71,7 @@ def test_however_much_batch_work_there_is_a_real_time_request_finds_a_slot(max_c
     ],
 )
 def test_what_cannot_be_in_time_is_not_begun(
-    limit_s: float, ttft_p50_s: float | None, samples: int, code: str | None
+    time_left_s: float, ttft_p50_s: float | None, samples: int, code: str | None
 ) -> None:
-    refusal = refuse_deadline(limit_s, ttft_p50_s=ttft_p50_s, samples=samples)
+    refusal = refuse_deadline(time_left_s, ttft_p50_s=ttft_p50_s, samples=samples)
     assert (refusal.code if refusal else None) == code

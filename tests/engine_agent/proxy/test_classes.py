@@ -80,7 +80,7 @@ async def test_an_engine_without_priorities_is_told_none() -> None:
         assert engine.requests[0].body == b'{"model":"tiny"}'
 
 
-async def test_a_body_too_long_to_be_looked_at_gets_its_priority_while_it_passes() -> None:
+async def test_a_body_too_long_to_be_checked_at_gets_its_priority_while_it_passes() -> None:
     body = json.dumps({"model": "tiny", "prompt": "x" * 3_000_000}).encode()
     async with running_engine() as engine, running_proxy(engine, "--priorities") as proxy:
         assert (await proxy.complete(body, x_switchyard_class="batch")).status == 200

@@ -90,7 +90,7 @@ def test_a_token_is_asked_for_after_ten_silent_seconds_while_a_slot_is_free(
 def test_a_failing_token_probe_is_repeated_once_a_second() -> None:
     judge = fresh()
     judge.answered(0.0, 1.0)
-    judge.token_asked(0.0)
+    judge.token_probed(0.0)
     judge.token_failed(0.1, "500")
     assert not judge.token_probe_due(0.9, in_flight=0)
     assert judge.token_probe_due(1.0, in_flight=0)
@@ -130,7 +130,7 @@ def test_an_engine_with_golden_prompts_is_healthy_once_it_answered_them() -> Non
 
 def test_a_wrong_answer_is_asked_for_once_more_and_then_condemns_the_start() -> None:
     judge = with_golden()
-    judge.token_asked(0.0)
+    judge.token_probed(0.0)
     judge.golden_wrong(0.1, "it said London")
     assert not judge.health(0.1).wrong
     assert not judge.golden_due(0.1)

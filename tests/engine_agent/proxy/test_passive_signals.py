@@ -7,15 +7,15 @@ import pytest
 
 from tests.engine_agent.proxy.engine import EVENTS, STREAM_HEAD, Turn, chunk
 from tests.engine_agent.proxy.http_stream import read_chunk, read_head, read_message, request
-from tests.engine_agent.proxy.local_front import front_of
+from tests.engine_agent.proxy.local_proxy import proxy_of
 
 pytestmark = pytest.mark.asyncio
 
 
 async def test_a_request_that_cannot_connect_makes_the_engine_unhealthy_and_asks_for_a_look() -> None:
-    async with front_of() as proxy:
+    async with proxy_of() as proxy:
         looked = asyncio.Event()
-        proxy.cell.look_now = looked.set
+        proxy.cell.request_probe = looked.set
         await proxy.engine.die()
         reader, writer = await proxy.send(request("/v1/x", b"{}"))
         answer = await read_message(reader)
@@ -37,7 +37,7 @@ async def test_tokens_of_a_stream_prove_an_engine_that_answers_again() -> None:
         await turn.send(chunk(EVENTS[1]))
         await turn.gone.wait()
 
-    async with front_of(script) as proxy:
+    async with proxy_of(script) as proxy:
         reader, writer = await proxy.send(request("/v1/x", b"{}"))
         await read_head(reader)
         assert await read_chunk(reader) == EVENTS[0]

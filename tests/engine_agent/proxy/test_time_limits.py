@@ -6,12 +6,12 @@ from time import monotonic
 
 import pytest
 
-from engine_agent.proxy import downstream, front
+from engine_agent.proxy import downstream, endpoints
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.settings import Limits
 from tests.engine_agent.proxy.engine import EVENTS, STREAM_HEAD, Turn, chunk
 from tests.engine_agent.proxy.http_stream import read_message, request
-from tests.engine_agent.proxy.local_front import LIMITS, front_of
+from tests.engine_agent.proxy.local_proxy import LIMITS, proxy_of
 from tests.engine_agent.proxy.proxy_process import until
 
 pytestmark = pytest.mark.asyncio
@@ -22,7 +22,7 @@ async def never(turn: Turn) -> None:
 
 
 async def test_a_head_that_does_not_end_is_refused_in_time() -> None:
-    async with front_of() as proxy:
+    async with proxy_of() as proxy:
         reader, writer = await proxy.send(b"POST /v1/x HTTP/1.1\r\nx: y\r\n")
         await until(lambda: any(client.awaits_head for client in proxy.clients), "the head has begun")
         proxy.at(LIMITS.head_timeout_s - 1)
@@ -33,7 +33,7 @@ async def test_a_head_that_does_not_end_is_refused_in_time() -> None:
 
 
 async def test_a_body_that_does_not_end_is_refused_in_time_and_frees_the_engine() -> None:
-    async with front_of() as proxy:
+    async with proxy_of() as proxy:
         reader, writer = await proxy.send(b"POST /v1/x HTTP/1.1\r\ncontent-length: 10\r\n\r\nabc")
         await until(lambda: bool(proxy.cell.in_flight), "the request is on its way")
         proxy.at(LIMITS.body_timeout_s + 1)
@@ -43,7 +43,7 @@ async def test_a_body_that_does_not_end_is_refused_in_time_and_frees_the_engine(
 
 
 async def test_an_idle_connection_is_closed_in_time() -> None:
-    async with front_of() as proxy:
+    async with proxy_of() as proxy:
         reader, writer = await proxy.send(request("/v1/x", b"{}"))
         assert (await read_message(reader)).status == 200
         proxy.at(LIMITS.idle_timeout_s - 1)
@@ -56,7 +56,7 @@ async def test_an_idle_connection_is_closed_in_time() -> None:
 async def test_every_request_renews_the_time_of_an_idle_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(downstream, "monotonic", lambda: now)
-    async with front_of() as proxy:
+    async with proxy_of() as proxy:
         reader, writer = await proxy.send(request("/healthz"))
         assert (await read_message(reader)).status == 200
         (client,) = proxy.clients
@@ -72,7 +72,7 @@ async def test_every_request_renews_the_time_of_an_idle_connection(monkeypatch: 
 
 
 async def test_an_engine_that_never_answers_is_a_gateway_timeout() -> None:
-    async with front_of(never) as proxy:
+    async with proxy_of(never) as proxy:
         reader, writer = await proxy.send(request("/v1/x", b"{}"))
         await until(lambda: bool(proxy.cell.in_flight), "the request is on its way")
         proxy.at(LIMITS.abandon_after_s + 1)
@@ -83,7 +83,7 @@ async def test_an_engine_that_never_answers_is_a_gateway_timeout() -> None:
 
 
 async def test_a_request_on_an_engine_that_stays_unhealthy_may_go_elsewhere() -> None:
-    async with front_of(never) as proxy:
+    async with proxy_of(never) as proxy:
         reader, writer = await proxy.send(request("/v1/x", b"{}"))
         await until(lambda: bool(proxy.cell.in_flight), "the request is on its way")
         proxy.cell.judge.failed(monotonic(), "hangs")
@@ -101,7 +101,7 @@ async def test_a_client_that_does_not_read_for_a_minute_loses_its_slot() -> None
         while not turn.gone.is_set():
             await turn.send(chunk(EVENTS[0] * 1000))
 
-    async with front_of(flood) as proxy:
+    async with proxy_of(flood) as proxy:
         _, writer = await proxy.send(request("/v1/x", b"{}"))
         await until(lambda: any(client.write_stalled for client in proxy.clients), "the client is behind")
         proxy.at(LIMITS.write_stall_s - 1)
@@ -113,8 +113,8 @@ async def test_a_client_that_does_not_read_for_a_minute_loses_its_slot() -> None
 
 async def test_more_connections_than_the_limit_are_cut() -> None:
     few = Limits(max_client_connections=1)
-    async with front_of() as proxy:
-        make = partial(ClientConnection, partial(front.respond, proxy.cell), few, set[ClientConnection]())
+    async with proxy_of() as proxy:
+        make = partial(ClientConnection, partial(endpoints.respond_public, proxy.cell), few, set[ClientConnection]())
         server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
         port = server.sockets[0].getsockname()[1]
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

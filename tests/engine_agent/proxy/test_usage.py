@@ -36,7 +36,7 @@ async def test_a_client_that_asked_sees_it() -> None:
         assert engine.requests[0].body == body
 
 
-async def test_a_body_too_long_to_be_looked_at_is_counted_by_its_chunks_and_its_length() -> None:
+async def test_a_body_too_long_to_be_checked_at_is_counted_by_its_chunks_and_its_length() -> None:
     async def script(turn: Turn) -> None:
         await turn.send_stream([*EVENTS, DONE])
 

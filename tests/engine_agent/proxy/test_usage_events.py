@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.proxy.usage_events import UsageHider
+from engine_agent.proxy.rewrite import UsageEventFilter
 
 TEXT = b'data: {"choices":[{"delta":{"content":"say \\"usage\\": {}"}}]}\n\n'
 WITH_NULL = b'data: {"choices":[{"text":"a"}],"usage":null}\n\n'
@@ -13,10 +13,10 @@ DONE = b"data: [DONE]\n\n"
 
 
 def shown(stream: bytes, sizes: list[int]) -> bytes:
-    hider, pieces, at, turn = UsageHider(), [], 0, 0
+    hider, pieces, at, turn = UsageEventFilter(), [], 0, 0
     while at < len(stream):
         size = sizes[turn % len(sizes)]
-        pieces.append(hider.pass_on(stream[at : at + size], complete=at + size >= len(stream)))
+        pieces.append(hider.filter(stream[at : at + size], complete=at + size >= len(stream)))
         at, turn = at + size, turn + 1
     return b"".join(pieces)
 
@@ -28,24 +28,24 @@ def test_however_the_bytes_are_cut_only_the_usage_event_is_missing(events: list[
 
 
 def test_whole_events_pass_at_once_and_the_beginning_of_one_waits_for_its_end() -> None:
-    hider = UsageHider()
-    assert hider.pass_on(TEXT, complete=False) == TEXT
-    assert hider.pass_on(TEXT + USAGE[:10], complete=False) == TEXT
-    assert hider.pass_on(USAGE[10:], complete=False) == b""
-    assert hider.pass_on(DONE, complete=True) == DONE
+    hider = UsageEventFilter()
+    assert hider.filter(TEXT, complete=False) == TEXT
+    assert hider.filter(TEXT + USAGE[:10], complete=False) == TEXT
+    assert hider.filter(USAGE[10:], complete=False) == b""
+    assert hider.filter(DONE, complete=True) == DONE
 
 
 def test_a_stream_with_other_line_ends_passes_as_it_is() -> None:
     event = b'data: {"choices":[{"text":"a"}]}\r\n\r\n'
-    assert UsageHider().pass_on(event, complete=False) == event
+    assert UsageEventFilter().filter(event, complete=False) == event
 
 
 def test_what_never_ends_is_not_held_for_ever() -> None:
-    hider = UsageHider()
+    hider = UsageEventFilter()
     long = b"x" * 600_000
-    assert hider.pass_on(long, complete=False) == b""
-    assert hider.pass_on(long, complete=False) == long + long
+    assert hider.filter(long, complete=False) == b""
+    assert hider.filter(long, complete=False) == long + long
 
 
 def test_the_end_of_a_stream_shows_what_was_held() -> None:
-    assert UsageHider().pass_on(b"data: {", complete=True) == b"data: {"
+    assert UsageEventFilter().filter(b"data: {", complete=True) == b"data: {"

@@ -6,9 +6,9 @@ from engine_agent.proxy.wire import (
     RequestHead,
     ResponseHead,
     chunk,
-    refusal_reply,
-    reply_bytes,
+    refusal_response,
     request_head,
+    response_bytes,
     response_head,
 )
 
@@ -64,10 +64,10 @@ def test_no_bytes_are_no_chunk() -> None:
 
 
 def test_only_a_refusal_that_may_be_retried_says_so() -> None:
-    retry = reply_bytes(refusal_reply(Refusal(503, "c", "m", retry=True)), keep_alive=True)
+    retry = response_bytes(refusal_response(Refusal(503, "c", "m", retry=True)), keep_alive=True)
     assert b"x-switchyard-retry: 1\r\n" in retry
     assert b"retry-after: 1\r\n" in retry
-    final = reply_bytes(refusal_reply(Refusal(413, "c", "m")), keep_alive=False)
+    final = response_bytes(refusal_response(Refusal(413, "c", "m")), keep_alive=False)
     assert final.startswith(b"HTTP/1.1 413 ")
     assert b"retry" not in final
     assert final.endswith(b'{"error":{"message":"m","type":"invalid_request_error","param":null,"code":"c"}}')

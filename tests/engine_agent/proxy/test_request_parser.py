@@ -2,15 +2,15 @@
 
 import pytest
 
-from engine_agent.proxy.inbound import RequestReader
+from engine_agent.proxy.request_parser import RequestParser
 from engine_agent.proxy.settings import Limits
 
 LIMITS = Limits(max_body_bytes=100, max_head_bytes=1000)
 GOOD = b"POST /v1/x?q HTTP/1.1\r\nX-Request-Id: me\r\nContent-Length: 2\r\n\r\n{}"
 
 
-def read(*pieces: bytes) -> RequestReader:
-    reader = RequestReader(LIMITS)
+def read(*pieces: bytes) -> RequestParser:
+    reader = RequestParser(LIMITS)
     for piece in pieces:
         reader.feed(piece)
     return reader

@@ -1,5 +1,5 @@
 """Turns the bytes of a client into requests, within limits on head, body and everything that is neither. It holds no
-connection and sends nothing; what is wrong with the input it says as a refusal."""
+connection and sends nothing; what is wrong with the input becomes a refusal."""
 
 from collections import deque
 from random import getrandbits
@@ -15,7 +15,7 @@ from engine_agent.proxy.wire import Headers, RequestHead, length_of
 _MAX_REQUEST_ID_BYTES = 128
 
 
-class Incoming:
+class IncomingRequest:
     """A request of which the head is complete. `delivered`: its responder has the whole body."""
 
     __slots__ = ("complete", "delivered", "head", "pieces", "size_bytes", "too_large")
@@ -35,16 +35,16 @@ class Incoming:
         return data
 
 
-class RequestReader:
+class RequestParser:
     """The requests of one connection in their order. `broken`: nothing after the queued ones can be understood."""
 
     def __init__(self, limits: Limits) -> None:
-        self.queue: deque[Incoming] = deque()
+        self.queue: deque[IncomingRequest] = deque()
         self.broken: Refusal | None = None
         self.in_head = False
         self._limits = limits
         self._parser: HttpRequestParser | None = HttpRequestParser(self)
-        self._arriving: Incoming | None = None
+        self._arriving: IncomingRequest | None = None
         self._body_bytes = 0
         self._begin_head()
 
@@ -125,7 +125,7 @@ class RequestReader:
             request_id=_request_id(named.get(b"x-request-id")),
         )
         too_large = (head.content_length or 0) > self._limits.max_body_bytes
-        self._arriving = Incoming(head, too_large=too_large)
+        self._arriving = IncomingRequest(head, too_large=too_large)
         self.queue.append(self._arriving)
 
     def on_body(self, piece: bytes) -> None:

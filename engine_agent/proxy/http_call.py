@@ -12,7 +12,7 @@ _MAX_ANSWER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class EngineAnswer:
+class CallResponse:
     """The engine's answer to a call."""
 
     status: int
@@ -26,7 +26,7 @@ class CallFailed(ConnectionError):
 class _Collector:
     """Implements `Receiver`: gathers one answer."""
 
-    def __init__(self, future: "asyncio.Future[EngineAnswer]") -> None:
+    def __init__(self, future: "asyncio.Future[CallResponse]") -> None:
         self._future = future
         self._status = 0
         self._body = bytearray()
@@ -38,7 +38,7 @@ class _Collector:
         if self._future.done():
             return
         if complete:
-            self._future.set_result(EngineAnswer(self._status, bytes(self._body)))
+            self._future.set_result(CallResponse(self._status, bytes(self._body)))
         elif len(self._body) > _MAX_ANSWER_BYTES:
             self._future.set_exception(CallFailed(f"an answer of more than {_MAX_ANSWER_BYTES} bytes"))
 
@@ -53,7 +53,7 @@ class _Collector:
         """The body is one small write."""
 
 
-async def call(pool: EnginePool, method: bytes, target: bytes, body: bytes | None, timeout_s: float) -> EngineAnswer:
+async def call(pool: EnginePool, method: bytes, target: bytes, body: bytes | None, timeout_s: float) -> CallResponse:
     """Send one request and wait for its whole answer.
 
     Raises:
@@ -71,19 +71,19 @@ async def call(pool: EnginePool, method: bytes, target: bytes, body: bytes | Non
 
 async def _send(
     connection: EngineConnection, pool: EnginePool, method: bytes, target: bytes, body: bytes | None
-) -> EngineAnswer:
+) -> CallResponse:
     length = None if body is None else len(body)
     headers = [] if body is None else [(b"content-type", b"application/json")]
     head = RequestHead(method, target, headers, True, True, length, False, False, b"probe")
     upload = Upload(head, keep_limit_bytes=_MAX_ANSWER_BYTES)
     upload.add(body or b"", complete=True)
-    future: asyncio.Future[EngineAnswer] = asyncio.get_running_loop().create_future()
+    future: asyncio.Future[CallResponse] = asyncio.get_running_loop().create_future()
     connection.receiver = _Collector(future)
     connection.write(upload.opening(pool.host_header))
     try:
-        answer = await future
+        response = await future
     except BaseException:
         connection.abort()
         raise
     connection.release()
-    return answer
+    return response

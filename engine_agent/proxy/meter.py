@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from engine_agent.protocol.messages import ClassLoad, Load
 from engine_agent.protocol.states import ServingClass
+from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.histogram import SlidingHistogram
 from engine_agent.proxy.tenants import Tenants, TenantUse
-from engine_agent.proxy.terms import Terms
 
 WINDOW_S = 30
 """`engine_agent.protocol.messages.Load`: percentiles and rates cover the last 30 s."""
@@ -94,9 +94,9 @@ class Meter:
             meter = self.classes[serving_class] = ClassMeter()
         return meter
 
-    def admitted(self, terms: Terms) -> TenantUse | None:
+    def admitted(self, metadata: RequestMetadata) -> TenantUse | None:
         """A request passed admission. Returns the row of its tenant, which `finished` wants back."""
-        meter, tenant = self.of(terms.serving_class), self.tenants.of(terms.tenant)
+        meter, tenant = self.of(metadata.serving_class), self.tenants.of(metadata.tenant)
         meter.requests_total += 1
         meter.in_flight += 1
         if tenant is not None:
@@ -104,9 +104,9 @@ class Meter:
             tenant.in_flight += 1
         return tenant
 
-    def refused(self, terms: Terms, code: str) -> None:
+    def refused(self, metadata: RequestMetadata, code: str) -> None:
         """A request did not pass admission."""
-        self.of(terms.serving_class).refusals[code] += 1
+        self.of(metadata.serving_class).refusals[code] += 1
 
     def first_token(self, now: float, ttft_s: float, serving_class: ServingClass = ServingClass.REALTIME) -> None:
         """The first event of a stream, `ttft_s` after its request came in."""
@@ -122,11 +122,18 @@ class Meter:
         self._tokens.add(now, count)
 
     def finished(
-        self, terms: Terms, tenant: TenantUse | None, usage: Usage, *, status: int, failed: bool, body_bytes: int
+        self,
+        metadata: RequestMetadata,
+        tenant: TenantUse | None,
+        usage: Usage,
+        *,
+        status: int,
+        failed: bool,
+        body_bytes: int,
     ) -> None:
         """An admitted request ended. `failed`: by the engine's or our fault; `body_bytes`: of its question."""
         prompt = self._prompt_tokens(usage, body_bytes)
-        meter = self.of(terms.serving_class)
+        meter = self.of(metadata.serving_class)
         meter.in_flight -= 1
         meter.answers[f"{status // 100}xx"] += 1
         meter.errors_total += failed
@@ -138,7 +145,7 @@ class Meter:
             tenant.completion_tokens += usage.completion
 
     def _prompt_tokens(self, usage: Usage, body_bytes: int) -> int:
-        """As the engine says. Of a request that was broken off it says nothing: then as many as bodies of that length
+        """As the engine reports. Of a request that was cut it reports nothing: then as many as bodies of that length
         had so far, for what was read costs the same whether the answer is waited for or not."""
         if usage.prompt is None:
             known = self._sized_bytes > 0

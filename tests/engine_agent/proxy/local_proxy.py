@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from time import monotonic
 
-from engine_agent.proxy import front
+from engine_agent.proxy import endpoints
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.log import LineLog
@@ -17,7 +17,7 @@ from tests.engine_agent.proxy.engine import Engine, Script, answer_one_token, ru
 LIMITS = Limits()
 
 
-class Front:
+class LocalProxy:
     """A proxy's public port, and what is behind it; `at` turns the clock forward."""
 
     def __init__(self, engine: Engine, cell: Cell, clients: set[ClientConnection], port: int) -> None:
@@ -40,7 +40,7 @@ class Front:
 
 
 @asynccontextmanager
-async def front_of(script: Script = answer_one_token) -> AsyncIterator[Front]:
+async def proxy_of(script: Script = answer_one_token) -> AsyncIterator[LocalProxy]:
     async with running_engine(script) as engine:
         settings = ProxySettings(
             "n-1", "c-1", 1, "127.0.0.1", 0, 0, 0, "127.0.0.1", engine.port, "tiny", 4, limits=LIMITS
@@ -50,10 +50,12 @@ async def front_of(script: Script = answer_one_token) -> AsyncIterator[Front]:
         cell.judge.answered(monotonic(), 1.0)
         cell.judge.token_seen(monotonic())
         clients: set[ClientConnection] = set()
-        make: Callable[[], ClientConnection] = partial(ClientConnection, partial(front.respond, cell), LIMITS, clients)
+        make: Callable[[], ClientConnection] = partial(
+            ClientConnection, partial(endpoints.respond_public, cell), LIMITS, clients
+        )
         server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
         try:
-            yield Front(engine, cell, clients, server.sockets[0].getsockname()[1])
+            yield LocalProxy(engine, cell, clients, server.sockets[0].getsockname()[1])
         finally:
             server.close()
             for client in tuple(clients):

@@ -4,13 +4,15 @@ import pytest
 
 from engine_agent.protocol.messages import OTHER_TENANTS
 from engine_agent.protocol.states import ServingClass
-from engine_agent.proxy.terms import BadTerms, Terms, read_terms
+from engine_agent.proxy.admission import BadHeader, RequestMetadata, read_metadata
 
 NOW = 1_795_286_000.0
 
 
 def test_without_headers_a_request_is_real_time_and_nobodys() -> None:
-    assert read_terms([(b"content-type", b"application/json")], NOW) == Terms(ServingClass.REALTIME, "", None)
+    assert read_metadata([(b"content-type", b"application/json")], NOW) == RequestMetadata(
+        ServingClass.REALTIME, "", None
+    )
 
 
 def test_all_three_are_read() -> None:
@@ -19,16 +21,16 @@ def test_all_three_are_read() -> None:
         (b"x-switchyard-tenant", b"acme"),
         (b"x-switchyard-deadline-ms", b"1500"),
     ]
-    assert read_terms(headers, NOW) == Terms(ServingClass.BATCH, "acme", 1.5)
+    assert read_metadata(headers, NOW) == RequestMetadata(ServingClass.BATCH, "acme", 1.5)
 
 
 def test_an_ingress_says_that_it_chose_the_deployment() -> None:
-    assert read_terms([(b"x-switchyard-deployment", b"chat-v2")], NOW).is_routed
+    assert read_metadata([(b"x-switchyard-deployment", b"chat-v2")], NOW).is_routed
 
 
 @pytest.mark.parametrize("tenant", [b"a b", b"", b"x" * 65, "ä".encode(), b'x"', b"~others"])
 def test_a_name_that_no_tenant_has_is_counted_among_the_others(tenant: bytes) -> None:
-    assert read_terms([(b"x-switchyard-tenant", tenant)], NOW).tenant == OTHER_TENANTS
+    assert read_metadata([(b"x-switchyard-tenant", tenant)], NOW).tenant == OTHER_TENANTS
 
 
 @pytest.mark.parametrize(
@@ -41,8 +43,8 @@ def test_a_name_that_no_tenant_has_is_counted_among_the_others(tenant: bytes) ->
     ],
 )
 def test_a_header_that_says_nothing_sensible_is_refused_by_name(name: bytes, value: bytes, right: str) -> None:
-    with pytest.raises(BadTerms, match=right) as caught:
-        read_terms([(name, value)], NOW)
+    with pytest.raises(BadHeader, match=right) as caught:
+        read_metadata([(name, value)], NOW)
     assert caught.value.refusal.status == 400
     assert name.decode() in caught.value.refusal.message.lower()
 
@@ -53,4 +55,4 @@ def test_a_header_that_says_nothing_sensible_is_refused_by_name(name: bytes, val
 )
 def test_what_a_request_waited_at_its_ingress_is_taken_off_its_time(arrived: bytes, left_s: float) -> None:
     headers = [(b"x-switchyard-deadline-ms", b"1500"), (b"x-switchyard-arrived-ms", arrived)]
-    assert read_terms(headers, NOW).limit_s == left_s
+    assert read_metadata(headers, NOW).time_left_s == left_s

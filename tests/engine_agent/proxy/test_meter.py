@@ -4,11 +4,11 @@ import pytest
 
 from engine_agent.protocol.messages import Load
 from engine_agent.protocol.states import ServingClass
-from engine_agent.proxy.measure import Meter, Usage
-from engine_agent.proxy.terms import Terms
+from engine_agent.proxy.admission import RequestMetadata
+from engine_agent.proxy.meter import Meter, Usage
 
-NOBODY = Terms()
-BATCH = Terms(ServingClass.BATCH, "acme")
+NOBODY = RequestMetadata()
+BATCH = RequestMetadata(ServingClass.BATCH, "acme")
 
 
 def test_without_requests_there_are_no_percentiles() -> None:
@@ -51,9 +51,14 @@ def test_what_exceeds_the_concurrency_is_queued() -> None:
 
 def test_requests_errors_and_refusals_are_counted_apart_and_by_class() -> None:
     meter = Meter(0.0)
-    for terms, status, failed in ((NOBODY, 200, False), (NOBODY, 404, False), (BATCH, 500, True), (BATCH, 200, True)):
-        row = meter.admitted(terms)
-        meter.finished(terms, row, Usage(3, 2), status=status, failed=failed, body_bytes=12)
+    for metadata, status, failed in (
+        (NOBODY, 200, False),
+        (NOBODY, 404, False),
+        (BATCH, 500, True),
+        (BATCH, 200, True),
+    ):
+        row = meter.admitted(metadata)
+        meter.finished(metadata, row, Usage(3, 2), status=status, failed=failed, body_bytes=12)
     meter.refused(BATCH, "cell_draining")
     load = meter.load(1.0, in_flight=0, max_concurrency=4)
     assert (load.requests_total, load.errors_total) == (4, 2)

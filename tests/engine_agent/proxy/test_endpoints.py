@@ -3,7 +3,7 @@
 import pytest
 
 from engine_agent.protocol.states import Phase
-from engine_agent.proxy.agent_check import agent_check_line
+from engine_agent.proxy.endpoints import agent_check_line
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.proxy.amendment import Amendment, Appender, amend
+from engine_agent.proxy.rewrite import BodyRewrite, MemberAppender, rewrite_body
 
 CHAT = b"/v1/chat/completions"
 
 
 @pytest.mark.parametrize(
-    ("body", "priority", "members", "hides_usage"),
+    ("body", "priority", "members", "removes_usage"),
     [
         (b'{"model":"m"}', None, b"", False),
         (b'{"model":"m"}', 0, b"", False),
@@ -36,24 +36,26 @@ CHAT = b"/v1/chat/completions"
         (None, None, b"", False),
     ],
 )
-def test_a_request_is_given(body: bytes | None, priority: int | None, members: bytes, hides_usage: bool) -> None:
-    assert amend(CHAT, body, priority) == Amendment(members, hides_usage)
+def test_a_request_is_given(body: bytes | None, priority: int | None, members: bytes, removes_usage: bool) -> None:
+    assert rewrite_body(CHAT, body, priority) == BodyRewrite(members, removes_usage)
 
 
 def test_a_request_that_came_by_another_name_is_given_the_engines() -> None:
-    assert amend(CHAT, b'{"model":"alias"}', 200, "own") == Amendment(b'"model":"own","priority":200')
-    assert amend(CHAT, b'{"model":"own"}', None, "own") == Amendment()
-    assert amend(CHAT, b'{"model":7}', None, "own") == Amendment(), "what is wrong is the engine's to say"
-    assert amend(CHAT, None, 0, 'o"wn') == Amendment(b'"model":"o\\"wn","priority":0'), "too long to be looked at"
+    assert rewrite_body(CHAT, b'{"model":"alias"}', 200, "own") == BodyRewrite(b'"model":"own","priority":200')
+    assert rewrite_body(CHAT, b'{"model":"own"}', None, "own") == BodyRewrite()
+    assert rewrite_body(CHAT, b'{"model":7}', None, "own") == BodyRewrite(), "what is wrong is the engine's to say"
+    assert rewrite_body(CHAT, None, 0, 'o"wn') == BodyRewrite(b'"model":"o\\"wn","priority":0'), (
+        "too long to be looked at"
+    )
 
 
 def test_other_paths_are_left_alone() -> None:
-    assert amend(b"/v1/models", b'{"stream":true}', 200) == Amendment()
-    assert amend(b"/v1/embeddings", b'{"stream":true}', 200) == Amendment(b'"priority":200')
+    assert rewrite_body(b"/v1/models", b'{"stream":true}', 200) == BodyRewrite()
+    assert rewrite_body(b"/v1/embeddings", b'{"stream":true}', 200) == BodyRewrite(b'"priority":200')
 
 
 def appended(body: bytes, sizes: list[int]) -> bytes:
-    appender = Appender(b'"priority":200')
+    appender = MemberAppender(b'"priority":200')
     pieces, at, turn = [], 0, 0
     while at < len(body):
         size = sizes[turn % len(sizes)]
@@ -97,6 +99,6 @@ def test_what_is_no_json_does_not_become_any(text: str, sizes: list[int]) -> Non
 
 
 def test_an_appender_without_members_holds_nothing_back() -> None:
-    appender = Appender(b"")
+    appender = MemberAppender(b"")
     assert appender.add(b"{}", complete=False) == b"{}"
     assert appender.added_bytes == 0

@@ -1,0 +1,157 @@
+"""What the proxy's three ports serve. Public: `/v1/*` goes to the engine, `/healthz` is answered here. Administration,
+on loopback: status for the agent, metrics, and the phase, the only thing it changes. Agent-check: one line for
+HAProxy."""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import cast
+
+import msgspec
+
+from engine_agent.protocol.states import Phase
+from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.downstream import ClientConnection, Responder
+from engine_agent.proxy.exchange import Exchange
+from engine_agent.proxy.exposition import exposition
+from engine_agent.proxy.refusal import Refusal
+from engine_agent.proxy.wire import LocalResponse, RequestHead, refusal_response, response_bytes
+from engine_agent.telemetry.prometheus_text import CONTENT_TYPE
+
+_API_PREFIX = b"/v1/"
+_API_METHODS = frozenset({b"GET", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
+_MAX_REASON_CHARS = 100
+"""HAProxy keeps the reason in its log and statistics; its line buffer is far longer."""
+
+Handler = Callable[[RequestHead, bytes], LocalResponse]
+
+
+class LocalExchange:
+    """One request that the proxy answers by itself: it collects the whole body, then calls the handler. Implements
+    `Responder`; for small bodies and quick handlers only."""
+
+    def __init__(self, head: RequestHead, client: ClientConnection, handler: Handler) -> None:
+        self._head = head
+        self._client = client
+        self._handler = handler
+        self._body = b""
+
+    def feed(self, data: bytes, *, complete: bool) -> None:
+        self._body += data
+        if complete:
+            self._send(self._handler(self._head, self._body))
+
+    def refuse(self, refusal: Refusal) -> None:
+        self._send(refusal_response(refusal))
+
+    def client_gone(self) -> None:
+        """Nothing runs for it."""
+
+    def download_paused(self) -> None:
+        """The response is one write."""
+
+    def download_resumed(self) -> None:
+        """The response is one write."""
+
+    def _send(self, response: LocalResponse) -> None:
+        keep_alive = self._client.may_keep_alive()
+        wire = response_bytes(response, keep_alive=keep_alive)
+        self._client.write(wire.removesuffix(response.body) if self._head.method == b"HEAD" else wire)
+        self._client.answered(keep_alive=keep_alive)
+
+
+# --- the public port ---
+
+
+def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
+    """The responder for one request on the public port."""
+    if head.target.startswith(_API_PREFIX) and head.method in _API_METHODS:
+        return Exchange(cell, head, client)
+    return LocalExchange(head, client, partial(_handle_public, cell))
+
+
+def _handle_public(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
+    if head.path == b"/healthz":
+        unready = cell.unready()
+        return LocalResponse(200, b'{"ok":true}') if unready is None else refusal_response(unready)
+    if head.target.startswith(_API_PREFIX):
+        allowed = ", ".join(sorted(method.decode() for method in _API_METHODS))
+        return refusal_response(Refusal(405, "method_not_allowed", f"the method must be one of {allowed}"))
+    return refusal_response(Refusal(404, "not_found", "the cell proxy serves /v1/* and /healthz"))
+
+
+# --- the administration port ---
+
+
+class PhaseOrder(msgspec.Struct, frozen=True):
+    """Body of `POST /phase`."""
+
+    phase: Phase
+
+
+def respond_admin(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
+    """The responder for one request on the administration port."""
+    return LocalExchange(head, client, partial(_handle_admin, cell))
+
+
+def _handle_admin(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
+    match (head.method, head.path):
+        case (b"GET", b"/status"):
+            return _status(cell)
+        case (b"GET", b"/metrics"):
+            return LocalResponse(200, exposition(cell).encode(), CONTENT_TYPE)
+        case (b"POST", b"/phase"):
+            return _order_phase(cell, body)
+    known = "GET /status, GET /metrics, POST /phase"
+    return refusal_response(Refusal(404, "not_found", f"the administration port serves {known}"))
+
+
+def _status(cell: Cell) -> LocalResponse:
+    return LocalResponse(200, msgspec.json.encode(cell.status()))
+
+
+def _order_phase(cell: Cell, body: bytes) -> LocalResponse:
+    try:
+        phase = msgspec.json.decode(body, type=PhaseOrder).phase
+    except msgspec.DecodeError as error:
+        return _bad_phase(str(error))
+    if phase is Phase.STOP:
+        return _bad_phase("to stop a proxy, send it SIGTERM")
+    if cell.phase is Phase.STOP:
+        return refusal_response(Refusal(409, "stopping", "this proxy is stopping and takes no other phase"))
+    cell.enter_phase(phase)
+    return _status(cell)
+
+
+def _bad_phase(reason: str) -> LocalResponse:
+    message = f'the body must be {{"phase": "serve"}} or {{"phase": "drain"}}: {reason}'
+    return refusal_response(Refusal(400, "bad_phase", message))
+
+
+# --- the agent-check port ---
+
+
+def agent_check_line(*, phase: Phase, healthy: bool, reason: str) -> bytes:
+    """`up 100%`, `drain` or `down #reason`. Death wins over drain: nothing is left to finish on a dead engine. Never
+    `ready`, which would cancel what an operator set."""
+    if not healthy:
+        return f"down #{_one_line(reason)}\n".encode()
+    return b"up 100%\n" if phase is Phase.SERVE else b"drain\n"
+
+
+def _one_line(reason: str) -> str:
+    """Printable ASCII on one line, without the characters that separate agent-check words."""
+    plain = "".join(char if char.isascii() and char.isprintable() and char not in ",;" else " " for char in reason)
+    return " ".join(plain.split())[:_MAX_REASON_CHARS] or "unknown"
+
+
+class AgentCheck(asyncio.Protocol):
+    """One connection: gets the line that tells HAProxy whether this cell takes requests, and is closed."""
+
+    def __init__(self, line: Callable[[], bytes]) -> None:
+        self._line = line
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast(asyncio.Transport, transport)
+        stream.write(self._line())
+        stream.close()

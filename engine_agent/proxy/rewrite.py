@@ -1,0 +1,150 @@
+"""Rewrites request bodies on their way to the engine, and streams on their way back. Pure.
+
+To the JSON object of a request it adds members: the priority of its class, the wish for a usage count, and the engine's
+own name of the model where the request came by another. They come last, where they override the same names before them.
+A body that is no JSON object keeps its meaning, and no body has to be there as a whole. From a stream whose client did
+not request a usage count it takes the usage event; whole events pass at once, and none that passes is changed.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from engine_agent.protocol.states import ServingClass
+
+PRIORITIES = {ServingClass.REALTIME: 0, ServingClass.NEAR_REALTIME: 100, ServingClass.BATCH: 200}
+"""vLLM serves the lower number first, and the earlier of equal ones."""
+PRIORITY_PATHS = frozenset({b"/v1/chat/completions", b"/v1/completions", b"/v1/embeddings", b"/v1/responses"})
+USAGE_PATHS = frozenset({b"/v1/chat/completions", b"/v1/completions"})
+"""Where `stream_options.include_usage` exists."""
+_BLANKS = b" \t\r\n"
+_END = b"\n\n"
+_FOREIGN_END = b"\r\n\r\n"
+_MAX_HELD_BYTES = 1024 * 1024
+"""No event of an engine is as long; what has no end by then passes as it is."""
+
+
+class _Body(msgspec.Struct):
+    model: Any = None
+    stream: Any = None
+    stream_options: Any = None
+    priority: Any = None
+
+
+_decoder = msgspec.json.Decoder(_Body)
+
+
+@dataclass(frozen=True, slots=True)
+class BodyRewrite:
+    """`members` as they stand in JSON, without braces. `removes_usage`: the client did not request the usage that we
+    do."""
+
+    members: bytes = b""
+    removes_usage: bool = False
+
+
+def rewrite_body(path: bytes, body: bytes | None, priority: int | None, model: str | None = None) -> BodyRewrite:
+    """What to add to a request. `body` None: it is too long to be parsed. `priority` None: the engine knows none.
+
+    `model` is the name that the engine knows; None: the one in the request.
+    """
+    if path not in PRIORITY_PATHS:
+        return BodyRewrite()
+    if body is None:
+        unseen = [] if model is None else [_model(model)]
+        return BodyRewrite(b",".join(unseen if priority is None else [*unseen, _priority(priority)]))
+    try:
+        request = _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return BodyRewrite()
+    members = [_model(model)] if model is not None and isinstance(request.model, str) and request.model != model else []
+    if priority is not None and (priority or request.priority is not None):
+        members.append(_priority(priority))
+    options = _usage_options(request) if path in USAGE_PATHS and request.stream is True else None
+    if options is not None:
+        members.append(b'"stream_options":' + msgspec.json.encode(options))
+    return BodyRewrite(b",".join(members), removes_usage=options is not None)
+
+
+def _usage_options(request: _Body) -> dict[str, Any] | None:
+    """The client's stream options with usage, or None where it has that already, or for what no engine knows."""
+    options = request.stream_options
+    if options is None:
+        return {"include_usage": True}
+    if not isinstance(options, dict) or options.get("include_usage") not in {None, False}:
+        return None
+    return {**options, "include_usage": True}
+
+
+def _model(name: str) -> bytes:
+    return b'"model":' + msgspec.json.encode(name)
+
+
+def _priority(priority: int) -> bytes:
+    return b'"priority":%d' % priority
+
+
+class MemberAppender:
+    """Puts members at the end of a JSON object that passes in pieces. `added_bytes`: by how much it grows, always."""
+
+    __slots__ = ("_held", "_members", "added_bytes")
+
+    def __init__(self, members: bytes) -> None:
+        self._members = members
+        self._held = b""
+        self.added_bytes = len(members) + 1 if members else 0
+
+    def add(self, piece: bytes, *, complete: bool) -> bytes:
+        """Take the next piece; returns what may go on: all but an end that may be the object's own."""
+        if not self._members:
+            return piece
+        text = self._held + piece
+        if complete:
+            self._held = b""
+            return self._closed(text)
+        cut = len(text.rstrip(_BLANKS + b"{}"))
+        self._held = text[cut:]
+        return text[:cut]
+
+    def _closed(self, text: bytes) -> bytes:
+        end = len(text.rstrip(_BLANKS))
+        if text[end - 1 : end] != b"}":
+            return text + b" " * self.added_bytes
+        inside = text[: end - 1]
+        separator = b" " if inside.rstrip(_BLANKS).endswith(b"{") else b","
+        return inside + separator + self._members + text[end - 1 :]
+
+
+class UsageEventFilter:
+    """The events of one stream."""
+
+    __slots__ = ("_held",)
+
+    def __init__(self) -> None:
+        self._held = b""
+
+    def filter(self, piece: bytes, *, complete: bool) -> bytes:
+        """Take the next bytes of the stream; returns those that the client gets now."""
+        text = self._held + piece if self._held else piece
+        cut = len(text) if complete else self._end_of_whole_events(text)
+        self._held = text[cut:]
+        text = text[:cut]
+        if b'"usage"' not in text:
+            return text
+        *whole, rest = text.split(_END)
+        kept = b"".join(event + _END for event in whole if not is_usage_event(event))
+        return kept if is_usage_event(rest) else kept + rest
+
+    def _end_of_whole_events(self, text: bytes) -> int:
+        """Up to where events are complete. An engine that ends its events otherwise is passed on as it is."""
+        if text.endswith(_END) or _FOREIGN_END in text:
+            return len(text)
+        cut = text.rfind(_END) + len(_END) if _END in text else 0
+        return len(text) if len(text) - cut > _MAX_HELD_BYTES else cut
+
+
+def is_usage_event(event: bytes) -> bool:
+    """The event that carries the token counts and no choice. Text that a model writes cannot match: their quotes are
+    escaped."""
+    return b'"choices":[]' in event.replace(b" ", b"") and b'"usage"' in event
