@@ -132,7 +132,7 @@ class FakeControlPlane:
                 del self._send_to[agent]
 
 
-async def eventually(look: Callable[[], T], within_s: float = 10.0, what: str = "") -> T:
+async def eventually(look: Callable[[], T], within_s: float = 60.0, what: str = "") -> T:
     """Poll until `look` returns something true, and return it.
 
     Raises:

@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
-from engine_agent.ingress.settings import IngressSettings
+from engine_agent.ingress.settings import IngressSettings, Times
 from engine_agent.protocol.ingress_messages import (
     Affinity,
     ApiKey,
@@ -67,7 +67,9 @@ class RunningIngress:
 
     def __init__(self, home: Path, region: str = HOME) -> None:
         home.mkdir(parents=True, exist_ok=True)
-        self.use(IngressSettings(f"i-{region}", region, home, port=free_port(), max_connections=1000))
+        # Cells of tests die by closing their sockets, never by silence: a check that is late means a busy machine.
+        times = Times(check_timeout_ms=10_000)
+        self.use(IngressSettings(f"i-{region}", region, home, port=free_port(), max_connections=1000, times=times))
         self.reports: list[IngressReport] = []
         self.revision = 0
         self.hop_secrets: tuple[str, ...] = (HOP_SECRET,)
@@ -90,7 +92,7 @@ class RunningIngress:
         self._task = asyncio.create_task(self.ingress.run(self.reports.append))
         try:
             await eventually(lambda: self.reports and self.reports[-1].observed.haproxy_pid)
-            async with httpx.AsyncClient(base_url=self.url, timeout=20, trust_env=False) as self.http:
+            async with httpx.AsyncClient(base_url=self.url, timeout=60, trust_env=False) as self.http:
                 yield self
         finally:
             try:

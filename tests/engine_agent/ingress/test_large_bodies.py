@@ -99,7 +99,7 @@ async def test_a_length_that_is_said_beside_chunks_counts_for_nothing(ingress: R
             chunk = b"%x\r\n%s\r\n0\r\n\r\n" % (len(body), body)
             incoming, outgoing = await asyncio.open_connection("127.0.0.1", ingress.settings.port)
             outgoing.write(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode() + chunk)
-            assert (await asyncio.wait_for(incoming.read(), 10)).startswith(b"HTTP/1.1 200 ")
+            assert (await asyncio.wait_for(incoming.read(), 60)).startswith(b"HTTP/1.1 200 ")
             outgoing.close()
             assert cell.requests[-1].body == body
 
@@ -231,7 +231,7 @@ def pid_of(haproxy: HaproxySupervisor) -> int:
 
 async def until_read(ingress: RunningIngress, size: int) -> None:
     """Wait until bodies of this size are; meanwhile they are refused in words, and short ones are served."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (answer := await ingress.post(body_of(size))).status_code != 200:
             # The very first may still have found the body parser, and was lost with it.
             assert answer.json()["error"]["code"] in {"long_bodies_unread", "long_body_lost"}

@@ -48,7 +48,7 @@ async def test_20000_keys_are_in_force_and_one_of_them_goes_without_a_reload(ing
                 ingress.revision += 1
                 table = RoutingTable(ingress.revision, ingress.settings.region, (pool(cell),), keys=keys)
                 ingress.ingress.receive(sent(table))
-                await eventually(lambda: ingress.revision_in_force == ingress.revision, within_s=30)
+                await eventually(lambda: ingress.revision_in_force == ingress.revision, within_s=60)
                 assert (await ingress.post(BODY, **key.headers)).status_code == status
         assert ingress.worker_pid == worker
     assert traffic.failures == []

@@ -1,6 +1,7 @@
 """When every cell of a pool is full, requests wait: the urgent first, not for ever, and not without number."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,29 @@ from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool
 
+DEADLINE_S = 60.0
+PATIENCE_S = 110
+"""Below the time that a test may take."""
+
+
+@pytest_asyncio.fixture
+async def patient(tmp_path: Path) -> AsyncIterator[RunningIngress]:
+    """Real-time requests wait for as long as any test may take, and three of them for each cell."""
+    async with with_queue(tmp_path, ServingClass.REALTIME, wait_s=PATIENCE_S, waiting_per_cell=3) as running:
+        yield running
+
 
 @pytest_asyncio.fixture
 async def impatient(tmp_path: Path) -> AsyncIterator[RunningIngress]:
-    ingress = RunningIngress(tmp_path / "home")
-    short = replace(QUEUES[ServingClass.REALTIME], wait_s=1, waiting_per_cell=3)
-    ingress.use(replace(ingress.settings, queues={**QUEUES, ServingClass.REALTIME: short}))
+    async with with_queue(tmp_path, ServingClass.REALTIME, wait_s=1) as running:
+        yield running
+
+
+@contextlib.asynccontextmanager
+async def with_queue(folder: Path, serving_class: ServingClass, **limits: int) -> AsyncIterator[RunningIngress]:
+    ingress = RunningIngress(folder / "home")
+    changed = replace(QUEUES[serving_class], **limits)  # type: ignore[arg-type]
+    ingress.use(replace(ingress.settings, queues={**QUEUES, serving_class: changed}))
     async with ingress.running() as running:
         yield running
 
@@ -31,21 +49,42 @@ def queued(ingress: RunningIngress) -> int:
 
 
 @pytest.mark.asyncio
-async def test_a_full_pool_queues_then_refuses_and_a_wait_too_long_ends(impatient: RunningIngress) -> None:
-    async with FakeCell(max_connections=2).running() as cell, impatient.client() as client:
+async def test_a_full_pool_queues_then_refuses(patient: RunningIngress) -> None:
+    async with FakeCell(max_connections=2).running() as cell, patient.client() as client:
+        cell.release.clear()
+        await patient.route(pool(cell))
+        await patient.sees(**{cell.name: "up"})
+        served = [asyncio.create_task(ask(client)) for _ in range(2)]
+        await eventually(lambda: cell.in_flight == 2, DEADLINE_S)
+        # One by one: HAProxy's threads count before they act, so of two that come at once each may take the last place.
+        for number in range(4):
+            served.append(asyncio.create_task(ask(client)))
+            await eventually(lambda number=number: queued(patient) == number + 1, DEADLINE_S)  # type: ignore[misc]
+        for _ in range(2):
+            with pytest.raises(openai.InternalServerError) as refused:
+                await ask(client)
+            assert refused.value.code == "queue_full"
+            assert refused.value.response.headers["retry-after"]
+        assert len(cell.requests) == 2, "the cell never had more than its limit"
+        cell.release.set()
+        assert await asyncio.gather(*served) == [cell.name] * 6
+
+
+@pytest.mark.asyncio
+async def test_a_wait_too_long_ends(impatient: RunningIngress) -> None:
+    async with FakeCell(max_connections=1).running() as cell, impatient.client() as client:
         cell.release.clear()
         await impatient.route(pool(cell))
         await impatient.sees(**{cell.name: "up"})
-        running = [asyncio.create_task(ask(client)) for _ in range(2)]
-        await eventually(lambda: cell.in_flight == 2)
-        waiting = [asyncio.create_task(ask(client)) for _ in range(6)]
-        errors = list(await asyncio.gather(*waiting, return_exceptions=True))
-        codes = sorted(error.code or "" for error in errors if isinstance(error, openai.InternalServerError))
-        assert codes == ["no_free_cell"] * 4 + ["queue_full"] * 2
-        assert {error.response.headers["retry-after"] for error in errors if isinstance(error, openai.APIStatusError)}
-        assert len(cell.requests) == 2, "the cell never had more than its limit"
+        running = asyncio.create_task(ask(client))
+        await eventually(lambda: cell.in_flight == 1, DEADLINE_S)
+        with pytest.raises(openai.InternalServerError) as ended:
+            await ask(client)
+        assert ended.value.code == "no_free_cell"
+        assert ended.value.response.headers["retry-after"]
+        assert len(cell.requests) == 1
         cell.release.set()
-        assert await asyncio.gather(*running) == [cell.name] * 2
+        assert await running == cell.name
 
 
 @pytest.mark.asyncio
@@ -64,22 +103,22 @@ async def test_less_urgent_requests_wait_behind_urgent_ones(ingress: RunningIngr
 
 
 @pytest.mark.asyncio
-async def test_batch_work_cannot_fill_the_queue_against_urgent_requests(impatient: RunningIngress) -> None:
+async def test_batch_work_cannot_fill_the_queue_against_urgent_requests(patient: RunningIngress) -> None:
     async with FakeCell(max_connections=1).running() as cell, asyncio.TaskGroup() as group:
         cell.release.clear()
-        await impatient.route(pool(cell))
-        await impatient.sees(**{cell.name: "up"})
+        await patient.route(pool(cell))
+        await patient.sees(**{cell.name: "up"})
         batch = [
-            group.create_task(impatient.post(b'{"model": "demo"}', **{"X-Switchyard-Class": "batch"})) for _ in range(8)
+            group.create_task(patient.post(b'{"model": "demo"}', **{"X-Switchyard-Class": "batch"})) for _ in range(8)
         ]
-        await eventually(lambda: sum(task.done() for task in batch) + queued(impatient) == len(batch) - cell.in_flight)
+        await eventually(lambda: sum(task.done() for task in batch) + queued(patient) == len(batch) - cell.in_flight)
         # HAProxy's threads count before they act, so each limit is one more where two of them ask at once.
-        waiting, running = queued(impatient), cell.in_flight
+        waiting, running = queued(patient), cell.in_flight
         assert running in {1, 2}
         assert waiting in {2, 3}, "half of 3, rounded down, and one more"
         assert next(task for task in batch if task.done()).result().json()["error"]["code"] == "queue_full"
-        urgent = group.create_task(impatient.post(b'{"model": "demo", "n": "urgent"}'))
-        await eventually(lambda: queued(impatient) == waiting + 1)
+        urgent = group.create_task(patient.post(b'{"model": "demo", "n": "urgent"}'))
+        await eventually(lambda: queued(patient) == waiting + 1)
         cell.release.set()
         assert (await urgent).status_code == 200
     assert cell.requests[running].json.get("n") == "urgent"

@@ -52,4 +52,4 @@ async def test_a_real_ingress_reports_requests_refusals_and_errors_of_each_key(i
         cell.refuses = True
         assert (await ingress.post(BODY, **failing.headers)).status_code == 503
         wanted = {"0a0a0a0a": [3, 1, 0], "0b0b0b0b": [1, 0, 1]}
-        await eventually(lambda: ingress.reports[-1].telemetry.get("keys", {}).get("totals") == wanted, within_s=15)
+        await eventually(lambda: ingress.reports[-1].telemetry.get("keys", {}).get("totals") == wanted, within_s=60)

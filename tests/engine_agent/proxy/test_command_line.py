@@ -66,7 +66,7 @@ def test_a_taken_port_ends_the_process_with_the_option_in_the_sentence() -> None
             capture_output=True,
             text=True,
             check=False,
-            timeout=20,
+            timeout=60,
         )
     assert done.returncode == EXIT_CANNOT_LISTEN
     assert f"cannot listen on 127.0.0.1:{port} (--admin-port)" in done.stderr

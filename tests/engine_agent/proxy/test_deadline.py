@@ -21,7 +21,7 @@ async def test_a_deadline_that_passes_before_the_answer_is_a_504_and_the_engine_
         answer = await proxy.complete(x_switchyard_deadline_ms="50")
         assert (answer.status, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
         assert "x-switchyard-retry" not in answer.headers
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await stopped.wait()
         assert (await proxy.status())["in_flight"] == 0
         assert (await proxy.status())["load"]["errors_total"] == 0
@@ -39,7 +39,7 @@ async def test_a_deadline_that_passes_in_a_stream_ends_it_with_an_error_event() 
         answer = await proxy.complete(x_switchyard_deadline_ms="200")
         assert answer.body.startswith(EVENTS[0])
         assert b'"code":"deadline_exceeded"' in answer.body
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(60):
             await stopped.wait()
 
 

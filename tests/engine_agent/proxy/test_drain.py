@@ -90,7 +90,7 @@ async def test_sigterm_waits_for_a_stream_and_then_ends_the_process() -> None:
         script.go_on.set()
         assert await read_chunk(reader) == EVENTS[1]
         assert await read_chunk(reader) == b""
-        assert await asyncio.wait_for(proxy.process.wait(), 5) == 0
+        assert await asyncio.wait_for(proxy.process.wait(), 60) == 0
         writer.close()
 
 
@@ -104,7 +104,7 @@ async def test_sigterm_cuts_a_stream_that_outlives_the_grace_with_an_error_event
         proxy.terminate()
         assert b"cell_stopping" in await read_chunk(reader)
         assert await read_chunk(reader) == b""
-        assert await asyncio.wait_for(proxy.process.wait(), 5) == 0
+        assert await asyncio.wait_for(proxy.process.wait(), 60) == 0
         writer.close()
 
 
