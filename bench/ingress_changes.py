@@ -259,8 +259,8 @@ async def under_streams(bench: Bench, rate: float, work: str, count: int) -> tup
             bench.extra_pool = not bench.extra_pool
         took_s.append(await bench.route())
     await asyncio.sleep(1.0)
-    said, _ = await client.communicate(b"")
-    result = json.loads(said)
+    output, _ = await client.communicate(b"")
+    result = json.loads(output)
     outcomes, ttft_ms = result["outcomes"], result["ttft_ms"]
     refused = outcomes.get("refused", 0)
     broken = sum(outcomes.values()) - outcomes.get("whole", 0) - refused

@@ -26,7 +26,7 @@ from engine_agent.runtime.journal import Journal
 ROOT = Path(__file__).resolve().parents[2]
 MODEL = "tiny"
 REGION = "bench"
-NOBODY = "http://127.0.0.1:1"
+NO_CONTROL_PLANE = "http://127.0.0.1:1"
 """Instead of a control plane: an ingress serves from its journal without one."""
 AGENT_CHECK = 100
 """The stub cells' agent checks lie this far above their ports (wire.c)."""
@@ -161,7 +161,7 @@ def ingress(
     home.mkdir(parents=True, exist_ok=True)
     Journal(home / JOURNAL_FILE, RoutingTable).save(RoutingTable(1, REGION, (pool,)))
     words = (sys.executable, "-m", "engine_agent", "ingress", "--ingress-id", "i-bench", "--region", REGION)
-    where = ("--home", str(home), "--server", NOBODY, "--port", str(port))
+    where = ("--home", str(home), "--server", NO_CONTROL_PLANE, "--port", str(port))
     with spawned((*words, *where, *options), home / "agent.log", {JOIN_TOKEN_VARIABLE: "none"}) as process:
         yield process
 

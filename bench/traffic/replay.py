@@ -14,7 +14,7 @@ from typing import Any
 
 from bench.traffic.arrivals import MOONCAKE_BLOCK_TOKENS, Arrival, azure, best_hit_rate, faster, mooncake
 from bench.traffic.contenders import ROOT
-from bench.traffic.routers import BoundedHash, LeastOutstanding, RandomCell, RoundRobin, Router, Sticky, TwoHomes
+from bench.traffic.routers import BoundedHash, LeastOutstanding, RandomCell, RoundRobin, Router, Sticky, TwoChoices
 from bench.traffic.simulation import Outcome, Simulation, hit_rate, percentile
 from engine_agent.engines.sim.batching import ModelParameters
 
@@ -34,7 +34,7 @@ POLICIES: dict[str, Callable[[], Router]] = {
     "hash": lambda: BoundedHash(0, own_queues=True),
     "bounded hash 1.25": lambda: BoundedHash(1.25, light_share=0.25),
     "bounded hash 2": lambda: BoundedHash(2.0, light_share=0.25),
-    "two homes": TwoHomes,
+    "two choices": TwoChoices,
     "sticky": lambda: Sticky(0),
     "sticky 1.25": lambda: Sticky(1.25),
 }

@@ -115,15 +115,15 @@ class BoundedHash:
 
 
 @dataclass
-class TwoHomes:
+class TwoChoices:
     """The less loaded of the key's first two cells on the ring; the least loaded of all while both are full."""
 
     ring: HashRing = field(default_factory=HashRing)
     _least: LeastOutstanding = field(default_factory=lambda: LeastOutstanding(with_queue=True))
 
     def choose(self, key: str, loads: Sequence[CellLoad]) -> int | None:
-        homes = self.ring.cells_of(key, len(loads))[:2]
-        best = min(homes, key=lambda cell: loads[cell].in_flight)
+        choices = self.ring.cells_of(key, len(loads))[:2]
+        best = min(choices, key=lambda cell: loads[cell].in_flight)
         return best if loads[best].has_place else self._least.choose(key, loads)
 
 

@@ -10,7 +10,7 @@ from bench.traffic.routers import (
     RandomCell,
     RoundRobin,
     Sticky,
-    TwoHomes,
+    TwoChoices,
 )
 
 
@@ -64,7 +64,7 @@ def test_a_full_cell_is_passed_over_unless_each_has_its_own_queue() -> None:
 
 
 def test_a_key_with_two_homes_goes_to_the_less_loaded_of_them() -> None:
-    router = TwoHomes()
+    router = TwoChoices()
 
     chosen = [router.choose("conversation", loads(*(int(cell == busy) for cell in range(4)))) for busy in range(4)]
 
