@@ -37,7 +37,7 @@ async def impatient(tmp_path: Path) -> AsyncIterator[RunningIngress]:
 @contextlib.asynccontextmanager
 async def with_queue(folder: Path, serving_class: ServingClass, **limits: int) -> AsyncIterator[RunningIngress]:
     ingress = RunningIngress(folder / "home")
-    changed = replace(QUEUES[serving_class], **limits)  # type: ignore[arg-type]
+    changed = replace(QUEUES[serving_class], **limits)
     ingress.use(replace(ingress.settings, queues={**QUEUES, serving_class: changed}))
     async with ingress.running() as running:
         yield running
