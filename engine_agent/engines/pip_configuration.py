@@ -90,7 +90,7 @@ def read_pip_settings() -> dict[str, str]:
     # A virtual environment may be without pip; the Python that it was made from has the same configuration.
     for python in dict.fromkeys((sys.executable, sys._base_executable)):  # type: ignore[attr-defined]
         try:
-            asked = subprocess.run(
+            listing = subprocess.run(
                 [python, "-m", "pip", "config", "list"],
                 capture_output=True,
                 text=True,
@@ -99,7 +99,7 @@ def read_pip_settings() -> dict[str, str]:
             )
         except (OSError, subprocess.SubprocessError):
             continue
-        return pip_settings(asked.stdout + environment)
+        return pip_settings(listing.stdout + environment)
     return pip_settings(environment)
 
 

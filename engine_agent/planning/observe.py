@@ -1,4 +1,4 @@
-"""What a node says of itself, from what it was told and what runs on it. It decides words only, never steps.
+"""What a node says of itself, from what it was told and what runs on it. It decides state and reason only, never steps.
 
 `ready` needs a healthy engine and, on the leader, a proxy that answers. What the agent repairs by itself (a proxy) and
 what may pass (bad health of an engine that lives) is `starting` with its reason: how long that may last is for the
@@ -9,13 +9,13 @@ from engine_agent.planning.node import LIMITS, ConvergeLimits, NodeSnapshot, fai
 from engine_agent.protocol.messages import Assignment, Health, Observed
 from engine_agent.protocol.states import EngineState, MemberRole, Phase
 
-Told = tuple[EngineState, str]
+StateAndReason = tuple[EngineState, str]
 
 
 def observe(desired: Assignment | None, node: NodeSnapshot, now_s: float, limits: ConvergeLimits = LIMITS) -> Observed:
     """The node's state in terms of the order in force: the cell and generation are the order's, not the process's."""
     if desired is None:
-        state, reason = _ending(node)
+        state, reason = _stopping(node)
         leaving = node.engine or node.proxy
         cell = leaving.membership.cell if leaving is not None else None
         generation = leaving.membership.generation if leaving is not None else 0
@@ -33,15 +33,15 @@ def observe(desired: Assignment | None, node: NodeSnapshot, now_s: float, limits
     )
 
 
-def _ending(node: NodeSnapshot) -> Told:
+def _stopping(node: NodeSnapshot) -> StateAndReason:
     if node.engine is None and node.proxy is None:
         return EngineState.IDLE, ""
     return EngineState.DRAINING, "ending the " + ("cell proxy" if node.proxy is not None else "engine")
 
 
-def _state(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Told:
+def _state(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> StateAndReason:
     if desired.phase is Phase.STOP:
-        return _ending(node)
+        return _stopping(node)
     wanted = membership_of(desired)
     for process in (node.engine, node.proxy):
         if process is not None and process.membership != wanted:
@@ -61,11 +61,13 @@ def _state(desired: Assignment, node: NodeSnapshot, now_s: float, limits: Conver
     return _by_health(node.health)
 
 
-def _draining(node: NodeSnapshot) -> Told:
+def _draining(node: NodeSnapshot) -> StateAndReason:
     return (EngineState.DRAINING, "") if node.engine is not None else (EngineState.IDLE, "nothing runs here to drain")
 
 
-def _proxy_trouble(desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits) -> Told | None:
+def _proxy_trouble(
+    desired: Assignment, node: NodeSnapshot, now_s: float, limits: ConvergeLimits
+) -> StateAndReason | None:
     failure = failure_of(membership_of(desired), node.proxy_failure)
     if failure is not None and failure.in_a_row > limits.proxy_failures_tolerated:
         return EngineState.FAILED, f"{failure.in_a_row} times in a row: {failure.reason}"
@@ -81,7 +83,7 @@ def _proxy_trouble(desired: Assignment, node: NodeSnapshot, now_s: float, limits
     return None
 
 
-def _by_health(health: Health | None) -> Told:
+def _by_health(health: Health | None) -> StateAndReason:
     if health is None:
         return EngineState.STARTING, "no answer yet"
     if health.ok:

@@ -249,7 +249,7 @@ class Fault(Struct, frozen=True, tag="fault"):
 
 
 class LogTail(Struct, frozen=True, tag="log_tail"):
-    """The last lines of a node's logs, oldest first, whole: sent only while a `LogWish` is in force; the latest wins.
+    """The last lines of a node's logs, oldest first, whole: sent while a `LogRequest` is in force; the latest wins.
 
     `logs` maps `agent`, `engine` and `proxy` to lines of which what looks like a secret was taken out.
     """
@@ -265,7 +265,7 @@ UpMessage = Hello | Report | IngressReport | Fault | LogTail
 # --- down: control plane -> agent -----------------------------------------------------------------------------------
 
 
-class LogWish(Struct, frozen=True):
+class LogRequest(Struct, frozen=True):
     """Somebody reads this node's logs: until then, in seconds since 1970, its agent sends their last lines.
 
     `lines` of each log at most.
@@ -289,7 +289,7 @@ class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
     node: str
     version: int
     assignment: Assignment | None
-    logs: LogWish | None = None
+    logs: LogRequest | None = None
     cause: Cause | None = None
 
 

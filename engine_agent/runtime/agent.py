@@ -23,7 +23,7 @@ from engine_agent.protocol.ports import AGENT_METRICS
 from engine_agent.protocol.states import EngineState
 from engine_agent.runtime.connection import AgentConnection, report_interval_s
 from engine_agent.runtime.enrolment import Enrolment
-from engine_agent.runtime.log_tail import LogSpeaker
+from engine_agent.runtime.log_tail import LogTailSender
 from engine_agent.runtime.node import LocalNode, NodePlace
 from engine_agent.runtime.order_trace import order_trace
 from engine_agent.runtime.watch import POLL_INTERVAL_S
@@ -38,7 +38,7 @@ CONVERGE_AT_LEAST_EVERY_S = 1.0
 """Limits that are reached by time alone (a silent proxy, a late start) are noticed this late at most."""
 PAUSE_AFTER_ERROR_S = 1.0
 BOUND_LOGS_EVERY_S = 60.0
-SHOW_LOGS_EVERY_S = 1.0
+SEND_LOGS_EVERY_S = 1.0
 """While somebody reads them; else this only looks whether somebody does."""
 READ_STACK_EVERY_S = 30.0
 """How late the control plane hears of software that was installed under a running agent."""
@@ -61,14 +61,14 @@ class NodeAgent:
         self._wake = asyncio.Event()
         self._hello = hello
         self._stack = stack
-        self._introduced: Fingerprint = {}
-        self._connection = AgentConnection(enrolment=enrolment, hello=self._introduction, on_message=self._on_message)
+        self._sent_fingerprint: Fingerprint = {}
+        self._connection = AgentConnection(enrolment=enrolment, hello=self._make_hello, on_message=self._on_message)
         self._node = LocalNode(place, stack=stack, on_change=self._wake.set, on_fault=self._connection.send_fault)
         self._accelerators = accelerators(self._connection.send_fault)
         self._no_contact_since_s: float | None = monotonic()
-        self._said: Observed | None = None
+        self._last_observed: Observed | None = None
         self._steps: StepTimes | None = None
-        self._logs = LogSpeaker(place.home)
+        self._logs = LogTailSender(place.home)
         self._trace = order_trace(place.node_id)
         self._metrics_port = place.port_base + AGENT_METRICS
 
@@ -78,7 +78,7 @@ class NodeAgent:
         try:
             # What was adopted is asked once before anything is said of it, so that a restarted agent never reports a
             # serving cell as one that starts.
-            await self._node.look()
+            await self._node.poll()
             self._converge()
             async with asyncio.TaskGroup() as loops:
                 loops.create_task(self._connect(loops))
@@ -86,7 +86,7 @@ class NodeAgent:
                 loops.create_task(self._for_ever("watch", self._watch_once))
                 loops.create_task(self._for_ever("report", self._report_once))
                 loops.create_task(self._for_ever("logs", self._bound_logs_once))
-                loops.create_task(self._for_ever("log tail", self._show_logs_once))
+                loops.create_task(self._for_ever("log tail", self._send_logs_once))
                 loops.create_task(self._for_ever("stack", self._read_stack_once))
                 loops.create_task(self._for_ever("traces", self._trace.run))
                 loops.create_task(self._for_ever("metrics", self._serve_metrics))
@@ -135,24 +135,24 @@ class NodeAgent:
             self._node.apply(step)
             if isinstance(step, Wait):
                 until_s = step.until_s
-        if self._observed() != self._said:
-            self._say()
+        if self._observed() != self._last_observed:
+            self._send_report()
         return until_s
 
     async def _watch_once(self) -> None:
-        await self._node.look()
+        await self._node.poll()
         await asyncio.sleep(POLL_INTERVAL_S)
 
     async def _report_once(self) -> None:
         await asyncio.sleep(report_interval_s(random.random()))
-        self._say(await self._node.measure())
+        self._send_report(await self._node.measure())
 
     async def _bound_logs_once(self) -> None:
         await asyncio.sleep(BOUND_LOGS_EVERY_S)
         self._node.bound_logs()
 
-    async def _show_logs_once(self) -> None:
-        await asyncio.sleep(SHOW_LOGS_EVERY_S)
+    async def _send_logs_once(self) -> None:
+        await asyncio.sleep(SEND_LOGS_EVERY_S)
         tail = self._logs.due(self._node.order)
         if tail is not None:
             self._connection.send_logs(tail)
@@ -160,14 +160,14 @@ class NodeAgent:
     async def _read_stack_once(self) -> None:
         await asyncio.sleep(READ_STACK_EVERY_S)
         stack = self._stack()
-        if self._introduced and stack != self._introduced:
-            changed = ", ".join(found.field for found in differing_fields((self._introduced, stack)))
+        if self._sent_fingerprint and stack != self._sent_fingerprint:
+            changed = ", ".join(found.field for found in differing_fields((self._sent_fingerprint, stack)))
             log.info("the stack changed: %s", changed)
-            self._connection.introduce_again()
+            self._connection.resend_hello()
 
-    def _introduction(self) -> Hello:
+    def _make_hello(self) -> Hello:
         hello = self._hello()
-        self._introduced = hello.fingerprint
+        self._sent_fingerprint = hello.fingerprint
         if hello.inventory is None:
             return hello
         inventory = structs.replace(hello.inventory, accelerators=self._accelerators.inventory())
@@ -190,11 +190,14 @@ class NodeAgent:
         node = self._node.snapshot(self._no_contact_since_s)
         return observe(self._node.desired, node, monotonic(), self._limits)
 
-    def _say(self, steps: StepTimes | None = None) -> None:
+    def _send_report(self, steps: StepTimes | None = None) -> None:
         observed = self._observed()
-        if self._said is None or (observed.state, observed.reason) != (self._said.state, self._said.reason):
+        if self._last_observed is None or (observed.state, observed.reason) != (
+            self._last_observed.state,
+            self._last_observed.reason,
+        ):
             log.info("%s %s", observed.state, observed.reason)
-        self._said = observed
+        self._last_observed = observed
         seen = self._node.seen
         telemetry = structs.replace(
             read_usage(observed.engine_pid),
@@ -211,8 +214,8 @@ class NodeAgent:
         self._connection.send(report)
 
 
-def _health(observed: Observed, said: Health | None) -> Health | None:
+def _health(observed: Observed, health: Health | None) -> Health | None:
     """The engine's health as a reader must take it: good or no news counts only from a node that can use its engine."""
-    if observed.state in (EngineState.STARTING, EngineState.FAILED) and (said is None or said.ok):
+    if observed.state in (EngineState.STARTING, EngineState.FAILED) and (health is None or health.ok):
         return Health(ok=False, reason=observed.reason)
-    return said
+    return health

@@ -120,7 +120,7 @@ class AgentConnection:
         self._logs = logs
         self._waiting.set()
 
-    def introduce_again(self) -> None:
+    def resend_hello(self) -> None:
         """Say hello anew, on a new connection, because what it says has changed."""
         self._again.set()
 
@@ -244,8 +244,8 @@ class AgentConnection:
         assembly = TableAssembly()
         async for frame in socket:
             try:
-                said = decode_down(frame)
-                message = assembly.take(said) if isinstance(said, TablePart) else said
+                received = decode_down(frame)
+                message = assembly.take(received) if isinstance(received, TablePart) else received
             except BadMessage as error:
                 log.error("ignored a frame from the control plane: %s", error)
                 continue

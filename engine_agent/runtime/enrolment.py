@@ -18,7 +18,7 @@ from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.journal import write_durably
 
 ENROL_TIMEOUT_S = 10.0
-MAX_ANSWER_BYTES = 64 * 1024
+MAX_RESPONSE_BYTES = 64 * 1024
 CREDENTIAL_FILE = "credential"
 
 
@@ -85,7 +85,7 @@ def _exchange(enrolment: Enrolment, join_token: str) -> str:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=ENROL_TIMEOUT_S) as answer:
-            return msgspec.json.decode(answer.read(MAX_ANSWER_BYTES), type=_Answer).credential
+            return msgspec.json.decode(answer.read(MAX_RESPONSE_BYTES), type=_Answer).credential
     except urllib.error.HTTPError as error:
         reason = f"{url} answered {error.code}: {_reason(error)}"
         may_pass = error.code >= 500 or error.code == HTTPStatus.TOO_MANY_REQUESTS
@@ -97,7 +97,7 @@ def _exchange(enrolment: Enrolment, join_token: str) -> str:
 
 
 def _reason(error: urllib.error.HTTPError) -> str:
-    body = error.read(MAX_ANSWER_BYTES)
+    body = error.read(MAX_RESPONSE_BYTES)
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):

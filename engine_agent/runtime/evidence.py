@@ -7,7 +7,7 @@ from engine_agent.protocol.messages import Fault, JsonObject
 from engine_agent.runtime.processes import ProcessEnd
 
 
-def said_of(end: ProcessEnd, lines: list[str]) -> str:
+def describe_end(end: ProcessEnd, lines: list[str]) -> str:
     """An end in words, with the last line of the log. Who is killed writes nothing of it: that line is older news."""
     return f"{end}: {lines[-1]}" if lines and end.code != -signal.SIGKILL else str(end)
 

@@ -29,38 +29,38 @@ REPO_ROOT = Path(__file__).resolve().parents[2]
 
 def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
     """Run the agent that `argv` describes until SIGTERM or SIGINT; return the exit status."""
-    given = _arguments(argv)
-    home: Path = given.home.resolve()
+    options = _arguments(argv)
+    home: Path = options.home.resolve()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
         configure_logging(os.environ, SERVICE)
-        with AgentLock(home, given.node_id):
-            asyncio.run(_run_until_signalled(given, home, limits))
+        with AgentLock(home, options.node_id):
+            asyncio.run(_run_until_signalled(options, home, limits))
     except (HomeInUse, ValueError) as error:
-        sys.stderr.write(f"the agent of {given.node_id} does not start: {error}\n")
+        sys.stderr.write(f"the agent of {options.node_id} does not start: {error}\n")
         return 1
     return 0
 
 
-async def _run_until_signalled(given: argparse.Namespace, home: Path, limits: ConvergeLimits) -> None:
+async def _run_until_signalled(options: argparse.Namespace, home: Path, limits: ConvergeLimits) -> None:
     boot_id = uuid.uuid4().hex
     cache = Path(os.environ.get("SWITCHYARD_CACHE") or REPO_ROOT / ".cache")
     pythons = partial(engine_pythons, cache)  # asked each time: an engine may be installed under a running agent
     stack = StackFingerprint(home, pythons)
-    place = NodePlace(given.node_id, home, given.host, given.port_base, REPO_ROOT, pythons)
+    place = NodePlace(options.node_id, home, options.host, options.port_base, REPO_ROOT, pythons)
     enrolment = Enrolment(
-        given.server, AgentKind.NODE, given.node_id, home, os.environ.get("SWITCHYARD_JOIN_TOKEN") or None
+        options.server, AgentKind.NODE, options.node_id, home, os.environ.get("SWITCHYARD_JOIN_TOKEN") or None
     )
 
     def hello() -> Hello:
         return Hello(
             protocol=PROTOCOL_VERSION,
             kind=AgentKind.NODE,
-            id=given.node_id,
+            id=options.node_id,
             boot_id=boot_id,
             agent_version=AGENT_VERSION,
-            inventory=read_inventory(given.instance_type, given.host, given.port_base),
-            topology=given.topology,
+            inventory=read_inventory(options.instance_type, options.host, options.port_base),
+            topology=options.topology,
             fingerprint=stack.read(),
         )
 

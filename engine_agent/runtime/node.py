@@ -36,8 +36,8 @@ from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import watch
-from engine_agent.runtime.evidence import ended, given_up, said_of
-from engine_agent.runtime.http import NoAnswer, request
+from engine_agent.runtime.evidence import describe_end, ended, given_up
+from engine_agent.runtime.http import NoResponse, request
 from engine_agent.runtime.journal import CorruptJournal, Journal
 from engine_agent.runtime.launch import proxy_admin_url, proxy_launch, with_fingerprint
 from engine_agent.runtime.logs import bound, last_lines
@@ -84,7 +84,7 @@ class LocalNode:
     ) -> None:
         self.place = place
         self._stack = stack
-        self.seen = watch.Seen()
+        self.seen = watch.ProbeResults()
         self._on_change = on_change
         self._on_fault = on_fault
         self._journal = Journal(place.home / JOURNAL_FILE, NodeRecord)
@@ -121,7 +121,7 @@ class LocalNode:
         engine, proxy = self._record.engine, self._record.proxy
         if engine is not None:
             if self._processes.adopt(ProcessKind.ENGINE, engine):
-                self.seen = watch.Seen(was_ready=engine.was_ready)
+                self.seen = watch.ProbeResults(was_ready=engine.was_ready)
                 log.info(
                     "adopted the engine of generation %d of %s, pid %d", engine.generation, engine.cell, engine.pid
                 )
@@ -169,7 +169,7 @@ class LocalNode:
             no_contact_since_s=no_contact_since_s,
         )
 
-    async def look(self) -> None:
+    async def poll(self) -> None:
         """Ask what runs here how it is."""
         desired, engine = self.desired, self._processes.running(ProcessKind.ENGINE)
         if desired is None or engine is None or engine.membership != membership_of(desired):
@@ -177,10 +177,10 @@ class LocalNode:
         proxy, before = self._processes.running(ProcessKind.PROXY), self.seen
         if desired.role is MemberRole.FOLLOWER:
             url = engine_adapter(desired.plan.engine).health_url(desired, self.place.context())
-            after = watch.after_engine(before, await watch.ask_engine(url))
+            after = watch.after_engine(before, await watch.probe_engine(url))
         elif proxy is not None and proxy.membership == engine.membership:
-            said = await watch.ask_proxy(proxy_admin_url(self.place.context(), "/status"))
-            after = watch.after_proxy(before, said, monotonic())
+            status = await watch.fetch_proxy_status(proxy_admin_url(self.place.context(), "/status"))
+            after = watch.after_proxy(before, status, monotonic())
         else:
             return
         if self.seen is before:  # else a process started or ended meanwhile, and the answer speaks of the past
@@ -195,7 +195,7 @@ class LocalNode:
         adapter = engine_adapter(desired.plan.engine)
         if not isinstance(adapter, MeasuresSteps):
             return None
-        return await watch.ask_steps(adapter.steps_url(self.place.context()))
+        return await watch.fetch_steps(adapter.steps_url(self.place.context()))
 
     def bound_logs(self) -> None:
         """Keep the log files short."""
@@ -263,7 +263,7 @@ class LocalNode:
         lines = self._last_lines(end.kind)
         ran_stably = end.ran_s >= LIMITS.stable_after_s
         member = end.record.membership
-        reason = said_of(end, lines)
+        reason = describe_end(end, lines)
         if end.kind is ProcessKind.ENGINE:
             if not end.was_ordered:
                 self._set_failure(member, reason, ran_stably and self.seen.was_ready)
@@ -299,11 +299,11 @@ class LocalNode:
     def _last_lines(self, kind: ProcessKind) -> list[str]:
         return last_lines(self._processes.log_path(kind), EVIDENCE_LINES)
 
-    def _note_ready(self, before: watch.Seen, after: watch.Seen) -> None:
+    def _note_ready(self, before: watch.ProbeResults, after: watch.ProbeResults) -> None:
         engine = self._record.engine
         if after.was_ready and engine is not None and not engine.was_ready:
             self._save(engine=msgspec.structs.replace(engine, was_ready=True))
-        if watch.is_news(before, after):
+        if watch.is_change(before, after):
             self._on_change()
 
     def _save(self, **changes: Desired | ProcessRecord | FailureRecord | None) -> None:
@@ -320,7 +320,7 @@ class LocalNode:
 async def _post_phase(url: str, phase: Phase) -> None:
     try:
         answer = await request("POST", url, timeout_s=PHASE_TIMEOUT_S, body=msgspec.json.encode({"phase": phase}))
-    except NoAnswer as error:
+    except NoResponse as error:
         log.warning("the cell proxy was not told to %s: %s", phase, error)
         return
     if answer.status >= 300:

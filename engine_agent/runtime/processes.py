@@ -162,7 +162,7 @@ class Processes:
         for task in self._tasks:
             task.cancel()
         for held in self._slots.values():
-            self._look_away(held)
+            self._unwatch(held)
         self._slots.clear()
 
     def _supervise(
@@ -173,14 +173,14 @@ class Processes:
         self._slots[kind] = held
         loop.add_reader(pidfd, self._ended, kind, held)
 
-    def _look_away(self, held: _Supervised) -> None:
+    def _unwatch(self, held: _Supervised) -> None:
         if not held.ended.is_set():
             asyncio.get_running_loop().remove_reader(held.pidfd)
             os.close(held.pidfd)
 
     def _ended(self, kind: ProcessKind, held: _Supervised) -> None:
         """The pidfd became readable: the process has ended."""
-        self._look_away(held)
+        self._unwatch(held)
         held.ended.set()
         code = held.child.wait() if held.child is not None else None
         was_ordered, held.stopping = held.stopping, True

@@ -7,7 +7,7 @@ log in the first place.
 import re
 from collections.abc import Iterable
 
-TAKEN_OUT = "[taken out]"
+REDACTED = "[taken out]"
 SHORTEST_SECRET = 8
 """A shorter text says little and stands in many harmless places."""
 
@@ -34,8 +34,8 @@ def redacted(line: str, secrets: Iterable[str] = ()) -> str:
     """The line without credentials by their form, and without each of `secrets`, which the caller knows."""
     for secret in secrets:
         if len(secret) >= SHORTEST_SECRET:
-            line = line.replace(secret, TAKEN_OUT)
-    line = _HEADER.sub(rf"\1{TAKEN_OUT}", line)
-    line = _USER_INFO.sub(rf"\1{TAKEN_OUT}@", line)
-    line = _FORMS.sub(TAKEN_OUT, line)
-    return _NAMED.sub(rf"\g<name>{TAKEN_OUT}", line)
+            line = line.replace(secret, REDACTED)
+    line = _HEADER.sub(rf"\1{REDACTED}", line)
+    line = _USER_INFO.sub(rf"\1{REDACTED}@", line)
+    line = _FORMS.sub(REDACTED, line)
+    return _NAMED.sub(rf"\g<name>{REDACTED}", line)

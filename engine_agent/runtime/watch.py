@@ -1,4 +1,4 @@
-"""Asks the processes of a node how they are, several times a second, and remembers what they last said.
+"""Probes the processes of a node several times a second, and remembers what they last reported.
 
 On a leader the cell proxy is asked, which probes the engine itself; on a follower the engine is. It judges nothing but
 whether an answer is one, and it never touches a process.
@@ -12,21 +12,21 @@ import msgspec
 from engine_agent.protocol.messages import Health, Load, StepTimes
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy.status import ProxyStatus
-from engine_agent.runtime.http import NoAnswer, request
+from engine_agent.runtime.http import NoResponse, request
 
 POLL_INTERVAL_S = 0.2
 """A hard death shows in the process itself; this bounds how late everything else is seen."""
-ANSWER_TIMEOUT_S = 1.0
-SLOW_ANSWERS_TOLERATED = 1
+PROBE_TIMEOUT_S = 1.0
+SLOW_RESPONSES_TOLERATED = 1
 """One slow answer may be a pause of the garbage collector; the proxy judges an engine by the same rule."""
 
 
-class _HealthAnswer(msgspec.Struct, frozen=True):
+class _HealthBody(msgspec.Struct, frozen=True):
     reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
-class Silence:
+class ProbeFailure:
     """No usable answer. `at_once`: the engine itself is known to be down, not merely slow."""
 
     reason: str
@@ -34,96 +34,96 @@ class Silence:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ProbeResults:
     """What a node knows of its processes from their own words, for one start of the engine."""
 
     health: Health | None = None
     load: Load | None = None
     was_ready: bool = False
-    slow_answers: int = 0
+    slow_responses: int = 0
     proxy_phase: Phase | None = None
     proxy_silent_since_s: float | None = None
 
 
-async def ask_proxy(url: str) -> ProxyStatus | Silence:
+async def fetch_proxy_status(url: str) -> ProxyStatus | ProbeFailure:
     """What the cell proxy at `url` (`…/status`) says."""
     try:
-        answer = await request("GET", url, timeout_s=ANSWER_TIMEOUT_S)
+        answer = await request("GET", url, timeout_s=PROBE_TIMEOUT_S)
         return msgspec.json.decode(answer.body, type=ProxyStatus)
-    except NoAnswer as error:
-        return Silence(str(error), at_once=error.refused)
+    except NoResponse as error:
+        return ProbeFailure(str(error), at_once=error.refused)
     except msgspec.DecodeError as error:
-        return Silence(f"{url} did not answer with a status: {error}", at_once=False)
+        return ProbeFailure(f"{url} did not answer with a status: {error}", at_once=False)
 
 
-async def ask_engine(url: str) -> Health | Silence:
+async def probe_engine(url: str) -> Health | ProbeFailure:
     """What the engine at `url` (`…/health`) says."""
     asked_at_s = monotonic()
     try:
-        answer = await request("GET", url, timeout_s=ANSWER_TIMEOUT_S)
-    except NoAnswer as error:
-        return Silence(str(error), at_once=error.refused)
+        answer = await request("GET", url, timeout_s=PROBE_TIMEOUT_S)
+    except NoResponse as error:
+        return ProbeFailure(str(error), at_once=error.refused)
     reason = "" if answer.status == 200 else _reason(answer.status, answer.body)
     probe_ms = (monotonic() - asked_at_s) * 1000
     return Health(ok=answer.status == 200, reason=reason, probe_ms=probe_ms, checked_s_ago=0.0)
 
 
-async def ask_steps(url: str) -> StepTimes | None:
+async def fetch_steps(url: str) -> StepTimes | None:
     """What the engine at `url` (`…/steps`) computed; None: it does not say."""
     try:
-        answer = await request("GET", url, timeout_s=ANSWER_TIMEOUT_S)
+        answer = await request("GET", url, timeout_s=PROBE_TIMEOUT_S)
         return msgspec.json.decode(answer.body, type=StepTimes) if answer.status == 200 else None
-    except (NoAnswer, msgspec.DecodeError):
+    except (NoResponse, msgspec.DecodeError):
         return None
 
 
-def after_proxy(seen: Seen, said: ProxyStatus | Silence, now_s: float) -> Seen:
+def after_proxy(seen: ProbeResults, status: ProxyStatus | ProbeFailure, now_s: float) -> ProbeResults:
     """What is known once a proxy answered, or did not. A silent proxy says nothing of the engine."""
-    if isinstance(said, Silence):
+    if isinstance(status, ProbeFailure):
         since_s = seen.proxy_silent_since_s
         return replace(seen, proxy_silent_since_s=now_s if since_s is None else since_s)
     return replace(
         seen,
-        health=said.health,
-        load=said.load,
-        was_ready=seen.was_ready or said.health.ok,
-        proxy_phase=said.phase,
+        health=status.health,
+        load=status.load,
+        was_ready=seen.was_ready or status.health.ok,
+        proxy_phase=status.phase,
         proxy_silent_since_s=None,
     )
 
 
-def after_engine(seen: Seen, said: Health | Silence) -> Seen:
+def after_engine(seen: ProbeResults, status: Health | ProbeFailure) -> ProbeResults:
     """What is known once a follower's engine answered, or did not."""
-    if isinstance(said, Health):
-        return replace(seen, health=said, was_ready=seen.was_ready or said.ok, slow_answers=0)
-    slow_answers = seen.slow_answers + 1
-    if not said.at_once and slow_answers <= SLOW_ANSWERS_TOLERATED and seen.health is not None:
-        return replace(seen, slow_answers=slow_answers)
-    return replace(seen, health=Health(ok=False, reason=said.reason), slow_answers=slow_answers)
+    if isinstance(status, Health):
+        return replace(seen, health=status, was_ready=seen.was_ready or status.ok, slow_responses=0)
+    slow_responses = seen.slow_responses + 1
+    if not status.at_once and slow_responses <= SLOW_RESPONSES_TOLERATED and seen.health is not None:
+        return replace(seen, slow_responses=slow_responses)
+    return replace(seen, health=Health(ok=False, reason=status.reason), slow_responses=slow_responses)
 
 
-def without_engine(seen: Seen) -> Seen:
+def without_engine(seen: ProbeResults) -> ProbeResults:
     """What is left to know when the engine has ended or is about to start: only the proxy's own state."""
-    return Seen(proxy_phase=seen.proxy_phase, proxy_silent_since_s=seen.proxy_silent_since_s)
+    return ProbeResults(proxy_phase=seen.proxy_phase, proxy_silent_since_s=seen.proxy_silent_since_s)
 
 
-def without_proxy(seen: Seen) -> Seen:
+def without_proxy(seen: ProbeResults) -> ProbeResults:
     """What is left to know when the proxy has ended: its own state goes, the engine's stays."""
     return replace(seen, proxy_phase=None, proxy_silent_since_s=None)
 
 
-def is_news(before: Seen, after: Seen) -> bool:
+def is_change(before: ProbeResults, after: ProbeResults) -> bool:
     """Whether the difference could change what the node does or says."""
     return _gist(before) != _gist(after)
 
 
-def _gist(seen: Seen) -> tuple[object, ...]:
-    told = (seen.health.ok, seen.health.reason) if seen.health is not None else None
-    return told, seen.was_ready, seen.proxy_phase, seen.proxy_silent_since_s is None
+def _gist(seen: ProbeResults) -> tuple[object, ...]:
+    health = (seen.health.ok, seen.health.reason) if seen.health is not None else None
+    return health, seen.was_ready, seen.proxy_phase, seen.proxy_silent_since_s is None
 
 
 def _reason(status: int, body: bytes) -> str:
     try:
-        return msgspec.json.decode(body, type=_HealthAnswer).reason or f"the engine answers {status}"
+        return msgspec.json.decode(body, type=_HealthBody).reason or f"the engine answers {status}"
     except msgspec.DecodeError:
         return f"the engine answers {status}"

@@ -235,8 +235,8 @@ async def _output_of(*argv: str) -> bytes:
     finally:
         await _end(process)
     if process.returncode:
-        said = errors.decode(errors="replace").strip()[:200]
-        raise ProgramFailed(f"it ended with status {process.returncode}: {said or 'no reason given'}")
+        message = errors.decode(errors="replace").strip()[:200]
+        raise ProgramFailed(f"it ended with status {process.returncode}: {message or 'no reason given'}")
     return output
 
 

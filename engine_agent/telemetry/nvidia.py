@@ -62,7 +62,7 @@ class NvidiaReader:
         self._devices: dict[int, Accelerator] = {}
         self._lost: set[int] = set()
         self._trouble = ""
-        self._heard_s = monotonic()
+        self._last_response_s = monotonic()
         self._stop = threading.Event()
         self._first_read = asyncio.Event()
 
@@ -72,7 +72,7 @@ class NvidiaReader:
 
     @property
     def trouble(self) -> str:
-        silent_s = monotonic() - self._heard_s
+        silent_s = monotonic() - self._last_response_s
         if not self._trouble and silent_s > self._times.silent_after_s:
             return f"the driver has not answered for {silent_s:.0f} s"
         return self._trouble
@@ -92,18 +92,18 @@ class NvidiaReader:
 
     # --- called in the loop, for the thread --------------------------------------------------------------------------
 
-    def _heard(self, trouble: str = "") -> None:
-        self._heard_s = monotonic()
+    def _note_response(self, trouble: str = "") -> None:
+        self._last_response_s = monotonic()
         self._trouble = trouble
         if trouble:
             log.warning("nvidia: %s", trouble)
             self._first_read.set()
 
-    def _took(self, read: Mapping[int, Accelerator | NvmlFailed]) -> None:
-        self._heard()
+    def _apply_readings(self, read: Mapping[int, Accelerator | NvmlFailed]) -> None:
+        self._note_response()
         for index, device in read.items():
             if isinstance(device, NvmlFailed):
-                self._lose(index, device)
+                self._mark_lost(index, device)
             else:
                 self._lost.discard(index)
                 before = self._devices.get(index)
@@ -113,7 +113,7 @@ class NvidiaReader:
             self._first_read.set()
             self._judge_count(len(read))
 
-    def _lose(self, index: int, failed: NvmlFailed) -> None:
+    def _mark_lost(self, index: int, failed: NvmlFailed) -> None:
         if failed.code not in (GPU_IS_LOST, RESET_REQUIRED):
             self._trouble = f"device {index}: {failed}"
         elif index not in self._lost:
@@ -141,8 +141,8 @@ class NvidiaReader:
                 evidence = {"device": device.index, "counter": counter, "counters": device.errors}
                 self._on_fault(hardware_fault(signature, summary, evidence))
 
-    def _saw(self, xid: Xid) -> None:
-        self._heard()
+    def _report_xid(self, xid: Xid) -> None:
+        self._note_response()
         means = FATAL_XIDS.get(xid.code)
         signature = FaultSignature.NVIDIA_XID if means is None else FaultSignature.NVIDIA_XID_FATAL
         where = "an unknown device" if xid.device is None else f"nvidia {xid.device}"
@@ -174,11 +174,11 @@ class _Session:
                         return
                     log.exception("error in the nvml thread")  # an answer that no version of the library gave so far
                     reason = f"{type(error).__name__}: {error}"
-                self._post(reader._heard, reason)
+                self._post(reader._note_response, reason)
                 failures = 1 + times.restarts.counted(failures, monotonic() - began_s)
                 if reader._stop.wait(times.restarts.pause_s(failures)):
                     return
-            self._post(reader._heard, f"{reason}; given up after {failures} sessions in a row")
+            self._post(reader._note_response, f"{reason}; given up after {failures} sessions in a row")
 
     def _read_until_stopped(self) -> None:
         nvml = Nvml(self._reader._library())
@@ -187,11 +187,11 @@ class _Session:
         try:
             while not stop.is_set():
                 if monotonic() >= read_at_s:
-                    self._post(self._reader._took, _read_all(nvml))
+                    self._post(self._reader._apply_readings, _read_all(nvml))
                     read_at_s = monotonic() + times.read_every_s
                 xid = nvml.next_xid(times.wait_ms)
                 if xid is not None:
-                    self._post(self._reader._saw, xid)
+                    self._post(self._reader._report_xid, xid)
                 elif not nvml.has_events:
                     stop.wait(times.wait_ms / 1000)
         finally:

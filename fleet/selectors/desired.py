@@ -4,7 +4,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable
 
-from engine_agent.protocol.messages import Assignment, Desired, LogWish, Peer
+from engine_agent.protocol.messages import Assignment, Desired, LogRequest, Peer
 from engine_agent.protocol.states import Phase
 from fleet.models import CellMember, Node, NodeLog
 from fleet.planning.states import CELL_PHASE, CellState
@@ -47,10 +47,10 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     return found
 
 
-def _log_wish(node: Node) -> LogWish | None:
+def _log_wish(node: Node) -> LogRequest | None:
     """Whether somebody reads this node's logs. A wish that is over stays as it is: the agent sees that it is."""
     known: NodeLog | None = getattr(node, "log", None)
-    return LogWish(until=known.wished_until.timestamp()) if known is not None else None
+    return LogRequest(until=known.wished_until.timestamp()) if known is not None else None
 
 
 def _assignment(member: CellMember, peers: tuple[Peer, ...]) -> Assignment:

@@ -4,11 +4,11 @@ import asyncio
 import logging
 
 from engine_agent.engines.sim.admin import AdminServer
-from engine_agent.engines.sim.ending import Ending
 from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.follower_link import FollowerLink, NoLeader
 from engine_agent.engines.sim.listening import HttpListeners
 from engine_agent.engines.sim.settings import LOOPBACK, Endpoint, Settings
+from engine_agent.engines.sim.shutdown import Shutdown
 from engine_agent.engines.sim.step_meter import StepMeter
 from engine_agent.protocol.messages import StepTimes
 
@@ -25,7 +25,7 @@ class Follower:
             PortTaken: it cannot be bound.
         """
         self._settings = settings
-        self._ending = Ending()
+        self._shutdown = Shutdown()
         self._faults = Faults()
         self._waiting_for = "loading weights"
         self._steps = StepMeter()
@@ -41,12 +41,12 @@ class Follower:
 
     async def run(self) -> int:
         """Live until the end comes, and return the exit status."""
-        self._ending.come_by_signals()
+        self._shutdown.on_signals()
         http = asyncio.create_task(self._listeners.serve(), name="http")
         membership = asyncio.create_task(self._be_member(), name="membership")
         for task in (http, membership):
-            self._ending.come_with(task)
-        end = await self._ending.wait()
+            self._shutdown.on_failure_of(task)
+        end = await self._shutdown.wait()
         log.info("ending: %s", end.reason)
         self._waiting_for = end.reason
         if not end.failed and self._link.announce_leaving(end.reason):
@@ -67,9 +67,9 @@ class Follower:
             log.info("ready: follower rank %d of the leader at %s", self._settings.rank, self._settings.leader)
             farewell = await self._link.stay()
         except NoLeader as error:
-            self._ending.come(str(error), failed=True)
+            self._shutdown.request(str(error), failed=True)
             return
-        self._ending.come(f"the leader ends the cell: {farewell.reason}", farewell.failed)
+        self._shutdown.request(f"the leader ends the cell: {farewell.reason}", farewell.failed)
 
     def _follow(self, work: StepTimes) -> None:
         self._steps.follow(work, self._faults.effects().slow_factor)

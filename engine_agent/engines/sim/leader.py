@@ -9,7 +9,6 @@ import os
 import signal
 
 from engine_agent.engines.sim.admin import AdminServer
-from engine_agent.engines.sim.ending import End, Ending
 from engine_agent.engines.sim.engine import Engine
 from engine_agent.engines.sim.faults import Crash, Faults, combine_effects
 from engine_agent.engines.sim.leader_link import LeaderLink
@@ -17,6 +16,7 @@ from engine_agent.engines.sim.listening import HttpListeners
 from engine_agent.engines.sim.meters import Meters
 from engine_agent.engines.sim.serving import OpenAiServer
 from engine_agent.engines.sim.settings import CLOSING_S, FAILED_EXIT_AFTER_S, LOOPBACK, Endpoint, Settings
+from engine_agent.engines.sim.shutdown import Shutdown, ShutdownReason
 from engine_agent.engines.sim.step_meter import StepMeter
 from engine_agent.protocol.messages import StepTimes
 
@@ -33,7 +33,7 @@ class Leader:
             PortTaken: one of them cannot be bound.
         """
         self._settings = settings
-        self._ending = Ending()
+        self._shutdown = Shutdown()
         self._faults = Faults()
         self._work = StepMeter()
         self._steps = StepMeter()
@@ -64,7 +64,7 @@ class Leader:
         Raises:
             PortTaken: the rendezvous port cannot be bound.
         """
-        self._ending.come_by_signals()
+        self._shutdown.on_signals()
         if self._settings.followers > 0:
             await self._link.listen()
         tasks = {
@@ -73,8 +73,8 @@ class Leader:
             "start": asyncio.create_task(self._start(), name="start"),
         }
         for task in tasks.values():
-            self._ending.come_with(task)
-        end = await self._ending.wait()
+            self._shutdown.on_failure_of(task)
+        end = await self._shutdown.wait()
         log.info("ending: %s", end.reason)
         tasks["start"].cancel()
         await self._end(end)
@@ -94,7 +94,7 @@ class Leader:
             limit = f"{self._settings.rendezvous_timeout_s:g} s"
             self._fail(f"{self._link.missing} of {self._settings.followers} followers did not come within {limit}")
 
-    async def _end(self, end: End) -> None:
+    async def _end(self, end: ShutdownReason) -> None:
         if end.failed:
             self._engine.fail(end.reason)
             self._link.close(end.reason, failed=True)
@@ -125,7 +125,7 @@ class Leader:
     def _fail(self, reason: str) -> None:
         # At once and not when `run` wakes up: whoever asks next must hear 503.
         self._engine.fail(reason)
-        self._ending.come(reason, failed=True)
+        self._shutdown.request(reason, failed=True)
 
     def _note_decode(self, sequences: int, compute_ms: float) -> None:
         self._work.note(sequences, compute_ms)
@@ -151,7 +151,7 @@ class Leader:
 
     def follower_leaving(self, reason: str) -> None:
         """See `CellWatcher`; a planned stop of one member is a planned stop of its cell."""
-        self._ending.come(reason, failed=False)
+        self._shutdown.request(reason, failed=False)
 
     def effects_changed(self) -> None:
         """See `CellWatcher`."""

@@ -39,8 +39,8 @@ class ResponseShape:
 
     def text_event(self, text: str, finish_reason: str | None) -> bytes:
         """The next piece of text."""
-        said: dict[str, Any] = {"delta": {"content": text}} if self.chat else {"text": text}
-        return self._event([_choice(**said, finish_reason=finish_reason, stop_reason=None)])
+        content: dict[str, Any] = {"delta": {"content": text}} if self.chat else {"text": text}
+        return self._event([_choice(**content, finish_reason=finish_reason, stop_reason=None)])
 
     def usage_event(self, usage: Usage) -> bytes:
         """The token counts, with no choice in it."""
@@ -48,8 +48,8 @@ class ResponseShape:
 
     def whole(self, text: str, finish_reason: str, usage: Usage) -> bytes:
         """The answer in one piece."""
-        said: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
-        choices = [_choice(**said, finish_reason=finish_reason, stop_reason=None)]
+        content: dict[str, Any] = {"message": {"role": "assistant", "content": text}} if self.chat else {"text": text}
+        choices = [_choice(**content, finish_reason=finish_reason, stop_reason=None)]
         kind = "chat.completion" if self.chat else "text_completion"
         return msgspec.json.encode(self._body(kind, choices, usage=usage.body()))
 
@@ -61,8 +61,8 @@ class ResponseShape:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices, **more}
 
 
-def _choice(finish_reason: str | None = None, **said: Any) -> dict[str, Any]:
-    return {"index": 0, **said, "logprobs": None, "finish_reason": finish_reason}
+def _choice(finish_reason: str | None = None, **content: Any) -> dict[str, Any]:
+    return {"index": 0, **content, "logprobs": None, "finish_reason": finish_reason}
 
 
 def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> bytes:

@@ -27,7 +27,7 @@ PR_SET_PDEATHSIG = 1
 class CoreProcess(ForkProcess):
     """A fork that is killed when its parent ends, however it ends, and that its parent survives for a short while."""
 
-    last_act: Callable[[], None] = staticmethod(lambda: None)
+    shutdown_hook: Callable[[], None] = staticmethod(lambda: None)
     """What a parent does before it ends in this way."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -51,7 +51,7 @@ class CoreProcess(ForkProcess):
         time.sleep(SERVER_GRACE_S)
         try:
             sys.stderr.write(f"{self.name} ended {SERVER_GRACE_S:.0f} s ago: the server ends too\n")
-            self.last_act()
+            self.shutdown_hook()
         finally:
             os._exit(EXIT_CORE_ENDED)
 

@@ -16,9 +16,9 @@ from vllm.platforms import current_platform
 from engine_agent.engines.vllm.core_process import CoreContext, CoreProcess
 
 
-def start_from_one_process(last_act: Callable[[], None]) -> None:
-    """Run the API server with the options in `sys.argv` until it ends; `last_act` runs if it must be made to end."""
-    CoreProcess.last_act = staticmethod(last_act)
+def start_from_one_process(shutdown_hook: Callable[[], None]) -> None:
+    """Run the API server with the options in `sys.argv` until it ends; `shutdown_hook` runs if it is forced to."""
+    CoreProcess.shutdown_hook = staticmethod(shutdown_hook)
     if current_platform.is_cpu():
         # vLLM spawns the engine's core on CPU because a worker process needs its own OpenMP environment. An executor
         # that keeps the worker in the core takes OMP_NUM_THREADS from this process, so the core can be a fork of it.

@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine_agent.engines.artifact import verify_folder
-from engine_agent.engines.vllm.cell.ending import EXIT_CELL_ENDED, Ending
 from engine_agent.engines.vllm.cell.follower_health import FollowerHealth
 from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, left_reason, secret_from
+from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
 from engine_agent.engines.vllm.network import interface_of
 from engine_agent.engines.vllm.options import ServeOptions, parse
 from engine_agent.protocol.manifest import BadArtifact
@@ -187,8 +187,8 @@ def fresh_runtime_folder(node_id: str) -> Path:
     return folder
 
 
-def run_vllm(argv: Sequence[str], last_act: Callable[[], None]) -> None:
-    """Be vLLM's server until it ends, or until it must: then `last_act` runs first.
+def run_vllm(argv: Sequence[str], shutdown_hook: Callable[[], None]) -> None:
+    """Be vLLM's server until it ends, or until it must: then `shutdown_hook` runs first.
 
     Raises:
         CannotServe: vLLM is not installed in this Python.
@@ -198,7 +198,7 @@ def run_vllm(argv: Sequence[str], last_act: Callable[[], None]) -> None:
     except ImportError as error:
         raise _no_vllm(error) from error
     sys.argv = ["vllm", *argv]
-    start_from_one_process(last_act)
+    start_from_one_process(shutdown_hook)
 
 
 # The option came with vLLM 0.18: https://github.com/vllm-project/vllm/pull/34730.
@@ -260,8 +260,8 @@ def _serve(options: ServeOptions, server: Server) -> int:
 
 def _follow(options: ServeOptions) -> NoReturn:
     """Be a follower until the cell ends, and the process with it."""
-    ending = Ending()
-    ending.come_by_signals()
+    shutdown = Shutdown()
+    shutdown.on_signals()
     try:
         health = FollowerHealth(options.admin_port)
     except OSError as error:
@@ -273,8 +273,8 @@ def _follow(options: ServeOptions) -> NoReturn:
         from engine_agent.engines.vllm.cell.follower import follow
     except ImportError as error:
         raise _no_vllm(error) from error
-    ending.last_acts.append(lambda _: shutil.rmtree(runtime, ignore_errors=True))
-    follow(options.member(runtime), options.model_dir, health.say, ending)
+    shutdown.hooks.append(lambda _: shutil.rmtree(runtime, ignore_errors=True))
+    follow(options.member(runtime), options.model_dir, health.say, shutdown)
 
 
 def _prepare(options: ServeOptions) -> Path:

@@ -166,7 +166,7 @@ def test_a_server_that_is_no_web_address_is_refused_by_name(tmp_path: Path) -> N
 async def test_says_hello_anew_when_what_it_says_has_changed(plane: FakeControlPlane, tmp_path: Path) -> None:
     async with plane.running(), Agent(plane, tmp_path).running() as agent:
         await eventually(lambda: plane.received == [HELLO])
-        agent.connection.introduce_again()
+        agent.connection.resend_hello()
         await eventually(lambda: plane.received == [HELLO, HELLO])
 
 

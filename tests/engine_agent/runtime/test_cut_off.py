@@ -10,7 +10,7 @@ import pytest
 
 from engine_agent.protocol.messages import EnginePlan
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
-from engine_agent.runtime.http import NoAnswer, request
+from engine_agent.runtime.http import NoResponse, request
 from engine_agent.runtime.journal import Journal
 from engine_agent.runtime.record import JOURNAL_FILE, NodeRecord, ProcessRecord
 from tests.engine_agent.fake_control_plane import FakeControlPlane
@@ -50,7 +50,7 @@ async def proxy_says(node: Node, ready: bool) -> None:
 async def is_ready(url: str) -> bool:
     try:
         return (await request("GET", url, timeout_s=1.0)).status == 200
-    except NoAnswer:
+    except NoResponse:
         return False
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, encode
-from engine_agent.protocol.messages import Desired, LogWish
+from engine_agent.protocol.messages import Desired, LogRequest
 from engine_agent.runtime import log_tail as module
-from engine_agent.runtime.log_tail import AGAIN_AFTER_S, LONGEST_WISH_S, LogSpeaker, log_tail
+from engine_agent.runtime.log_tail import AGAIN_AFTER_S, LONGEST_REQUEST_S, LogTailSender, log_tail
 from tests.engine_agent.orders import assignment
 
 
@@ -24,16 +24,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def wished(until: float | None) -> Desired:
-    return Desired("n-1", 1, assignment(), LogWish(until) if until is not None else None)
+    return Desired("n-1", 1, assignment(), LogRequest(until) if until is not None else None)
 
 
 def test_nothing_is_said_without_a_wish(tmp_path: Path, clock: Clock) -> None:
-    speaker = LogSpeaker(tmp_path)
+    speaker = LogTailSender(tmp_path)
     assert [speaker.due(order) for order in (None, wished(None), wished(clock.now_s))] == [None] * 3
 
 
 def test_new_lines_are_said_at_once_and_old_ones_now_and_then(tmp_path: Path, clock: Clock) -> None:
-    speaker, order = LogSpeaker(tmp_path), wished(clock.now_s + 60)
+    speaker, order = LogTailSender(tmp_path), wished(clock.now_s + 60)
     (tmp_path / "engine.log").write_text("one\n")
     first = speaker.due(order)
     assert first is not None
@@ -46,9 +46,9 @@ def test_new_lines_are_said_at_once_and_old_ones_now_and_then(tmp_path: Path, cl
 
 
 def test_a_wish_for_ever_is_not_followed_for_ever(tmp_path: Path, clock: Clock) -> None:
-    speaker, order = LogSpeaker(tmp_path), wished(10.0**12)
+    speaker, order = LogTailSender(tmp_path), wished(10.0**12)
     assert speaker.due(order) is not None
-    clock.now_s += LONGEST_WISH_S + 1
+    clock.now_s += LONGEST_REQUEST_S + 1
     assert speaker.due(order) is None
     assert speaker.due(wished(10.0**12 + 1)) is not None, "a reader who is still there wishes again"
 

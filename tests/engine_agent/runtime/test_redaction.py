@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_agent.runtime.redaction import TAKEN_OUT, redacted
+from engine_agent.runtime.redaction import REDACTED, redacted
 
 
 @pytest.mark.parametrize(
@@ -25,7 +25,7 @@ from engine_agent.runtime.redaction import TAKEN_OUT, redacted
 def test_secrets_are_taken_out(line: str, secret: str) -> None:
     found = redacted(line, ("0123456789abcdef",))
     assert secret not in found
-    assert TAKEN_OUT in found
+    assert REDACTED in found
 
 
 @pytest.mark.parametrize(

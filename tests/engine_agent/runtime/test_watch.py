@@ -6,13 +6,13 @@ from engine_agent.protocol.messages import Health, Load
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy.status import ProxyStatus
 from engine_agent.runtime.watch import (
-    Seen,
-    Silence,
+    ProbeFailure,
+    ProbeResults,
     after_engine,
     after_proxy,
-    ask_engine,
-    ask_proxy,
-    is_news,
+    fetch_proxy_status,
+    is_change,
+    probe_engine,
     without_engine,
     without_proxy,
 )
@@ -20,8 +20,8 @@ from tests.engine_agent.runtime.answering import answering
 
 OK = Health(ok=True, checked_s_ago=0.1)
 BAD = Health(ok=False, reason="follower 1 is gone")
-SLOW = Silence("did not answer", at_once=False)
-REFUSED = Silence("nothing listens", at_once=True)
+SLOW = ProbeFailure("did not answer", at_once=False)
+REFUSED = ProbeFailure("nothing listens", at_once=True)
 
 
 def status(health: Health) -> ProxyStatus:
@@ -29,50 +29,50 @@ def status(health: Health) -> ProxyStatus:
 
 
 def test_a_proxys_word_is_taken_whole() -> None:
-    seen = after_proxy(Seen(proxy_silent_since_s=1.0), status(OK), 5.0)
-    assert seen == Seen(OK, Load(in_flight=2), was_ready=True, proxy_phase=Phase.SERVE)
+    seen = after_proxy(ProbeResults(proxy_silent_since_s=1.0), status(OK), 5.0)
+    assert seen == ProbeResults(OK, Load(in_flight=2), was_ready=True, proxy_phase=Phase.SERVE)
 
 
 def test_who_was_ready_once_stays_so() -> None:
-    assert after_proxy(after_proxy(Seen(), status(OK), 1.0), status(BAD), 2.0).was_ready
+    assert after_proxy(after_proxy(ProbeResults(), status(OK), 1.0), status(BAD), 2.0).was_ready
 
 
 def test_a_silent_proxy_says_nothing_of_the_engine_and_the_first_silence_counts() -> None:
-    seen = after_proxy(after_proxy(after_proxy(Seen(), status(OK), 1.0), SLOW, 2.0), REFUSED, 3.0)
+    seen = after_proxy(after_proxy(after_proxy(ProbeResults(), status(OK), 1.0), SLOW, 2.0), REFUSED, 3.0)
     assert seen.health == OK
     assert seen.proxy_silent_since_s == 2.0
 
 
 def test_one_slow_answer_of_an_engine_is_forgiven_and_two_are_not() -> None:
-    once = after_engine(after_engine(Seen(), OK), SLOW)
+    once = after_engine(after_engine(ProbeResults(), OK), SLOW)
     assert once.health == OK
     assert after_engine(once, SLOW).health == Health(ok=False, reason="did not answer")
     assert after_engine(after_engine(once, OK), SLOW).health == OK
 
 
 def test_an_engine_that_refuses_or_never_answered_is_unhealthy_at_once() -> None:
-    assert after_engine(after_engine(Seen(), OK), REFUSED).health == Health(ok=False, reason="nothing listens")
-    assert after_engine(Seen(), SLOW).health == Health(ok=False, reason="did not answer")
+    assert after_engine(after_engine(ProbeResults(), OK), REFUSED).health == Health(ok=False, reason="nothing listens")
+    assert after_engine(ProbeResults(), SLOW).health == Health(ok=False, reason="did not answer")
 
 
 def test_what_is_left_to_know_when_a_process_ends() -> None:
-    seen = Seen(OK, Load(), was_ready=True, proxy_phase=Phase.SERVE)
-    assert without_engine(seen) == Seen(proxy_phase=Phase.SERVE)
-    assert without_proxy(seen) == Seen(OK, Load(), was_ready=True)
+    seen = ProbeResults(OK, Load(), was_ready=True, proxy_phase=Phase.SERVE)
+    assert without_engine(seen) == ProbeResults(proxy_phase=Phase.SERVE)
+    assert without_proxy(seen) == ProbeResults(OK, Load(), was_ready=True)
 
 
 def test_figures_alone_are_no_news() -> None:
-    before = after_proxy(Seen(), status(OK), 1.0)
+    before = after_proxy(ProbeResults(), status(OK), 1.0)
     same = after_proxy(before, ProxyStatus(Health(ok=True, probe_ms=9.0), Load(in_flight=7), Phase.SERVE), 2.0)
-    assert not is_news(before, same)
-    assert is_news(before, after_proxy(before, status(BAD), 2.0))
-    assert is_news(before, after_proxy(before, SLOW, 2.0))
+    assert not is_change(before, same)
+    assert is_change(before, after_proxy(before, status(BAD), 2.0))
+    assert is_change(before, after_proxy(before, SLOW, 2.0))
 
 
 @pytest.mark.asyncio
 async def test_asks_an_engine() -> None:
     async with answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n") as url:
-        said = await ask_engine(url)
+        said = await probe_engine(url)
     assert isinstance(said, Health)
     assert said.ok
     assert said.probe_ms is not None
@@ -82,7 +82,7 @@ async def test_asks_an_engine() -> None:
 @pytest.mark.parametrize(("body", "reason"), [(b'{"reason": "loading"}', "loading"), (b"no", "the engine answers 503")])
 async def test_an_engine_says_why_not(body: bytes, reason: str) -> None:
     async with answering(b"HTTP/1.1 503 No\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)) as url:
-        said = await ask_engine(url)
+        said = await probe_engine(url)
     assert isinstance(said, Health)
     assert (said.ok, said.reason) == (False, reason)
 
@@ -91,8 +91,8 @@ async def test_an_engine_says_why_not(body: bytes, reason: str) -> None:
 async def test_asks_a_proxy_and_takes_nonsense_for_silence() -> None:
     body = b'{"health": {"ok": true}, "load": {"in_flight": 1}, "phase": "drain", "in_flight": 1}'
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n" + body) as url:
-        assert await ask_proxy(url) == ProxyStatus(Health(ok=True), Load(in_flight=1), Phase.DRAIN, 1)
+        assert await fetch_proxy_status(url) == ProxyStatus(Health(ok=True), Load(in_flight=1), Phase.DRAIN, 1)
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n{}") as url:
-        said = await ask_proxy(url)
-    assert isinstance(said, Silence)
+        said = await fetch_proxy_status(url)
+    assert isinstance(said, ProbeFailure)
     assert "did not answer with a status" in said.reason

@@ -25,7 +25,7 @@ MEETING_TIMEOUT = timedelta(minutes=5)
 IDLE_TIMEOUT = timedelta(days=3650)
 """A follower waits in a broadcast for as long as nobody asks anything; heartbeats notice a leader that is gone."""
 COLLECTIVES_VARIABLE = "SWITCHYARD_CELL_COLLECTIVES"
-"""In a plan's environment: `shared-memory` or `network`, see `spins`."""
+"""In a plan's environment: `shared-memory` or `network`, see `uses_shared_memory`."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Linux has it; nothing is created there under a guessable name)
 
 
@@ -55,18 +55,18 @@ def workers_meet_in(store: Store, token: str, rank: int, size: int) -> str:
     may get the same name; where names differ, ranks talk through gloo.
     """
     place = f"rank-{rank}"
-    if spins(os.environ, len(os.sched_getaffinity(0)), size):
+    if uses_shared_memory(os.environ, len(os.sched_getaffinity(0)), size):
         place = f"{Path('/proc/sys/kernel/random/boot_id').read_text()[:8]}-{os.stat(SHARED_MEMORY).st_dev}"
 
     def meet(url: str, timeout: timedelta = MEETING_TIMEOUT, **_: Any) -> Iterator[tuple[Store, int, int]]:
-        asked = dict(part.split("=") for part in url.partition("?")[2].split("&"))
-        yield PrefixStore(f"{token}/workers", store), int(asked["rank"]), int(asked["world_size"])
+        query = dict(part.split("=") for part in url.partition("?")[2].split("&"))
+        yield PrefixStore(f"{token}/workers", store), int(query["rank"]), int(query["world_size"])
 
     register_rendezvous_handler(SCHEME, meet)
     return f"{SCHEME}://workers:{shared_memory_name(token)}-{place}"
 
 
-def spins(environment: Mapping[str, str], cores: int, size: int) -> bool:
+def uses_shared_memory(environment: Mapping[str, str], cores: int, size: int) -> bool:
     """Whether CPU ranks on one machine use shared memory, which they wait for without ever giving up their core.
 
     Unsaid, they do where every rank can have a core and one is left. Measured on two cores with two ranks and much else

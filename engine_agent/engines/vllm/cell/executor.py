@@ -24,9 +24,9 @@ from engine_agent.engines.vllm.cell.collectives import (
     remove_shared_memory,
     workers_meet_in,
 )
-from engine_agent.engines.vllm.cell.ending import Ending
 from engine_agent.engines.vllm.cell.leader_link import LeaderLink
 from engine_agent.engines.vllm.cell.member import CellEnded, leave_reason, left_reason, member_from, secret_from
+from engine_agent.engines.vllm.cell.shutdown import Shutdown
 from engine_agent.engines.vllm.cell.work import (
     Call,
     Setup,
@@ -50,12 +50,12 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         self._held: Any = None
         self._link: LeaderLink | None = None
         self._member = member_from(os.environ)
-        self._ending = Ending()
-        self._ending.last_acts.append(lambda reason: leave_reason(self._member, reason))
+        self._process_shutdown = Shutdown()
+        self._process_shutdown.hooks.append(lambda reason: leave_reason(self._member, reason))
         try:
             super()._init_executor()
         except CellEnded as error:
-            self._ending.end(str(error))
+            self._process_shutdown.end(str(error))
         except Exception as error:
             self._blame(error, "building its engine")
             raise
@@ -63,14 +63,14 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
     def _distributed_args(self) -> tuple[str, int, int]:
         """Gather the followers, publish the configuration, open the group; then the worker may be built."""
         member, secret = self._member, secret_from(os.environ)
-        link = LeaderLink(member, secret, fingerprint_from(os.environ) | software(), self._ending.end)
-        self._ending.last_acts.append(lambda reason: link.close(reason, failed=True))
+        link = LeaderLink(member, secret, fingerprint_from(os.environ) | software(), self._process_shutdown.end)
+        self._process_shutdown.hooks.append(lambda reason: link.close(reason, failed=True))
         rank = place_worker(self.vllm_config, member)
         link.gather()
         store, nonce = host_store(member.address), secrets.token_hex(16)
         link.publish(cloudpickle.dumps(Setup(self.vllm_config, store.port, nonce)))
         token = cell_token(secret, member, nonce)
-        self._ending.last_acts.append(lambda _: remove_shared_memory(token))
+        self._process_shutdown.hooks.append(lambda _: remove_shared_memory(token))
         group = CallGroup(store, token, member.address, member.rank, member.size)
         self._calls = CallSender(group, call_key(secret, member, nonce))
         self._link, self._token = link, token
@@ -143,7 +143,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
 
     def init_kv_output_aggregator(self, connector: Any) -> None:
         """Refuse: what the followers' connectors have to say would be lost."""
-        self._ending.end("a cell of several nodes cannot use a KV connector: remove --kv-transfer-config")
+        self._process_shutdown.end("a cell of several nodes cannot use a KV connector: remove --kv-transfer-config")
 
     # --- the end ------------------------------------------------------------------------------------------------------
 

@@ -16,10 +16,10 @@ from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
 from engine_agent.engines.vllm.cell.collectives import CallGroup, CallReceiver, join_store, workers_meet_in
-from engine_agent.engines.vllm.cell.ending import Ending
 from engine_agent.engines.vllm.cell.follower_link import FollowerLink
 from engine_agent.engines.vllm.cell.frames import BrokenStream
 from engine_agent.engines.vllm.cell.member import CellEnded, Member, secret_from
+from engine_agent.engines.vllm.cell.shutdown import Shutdown
 from engine_agent.engines.vllm.cell.work import (
     Call,
     Setup,
@@ -34,17 +34,17 @@ from engine_agent.protocol.fingerprint import fingerprint_from
 
 LEAVING_GRACE_S = 5.0
 """How long a follower that was told to stop goes on working for a leader that finishes its streams."""
-LEADERS_WORD_S = 0.5
+LEADER_REASON_S = 0.5
 """A leader that ends breaks off its calls and says why on its connection, in any order."""
 Say = Callable[[str], None]
 
 
-def follow(member: Member, model_dir: Path, say: Say, ending: Ending) -> NoReturn:
+def follow(member: Member, model_dir: Path, say: Say, shutdown: Shutdown) -> NoReturn:
     """Follow until the cell ends. `say` hears why this member is not ready; an empty text says that it is."""
     secret = secret_from(os.environ)
-    link = FollowerLink(member, secret, fingerprint_from(os.environ) | software(), ending.end)
+    link = FollowerLink(member, secret, fingerprint_from(os.environ) | software(), shutdown.end)
     link.on_ready = lambda: _be_ready(member, say)
-    ending.before_stop = lambda: _leave(link)
+    shutdown.before_stop = lambda: _leave(link)
     try:
         say(f"looking for the leader at {member.leader_address}:{member.leader_port}")
         setup: Setup = pickle.loads(link.connect(say))  # noqa: S301  (from the leader, which has proved itself)
@@ -54,16 +54,16 @@ def follow(member: Member, model_dir: Path, say: Say, ending: Ending) -> NoRetur
         say("waiting for the leader to be ready")
         _work(worker, calls, link)
     except CellEnded as error:
-        ending.end(str(error))
+        shutdown.end(str(error))
     except BrokenStream as error:
-        sleep(LEADERS_WORD_S)
+        sleep(LEADER_REASON_S)
         link.fail(str(error))
-        ending.end(str(error))
+        shutdown.end(str(error))
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}"
         link.fail(reason)
-        ending.end(f"{member} failed: {reason}")
+        shutdown.end(f"{member} failed: {reason}")
 
 
 def _be_ready(member: Member, say: Say) -> None:
@@ -89,8 +89,8 @@ def _build(setup: Setup, member: Member, secret: bytes, model_dir: Path) -> tupl
 
 def _work(worker: WorkerWrapperBase, calls: CallReceiver, link: FollowerLink) -> NoReturn:
     while True:
-        number, said = calls.receive()
-        call: Step | Call = pickle.loads(said)  # noqa: S301  (the receiver has checked that the leader sent it)
+        number, payload = calls.receive()
+        call: Step | Call = pickle.loads(payload)  # noqa: S301  (the receiver has checked that the leader sent it)
         if isinstance(call, Step):
             take_step(worker, call)
         else:

@@ -19,7 +19,7 @@ from engine_agent.engines.vllm.cell.channel import (
     receive_line,
     send_line,
 )
-from engine_agent.engines.vllm.cell.judge import Judge
+from engine_agent.engines.vllm.cell.hang_detector import HangDetector
 from engine_agent.engines.vllm.cell.leader_link import BEAT_S, PROGRESS
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
 from engine_agent.protocol.fingerprint import Fingerprint
@@ -35,14 +35,14 @@ class FollowerLink:
         self._follower, self._end = follower, end
         self._identity = follower.identity(secret, fingerprint)
         self._channel: Channel | None = None
-        self._judge: Judge | None = None
+        self._hang_detector: HangDetector | None = None
         self.on_ready: Callable[[], None] = lambda: None
         self.done = 0
 
     @property
     def ready(self) -> bool:
         """Whether the leader said that the engine is up."""
-        return self._judge is not None
+        return self._hang_detector is not None
 
     def connect(self, on_retry: Callable[[str], None]) -> bytes:
         """Join the cell; returns what the leader publishes to its followers. `on_retry` hears why it takes longer.
@@ -119,10 +119,10 @@ class FollowerLink:
         try:
             while (message := channel.receive()).kind is not Kind.FAREWELL:
                 if message.kind is Kind.READY:
-                    self._judge = Judge(self._follower.hang_s, {0: "the leader"}, monotonic())
+                    self._hang_detector = HangDetector(self._follower.hang_s, {0: "the leader"}, monotonic())
                     self.on_ready()
-                elif self._judge is not None:
-                    self._judge.heard(0, 0, monotonic())
+                elif self._hang_detector is not None:
+                    self._hang_detector.note_beat(0, 0, monotonic())
         except ChannelClosed as error:
             self._end(f"the leader is gone: {error}", True)
             return
@@ -133,7 +133,7 @@ class FollowerLink:
         while not reason:
             self._send(Kind.BEAT, PROGRESS.pack(self.done))
             sleep(BEAT_S)
-            reason = self._judge.verdict(monotonic()) if self._judge is not None else ""
+            reason = self._hang_detector.verdict(monotonic()) if self._hang_detector is not None else ""
         self._end(reason, True)
 
     def _send(self, kind: Kind, payload: bytes = b"") -> None:

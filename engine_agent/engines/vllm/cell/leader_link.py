@@ -17,7 +17,7 @@ from time import monotonic
 
 from engine_agent.engines.cell.handshake import HandshakeFailed, Joined, LeaderHandshake
 from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind, Message, receive_line, send_line
-from engine_agent.engines.vllm.cell.judge import Judge
+from engine_agent.engines.vllm.cell.hang_detector import HangDetector
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
 from engine_agent.protocol.fingerprint import Fingerprint
 
@@ -61,7 +61,7 @@ class LeaderLink:
         self._callers = 0
         self._closing = Event()
         self._own_done = 0
-        self._judge: Judge | None = None
+        self._hang_detector: HangDetector | None = None
         where = (leader.leader_address, leader.leader_port)
         try:
             self._listener = socket.create_server(where, backlog=MAX_CALLERS)
@@ -91,14 +91,14 @@ class LeaderLink:
     def start_watching(self) -> None:
         """Say that the engine is up; from now on members must beat and steps must end."""
         names = {0: str(self._leader)} | {rank: str(each.joined) for rank, each in self._followers.items()}
-        self._judge = Judge(self._leader.hang_s, names, monotonic())
+        self._hang_detector = HangDetector(self._leader.hang_s, names, monotonic())
         self._tell_all(Kind.READY)
         self._thread(self._pulse, "cell-pulse")
 
     def step_called(self, number: int) -> None:
         """All members were called to take a step."""
-        if self._judge is not None:
-            self._judge.step_called(number, monotonic())
+        if self._hang_detector is not None:
+            self._hang_detector.step_called(number, monotonic())
 
     def step_finished(self, number: int) -> None:
         """The leader itself has taken a step."""
@@ -200,8 +200,9 @@ class LeaderLink:
     def _take(self, follower: _Follower, message: Message) -> None:
         match message.kind:
             case Kind.BEAT:
-                if self._judge is not None:
-                    self._judge.heard(follower.joined.rank, PROGRESS.unpack(message.payload)[0], monotonic())
+                if self._hang_detector is not None:
+                    done = PROGRESS.unpack(message.payload)[0]
+                    self._hang_detector.note_beat(follower.joined.rank, done, monotonic())
             case Kind.REPLY:
                 follower.replies.put(message)
             case Kind.LEAVING:
@@ -218,10 +219,10 @@ class LeaderLink:
     def _pulse(self) -> None:
         while not self._closing.wait(BEAT_S):
             self._tell_all(Kind.BEAT)
-            if self._judge is None:
+            if self._hang_detector is None:
                 continue
-            self._judge.heard(0, self._own_done, monotonic())
-            reason = self._judge.verdict(monotonic())
+            self._hang_detector.note_beat(0, self._own_done, monotonic())
+            reason = self._hang_detector.verdict(monotonic())
             if reason:
                 self._lost(reason)
                 return

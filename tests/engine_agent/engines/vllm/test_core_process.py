@@ -25,7 +25,7 @@ SERVER = textwrap.dedent("""
         os.write(1, f"{line}\\n".encode())  # in one piece: the server writes to the same pipe
         time.sleep(600)
 
-    CoreProcess.last_act = staticmethod(lambda: Path(sys.argv[1]).touch())
+    CoreProcess.shutdown_hook = staticmethod(lambda: Path(sys.argv[1]).touch())
     core = CoreContext().Process(target=work, name="EngineCore", kwargs={"line": "working"})
     core.start()
     os.write(1, f"{core.pid}\\n".encode())
@@ -35,14 +35,14 @@ Server = subprocess.Popen[str]
 
 
 @pytest.fixture
-def last_act(tmp_path: Path) -> Path:
+def shutdown_hook(tmp_path: Path) -> Path:
     return tmp_path / "last-act"
 
 
 @pytest.fixture
-def server(last_act: Path) -> Iterator[Server]:
+def server(shutdown_hook: Path) -> Iterator[Server]:
     with subprocess.Popen(
-        [sys.executable, "-c", SERVER, str(last_act)],
+        [sys.executable, "-c", SERVER, str(shutdown_hook)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -82,9 +82,9 @@ def test_a_core_dies_with_a_killed_server(server: Server) -> None:
     assert is_gone_within(core, LIMIT_S)
 
 
-def test_a_server_ends_after_its_killed_core_and_says_why(server: Server, last_act: Path) -> None:
+def test_a_server_ends_after_its_killed_core_and_says_why(server: Server, shutdown_hook: Path) -> None:
     os.kill(working_core(server), signal.SIGKILL)
     _, errors = server.communicate(timeout=LIMIT_S)
     assert server.returncode == EXIT_CORE_ENDED
     assert errors == "EngineCore ended 2 s ago: the server ends too\n"
-    assert last_act.exists()
+    assert shutdown_hook.exists()

@@ -15,15 +15,15 @@ EXIT_CELL_ENDED = 70
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
-class Ending:
-    """Ends this process once. `last_acts` run first, in their order, and must not wait for anybody."""
+class Shutdown:
+    """Ends this process once. `hooks` run first, in their order, and must not wait for anybody."""
 
     def __init__(self) -> None:
-        self.last_acts: list[Callable[[str], None]] = []
+        self.hooks: list[Callable[[str], None]] = []
         self.before_stop: Callable[[], None] = lambda: None
         self._once = Lock()
 
-    def come_by_signals(self) -> None:
+    def on_signals(self) -> None:
         """End on SIGTERM and SIGINT, after `before_stop`. To be called before any other thread starts.
 
         A thread waits for them, because the main one spends its life inside broadcasts and would never take them.
@@ -41,7 +41,7 @@ class Ending:
         with self._once:
             try:
                 sys.stderr.write(f"the cell is over: {reason}\n")
-                for act in self.last_acts:
+                for act in self.hooks:
                     act(reason)
             finally:
                 sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Judges from heartbeats and from calls whether a member of the cell hangs. Pure: `now_s` is seconds of any monotonic
+"""Decides from heartbeats and from calls whether a member of the cell hangs. Pure: `now_s` is seconds of any monotonic
 clock. It touches nothing; what ends a cell is for the links to do.
 
 A member that is silent hangs, and so does one that a step does not come back from. Only steps are timed: other calls,
@@ -20,16 +20,16 @@ class _Watched:
     behind_since_s: float | None = None
 
 
-class Judge:
+class HangDetector:
     """What is known of the other members, by rank, and the verdict on them."""
 
     def __init__(self, hang_s: float, names: Mapping[int, str], now_s: float) -> None:
         self._hang_s = hang_s
         self._watched = {rank: _Watched(name, now_s) for rank, name in names.items()}
         self._called = 0
-        self._looked_at_s = now_s
+        self._checked_at_s = now_s
 
-    def heard(self, rank: int, done: int, now_s: float) -> None:
+    def note_beat(self, rank: int, done: int, now_s: float) -> None:
         """A member said that it lives and that it has finished call number `done`."""
         watched = self._watched[rank]
         watched.heard_at_s = now_s
@@ -60,8 +60,8 @@ class Judge:
         return ""
 
     def _forgive_own_stall(self, now_s: float) -> None:
-        stalled_s = now_s - self._looked_at_s
-        self._looked_at_s = now_s
+        stalled_s = now_s - self._checked_at_s
+        self._checked_at_s = now_s
         if stalled_s < STALLED_S:
             return
         for watched in self._watched.values():

@@ -9,7 +9,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class End:
+class ShutdownReason:
     """Why the process ends. `failed`: something broke, and the exit status is not 0."""
 
     reason: str
@@ -21,28 +21,28 @@ class End:
         return 1 if self.failed else 0
 
 
-class Ending:
+class Shutdown:
     """The one end of this process, awaited by whoever has to do it."""
 
     def __init__(self) -> None:
-        self._end: asyncio.Future[End] = asyncio.get_running_loop().create_future()
+        self._end: asyncio.Future[ShutdownReason] = asyncio.get_running_loop().create_future()
 
-    def come(self, reason: str, failed: bool) -> None:
+    def request(self, reason: str, failed: bool) -> None:
         """End the process, unless its end has come already."""
         if not self._end.done():
-            self._end.set_result(End(reason, failed))
+            self._end.set_result(ShutdownReason(reason, failed))
 
-    def come_by_signals(self) -> None:
+    def on_signals(self) -> None:
         """Let SIGTERM and SIGINT mean a stop that was asked for."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.come, f"{number.name} received", False)
+            loop.add_signal_handler(number, self.request, f"{number.name} received", False)
 
-    def come_with(self, task: "asyncio.Task[None]") -> None:
+    def on_failure_of(self, task: "asyncio.Task[None]") -> None:
         """Let the failure of a task that should run to the end of the process be its end."""
         task.add_done_callback(self._task_done)
 
-    async def wait(self) -> End:
+    async def wait(self) -> ShutdownReason:
         """Return once the end has come."""
         return await asyncio.shield(self._end)
 
@@ -50,4 +50,4 @@ class Ending:
         error = None if task.cancelled() else task.exception()
         if error is not None:
             log.error("%s broke", task.get_name(), exc_info=error)
-            self.come(f"{task.get_name()} broke: {error}", failed=True)
+            self.request(f"{task.get_name()} broke: {error}", failed=True)

@@ -1,6 +1,6 @@
 """Who hangs is named after `hang_s`, and nobody before."""
 
-from engine_agent.engines.vllm.cell.judge import Judge
+from engine_agent.engines.vllm.cell.hang_detector import HangDetector
 
 HANG_S = 5.0
 TICK_S = 0.25
@@ -11,7 +11,7 @@ class World:
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.judge = Judge(HANG_S, {0: "rank 0", 1: "rank 1"}, self.now_s)
+        self.judge = HangDetector(HANG_S, {0: "rank 0", 1: "rank 1"}, self.now_s)
         self.done = {0: 0, 1: 0}
         self.stopped: set[int] = set()
 
@@ -21,7 +21,7 @@ class World:
         while self.now_s < until_s:
             self.now_s += TICK_S
             for rank in self.done.keys() - self.stopped:
-                self.judge.heard(rank, self.done[rank], self.now_s)
+                self.judge.note_beat(rank, self.done[rank], self.now_s)
             if verdict := self.judge.verdict(self.now_s):
                 return verdict
         return ""
