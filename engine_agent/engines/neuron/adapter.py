@@ -14,7 +14,7 @@ from engine_agent.engines.base import (
 )
 from engine_agent.engines.neuron.rank import local_folder, rank_args, rank_environment
 from engine_agent.engines.vllm.cell.follower_health import LOOPBACK
-from engine_agent.protocol.messages import Assignment
+from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN
 from engine_agent.protocol.states import MemberRole
 
@@ -39,32 +39,17 @@ class NeuronAdapter:
         if plan.artifact is None:
             raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
         artifacts = context.home / "artifacts"
-        fetch: tuple[str, ...] = ("--fetch", plan.artifact.uri, plan.artifact.digest)
-        draft: tuple[str, ...] = ()
-        if plan.draft is not None:
-            fetch = (*fetch, "--fetch", plan.draft.uri, plan.draft.digest)
-            draft = ("--draft", str(local_folder(plan.draft, artifacts)), plan.draft.digest)
         argv = (
             *(sys.executable, "-m", "engine_agent.engines.neuron.launch"),
             *("--python", str(python)),
             *("--artifacts", str(artifacts)),
-            *fetch,
+            *_fetch_args(plan),
             "--",
-            *("--node-id", context.node_id),
-            *("--cell", assignment.cell),
-            *("--generation", str(assignment.generation)),
-            *("--rank", str(assignment.rank)),
-            *("--role", assignment.role.value),
-            *("--host", context.host),
-            *("--port", str(context.port_base + ENGINE)),
-            *("--admin-port", str(context.port_base + ENGINE_ADMIN)),
-            *("--leader", leader_endpoint(assignment, context)),
-            *("--followers", str(follower_count(assignment))),
-            *("--join-timeout-s", f"{plan.ready_timeout_s:g}"),
+            *_member_args(assignment, context),
             *("--served-model", plan.served_model),
             *("--model-dir", str(local_folder(plan.artifact, artifacts))),
             *("--digest", plan.artifact.digest),
-            *draft,
+            *_draft_args(plan, artifacts),
             "--",
             *rank_args(assignment, artifacts),
         )
@@ -82,6 +67,33 @@ class NeuronAdapter:
         if assignment.role is MemberRole.LEADER:
             return f"http://{context.host}:{context.port_base + ENGINE}/health"
         return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/health"
+
+
+def _fetch_args(plan: EnginePlan) -> tuple[str, ...]:
+    """Weights to fetch before vLLM starts: the model's and, if there is one, its draft's."""
+    artifacts = [artifact for artifact in (plan.artifact, plan.draft) if artifact is not None]
+    return tuple(arg for artifact in artifacts for arg in ("--fetch", artifact.uri, artifact.digest))
+
+
+def _member_args(assignment: Assignment, context: EngineContext) -> tuple[str, ...]:
+    """Which member of the cell this is, and where it listens."""
+    return (
+        *("--node-id", context.node_id),
+        *("--cell", assignment.cell),
+        *("--generation", str(assignment.generation)),
+        *("--rank", str(assignment.rank)),
+        *("--role", assignment.role.value),
+        *("--host", context.host),
+        *("--port", str(context.port_base + ENGINE)),
+        *("--admin-port", str(context.port_base + ENGINE_ADMIN)),
+        *("--leader", leader_endpoint(assignment, context)),
+        *("--followers", str(follower_count(assignment))),
+        *("--join-timeout-s", f"{assignment.plan.ready_timeout_s:g}"),
+    )
+
+
+def _draft_args(plan: EnginePlan, artifacts: Path) -> tuple[str, ...]:
+    return () if plan.draft is None else ("--draft", str(local_folder(plan.draft, artifacts)), plan.draft.digest)
 
 
 def installed_python(cache: Path) -> Path | None:
