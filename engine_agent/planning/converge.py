@@ -53,7 +53,7 @@ def plan_convergence(
         return (Wait(None, f"the order is of generation {wanted.generation}, generation {newer} runs here"),)
     if desired.phase is Phase.STOP:
         return _plan_stop(node.engine, node.proxy, f"{wanted.cell} was told to stop", limits)
-    old_engine, old_proxy = _unless(wanted, node.engine), _unless(wanted, node.proxy)
+    old_engine, old_proxy = _if_not_wanted(wanted, node.engine), _if_not_wanted(wanted, node.proxy)
     if old_engine is not None or old_proxy is not None:
         reason = f"generation {wanted.generation} of {wanted.cell} takes this node"
         return _plan_stop(old_engine, old_proxy, reason, limits)
@@ -77,9 +77,9 @@ def _plan_stop(
 ) -> Steps:
     """The proxy first: while it lives it would send requests to an engine that is ending."""
     if proxy is not None:
-        return (_waits_for("cell proxy") if proxy.stopping else StopProxy(limits.proxy_stop_grace_s, reason),)
+        return (_wait_for_end_of("cell proxy") if proxy.stopping else StopProxy(limits.proxy_stop_grace_s, reason),)
     if engine is not None:
-        return (_waits_for("engine") if engine.stopping else StopEngine(limits.engine_stop_grace_s, reason),)
+        return (_wait_for_end_of("engine") if engine.stopping else StopEngine(limits.engine_stop_grace_s, reason),)
     return ()
 
 
@@ -112,7 +112,7 @@ def _plan_serve(desired: Assignment, node: NodeSnapshot, now_s: float, limits: C
         start = StartEngine(desired, f"generation {desired.generation} of {desired.cell} is to serve")
         return (start, *_plan_proxy(desired, node, now_s, limits))
     if engine.stopping:
-        return (_waits_for("engine"),)
+        return (_wait_for_end_of("engine"),)
     steps = _plan_proxy(desired, node, now_s, limits)
     if node.was_ready:
         return steps
@@ -132,7 +132,7 @@ def _plan_proxy(desired: Assignment, node: NodeSnapshot, now_s: float, limits: C
     if proxy is None:
         return (_plan_proxy_start(desired, node, now_s, limits),)
     if proxy.stopping:
-        return (_waits_for("cell proxy"),)
+        return (_wait_for_end_of("cell proxy"),)
     if _is_hung(proxy, node.proxy_silent_since_s, now_s, limits):
         return (StopProxy(limits.proxy_stop_grace_s, f"no answer for {limits.proxy_silent_s:g} s"),)
     if node.proxy_phase is Phase.DRAIN:
@@ -164,9 +164,9 @@ def _newer_than(wanted: Membership, node: NodeSnapshot) -> int | None:
     return newest if newest > wanted.generation else None
 
 
-def _unless(wanted: Membership, process: RunningProcess | None) -> RunningProcess | None:
+def _if_not_wanted(wanted: Membership, process: RunningProcess | None) -> RunningProcess | None:
     return process if process is not None and process.membership != wanted else None
 
 
-def _waits_for(what: str) -> Wait:
+def _wait_for_end_of(what: str) -> Wait:
     return Wait(None, f"the {what} is ending")

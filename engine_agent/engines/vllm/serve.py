@@ -9,10 +9,13 @@ Exit status: 2 bad command line, 3 no vLLM here, 4 bad artifact, 5 address in us
 ended by itself; 0 is what vLLM makes of everything else.
 """
 
+import contextlib
+import fcntl
 import os
 import shutil
 import socket
 import stat
+import struct
 import sys
 import tempfile
 import traceback
@@ -25,13 +28,11 @@ from engine_agent.engines.artifact import verify_folder
 from engine_agent.engines.vllm.cell.follower_health import FollowerHealth
 from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, left_reason, secret_from
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
-from engine_agent.engines.vllm.network import interface_of
 from engine_agent.engines.vllm.options import ServeOptions, parse
 from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.states import MemberRole
 
 EXIT_BAD_COMMAND_LINE = 2
-
 EXIT_NO_VLLM = 3
 EXIT_BAD_ARTIFACT = 4
 EXIT_ADDRESS_IN_USE = 5
@@ -50,6 +51,11 @@ CHOOSES_EXECUTOR = (
     "-pp",
 )
 """vLLM options that decide where workers run."""
+SIOCGIFADDR = 0x8915
+"""From <linux/sockios.h>."""
+_NAME_BYTES = 15
+_ADDRESS = slice(20, 24)
+"""Of an IPv4 address in struct ifreq."""
 
 
 class CannotServe(Exception):
@@ -283,6 +289,18 @@ def _prepare(options: ServeOptions) -> Path:
     os.environ.update(node_environment(options, runtime, cores, os.environ))
     tempfile.tempdir = None  # forget the folder that was found before TMPDIR changed
     return runtime
+
+
+def interface_of(address: str) -> str | None:
+    """Name of the interface whose first address this is; None if there is none. IPv4 only, as for gloo and NCCL."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for _, name in socket.if_nameindex():
+            request = struct.pack("256s", name.encode()[:_NAME_BYTES])
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                reply = fcntl.ioctl(probe, SIOCGIFADDR, request)
+                if socket.inet_ntoa(reply[_ADDRESS]) == address:
+                    return name
+    return None
 
 
 if __name__ == "__main__":

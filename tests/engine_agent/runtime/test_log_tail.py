@@ -28,29 +28,29 @@ def wished(until: float | None) -> Desired:
 
 
 def test_nothing_is_said_without_a_wish(tmp_path: Path, clock: Clock) -> None:
-    speaker = LogTailSender(tmp_path)
-    assert [speaker.due(order) for order in (None, wished(None), wished(clock.now_s))] == [None] * 3
+    sender = LogTailSender(tmp_path)
+    assert [sender.due(order) for order in (None, wished(None), wished(clock.now_s))] == [None] * 3
 
 
 def test_new_lines_are_said_at_once_and_old_ones_now_and_then(tmp_path: Path, clock: Clock) -> None:
-    speaker, order = LogTailSender(tmp_path), wished(clock.now_s + 60)
+    sender, order = LogTailSender(tmp_path), wished(clock.now_s + 60)
     (tmp_path / "engine.log").write_text("one\n")
-    first = speaker.due(order)
+    first = sender.due(order)
     assert first is not None
     assert first.logs == {"engine": ("one",)}
-    assert speaker.due(order) is None
+    assert sender.due(order) is None
     (tmp_path / "engine.log").write_text("one\ntwo\n")
-    assert speaker.due(order) is not None
+    assert sender.due(order) is not None
     clock.now_s += AGAIN_AFTER_S
-    assert speaker.due(order) is not None
+    assert sender.due(order) is not None
 
 
 def test_a_wish_for_ever_is_not_followed_for_ever(tmp_path: Path, clock: Clock) -> None:
-    speaker, order = LogTailSender(tmp_path), wished(10.0**12)
-    assert speaker.due(order) is not None
+    sender, order = LogTailSender(tmp_path), wished(10.0**12)
+    assert sender.due(order) is not None
     clock.now_s += LONGEST_REQUEST_S + 1
-    assert speaker.due(order) is None
-    assert speaker.due(wished(10.0**12 + 1)) is not None, "a reader who is still there wishes again"
+    assert sender.due(order) is None
+    assert sender.due(wished(10.0**12 + 1)) is not None, "a reader who is still there wishes again"
 
 
 def test_lines_carry_no_secret_and_no_control_character(tmp_path: Path) -> None:

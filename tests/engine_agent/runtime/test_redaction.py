@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_agent.runtime.redaction import REDACTED, redacted
+from engine_agent.runtime.log_tail import REDACTED, redacted
 
 
 @pytest.mark.parametrize(

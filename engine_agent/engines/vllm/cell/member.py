@@ -80,7 +80,7 @@ def secret_from(environment: Mapping[str, str]) -> bytes:
     """The secret of this generation.
 
     Raises:
-        CellEnded: there is none, so members could not tell each other from strangers.
+        CellEnded: there is none, so members could not authenticate each other.
     """
     secret = environment.get(CELL_SECRET_VARIABLE)
     if not secret:
