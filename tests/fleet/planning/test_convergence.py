@@ -15,7 +15,7 @@ from tests.fleet.planning.fleets import NOW, SETTINGS
 from tests.fleet.planning.world import World
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     wanted=st.integers(1, 3),
     nodes_per_cell=st.integers(1, 3),
