@@ -61,29 +61,14 @@ def test_a_bad_version_touches_one_cell_and_is_rolled_back(
     assert {cell["model_version"] for cell in after.values()} == {cell["model_version"] for cell in before.values()}
 
 
-def test_a_good_version_reaches_every_cell_though_the_worker_is_killed_on_the_way(fleet: RunningFleet) -> None:
+def test_a_good_version_waits_while_paused_and_reaches_every_cell_though_the_worker_is_killed(
+    fleet: RunningFleet,
+) -> None:
+    (stable,) = set(versions(fleet))
+    goal = "sim-70b@2" if stable != "sim-70b@2" else "sim-70b@1"
     done: list[Any] = []
 
     def roll_out(_: list[Answer]) -> None:
-        rollout = start(fleet, "2")
-        eventually(lambda: "sim-70b@2" in versions(fleet, "starting"))
-        worker = fleet.service("worker")
-        gone = [*worker.children(recursive=True), worker]
-        for process in gone:
-            process.kill()
-        psutil.wait_procs(gone, timeout=10)
-        done.append(ended(fleet, rollout))
-
-    assert failed(under_load(fleet, roll_out)) == []
-    assert done[0]["state"] == "succeeded", done[0]["reason"]
-    eventually(lambda: versions(fleet) == ["sim-70b@2"] * 4)
-
-
-def test_a_paused_rollout_moves_nothing_and_can_still_be_rolled_back(fleet: RunningFleet) -> None:
-    (stable,) = set(versions(fleet))
-    goal = "sim-70b@1" if stable != "sim-70b@1" else "sim-70b@2"
-
-    def steer(_: list[Answer]) -> None:
         rollout = start(fleet, goal.partition("@")[2])
         eventually(lambda: goal in versions(fleet))
         fleet.post(f"rollouts/{rollout}/pause", {"why": "lunch"})
@@ -91,8 +76,26 @@ def test_a_paused_rollout_moves_nothing_and_can_still_be_rolled_back(fleet: Runn
         held = versions(fleet)
         fleet.wait_for_passes(PASSES_HELD)
         assert versions(fleet) == held
-        fleet.post(f"rollouts/{rollout}/roll-back")
-        assert ended(fleet, rollout)["state"] == "rolled_back"
+        fleet.post(f"rollouts/{rollout}/resume", {"why": "back"})
+        eventually(lambda: goal in versions(fleet, "starting"))
+        worker = fleet.service("worker")
+        gone = [*worker.children(recursive=True), worker]
+        for process in gone:
+            process.kill()
+        psutil.wait_procs(gone, timeout=60)
+        done.append(ended(fleet, rollout))
 
-    assert failed(under_load(fleet, steer)) == []
+    assert failed(under_load(fleet, roll_out)) == []
+    assert done[0]["state"] == "succeeded", done[0]["reason"]
+    eventually(lambda: versions(fleet) == [goal] * 4)
+
+
+def test_an_operator_takes_a_paused_rollout_back(fleet: RunningFleet) -> None:
+    (stable,) = set(versions(fleet))
+    rollout = start(fleet, "1" if stable != "sim-70b@1" else "2")
+    eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "running")
+    fleet.post(f"rollouts/{rollout}/pause", {"why": "lunch"})
+    fleet.post(f"rollouts/{rollout}/roll-back")
+    eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "rolled_back")
+    fleet.wait_until_whole()
     assert versions(fleet) == [stable] * 4
