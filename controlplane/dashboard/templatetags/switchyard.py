@@ -208,7 +208,7 @@ def plain(value: object) -> str:
 def sentence(text: str) -> str:
     """With a capital, unless it begins with an identifier such as `toy@1`, and with a full stop."""
     first = text.partition(" ")[0]
-    capitalised = text[:1].upper() + text[1:] if first.isalpha() else text
+    capitalised = text[:1].upper() + text[1:] if first.rstrip(":,").isalpha() else text
     return capitalised.rstrip(".") + "."
 
 

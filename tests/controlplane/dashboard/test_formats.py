@@ -17,6 +17,7 @@ from controlplane.dashboard.templatetags.switchyard import (
     percent,
     plain,
     rate,
+    sentence,
     share,
     short_digest,
 )
@@ -90,3 +91,15 @@ def test_a_state_is_a_glyph_and_a_word_and_never_a_colour_alone() -> None:
 def test_a_name_cannot_bring_markup() -> None:
     html = Template("{% load switchyard %}{% state word 'ok' %}").render(Context({"word": "<b>"}))
     assert "<b>" not in html
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("tenant: it has a blank", "Tenant: it has a blank."),
+        ("type a to confirm.", "Type a to confirm."),
+        ("toy@1 is draft", "toy@1 is draft."),
+    ],
+)
+def test_a_sentence_has_a_capital_unless_it_begins_with_an_identifier(text: str, shown: str) -> None:
+    assert sentence(text) == shown
