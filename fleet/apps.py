@@ -9,7 +9,7 @@ class FleetConfig(AppConfig):
         from accounts.services.approval import fleet_action_register
         from fleet.selectors.version_uses import machines_known, version_uses
         from fleet.services.rollout_request import ROLL_OUT
-        from models_registry.selectors.fleet_answers import fleet_registers
+        from models_registry.selectors.fleet_hooks import register_fleet_hooks
 
         fleet_action_register(ROLL_OUT)
-        fleet_registers(uses=version_uses, machines=machines_known)
+        register_fleet_hooks(uses=version_uses, machines=machines_known)

@@ -9,7 +9,7 @@ from engine_agent.protocol.states import Phase
 from fleet.models import CellMember, Node, NodeLog
 from fleet.planning.states import CELL_PHASE, CellState
 from models_registry.planning.engine_arguments import render_engine_plan
-from models_registry.planning.versions import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion
 
 log = logging.getLogger(__name__)
 

@@ -29,7 +29,7 @@ from fleet.selectors.rollout import active_rollouts, counters_reported, rollout_
 from kernel.leases import lease_held_since
 from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import network_nodes_shared, nodes_per_cell
-from models_registry.planning.versions import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion
 
 LISTENING_LEASE = "agent-ingest"
 """Held by the process that agents talk to; while nobody holds it, silence means nothing."""

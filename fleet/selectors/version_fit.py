@@ -5,7 +5,7 @@ from kernel.refusals import InvalidInput
 from models_registry.models import ModelVersion, VersionState
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.lifecycle import may_be_rolled_out
-from models_registry.planning.versions import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion
 from models_registry.selectors.model import version_by_reference
 
 

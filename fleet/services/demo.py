@@ -10,7 +10,7 @@ from django.db import transaction
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
 from models_registry.models import Model, ModelVersion, VersionState
 from models_registry.planning.instance_types import INSTANCE_TYPES, LOCAL_CPU
-from models_registry.services.version import version_register
+from models_registry.services.draft import version_register
 
 LOCAL = LOCAL_CPU
 REGIONS = ("us-east-1", "us-west-2")

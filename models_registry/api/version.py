@@ -24,17 +24,45 @@ from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 from models_registry.api import examples
-from models_registry.api.diff import VersionDiffSerializer
 from models_registry.api.version_requests import CreateDraftSerializer, EditDraftSerializer, ReasonSerializer
 from models_registry.models import ModelVersion, Validation
-from models_registry.planning.diff import diff_versions
+from models_registry.planning.diff import Change, diff_versions
 from models_registry.planning.lifecycle import ValidationState, VersionState, choices
-from models_registry.selectors.fleet_answers import machines_known
+from models_registry.selectors.fleet_hooks import machines_known
 from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
 from models_registry.selectors.rendering import renderings
 from models_registry.services.draft import draft_change, draft_create, draft_delete
 from models_registry.services.lifecycle import version_release, version_retire
 from models_registry.services.validation import validation_start
+
+ANY_VALUE = "Any JSON value; null where this side has none."
+
+
+class DiffLineSerializer(serializers.Serializer[Any]):
+    name = serializers.CharField()
+    before = serializers.JSONField(help_text=ANY_VALUE)
+    after = serializers.JSONField(help_text=ANY_VALUE)
+    change = serializers.ChoiceField(choices=choices(Change))
+
+
+class InstanceTypeDiffSerializer(serializers.Serializer[Any]):
+    instance_type = serializers.CharField()
+    change = serializers.ChoiceField(choices=choices(Change))
+    problem_before = serializers.CharField(help_text="Why no cell can be made of it there; empty if one can.")
+    problem_after = serializers.CharField(help_text="Why no cell can be made of it there; empty if one can.")
+    degrees = DiffLineSerializer(many=True)
+    arguments = DiffLineSerializer(many=True, help_text="Of the engine; JSON inside one is compared name by name.")
+
+
+@extend_schema_serializer(examples=[OpenApiExample("a faster step", examples.DIFF, response_only=True)])
+class VersionDiffSerializer(serializers.Serializer[Any]):
+    """What differs between two versions, side by side."""
+
+    before = serializers.CharField(help_text="`model@version` that the other is compared against.")
+    after = serializers.CharField(help_text="`model@version`")
+    same = serializers.BooleanField()
+    fields = DiffLineSerializer(many=True)  # type: ignore[assignment] # the name that the document should show
+    instance_types = InstanceTypeDiffSerializer(many=True)
 
 
 class GoldenPromptSerializer(serializers.Serializer[Any]):

@@ -7,8 +7,8 @@ from rest_framework import serializers
 
 from kernel.rest.serializers import StrictSerializer
 from models_registry.api import examples
-from models_registry.planning.draft_rules import GOLDEN_PROMPTS_MAX
 from models_registry.planning.engine_arguments import ENGINES
+from models_registry.planning.version_checks import GOLDEN_PROMPTS_MAX
 
 COUNT_MAX = 2**31 - 1
 TOKENS_MAX = 10_000_000

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.parallelism import Degrees
-from models_registry.planning.versions import InvalidVersion, VersionSpec
+from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
 NEURON_RANKS_PER_NODE: Mapping[str, tuple[int, ...]] = {
     "trainium": (1, 2, 8, 16, 32),

@@ -12,7 +12,7 @@ from typing import Any
 
 from models_registry.planning.engine_arguments import Rendering, render_version
 from models_registry.planning.instance_types import InstanceShape
-from models_registry.planning.versions import InvalidVersion, VersionSpec
+from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
 NAMES_ONLY = ("model", "version")
 SHOWN_APART = ("parallelism", "heads")

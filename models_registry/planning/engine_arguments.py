@@ -16,7 +16,7 @@ from models_registry.planning.neuron_configuration import additional_config, neu
 from models_registry.planning.parallelism import Degrees, degrees_on, stated_degrees, stated_within
 from models_registry.planning.quantization import NeuronQuantization, Quantization, VllmQuantization, read_quantization
 from models_registry.planning.speculation import Draft, Medusa, Ngram, Speculation, read_speculation
-from models_registry.planning.versions import InvalidVersion, VersionSpec
+from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
 ENGINES = ("neuron", "sim", "vllm")
 WITH_WEIGHTS = ("neuron", "vllm")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 from typing import Any
 
-from models_registry.planning.versions import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion
 
 
 def one_of(names: Iterable[str], wrong: str) -> str:

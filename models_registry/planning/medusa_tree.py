@@ -4,9 +4,10 @@ A tree is a list of paths. The path [0, 2] says: the first head's best guess, th
 Head `i` guesses the token at distance `i + 1` from the step's own token; the root, that own token, is not listed. Pure.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
+from itertools import islice
 from math import isfinite
 from typing import Any
 
@@ -66,21 +67,26 @@ def build_tree(accuracies: Accuracies, *, size: int, depth: int) -> MedusaTree:
         raise BadTree(f"size is {size}; it must be a whole number from 1")
     if not 1 <= depth <= len(accuracies):
         raise BadTree(f"depth is {depth}; it must be from 1 to the number of heads, {len(accuracies)}")
+    paths, probabilities = [], []
+    for probability, path in islice(_most_probable_first(accuracies, depth), size):
+        paths.append(path)
+        probabilities.append(probability)
+    return MedusaTree(tuple(paths), sum(probabilities, start=0.0))
+
+
+def _most_probable_first(accuracies: Accuracies, depth: int) -> Iterator[tuple[float, Path]]:
+    """Every path that can be right, after its prefix, with its probability."""
     frontier: list[tuple[float, int, Path]] = [
         (-share, 1, (rank,)) for rank, share in enumerate(accuracies[0]) if share > 0
     ]
     heapify(frontier)
-    paths: list[Path] = []
-    expected = 0.0
-    while frontier and len(paths) < size:
+    while frontier:
         cost, length, path = heappop(frontier)
-        paths.append(path)
-        expected -= cost
+        yield -cost, path
         if length < depth:
             for rank, share in enumerate(accuracies[length]):
                 if share > 0 and cost * share < 0:
                     heappush(frontier, (cost * share, length + 1, (*path, rank)))
-    return MedusaTree(tuple(paths), expected)
 
 
 def check_tree(tree: Any, *, heads: int, top_k: int | None = None) -> tuple[Path, ...]:

@@ -8,11 +8,52 @@ from collections.abc import Mapping
 from typing import Any
 
 from models_registry.planning.fields import Fields, one_of
-from models_registry.planning.neuron_keys import NEURON_CONFIG_KEYS
 from models_registry.planning.parallelism import Degrees
 from models_registry.planning.quantization import NeuronQuantization
 from models_registry.planning.speculation import Draft, Medusa, Method, Speculation
-from models_registry.planning.versions import InvalidVersion, VersionSpec
+from models_registry.planning.version_spec import InvalidVersion, VersionSpec
+
+_NAMES = """
+    activation_quantization_type allow_input_truncation apply_seq_ids_mask async_mode attention_dp_degree
+    attention_dtype attn_block_cte_nki_kernel_enabled attn_block_tkg_nki_kernel_cache_update
+    attn_block_tkg_nki_kernel_cascaded_attention attn_block_tkg_nki_kernel_disable_gpsimd_sb2sb
+    attn_block_tkg_nki_kernel_enabled attn_block_tkg_nki_kernel_use_online_softmax attn_cls attn_kernel_enabled
+    attn_tkg_builtin_kernel_enabled attn_tkg_nki_kernel_enabled batch_size blockwise_matmul_config
+    bucket_n_active_tokens buckets capacity_factor cast_type cc_pipeline_tiling_factor chunked_prefill_config
+    context_encoding_buckets cp_degree ctx_batch_size disable_argmax_kernel disable_kv_cache_tiling
+    disable_normalize_top_k_affinities disable_numeric_cc_token dma_order_config draft_model_modules_to_not_convert
+    eagle_rolling_buffer_kernel_enabled early_expert_affinity_modulation enable_bucketing enable_cte_modular_flow
+    enable_eagle_draft_input_norm enable_eagle_speculation enable_fused_speculation
+    enable_output_completion_notifications enable_spill_reload_dge enable_ve_data_parallel ep_degree
+    ep_dispatch_cc_option expert_mlp_nki_kernel_enabled flash_decoding_enabled fused_qkv fused_rmsnorm_skip_gamma
+    fused_shared_experts gate_clamp_lower_limit gate_clamp_upper_limit glu_mlp glu_type hidden_act_bias
+    hidden_act_scaling_factor hybrid_sharding_config is_block_kv_layout is_continuous_batching is_eagle3
+    is_eagle_draft is_full_model_shuffled is_medusa is_mxfp4_compute is_prefix_caching k_cache_transposed
+    kv_cache_batch_size kv_cache_padding_size kv_cache_quant kv_quant_config layer_boundary_markers lm_head_pad
+    lm_head_pad_alignment_size local_ranks_size logical_nc_config lora_config max_batch_size max_context_length
+    max_length max_new_tokens medusa_speculation_length medusa_tree mlp_cp_degree mlp_kernel_enabled
+    mlp_kernel_fuse_residual_add mlp_tkg_nki_kernel_enabled modules_to_not_convert moe_ep_degree
+    moe_fused_nki_kernel_enabled moe_mask_padded_tokens moe_tp_degree n_active_tokens n_positions num_medusa_heads
+    on_cpu on_device_sampling_config out_proj_kernel_enabled output_logits overrides_torch_dtype pa_block_size
+    pa_num_blocks padded_hidden_size padded_intermediate_size padding_side pp_degree pre_rope_rmsnorm prefix_buckets
+    qk_layernorm qkv_cte_nki_kernel_fuse_rope qkv_kernel_enabled qkv_kernel_fuse_residual_add qkv_kernel_nbsd_layout
+    qkv_nki_kernel_enabled quantization_block_axis quantization_block_size quantization_dtype
+    quantization_scale_dtype quantization_type quantize_clamp_bound quantized quantized_checkpoints_path
+    quantized_mlp_kernel_enabled return_expert_index return_router_logits rmsnorm_quantize_kernel_enabled
+    router_config router_topk_nki_kernel_enabled rpl_reduce_dtype save_sharded_checkpoint scratchpad_page_size
+    seq_len seq_len_threshold_for_cc_tiling sequence_parallel_enabled shared_experts_sequence_parallel_enabled
+    shared_mlp_nki_kernel_enabled skip_sharding skip_warmup spec_batch_size speculation_length start_rank_id
+    strided_context_parallel_kernel_enabled switch_cc target tensor_capture_config tensor_replacement_config
+    tkg_batch_size token_generation_batches token_generation_buckets token_tree_config torch_dtype tp_degree
+    transpose_shared_experts_weights up_clamp_lower_limit up_clamp_upper_limit use_index_calc_kernel vocab_parallel
+    weight_gather_seq_len_threshold weights_to_skip_layout_optimization windowed_context_encoding_size world_size
+"""
+NEURON_CONFIG_KEYS = frozenset(_NAMES.split())
+"""The names that NxDI's configuration knows, because it only logs a warning about others and then ignores them.
+
+Of NeuronConfig and MoENeuronConfig in the library of Neuron SDK 2.29, the last that takes INT8, Medusa, Trn1 and Inf2:
+https://github.com/aws-neuron/neuronx-distributed-inference, src/neuronx_distributed_inference/models/config.py."""
+
 
 JsonObject = dict[str, Any]
 
@@ -197,19 +238,10 @@ def _check_together(
     spec: VersionSpec, degrees: Degrees, speculation: Speculation | None, rendered: Mapping[str, Any]
 ) -> None:
     """The rules of NeuronConfig between keys; each would otherwise be an exception on every node."""
-    where = f"{spec.reference}: engine_options.neuron_config"
-    medusa = isinstance(speculation, Medusa)
-    if medusa and spec.max_concurrency != 1:
-        raise InvalidVersion(
-            f"{spec.reference}: max_concurrency is {spec.max_concurrency}; Medusa runs one sequence at a time, so "
-            f"with speculation.method medusa it must be 1"
-        )
+    if isinstance(speculation, Medusa):
+        _check_medusa(spec, rendered)
     experts = rendered.get("moe_tp_degree", 1) * rendered.get("moe_ep_degree", 1)
     rules = (
-        (
-            medusa and rendered.get("async_mode"),
-            "async_mode is True; with speculation.method medusa it must be false",
-        ),
         (
             rendered.get("mlp_cp_degree", 1) > 1 and not rendered.get("sequence_parallel_enabled"),
             f"mlp_cp_degree is {rendered.get('mlp_cp_degree')}; over 1 it needs sequence_parallel_enabled",
@@ -233,4 +265,15 @@ def _check_together(
     )
     for broken, rule in rules:
         if broken:
-            raise InvalidVersion(f"{where}.{rule}")
+            raise InvalidVersion(f"{spec.reference}: engine_options.neuron_config.{rule}")
+
+
+def _check_medusa(spec: VersionSpec, rendered: Mapping[str, Any]) -> None:
+    method = "with speculation.method medusa it must be"
+    if spec.max_concurrency != 1:
+        raise InvalidVersion(
+            f"{spec.reference}: max_concurrency is {spec.max_concurrency}; Medusa runs one sequence at a time, so "
+            f"{method} 1"
+        )
+    if rendered.get("async_mode"):
+        raise InvalidVersion(f"{spec.reference}: engine_options.neuron_config.async_mode is True; {method} false")

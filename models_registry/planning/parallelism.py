@@ -9,7 +9,7 @@ from typing import Any
 
 from models_registry.planning.fields import Fields, one_of
 from models_registry.planning.instance_types import InstanceShape
-from models_registry.planning.versions import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion
 
 
 @dataclass(frozen=True, slots=True)

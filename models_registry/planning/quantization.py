@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from models_registry.planning.fields import Fields
-from models_registry.planning.versions import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion
 
 NEURON_DTYPES = ("int8", "f8e4m3")
 NEURON_SCHEMES = ("per_tensor_symmetric", "per_channel_symmetric")

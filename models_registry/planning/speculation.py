@@ -11,7 +11,7 @@ from typing import Any
 from engine_agent.protocol.messages import Artifact
 from models_registry.planning.fields import Fields
 from models_registry.planning.medusa_tree import BadTree, Path, check_tree
-from models_registry.planning.versions import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion
 
 
 class Method(StrEnum):

@@ -7,7 +7,7 @@ from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.parallelism import Degrees
-from models_registry.planning.versions import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,12 @@ from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from models_registry.models import Model, ModelVersion
-from models_registry.planning.draft_rules import BrokenRule, check_draft
+from models_registry.planning.engine_arguments import render_version
+from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.lifecycle import VersionState
-from models_registry.selectors.fleet_answers import version_uses
+from models_registry.planning.version_checks import BrokenRule, check_draft
+from models_registry.planning.version_spec import InvalidVersion
+from models_registry.selectors.fleet_hooks import version_uses
 from models_registry.selectors.model import version_by_reference
 
 COLUMNS = (
@@ -187,3 +190,33 @@ def _record(row: ModelVersion, what: str, *, actor: str, now: datetime, **detail
         detail={"version": row.reference, **detail},
     )
     live.push("models", row.reference)
+
+
+def version_register(
+    *, model: Model, version: str, machines: Mapping[str, InstanceShape], now: datetime, **columns: Any
+) -> ModelVersion:
+    """Store a version after rendering it for every instance type that it names.
+
+    Args:
+        model: what it is a version of.
+        version: its name, which the model does not have yet.
+        machines: the instance types that there are, by name.
+        now: when it is made.
+        columns: the other columns of `ModelVersion`.
+
+    Raises:
+        InvalidVersion: it names no instance type, or one that there is not, or cannot be rendered for one; the text
+            names field, value and rule.
+    """
+    made = ModelVersion(model=model, version=version, created_at=now, **columns)
+    spec = made.spec()
+    if not spec.parallelism:
+        raise InvalidVersion(f"{spec.reference}: parallelism is empty; it must name an instance type")
+    for name in spec.parallelism:
+        if name not in machines:
+            raise InvalidVersion(
+                f"{spec.reference}: parallelism names instance type {name!r}; there are {', '.join(sorted(machines))}"
+            )
+        render_version(spec, machines[name])
+    made.save(force_insert=True)
+    return made

@@ -22,12 +22,12 @@ from kernel.tones import Tone
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.artifact_rules import ArtifactLimits, Place, size_words
 from models_registry.planning.lifecycle import ValidationState, VersionState
-from models_registry.planning.validation_rules import artifacts_of, judge_version
-from models_registry.selectors.fleet_answers import machines_known
-from models_registry.services.artifact_reading import OpenArtifact, artifact_open, file_sha256
+from models_registry.planning.version_checks import artifacts_of, judge_version
+from models_registry.selectors.fleet_hooks import machines_known
 from models_registry.services.artifact_source import SourceTrouble
 from models_registry.services.draft import draft_locked
 from models_registry.services.lifecycle import version_move
+from models_registry.services.open_artifact import OpenArtifact, artifact_open, file_sha256
 
 TASK = "models_registry.validate"
 LEASE = "model-validation"

@@ -23,7 +23,7 @@ from models_registry.planning.diff import (
     diff_versions,
     said_by,
 )
-from models_registry.selectors.fleet_answers import machines_known, version_uses
+from models_registry.selectors.fleet_hooks import machines_known, version_uses
 from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
 from models_registry.selectors.rendering import renderings
 

@@ -5,7 +5,7 @@ import pytest
 from fleet.models import InstanceType
 from fleet.selectors.version_uses import machines_known, version_uses
 from models_registry.planning.instance_types import INSTANCE_TYPES
-from models_registry.selectors import fleet_answers
+from models_registry.selectors import fleet_hooks
 from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db
@@ -21,7 +21,7 @@ def test_deployments_and_live_cells_are_uses() -> None:
     rows.cell("b", state="lost")
     rows.cell("c", state="stopped")
     assert version_uses(rows.version().pk) == ["deployment sim-70b", "cell a", "cell b"]
-    assert fleet_answers.version_uses(rows.version().pk) == version_uses(rows.version().pk)
+    assert fleet_hooks.version_uses(rows.version().pk) == version_uses(rows.version().pk)
 
 
 def test_the_fleets_own_instance_types_win_over_the_public_ones() -> None:
@@ -31,12 +31,12 @@ def test_the_fleets_own_instance_types_win_over_the_public_ones() -> None:
     assert known["p5.48xlarge"].cores == 4
     assert known["own.gpu"].cores == 2
     assert known["trn1.32xlarge"] == INSTANCE_TYPES["trn1.32xlarge"]
-    assert fleet_answers.machines_known() == known
+    assert fleet_hooks.machines_known() == known
 
 
 def test_without_a_fleet_nothing_passes_for_unused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_answers, "_fleet", fleet_answers._Registered())
+    monkeypatch.setattr(fleet_hooks, "_fleet", fleet_hooks._Registered())
     with pytest.raises(LookupError, match="no fleet has registered who uses"):
-        fleet_answers.version_uses(1)
+        fleet_hooks.version_uses(1)
     with pytest.raises(LookupError, match="no fleet has registered its instance types"):
-        fleet_answers.machines_known()
+        fleet_hooks.machines_known()

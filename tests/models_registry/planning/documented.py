@@ -10,7 +10,7 @@ from typing import Any
 
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
-from models_registry.planning.versions import HeadCounts, VersionSpec
+from models_registry.planning.version_spec import HeadCounts, VersionSpec
 
 GOLDEN = Path(__file__).parent / "golden"
 EXAMPLES = sorted(path.stem for path in GOLDEN.glob("*.json"))

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
-from models_registry.planning.versions import HeadCounts, VersionSpec
+from models_registry.planning.version_spec import HeadCounts, VersionSpec
 
 TRN1 = INSTANCE_TYPES["trn1.32xlarge"]
 INF2 = INSTANCE_TYPES["inf2.48xlarge"]

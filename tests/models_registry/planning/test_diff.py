@@ -7,7 +7,7 @@ import pytest
 
 from models_registry.planning.diff import NOT_NAMED, Change, Line, VersionDiff, arguments_by_flag, diff_versions
 from models_registry.planning.instance_types import INSTANCE_TYPES
-from models_registry.planning.versions import HeadCounts
+from models_registry.planning.version_spec import HeadCounts
 from tests.models_registry.planning.specs import P5, TRN1, spec
 
 BEFORE = spec(

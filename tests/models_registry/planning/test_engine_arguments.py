@@ -8,7 +8,7 @@ import pytest
 from engine_agent.protocol.messages import Artifact
 from models_registry.planning.engine_arguments import nodes_per_cell, render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES
-from models_registry.planning.versions import InvalidVersion, VersionSpec
+from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
 SPEC = VersionSpec(
     model="llama",

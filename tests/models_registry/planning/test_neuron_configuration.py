@@ -7,7 +7,7 @@ import pytest
 
 from models_registry.planning.engine_arguments import render_version
 from models_registry.planning.instance_types import INSTANCE_TYPES
-from models_registry.planning.versions import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion
 from tests.models_registry.planning.specs import LOCAL, P5, TRN1, spec
 
 INT8 = {"dtype": "int8", "checkpoints_path": "/var/quantized"}

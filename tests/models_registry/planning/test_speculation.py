@@ -8,7 +8,7 @@ import pytest
 from engine_agent.protocol.messages import Artifact
 from models_registry.planning.engine_arguments import MEDUSA_NOTE, render_version
 from models_registry.planning.instance_types import InstanceShape
-from models_registry.planning.versions import InvalidVersion
+from models_registry.planning.version_spec import InvalidVersion
 from tests.models_registry.planning.specs import LOCAL, P5, TRN1, spec
 
 DRAFT = {"tokens": 5, "draft_uri": "file:///models/draft", "draft_digest": "sha256:cd"}

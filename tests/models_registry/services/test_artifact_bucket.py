@@ -18,8 +18,8 @@ from engine_agent.protocol.messages import Artifact
 from models_registry.planning.artifact_rules import ArtifactLimits, parse_place
 from models_registry.services import artifact_bucket
 from models_registry.services.artifact_bucket import one_host
-from models_registry.services.artifact_reading import OpenArtifact, artifact_open, file_sha256
 from models_registry.services.artifact_source import SourceTrouble
+from models_registry.services.open_artifact import OpenArtifact, artifact_open, file_sha256
 from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server, upload
 from tests.engine_agent.runtime.agents import free_ports
 from tests.models_registry.services.artifacts import FILES

@@ -9,7 +9,7 @@ import pytest
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact
 from engine_agent.protocol.messages import Artifact
 from models_registry.planning.artifact_rules import ArtifactLimits, parse_place
-from models_registry.services.artifact_reading import OpenArtifact, artifact_open, file_sha256
+from models_registry.services.open_artifact import OpenArtifact, artifact_open, file_sha256
 from tests.models_registry.services.artifacts import artifact
 
 LIMITS = ArtifactLimits()

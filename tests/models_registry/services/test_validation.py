@@ -16,9 +16,9 @@ from kernel.refusals import Conflict
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.artifact_rules import ArtifactLimits, parse_place
 from models_registry.services import validation as service
-from models_registry.services.artifact_reading import file_sha256
 from models_registry.services.artifact_source import FolderSource, SourceTrouble
 from models_registry.services.draft import draft_change, draft_delete
+from models_registry.services.open_artifact import file_sha256
 from models_registry.services.validation import LEASE, Slice, validation_start, validations_advance
 from tests.fleet.rows import NOW
 from tests.models_registry.drafts import draft

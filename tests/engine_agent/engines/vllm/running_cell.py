@@ -26,7 +26,7 @@ from engine_agent.protocol.ports import PORTS_PER_NODE
 from engine_agent.protocol.states import MemberRole, Phase
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES
-from models_registry.planning.versions import HeadCounts, VersionSpec
+from models_registry.planning.version_spec import HeadCounts, VersionSpec
 from tests.asking import CLIENT
 
 ROOT = Path(__file__).resolve().parents[4]

@@ -1,7 +1,7 @@
-"""What only the fleet knows of versions: which machines there are, and who uses a version. The fleet registers both.
+"""What only the fleet knows of versions: which machines there are, and what uses a version. The fleet registers both.
 
-The registry lies below the fleet and imports nothing of it. Nobody having registered is an error, never "not in use".
-"""
+The registry lies below the fleet and imports nothing of it. Without a registered fleet every call is an error,
+never "not in use"."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from models_registry.planning.instance_types import InstanceShape
 
 Uses = Callable[[int], list[str]]
-"""Id of a version -> what uses it, as people name it (`deployment smollm2`); empty if nothing does."""
+"""Id of a version -> what uses it, as operators name it (`deployment smollm2`); empty if nothing does."""
 Machines = Callable[[], Mapping[str, InstanceShape]]
 
 
@@ -22,13 +22,13 @@ class _Registered:
 _fleet = _Registered()
 
 
-def fleet_registers(*, uses: Uses, machines: Machines) -> None:
+def register_fleet_hooks(*, uses: Uses, machines: Machines) -> None:
     """Called once, when the fleet's app is ready."""
     _fleet.uses, _fleet.machines = uses, machines
 
 
 def version_uses(version_id: int) -> list[str]:
-    """What uses a version, as people name it.
+    """What uses a version, as operators name it.
 
     Raises:
         LookupError: no fleet has registered.

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from models_registry.planning.draft_rules import BrokenRule, check_draft
+from models_registry.planning.version_checks import BrokenRule, check_draft
 from tests.models_registry.planning.specs import LOCAL, spec
 
 DIGEST = "sha256:" + "0" * 64

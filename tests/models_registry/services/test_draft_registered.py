@@ -6,8 +6,8 @@ import pytest
 
 from models_registry.models import Model, ModelVersion
 from models_registry.planning.instance_types import INSTANCE_TYPES
-from models_registry.planning.versions import InvalidVersion
-from models_registry.services.version import version_register
+from models_registry.planning.version_spec import InvalidVersion
+from models_registry.services.draft import version_register
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
