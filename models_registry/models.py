@@ -67,7 +67,7 @@ class ModelVersion(models.Model):
 
     @property
     def reference(self) -> str:
-        """Name by which people and the API speak of it: `model@version`."""
+        """Its name on screens and in the API: `model@version`."""
         return f"{self.model_id}@{self.version}"
 
     @property
@@ -139,5 +139,5 @@ class Validation(models.Model):
 
     @property
     def percent(self) -> float:
-        """How much of the artifacts was read, in percent; 0 while nobody knows how much there is."""
+        """How much of the artifacts was read, in percent; 0 while the total is unknown."""
         return 100.0 * self.bytes_done / self.bytes_total if self.bytes_total else 0.0

@@ -5,7 +5,7 @@ class TrafficConfig(AppConfig):
     name = "traffic"
 
     def ready(self) -> None:
-        """Tell approvals, which lie below traffic, what may take two people."""
+        """Register what may need a second approval; approvals lie below traffic."""
         from accounts.services.approval import fleet_action_register
         from traffic.services.override import EVACUATE
 

@@ -36,7 +36,7 @@ class CreateModelSerializer(StrictSerializer):
 
 
 @extend_schema_serializer(
-    examples=[OpenApiExample("other words", {"description": "70 billion parameters, simulated"}, request_only=True)]
+    examples=[OpenApiExample("describe", {"description": "70 billion parameters, simulated"}, request_only=True)]
 )
 class ChangeModelSerializer(StrictSerializer):
     description = serializers.CharField(max_length=2000, allow_blank=True)
@@ -69,18 +69,18 @@ class ModelViewSet(ReadOnlyModelViewSet[Model]):
     @extend_schema(operation_id="models_create", request=CreateModelSerializer, responses={200: ModelSerializer})
     def create(self, request: Request) -> Response:
         """Add a model; its versions come one by one. 409 if the name is taken."""
-        asked = CreateModelSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        model = model_create(actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        body = CreateModelSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        model = model_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
         return Response(ModelSerializer(self.get_queryset().get(pk=model.pk)).data)
 
     @extend_schema(operation_id="models_change", request=ChangeModelSerializer, responses={200: ModelSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
-        """Describe a model in other words. Its name never changes."""
+        """Change the description of a model. Its name never changes."""
         model = self.get_object()
-        asked = ChangeModelSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        model_change(name=model.name, actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        body = ChangeModelSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        model_change(name=model.name, actor=actor_of(request), now=clock.now(), **body.validated_data)
         return Response(ModelSerializer(self.get_object()).data)
 
     @extend_schema(operation_id="models_delete", responses={200: ModelSerializer})

@@ -126,7 +126,7 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
     )
     quantization = serializers.DictField(help_text="How weights are quantized, in the engine's terms; empty: not.")
     renderings = serializers.SerializerMethodField(help_text="What a cell of it is on each instance type.")
-    validation = serializers.SerializerMethodField(help_text="Null if nobody has asked for one.")
+    validation = serializers.SerializerMethodField(help_text="Null before the first one.")
 
     class Meta:
         model = ModelVersion
@@ -200,9 +200,9 @@ class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
     def create(self, request: Request) -> Response:
         """Add a draft. `renderings` of the answer say where a cell could be made of it, and what is wrong elsewhere.
         409 if the model has a version of this name."""
-        asked = _valid(CreateDraftSerializer(data=request.data))
-        names = {name: asked.pop(name) for name in ("model", "version", "based_on")}
-        made = draft_create(**names, columns=asked, actor=actor_of(request), now=clock.now())
+        fields = _validated(CreateDraftSerializer(data=request.data))
+        names = {name: fields.pop(name) for name in ("model", "version", "based_on")}
+        made = draft_create(**names, columns=fields, actor=actor_of(request), now=clock.now())
         return self._answer(made.pk)
 
     @extend_schema(
@@ -211,9 +211,9 @@ class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
     def partial_update(self, request: Request, id: str) -> Response:
         """Change what is given of a draft. 409 if it is no draft any more, is in use, or has a newer revision."""
         version = self.get_object()
-        asked = _valid(EditDraftSerializer(data=request.data))
-        revision = asked.pop("revision", None)
-        draft_change(version_id=version.pk, columns=asked, revision=revision, actor=actor_of(request), now=clock.now())
+        fields = _validated(EditDraftSerializer(data=request.data))
+        revision = fields.pop("revision", None)
+        draft_change(version_id=version.pk, columns=fields, revision=revision, actor=actor_of(request), now=clock.now())
         return self._answer(version.pk)
 
     @extend_schema(operation_id="model_versions_delete", responses={200: ModelVersionSerializer})
@@ -259,25 +259,25 @@ class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
     def diff(self, request: Request, id: str) -> Response:
         """What differs between this version and another: what they say, and what a cell of each is on every instance
         type, side by side."""
-        asked = _valid(AgainstSerializer(data=request.query_params.dict()))
+        fields = _validated(AgainstSerializer(data=request.query_params.dict()))
         version = self._found(self.get_queryset())
-        against = version_by_reference(self.get_queryset(), asked["against"])
+        against = version_by_reference(self.get_queryset(), fields["against"])
         if against is None:
-            message = f"there is no model version {asked['against']!r}; it reads model@version"
+            message = f"there is no model version {fields['against']!r}; it reads model@version"
             raise InvalidInput(field="against", rule="exists", message=message)
         found = diff_versions(against.spec(), version.spec(), machines_known())
         return Response(VersionDiffSerializer(found).data)
 
     def _move(self, service: Any, request: Request) -> Response:
         version = self.get_object()
-        asked = _valid(ReasonSerializer(data=request.data))
-        service(version_id=version.pk, why=asked["why"], actor=actor_of(request), now=clock.now())
+        fields = _validated(ReasonSerializer(data=request.data))
+        service(version_id=version.pk, why=fields["why"], actor=actor_of(request), now=clock.now())
         return self._answer(version.pk)
 
     def _answer(self, version_id: int) -> Response:
         return Response(self.get_serializer(self.get_queryset().get(pk=version_id)).data)
 
 
-def _valid(asked: serializers.Serializer[Any]) -> dict[str, Any]:
-    asked.is_valid(raise_exception=True)
-    return dict(asked.validated_data)
+def _validated(body: serializers.Serializer[Any]) -> dict[str, Any]:
+    body.is_valid(raise_exception=True)
+    return dict(body.validated_data)

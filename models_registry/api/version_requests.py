@@ -1,4 +1,4 @@
-"""What may be asked of model versions. Types and ranges are checked here; what values mean is for the services."""
+"""The request bodies of model versions. Types and ranges are checked here; what values mean is for the services."""
 
 from typing import Any
 
@@ -103,6 +103,6 @@ class CreateDraftSerializer(ChangeDraftSerializer):
 
 @extend_schema_serializer(examples=[OpenApiExample("with a reason", {"why": "a week on canaries"}, request_only=True)])
 class ReasonSerializer(StrictSerializer):
-    """What cannot be taken back is done on somebody's word."""
+    """A change that cannot be taken back needs a reason."""
 
     why = serializers.CharField(max_length=200, help_text="Your reason, for the timeline.")

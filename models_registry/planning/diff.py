@@ -85,10 +85,10 @@ def diff_versions(before: VersionSpec, after: VersionSpec, machines: Mapping[str
 
 def said_by(spec: VersionSpec) -> dict[str, Any]:
     """What a version says of its engine, artifacts and prompts, by dotted name; what it leaves empty is left out."""
-    said = {name: value for name, value in asdict(spec).items() if name not in (*NAMES_ONLY, *SHOWN_APART)}
-    said |= {"attention_heads": spec.heads.attention, "kv_heads": spec.heads.kv, "layers": spec.heads.layers}
-    said["golden_prompts"] = [{"prompt": prompt, "expect": expect} for prompt, expect in spec.golden_prompts]
-    return dict(_flat("", {name: value for name, value in said.items() if value not in (None, "", {}, [])}))
+    stated = {name: value for name, value in asdict(spec).items() if name not in (*NAMES_ONLY, *SHOWN_APART)}
+    stated |= {"attention_heads": spec.heads.attention, "kv_heads": spec.heads.kv, "layers": spec.heads.layers}
+    stated["golden_prompts"] = [{"prompt": prompt, "expect": expect} for prompt, expect in spec.golden_prompts]
+    return dict(_flat("", {name: value for name, value in stated.items() if value not in (None, "", {}, [])}))
 
 
 def _flat(name: str, value: Any) -> Iterator[tuple[str, Any]]:

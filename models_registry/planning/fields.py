@@ -18,7 +18,7 @@ def one_of(names: Iterable[str], wrong: str) -> str:
 
 
 class Fields:
-    """One JSON object. Names that nobody reads are refused by `finish`.
+    """One JSON object. Names that are not read are refused by `finish`.
 
     Args:
         where: what the object is, in errors: `llama@3: speculation`.

@@ -13,7 +13,7 @@ class InstanceShape:
     """One kind of machine.
 
     `cores` are the accelerator's units that take one rank each (NeuronCores, GPUs; the whole machine where it is a
-    CPU), 0 where nobody has said. `tensor_parallel_degree` is the degree per machine that a version gets when it names
+    CPU), 0 where unknown. `tensor_parallel_degree` is the degree per machine that a version gets when it names
     none. `memory_gib` is the accelerators' memory, `price_per_hour` US dollars on demand in us-east-1.
     """
 

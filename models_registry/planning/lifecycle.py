@@ -49,7 +49,7 @@ def states_before(to: VersionState) -> frozenset[VersionState]:
 
 
 def may_be_rolled_out(state: VersionState, *, allow_unreleased: bool) -> bool:
-    """Released versions, and validated ones where somebody says so. Drafts still change, so never."""
+    """Released versions, and validated ones where `allow_unreleased`. Drafts still change, so never."""
     return state is VersionState.RELEASED or (allow_unreleased and state is VersionState.VALIDATED)
 
 

@@ -21,7 +21,7 @@ from models_registry.planning.speculation import Draft, read_speculation
 from models_registry.planning.version_spec import InvalidVersion, VersionSpec
 
 GOLDEN_PROMPTS_MAX = 16
-"""Each is asked before a cell takes traffic, one after the other."""
+"""Each is sent before a cell takes traffic, one after the other."""
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 

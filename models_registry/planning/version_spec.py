@@ -11,7 +11,7 @@ class InvalidVersion(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class HeadCounts:
-    """What the model has of things that degrees must divide; None where nobody has said, and then nothing is checked.
+    """What the model has of things that degrees must divide; None where unknown, and then nothing is checked.
 
     `attention` query heads, `kv` key-value heads, `layers` decoder layers.
     """

@@ -20,7 +20,7 @@ def versions_described() -> QuerySet[ModelVersion]:
 
 
 def latest_validation(version: ModelVersion) -> Validation | None:
-    """The last validation of a version of `versions_described`, None if nobody has asked for one."""
+    """The last validation of a version of `versions_described`, None before the first one."""
     return next(iter(getattr(version, _LAST)), None)
 
 

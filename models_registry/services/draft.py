@@ -45,7 +45,7 @@ def model_create(*, name: str, description: str, actor: str, now: datetime) -> M
 
 
 def model_change(*, name: str, description: str, actor: str, now: datetime) -> Model:
-    """Describe a model in other words.
+    """Change the description of a model.
 
     Raises:
         InvalidInput: there is no such model.
@@ -137,14 +137,14 @@ def draft_delete(*, version_id: int, actor: str, now: datetime) -> None:
 
 
 def draft_locked(version_id: int, action: str) -> ModelVersion:
-    """The draft, locked until the transaction ends, so that nobody begins to use it meanwhile.
+    """The draft, locked until the transaction ends, so that nothing begins to use it meanwhile.
 
     Raises:
         Conflict: it is gone, is no draft any more, or is in use.
     """
     row = ModelVersion.objects.select_for_update().filter(pk=version_id).first()
     if row is None:
-        raise Conflict("the version is gone; somebody deleted it")
+        raise Conflict("the version is gone: it was deleted meanwhile")
     if row.state != VersionState.DRAFT:
         raise Conflict(f"{row.reference} is {row.state}; only a draft can be {action}d: base a new version on it")
     refuse_if_used(row, action)

@@ -1,4 +1,4 @@
-"""Moves validated versions on: to released by somebody's word, to retired once nobody uses them. And guards, for the
+"""Moves validated versions on: to released by an operator, to retired once unused. And guards, for the
 fleet, that what it is about to use is fit for it.
 
 Every change holds the version's row lock while it asks who uses it, and whoever begins to use one takes the same lock.
@@ -21,7 +21,7 @@ def version_release(*, version_id: int, why: str, actor: str, now: datetime) -> 
 
     Raises:
         InvalidInput: no reason is given.
-        Conflict: it is not validated, or somebody was faster.
+        Conflict: it is not validated, or another request was faster.
     """
     return _move(version_id, VersionState.RELEASED, "release", why, actor, now)
 
@@ -31,7 +31,7 @@ def version_retire(*, version_id: int, why: str, actor: str, now: datetime) -> M
 
     Raises:
         InvalidInput: no reason is given.
-        Conflict: it is neither validated nor released, or in use, or somebody was faster.
+        Conflict: it is neither validated nor released, or in use, or another request was faster.
     """
     return _move(version_id, VersionState.RETIRED, "retire", why, actor, now)
 

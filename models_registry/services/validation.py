@@ -75,7 +75,7 @@ class Slice:
         self.begun_at = self.noted_at = self.clock_now()
 
     def take(self) -> bool:
-        """Take or renew the lease; False while somebody else holds it."""
+        """Take or renew the lease; False while another worker holds it."""
         return lease_take(name=LEASE, holder=self.holder, ttl_s=LEASE_TTL_S, now=self.clock_now()) is not None
 
     def release(self) -> None:
@@ -91,7 +91,7 @@ class _TurnLost(Exception):
 
 
 def validations_advance(turn: Slice) -> None:
-    """Go on with the oldest running validation, unless somebody else does; ring for the next slice."""
+    """Go on with the oldest running validation, unless another worker does; ring for the next slice."""
     if not turn.take():
         return
     try:
@@ -180,7 +180,7 @@ def _note(validation: Validation, artifacts: list[OpenArtifact], so_far: int, tu
     """Store how far the work is, and keep the lease.
 
     Raises:
-        _TurnLost: the lease is somebody else's by now, or the validation was ended.
+        _TurnLost: the lease is another worker's by now, or the validation was ended.
     """
     turn.noted_at = turn.clock_now()
     done = [each.sizes[path] for each in artifacts for path in validation.checked.get(each.uri, {})]

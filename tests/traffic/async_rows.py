@@ -10,7 +10,7 @@ from tests.fleet.rows import NOW
 from tests.fleet.services.receiver import Answer, Receiver, receiver
 from traffic.models import AsyncRequest, Ingress
 from traffic.selectors.application import Application
-from traffic.services.async_request import Asked, async_request_accept
+from traffic.services.async_request import AsyncSubmission, async_request_accept
 from traffic.services.ingress import ingress_create
 from traffic.services.routing import tables_publish
 
@@ -26,9 +26,11 @@ def serving_fleet(port: int = 9) -> Ingress:
     return ingress
 
 
-def accepted(tenant: str = "", *, now: datetime = NOW, body: bytes = BODY, **asked: str | None) -> AsyncRequest:
+def accepted(tenant: str = "", *, now: datetime = NOW, body: bytes = BODY, **headers: str | None) -> AsyncRequest:
     request, _ = async_request_accept(
-        application=Application(tenant=tenant), asked=Asked("/v1/chat/completions", body, "", **asked), now=now
+        application=Application(tenant=tenant),
+        submission=AsyncSubmission("/v1/chat/completions", body, "", **headers),
+        now=now,
     )
     return request
 

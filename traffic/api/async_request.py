@@ -1,5 +1,5 @@
 """Near-real-time requests as applications see them: `/v1/async/…`, in the forms of OpenAI's API. An ingress passes
-these requests on as they are, key included; who asks is decided here, by the same keys."""
+these requests on as they are, key included; the caller is identified here, by the same keys."""
 
 import json
 from datetime import datetime, timedelta
@@ -15,7 +15,7 @@ from traffic.models import AsyncRequest
 from traffic.planning.async_request import AsyncSettings, AsyncState
 from traffic.selectors.application import Application, UnknownApplication, application_of
 from traffic.selectors.async_request import async_request_of
-from traffic.services.async_request import Asked, AsyncRefused, async_request_accept, async_request_cancel
+from traffic.services.async_request import AsyncRefused, AsyncSubmission, async_request_accept, async_request_cancel
 
 ENDPOINTS = {"chat/completions": "/v1/chat/completions", "completions": "/v1/completions"}
 RETRY_AFTER_S = 5
@@ -30,7 +30,7 @@ def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
     now, settings = clock.now(), AsyncSettings()
     try:
         application = _application(request, now)
-        asked = Asked(
+        submission = AsyncSubmission(
             path=ENDPOINTS[kind],
             body=_body(request, settings),
             region=request.headers.get("X-Switchyard-Region", ""),
@@ -38,7 +38,9 @@ def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
             callback_url=request.headers.get("X-Switchyard-Callback-Url"),
             idempotency_key=request.headers.get("Idempotency-Key"),
         )
-        accepted, is_new = async_request_accept(application=application, asked=asked, now=now, settings=settings)
+        accepted, is_new = async_request_accept(
+            application=application, submission=submission, now=now, settings=settings
+        )
     except AsyncRefused as refusal:
         return _refused(refusal)
     shown = async_request_json(accepted, settings)
@@ -50,7 +52,7 @@ def accept(request: HttpRequest, kind: str) -> HttpResponseBase:
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
 @require_http_methods(["GET", "DELETE"])
-def one(request: HttpRequest, request_id: str) -> HttpResponseBase:
+def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
     """GET: how a request stands. DELETE: cancel it, unless it has ended."""
     now = clock.now()
     try:
@@ -68,7 +70,7 @@ def one(request: HttpRequest, request_id: str) -> HttpResponseBase:
 
 @csrf_exempt
 @audit_exempt(APPLICATIONS)
-def elsewhere(request: HttpRequest) -> HttpResponseBase:
+def unknown_path(request: HttpRequest) -> HttpResponseBase:
     """Every other path below /v1/async/."""
     known = ", ".join(f"/v1/async/{kind}" for kind in ENDPOINTS)
     return _refused(AsyncRefused(404, "unknown_url", f"Unknown request URL; there are {known} and /v1/async/ID"))

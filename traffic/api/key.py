@@ -196,29 +196,29 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @extend_schema(operation_id="keys_create", request=CreateKeySerializer, responses={200: NewKeySerializer})
     def create(self, request: Request) -> Response:
         """Make a key. This answer is the only one that shows it."""
-        asked = _valid(CreateKeySerializer(data=request.data))
-        return _shown_once(key_create(actor=actor_of(request), now=clock.now(), **asked))
+        fields = _validated(CreateKeySerializer(data=request.data))
+        return _shown_once(key_create(actor=actor_of(request), now=clock.now(), **fields))
 
     @extend_schema(operation_id="keys_change", request=ChangeKeySerializer, responses={200: KeyDetailSerializer})
     def partial_update(self, request: Request, id: str) -> Response:
         """Change what is given. 409 if the key is revoked."""
-        asked = _valid(ChangeKeySerializer(data=request.data))
-        key_change(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), **asked)
+        fields = _validated(ChangeKeySerializer(data=request.data))
+        key_change(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), **fields)
         return Response(KeyDetailSerializer(self.get_object()).data)
 
     @extend_schema(operation_id="keys_revoke", request=WhySerializer, responses={200: KeyDetailSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
         """Refuse a key from now on. 409 if it is revoked already."""
-        asked = _valid(WhySerializer(data=request.data))
-        key_revoke(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), why=asked["why"])
+        fields = _validated(WhySerializer(data=request.data))
+        key_revoke(prefix=self.get_object().prefix, actor=actor_of(request), now=clock.now(), why=fields["why"])
         return Response(KeyDetailSerializer(self.get_object()).data)
 
     @extend_schema(operation_id="keys_rotate", request=RotateKeySerializer, responses={200: NewKeySerializer})
     @action(detail=True, methods=["post"])
     def rotate(self, request: Request, id: str) -> Response:
         """Make a key that says the same; this one expires after `grace_s`. 409 if it is revoked or has expired."""
-        grace = timedelta(seconds=_valid(RotateKeySerializer(data=request.data))["grace_s"])
+        grace = timedelta(seconds=_validated(RotateKeySerializer(data=request.data))["grace_s"])
         key = self.get_object()
         return _shown_once(key_rotate(prefix=key.prefix, actor=actor_of(request), now=clock.now(), grace=grace))
 
@@ -226,20 +226,20 @@ class KeyViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[ApplicationK
     @action(detail=False, methods=["get"], pagination_class=None)
     def policy(self, request: Request) -> Response:
         """Whether a key is required, and since when. Takes no parameter."""
-        _valid(StrictSerializer(data=request.query_params.dict()))
+        _validated(StrictSerializer(data=request.query_params.dict()))
         return Response(KeyPolicySerializer(key_policy()).data)
 
     @extend_schema(operation_id="keys_require", request=RequireKeysSerializer, responses={200: KeyPolicySerializer})
     @action(detail=False, methods=["post"])
     def require(self, request: Request) -> Response:
         """Serve nobody without a key, or again everybody, in the whole fleet."""
-        asked = _valid(RequireKeysSerializer(data=request.data))
-        return Response(KeyPolicySerializer(keys_require(actor=actor_of(request), now=clock.now(), **asked)).data)
+        fields = _validated(RequireKeysSerializer(data=request.data))
+        return Response(KeyPolicySerializer(keys_require(actor=actor_of(request), now=clock.now(), **fields)).data)
 
 
-def _valid(asked: serializers.Serializer[Any]) -> dict[str, Any]:
-    asked.is_valid(raise_exception=True)
-    return dict(asked.validated_data)
+def _validated(body: serializers.Serializer[Any]) -> dict[str, Any]:
+    body.is_valid(raise_exception=True)
+    return dict(body.validated_data)
 
 
 def _shown_once(new: NewKey) -> Response:

@@ -19,15 +19,15 @@ from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import examples
 from traffic.models import TrafficOverride
-from traffic.planning.override_preview import Effect
+from traffic.planning.override_preview import OverrideEffect
 from traffic.planning.overrides import EvacuationMode, OverrideKind
-from traffic.selectors.steering import effects_of
+from traffic.selectors.steering import override_effects
 from traffic.services.override import (
     LONGEST_S,
     SHORTEST_S,
     Terms,
-    evacuation_ask,
     evacuation_order,
+    evacuation_request,
     override_end,
     shares_fix,
     shares_order,
@@ -105,7 +105,7 @@ class RegionEffectSerializer(serializers.Serializer[Any]):
     utilisation_after = serializers.FloatField(allow_null=True)
 
 
-class EffectSerializer(serializers.Serializer[Effect]):
+class EffectSerializer(serializers.Serializer[OverrideEffect]):
     """One deployment, once all has moved."""
 
     deployment = serializers.CharField()
@@ -179,9 +179,9 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     def end(self, request: Request, id: str) -> Response:
         """End an order, or an evacuation, before its time; requests go back in steps. 409 if it has ended."""
         order = self.get_object()
-        asked = WhySerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        override_end(override_id=order.pk, actor=actor_of(request), now=clock.now(), why=asked.validated_data["why"])
+        body = WhySerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        override_end(override_id=order.pk, actor=actor_of(request), now=clock.now(), why=body.validated_data["why"])
         return Response(self.get_serializer(self.get_object()).data)
 
 
@@ -213,7 +213,7 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
         """Empty a region of what others can serve: for real at once, or as a drill in steps and only what fits. Its
         ingress goes on and sends requests elsewhere. An evacuation of the same that holds already ends. 202 where a
         rule asks for a second person: it begins when another admin approves the request."""
-        order = evacuation_ask(**_checked(EvacuateSerializer, request))
+        order = evacuation_request(**_checked(EvacuateSerializer, request))
         if isinstance(order, Approval):
             return waiting(order)
         return Response(self.get_serializer(order).data)
@@ -230,13 +230,13 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
 
 
 def _checked(body: type[TermsSerializer], request: Request) -> dict[str, Any]:
-    """What was asked, with who asks and when, as the services take it."""
-    asked = body(data=request.data)
-    asked.is_valid(raise_exception=True)
-    said = dict(asked.validated_data)
-    terms = Terms(said.pop("duration_s"), said.pop("why"), actor_of(request), clock.now())
-    return {**said, "terms": terms}
+    """The fields of a request, with its actor and time, as the services take it."""
+    request_body = body(data=request.data)
+    request_body.is_valid(raise_exception=True)
+    fields = dict(request_body.validated_data)
+    terms = Terms(fields.pop("duration_s"), fields.pop("why"), actor_of(request), clock.now())
+    return {**fields, "terms": terms}
 
 
 def _effects(order: TrafficOverride) -> Response:
-    return Response(EffectsSerializer({"effects": effects_of(order, clock.now())}).data)
+    return Response(EffectsSerializer({"effects": override_effects(order, clock.now())}).data)

@@ -2,7 +2,7 @@
 
 from django.urls import path, re_path
 
-from traffic.api.async_request import ENDPOINTS, accept, elsewhere, one
+from traffic.api.async_request import ENDPOINTS, accept, detail, unknown_path
 from traffic.api.ingress import IngressViewSet, RoutingTableViewSet
 from traffic.api.key import KeyRingViewSet, KeyViewSet
 from traffic.api.matrix import MatrixViewSet, ShiftViewSet
@@ -26,6 +26,6 @@ ROUTES = (
 
 urlpatterns = [
     *(path(kind, accept, {"kind": kind}, name=f"async-{kind}") for kind in ENDPOINTS),
-    path("<str:request_id>", one, name="async-request"),
-    re_path(r"^", elsewhere),
+    path("<str:request_id>", detail, name="async-request"),
+    re_path(r"^", unknown_path),
 ]

@@ -116,9 +116,9 @@ class TrafficPolicyViewSet(ReadOnlyModelViewSet[Deployment]):
         """Lay down parts of the policy. Residency holds in every table from the next pass on; prices and caps move
         requests in steps."""
         deployment = self.get_object()
-        asked = TrafficPolicyChangeSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
+        body = TrafficPolicyChangeSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
         traffic_policy_change(
-            deployment=deployment.name, stated=asked.validated_data, actor=actor_of(request), now=clock.now()
+            deployment=deployment.name, stated=body.validated_data, actor=actor_of(request), now=clock.now()
         )
         return Response(self.get_serializer(self.get_object()).data)

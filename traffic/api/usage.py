@@ -67,7 +67,7 @@ def own_usage(request: HttpRequest) -> JsonResponse:
     except UnknownApplication as unknown:
         return _refused(401, unknown.code, str(unknown), None)
     if not application.tenant:
-        return _refused(401, "missing_api_key", "usage is told to the owner of an API key", None)
+        return _refused(401, "missing_api_key", "send an API key: usage is shown to its tenant", None)
     text = request.GET.get("hours", str(HOURS))
     if not (text.isdecimal() and len(text) < 6 and 1 <= int(text) <= MAX_HOURS):
         return _refused(400, "invalid_hours", f"`hours` must be a whole number from 1 to {MAX_HOURS}", "hours")

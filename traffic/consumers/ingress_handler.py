@@ -9,7 +9,7 @@ from engine_agent.protocol.messages import DownMessage, UpMessage
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
 from kernel import clock
-from traffic.selectors.routing import latest_revisions, latest_tables, told_table
+from traffic.selectors.routing import latest_revisions, latest_tables, table_for_ingresses
 from traffic.services.ingress_report import IngressRow, ingress_reports_store
 
 
@@ -45,7 +45,10 @@ class IngressHandler:
         if not regions:
             return {}
         tables = latest_tables()
-        return {ingress: (tables[region].revision, told_table(tables[region])) for ingress, region in regions.items()}
+        return {
+            ingress: (tables[region].revision, table_for_ingresses(tables[region]))
+            for ingress, region in regions.items()
+        }
 
 
 def _urgent_part(row: IngressRow) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Application keys, what is asked of requests without one, and what tenants and keys used by the hour. The text of a
+"""Application keys, whether one is required, and what tenants and keys used by the hour. The text of a
 key is shown once and stored as a hash."""
 
 from datetime import datetime
@@ -93,7 +93,7 @@ class UsageHour(models.Model):
 
 
 class UsageMark(models.Model):
-    """The totals of one subject that a source last told. `since` tells the life of the source that they belong to:
+    """The totals of one subject that a source last reported. `since` names the life of the source that they belong to:
     totals of another life begin at 0."""
 
     source = models.CharField(max_length=96)

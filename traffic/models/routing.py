@@ -122,7 +122,7 @@ class TrafficShift(models.Model):
 
 
 class TrafficOverride(models.Model):
-    """An operator's order, until `expires_at` or until somebody ends it. `deployment` null: every deployment.
+    """An operator's order, until `expires_at` or until an operator ends it. `deployment` null: every deployment.
 
     Of kind shares, `region` is the origin whose row is fixed to `shares`; of kind evacuation, the region to empty.
     """
@@ -151,7 +151,7 @@ class TrafficOverride(models.Model):
 
 class TrafficWindow(models.Model):
     """The last minute of a deployment in a region: `samples` as rows of `traffic.planning.load_window.Sample`, bounded
-    by its `SAMPLES_MAX`, and `counters`, the last word of each of the region's ingresses, to take differences from."""
+    by its `SAMPLES_MAX`, and `counters`, the last report of each ingress of the region, to take differences from."""
 
     deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="traffic_windows")
     region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="traffic_windows")

@@ -62,7 +62,7 @@ class AsyncSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class Received:
+class AttemptResponse:
     """What an attempt brought. `status` None: no answer; `sent` False: no engine can have begun it.
 
     `retry_after_s`: when to come back, by the one who answered. `reason`: why there is no answer.
@@ -91,10 +91,10 @@ UNSENT = frozenset({401, 408, 409, 425, 429, 503})
 MOVED = 300
 
 
-def judge(received: Received, *, attempts: int, failures: int, deadline_at: datetime, now: datetime,
+def judge(received: AttemptResponse, *, attempts: int, failures: int, deadline_at: datetime, now: datetime,
           settings: AsyncSettings) -> Verdict:  # fmt: skip
     """What an attempt means: the `attempts`th, after `failures` that counted."""
-    if is_answer(received):
+    if is_complete_answer(received):
         return Verdict(AsyncState.DONE)
     reason = received.reason or _said(received)
     if now >= deadline_at:
@@ -108,7 +108,7 @@ def judge(received: Received, *, attempts: int, failures: int, deadline_at: date
     return Verdict(AsyncState.QUEUED, reason, now + timedelta(seconds=wait_s), counts)
 
 
-def is_answer(received: Received) -> bool:
+def is_complete_answer(received: AttemptResponse) -> bool:
     """Whether this is an engine's whole answer. One that is cut short, or no JSON, is none."""
     if received.status is None or not 200 <= received.status < MOVED:
         return False
@@ -152,7 +152,7 @@ class Window:
     def is_full(self) -> bool:
         return self.sending >= int(self._size)
 
-    def ended(self, received: Received) -> None:
+    def ended(self, received: AttemptResponse) -> None:
         """One of those that were sent has ended."""
         self.sending -= 1
         if received.status in {429, 503}:
@@ -161,7 +161,7 @@ class Window:
             self._size = min(self.MOST, self._size + 1 / self._size)
 
 
-def _said(received: Received) -> str:
+def _said(received: AttemptResponse) -> str:
     """What an error answer says, in short."""
     try:
         message = str(json.loads(received.body)["error"]["message"])

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from datetime import datetime
 
-from traffic.planning.demand_placement import LEAST_DEMAND, Place, Placement, Task, place_demand
+from traffic.planning.demand_placement import LEAST_DEMAND, Placement, PlacementProblem, ServingRegion, place_demand
 from traffic.planning.matrix import Matrix, Row, distance, loads, movement, towards
 from traffic.planning.overrides import Orders, orders_for
 from traffic.planning.shift import (
@@ -43,14 +43,14 @@ class Causes:
         return bool(self.ordered or self.relieved)
 
     @property
-    def words(self) -> str:
+    def summary(self) -> str:
         return "; ".join(dict.fromkeys([*self.ordered.values(), *self.relieved.values()]))
 
 
 def plan_shift(view: TrafficView, settings: AutopilotSettings, now: datetime) -> Decision | None:
     """What to do about one deployment now; None: all is where it should be, or on its way."""
     orders = orders_for(view.deployment, view.overrides, now)
-    task = task_of(view, orders)
+    task = placement_problem(view, orders)
     target = place_demand(task)
     ordered = _ordered(view, orders, target)
     if held := reason_to_hold(view, settings, now):
@@ -66,23 +66,23 @@ def plan_shift(view: TrafficView, settings: AutopilotSettings, now: datetime) ->
     return _shift(view, task, matrix, causes)
 
 
-def task_of(view: TrafficView, orders: Orders) -> Task:
+def placement_problem(view: TrafficView, orders: Orders) -> PlacementProblem:
     """What is to be placed, with what regions carry under the table in force."""
     demand = {region.name: max(region.demand, LEAST_DEMAND) for region in view.regions}
     carried = loads(view.in_force, demand)
     places = {region.name: _place(region, carried.get(region.name, 0.0), view.policy) for region in view.regions}
-    return Task(demand, places, view.policy, orders, view.latency_ms)
+    return PlacementProblem(demand, places, view.policy, orders, view.latency_ms)
 
 
-def _place(region: RegionView, carried: float, policy: TrafficPolicy) -> Place:
+def _place(region: RegionView, carried: float, policy: TrafficPolicy) -> ServingRegion:
     """A region that starts keeps what it has: it would else send all of it away, to take it back in steps."""
     holds = carried / policy.utilisation_cap if region.starting else 0.0
-    return Place(region.name, region.capacity, max(region.capacity_now, holds), carried)
+    return ServingRegion(region.name, region.capacity, max(region.capacity_now, holds), carried)
 
 
 def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime) -> str:
     """Why nothing that was seen may be acted upon; empty: it may."""
-    ages = {one.name: (now - one.heard_at).total_seconds() if one.heard_at else None for one in view.regions}
+    ages = {one.name: (now - one.reported_at).total_seconds() if one.reported_at else None for one in view.regions}
     stale = [
         f"{name} never" if age_s is None else f"{name} for {age_s:.0f} s"
         for name, age_s in ages.items()
@@ -93,12 +93,12 @@ def reason_to_hold(view: TrafficView, settings: AutopilotSettings, now: datetime
     fallen = [region for region in view.regions if region.share_lost > settings.fallen_share]
     if len(fallen) < 2:
         return ""
-    said = ", ".join(f"{region.name} {region.share_lost:.0%}" for region in fallen)
-    return f"several regions lost capacity within a minute: {said}"
+    shares = ", ".join(f"{region.name} {region.share_lost:.0%}" for region in fallen)
+    return f"several regions lost capacity within a minute: {shares}"
 
 
 def _ordered(view: TrafficView, orders: Orders, target: Placement) -> dict[str, str]:
-    """Origin -> what an operator said, or that it is new."""
+    """Origin -> what an operator ordered, or that it is new."""
     causes = {}
     for origin, row in target.matrix.items():
         before = view.in_force.get(origin)
@@ -119,7 +119,9 @@ def _names(regions: Iterable[str]) -> str:
     return ", ".join(sorted(regions))
 
 
-def _relieved(view: TrafficView, task: Task, target: Placement, settings: AutopilotSettings) -> dict[str, str]:
+def _relieved(
+    view: TrafficView, task: PlacementProblem, target: Placement, settings: AutopilotSettings
+) -> dict[str, str]:
     """Origin -> which region its row burdens with more than it can carry, where the target is better."""
     after = loads(target.matrix, task.demand)
     causes: dict[str, str] = {}
@@ -131,7 +133,7 @@ def _relieved(view: TrafficView, task: Task, target: Placement, settings: Autopi
     return causes
 
 
-def _overload(task: Task, region: str, after: float, fits: bool, settings: AutopilotSettings) -> str:
+def _overload(task: PlacementProblem, region: str, after: float, fits: bool, settings: AutopilotSettings) -> str:
     """Why a region must be relieved at once; empty: it need not, or would gain too little."""
     place = task.places.get(region)
     if place is None:
@@ -175,12 +177,12 @@ def _alike(in_force: Matrix, target: Placement, settings: AutopilotSettings) -> 
     }
 
 
-def _respects_caps(task: Task, matrix: Matrix) -> bool:
+def _respects_caps(task: PlacementProblem, matrix: Matrix) -> bool:
     carried = loads(matrix, task.demand)
     return all(carried.get(name, 0.0) <= task.cap(name) * (1 + ROUNDING) + LEAST_DEMAND for name in task.places)
 
 
-def _shift(view: TrafficView, task: Task, matrix: Matrix, causes: Causes) -> ShiftTraffic | None:
+def _shift(view: TrafficView, task: PlacementProblem, matrix: Matrix, causes: Causes) -> ShiftTraffic | None:
     if matrix == view.in_force:
         return None
     kind = ShiftKind.RELIEF if causes.relieved else ShiftKind.ORDERED if causes.ordered else ShiftKind.STEP
@@ -189,5 +191,5 @@ def _shift(view: TrafficView, task: Task, matrix: Matrix, causes: Causes) -> Shi
         matrix=matrix,
         kind=kind if view.in_force else ShiftKind.FIRST,
         moved=movement(view.in_force, matrix, task.demand),
-        reason=f"{causes.words or 'a step towards the plan'}: {describe_rows(view.in_force, matrix)}",
+        reason=f"{causes.summary or 'a step towards the plan'}: {describe_rows(view.in_force, matrix)}",
     )

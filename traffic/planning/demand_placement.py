@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from traffic.planning.matrix import Matrix, loads, whole_row
-from traffic.planning.min_cost_flow import Room, cheapest_flow
+from traffic.planning.min_cost_flow import SinkCapacity, cheapest_flow
 from traffic.planning.overrides import Orders
 from traffic.planning.traffic_policy import TrafficPolicy
 
@@ -36,7 +36,7 @@ _PAST_FILL = 10**16
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ServingRegion:
     """A region that may serve, in requests at once.
 
     `capacity` is what to count on when sending it more, `capacity_now` what it has this moment (never less), `carried`
@@ -50,11 +50,11 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class PlacementProblem:
     """What is to be placed. `demand` names every origin."""
 
     demand: Mapping[str, float]
-    places: Mapping[str, Place]
+    places: Mapping[str, ServingRegion]
     policy: TrafficPolicy
     orders: Orders
     latency_ms: Mapping[tuple[str, str], float]
@@ -83,7 +83,7 @@ class Placement:
         return not self.unplaced
 
 
-def place_demand(task: Task) -> Placement:
+def place_demand(task: PlacementProblem) -> Placement:
     """Where all demand goes, and what of it fits nowhere."""
     fixed = {origin: row for origin, row in task.orders.rows.items() if origin in task.demand}
     taken = loads(fixed, task.demand)
@@ -110,7 +110,7 @@ def _units(demand: Mapping[str, float]) -> dict[str, int]:
     return {origin: max(1, round(slots * UNITS_PER_SLOT)) for origin, slots in sorted(demand.items())}
 
 
-def _routes(task: Task, origins: Iterable[str]) -> dict[tuple[str, str], int]:
+def _routes(task: PlacementProblem, origins: Iterable[str]) -> dict[tuple[str, str], int]:
     """The cost per unit of every way that may be used. The last digits make costs differ, so that ties are none."""
     return {
         (origin, region): 0
@@ -122,7 +122,7 @@ def _routes(task: Task, origins: Iterable[str]) -> dict[tuple[str, str], int]:
     }
 
 
-def _rooms(task: Task, region: str, taken: Mapping[str, float]) -> tuple[Room, ...]:
+def _rooms(task: PlacementProblem, region: str, taken: Mapping[str, float]) -> tuple[SinkCapacity, ...]:
     """What a region takes gladly, and what only if it fits nowhere else, less what fixed rows send there."""
     place, cap = task.places[region], task.cap(region)
     if place.carried > cap:
@@ -133,15 +133,15 @@ def _rooms(task: Task, region: str, taken: Mapping[str, float]) -> tuple[Room, .
     used = taken.get(region, 0.0)
     gladly, at_most = (_room_units(slots - used) for slots in (fill, limit))
     if region in task.orders.emptying:
-        return (Room(at_most, _EMPTYING),)
-    return Room(gladly, 0), Room(at_most - gladly, _PAST_FILL)
+        return (SinkCapacity(at_most, _EMPTYING),)
+    return SinkCapacity(gladly, 0), SinkCapacity(at_most - gladly, _PAST_FILL)
 
 
 def _room_units(slots: float) -> int:
     return max(0, round(slots * UNITS_PER_SLOT))
 
 
-def _squeeze(task: Task, origin: str, slots: float, row: dict[str, float]) -> None:
+def _squeeze(task: PlacementProblem, origin: str, slots: float, row: dict[str, float]) -> None:
     """Put what fits nowhere at home, or by capacity where home cannot serve; nowhere at all: home says so."""
     open_to = {} if task.may_use(origin, origin) else _capacities(task, origin)
     total = sum(open_to.values())
@@ -151,11 +151,11 @@ def _squeeze(task: Task, origin: str, slots: float, row: dict[str, float]) -> No
         row[region] = row.get(region, 0.0) + slots * capacity / total
 
 
-def _capacities(task: Task, origin: str) -> dict[str, float]:
+def _capacities(task: PlacementProblem, origin: str) -> dict[str, float]:
     return {name: place.capacity_now for name, place in task.places.items() if task.may_use(origin, name)}
 
 
-def _keep_alive(task: Task, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:
+def _keep_alive(task: PlacementProblem, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:
     """Leave a live home its floor where there is room; what it gives up for that goes from its greatest share."""
     load = _load(sent, taken)
     for origin, row in sent.items():
@@ -167,7 +167,7 @@ def _keep_alive(task: Task, sent: Mapping[str, dict[str, float]], taken: Mapping
             _move(row, max(row, key=lambda region: (row[region], region)), origin, lacks, load)
 
 
-def _prefer_cheaper(task: Task, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:
+def _prefer_cheaper(task: PlacementProblem, sent: Mapping[str, dict[str, float]], taken: Mapping[str, float]) -> None:
     """Move requests to cheaper regions nearby that have headroom; a home keeps its floor."""
     load, policy = _load(sent, taken), task.policy
     for origin, row in sorted(sent.items()):
@@ -179,13 +179,13 @@ def _prefer_cheaper(task: Task, sent: Mapping[str, dict[str, float]], taken: Map
                 _move(row, dear, cheap, max(0.0, min(spare, _cost_room(task, cheap) - load[cheap])), load)
 
 
-def _is_worth_it(task: Task, origin: str, dear: str, cheap: str) -> bool:
+def _is_worth_it(task: PlacementProblem, origin: str, dear: str, cheap: str) -> bool:
     cheaper = task.policy.price(cheap) < (1 - CHEAPER_BY) * task.policy.price(dear)
     near = task.latency_ms[origin, cheap] <= task.policy.cost_latency_ms
     return cheaper and near and task.may_use(origin, cheap) and cheap not in task.orders.emptying
 
 
-def _cost_room(task: Task, region: str) -> float:
+def _cost_room(task: PlacementProblem, region: str) -> float:
     """How much a cheap region is filled for its price; what it carries already it keeps within some slack."""
     place, share = task.places[region], task.policy.cost_utilisation
     most = min((share + COST_SLACK) * place.capacity_now, task.cap(region))

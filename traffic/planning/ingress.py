@@ -1,8 +1,8 @@
 """Decides whether an ingress that is not connected must be started, and which draining cells get nothing new any more,
 from what the ingresses acknowledged. Pure.
 
-Silence is no acknowledgement: while nobody listens to ingresses nothing is decided, and one that has gone silent holds
-up drains until it has been silent for long enough to count as dead. Cells refuse new work by themselves meanwhile."""
+Silence is no acknowledgement: while no process listens to ingresses nothing is decided, and one that has gone silent
+holds up drains until it has been silent for long enough to count as dead. Cells refuse new work meanwhile."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -52,7 +52,7 @@ class TableInForce:
 
 @dataclass(frozen=True, slots=True)
 class FollowingIngress:
-    """An ingress and the revision that it last said to run; `last_seen_at` None: it never said anything."""
+    """An ingress and the revision that it last reported; `last_seen_at` None: it never reported."""
 
     region: str
     revision: int
@@ -71,7 +71,7 @@ def plan_unrouted(
 
     Cells of any region can be reached through any ingress, so every region must follow.
     """
-    if listening_since is None or any(_is_behind(gate, tables, listening_since, now) for gate in ingresses):
+    if listening_since is None or any(_is_behind(ingress, tables, listening_since, now) for ingress in ingresses):
         return ()
     return tuple(cell for cell in draining if not any(cell in table.routed for table in tables.values()))
 

@@ -60,15 +60,15 @@ def key_ring(standing: KeyStanding, ingresses: int) -> JsonObject:
 
 
 def describe_keys(before: JsonObject, after: JsonObject) -> list[str]:
-    """How two of these differ, in words."""
-    words = []
+    """How two of these differ, one phrase each."""
+    changes = []
     if before.get("required", False) != after.get("required", False):
-        words.append("keys are required" if after["required"] else "keys are no longer required")
-    if before.get("version", 0) != after.get("version", 0) and not words:
-        words.append("keys changed")
+        changes.append("keys are required" if after["required"] else "keys are no longer required")
+    if before.get("version", 0) != after.get("version", 0) and not changes:
+        changes.append("keys changed")
     if before and before["ingresses"] != after["ingresses"]:
-        words.append(f"{after['ingresses']} ingresses share the limits of keys")
-    return words
+        changes.append(f"{after['ingresses']} ingresses share the limits of keys")
+    return changes
 
 
 def shared_keys(keys: Iterable[ApiKey], ingresses: int) -> tuple[ApiKey, ...]:
@@ -89,7 +89,7 @@ def _shared(key: ApiKey, ingresses: int) -> ApiKey:
 def plan_refused(revoked: Iterable[RevokedKey], in_force: Mapping[str, int]) -> tuple[str, ...]:
     """Prefixes of those keys that no ingress takes any more; `in_force` maps ingress -> the version that it enforces.
 
-    Without any ingress there is nobody who could take one.
+    Without any ingress none could take one.
     """
     oldest = min(in_force.values(), default=None)
     return tuple(key.prefix for key in revoked if oldest is None or oldest >= key.version)
@@ -101,8 +101,8 @@ USUAL_LAG_S = 5
 
 def revoking_effect(*, ingresses: int, requests_24h: int, last_used_at: datetime | None) -> str:
     """One or two sentences."""
-    gates = "1 ingress" if ingresses == 1 else f"{ingresses} ingresses"
-    who = f"by {gates}, within about {USUAL_LAG_S} s" if ingresses else "as soon as an ingress serves"
+    count = "1 ingress" if ingresses == 1 else f"{ingresses} ingresses"
+    who = f"by {count}, within about {USUAL_LAG_S} s" if ingresses else "as soon as an ingress serves"
     if last_used_at is None:
         used = "It has not been used yet."
     else:
@@ -113,10 +113,10 @@ def revoking_effect(*, ingresses: int, requests_24h: int, last_used_at: datetime
 def requiring_effect(*, required: bool, active_keys: int) -> str:
     """One sentence for the other position of the switch."""
     if required:
-        return "Requests without a key are served again, as nobody's tenant and without limits."
+        return "Requests without a key are served again, without a tenant and without limits."
     keys = "1 key" if active_keys == 1 else f"{active_keys} keys"
-    nobody = "" if active_keys else ": nobody would be served"
-    return f"Requests without a key are refused with 401; {keys} would open the fleet{nobody}."
+    warning = "" if active_keys else ": no request would be served"
+    return f"Requests without a key are refused with 401; {keys} would open the fleet{warning}."
 
 
 _PURPOSE = "switchyard accepted work"

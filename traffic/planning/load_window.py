@@ -79,8 +79,8 @@ def service_time_s(samples: Sequence[Sample]) -> float:
     return sum(sample.in_service for sample in samples) / arrivals if arrivals > 0 else 0.0
 
 
-class Counted(Struct, frozen=True):
-    """The last word of an ingress on one pool: counters since its worker started, and the rates since the word before.
+class IngressCounters(Struct, frozen=True):
+    """The last report of an ingress on one pool: counters since its worker started, rates since the report before.
 
     `at` in seconds since 1970, rates per second over the last `over_s`, 0 at first; `spilled` maps another region to
     what was sent there.
@@ -95,15 +95,17 @@ class Counted(Struct, frozen=True):
     over_s: float = 0.0
 
 
-def count(before: Counted | None, telemetry: JsonObject, pool: str, at: float) -> Counted | None:
-    """What an ingress says of a pool now. Without a new word the old one stays; None: it never spoke of that pool."""
-    said = telemetry.get("pools", {}).get(pool)
-    if said is None or (before is not None and at <= before.at):
+def ingress_counters(
+    before: IngressCounters | None, telemetry: JsonObject, pool: str, at: float
+) -> IngressCounters | None:
+    """The counters of a pool now. Without a new report the old ones stay; None: the pool was never reported."""
+    row = telemetry.get("pools", {}).get(pool)
+    if row is None or (before is not None and at <= before.at):
         return before
-    now = Counted(at, telemetry.get("worker_pid", 0), said["requests_total"], said.get("spilled_to", {}))
+    now = IngressCounters(at, telemetry.get("worker_pid", 0), row["requests_total"], row.get("spilled_to", {}))
     if before is None:
         return now
-    return Counted(
+    return IngressCounters(
         now.at,
         now.worker,
         now.local,
@@ -114,7 +116,7 @@ def count(before: Counted | None, telemetry: JsonObject, pool: str, at: float) -
     )
 
 
-def arrivals_per_s(counted: Mapping[str, Iterable[Counted]]) -> dict[str, float]:
+def arrivals_per_s(counted: Mapping[str, Iterable[IngressCounters]]) -> dict[str, float]:
     """Region -> requests a second of its own applications. Reports come at different moments: never below 0."""
     found = {
         region: sum(one.local_per_s + sum(one.spilled_per_s.values()) for one in ingresses)
@@ -134,7 +136,7 @@ def in_service(telemetry: JsonObject, cells: Iterable[str]) -> float:
     return float(sum(there[cell].get("in_flight", 0) for cell in cells if cell in there))
 
 
-def _per_s(before: Counted, now: Counted, was: int, total: int) -> float:
+def _per_s(before: IngressCounters, now: IngressCounters, was: int, total: int) -> float:
     """A worker that started since counts from 0. A server that was taken out takes its count along: then it is 0."""
     more = total if now.worker != before.worker else max(0, total - was)
     return more / (now.at - before.at)

@@ -14,7 +14,7 @@ _SINK: Node = ("", "sink")
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class SinkCapacity:
     """How much a place takes at which cost per unit; a place may have several, to be filled in the order of cost."""
 
     units: int
@@ -24,7 +24,7 @@ class Room:
 def cheapest_flow(
     supply: Mapping[str, int],
     routes: Mapping[tuple[str, str], int],
-    rooms: Mapping[str, Iterable[Room]],
+    rooms: Mapping[str, Iterable[SinkCapacity]],
 ) -> dict[tuple[str, str], int]:
     """(origin, place) -> units sent. As much as fits is placed, and no other placing of as much costs less.
 

@@ -4,7 +4,7 @@ how full everybody is then, and what fits nowhere. Pure; it changes nothing and 
 from dataclasses import dataclass, replace
 from datetime import datetime
 
-from traffic.planning.autopilot import task_of
+from traffic.planning.autopilot import placement_problem
 from traffic.planning.demand_placement import place_demand
 from traffic.planning.matrix import Matrix, loads
 from traffic.planning.overrides import OverrideView, orders_for
@@ -34,7 +34,7 @@ class RegionEffect:
 
 
 @dataclass(frozen=True, slots=True)
-class Effect:
+class OverrideEffect:
     """What an order would do to one deployment. `unplaced`: requests at once that fit below no cap, by origin."""
 
     deployment: str
@@ -44,11 +44,11 @@ class Effect:
     over_cap: tuple[str, ...]
 
 
-def predict(view: TrafficView, order: OverrideView, now: datetime) -> Effect:
+def preview_override(view: TrafficView, order: OverrideView, now: datetime) -> OverrideEffect:
     """The deployment after `order` was carried out beside those that hold already."""
     # In the end the capacity of this moment counts, not the least of a minute.
     settled = replace(view, regions=tuple(replace(one, capacity=one.capacity_now) for one in view.regions))
-    task = task_of(settled, orders_for(view.deployment, (*view.overrides, order), now))
+    task = placement_problem(settled, orders_for(view.deployment, (*view.overrides, order), now))
     placed = place_demand(task)
     after = loads(placed.matrix, task.demand)
     regions = tuple(
@@ -58,4 +58,4 @@ def predict(view: TrafficView, order: OverrideView, now: datetime) -> Effect:
     over = tuple(
         one.region for one in regions if one.load_after > task.cap(one.region) * 1.001 and one.load_after > 0.01
     )
-    return Effect(view.deployment, placed.matrix, regions, dict(placed.unplaced), over)
+    return OverrideEffect(view.deployment, placed.matrix, regions, dict(placed.unplaced), over)

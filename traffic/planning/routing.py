@@ -78,15 +78,18 @@ def plan_pools(
     for cell in cells:
         if cell.state in ROUTED:
             by_pool[cell.deployment, cell.region].append(cell)
-    named = with_names_of_their_own(deployments)
-    gates = {gate.region: gate for gate in sorted(ingresses, key=lambda gate: (gate.region, gate.port), reverse=True)}
+    named = with_unshared_names(deployments)
+    addresses = {
+        ingress.region: ingress
+        for ingress in sorted(ingresses, key=lambda ingress: (ingress.region, ingress.port), reverse=True)
+    }
     return tuple(
-        _pool(deployment, region, by_pool, gates, (steerings or {}).get(deployment.name, UNSTEERED))
+        _pool(deployment, region, by_pool, addresses, (steerings or {}).get(deployment.name, UNSTEERED))
         for deployment in named
     )
 
 
-def with_names_of_their_own(deployments: Iterable[ServedDeployment]) -> list[ServedDeployment]:
+def with_unshared_names(deployments: Iterable[ServedDeployment]) -> list[ServedDeployment]:
     """In the order of their names, each with the model names that lead to it alone.
 
     Versions of one model share its name: that leads to the deployment that is called so, else to the first that has it.
@@ -103,14 +106,14 @@ def _pool(
     deployment: ServedDeployment,
     region: str,
     by_pool: Mapping[tuple[str, str], list[RoutableCell]],
-    gates: Mapping[str, IngressAddress],
+    addresses: Mapping[str, IngressAddress],
     steering: Steering,
 ) -> Pool:
     ready = {
         name: sum(cell.state == "ready" for cell in by_pool.get((deployment.name, name), ()))
-        for name in sorted({*gates, region})
+        for name in sorted({*addresses, region})
     }
-    others = [name for name in gates if name != region and ready[name] and steering.may_receive(region, name)]
+    others = [name for name in addresses if name != region and ready[name] and steering.may_receive(region, name)]
     others.sort(key=lambda name: (-ready[name], name))
     return Pool(
         name=deployment.name,
@@ -128,7 +131,9 @@ def _pool(
             )
             for cell in sorted(by_pool.get((deployment.name, region), ()), key=lambda cell: cell.id)
         ),
-        spill=tuple(SpillTarget(region=name, address=gates[name].address, port=gates[name].port) for name in others),
+        spill=tuple(
+            SpillTarget(region=name, address=addresses[name].address, port=addresses[name].port) for name in others
+        ),
         fractions=_fractions(region, ready, others, steering.matrix.get(region, {})),
         affinity=None if steering.policy.load_bound is None else Affinity(steering.policy.load_bound),
     )
@@ -136,8 +141,8 @@ def _pool(
 
 def plan_splits(deployments: Iterable[ServedDeployment], steerings: Mapping[str, Steering]) -> tuple[Split, ...]:
     """The names that several deployments answer, in a stable order. Shares of deployments that are gone fall to the
-    others; a split that leaves nobody is none."""
-    served = {deployment.name: deployment for deployment in with_names_of_their_own(deployments)}
+    others; a split without any left is none."""
+    served = {deployment.name: deployment for deployment in with_unshared_names(deployments)}
     splits = []
     for name in sorted(served):
         policy = steerings.get(name, UNSTEERED).policy
@@ -148,7 +153,7 @@ def plan_splits(deployments: Iterable[ServedDeployment], steerings: Mapping[str,
 
 
 def _fractions(region: str, ready: Mapping[str, int], others: list[str], row: Mapping[str, float]) -> dict[str, float]:
-    """Shares that sum to 1 (I12), or none while nobody can serve. What a region that cannot serve had, the rest get."""
+    """Shares that sum to 1 (I12), or none while no region can serve. The share of one that cannot goes to the rest."""
     there = {name: share for name, share in row.items() if name in others or (name == region and ready[region])}
     if any(share > 0 for share in there.values()):
         return whole_row(there, region)
@@ -190,7 +195,7 @@ def _pool_changes(name: str, old: Pool | None, new: Pool | None) -> list[str]:
     parts += [f"{cell} drains" for cell in now if now[cell].drain and not (cell in was and was[cell].drain)]
     parts += [f"{cell} restarted" for cell in now if cell in was and now[cell].generation != was[cell].generation]
     if old is None or old.fractions != new.fractions:
-        shares = ", ".join(f"{region} {share:.0%}" for region, share in new.fractions.items()) or "nobody can serve"
+        shares = ", ".join(f"{region} {share:.0%}" for region, share in new.fractions.items()) or "no region can serve"
         parts.append(f"{name} -> {shares}")
     if (old.affinity if old else None) != new.affinity:
         parts.append(f"{name} {'keeps prefixes together' if new.affinity else 'goes by fewest requests alone'}")

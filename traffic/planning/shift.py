@@ -30,15 +30,15 @@ class AutopilotSettings:
 @dataclass(frozen=True, slots=True)
 class RegionView:
     """A region that has an ingress. `demand` and capacities are requests at once, `share_lost` is of the last minute
-    (see `windows`). `heard_at`: the last report of its ingress that was silent longest; None: one never reported.
-    `starting`: it has no capacity yet, and nobody knows better; its ingress spills by itself until it has."""
+    (see `windows`). `reported_at`: the last report of its ingress that was silent longest; None: one never reported.
+    `starting`: it has no capacity yet, and nothing is known of it; its ingress spills by itself until it has."""
 
     name: str
     demand: float
     capacity: float
     capacity_now: float
     share_lost: float
-    heard_at: datetime | None
+    reported_at: datetime | None
     starting: bool = False
 
 
@@ -56,7 +56,7 @@ class TrafficView:
 
 
 class ShiftKind(StrEnum):
-    """Why requests move: there was no plan, an operator said so, a region cannot carry them, or it is better so."""
+    """Why requests move: there was no plan, an operator ordered it, a region cannot carry them, or it is better so."""
 
     FIRST = "first"
     ORDERED = "ordered"

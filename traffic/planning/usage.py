@@ -1,4 +1,4 @@
-"""From totals that sources tell again and again to what was used since the last look. Pure.
+"""From totals that sources report again and again to what was used since the last count. Pure.
 
 A source counts from 0 in each of its lives: a worker of HAProxy, a cell proxy. What it counts in a new life is all new.
 """
@@ -14,9 +14,9 @@ Totals = Mapping[str, int]
 KEY, TENANT = "key:", "tenant:"
 """What subjects begin with."""
 INGRESS_FIELDS = ("requests", "limited", "errors")
-"""In the order in which an ingress tells them of a key."""
+"""In the order in which an ingress reports them for a key."""
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}|" + re.escape(OTHER_TENANTS))
-"""Nodes are believed what they count, and not every name."""
+"""Counts of nodes are trusted; names are checked."""
 MOST = 2**53
 """No total that is meant is as large; it keeps one that is not from breaking the sums of others."""
 CELL_FIELDS = {
@@ -24,12 +24,12 @@ CELL_FIELDS = {
     "prompt_tokens_total": "prompt_tokens",
     "completion_tokens_total": "completion_tokens",
 }
-"""What a cell proxy tells of a tenant -> what it is here."""
+"""What a cell proxy reports of a tenant -> what it is here."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """Totals of one subject as a source told them in one of its lives."""
+class SourceTotals:
+    """Totals of one subject as a source reported them in one of its lives."""
 
     source: str
     subject: str
@@ -46,14 +46,14 @@ class UsagePlan:
     """`used`: subject -> what is new; `marks`: the totals to remember, of those that changed."""
 
     used: Mapping[str, Totals] = field(default_factory=dict)
-    marks: tuple[Told, ...] = ()
+    marks: tuple[SourceTotals, ...] = ()
 
 
-def plan_usage(told: Iterable[Told], marks: Mapping[tuple[str, str], Told]) -> UsagePlan:
-    """What is new in `told`, beside the totals remembered by source and subject."""
+def plan_usage(reported: Iterable[SourceTotals], marks: Mapping[tuple[str, str], SourceTotals]) -> UsagePlan:
+    """What is new in `reported`, beside the totals remembered by source and subject."""
     used: dict[str, dict[str, int]] = {}
     changed = []
-    for now in told:
+    for now in reported:
         before = marks.get(now.place)
         if before is not None and (before.since, before.totals) == (now.since, now.totals):
             continue
@@ -64,32 +64,32 @@ def plan_usage(told: Iterable[Told], marks: Mapping[tuple[str, str], Told]) -> U
     return UsagePlan({subject: counts for subject, counts in used.items() if any(counts.values())}, tuple(changed))
 
 
-def _new(before: Told | None, now: Told) -> dict[str, int]:
+def _new(before: SourceTotals | None, now: SourceTotals) -> dict[str, int]:
     known = before.totals if before is not None and before.since == now.since else {}
     # A total that went back within one life is no use at all, rather than a second time.
     return {name: max(0, total - known.get(name, 0)) for name, total in now.totals.items()}
 
 
-def told_by_ingress(ingress: str, telemetry: JsonObject) -> list[Told]:
+def totals_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
     """What the telemetry of an ingress says of keys; nothing if it is not in the form of its agent."""
     keys = telemetry.get("keys")
     if not (isinstance(keys, dict) and isinstance(keys.get("since"), str) and isinstance(keys.get("totals"), dict)):
         return []
     source, since = f"ingress:{ingress}", keys["since"][:40]
     return [
-        Told(source, f"{KEY}{prefix}"[:80], since, dict(zip(INGRESS_FIELDS, counts, strict=True)))
+        SourceTotals(source, f"{KEY}{prefix}"[:80], since, dict(zip(INGRESS_FIELDS, counts, strict=True)))
         for prefix, counts in keys["totals"].items()
         if _are_counts(counts)
     ]
 
 
-def told_by_cell(node: str, load: JsonObject | None) -> list[Told]:
+def totals_of_cell(node: str, load: JsonObject | None) -> list[SourceTotals]:
     """What the load of a leader says of tenants."""
     tenants = (load or {}).get("tenants")
     if not isinstance(tenants, dict):
         return []
     return [
-        Told(
+        SourceTotals(
             f"cell:{node}",
             f"{TENANT}{tenant}",
             str(row["since"])[:40],

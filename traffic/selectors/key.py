@@ -21,7 +21,7 @@ USAGE_SHOWN = timedelta(hours=24)
 
 
 def key_policy() -> KeyPolicy:
-    """Whether keys are required; as it comes, if nobody has said anything yet."""
+    """Whether keys are required; the defaults before the first change."""
     return KeyPolicy.objects.first() or KeyPolicy()
 
 
@@ -30,7 +30,7 @@ def key_standing() -> KeyStanding:
     return KeyStanding(policy.version, policy.required) if policy else KeyStanding()
 
 
-def keys_to_tell() -> tuple[ApiKey, ...]:
+def keys_for_ingresses() -> tuple[ApiKey, ...]:
     """The keys that ingresses must know now; thousands are loaded only when one of them has changed.
 
     They may be newer than the table that they go with, which is right, too: they never have what was revoked before it.
@@ -57,7 +57,7 @@ def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
 def ingresses_with_keys() -> QuerySet[Ingress]:
     """Ingresses with the `version` of keys that each enforces and the one it should.
 
-    One that said nothing yet, or whose table is so old that it is no longer kept, counts as knowing of no change: it
+    One that never reported, or whose table is so old that it is no longer kept, counts as knowing of no change: it
     may be serving all the same.
     """
     in_force = RoutingTable.objects.filter(region_id=OuterRef("region_id"), revision=OuterRef("report__revision"))
@@ -86,7 +86,7 @@ def ingresses_waited_for(version: int) -> tuple[str, ...]:
 
 
 def keys_described(now: datetime) -> QuerySet[ApplicationKey]:
-    """Keys with what each asked in the hours since `now` less `USAGE_SHOWN`: `requests_24h`, `limited_24h`,
+    """Keys with what each requested in the hours since `now` less `USAGE_SHOWN`: `requests_24h`, `limited_24h`,
     `errors_24h`."""
     hours = UsageHour.objects.filter(key=OuterRef("prefix"), hour__gte=now - USAGE_SHOWN).order_by().values("key")
     used = {

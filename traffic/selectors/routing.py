@@ -13,7 +13,7 @@ from traffic.models import Ingress, IngressReport, RoutingTable
 from traffic.planning.ingress import FollowingIngress, TableInForce
 from traffic.planning.key import shared_keys
 from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment
-from traffic.selectors.key import KEY_RING, keys_to_tell
+from traffic.selectors.key import KEY_RING, keys_for_ingresses
 
 
 def routable_cells() -> list[RoutableCell]:
@@ -71,15 +71,15 @@ def table_message(table: RoutingTable) -> TableMessage:
     )
 
 
-def told_table(table: RoutingTable) -> TableMessage:
-    """A stored table as its ingresses are told it: with the keys that go with it, and the secrets if there are other
+def table_for_ingresses(table: RoutingTable) -> TableMessage:
+    """A stored table as its ingresses get it: with the keys that go with it, and the secrets if there are other
     regions: proving hops costs every request something."""
     has_regions = Ingress.objects.values("region").distinct().count() > 1
     message = msgspec.structs.replace(table_message(table), hop_secrets=hop_secrets() if has_regions else ())
     ring = table.body.get(KEY_RING)
     if not ring:
         return message
-    keys = shared_keys(keys_to_tell(), ring["ingresses"])
+    keys = shared_keys(keys_for_ingresses(), ring["ingresses"])
     return msgspec.structs.replace(message, keys=keys, keys_required=ring["required"])
 
 
@@ -114,7 +114,7 @@ def table_by_reference(tables: QuerySet[RoutingTable], reference: str) -> Routin
 
 SALT = "switchyard.traffic.hops"
 MAX_SECRETS = 2
-"""What an ingress believes: the secret in use and the one before."""
+"""What an ingress accepts: the secret in use and the one before."""
 
 
 def hop_secrets() -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from traffic.planning.load_window import (
     service_time_s,
     share_lost,
 )
-from traffic.planning.override_preview import Effect, predict
+from traffic.planning.override_preview import OverrideEffect, preview_override
 from traffic.planning.overrides import EvacuationMode, OverrideKind, OverrideView, orders_for
 from traffic.planning.region_latency import latencies_ms
 from traffic.planning.routing import Steering
@@ -80,7 +80,7 @@ def traffic_policies() -> dict[str, TrafficPolicy]:
 
 
 def overrides_in_force(now: datetime) -> tuple[OverrideView, ...]:
-    """Orders that nobody has ended and whose time has not come."""
+    """Orders not ended and not expired."""
     return tuple(override_view(row) for row in active_overrides(now))
 
 
@@ -124,7 +124,7 @@ def traffic_views(now: datetime, deployment: str = "") -> dict[str, tuple[Traffi
     for window in TrafficWindow.objects.filter(region__in=list(words)):
         windows[window.deployment_id][window.region_id] = samples_of(window)
     latency = latencies_ms(words, settings.REGION_LATENCY_MS)
-    heard = {region: _heard(ingresses) for region, ingresses in words.items()}
+    reported = {region: _oldest_report(ingresses) for region, ingresses in words.items()}
     found = {}
     for name in Deployment.objects.filter(only).values_list("name", flat=True):
         row = rows.get(name) or TrafficMatrix(deployment_id=name)
@@ -132,7 +132,7 @@ def traffic_views(now: datetime, deployment: str = "") -> dict[str, tuple[Traffi
             row,
             TrafficView(
                 deployment=name,
-                regions=_region_views(windows[name], heard, now),
+                regions=_region_views(windows[name], reported, now),
                 in_force=row.shares,
                 moved_at=row.moved_at,
                 policy=policies.get(name, TrafficPolicy()),
@@ -147,14 +147,14 @@ def samples_of(window: TrafficWindow) -> tuple[Sample, ...]:
     return tuple(Sample(*numbers) for numbers in window.samples)
 
 
-def _heard(ingresses: list[IngressWord]) -> datetime | None:
-    """The last word of the one that has been silent longest."""
+def _oldest_report(ingresses: list[IngressWord]) -> datetime | None:
+    """The last report of the ingress that has been silent longest."""
     seen = [ingress.seen_at for ingress in ingresses]
     return min((moment for moment in seen if moment is not None), default=None) if None not in seen else None
 
 
 def _region_views(
-    windows: dict[str, tuple[Sample, ...]], heard: dict[str, datetime | None], now: datetime
+    windows: dict[str, tuple[Sample, ...]], reported: dict[str, datetime | None], now: datetime
 ) -> tuple[RegionView, ...]:
     request_s = service_time_s([sample for samples in windows.values() for sample in samples])
     at = now.timestamp()
@@ -165,15 +165,15 @@ def _region_views(
             capacity=capacity_to_count_on(windows.get(region, ()), at),
             capacity_now=windows[region][-1].capacity if windows.get(region) else 0.0,
             share_lost=share_lost(windows.get(region, ()), at),
-            heard_at=seen,
+            reported_at=seen,
             starting=is_starting(windows.get(region, ()), at),
         )
-        for region, seen in sorted(heard.items())
+        for region, seen in sorted(reported.items())
     )
 
 
-def effects_of(order: TrafficOverride, now: datetime) -> tuple[Effect, ...]:
+def override_effects(order: TrafficOverride, now: datetime) -> tuple[OverrideEffect, ...]:
     """By name of the deployment. `order` need not be stored; it counts as the youngest."""
-    asked = replace(override_view(order), id=sys.maxsize)
+    order_view = replace(override_view(order), id=sys.maxsize)
     views = traffic_views(now, order.deployment_id or "")
-    return tuple(predict(view, asked, now) for _, (_, view) in sorted(views.items()))
+    return tuple(preview_override(view, order_view, now) for _, (_, view) in sorted(views.items()))

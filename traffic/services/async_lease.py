@@ -10,7 +10,7 @@ from django.db import connection
 from django.db.models import Q, QuerySet
 
 from traffic.models import AsyncRequest
-from traffic.planning.async_request import AsyncSettings, AsyncState, Received, Verdict, judge
+from traffic.planning.async_request import AsyncSettings, AsyncState, AttemptResponse, Verdict, judge
 from traffic.services.async_request import async_request_end
 
 MAX_AT_ONCE = 100
@@ -47,7 +47,7 @@ RETURNING request.id, request.tenant, request.region_id, request.path, request.m
 
 
 @dataclass(frozen=True, slots=True)
-class Leased:
+class LeasedRequest:
     """A request that is ours to send until its lease ends. `attempts` is the number of this attempt, and its fence."""
 
     id: str
@@ -67,7 +67,9 @@ class Leased:
         return f"{self.region} {self.model}"
 
 
-def async_requests_claim(*, count: int, full: Collection[str], now: datetime, settings: AsyncSettings) -> list[Leased]:
+def async_requests_claim(
+    *, count: int, full: Collection[str], now: datetime, settings: AsyncSettings
+) -> list[LeasedRequest]:
     """Lease at most `count` requests that are due, or whose sender is gone, to none of the `full` targets."""
     arguments: dict[str, Any] = {
         "now": now,
@@ -81,24 +83,24 @@ def async_requests_claim(*, count: int, full: Collection[str], now: datetime, se
         return [_leased(*columns) for columns in cursor.fetchall()]
 
 
-def _leased(*columns: Any) -> Leased:
+def _leased(*columns: Any) -> LeasedRequest:
     id, tenant, region, path, model, serving_class, body, *rest = columns
-    return Leased(id, tenant, region, path, model, serving_class, bytes(body), *rest)
+    return LeasedRequest(id, tenant, region, path, model, serving_class, bytes(body), *rest)
 
 
-def async_leases_renew(*, leased: Iterable[Leased], now: datetime, settings: AsyncSettings) -> set[str]:
-    """Renew the leases that are still ours. Returns the ids of those; the others have ended or are somebody else's."""
+def async_leases_renew(*, leased: Iterable[LeasedRequest], now: datetime, settings: AsyncSettings) -> set[str]:
+    """Renew the leases that are still ours. Returns the ids of those; the others ended or were taken over."""
     until = now + timedelta(seconds=settings.lease_s)
     return {each.id for each in leased if _ours(each).update(leased_until=until)}
 
 
-def async_lease_release(*, leased: Leased, now: datetime) -> bool:
+def async_lease_release(*, leased: LeasedRequest, now: datetime) -> bool:
     """Give back what was not finished, so that another sender may take it at once."""
     return _ours(leased).update(state=AsyncState.QUEUED.value, leased_until=None, due_at=now) > 0
 
 
 def async_attempt_settle(
-    *, leased: Leased, received: Received, now: datetime, settings: AsyncSettings
+    *, leased: LeasedRequest, received: AttemptResponse, now: datetime, settings: AsyncSettings
 ) -> Verdict | None:
     """Note what an attempt brought. Returns what it means, or None if the request was not ours any more."""
     verdict = judge(
@@ -124,14 +126,14 @@ def async_attempt_settle(
 
 
 def async_requests_expire(*, now: datetime) -> int:
-    """End what nobody is sending and whose deadline has passed. Returns how many, at most `MAX_AT_ONCE`."""
-    nobodys = Q(state=AsyncState.QUEUED.value) | Q(state=AsyncState.SENDING.value, leased_until__lte=now)
-    late = AsyncRequest.objects.filter(nobodys, ended_at=None, deadline_at__lte=now)
+    """End what no sender holds and whose deadline has passed. Returns how many, at most `MAX_AT_ONCE`."""
+    unleased = Q(state=AsyncState.QUEUED.value) | Q(state=AsyncState.SENDING.value, leased_until__lte=now)
+    late = AsyncRequest.objects.filter(unleased, ended_at=None, deadline_at__lte=now)
     ids = list(late.order_by("deadline_at").values_list("id", flat=True)[:MAX_AT_ONCE])
     reason = "the deadline passed before it could be answered"
     ended = [async_request_end(late.filter(id=each), state=AsyncState.EXPIRED, now=now, reason=reason) for each in ids]
     return sum(request is not None for request in ended)
 
 
-def _ours(leased: Leased) -> "QuerySet[AsyncRequest]":
+def _ours(leased: LeasedRequest) -> "QuerySet[AsyncRequest]":
     return AsyncRequest.objects.filter(id=leased.id, state=AsyncState.SENDING.value, attempts=leased.attempts)

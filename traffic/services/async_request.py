@@ -1,5 +1,5 @@
-"""Accepts, cancels and ends near-real-time requests. What is accepted is in the database before anybody hears of it,
-and each request ends once: whoever ends it says from which state, and only the first is heard."""
+"""Accepts, cancels and ends near-real-time requests. What is accepted is in the database before the response is
+sent, and each request ends once: an end names the state that it starts from, and only the first one counts."""
 
 import hashlib
 import json
@@ -30,7 +30,7 @@ from traffic.selectors.async_request import (
 MAX_IDEMPOTENCY_LETTERS = 128
 MAX_URL_LETTERS = 500
 ENDED_EVENT = "async.ended"
-"""What the address that came with a request is told."""
+"""The event sent to the callback URL of a request."""
 
 
 class AsyncRefused(Refusal):
@@ -42,7 +42,7 @@ class AsyncRefused(Refusal):
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AsyncSubmission:
     """What an application sent. Everything but `path` and `body` comes from headers; None: not given."""
 
     path: str
@@ -54,7 +54,7 @@ class Asked:
 
 
 def async_request_accept(
-    *, application: Application, asked: Asked, now: datetime, settings: AsyncSettings | None = None
+    *, application: Application, submission: AsyncSubmission, now: datetime, settings: AsyncSettings | None = None
 ) -> tuple[AsyncRequest, bool]:
     """Accept a request. Returns it, and whether it is new: the same idempotency key finds the same request.
 
@@ -62,20 +62,26 @@ def async_request_accept(
         AsyncRefused: it is not accepted.
     """
     chosen = settings or AsyncSettings()
-    model = _checked_model(asked.body, chosen)
-    columns = {**_checked_headers(asked, now, chosen), **_place(application, asked, model)}
-    digest = hashlib.sha256(asked.path.encode() + b"\0" + asked.body).hexdigest()
-    if asked.idempotency_key and (earlier := _earlier(application, asked.idempotency_key, digest)):
+    model = _checked_model(submission.body, chosen)
+    columns = {**_checked_headers(submission, now, chosen), **_place(application, submission, model)}
+    digest = hashlib.sha256(submission.path.encode() + b"\0" + submission.body).hexdigest()
+    if submission.idempotency_key and (earlier := _earlier(application, submission.idempotency_key, digest)):
         return earlier, False
     _check_quotas(application, now, chosen)
-    columns |= {"tenant": application.tenant, "path": asked.path, "model": model, "body": asked.body, "digest": digest}
+    columns |= {
+        "tenant": application.tenant,
+        "path": submission.path,
+        "model": model,
+        "body": submission.body,
+        "digest": digest,
+    }
     columns |= {"key": application.key, "max_concurrent": application.max_concurrent, "created_at": now, "due_at": now}
-    if not asked.idempotency_key:
+    if not submission.idempotency_key:
         return AsyncRequest.objects.create(**columns), True
     unique = {"tenant": columns.pop("tenant"), "idempotency_key": columns.pop("idempotency_key")}
     request, created = AsyncRequest.objects.get_or_create(**unique, defaults=columns)
     if not created and request.digest != digest:
-        raise _other_request(asked.idempotency_key)
+        raise _other_request(submission.idempotency_key)
     return request, created
 
 
@@ -89,8 +95,8 @@ def async_request_cancel(*, application: Application, request_id: str, now: date
 def async_request_end(
     rows: "QuerySet[AsyncRequest]", *, state: AsyncState, now: datetime, **columns: Any
 ) -> AsyncRequest | None:
-    """End the one request that `rows` selects, by id and the state that it must be in, and tell who wants to know, in
-    one transaction. Returns it, or None if it is not in that state any more."""
+    """End the one request that `rows` selects, by id and the state that it must be in, and notify its
+    callback URL, in one transaction. Returns it, or None if it is not in that state any more."""
     with transaction.atomic():
         request = rows.select_for_update().first()
         if request is None:
@@ -125,29 +131,29 @@ def _checked_model(body: bytes, settings: AsyncSettings) -> str:
     if len(body) > settings.max_body_bytes:
         raise AsyncRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
     try:
-        asked = json.loads(body)
+        payload = json.loads(body)
     except (ValueError, RecursionError) as error:
         raise AsyncRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
-    if not isinstance(asked, dict):
+    if not isinstance(payload, dict):
         raise AsyncRefused(400, "invalid_json", "the request body must be a JSON object")
-    model = asked.get("model")
+    model = payload.get("model")
     if not isinstance(model, str) or not model:
         raise AsyncRefused(400, "missing_required_parameter", "the field `model` must name a model", "model")
-    if asked.get("stream"):
-        raise AsyncRefused(400, "invalid_value", "nobody is there to stream to: leave out `stream`", "stream")
+    if payload.get("stream"):
+        raise AsyncRefused(400, "invalid_value", "a near-real-time request cannot stream: leave out `stream`", "stream")
     return model
 
 
-def _checked_headers(asked: Asked, now: datetime, settings: AsyncSettings) -> dict[str, Any]:
+def _checked_headers(submission: AsyncSubmission, now: datetime, settings: AsyncSettings) -> dict[str, Any]:
     try:
-        limit_s = limit_of(asked.limit_ms, settings)
+        limit_s = limit_of(submission.limit_ms, settings)
     except ValueError as error:
         raise AsyncRefused(400, "bad_header", f"X-Switchyard-Deadline-Ms {error}") from error
-    key = asked.idempotency_key or ""
+    key = submission.idempotency_key or ""
     if len(key) > MAX_IDEMPOTENCY_LETTERS or not key.isprintable():
         raise AsyncRefused(400, "bad_header", f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_LETTERS} letters")
     columns = {"deadline_at": now + timedelta(seconds=limit_s), "idempotency_key": key}
-    return columns | (_checked_callback(asked.callback_url) if asked.callback_url else {})
+    return columns | (_checked_callback(submission.callback_url) if submission.callback_url else {})
 
 
 def _checked_callback(url: str) -> dict[str, str]:
@@ -161,8 +167,8 @@ def _checked_callback(url: str) -> dict[str, str]:
     return {"callback_url": url, "callback_secret": new_callback_secret()}
 
 
-def _place(application: Application, asked: Asked, model: str) -> dict[str, str]:
-    region = serving_region(asked.region)
+def _place(application: Application, submission: AsyncSubmission, model: str) -> dict[str, str]:
+    region = serving_region(submission.region)
     deployments = deployments_of_model(region, model) if region else None
     if region is None or deployments is None:
         raise AsyncRefused(503, "no_routing_table", "no region serves yet; try again shortly")

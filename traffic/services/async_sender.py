@@ -15,11 +15,11 @@ from django.db import DatabaseError, close_old_connections, connections
 
 from kernel import clock
 from kernel.metrics import ASYNC_ATTEMPTS
-from traffic.planning.async_request import AsyncSettings, AsyncState, Received, Window
+from traffic.planning.async_request import AsyncSettings, AsyncState, AttemptResponse, Window
 from traffic.planning.key import internal_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region
 from traffic.services.async_lease import (
-    Leased,
+    LeasedRequest,
     async_attempt_settle,
     async_lease_release,
     async_leases_renew,
@@ -44,13 +44,13 @@ class AsyncSender:
     def __init__(self, settings: AsyncSettings | None = None, now: Callable[[], datetime] = clock.now) -> None:
         self._settings = settings or AsyncSettings()
         self._now = now
-        self._running: dict[Leased, asyncio.Task[None]] = {}
+        self._running: dict[LeasedRequest, asyncio.Task[None]] = {}
         self._windows: dict[str, Window] = {}
         self._addresses: Addresses = {}
         self._renewed_at = 0.0
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Send until told to stop; then give back what is not finished."""
+        """Send until `stopping` is set; then give back what is not finished."""
         while not stopping.is_set():
             pause_s = self._settings.poll_s
             try:
@@ -94,7 +94,7 @@ class AsyncSender:
             await _in_thread(partial(async_lease_release, leased=leased, now=self._now()))
         await _in_thread(connections.close_all)
 
-    def _prepare(self, free: int, now: datetime) -> list[Leased]:
+    def _prepare(self, free: int, now: datetime) -> list[LeasedRequest]:
         async_requests_expire(now=now)
         if free <= 0:
             return []
@@ -115,10 +115,10 @@ class AsyncSender:
             if leased.id not in ours and task is not None:
                 task.cancel()
 
-    async def _send(self, leased: Leased, window: Window) -> None:
-        received = Received(None, sent=False, reason="the sender was stopped")
+    async def _send(self, leased: LeasedRequest, window: Window) -> None:
+        received = AttemptResponse(None, sent=False, reason="the sender was stopped")
         try:
-            received = await self._ask(leased)
+            received = await self._attempt(leased)
         finally:
             window.ended(received)
             ASYNC_ATTEMPTS.labels(_outcome(received)).inc()
@@ -127,10 +127,10 @@ class AsyncSender:
         if verdict is not None and verdict.state is not AsyncState.DONE:
             log.info("async request %s is %s: %s", leased.id, verdict.state, verdict.reason)
 
-    async def _ask(self, leased: Leased) -> Received:
+    async def _attempt(self, leased: LeasedRequest) -> AttemptResponse:
         addresses = self._addresses.get(leased.region, [])
         if not addresses:
-            return Received(None, sent=False, reason=f"region {leased.region} has no ingress")
+            return AttemptResponse(None, sent=False, reason=f"region {leased.region} has no ingress")
         left_s = (leased.deadline_at - self._now()).total_seconds()
         headers = {
             "X-Switchyard-Class": leased.serving_class,
@@ -148,17 +148,17 @@ class AsyncSender:
             max_bytes=self._settings.max_answer_bytes,
         )
 
-    def _window(self, leased: Leased) -> Window:
+    def _window(self, leased: LeasedRequest) -> Window:
         return self._windows.setdefault(leased.target, Window())
 
-    def _ended(self, leased: Leased, task: "asyncio.Task[None]") -> None:
+    def _ended(self, leased: LeasedRequest, task: "asyncio.Task[None]") -> None:
         del self._running[leased]
         if not task.cancelled() and (error := task.exception()) is not None:
             # Its lease ends by itself, and then it is tried again.
             log.error("async request %s could not be settled", leased.id, exc_info=error)
 
 
-def _outcome(received: Received) -> str:
+def _outcome(received: AttemptResponse) -> str:
     """In one word, for metrics."""
     if received.status is None:
         return "unanswered"

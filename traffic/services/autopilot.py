@@ -14,7 +14,7 @@ from kernel.events import event_record
 from kernel.leases import lease_release, lease_take, this_holder
 from kernel.tones import Tone
 from traffic.models import TrafficMatrix, TrafficShift
-from traffic.planning.autopilot import plan_shift, task_of
+from traffic.planning.autopilot import placement_problem, plan_shift
 from traffic.planning.demand_placement import place_demand
 from traffic.planning.matrix import Matrix, loads
 from traffic.planning.overrides import orders_for
@@ -120,7 +120,7 @@ def _record(revision: int, shift: ShiftTraffic, now: datetime) -> None:
 
 def figures_of(view: TrafficView, matrix: Matrix, now: datetime) -> dict[str, Any]:
     """What was seen and is expected, in requests at once: by region, and what of the demand fits below no cap."""
-    task = task_of(view, orders_for(view.deployment, view.overrides, now))
+    task = placement_problem(view, orders_for(view.deployment, view.overrides, now))
     carried = loads(matrix, task.demand)
     regions = {
         one.name: {

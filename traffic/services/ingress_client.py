@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import httpx
 
-from traffic.planning.async_request import Received
+from traffic.planning.async_request import AttemptResponse
 
 CONNECT_LIMIT_S = 3.0
 T = TypeVar("T")
@@ -42,18 +42,18 @@ class StreamBroken(Exception):
 
 async def ingress_post(
     address: tuple[str, int], path: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, max_bytes: int
-) -> Received:
+) -> AttemptResponse:
     """POST a JSON body and wait for the whole response. Never raises for what the other side does."""
     try:
         async with asyncio.timeout(limit_s), _client(min(CONNECT_LIMIT_S, limit_s)) as client:
             response = await client.send(_post(address, path, body, headers), stream=True)
             return await _whole(response, max_bytes)
     except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        return Received(None, sent=False, reason=_unreachable(address, error))
+        return AttemptResponse(None, sent=False, reason=_unreachable(address, error))
     except TimeoutError:
-        return Received(None, reason=f"no whole answer within {limit_s:.3g} s")
+        return AttemptResponse(None, reason=f"no whole answer within {limit_s:.3g} s")
     except httpx.TransportError as error:
-        return Received(None, reason=_broken(error))
+        return AttemptResponse(None, reason=_broken(error))
 
 
 async def ingress_stream(
@@ -76,15 +76,15 @@ async def ingress_stream(
         raise StreamBroken(_broken(error)) from None
 
 
-async def _whole(response: httpx.Response, max_bytes: int) -> Received:
+async def _whole(response: httpx.Response, max_bytes: int) -> AttemptResponse:
     body = bytearray()
     async for piece in response.aiter_raw():
         body += piece
         if len(body) > max_bytes:
-            return Received(None, reason=f"the answer is longer than {max_bytes} bytes")
+            return AttemptResponse(None, reason=f"the answer is longer than {max_bytes} bytes")
     retry_after = response.headers.get("retry-after", "")
     retry_after_s = float(retry_after[:6]) if retry_after.isascii() and retry_after.isdigit() else None
-    return Received(response.status_code, bytes(body), retry_after_s=retry_after_s)
+    return AttemptResponse(response.status_code, bytes(body), retry_after_s=retry_after_s)
 
 
 async def _parts(

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class IngressRow(msgspec.Struct, frozen=True):
-    """The latest word of one ingress agent."""
+    """The latest report of one ingress agent."""
 
     ingress: str
     connection: str

@@ -1,4 +1,4 @@
-"""Creates, changes, rotates and revokes application keys, each with its event, and has the ingresses told at once.
+"""Creates, changes, rotates and revokes application keys, each with its event, published to the ingresses at once.
 
 Every change takes the one row of `KeyPolicy`, so versions of the keys follow one another. The text of a key is returned
 once and never stored.
@@ -29,13 +29,13 @@ ROTATION_GRACE = timedelta(hours=24)
 
 
 EXPIRED_TOLD = timedelta(days=30)
-"""How long applications are told that a key has expired; then it is unknown, and every table is shorter."""
+"""How long a key is refused as expired; then it is unknown, and every table is shorter."""
 RETIRED_AT_ONCE = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key and its text, which nobody can ever read again."""
+    """A key and its text, which cannot be read again."""
 
     key: ApplicationKey
     text: str
@@ -105,8 +105,8 @@ def key_rotate(*, prefix: str, actor: str, now: datetime, grace: timedelta = ROT
     ends_at = now + grace
     old.expires_at = min(ends_at, old.expires_at) if old.expires_at else ends_at
     old.save(update_fields=["expires_at"])
-    words = f"rotated: sw_{new.key.prefix} takes its place, and it expires at {old.expires_at:%Y-%m-%d %H:%M} UTC"
-    _changed(policy, old, words, Tone.MOVING, actor, now)
+    change = f"rotated: sw_{new.key.prefix} takes its place, and it expires at {old.expires_at:%Y-%m-%d %H:%M} UTC"
+    _changed(policy, old, change, Tone.MOVING, actor, now)
     return new
 
 
@@ -127,16 +127,16 @@ def key_revoke(*, prefix: str, actor: str, now: datetime, why: str = "") -> Appl
 
 @transaction.atomic
 def keys_require(*, required: bool, actor: str, now: datetime, why: str = "") -> KeyPolicy:
-    """Serve nobody without a key, or again everybody. Asking for what is so already changes nothing."""
+    """Require a key of every request, or no longer. Repeating it changes nothing."""
     policy = _lock_policy()
     if policy.required == required:
         return policy
     policy.required, policy.actor, policy.changed_at = required, actor, now
     _next_version(policy)
-    words = "requests without a key are refused" if required else "requests without a key are served"
+    change = "requests without a key are refused" if required else "requests without a key are served"
     event_record(
         kind="keys.required" if required else "keys.not_required",
-        message=f"from now on {words}, asked by {actor}{f': {why}' if why else ''}",
+        message=f"from now on {change}, asked by {actor}{f': {why}' if why else ''}",
         tone=Tone.MOVING,
         now=now,
         actor=actor,
@@ -145,7 +145,7 @@ def keys_require(*, required: bool, actor: str, now: datetime, why: str = "") ->
 
 
 def keys_retire(*, now: datetime) -> list[str]:
-    """Revoke keys that expired so long ago that nobody needs to hear it from an ingress. Returns their prefixes."""
+    """Revoke keys that expired so long ago that ingresses need not name the reason. Returns their prefixes."""
     ended = ApplicationKey.objects.filter(revoked_at=None, expires_at__lt=now - EXPIRED_TOLD)
     prefixes = list(ended.order_by("id").values_list("prefix", flat=True)[:RETIRED_AT_ONCE])
     for prefix in prefixes:

@@ -13,7 +13,7 @@ KEYS = 1000
 HOURS = 48
 TABLES = 20
 REPORT_IN = timedelta(hours=1)
-"""Reports are of a time to come, so that they stay fresh while somebody measures."""
+"""Reports are of a time to come, so that they stay fresh during the measurement."""
 
 
 def load_test_traffic_seed(*, now: datetime) -> None:

@@ -11,7 +11,7 @@ import msgspec
 
 from fleet.models import Deployment
 from traffic.models import TrafficWindow
-from traffic.planning.load_window import Counted, Sample, arrivals_per_s, count, in_service, kept
+from traffic.planning.load_window import IngressCounters, Sample, arrivals_per_s, in_service, ingress_counters, kept
 from traffic.planning.traffic_policy import TrafficPolicy
 from traffic.selectors.steering import (
     UP,
@@ -58,14 +58,14 @@ def _count(there: dict[str, TrafficWindow], words: Words, deployment: str) -> No
         before, counted = _counted(window), {}
         for word in words[region]:
             if word.seen_at is not None:
-                said = count(before.get(word.id), word.telemetry, deployment, word.seen_at.timestamp())
+                said = ingress_counters(before.get(word.id), word.telemetry, deployment, word.seen_at.timestamp())
                 if said is not None:
                     counted[word.id] = msgspec.to_builtins(said)
         window.counters = counted
 
 
-def _counted(window: TrafficWindow) -> dict[str, Counted]:
-    return msgspec.convert(window.counters, dict[str, Counted])
+def _counted(window: TrafficWindow) -> dict[str, IngressCounters]:
+    return msgspec.convert(window.counters, dict[str, IngressCounters])
 
 
 def _sample(

@@ -105,8 +105,8 @@ def shares_order(*, deployment: str, origin: str, shares: Mapping[str, float], t
     policy = traffic_policies().get(deployment)
     barred = [region for region in shares if shares[region] > 0 and policy and not policy.may_serve(origin, region)]
     if barred:
-        said = f"residency keeps requests of {origin} out of {', '.join(barred)}"
-        raise InvalidInput(field="shares", rule="residency", message=said)
+        message = f"residency keeps requests of {origin} out of {', '.join(barred)}"
+        raise InvalidInput(field="shares", rule="residency", message=message)
     return _order(OverrideKind.SHARES, deployment, origin, terms, shares=whole_row(shares, origin))
 
 
@@ -133,8 +133,8 @@ def _order(
     if not terms.why.strip():
         raise InvalidInput(field="why", rule="required", message="say why, for those who find the order in force")
     if not SHORTEST_S <= terms.duration_s <= LONGEST_S:
-        said = f"it should last {terms.duration_s} s; an order lasts from {SHORTEST_S} to {LONGEST_S} s"
-        raise InvalidInput(field="duration_s", rule="range", message=said)
+        message = f"it should last {terms.duration_s} s; an order lasts from {SHORTEST_S} to {LONGEST_S} s"
+        raise InvalidInput(field="duration_s", rule="range", message=message)
     return TrafficOverride(
         kind=kind.value,
         deployment_id=deployment or None,
@@ -172,10 +172,10 @@ def _end(order: TrafficOverride, reason: str, actor: str, now: datetime) -> bool
     return True
 
 
-def _event(order: TrafficOverride, what: str, words: str, actor: str, now: datetime) -> None:
+def _event(order: TrafficOverride, what: str, detail: str, actor: str, now: datetime) -> None:
     event_record(
         kind=f"traffic.{order.kind}.{what}",
-        message=f"{describe_order(order)} {what}, {words}",
+        message=f"{describe_order(order)} {what}, {detail}",
         now=now,
         actor=actor,
         region=order.region_id,
@@ -187,7 +187,7 @@ def _event(order: TrafficOverride, what: str, words: str, actor: str, now: datet
 
 
 def describe_order(order: TrafficOverride) -> str:
-    """An order in a few words, as timelines name it."""
+    """An order in short, as timelines name it."""
     whose = order.deployment_id or "all deployments"
     if order.kind == OverrideKind.EVACUATION:
         what = "evacuation" if order.mode == EvacuationMode.REAL else "evacuation drill"
@@ -215,10 +215,10 @@ def _unknown_region(field: str, name: str, known: list[str]) -> InvalidInput:
     )
 
 
-def evacuation_ask(
+def evacuation_request(
     *, region: str, mode: str, confirm: str, terms: Terms, deployment: str = ""
 ) -> TrafficOverride | Approval:
-    """Evacuate, or, where it takes two people, ask for the second. Drills move little and take one.
+    """Evacuate, or, where it needs two-person approval, request it. Drills move little and need none.
 
     Raises:
         InvalidInput: as `evacuation_start` does.

@@ -39,14 +39,14 @@ def tables_publish(*, now: datetime) -> list[str]:
     """Publish a table for each region whose pools changed. Returns those regions."""
     # Read first: whoever publishes after this takes our revision, so what we plan is never older than what it replaces.
     current = latest_tables()
-    deployments, cells, gates = served_deployments(), routable_cells(), ingress_addresses()
+    deployments, cells, ingresses = served_deployments(), routable_cells(), ingress_addresses()
     shared = steerings((deployment.name for deployment in deployments), now)
-    standing, gates_of = key_standing(), Counter(gate.region for gate in gates)
+    standing, ingresses_of = key_standing(), Counter(ingress.region for ingress in ingresses)
     splits = plan_splits(deployments, shared)
     published = []
     for region in Region.objects.values_list("name", flat=True):
-        pools = plan_pools(region, deployments, cells, gates, shared)
-        if _publish(region, pools, splits, key_ring(standing, gates_of[region]), current.get(region), now):
+        pools = plan_pools(region, deployments, cells, ingresses, shared)
+        if _publish(region, pools, splits, key_ring(standing, ingresses_of[region]), current.get(region), now):
             published.append(region)
     return published
 

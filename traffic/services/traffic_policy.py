@@ -61,15 +61,15 @@ def traffic_policy_change(*, deployment: str, stated: Mapping[str, Any], actor: 
 def _parse(stated: Mapping[str, Any], before: TrafficPolicy) -> TrafficPolicy:
     try:
         policy = parse_traffic_policy(stated, Region.objects.values_list("name", flat=True), before)
-    except InvalidTrafficPolicy as wrong:
-        raise InvalidInput(field=wrong.field, rule="policy", message=str(wrong)) from None
+    except InvalidTrafficPolicy as error:
+        raise InvalidInput(field=error.field, rule="policy", message=str(error)) from None
     there = set(Deployment.objects.values_list("name", flat=True))
     for name in policy.split:
         if name not in there:
-            said = f"there is no deployment {name}; there are: {', '.join(sorted(there))}"
-            raise InvalidInput(field=f"split.{name}", rule="policy", message=said)
+            message = f"there is no deployment {name}; there are: {', '.join(sorted(there))}"
+            raise InvalidInput(field=f"split.{name}", rule="policy", message=message)
     for origin, regions in policy.residency.items():
         if origin not in regions:
-            said = f"residency of {origin} must name {origin} too: its ingress serves there what no other can take"
-            raise InvalidInput(field=f"residency.{origin}", rule="policy", message=said)
+            message = f"residency of {origin} must name {origin} too: its ingress serves there what no other can take"
+            raise InvalidInput(field=f"residency.{origin}", rule="policy", message=message)
     return policy

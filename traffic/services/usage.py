@@ -1,5 +1,5 @@
 """Adds up what tenants and keys used, from what ingresses and cells report, into rows by the hour. Each total that was
-told counts once, whoever looks and however often: the rows and how far they go are written in one transaction."""
+reported counts once, however often it is read: the rows and how far they go are written in one transaction."""
 
 from datetime import datetime, timedelta
 
@@ -10,7 +10,7 @@ from fleet.models import NodeReport
 from kernel import live
 from kernel.leases import lease_release, lease_take, this_holder
 from traffic.models import ApplicationKey, IngressReport, UsageHour, UsageMark
-from traffic.planning.usage import KEY, TENANT, Told, UsagePlan, plan_usage, told_by_cell, told_by_ingress
+from traffic.planning.usage import KEY, TENANT, SourceTotals, UsagePlan, plan_usage, totals_of_cell, totals_of_ingress
 
 LEASE = "traffic:usage"
 COUNT_LIMIT_S = 60.0
@@ -46,12 +46,12 @@ def usage_trim(*, now: datetime) -> None:
 
 
 def _count(now: datetime) -> int:
-    told = _told()
-    sources = {each.source for each in told}
+    reported = _reported()
+    sources = {each.source for each in reported}
     with transaction.atomic():
         rows = {(mark.source, mark.subject): mark for mark in UsageMark.objects.filter(source__in=sources)}
-        marks = {place: Told(*place, mark.since, mark.totals) for place, mark in rows.items()}
-        plan = plan_usage(told, marks)
+        marks = {place: SourceTotals(*place, mark.since, mark.totals) for place, mark in rows.items()}
+        plan = plan_usage(reported, marks)
         _remember(plan, now)
         stale = [row.pk for place, row in rows.items() if row.at < now - MARKS_RENEWED]
         UsageMark.objects.filter(pk__in=stale).update(at=now)
@@ -61,11 +61,11 @@ def _count(now: datetime) -> int:
     return added
 
 
-def _told() -> list[Told]:
+def _reported() -> list[SourceTotals]:
     ingresses = IngressReport.objects.filter(telemetry__has_key="keys").values_list("ingress_id", "telemetry")
     leaders = NodeReport.objects.filter(~Q(load__tenants={}), load__has_key="tenants").values_list("node_id", "load")
-    told = [each for ingress, telemetry in ingresses for each in told_by_ingress(ingress, telemetry)]
-    return told + [each for node, load in leaders for each in told_by_cell(node, load)]
+    reported = [each for ingress, telemetry in ingresses for each in totals_of_ingress(ingress, telemetry)]
+    return reported + [each for node, load in leaders for each in totals_of_cell(node, load)]
 
 
 def _remember(plan: UsagePlan, now: datetime) -> None:

@@ -37,8 +37,8 @@ from fleet.models import Deployment, Region
 from kernel.refusals import InvalidInput
 from traffic.models import TrafficOverride
 from traffic.planning.overrides import EvacuationMode
-from traffic.selectors.steering import effects_of
-from traffic.services.override import Terms, evacuation_ask, evacuation_order, override_end, shares_fix, shares_order
+from traffic.selectors.steering import override_effects
+from traffic.services.override import Terms, evacuation_request, evacuation_order, override_end, shares_fix, shares_order
 
 PREVIEWED_S = 3600
 """A prediction does not depend on how long the override holds."""
@@ -105,7 +105,7 @@ def _terms_fields(form: Submission) -> tuple[Field, ...]:
 
 
 def _evacuate(form: Submission, region: Region) -> TrafficOverride | Approval:
-    return evacuation_ask(
+    return evacuation_request(
         region=region.name,
         mode=form.text("mode", EvacuationMode.DRILL.value),
         deployment=form.text("deployment"),
@@ -132,7 +132,7 @@ def _evacuation_effect(form: Submission, region: Region) -> Context:
     confirmation = EVACUATE.confirmation(region, url, "", (*hidden, *_terms_fields(form)))
     if mode != EvacuationMode.REAL:
         confirmation = replace(confirmation, submit="Start the drill")
-    return {"tables": effect_tables(effects_of(order, terms.now)), "confirmation": confirmation}
+    return {"tables": effect_tables(override_effects(order, terms.now)), "confirmation": confirmation}
 
 
 EVACUATE = Action(
@@ -199,7 +199,7 @@ def _shares_effect(form: Submission, thing: None) -> Context:
         *(Field(f"{SHARE}{field.region}", kind="hidden", value=field.percent) for field in shares.fields),
     )
     confirmation = FIX_SHARES.confirmation(None, reverse("traffic-shares"), "", (*hidden, *_terms_fields(form)))
-    return {"tables": effect_tables(effects_of(order, terms.now)), "confirmation": confirmation}
+    return {"tables": effect_tables(override_effects(order, terms.now)), "confirmation": confirmation}
 
 
 TRAFFIC_PAGE: Target[None] = page_target("traffic", "traffic")

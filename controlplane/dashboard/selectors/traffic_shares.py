@@ -12,7 +12,7 @@ from controlplane.dashboard.charts import MOST_SERIES, Chart, Series
 from fleet.models import Deployment
 from kernel.tones import Tone
 from traffic.models import TrafficMatrix, TrafficOverride, TrafficShift
-from traffic.planning.override_preview import Effect, RegionEffect
+from traffic.planning.override_preview import OverrideEffect, RegionEffect
 from traffic.planning.shift import ShiftKind
 from traffic.planning.traffic_policy import MOST_UTILISED
 from traffic.selectors.async_request import ingress_addresses_by_region
@@ -123,7 +123,7 @@ def overrides_in_force(*, now: datetime) -> tuple[OverrideRow, ...]:
     )
 
 
-def effect_tables(effects: Iterable[Effect], cap: float = MOST_UTILISED) -> tuple[EffectTable, ...]:
+def effect_tables(effects: Iterable[OverrideEffect], cap: float = MOST_UTILISED) -> tuple[EffectTable, ...]:
     return tuple(
         EffectTable(
             deployment=effect.deployment,

@@ -56,7 +56,7 @@ def test_of_a_change_and_a_deletion_the_later_one_sees_the_earlier() -> None:
     one = partial(draft_delete, version_id=row.pk, **WHO)
     other = partial(draft_change, version_id=row.pk, columns={"context_length": 1}, **WHO)
     race(refused(one, said), refused(other, said))
-    assert said == ["the version is gone; somebody deleted it"]
+    assert said == ["the version is gone: it was deleted meanwhile"]
 
 
 def test_of_two_changes_of_the_same_revision_one_wins() -> None:

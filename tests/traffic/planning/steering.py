@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
-from traffic.planning.autopilot import plan_shift, task_of
+from traffic.planning.autopilot import placement_problem, plan_shift
 from traffic.planning.load_window import Sample, arrivals_to_expect, capacity_to_count_on, is_starting, kept, share_lost
 from traffic.planning.matrix import Matrix, distance, loads
 from traffic.planning.overrides import OverrideView, orders_for
@@ -66,7 +66,7 @@ def shifted(seen: TrafficView) -> ShiftTraffic:
 
 
 def utilisations(seen: TrafficView, matrix: Matrix) -> dict[str, float]:
-    task = task_of(seen, orders_for(seen.deployment, seen.overrides, NOW))
+    task = placement_problem(seen, orders_for(seen.deployment, seen.overrides, NOW))
     carried = loads(matrix, task.demand)
     return {
         one.name: carried.get(one.name, 0.0) / one.capacity_now if one.capacity_now else float("inf")
@@ -135,7 +135,7 @@ class ClosedLoop:
                     capacity=capacity_to_count_on(samples, at),
                     capacity_now=samples[-1].capacity,
                     share_lost=share_lost(samples, at),
-                    heard_at=NOW + timedelta(seconds=self._heard[name]),
+                    reported_at=NOW + timedelta(seconds=self._heard[name]),
                     starting=is_starting(samples, at),
                 )
             )

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tests.traffic.planning.steering import NAMES, NOW, ClosedLoop, constant, decide, region, utilisations, view
-from traffic.planning.autopilot import task_of
+from traffic.planning.autopilot import placement_problem
 from traffic.planning.demand_placement import LEAST_DEMAND, place_demand
 from traffic.planning.matrix import Matrix, distance, loads
 from traffic.planning.overrides import Orders
@@ -60,7 +60,7 @@ def after(seen: TrafficView) -> Matrix:
 def some_plan_fits(seen: TrafficView) -> bool:
     """Gale's condition, by trying every set of origins: what they need, the places open to them have (uncautiously:
     what a region carries now counts, if it holds; what it has gained within the minute does not)."""
-    task = task_of(seen, Orders())
+    task = placement_problem(seen, Orders())
     room = {
         name: max(CAP * place.capacity, place.carried if place.carried <= CAP * place.capacity_now else 0.0)
         if place.carried <= CAP * place.capacity_now
@@ -127,7 +127,9 @@ def test_a_region_that_loses_capacity_is_never_given_more(seen: TrafficView, sha
             region(one.name, one.demand, one.capacity_now * (factor if one.name == name else 1.0))
             for one in seen.regions
         )
-        task = task_of(view(*regions, in_force={}, policy=TrafficPolicy(residency=seen.policy.residency)), Orders())
+        task = placement_problem(
+            view(*regions, in_force={}, policy=TrafficPolicy(residency=seen.policy.residency)), Orders()
+        )
         return loads(place_demand(task).matrix, task.demand).get(name, 0.0)
 
     total = sum(max(one.demand, LEAST_DEMAND) for one in seen.regions)

@@ -5,7 +5,7 @@ from itertools import product
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traffic.planning.min_cost_flow import Room, cheapest_flow
+from traffic.planning.min_cost_flow import SinkCapacity, cheapest_flow
 
 ORIGINS, PLACES = ("o", "p"), ("x", "y")
 ROUTES = tuple(product(ORIGINS, PLACES))
@@ -33,17 +33,17 @@ def every_flow(
 def test_as_much_as_fits_is_placed_as_cheaply_as_can_be(
     supply: dict[str, int], routes: dict[tuple[str, str], int], rooms: dict[str, int]
 ) -> None:
-    flow = cheapest_flow(supply, routes, {name: (Room(units, 0),) for name, units in rooms.items()})
+    flow = cheapest_flow(supply, routes, {name: (SinkCapacity(units, 0),) for name, units in rooms.items()})
     best = max(every_flow(supply, routes, rooms), key=lambda one: (one[0], -one[1]))
     assert (sum(flow.values()), sum(routes[route] * units for route, units in flow.items())) == best
 
 
 def test_a_dear_room_is_filled_last_even_if_its_place_is_nearest() -> None:
-    rooms = {"x": (Room(2, 0), Room(5, 100)), "y": (Room(3, 0),)}
+    rooms = {"x": (SinkCapacity(2, 0), SinkCapacity(5, 100)), "y": (SinkCapacity(3, 0),)}
     assert cheapest_flow({"o": 6}, {("o", "x"): 0, ("o", "y"): 9}, rooms) == {("o", "x"): 3, ("o", "y"): 3}
 
 
 def test_one_that_could_go_elsewhere_makes_room_for_one_that_cannot() -> None:
-    rooms = {"x": (Room(2, 0),), "y": (Room(2, 0),)}
+    rooms = {"x": (SinkCapacity(2, 0),), "y": (SinkCapacity(2, 0),)}
     routes = {("o", "x"): 0, ("o", "y"): 50, ("p", "x"): 9}
     assert cheapest_flow({"o": 2, "p": 2}, routes, rooms) == {("o", "y"): 2, ("p", "x"): 2}

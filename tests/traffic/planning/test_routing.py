@@ -84,7 +84,7 @@ def test_tables_do_not_depend_on_the_order_of_rows_and_fractions_sum_to_one(
     ("before", "after", "said"),
     [
         ([], [cell("c1")], "+c1; llama -> east 100%"),
-        ([cell("c1")], [], "-c1; llama -> nobody can serve"),
+        ([cell("c1")], [], "-c1; llama -> no region can serve"),
         ([cell("c1"), cell("c2")], [cell("c1")], "-c2"),
         ([cell("c1")], [cell("c1", generation=2)], "c1 restarted"),
         ([cell("c1"), cell("c2")], [cell("c1", state="draining"), cell("c2")], "c1 drains"),

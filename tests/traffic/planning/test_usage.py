@@ -3,16 +3,16 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from traffic.planning.usage import Told, UsagePlan, plan_usage, told_by_cell, told_by_ingress
+from traffic.planning.usage import SourceTotals, UsagePlan, plan_usage, totals_of_cell, totals_of_ingress
 
 
-def told(requests: int, since: str = "7@1", subject: str = "key:0a", source: str = "ingress:i") -> Told:
-    return Told(source, subject, since, {"requests": requests})
+def told(requests: int, since: str = "7@1", subject: str = "key:0a", source: str = "ingress:i") -> SourceTotals:
+    return SourceTotals(source, subject, since, {"requests": requests})
 
 
-def after(*looks: Told) -> UsagePlan:
+def after(*looks: SourceTotals) -> UsagePlan:
     """The plan of the last look, after the others."""
-    marks: dict[tuple[str, str], Told] = {}
+    marks: dict[tuple[str, str], SourceTotals] = {}
     plan = UsagePlan()
     for look in looks:
         plan = plan_usage([look], marks)
@@ -42,7 +42,7 @@ def test_two_sources_of_one_subject_add_up() -> None:
 
 @given(st.lists(st.lists(st.integers(0, 100), min_size=1).map(sorted), min_size=1))
 def test_however_a_source_is_looked_at_all_its_lives_count_once(lives: list[list[int]]) -> None:
-    marks: dict[tuple[str, str], Told] = {}
+    marks: dict[tuple[str, str], SourceTotals] = {}
     counted = 0
     for number, totals in enumerate(lives):
         for total in totals:
@@ -55,13 +55,15 @@ def test_however_a_source_is_looked_at_all_its_lives_count_once(lives: list[list
 def test_what_an_ingress_says_of_keys_is_read_and_anything_else_passed_over() -> None:
     telemetry = {"keys": {"since": "7@1", "totals": {"0a": [3, 1, 0], "0b": [1], "0c": "x", "0d": [1, -1, 0]}}}
     totals = {"requests": 3, "limited": 1, "errors": 0}
-    assert told_by_ingress("i", telemetry) == [Told("ingress:i", "key:0a", "7@1", totals)]
-    assert told_by_ingress("i", {}) == told_by_ingress("i", {"keys": 3}) == []
+    assert totals_of_ingress("i", telemetry) == [SourceTotals("ingress:i", "key:0a", "7@1", totals)]
+    assert totals_of_ingress("i", {}) == totals_of_ingress("i", {"keys": 3}) == []
 
 
 def test_what_a_cell_says_of_tenants_is_read() -> None:
     row = {"since": 1.5, "in_flight": 1, "requests_total": 4, "prompt_tokens_total": 9, "completion_tokens_total": 7}
     totals = {"requests": 4, "prompt_tokens": 9, "completion_tokens": 7}
-    assert told_by_cell("n-1", {"tenants": {"rufus": row}}) == [Told("cell:n-1", "tenant:rufus", "1.5", totals)]
-    assert told_by_cell("n-1", {"tenants": {"x" * 65: row, "a\x00": row}}) == []
-    assert told_by_cell("n-1", None) == told_by_cell("n-1", {}) == []
+    assert totals_of_cell("n-1", {"tenants": {"rufus": row}}) == [
+        SourceTotals("cell:n-1", "tenant:rufus", "1.5", totals)
+    ]
+    assert totals_of_cell("n-1", {"tenants": {"x" * 65: row, "a\x00": row}}) == []
+    assert totals_of_cell("n-1", None) == totals_of_cell("n-1", {}) == []

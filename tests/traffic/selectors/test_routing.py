@@ -7,7 +7,7 @@ from pytest_django import Settings
 from engine_agent.ingress.hops import hop_entries
 from fleet.models import Region
 from traffic.models import Ingress, RoutingTable
-from traffic.selectors.routing import hop_secrets, told_table
+from traffic.selectors.routing import hop_secrets, table_for_ingresses
 
 
 def test_the_secret_of_the_key_before_is_still_believed(settings: Settings) -> None:
@@ -27,4 +27,4 @@ def test_only_ingresses_of_several_regions_are_told_the_secrets() -> None:
             id=f"i-{region}", region_id=region, address="127.0.0.1", port=8080, created_at=timezone.now()
         )
         table = RoutingTable(region_id=region, revision=1, body={"pools": []}, reason="", created_at=timezone.now())
-        assert bool(told_table(table).hop_secrets) == (number == 1)
+        assert bool(table_for_ingresses(table).hop_secrets) == (number == 1)

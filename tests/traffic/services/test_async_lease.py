@@ -7,10 +7,10 @@ import pytest
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import ANSWER, accepted, serving_fleet
 from traffic.models import AsyncRequest
-from traffic.planning.async_request import AsyncSettings, Received
+from traffic.planning.async_request import AsyncSettings, AttemptResponse
 from traffic.selectors.application import Application
 from traffic.services.async_lease import (
-    Leased,
+    LeasedRequest,
     async_attempt_settle,
     async_lease_release,
     async_leases_renew,
@@ -29,11 +29,11 @@ def fleet() -> None:
     serving_fleet()
 
 
-def claim(count: int = 10, now: datetime = NOW, full: tuple[str, ...] = ()) -> list[Leased]:
+def claim(count: int = 10, now: datetime = NOW, full: tuple[str, ...] = ()) -> list[LeasedRequest]:
     return async_requests_claim(count=count, full=full, now=now, settings=SETTINGS)
 
 
-def settle(leased: Leased, received: Received, now: datetime = NOW) -> str | None:
+def settle(leased: LeasedRequest, received: AttemptResponse, now: datetime = NOW) -> str | None:
     verdict = async_attempt_settle(leased=leased, received=received, now=now, settings=SETTINGS)
     return verdict.state.value if verdict else None
 
@@ -57,8 +57,8 @@ def test_a_lease_that_was_not_renewed_is_taken_over_and_the_first_sender_is_not_
     (second,) = claim(now=NOW + timedelta(seconds=15))
     assert (second.id, second.attempts) == (first.id, 2)
     assert async_leases_renew(leased=[first, second], now=NOW, settings=SETTINGS) == {second.id}
-    assert settle(first, Received(200, b'{"late":1}')) is None
-    assert settle(second, Received(200, ANSWER)) == "done"
+    assert settle(first, AttemptResponse(200, b'{"late":1}')) is None
+    assert settle(second, AttemptResponse(200, ANSWER)) == "done"
     assert bytes(AsyncRequest.objects.get(id=request.id).answer or b"") == ANSWER
 
 
@@ -72,11 +72,11 @@ def test_a_renewed_lease_is_not_taken_over() -> None:
 def test_an_attempt_that_failed_is_made_again_after_a_pause() -> None:
     request = accepted()
     (leased,) = claim()
-    assert settle(leased, Received(503)) == "queued"
+    assert settle(leased, AttemptResponse(503)) == "queued"
     assert claim(now=NOW + timedelta(seconds=0.4)) == []
     (again,) = claim(now=NOW + timedelta(seconds=0.5))
     assert (again.attempts, again.failures) == (2, 0)
-    assert settle(again, Received(500)) == "queued"
+    assert settle(again, AttemptResponse(500)) == "queued"
     assert AsyncRequest.objects.get(id=request.id).failures == 1
 
 
@@ -93,7 +93,7 @@ def test_a_cancelled_request_has_no_other_outcome() -> None:
     (leased,) = claim()
     async_request_cancel(application=Application("acme"), request_id=request.id, now=NOW)
     assert async_leases_renew(leased=[leased], now=NOW, settings=SETTINGS) == set()
-    assert settle(leased, Received(200, ANSWER)) is None
+    assert settle(leased, AttemptResponse(200, ANSWER)) is None
     assert state_of(request) == "cancelled"
 
 
@@ -126,7 +126,7 @@ def test_what_nobody_sends_expires_at_its_deadline() -> None:
     late = NOW + timedelta(seconds=1)
     assert async_requests_expire(now=late) == 1
     assert (state_of(waiting), state_of(sending)) == ("expired", "sending")
-    assert settle(leased, Received(504), now=late) == "expired"
+    assert settle(leased, AttemptResponse(504), now=late) == "expired"
     assert async_requests_expire(now=late) == 0
 
 
@@ -141,8 +141,8 @@ def test_what_a_dead_sender_had_expires_too() -> None:
 def test_an_error_answer_is_kept_and_a_broken_one_is_not() -> None:
     refused, broken = accepted("a"), accepted("b")
     by_tenant = {leased.tenant: leased for leased in claim()}
-    assert settle(by_tenant["a"], Received(400, b'{"error":{"message":"no\\u0000"}}')) == "failed"
-    assert settle(by_tenant["b"], Received(None, reason="it broke off\0")) == "queued"
+    assert settle(by_tenant["a"], AttemptResponse(400, b'{"error":{"message":"no\\u0000"}}')) == "failed"
+    assert settle(by_tenant["b"], AttemptResponse(None, reason="it broke off\0")) == "queued"
     row = AsyncRequest.objects.get(id=refused.id)
     assert (row.status, row.reason) == (400, "answered 400: no\ufffd")
     assert AsyncRequest.objects.get(id=broken.id).answer is None

@@ -13,8 +13,8 @@ from traffic.models import AsyncRequest
 from traffic.planning.async_request import AsyncSettings, AsyncState
 from traffic.selectors.application import Application
 from traffic.services.async_request import (
-    Asked,
     AsyncRefused,
+    AsyncSubmission,
     async_request_accept,
     async_request_cancel,
     async_request_end,
@@ -30,8 +30,8 @@ def fleet() -> None:
 
 
 def accept(application: Application, settings: AsyncSettings | None = None) -> AsyncRequest:
-    asked = Asked("/v1/chat/completions", BODY)
-    return async_request_accept(application=application, asked=asked, now=NOW, settings=settings)[0]
+    submission = AsyncSubmission("/v1/chat/completions", BODY)
+    return async_request_accept(application=application, submission=submission, now=NOW, settings=settings)[0]
 
 
 def test_what_is_accepted_waits_for_a_sender_with_its_deadline() -> None:
@@ -68,7 +68,7 @@ def test_a_body_that_cannot_be_served_is_refused_at_once(body: bytes, status: in
 
 
 @pytest.mark.parametrize(
-    "asked",
+    "headers",
     [
         {"limit_ms": "soon"},
         {"idempotency_key": "x" * 129},
@@ -80,9 +80,11 @@ def test_a_body_that_cannot_be_served_is_refused_at_once(body: bytes, status: in
         {"callback_url": "https://example.com/" + "x" * 500},
     ],
 )
-def test_a_header_that_cannot_be_kept_is_refused_by_name(asked: dict[str, str]) -> None:
+def test_a_header_that_cannot_be_kept_is_refused_by_name(headers: dict[str, str]) -> None:
     with pytest.raises(AsyncRefused) as caught:
-        async_request_accept(application=Application(), asked=Asked("/v1/completions", BODY, **asked), now=NOW)
+        async_request_accept(
+            application=Application(), submission=AsyncSubmission("/v1/completions", BODY, **headers), now=NOW
+        )
     assert (caught.value.status, caught.value.code) == (400, "bad_header")
 
 

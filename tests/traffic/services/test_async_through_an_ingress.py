@@ -16,7 +16,7 @@ from tests.fleet.rows import NOW
 from tests.traffic.async_rows import BODY, accepted, serving_fleet
 from traffic.models import AsyncRequest
 from traffic.planning.async_request import AsyncSettings
-from traffic.selectors.key import keys_to_tell
+from traffic.selectors.key import keys_for_ingresses
 from traffic.services.async_sender import AsyncSender
 from traffic.services.key import key_create
 
@@ -50,7 +50,7 @@ async def test_the_ingress_takes_it_for_the_tenants_and_the_cell_is_told_its_cla
             return accepted("acme", now=timezone.now())
 
         request = await asked_of_the_database(accept)
-        keys = await asked_of_the_database(keys_to_tell)
+        keys = await asked_of_the_database(keys_for_ingresses)
         pools = pool(cell, name="sim-70b", models=("sim-70b",))
         await ingress.route(pools, keys=keys, keys_required=True)
         await ingress.sees(**{cell.name: "up"})

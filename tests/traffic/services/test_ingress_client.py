@@ -6,7 +6,7 @@ from contextlib import suppress
 import pytest
 
 from tests.traffic.answering import ingress
-from traffic.planning.async_request import Received
+from traffic.planning.async_request import AttemptResponse
 from traffic.services.ingress_client import ResponseHead, StreamBroken, StreamLimits, ingress_post, ingress_stream
 
 pytestmark = pytest.mark.asyncio
@@ -84,7 +84,7 @@ async def test_who_stops_reading_cuts_the_connection() -> None:
         await asyncio.wait_for(gone.wait(), 5)
 
 
-async def post(address: tuple[str, int], limit_s: float = 5.0) -> Received:
+async def post(address: tuple[str, int], limit_s: float = 5.0) -> AttemptResponse:
     return await ingress_post(address, "/v1/x", b"{}", {"X-One": "\u00e9"}, limit_s=limit_s, max_bytes=50)
 
 
@@ -95,7 +95,7 @@ async def test_a_whole_response_arrives_with_its_status_and_when_to_come_back() 
         writer.write(b"HTTP/1.1 503 No\r\nRetry-After: 7\r\nContent-Length: 2\r\n\r\nno")
 
     async with ingress(says, sent) as address:
-        assert await post(address) == Received(503, b"no", retry_after_s=7.0)
+        assert await post(address) == AttemptResponse(503, b"no", retry_after_s=7.0)
     head = bytes(sent).decode("latin-1").lower().split("\r\n")
     assert head[0] == "post /v1/x http/1.1"
     assert sorted(head[1:-2]) == [

@@ -13,8 +13,8 @@ from kernel.refusals import Conflict, InvalidInput
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import ApplicationKey, Ingress, IngressReport, KeyPolicy, RoutingTable
-from traffic.selectors.key import keys_to_tell
-from traffic.selectors.routing import latest_tables, told_table
+from traffic.selectors.key import keys_for_ingresses
+from traffic.selectors.routing import latest_tables, table_for_ingresses
 from traffic.services.ingress import ingress_create
 from traffic.services.key import (
     EXPIRED_TOLD,
@@ -57,7 +57,7 @@ def publish(now: datetime = NOW) -> dict[str, RoutingTable]:
 def told(table: RoutingTable) -> tuple[ApiKey, ...]:
     """Those of the keys in a table that applications were given."""
     given = set(ApplicationKey.objects.values_list("prefix", flat=True))
-    return tuple(key for key in told_table(table).keys if key.prefix in given)
+    return tuple(key for key in table_for_ingresses(table).keys if key.prefix in given)
 
 
 def kinds() -> list[str]:
@@ -99,7 +99,7 @@ def test_every_change_makes_a_table_whose_ingresses_are_told_all_keys() -> None:
     assert told(publish()["us-east-1"])[0].tokens_per_min == 500
     keys_require(required=True, actor="ann", now=NOW)
     table = publish()["us-east-1"]
-    assert (table.revision, table.reason, told_table(table).keys_required) == (4, "keys are required", True)
+    assert (table.revision, table.reason, table_for_ingresses(table).keys_required) == (4, "keys are required", True)
     key_revoke(prefix=first.prefix, actor="ann", now=NOW)
     assert told(publish()["us-east-1"]) == ()
     assert tables_publish(now=NOW) == []
@@ -128,7 +128,7 @@ def test_a_rotated_key_opens_for_its_grace_beside_the_new_one() -> None:
     old.refresh_from_db()
     assert (new.key.tenant, new.key.requests_per_min, new.key.expires_at) == ("rufus", 60, None)
     assert old.expires_at == NOW + timedelta(hours=2)
-    assert {key.prefix for key in keys_to_tell()} >= {old.prefix, new.key.prefix}
+    assert {key.prefix for key in keys_for_ingresses()} >= {old.prefix, new.key.prefix}
     assert kinds() == ["key.created", "key.rotated"]
 
 
@@ -191,4 +191,4 @@ def test_a_key_long_expired_is_told_no_ingress_any_more() -> None:
     old, lasting = new_key(expires_at=LATER).key, new_key().key
     assert keys_retire(now=LATER + EXPIRED_TOLD) == []
     assert keys_retire(now=LATER + EXPIRED_TOLD + timedelta(seconds=1)) == [old.prefix]
-    assert {key.prefix for key in keys_to_tell()} & {old.prefix, lasting.prefix} == {lasting.prefix}
+    assert {key.prefix for key in keys_for_ingresses()} & {old.prefix, lasting.prefix} == {lasting.prefix}

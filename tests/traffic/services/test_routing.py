@@ -46,7 +46,7 @@ def test_a_table_is_published_once_per_change() -> None:
     Cell.objects.filter(id="c1").update(state=CellState.FAILED)
     assert tables_publish(now=NOW) == ["us-east-1"]
     assert [t.revision for t in RoutingTable.objects.order_by("revision")] == [1, 2]
-    assert RoutingTable.objects.get(revision=2).reason == "-c1; sim-70b -> nobody can serve"
+    assert RoutingTable.objects.get(revision=2).reason == "-c1; sim-70b -> no region can serve"
 
 
 def test_a_stored_table_survives_the_wire() -> None:
