@@ -67,32 +67,31 @@ def _publish(
     revision = current.revision + 1 if current else 1
     changes = [describe_change(before, pools)] if current is None or before != pools else []
     reason = "; ".join([*changes, *describe_splits(splits_before, splits), *describe_keys(keys_before, keys)])
+    body = {
+        "pools": msgspec.to_builtins(pools),
+        **({"splits": msgspec.to_builtins(splits)} if splits else {}),
+        **({KEY_RING: keys} if keys else {}),
+    }
     try:
-        with transaction.atomic():
-            RoutingTable.objects.create(
-                region_id=region,
-                revision=revision,
-                body={
-                    "pools": msgspec.to_builtins(pools),
-                    **({"splits": msgspec.to_builtins(splits)} if splits else {}),
-                    **({KEY_RING: keys} if keys else {}),
-                },
-                reason=reason,
-                created_at=now,
-            )
-            event_record(
-                kind="traffic.table",
-                message=f"{region} revision {revision}: {reason}",
-                now=now,
-                region=region,
-                tone=Tone.MOVING,
-            )
-            RoutingTable.objects.filter(region_id=region, revision__lte=revision - TABLES_KEPT).delete()
-            live.push("traffic", region)
-            live.push_table(region)
+        _store(RoutingTable(region_id=region, revision=revision, body=body, reason=reason, created_at=now))
     except IntegrityError:
         return False  # another worker published this revision; the next pass compares again
     return True
+
+
+@transaction.atomic
+def _store(table: RoutingTable) -> None:
+    table.save(force_insert=True)
+    event_record(
+        kind="traffic.table",
+        message=f"{table.region_id} revision {table.revision}: {table.reason}",
+        now=table.created_at,
+        region=table.region_id,
+        tone=Tone.MOVING,
+    )
+    RoutingTable.objects.filter(region_id=table.region_id, revision__lte=table.revision - TABLES_KEPT).delete()
+    live.push("traffic", table.region_id)
+    live.push_table(table.region_id)
 
 
 def drained_cells_mark(*, now: datetime) -> list[str]:

@@ -38,7 +38,14 @@ from kernel.refusals import InvalidInput
 from traffic.models import TrafficOverride
 from traffic.planning.overrides import EvacuationMode
 from traffic.selectors.steering import override_effects
-from traffic.services.override import Terms, evacuation_request, evacuation_order, override_end, shares_fix, shares_order
+from traffic.services.override import (
+    Terms,
+    evacuation_order,
+    evacuation_request,
+    override_end,
+    shares_fix,
+    shares_order,
+)
 
 PREVIEWED_S = 3600
 """A prediction does not depend on how long the override holds."""
