@@ -1,5 +1,5 @@
 """Who people and programs are and what they may do: API tokens, roles of groups, grants, identities elsewhere, logins,
-and what waits for a second person. Secrets are shown once and stored as hashes."""
+and requests for two-person approval. Secrets are shown once and stored as hashes."""
 
 from datetime import datetime
 
@@ -182,7 +182,7 @@ class Approval(models.Model):
 
 
 class ApprovalRule(models.Model):
-    """Whether an action of the whole fleet takes two people. One without a row takes one."""
+    """Whether an action of the whole fleet needs two-person approval. One without a row needs none."""
 
     action = models.CharField(max_length=48, primary_key=True)
     required = models.BooleanField()
@@ -193,4 +193,4 @@ class ApprovalRule(models.Model):
         ordering = ["action"]
 
     def __str__(self) -> str:
-        return f"{self.action}: {'two people' if self.required else 'one person'}"
+        return f"{self.action}: {'two-person approval' if self.required else 'one person'}"

@@ -15,7 +15,7 @@ from django.http import HttpRequest, HttpResponse
 from joserfc.errors import JoseError
 from requests import RequestException
 
-ANSWERS_WITHIN_S = 5.0
+RESPONSE_TIMEOUT_S = 5.0
 """A provider in reach answers in tens of milliseconds; people wait for this one."""
 LEEWAY_S = 60
 """How far the provider's clock may be off."""
@@ -76,7 +76,7 @@ def login_begin(request: HttpRequest, known: Provider, back: str) -> HttpRespons
         _checked(client, known)
         response: HttpResponse = client.authorize_redirect(request, back)
     except CALLBACK_FAULTS as error:
-        raise ProviderFault(_said(error)) from error
+        raise ProviderFault(_reason(error)) from error
     return response
 
 
@@ -96,7 +96,7 @@ def login_finish(request: HttpRequest, known: Provider) -> Claims:
         token = client.authorize_access_token(request, claims_options=options, leeway=LEEWAY_S)
         return _claims(client, known, token)
     except CALLBACK_FAULTS as error:
-        raise ProviderFault(_said(error)) from error
+        raise ProviderFault(_reason(error)) from error
 
 
 @cache
@@ -110,7 +110,7 @@ def _client(known: Provider) -> Any:
         client_kwargs={
             "scope": known.scopes,
             "code_challenge_method": "S256",
-            "default_timeout": ANSWERS_WITHIN_S,
+            "default_timeout": RESPONSE_TIMEOUT_S,
         },
     )
 
@@ -126,24 +126,24 @@ def _checked(client: Any, known: Provider) -> None:
 
 
 def _claims(client: Any, known: Provider, token: dict[str, Any]) -> Claims:
-    said = token.get("userinfo")
-    if said is None:
+    userinfo = token.get("userinfo")
+    if userinfo is None:
         raise ValueError("the provider sent no ID token; does it know the scope openid?")
-    if known.groups_claim not in said and "userinfo_endpoint" in client.server_metadata:
+    if known.groups_claim not in userinfo and "userinfo_endpoint" in client.server_metadata:
         more = client.userinfo(token=token)
-        if more.get("sub") != said["sub"]:
+        if more.get("sub") != userinfo["sub"]:
             raise ValueError("the provider's user info speaks of somebody else than its ID token")
-        said = {**more, **said}
-    email = str(said.get("email") or "")
-    groups = said.get(known.groups_claim) or ()
+        userinfo = {**more, **userinfo}
+    email = str(userinfo.get("email") or "")
+    groups = userinfo.get(known.groups_claim) or ()
     return Claims(
         issuer=known.issuer,
-        subject=str(said["sub"])[:255],
-        username=str(said.get("preferred_username") or email or said["sub"]),
+        subject=str(userinfo["sub"])[:255],
+        username=str(userinfo.get("preferred_username") or email or userinfo["sub"]),
         email=email,
         groups=frozenset([groups] if isinstance(groups, str) else map(str, groups)),
     )
 
 
-def _said(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"

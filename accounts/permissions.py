@@ -42,6 +42,6 @@ def token_owner(request: HttpRequest | Request, service_account: str) -> User:
     require(request, Role.ADMIN)
     found = ServiceAccount.objects.select_related("user").filter(user__username=service_account).first()
     if found is None:
-        said = f"there is no service account {service_account!r}"
-        raise InvalidInput(field="service_account", rule="exists", message=said)
+        message = f"there is no service account {service_account!r}"
+        raise InvalidInput(field="service_account", rule="exists", message=message)
     return found.user

@@ -20,7 +20,7 @@ def token_by_text(text: str) -> ApiToken | None:
 
 
 def access_of_user(user: Known, scope: Scope) -> Access:
-    """What a user may do (settings.ACCESS_SOURCE): who is in no group that says more may look."""
+    """What a user may do (settings.ACCESS_SOURCE): without a group that gives more, a user is a viewer."""
     if not isinstance(user, User) or not user.is_active:
         return Access()
     if user.is_superuser:

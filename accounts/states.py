@@ -1,4 +1,4 @@
-"""What tokens and requests for a second person can be. Few states; reason and outcome say the rest."""
+"""States of tokens and of requests for two-person approval. Few states; reason and outcome say the rest."""
 
 from enum import StrEnum
 

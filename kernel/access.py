@@ -1,7 +1,7 @@
 """Who may do what: three roles, grants for single deployments, and scopes that cap what a token's user may do.
 
 It answers from what `settings.ACCESS_SOURCE` says of a user. It never changes anything, and what nobody declared is
-refused to viewers: a view without a word about its actions lets viewers read and operators change.
+refused to viewers: a view that declares nothing lets viewers read and operators change.
 """
 
 from collections.abc import Callable, Mapping
@@ -166,7 +166,7 @@ Page = Callable[..., HttpResponse]
 
 
 def needs(role: Role, deployment: DeploymentOf | None = None) -> Callable[[Page], Page]:
-    """Decorates a page or its action: strangers go to the login, those without the role are refused (403).
+    """Decorates a page or its action: anonymous users go to the login, those without the role are refused (403).
 
     `deployment(request, **path arguments)` names the deployment that it is about, so that grants count.
     """

@@ -24,7 +24,7 @@ def ring(task: str, **arguments: str) -> None:
     transaction.on_commit(lambda: _send(task, arguments), robust=True)
 
 
-class _Line(threading.local):
+class _BrokerConnection(threading.local):
     """A thread's own connection to the broker: connecting costs more than ringing, and threads must not share one.
 
     It is apart from Celery's own, which tries again for seconds where this one gives up at once.
@@ -45,15 +45,15 @@ class _Line(threading.local):
             connection.release()
 
 
-_line = _Line()
+_broker = _BrokerConnection()
 
 
 def _send(task: str, arguments: dict[str, str]) -> None:
     if DOORBELLS.is_open:
         return
     try:
-        current_app.send_task(task, kwargs=arguments, expires=5.0, connection=_line.open(current_app))
+        current_app.send_task(task, kwargs=arguments, expires=5.0, connection=_broker.open(current_app))
     except Exception as error:
         DOORBELLS.trip()
-        _line.drop()
+        _broker.drop()
         log.warning("doorbell %s did not ring, nor will others for %.0f s: %s", task, DOORBELLS.pause_s, error)

@@ -1,4 +1,4 @@
-"""Requests for a second person over HTTP, and the rules that ask for one. Decides nothing; the service does."""
+"""Two-person approval over HTTP: its requests, and the rules that require it. Decides nothing; the service does."""
 
 from django.db.models import QuerySet
 from django.http import Http404
@@ -45,7 +45,7 @@ class ApprovalRuleSerializer(serializers.ModelSerializer[ApprovalRule]):
     action = serializers.CharField()
     title = serializers.SerializerMethodField()
     required = serializers.BooleanField(  # type: ignore[assignment] # a serializer takes its fields away
-        help_text="Whether it takes two people."
+        help_text="Whether it needs two-person approval."
     )
     actor = serializers.CharField(help_text="Who set it; empty while it is as it comes.")
     changed_at = serializers.DateTimeField(allow_null=True)
@@ -73,7 +73,7 @@ class ApprovalFilter(filters.FilterSet):
 
 
 class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
-    """What waits for a second person, and what came of it. Such a request is the answer (202) to what takes two."""
+    """Requests for two-person approval, and what came of them. An action that needs approval responds 202 with one."""
 
     serializer_class = ApprovalSerializer
     filterset_class = ApprovalFilter
@@ -100,15 +100,15 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
         """Decide that it is not done; your own request you withdraw so. 409 once it is decided."""
         row = self.get_object()
         require_may_reject(request, row)
-        asked = WhySerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        why = asked.validated_data["why"]
+        body = WhySerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        why = body.validated_data["why"]
         row = approval_reject(approval_id=row.pk, actor=actor_of(request), now=clock.now(), why=why)
         return Response(ApprovalSerializer(row).data)
 
 
 class ApprovalRuleViewSet(ReadOnlyModelViewSet[ApprovalRule]):
-    """What takes two people. The list has the rules that were set; every other action takes one."""
+    """Which actions need two-person approval. The list has the rules that were set; other actions need none."""
 
     serializer_class = ApprovalRuleSerializer
     lookup_field = "action"
@@ -132,11 +132,11 @@ class ApprovalRuleViewSet(ReadOnlyModelViewSet[ApprovalRule]):
         responses={200: ApprovalRuleSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Ask for two people from now on. To ask for one again takes two: 202 with the request that now waits."""
+        """Require two-person approval from now on. To stop requiring it needs approval itself: 202 with the request."""
         self.get_object()
-        asked = SetRuleSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        required = asked.validated_data["required"]
+        body = SetRuleSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        required = body.validated_data["required"]
         row = approval_rule_set(name=name, required=required, actor=actor_of(request), now=clock.now())
         if isinstance(row, Approval):
             return waiting(row)
@@ -144,5 +144,5 @@ class ApprovalRuleViewSet(ReadOnlyModelViewSet[ApprovalRule]):
 
 
 def waiting(row: Approval) -> Response:
-    """The answer to what takes two people: 202, and the request that another admin has to approve."""
+    """The response to an action that needs approval: 202, and the request that another admin has to approve."""
     return Response(ApprovalSerializer(row).data, status=202)

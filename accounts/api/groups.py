@@ -99,18 +99,18 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
     @extend_schema(operation_id="groups_create", request=CreateGroupSerializer, responses={200: GroupSerializer})
     def create(self, request: Request) -> Response:
         """Add a group. 409 if the name is taken."""
-        asked = CreateGroupSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        row = group_create(actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        body = CreateGroupSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        row = group_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
         return Response(GroupSerializer(self.get_queryset().get(pk=row.pk)).data)
 
     @extend_schema(operation_id="groups_change", request=ChangeGroupSerializer, responses={200: GroupSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
         """Change what is given. 409 if nobody would be left who administers."""
         self.get_object()
-        asked = ChangeGroupSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        group_change(name=name, actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        body = ChangeGroupSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        group_change(name=name, actor=actor_of(request), now=clock.now(), **body.validated_data)
         return Response(GroupSerializer(self.get_object()).data)
 
     @extend_schema(operation_id="groups_delete", responses={200: GroupSerializer})
@@ -137,10 +137,10 @@ class GrantViewSet(ReadOnlyModelViewSet[Grant]):
     @extend_schema(operation_id="grants_give", request=GiveSerializer, responses={200: GrantSerializer})
     def create(self, request: Request) -> Response:
         """Give a role for a deployment; one that was given there before is replaced."""
-        asked = GiveSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
+        body = GiveSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
         return Response(
-            GrantSerializer(grant_give(actor=actor_of(request), now=clock.now(), **asked.validated_data)).data
+            GrantSerializer(grant_give(actor=actor_of(request), now=clock.now(), **body.validated_data)).data
         )
 
     @extend_schema(operation_id="grants_take", responses={200: GrantSerializer})

@@ -132,9 +132,9 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
     @extend_schema(operation_id="tokens_create", request=CreateTokenSerializer, responses={200: NewTokenSerializer})
     def create(self, request: Request) -> Response:
         """Make a token. This answer is the only one that shows it. Asked with a token, the new one is worth no more."""
-        asked = CreateTokenSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        given = dict(asked.validated_data)
+        body = CreateTokenSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        given = dict(body.validated_data)
         token, text = token_create_within(
             user=token_owner(request, given.get("service_account", "")),
             name=given["name"],

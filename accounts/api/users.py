@@ -131,9 +131,9 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
     @extend_schema(operation_id="users_create", request=CreateUserSerializer, responses={200: UserSerializer})
     def create(self, request: Request) -> Response:
         """Add a person. 409 if the name is taken."""
-        asked = CreateUserSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        user = user_create(actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        body = CreateUserSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        user = user_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
         return Response(UserSerializer(self.get_queryset().get(pk=user.pk)).data)
 
     @extend_schema(operation_id="users_change", request=ChangeUserSerializer, responses={200: UserSerializer})
@@ -162,9 +162,9 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
     )
     def create(self, request: Request) -> Response:
         """Add a program; make its token with `POST tokens`. 409 if the name is taken."""
-        asked = CreateServiceAccountSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        account = service_account_create(actor=actor_of(request), now=clock.now(), **asked.validated_data)
+        body = CreateServiceAccountSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        account = service_account_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
         return Response(ServiceAccountSerializer(self.get_queryset().get(pk=account.pk)).data)
 
     @extend_schema(
@@ -177,9 +177,9 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
         return Response(ServiceAccountSerializer(_change(self, request, ChangeServiceAccountSerializer, name)).data)
 
 
-def _change(view: Any, request: Request, body: type[StrictSerializer], name: str) -> Any:
+def _change(view: Any, request: Request, serializer: type[StrictSerializer], name: str) -> Any:
     view.get_object()
-    asked = body(data=request.data)
-    asked.is_valid(raise_exception=True)
-    user_change(username=name, actor=actor_of(request), now=clock.now(), **asked.validated_data)
+    body = serializer(data=request.data)
+    body.is_valid(raise_exception=True)
+    user_change(username=name, actor=actor_of(request), now=clock.now(), **body.validated_data)
     return view.get_object()

@@ -1,8 +1,8 @@
-"""Two people for what reaches the whole fleet, where a rule asks for it: one requests, another admin approves, and only
-then it is carried out, in the transaction of the approval.
+"""Two-person approval of what reaches the whole fleet, where a rule requires it: one requests, another admin approves,
+and only then it is carried out, in the transaction of the approval.
 
-It knows no action by itself: the apps register theirs. Nobody ever approves their own request, and a rule that asks for
-two people is not switched off by one.
+It knows no action by itself: the apps register theirs. Nobody ever approves their own request, and a rule that
+requires approval is not switched off without one.
 """
 
 from collections.abc import Callable, Mapping
@@ -28,7 +28,7 @@ Perform = Callable[[Mapping[str, Any], str, datetime], str]
 
 @dataclass(frozen=True, slots=True)
 class FleetAction:
-    """Something that may take two people. `title` names it on pages. `settable`: a rule says whether it does."""
+    """Something that may need approval. `title` names it on pages. `settable`: a rule says whether it does."""
 
     name: str
     title: str
@@ -63,25 +63,25 @@ def fleet_actions() -> tuple[FleetAction, ...]:
 
 
 def requires_approval(name: str) -> bool:
-    """Whether a rule asks for a second person."""
+    """Whether a rule requires two-person approval."""
     return ApprovalRule.objects.filter(action=name, required=True).exists()
 
 
 @transaction.atomic
-def approval_request(name: str, asked: ApprovalRequest) -> Approval:
+def approval_request(name: str, request: ApprovalRequest) -> Approval:
     """Put down a request; nothing else happens until another admin approves it."""
     row = Approval.objects.create(
         action=name,
-        summary=asked.summary,
-        arguments=dict(asked.arguments),
-        deployment=asked.deployment,
-        region=asked.region,
-        why=asked.why[:200],
-        requested_by=asked.actor[:64],
-        requested_at=asked.now,
-        expires_at=asked.now + WAITS,
+        summary=request.summary,
+        arguments=dict(request.arguments),
+        deployment=request.deployment,
+        region=request.region,
+        why=request.why[:200],
+        requested_by=request.actor[:64],
+        requested_at=request.now,
+        expires_at=request.now + WAITS,
     )
-    _event(row, "requested", f"{asked.actor} asks for a second person: {asked.summary}", asked.actor, asked.now)
+    _event(row, "requested", f"{request.actor} requests approval: {request.summary}", request.actor, request.now)
     return row
 
 
@@ -130,7 +130,7 @@ def approvals_expire(*, now: datetime) -> int:
 
 @transaction.atomic
 def approval_rule_set(*, name: str, required: bool, actor: str, now: datetime) -> ApprovalRule | Approval:
-    """Ask for two people, or no longer: which takes two people itself, so that a request may come back instead.
+    """Require two-person approval, or no longer: which needs approval itself, so that a request may come back instead.
 
     Raises:
         InvalidInput: there is no such action.
@@ -141,7 +141,7 @@ def approval_rule_set(*, name: str, required: bool, actor: str, now: datetime) -
             field="action", rule="exists", message=f"there is no action {name!r}; there are: {', '.join(known)}"
         )
     if not required and requires_approval(name):
-        summary = f"let one person alone: {known[name].lower()}"
+        summary = f"stop requiring approval: {known[name].lower()}"
         return approval_request(RELAX.name, ApprovalRequest(summary, {"action": name}, actor, now))
     return _rule(name, required, actor, now)
 
@@ -158,7 +158,7 @@ def _relax(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
     return str(_rule(str(arguments["action"]), False, actor, now))
 
 
-RELAX = FleetAction("relax-approvals", "Let one person alone do what takes two", _relax, settable=False)
+RELAX = FleetAction("relax-approvals", "Stop requiring two-person approval", _relax, settable=False)
 
 
 def _pending(approval_id: int, now: datetime) -> Approval:
@@ -174,8 +174,8 @@ def _decide(row: Approval, state: ApprovalState, outcome: str, actor: str, now: 
     row.state, row.outcome, row.decided_by, row.decided_at = state.value, outcome, actor[:64], now
     row.save(update_fields=["state", "outcome", "decided_by", "decided_at"])
     what = "approved" if state in {ApprovalState.DONE, ApprovalState.FAILED} else state.value
-    said = f"{row.summary} (asked by {row.requested_by}) {what} by {actor}" + (f": {outcome}" if outcome else "")
-    _event(row, what, said, actor, now)
+    message = f"{row.summary} (asked by {row.requested_by}) {what} by {actor}" + (f": {outcome}" if outcome else "")
+    _event(row, what, message, actor, now)
     return row
 
 

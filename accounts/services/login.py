@@ -101,6 +101,6 @@ def _new_user(claims: Claims, now: datetime) -> User:
     user.set_unusable_password()
     user.save(update_fields=["password"])
     Identity.objects.create(user=user, issuer=claims.issuer, subject=claims.subject, created_at=now)
-    said = f"user {user.username} came by {claims.issuer} for the first time"
-    event_record(kind="user.created", message=said, now=now, actor=user.username[:64])
+    message = f"user {user.username} came by {claims.issuer} for the first time"
+    event_record(kind="user.created", message=message, now=now, actor=user.username[:64])
     return user

@@ -50,10 +50,10 @@ def session_seen(*, request: HttpRequest, now: datetime) -> None:
 
 @transaction.atomic
 def session_end(*, session: LoginSession, actor: str, now: datetime) -> None:
-    """End one login; its open WebSocket is told too."""
+    """End one login; its open WebSocket is closed too."""
     _end([session.session_key])
-    said = f"a session of {session.user.get_username()} ended by {actor}"
-    event_record(kind="session.ended", message=said, now=now, actor=actor)
+    message = f"a session of {session.user.get_username()} ended by {actor}"
+    event_record(kind="session.ended", message=message, now=now, actor=actor)
 
 
 @transaction.atomic
@@ -62,13 +62,13 @@ def sessions_end(*, user: User, actor: str, now: datetime) -> int:
     keys = list(LoginSession.objects.filter(user=user).values_list("session_key", flat=True))
     _end(keys)
     if keys:
-        said = f"{len(keys)} sessions of {user.get_username()} ended by {actor}"
-        event_record(kind="session.ended", message=said, now=now, actor=actor)
+        message = f"{len(keys)} sessions of {user.get_username()} ended by {actor}"
+        event_record(kind="session.ended", message=message, now=now, actor=actor)
     return len(keys)
 
 
 def session_forget(*, session_key: str | None) -> None:
-    """After a logout: other tabs of that browser are told."""
+    """After a logout: the sockets of that browser's other tabs are closed."""
     if LoginSession.objects.filter(session_key=session_key or "").delete()[0]:
         live.push_goodbye(session_key or "")
 

@@ -12,7 +12,7 @@ from kernel.refusals import InvalidInput
 from kernel.secrets import secret_issue
 
 DAYS, LONGEST_DAYS = 90, 366
-"""How long tokens last if nothing is said, and at most."""
+"""How long tokens last if nothing is message, and at most."""
 USED_EVERY_S = 60.0
 """How exact `last_used_at` is; finer would write a row at every request."""
 
@@ -58,12 +58,12 @@ def token_create_within(
         InvalidInput: a wider scope or a longer life than the token that asks for it.
     """
     if not 1 <= days <= LONGEST_DAYS:
-        said = f"a token lasts 1 to {LONGEST_DAYS} days, and not {days}"
-        raise InvalidInput(field="expires_in_days", rule="range", message=said)
+        message = f"a token lasts 1 to {LONGEST_DAYS} days, and not {days}"
+        raise InvalidInput(field="expires_in_days", rule="range", message=message)
     expires_at = now + timedelta(days=days)
     if shown is not None and not Scope(shown.scope).cap.covers(scope.cap):
-        said = f"a token of scope {shown.scope} cannot make one of scope {scope}"
-        raise InvalidInput(field="scope", rule="within", message=said)
+        message = f"a token of scope {shown.scope} cannot make one of scope {scope}"
+        raise InvalidInput(field="scope", rule="within", message=message)
     if shown is not None and shown.expires_at is not None:
         expires_at = min(expires_at, shown.expires_at)
     return token_create(user=user, name=name, now=now, expires_at=expires_at, scope=scope, actor=actor)

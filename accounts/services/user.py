@@ -91,8 +91,8 @@ def user_change(
             sessions_end(user=user, actor=actor, now=now)
         if changed:
             what = ", ".join(changed)
-            said = f"user {username} changed by {actor}: {what}"
-            event_record(kind="user.changed", message=said, now=now, actor=actor, tone=Tone.IDLE)
+            message = f"user {username} changed by {actor}: {what}"
+            event_record(kind="user.changed", message=message, now=now, actor=actor, tone=Tone.IDLE)
     return user
 
 
@@ -127,8 +127,8 @@ def groups_named(names: Iterable[str]) -> list[Group]:
     missing = sorted(set(wanted) - {group.name for group in found})
     if missing:
         known = ", ".join(GroupRole.objects.values_list("group__name", flat=True)) or "none"
-        said = f"there is no group {missing[0]!r}; there are: {known}"
-        raise InvalidInput(field="groups", rule="exists", message=said)
+        message = f"there is no group {missing[0]!r}; there are: {known}"
+        raise InvalidInput(field="groups", rule="exists", message=message)
     return found
 
 

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
+from controlplane.cli.errors import Failure, Problem
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure, Problem
-from controlplane.cli.target import LOOPBACK, Target
+from controlplane.cli.server_target import LOOPBACK, Target
 
 if TYPE_CHECKING:  # importing it takes a fifth of a second, which help and completion need not wait for
     import httpx

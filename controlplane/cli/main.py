@@ -9,11 +9,11 @@ from typing import Annotated
 import typer
 
 from controlplane.cli.commands import about, access, act, chat, declare, models, observe, rollouts, show
+from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure
 from controlplane.cli.output import Format
-from controlplane.cli.run import Run
-from controlplane.cli.target import Asked
+from controlplane.cli.server_target import ConnectionOptions
+from controlplane.cli.session import Session
 
 app = typer.Typer(
     name="switchyard",
@@ -46,8 +46,8 @@ def shared(
     no_color: Annotated[bool, typer.Option("--no-color", help="Never colour; NO_COLOR does the same.")] = False,
 ) -> None:
     """Operate a Switchyard: look at the fleet, change it, roll out, drain, evacuate."""
-    given = context.obj if isinstance(context.obj, Run) else Run()
-    given.asked, given.form = Asked(server, token, profile), output
+    given = context.obj if isinstance(context.obj, Session) else Session()
+    given.options, given.form = ConnectionOptions(server, token, profile), output
     given.colour, given.timeout_s = not no_color, timeout
     context.obj = given
 
@@ -71,9 +71,9 @@ def shared_first(arguments: Sequence[str]) -> list[str]:
     return [*shared_ones, *rest]
 
 
-def main(arguments: Sequence[str], run: Run | None = None) -> int:
+def main(arguments: Sequence[str], run: Session | None = None) -> int:
     """Run the command; answers its exit status (docs/cli.md). `run` brings an environment of its own."""
-    run = run or Run()
+    run = run or Session()
     try:
         app(shared_first(arguments), prog_name="switchyard", obj=run)
     except SystemExit as ended:
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str], run: Run | None = None) -> int:
     return ExitCode.DONE
 
 
-def tell(failure: Failure, run: Run) -> None:
+def tell(failure: Failure, run: Session) -> None:
     """Say on standard error what was wrong: in lines, or as one JSON object for programs."""
     if run.form is Format.JSON:
         sys.stderr.write(json.dumps({**failure.document, "exit_code": int(failure.code)}, ensure_ascii=False) + "\n")

@@ -49,8 +49,8 @@ def fingerprint_of(*, method: str, path: str, query: str, body: Any) -> str:
 
     It is keyed: a body may hold a password, which a plain digest would give away to whoever reads the table.
     """
-    asked = json.dumps([method, path, query, body], sort_keys=True, default=str)
-    return salted_hmac(_SALT, asked.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()
+    content = json.dumps([method, path, query, body], sort_keys=True, default=str)
+    return salted_hmac(_SALT, content.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()
 
 
 def key_checked(key: str) -> str:
@@ -66,7 +66,7 @@ def key_checked(key: str) -> str:
 
 
 def respond_once(
-    asked: IdempotentRequest, act: Callable[[], StoredResponse], *, secret: bool, now: datetime
+    request: IdempotentRequest, act: Callable[[], StoredResponse], *, secret: bool, now: datetime
 ) -> tuple[StoredResponse, datetime | None]:
     """Do the work, or repeat the answer of when it was done, and say when that was.
 
@@ -77,18 +77,18 @@ def respond_once(
         KeyUsedOtherwise: the key came with another request before.
     """
     with transaction.atomic():
-        if not _alone(asked):
+        if not _alone(request):
             raise InProgress("a request with this Idempotency-Key is being worked on; ask again", {"Retry-After": "1"})
-        rows = IdempotentAnswer.objects.filter(caller=asked.caller, key=asked.key)
+        rows = IdempotentAnswer.objects.filter(caller=request.caller, key=request.key)
         if found := rows.filter(expires_at__gt=now).first():
-            return _repeated(found, asked), found.created_at
+            return _repeated(found, request), found.created_at
         answer = act()
         shown_once = secret or _SECRET.search(answer.body) is not None
         rows.delete()
         IdempotentAnswer.objects.create(
-            caller=asked.caller,
-            key=asked.key,
-            fingerprint=asked.fingerprint,
+            caller=request.caller,
+            key=request.key,
+            fingerprint=request.fingerprint,
             status=answer.status,
             body=None if shown_once else answer.body,
             created_at=now,
@@ -97,15 +97,17 @@ def respond_once(
         return answer, None
 
 
-def _alone(asked: IdempotentRequest) -> bool:
+def _alone(request: IdempotentRequest) -> bool:
     """Until the end of the transaction; a crash ends it too."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [f"{asked.caller}\n{asked.key}"])
+        cursor.execute(
+            "SELECT pg_try_advisory_xact_lock(hashtextextended(%s, 0))", [f"{request.caller}\n{request.key}"]
+        )
         return bool(cursor.fetchone()[0])
 
 
-def _repeated(found: IdempotentAnswer, asked: IdempotentRequest) -> StoredResponse:
-    if found.fingerprint != asked.fingerprint:
+def _repeated(found: IdempotentAnswer, request: IdempotentRequest) -> StoredResponse:
+    if found.fingerprint != request.fingerprint:
         raise KeyUsedOtherwise("this Idempotency-Key came with another request before; every request needs its own")
     if found.body is None:
         raise InProgress(

@@ -74,7 +74,7 @@ def _server() -> Any:
 
 
 class CallerRateThrottle(BaseThrottle):
-    """DRF's hook: reads and writes of a known caller are counted apart; strangers by their address."""
+    """DRF's hook: reads and writes of a known caller are counted apart; anonymous ones by their address."""
 
     _status: RateStatus | None = None
 

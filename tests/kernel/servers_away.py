@@ -28,7 +28,7 @@ def use_fresh_doorbells(monkeypatch: pytest.MonkeyPatch) -> None:
     closed = circuit_breaker.CircuitBreaker(pause_s=2.0)
     monkeypatch.setattr(hints, "DOORBELLS", closed)
     monkeypatch.setattr(live, "DOORBELLS", closed)
-    monkeypatch.setattr(hints, "_line", hints._Line())
+    monkeypatch.setattr(hints, "_broker", hints._BrokerConnection())
 
 
 def point_doorbells_at(url: str, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from controlplane.cli.failures import Failure
-from controlplane.cli.run import run_of
+from controlplane.cli.errors import Failure
+from controlplane.cli.session import session_of
 
 app = typer.Typer()
 
@@ -32,7 +32,7 @@ def own_version() -> str:
 @app.command()
 def version(context: typer.Context) -> None:
     """Show the version of this command and whether its server answers."""
-    run = run_of(context)
+    run = session_of(context)
     said = {"version": own_version(), "server": run.target.server}
     try:
         me = run.connect(run.target, tries=1).get("me")

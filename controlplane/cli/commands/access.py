@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.completing import names_of
+from controlplane.cli.completion import names_of
+from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure
 from controlplane.cli.profiles import Profile, profiles_file, write_profiles
 from controlplane.cli.resources import Column, at
-from controlplane.cli.run import Run, resource_named, run_of
-from controlplane.cli.target import Target, checked_server
+from controlplane.cli.server_target import Target, checked_server
+from controlplane.cli.session import Session, resource_named, session_of
 
 app = typer.Typer()
 token = typer.Typer(help="API tokens: list them, make one, revoke one.", no_args_is_help=True)
@@ -29,7 +29,7 @@ def login(
 
     switchyard login https://switchyard.example.com --as production
     """
-    run = run_of(context)
+    run = session_of(context)
     where = checked_server(server) if server else run.target.server
     found = Target(where, _token_given(run, where, token_stdin=token_stdin), "login")
     me = run.connect(found).get("me")
@@ -38,7 +38,7 @@ def login(
     run.show(me, [f"You are {me['username']} ({me['role']}) on {where}; profile {name} in {path}."])
 
 
-def _token_given(run: Run, server: str, *, token_stdin: bool) -> str:
+def _token_given(run: Session, server: str, *, token_stdin: bool) -> str:
     """From standard input, the options or the environment; else a person types it, or this machine's own is taken.
 
     Raises:
@@ -46,8 +46,8 @@ def _token_given(run: Run, server: str, *, token_stdin: bool) -> str:
     """
     if token_stdin:
         return sys.stdin.readline().strip()
-    if run.asked.token or run.environ.get("SWITCHYARD_TOKEN"):
-        return run.asked.token or run.environ["SWITCHYARD_TOKEN"]
+    if run.options.token or run.environ.get("SWITCHYARD_TOKEN"):
+        return run.options.token or run.environ["SWITCHYARD_TOKEN"]
     if run.target.server == server and run.target.token and not run.target.source.startswith("profile"):
         return run.target.token
     if run.is_asked_by_a_person:
@@ -62,7 +62,7 @@ def logout(
     context: typer.Context, name: Annotated[str, typer.Argument(help="The profile; the current one.")] = ""
 ) -> None:
     """Forget a profile. Its token goes on opening the server until it is revoked."""
-    run = run_of(context)
+    run = session_of(context)
     gone = name or run.profiles.current
     if gone not in run.profiles.known:
         raise Failure(f"there is no profile {gone!r}" if gone else "you are not logged in", ExitCode.NOT_FOUND)
@@ -75,7 +75,7 @@ def profiles(
     context: typer.Context, use: Annotated[str, typer.Option(help="Make this the one that counts.")] = ""
 ) -> None:
     """List the profiles that `login` stored, or choose one."""
-    run = run_of(context)
+    run = session_of(context)
     kept = run.profiles
     if use:
         if use not in kept.known:
@@ -93,7 +93,7 @@ def profiles(
 @app.command()
 def whoami(context: typer.Context) -> None:
     """Show the server, the user and the role that commands act with."""
-    run = run_of(context)
+    run = session_of(context)
     me: dict[str, Any] = run.connection.get("me")
     by = f"token from {run.target.source}" if run.target.source else "no token"
     grants = "".join(f", {role} of {name}" for name, role in me["grants"].items())
@@ -103,7 +103,7 @@ def whoami(context: typer.Context) -> None:
 @token.command("list")
 def list_tokens(context: typer.Context) -> None:
     """List your tokens; admins see everybody's."""
-    run, resource = run_of(context), resource_named("tokens")
+    run, resource = session_of(context), resource_named("tokens")
     found = list(run.connection.pages(resource.path))
     if run.output.is_for_programs:
         run.output.document(found)
@@ -123,7 +123,7 @@ def create(
 
     switchyard token create ci --scope write --days 30
     """
-    run = run_of(context)
+    run = session_of(context)
     body: dict[str, Any] = {"name": name, "scope": scope, "expires_in_days": days}
     if service_account:
         body["service_account"] = service_account
@@ -135,6 +135,6 @@ def create(
 @token.command()
 def revoke(context: typer.Context, prefix: Annotated[str, typer.Argument(autocompletion=names_of("tokens"))]) -> None:
     """Refuse a token from now on."""
-    run = run_of(context)
+    run = session_of(context)
     found = run.connection.post(f"tokens/{prefix}/revoke")
     run.show(found, [f"token {prefix} is {found['state']}"])

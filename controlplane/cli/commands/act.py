@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.completing import names_of, names_of_places
+from controlplane.cli.completion import names_of, names_of_places
+from controlplane.cli.errors import Failure, Problem
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure, Problem
 from controlplane.cli.plans import effect_lines, forecast_lines
 from controlplane.cli.resources import Resource
-from controlplane.cli.run import Run, path_of, resource_named, run_of
+from controlplane.cli.session import Session, path_of, resource_named, session_of
 
 app = typer.Typer()
 
@@ -35,7 +35,7 @@ def seconds(text: str) -> int:
     return int(number) * UNITS_S[unit]
 
 
-def place_named(run: Run, name: str) -> Resource:
+def place_named(run: Session, name: str) -> Resource:
     """Whether a name is a cell's or a node's; `cell/…` and `node/…` say it themselves.
 
     Raises:
@@ -56,7 +56,7 @@ def place_named(run: Run, name: str) -> Resource:
     return first
 
 
-def _act(run: Run, resource: Resource, names: list[str], action: str, why: str) -> None:
+def _act(run: Session, resource: Resource, names: list[str], action: str, why: str) -> None:
     answers = []
     for name in names:
         found = run.connection.post(f"{path_of(resource, name)}/{action}", {"why": why})
@@ -79,7 +79,7 @@ def drain(context: typer.Context, names: Places, why: Why = "") -> None:
 
     switchyard drain sim-70b-us-east-1-1 --why "new driver"
     """
-    run = run_of(context)
+    run = session_of(context)
     for name in names:
         resource = place_named(run, name)
         _act(run, resource, [name.rpartition("/")[2]], "drain", why)
@@ -88,19 +88,19 @@ def drain(context: typer.Context, names: Places, why: Why = "") -> None:
 @app.command()
 def cordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
     """Keep nodes out of new placements. What runs on them goes on."""
-    _act(run_of(context), resource_named("nodes"), names, "cordon", why)
+    _act(session_of(context), resource_named("nodes"), names, "cordon", why)
 
 
 @app.command()
 def uncordon(context: typer.Context, names: Nodes, why: Why = "") -> None:
     """Let nodes be chosen for cells again. You vouch for them."""
-    _act(run_of(context), resource_named("nodes"), names, "uncordon", why)
+    _act(session_of(context), resource_named("nodes"), names, "uncordon", why)
 
 
 @app.command()
 def replace(context: typer.Context, names: Nodes, why: Why = "", yes: Yes = False) -> None:
     """Swap nodes for others and end the machines."""
-    run = run_of(context)
+    run = session_of(context)
     run.confirm(f"{', '.join(names)} will be ended.", wanted=names[0], yes=yes)
     _act(run, resource_named("nodes"), names, "replace", why)
 
@@ -108,7 +108,7 @@ def replace(context: typer.Context, names: Nodes, why: Why = "", yes: Yes = Fals
 @app.command()
 def restart(context: typer.Context, names: Cells, why: Why = "", yes: Yes = False) -> None:
     """Start cells again, whole. Requests in flight are cut: drain them instead if they matter."""
-    run = run_of(context)
+    run = session_of(context)
     run.confirm(f"Requests in flight on {', '.join(names)} will be cut.", wanted=names[0], yes=yes)
     _act(run, resource_named("cells"), names, "restart", why)
 
@@ -124,7 +124,7 @@ def scale(
 
     switchyard scale sim-70b us-west-2=3 --dry-run
     """
-    run = run_of(context)
+    run = session_of(context)
     wanted = [one.partition("=") for one in cells]
     if wrong := [one for one, (_, _, count) in zip(cells, wanted, strict=True) if not count.isdecimal()]:
         raise Failure(f"{wrong[0]!r} must read REGION=CELLS", ExitCode.USAGE)
@@ -156,7 +156,7 @@ def evacuate(
 
     switchyard evacuate us-east-1 --for 2h --why "power maintenance"
     """
-    run = run_of(context)
+    run = session_of(context)
     if end:
         _end(run, region, deployment, why)
         return
@@ -182,7 +182,7 @@ def evacuate(
     run.show(found, [f"evacuation {found['id']} of {region} holds until {found['expires_at']}"])
 
 
-def _end(run: Run, region: str, deployment: str, why: str) -> None:
+def _end(run: Session, region: str, deployment: str, why: str) -> None:
     asked = {"region": region, "ended": "false", **({"deployment": deployment} if deployment else {})}
     orders = [order for order in run.connection.pages("traffic/evacuations", asked) if order["active"]]
     if not orders:
@@ -194,7 +194,7 @@ def _end(run: Run, region: str, deployment: str, why: str) -> None:
 @app.command()
 def dismiss(context: typer.Context, incident: int, why: Why = "") -> None:
     """Say that an incident has nothing to heal: it closes."""
-    run = run_of(context)
+    run = session_of(context)
     found = run.connection.post(f"incidents/{incident}/dismiss", {"why": why})
     run.show(found, [f"incident {incident} is {found['state']}: {found['resolution']}"])
 
@@ -202,7 +202,7 @@ def dismiss(context: typer.Context, incident: int, why: Why = "") -> None:
 @app.command()
 def approve(context: typer.Context, approval: int) -> None:
     """Approve what another person asked for: it is done at once."""
-    run = run_of(context)
+    run = session_of(context)
     found = run.connection.post(f"approvals/{approval}/approve")
     run.show(found, [f"approval {approval} is {found['state']}: {found['outcome']}"])
 
@@ -210,6 +210,6 @@ def approve(context: typer.Context, approval: int) -> None:
 @app.command()
 def reject(context: typer.Context, approval: int, why: Why = "") -> None:
     """Decide that it is not done; your own request you withdraw so."""
-    run = run_of(context)
+    run = session_of(context)
     found = run.connection.post(f"approvals/{approval}/reject", {"why": why})
     run.show(found, [f"approval {approval} is {found['state']}"])

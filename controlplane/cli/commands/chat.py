@@ -7,10 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from controlplane.chat_stream import ChatStreamParser, error_message
-from controlplane.cli.completing import names_of
+from controlplane.cli.completion import names_of
+from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure
-from controlplane.cli.run import Run, path_of, resource_named, run_of
+from controlplane.cli.session import Session, path_of, resource_named, session_of
 
 app = typer.Typer()
 
@@ -32,7 +32,7 @@ def chat(
 
     switchyard chat smollm2 "What is the capital of France?"
     """
-    run = run_of(context)
+    run = session_of(context)
     url = ingress_of(run, deployment, region)
     options: dict[str, Any] = {"model": deployment, "max_tokens": max_tokens, "stream": True}
     options["stream_options"] = {"include_usage": True}
@@ -48,7 +48,7 @@ def chat(
             return
 
 
-def ingress_of(run: Run, deployment: str, region: str) -> str:
+def ingress_of(run: Session, deployment: str, region: str) -> str:
     """The address of the ingress to ask: of the region that was named, else where most cells of it are ready.
 
     Raises:
@@ -65,7 +65,7 @@ def ingress_of(run: Run, deployment: str, region: str) -> str:
     return str(url).rstrip("/")
 
 
-def _next_prompt(run: Run, *, first: bool) -> str:
+def _next_prompt(run: Session, *, first: bool) -> str:
     if not run.is_asked_by_a_person:
         return sys.stdin.read().strip() if first else ""
     sys.stderr.write("> ")
@@ -73,7 +73,7 @@ def _next_prompt(run: Run, *, first: bool) -> str:
     return sys.stdin.readline().strip()
 
 
-def _ask(run: Run, url: str, body: dict[str, Any], key: str) -> str:
+def _ask(run: Session, url: str, body: dict[str, Any], key: str) -> str:
     """Stream the answer; returns its text.
 
     Raises:
@@ -118,7 +118,7 @@ def _refused(response: Any) -> Failure:
     return Failure(f"the ingress answered {response.status_code}: {said}", code)
 
 
-def _tell(run: Run, text: str, figures: dict[str, Any]) -> None:
+def _tell(run: Session, text: str, figures: dict[str, Any]) -> None:
     if run.output.is_for_programs:
         run.output.document({"text": text, **figures})
         return

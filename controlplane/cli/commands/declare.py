@@ -4,15 +4,15 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.completing import kinds, names_of, names_of_kind
+from controlplane.cli.completion import kinds, names_of, names_of_kind
 from controlplane.cli.documents import Written, read_documents
+from controlplane.cli.errors import Failure, Problem
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.exporting import DESCRIBED, document_of
-from controlplane.cli.failures import Failure, Problem
+from controlplane.cli.manifests import DESCRIBED, document_of
 from controlplane.cli.output import Format, as_yaml
 from controlplane.cli.plans import diff_lines, plan_lines, sum_line
 from controlplane.cli.resources import text_of
-from controlplane.cli.run import Run, path_of, resource_named, run_of
+from controlplane.cli.session import Session, path_of, resource_named, session_of
 
 app = typer.Typer()
 
@@ -27,7 +27,7 @@ def plan(context: typer.Context, filename: Files) -> None:
 
     switchyard plan -f fleet.yaml
     """
-    run = run_of(context)
+    run = session_of(context)
     _show(run, _planned(run, read_documents(filename)))
 
 
@@ -45,7 +45,7 @@ def apply(
 
     switchyard apply -f fleet.yaml --yes
     """
-    run, written = run_of(context), read_documents(filename)
+    run, written = session_of(context), read_documents(filename)
     planned = _planned(run, written)
     if dry_run or not planned["steps"]:
         _show(run, planned)
@@ -76,7 +76,7 @@ def export(
     switchyard export > fleet.yaml
     switchyard export deployments sim-70b
     """
-    run = run_of(context)
+    run = session_of(context)
     chosen = resource_named(kind).name if kind else ""
     if chosen and chosen not in DESCRIBED:
         raise Failure(f"{chosen} are not described by documents; {', '.join(DESCRIBED)} are", ExitCode.USAGE)
@@ -107,7 +107,7 @@ def diff(
     switchyard diff -f fleet.yaml
     switchyard diff sim-70b@1 sim-70b@2
     """
-    run = run_of(context)
+    run = session_of(context)
     if bool(filename) == bool(versions) or (versions and len(versions) != 2):
         raise Failure("name files with -f, or two model versions", ExitCode.USAGE)
     if versions:
@@ -122,7 +122,7 @@ def diff(
         raise typer.Exit(ExitCode.DIFFERS)
 
 
-def _diff_versions(run: Run, before: str, after: str) -> None:
+def _diff_versions(run: Session, before: str, after: str) -> None:
     found = run.connection.get(f"model-versions/{after}/diff", {"against": before})
     if run.output.is_for_programs:
         run.output.document(found)
@@ -140,11 +140,11 @@ def _diff_versions(run: Run, before: str, after: str) -> None:
         raise typer.Exit(ExitCode.DIFFERS)
 
 
-def _planned(run: Run, written: Written) -> dict[str, Any]:
+def _planned(run: Session, written: Written) -> dict[str, Any]:
     return _asked(run, "apply/preview", {"documents": written.documents}, written)
 
 
-def _asked(run: Run, path: str, body: dict[str, Any], written: Written) -> dict[str, Any]:
+def _asked(run: Session, path: str, body: dict[str, Any], written: Written) -> dict[str, Any]:
     """The server's answer; what it refuses is said with the lines of the files."""
     try:
         found: dict[str, Any] = run.connection.post(path, body)
@@ -153,7 +153,7 @@ def _asked(run: Run, path: str, body: dict[str, Any], written: Written) -> dict[
     return found
 
 
-def _show(run: Run, planned: dict[str, Any]) -> None:
+def _show(run: Session, planned: dict[str, Any]) -> None:
     if run.output.is_for_programs:
         run.output.document(planned)
     for text, tone in plan_lines(planned):

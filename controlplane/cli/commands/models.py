@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.completing import names_of
+from controlplane.cli.completion import names_of
+from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure
-from controlplane.cli.run import path_of, resource_named, run_of
+from controlplane.cli.session import path_of, resource_named, session_of
 
 app = typer.Typer()
 model = typer.Typer(help="Move a model version from draft to released to retired.", no_args_is_help=True)
@@ -26,7 +26,7 @@ def validate(
     wait: Annotated[bool, typer.Option("--wait", help="Until there is a verdict; exit status 10: it failed.")] = False,
 ) -> None:
     """Have a draft read and checked: artifacts, digests, golden prompts, an instance type."""
-    run, path = run_of(context), path_of(resource_named("model-versions"), version)
+    run, path = session_of(context), path_of(resource_named("model-versions"), version)
     found = run.connection.post(f"{path}/validate")
     while wait and found["validation"] and found["validation"]["state"] == "running":
         time.sleep(LOOK_EVERY_S)
@@ -50,7 +50,7 @@ def retire(context: typer.Context, version: Version, why: Word) -> None:
 
 
 def _move(context: typer.Context, version: str, action: str, why: str) -> None:
-    run = run_of(context)
+    run = session_of(context)
     found: dict[str, Any] = run.connection.post(
         f"{path_of(resource_named('model-versions'), version)}/{action}", {"why": why}
     )

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from controlplane.cli.commands.act import place_named
-from controlplane.cli.completing import names_of, names_of_places
+from controlplane.cli.completion import names_of, names_of_places
+from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure
 from controlplane.cli.resources import Column, at, number
-from controlplane.cli.run import Run, path_of, resource_named, run_of
+from controlplane.cli.session import Session, path_of, resource_named, session_of
 
 app = typer.Typer()
 
@@ -39,7 +39,7 @@ def events(
 
     switchyard events -f -d sim-70b
     """
-    run = run_of(context)
+    run = session_of(context)
     filters = {"region": region, "deployment": deployment, "cell": cell, "node": node, "kind": kind, "tone": tone}
     asked = {name: value for name, value in filters.items() if value}
     last = 0
@@ -56,7 +56,7 @@ def events(
             last = max(last, int(event["id"]))
 
 
-def _print_event(run: Run, event: dict[str, Any]) -> None:
+def _print_event(run: Session, event: dict[str, Any]) -> None:
     if run.output.is_for_programs:
         import json
 
@@ -77,7 +77,7 @@ def logs(
 
     switchyard logs sim-70b-us-east-1-1 -f
     """
-    run = run_of(context)
+    run = session_of(context)
     cell, node = _cell_and_node(run, name)
     path = f"{path_of(resource_named('cells'), cell)}/logs"
     seen: list[str] = []
@@ -97,7 +97,7 @@ def logs(
         run.output.note(f"{name} shows no lines of its {source}.")
 
 
-def _cell_and_node(run: Run, name: str) -> tuple[str, str]:
+def _cell_and_node(run: Session, name: str) -> tuple[str, str]:
     """The cell whose logs are asked for, and the node if it is one's alone.
 
     Raises:
@@ -139,7 +139,7 @@ def top(
     region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
 ) -> None:
     """Show the load of the last 30 seconds, busiest first, and refresh it until Ctrl-C."""
-    run = run_of(context)
+    run = session_of(context)
     filters = {name: value for name, value in (("deployment", deployment), ("region", region)) if value}
 
     def look() -> list[dict[str, Any]]:
@@ -196,7 +196,7 @@ def _columns(by: str) -> list[Column]:
     ]
 
 
-def _live(run: Run, look: Callable[[], list[dict[str, Any]]], by: str, interval_s: float) -> None:
+def _live(run: Session, look: Callable[[], list[dict[str, Any]]], by: str, interval_s: float) -> None:
     from rich.live import Live
 
     from controlplane.cli.output import rich_table

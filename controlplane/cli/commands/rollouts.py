@@ -5,11 +5,11 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.completing import names_of
+from controlplane.cli.completion import names_of
+from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure
 from controlplane.cli.plans import forecast_lines
-from controlplane.cli.run import Run, run_of
+from controlplane.cli.session import Session, session_of
 
 app = typer.Typer()
 rollout = typer.Typer(help="Move a deployment to another version, wave by wave.", no_args_is_help=True)
@@ -43,7 +43,7 @@ def start(
 
     switchyard rollout start sim-70b sim-70b@2 --watch
     """
-    run = run_of(context)
+    run = session_of(context)
     asked = {
         "deployment": deployment,
         "version": version,
@@ -89,7 +89,7 @@ def stated(policy: list[str]) -> dict[str, Any]:
     return found
 
 
-def _foretell(run: Run, asked: dict[str, Any]) -> None:
+def _foretell(run: Session, asked: dict[str, Any]) -> None:
     stages = run.connection.post("rollouts/preview", asked)
     forecast = run.connection.post("plan", {"rollout": asked})
     if run.output.is_for_programs:
@@ -109,7 +109,7 @@ def watch(
     for_s: Annotated[float | None, typer.Option("--for", help="Seconds; then the exit status is 9.")] = None,
 ) -> None:
     """Stay until a rollout has ended or pauses. Exit status 0 only if it succeeded."""
-    run = run_of(context)
+    run = session_of(context)
     _watch(run, _id_of(run, subject), for_s)
 
 
@@ -146,12 +146,12 @@ def skip_bake(
 
 
 def _act(context: typer.Context, subject: str, action: str, why: str) -> None:
-    run = run_of(context)
+    run = session_of(context)
     found = run.connection.post(f"rollouts/{_id_of(run, subject)}/{action}", {"why": why})
     run.show(found, [_line(found)])
 
 
-def _id_of(run: Run, subject: str) -> int:
+def _id_of(run: Session, subject: str) -> int:
     """Of a number that, of a deployment its active rollout, else its last."""
     if subject.isdecimal():
         return int(subject)
@@ -169,7 +169,7 @@ def _line(found: dict[str, Any]) -> str:
     return f"{what} is {found['state']}{where}: {found['reason']}"
 
 
-def _watch(run: Run, rollout_id: int, for_s: float | None) -> None:
+def _watch(run: Session, rollout_id: int, for_s: float | None) -> None:
     """Print a line whenever it moves.
 
     Raises:

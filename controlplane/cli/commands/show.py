@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from controlplane.cli.completing import kinds, names_of, names_of_kind
+from controlplane.cli.completion import kinds, names_of, names_of_kind
+from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure
 from controlplane.cli.output import Format, described
 from controlplane.cli.resources import Resource, columns_of
-from controlplane.cli.run import Run, path_of, resource_named, run_of
+from controlplane.cli.session import Session, path_of, resource_named, session_of
 
 app = typer.Typer()
 
@@ -38,7 +38,7 @@ def get(
     switchyard get cells -r us-east-1 --state failed
     switchyard get deployments -o json
     """
-    run, resource = run_of(context), resource_named(kind)
+    run, resource = session_of(context), resource_named(kind)
     filters: dict[str, Any] = {"region": region, "deployment": deployment, "state": state or ()}
     if include_ended and resource.ends:
         filters["include"] = "all"
@@ -66,7 +66,9 @@ def pairs(where: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in split}
 
 
-def _found(run: Run, resource: Resource, names: list[str], filters: dict[str, Any], limit: int) -> list[dict[str, Any]]:
+def _found(
+    run: Session, resource: Resource, names: list[str], filters: dict[str, Any], limit: int
+) -> list[dict[str, Any]]:
     if names:
         return [run.connection.get(path_of(resource, name)) for name in names]
     found = list(run.connection.pages(resource.path, filters, limit + 1))
@@ -75,7 +77,7 @@ def _found(run: Run, resource: Resource, names: list[str], filters: dict[str, An
     return found[:limit]
 
 
-def _print(run: Run, resource: Resource, found: list[dict[str, Any]], *, single: bool) -> None:
+def _print(run: Session, resource: Resource, found: list[dict[str, Any]], *, single: bool) -> None:
     if run.output.is_for_programs:
         run.output.document(found[0] if single else found)
     elif run.output.form is Format.NAME:
@@ -95,7 +97,7 @@ def describe(
 
     switchyard describe cell sim-70b-us-east-1-1
     """
-    run, resource = run_of(context), resource_named(kind)
+    run, resource = session_of(context), resource_named(kind)
     found = run.connection.get(path_of(resource, name))
     if run.output.is_for_programs:
         run.output.document(found)

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from controlplane.cli.main import main
-from controlplane.cli.run import Run
+from controlplane.cli.session import Session
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def switchyard(environ: dict[str, str], capsys: pytest.CaptureFixture[str]) -> S
     def run(*arguments: str) -> Ended:
         capsys.readouterr()
         transport = httpx.WSGITransport(app=application)
-        code = main(arguments, Run(environ=environ, transport=transport))
+        code = main(arguments, Session(environ=environ, transport=transport))
         printed = capsys.readouterr()
         return Ended(code, printed.out, printed.err)
 

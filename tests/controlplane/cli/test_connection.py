@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from controlplane.cli.connection import TRIES, Connection, pause_s
+from controlplane.cli.errors import Failure, Problem
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure, Problem
-from controlplane.cli.target import Target
+from controlplane.cli.server_target import Target
 
 Answer = Callable[[httpx.Request], httpx.Response]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from controlplane.cli.documents import read_documents
-from controlplane.cli.failures import Failure
+from controlplane.cli.errors import Failure
 
 FLEET = """\
 # a comment

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli.failures import Failure
+from controlplane.cli.errors import Failure
 from controlplane.cli.profiles import Profile, Profiles, profiles_file, read_profiles, write_profiles
 
 KEPT = Profiles("a", {"a": Profile("https://a", "sw_a"), "b": Profile("https://b", "sw_b")})

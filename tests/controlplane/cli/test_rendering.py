@@ -11,7 +11,7 @@ from controlplane.api.apply import view
 from controlplane.cli.commands.act import seconds
 from controlplane.cli.commands.observe import fresh_lines, log_lines, summed
 from controlplane.cli.commands.rollouts import stated
-from controlplane.cli.failures import Failure
+from controlplane.cli.errors import Failure
 from controlplane.cli.main import shared_first
 from controlplane.cli.output import Format, Output, as_yaml, described, plain_table
 from controlplane.cli.plans import diff_lines, effect_lines, plan_lines

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure
 from controlplane.cli.profiles import Profiles
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -18,7 +18,7 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ConnectionOptions:
     """What the command line says; empty: nothing."""
 
     server: str = ""
@@ -35,26 +35,26 @@ class Target:
     source: str
 
 
-def find_target(asked: Asked, environ: Mapping[str, str], profiles: Profiles) -> Target:
+def find_target(options: ConnectionOptions, environ: Mapping[str, str], profiles: Profiles) -> Target:
     """The server and its token.
 
     Raises:
         Failure: a profile that there is not, or an address that is none.
     """
-    name = asked.profile or environ.get("SWITCHYARD_PROFILE", "")
+    name = options.profile or environ.get("SWITCHYARD_PROFILE", "")
     if name and name not in profiles.known:
         there = ", ".join(sorted(profiles.known)) or "none"
         raise Failure(f"there is no profile {name!r}; there are: {there}", ExitCode.USAGE)
-    given = asked.server or ("" if asked.profile else environ.get("SWITCHYARD_SERVER", ""))
+    given = options.server or ("" if options.profile else environ.get("SWITCHYARD_SERVER", ""))
     own = local_target(environ)
     if not given:
         chosen = name or profiles.current
         if chosen in profiles.known:
             stored = profiles.known[chosen]
-            return _with_token(asked, environ, Target(stored.server, stored.token, f"profile {chosen}"))
-        return _with_token(asked, environ, own)
+            return _with_token(options, environ, Target(stored.server, stored.token, f"profile {chosen}"))
+        return _with_token(options, environ, own)
     server = checked_server(given)
-    return _with_token(asked, environ, _known_for(server, name, profiles, own))
+    return _with_token(options, environ, _known_for(server, name, profiles, own))
 
 
 def _known_for(server: str, name: str, profiles: Profiles, own: Target) -> Target:
@@ -67,9 +67,9 @@ def _known_for(server: str, name: str, profiles: Profiles, own: Target) -> Targe
     return Target(server, own.token, own.source) if same_server(own.server, server) else Target(server, "", "")
 
 
-def _with_token(asked: Asked, environ: Mapping[str, str], found: Target) -> Target:
-    if asked.token:
-        return Target(found.server, asked.token, "--token")
+def _with_token(options: ConnectionOptions, environ: Mapping[str, str], found: Target) -> Target:
+    if options.token:
+        return Target(found.server, options.token, "--token")
     if environ.get("SWITCHYARD_TOKEN"):
         return Target(found.server, environ["SWITCHYARD_TOKEN"], "SWITCHYARD_TOKEN")
     return found

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.cli.failures import Failure
+from controlplane.cli.errors import Failure
 from controlplane.cli.profiles import Profile, Profiles
-from controlplane.cli.target import Asked, Target, checked_server, find_target
+from controlplane.cli.server_target import ConnectionOptions, Target, checked_server, find_target
 
 PRODUCTION = Profiles("production", {"production": Profile("https://prod.example.com", "sw_prod")})
 NONE = Profiles()
@@ -22,36 +22,42 @@ def own(tmp_path: Path) -> dict[str, str]:
 
 
 def test_what_make_up_left_on_this_machine_is_found_by_itself(own: dict[str, str]) -> None:
-    found = find_target(Asked(), own, NONE)
+    found = find_target(ConnectionOptions(), own, NONE)
     assert (found.server, found.token) == ("http://127.0.0.1:9000", "sw_local")
     assert found.source.endswith("operator-token")
 
 
 def test_a_profile_counts_before_this_machine(own: dict[str, str]) -> None:
-    assert find_target(Asked(), own, PRODUCTION) == Target("https://prod.example.com", "sw_prod", "profile production")
+    assert find_target(ConnectionOptions(), own, PRODUCTION) == Target(
+        "https://prod.example.com", "sw_prod", "profile production"
+    )
 
 
 @pytest.mark.parametrize("server", ["http://127.0.0.1:9000", "localhost:9000", "http://[::1]:9000"])
 def test_the_own_token_goes_to_this_machine_by_any_of_its_names(own: dict[str, str], server: str) -> None:
-    assert find_target(Asked(server=server), own, PRODUCTION).token == "sw_local"
+    assert find_target(ConnectionOptions(server=server), own, PRODUCTION).token == "sw_local"
 
 
 @pytest.mark.parametrize("server", ["https://evil.example.com", "http://prod.example.com", "127.0.0.1:9001"])
 def test_no_token_goes_to_another_server(own: dict[str, str], server: str) -> None:
-    assert find_target(Asked(server=server), own, PRODUCTION).token == ""
+    assert find_target(ConnectionOptions(server=server), own, PRODUCTION).token == ""
 
 
 def test_what_is_said_counts_first(own: dict[str, str]) -> None:
     environ = {**own, "SWITCHYARD_SERVER": "https://a.example.com", "SWITCHYARD_TOKEN": "sw_env"}
-    assert find_target(Asked(), environ, PRODUCTION) == Target("https://a.example.com", "sw_env", "SWITCHYARD_TOKEN")
-    asked = Asked(server="https://b.example.com", token="sw_said")
-    assert find_target(asked, environ, PRODUCTION) == Target("https://b.example.com", "sw_said", "--token")
-    assert find_target(Asked(profile="production"), environ, PRODUCTION).server == "https://prod.example.com"
+    assert find_target(ConnectionOptions(), environ, PRODUCTION) == Target(
+        "https://a.example.com", "sw_env", "SWITCHYARD_TOKEN"
+    )
+    options = ConnectionOptions(server="https://b.example.com", token="sw_said")
+    assert find_target(options, environ, PRODUCTION) == Target("https://b.example.com", "sw_said", "--token")
+    assert (
+        find_target(ConnectionOptions(profile="production"), environ, PRODUCTION).server == "https://prod.example.com"
+    )
 
 
 def test_a_profile_that_is_not_there_is_named_with_those_that_are() -> None:
     with pytest.raises(Failure, match="there is no profile 'staging'; there are: production"):
-        find_target(Asked(profile="staging"), {}, PRODUCTION)
+        find_target(ConnectionOptions(profile="staging"), {}, PRODUCTION)
 
 
 @pytest.mark.parametrize(

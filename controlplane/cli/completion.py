@@ -6,8 +6,8 @@ from collections.abc import Callable
 import typer
 
 from controlplane.cli.resources import RESOURCES, Resource
-from controlplane.cli.run import Run, resource_named
-from controlplane.cli.target import Asked
+from controlplane.cli.server_target import ConnectionOptions
+from controlplane.cli.session import Session, resource_named
 
 WITHIN_S = 1.5
 MOST = 500
@@ -42,8 +42,10 @@ def names_of_places(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def _names(ctx: typer.Context, resource: Resource, incomplete: str) -> list[str]:
     said = ctx.find_root().params
-    asked = Asked(str(said.get("server") or ""), str(said.get("token") or ""), str(said.get("profile") or ""))
-    run = Run(asked=asked, timeout_s=WITHIN_S)
+    options = ConnectionOptions(
+        str(said.get("server") or ""), str(said.get("token") or ""), str(said.get("profile") or "")
+    )
+    run = Session(options=options, timeout_s=WITHIN_S)
     try:
         rows = list(run.connect(run.target, tries=1).pages(resource.path, most=MOST))
     except Exception:

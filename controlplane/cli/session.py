@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.failures import Failure
 from controlplane.cli.output import Format, Output
 from controlplane.cli.resources import BY_NAME, Resource
-from controlplane.cli.target import Asked, Target, find_target
+from controlplane.cli.server_target import ConnectionOptions, Target, find_target
 
 if TYPE_CHECKING:
     import httpx
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Run:
+class Session:
     """`transport`: another way to the server than the network, for tests."""
 
-    asked: Asked = field(default_factory=Asked)
+    options: ConnectionOptions = field(default_factory=ConnectionOptions)
     form: Format = Format.TABLE
     colour: bool = True
     timeout_s: float = 60.0
@@ -46,7 +46,7 @@ class Run:
 
     @cached_property
     def target(self) -> Target:
-        return find_target(self.asked, self.environ, self.profiles)
+        return find_target(self.options, self.environ, self.profiles)
 
     @cached_property
     def connection(self) -> "Connection":
@@ -72,7 +72,7 @@ class Run:
         """Go on only if a person types `wanted`, or said `--yes`.
 
         Raises:
-            Failure: nobody can be asked, or the answer was another.
+            Failure: nobody can be options, or the answer was another.
         """
         if yes:
             return
@@ -92,10 +92,10 @@ class Run:
             self.output.plain(line)
 
 
-def run_of(context: "typer.Context") -> Run:
+def session_of(context: "typer.Context") -> Session:
     """The run that a command belongs to."""
     found = context.find_root().obj
-    if not isinstance(found, Run):
+    if not isinstance(found, Session):
         raise TypeError("the root of the command line makes the run")
     return found
 
