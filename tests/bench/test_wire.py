@@ -9,6 +9,8 @@ import pytest
 
 from bench.traffic import wire
 
+pytestmark = pytest.mark.processes
+
 PORT = 27900
 ASK = {"model": "tiny", "messages": [{"role": "user", "content": "why?"}], "max_tokens": 5}
 

@@ -7,6 +7,8 @@ import pytest
 
 from controlplane import bootstrap
 
+pytestmark = pytest.mark.processes
+
 HASH = f"--hash=sha256:{64 * '0'}"
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.docs.pages import INLINE_CODE, ROOT, code_of, our_markdown, text_of
 
+pytestmark = pytest.mark.processes
+
 PATH = re.compile(r"[\w.-]+(?:/[\w.-]+)*/?")
 TEST = re.compile(r"(tests/[\w/]+\.py)::(\w+)")
 MODULE = re.compile(r"[a-z]\w*(?:\.\w+){2,}")

@@ -13,6 +13,8 @@ from kernel.models import Event
 from tests.controlplane.dashboard.web import ROOT, web_process
 from tests.fleet import rows
 
+pytestmark = pytest.mark.processes
+
 COMMAND = [sys.executable, "-m", "controlplane.cli"]
 LIGHT = (
     "import sys; from controlplane.cli.main import main; code = main(['get', '--help']);"

@@ -13,6 +13,8 @@ from controlplane.embedded.process_environment import HOME_MARK
 from controlplane.embedded.process_ownership import processes_of
 from tests.controlplane.embedded.processes import ROOT, eventually
 
+pytestmark = pytest.mark.processes
+
 SLEEP = "import time; time.sleep(600)"
 
 

@@ -15,6 +15,8 @@ from controlplane.embedded.process_ownership import processes_of
 from tests.controlplane.embedded.processes import eventually
 from tests.embedded_servers import EmbeddedServers
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:

@@ -6,6 +6,8 @@ import pytest
 
 from engine_agent.engines.uv_program import UvFailed, UvProgram, failure_reason
 
+pytestmark = pytest.mark.processes
+
 LIMIT_S = 60.0
 
 

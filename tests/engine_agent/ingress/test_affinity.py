@@ -16,6 +16,8 @@ from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 
+pytestmark = pytest.mark.processes
+
 
 @contextlib.asynccontextmanager
 async def cells_of_pool(ingress: RunningIngress, count: int, **options: Any) -> AsyncIterator[list[FakeCell]]:

@@ -23,6 +23,8 @@ from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOME, free_port, pool
 from tests.engine_agent.ingress.traffic import SteadyTraffic
 
+pytestmark = pytest.mark.processes
+
 
 class AgentProcess:
     """One `python -m engine_agent ingress` after another in the same home."""

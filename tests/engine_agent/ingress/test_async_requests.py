@@ -17,7 +17,7 @@ from tests.engine_agent.proxy.proxy_process import until
 
 PATH = "/v1/async/chat/completions"
 ACCEPTED = b'HTTP/1.1 202 Accepted\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"id":"ar"}'
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 
 class ControlPlane:

@@ -11,6 +11,8 @@ from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool, read_stream
 from tests.engine_agent.ingress.traffic import SteadyTraffic
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.asyncio
 async def test_a_cell_dies_under_steady_traffic_and_no_request_fails(ingress: RunningIngress) -> None:

@@ -14,6 +14,8 @@ from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOME, RunningIngress, ask, pool, read_stream
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.asyncio
 async def test_a_killed_haproxy_is_back_with_the_same_table(ingress: RunningIngress) -> None:

@@ -8,6 +8,8 @@ from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOP_SECRET, RunningIngress, pool
 from tests.engine_agent.ingress.marks import marked
 
+pytestmark = pytest.mark.processes
+
 BODY = b'{"model": "demo"}'
 NEW_SECRET = "e" * 40
 

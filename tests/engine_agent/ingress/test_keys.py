@@ -10,6 +10,8 @@ from tests.engine_agent.ingress.keyed import Keyed, keyed
 from tests.engine_agent.ingress.marks import marked
 from tests.engine_agent.ingress.traffic import BODY
 
+pytestmark = pytest.mark.processes
+
 OTHERS = {"Authorization": "Bearer sw_ffffffff_" + "0" * 48}
 
 

@@ -19,6 +19,8 @@ from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool, waits
 
+pytestmark = pytest.mark.processes
+
 KIB = 1024
 LONGEST_SHORT, SHORTEST_READ = 32 * KIB, 32 * KIB + 1
 MIDDLE, LONGEST_MIDDLE = 100 * KIB, 256 * KIB

@@ -9,7 +9,7 @@ from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool, waits
 
 BODY = b'{"model": "demo"}'
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 
 async def refused(ingress: RunningIngress) -> tuple[int, str]:

@@ -13,6 +13,8 @@ from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool
 from tests.engine_agent.ingress.keyed import Keyed, keyed
 from tests.engine_agent.ingress.traffic import BODY
 
+pytestmark = pytest.mark.processes
+
 STREAM = BODY[:-1] + b', "stream": true}'
 PROMPT = math.ceil(len(BODY) / 4)
 INITIAL_ESTIMATE = 256

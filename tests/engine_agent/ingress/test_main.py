@@ -4,7 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from engine_agent.ingress.main import MAX_THREADS, default_threads
+
+pytestmark = pytest.mark.processes
 
 PINNED = """
 import os

@@ -14,6 +14,8 @@ from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 from tests.engine_agent.ingress.keyed import keyed
 from tests.engine_agent.ingress.traffic import BODY, SteadyTraffic
 
+pytestmark = pytest.mark.processes
+
 KEYS = 20_000
 
 

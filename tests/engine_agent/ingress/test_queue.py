@@ -16,6 +16,8 @@ from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool
 
+pytestmark = pytest.mark.processes
+
 DEADLINE_S = 60.0
 PATIENCE_S = 110
 """Below the time that a test may take."""

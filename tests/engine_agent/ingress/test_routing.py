@@ -9,6 +9,8 @@ import pytest
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, ask, pool, read_stream, waits
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.asyncio
 async def test_the_model_in_the_body_picks_the_pool_and_answers_stream(ingress: RunningIngress) -> None:

@@ -13,6 +13,8 @@ from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 
+pytestmark = pytest.mark.processes
+
 BODY = b'{"model": "demo"}'
 STREAM = b'{"model": "demo", "stream": true}'
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n"

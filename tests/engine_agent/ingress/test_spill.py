@@ -13,6 +13,8 @@ from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import AWAY, HOME, HOP_SECRET, RunningIngress, ask, pool
 from tests.engine_agent.ingress.marks import marked
 
+pytestmark = pytest.mark.processes
+
 BODY = b'{"model": "demo"}'
 
 

@@ -14,6 +14,8 @@ from tests.engine_agent.ingress.ingresses import AWAY, HOP_SECRET, RunningIngres
 from tests.engine_agent.ingress.keyed import keyed
 from tests.engine_agent.ingress.marks import marked
 
+pytestmark = pytest.mark.processes
+
 BACKENDS = {"a": "pool.a", "b": "pool.b", "c": "pool.c"}
 
 

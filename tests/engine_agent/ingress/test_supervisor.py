@@ -1,6 +1,10 @@
 """A HAProxy that died once is back at once; one that keeps dying is started more and more slowly."""
 
+import pytest
+
 from engine_agent.ingress.supervisor import STABLE_AFTER_S, RestartBackoff
+
+pytestmark = pytest.mark.processes
 
 
 def test_one_that_never_ran_may_start_and_is_no_news() -> None:

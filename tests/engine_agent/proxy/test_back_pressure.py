@@ -9,7 +9,7 @@ from tests.engine_agent.proxy.engine import ONE_TOKEN, STREAM_HEAD, Turn, chunk,
 from tests.engine_agent.proxy.http_stream import read_chunk, read_head, read_message, request
 from tests.engine_agent.proxy.proxy_process import running_proxy, until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 MIB = 1024 * 1024
 TOTAL_BYTES = 64 * MIB

@@ -9,7 +9,7 @@ from tests.engine_agent.proxy.engine import Turn, json_answer, running_engine
 from tests.engine_agent.proxy.http_stream import Message, request
 from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 ANSWER = json_answer(b'{"choices":[],"usage":{"prompt_tokens":4,"total_tokens":9,"completion_tokens":5}}')
 

@@ -9,6 +9,8 @@ import pytest
 from engine_agent.proxy.__main__ import EXIT_CANNOT_LISTEN, parse_arguments
 from tests.engine_agent.proxy.proxy_process import ROOT, free_ports
 
+pytestmark = pytest.mark.processes
+
 WORDS = {
     "--node-id": "n-0a1b2c3d",
     "--cell": "c-1",

@@ -7,7 +7,7 @@ import pytest
 from tests.engine_agent.proxy.engine import EVENTS, STREAM_HEAD, Turn, chunk, running_engine
 from tests.engine_agent.proxy.proxy_process import running_proxy
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 
 async def test_a_deadline_that_passes_before_the_answer_is_a_504_and_the_engine_stops() -> None:

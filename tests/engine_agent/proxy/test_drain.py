@@ -8,7 +8,7 @@ from tests.engine_agent.proxy.engine import EVENTS, STREAM_HEAD, Turn, chunk, ru
 from tests.engine_agent.proxy.http_stream import read_chunk, read_head, read_message, request
 from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 
 class HeldStream:

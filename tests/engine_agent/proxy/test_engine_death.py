@@ -9,7 +9,7 @@ from tests.engine_agent.proxy.engine import EVENTS, STREAM_HEAD, Turn, chunk, js
 from tests.engine_agent.proxy.http_stream import Message, request
 from tests.engine_agent.proxy.proxy_process import running_proxy, until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 
 def assert_another_cell_may_take_it(answer: Message, code: str) -> None:

@@ -5,7 +5,7 @@ import pytest
 from tests.engine_agent.proxy.engine import json_answer, running_engine
 from tests.engine_agent.proxy.proxy_process import running_proxy, until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 GOLDEN = '[{"prompt": "The capital of France is", "expect": "Paris"}]'
 

@@ -12,7 +12,7 @@ from tests.engine_agent.proxy.engine import json_answer, running_engine
 from tests.engine_agent.proxy.http_stream import request
 from tests.engine_agent.proxy.proxy_process import ROOT, free_ports, running_proxy, until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 
 async def test_a_healthy_cell_is_up_everywhere() -> None:

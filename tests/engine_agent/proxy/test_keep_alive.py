@@ -8,7 +8,7 @@ from tests.engine_agent.proxy.engine import ONE_TOKEN, Turn, running_engine
 from tests.engine_agent.proxy.http_stream import read_message, request
 from tests.engine_agent.proxy.proxy_process import running_proxy
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 
 async def test_one_client_connection_and_one_engine_connection_carry_many_requests() -> None:

@@ -9,7 +9,7 @@ from tests.engine_agent.proxy.engine import Turn, chunk, json_answer, running_en
 from tests.engine_agent.proxy.http_stream import read_head, read_message, request
 from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 MIB = 1024 * 1024
 

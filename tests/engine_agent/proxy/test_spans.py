@@ -10,7 +10,7 @@ from tests.engine_agent.proxy.engine import Engine, running_engine
 from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 
 @asynccontextmanager

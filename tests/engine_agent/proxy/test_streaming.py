@@ -9,7 +9,7 @@ from tests.engine_agent.proxy.engine import DONE, EVENTS, STREAM_HEAD, Turn, chu
 from tests.engine_agent.proxy.http_stream import read_chunk, read_head, request
 from tests.engine_agent.proxy.proxy_process import running_proxy, until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 
 async def test_a_stream_passes_byte_for_byte_and_its_tokens_are_counted() -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.engine_agent.proxy.engine import DONE, EVENTS, Turn, running_engine
 from tests.engine_agent.proxy.proxy_process import running_proxy
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 USAGE = b'data: {"id":"x","choices":[],"usage":{"prompt_tokens":11,"total_tokens":18,"completion_tokens":7}}\n\n'
 

@@ -14,7 +14,7 @@ from tests.engine_agent.proxy.engine import Engine
 from tests.engine_agent.proxy.http_stream import Message, read_chunk, read_head, request
 from tests.engine_agent.proxy.proxy_process import ProxyProcess, running_proxy, until
 
-pytestmark = pytest.mark.asyncio
+pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 PATH = "/v1/chat/completions"
 
 

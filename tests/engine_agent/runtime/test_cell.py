@@ -15,6 +15,8 @@ from engine_agent.protocol.states import Phase
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.engine_agent.runtime.agents import MODEL, Cell, running_cell
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def plane() -> FakeControlPlane:

@@ -10,6 +10,8 @@ from engine_agent.telemetry.fingerprint import OPERATOR_FILE
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.engine_agent.runtime.agents import running_cell
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.mark.asyncio
 async def test_a_cell_of_different_stacks_does_not_form_and_one_of_equal_stacks_does(tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from tests.engine_agent.fake_control_plane import FakeControlPlane
 from tests.engine_agent.orders import assignment, order
 from tests.engine_agent.runtime.agents import Node, free_ports
 
+pytestmark = pytest.mark.processes
+
 HASTY_AGENT = """
 import sys
 from engine_agent.planning.node import ConvergeLimits

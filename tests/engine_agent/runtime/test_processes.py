@@ -19,6 +19,8 @@ from engine_agent.runtime.processes import ProcessEnd, Processes, child_environm
 from engine_agent.runtime.record import ProcessRecord
 from tests.engine_agent.fake_control_plane import eventually
 
+pytestmark = pytest.mark.processes
+
 ENGINE = ProcessKind.ENGINE
 MEMBER = Membership("c-1", 3, 0)
 SLEEPS = "import time; print('up', flush=True); time.sleep(60)"

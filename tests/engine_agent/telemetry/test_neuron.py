@@ -17,6 +17,8 @@ from engine_agent.telemetry.accelerators import Restarts
 from engine_agent.telemetry.neuron import NeuronReader
 from tests.engine_agent.fake_control_plane import eventually
 
+pytestmark = pytest.mark.processes
+
 RECORDED = Path(__file__).parent / "recorded"
 QUICK = Restarts(at_most=3, first_pause_s=0.01, longest_pause_s=0.02)
 

@@ -29,6 +29,8 @@ from traffic.services.ingress import ingress_create
 from traffic.services.key import NewKey, key_create, key_revoke
 from traffic.tasks import publish
 
+pytestmark = pytest.mark.processes
+
 KEYS = 2_000
 DEADLINE_S = 30.0
 BODY = {"model": "sim-70b", "messages": []}

@@ -26,7 +26,7 @@ from traffic.selectors.application import Application
 from traffic.services.async_request import async_request_cancel
 from traffic.services.async_sender import AsyncSender
 
-pytestmark = [pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 
 QUICK = AsyncSettings(poll_s=0.01, renew_every_s=0.02, first_retry_s=0.01, longest_retry_s=0.02)
 DEADLINE_S = 60.0

@@ -20,7 +20,7 @@ from traffic.selectors.key import keys_for_ingresses
 from traffic.services.async_sender import AsyncSender
 from traffic.services.key import key_create
 
-pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 LIMIT_S = 30.0
 T = TypeVar("T")
 

@@ -11,6 +11,8 @@ from engine_agent.engines.neuron.target import NXDI_2_29, NeuronTarget, NoTarget
 from engine_agent.engines.vllm.options import parse
 from engine_agent.engines.vllm.serve import EXIT_NO_VLLM, SHUTDOWN_TIMEOUT_S, Server, vllm_argv
 
+pytestmark = pytest.mark.processes
+
 COMPLETE = {"vllm-neuron": "0.5.0", "vllm": "0.16.0", "neuronx-distributed-inference": "0.9.17334"}
 LINE = (
     "--node-id n-1 --cell c --generation 1 --rank 0 --role leader --host 10.0.0.1 --port 9403 --served-model m "

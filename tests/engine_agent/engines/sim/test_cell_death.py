@@ -4,7 +4,11 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.engine_agent.engines.sim.cells import CHAT, CLIENT, ENDLESS, Member, running_cell, until
+
+pytestmark = pytest.mark.processes
 
 
 def is_unhealthy(leader: Member) -> bool:

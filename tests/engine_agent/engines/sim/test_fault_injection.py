@@ -9,6 +9,8 @@ import pytest
 
 from tests.engine_agent.engines.sim.cells import CHAT, CLIENT, Member, running_cell, until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture(scope="module")
 def cell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Member]]:

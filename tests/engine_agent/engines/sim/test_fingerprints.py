@@ -7,6 +7,8 @@ import pytest
 
 from tests.engine_agent.engines.sim.cells import SECRET, Cell, until
 
+pytestmark = pytest.mark.processes
+
 STACK = {"kernel": "6.8", "engine": "sim 1", "flags": "0123456789ab"}
 
 

@@ -10,6 +10,8 @@ import pytest
 
 from tests.engine_agent.engines.sim.cells import CHAT, CLIENT, ENDLESS, MODEL, Member, until
 
+pytestmark = pytest.mark.processes
+
 
 def events(text: str) -> list[Any]:
     return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: {")]

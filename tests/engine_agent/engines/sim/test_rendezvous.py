@@ -9,6 +9,8 @@ import pytest
 
 from tests.engine_agent.engines.sim.cells import CHAT, Cell, until
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def cell(tmp_path: Path) -> Iterator[Cell]:

@@ -12,6 +12,8 @@ import pytest
 
 from tests.engine_agent.engines.sim.cells import CHAT, CLIENT, ENDLESS, Cell, Member, running_cell, until
 
+pytestmark = pytest.mark.processes
+
 HALF_A_SECOND = {**ENDLESS, "max_tokens": 250}
 STARTER = "from subprocess import *; import sys; print(Popen(sys.argv[1:], stdout=DEVNULL, stderr=DEVNULL).pid)"
 """Starts an engine as an agent would, says its process id, and is gone."""

@@ -14,6 +14,8 @@ import pytest
 
 from engine_agent.engines.vllm.core_process import EXIT_CORE_ENDED
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[4]
 LIMIT_S = 30.0
 SERVER = textwrap.dedent("""

@@ -16,6 +16,8 @@ from engine_agent.engines.vllm.environment import (
     unsuitable,
 )
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_suitable_machine_has_no_reason_against_it() -> None:
     assert unsuitable("Linux", "x86_64", frozenset({"avx2"})) is None

@@ -22,6 +22,8 @@ from engine_agent.engines.vllm.serve import (
     vllm_argv,
 )
 
+pytestmark = pytest.mark.processes
+
 ROOT = Path(__file__).resolve().parents[4]
 NODE_ID = "n-000test1"
 LIMIT_S = 30.0

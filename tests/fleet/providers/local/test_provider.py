@@ -20,6 +20,8 @@ from fleet.planning.snapshot import ProviderStatus
 from fleet.providers.base import LaunchSpec, Machine, ProviderError
 from fleet.providers.local.provider import LocalProvider, place
 
+pytestmark = pytest.mark.processes
+
 CHECKOUT = Path(__file__).resolve().parents[4]
 FIRST_PORT = 27000
 DEADLINE_S = 15.0
