@@ -3,10 +3,10 @@
 from celery import shared_task
 
 from fleet.services.enrolment import join_tokens_trim
+from fleet.services.fault_evidence import step_windows_cut
 from fleet.services.history import history_trim, load_sample
 from fleet.services.node_log import node_logs_trim
 from fleet.services.reconcile import reconcile
-from fleet.services.step_windows import step_windows_cut
 from fleet.services.webhook_delivery import deliveries_send, deliveries_trim
 from kernel import clock
 

@@ -22,7 +22,7 @@ from engine_agent.protocol.states import MemberRole, ServingClass
 from fleet.api import examples
 from fleet.api.filters import EndedHidden
 from fleet.api.history import WithLoad
-from fleet.api.logs import EXAMPLE, AskedLogsSerializer, LogsSerializer, logs_read
+from fleet.api.logs import EXAMPLE, LogOptionsSerializer, LogsSerializer, logs_read
 from fleet.models import Cell, CellMember
 from fleet.planning.fingerprints import StackComparison
 from fleet.planning.states import CellState, NodeState, choices
@@ -61,7 +61,7 @@ class LoadSerializer(serializers.Serializer[CellLoad]):
     itl_p50_ms = serializers.FloatField(allow_null=True, help_text="Between tokens; null without samples.")
     itl_p99_ms = serializers.FloatField(allow_null=True)
     reported_at = serializers.DateTimeField(
-        allow_null=True, help_text="When the leader's agent said so; null: nothing was reported for this generation."
+        allow_null=True, help_text="When the leader's agent reported it; null: no report of this generation yet."
     )
 
 
@@ -82,7 +82,7 @@ class DifferingFieldSerializer(serializers.Serializer[Any]):
 
 
 class FingerprintsSerializer(serializers.Serializer[StackComparison]):
-    """What the nodes run. A cell forms only where there is one group; nodes that have not said it yet are left out."""
+    """What the nodes run. A cell forms only of one group; nodes that have not reported it yet are left out."""
 
     groups = StackGroupSerializer(many=True, help_text="That of the leader first.")
     differing = DifferingFieldSerializer(many=True, help_text="Fields in which the groups differ, by name.")
@@ -192,19 +192,19 @@ class CellViewSet(WithLoad, ReadOnlyModelViewSet[Cell]):
 
     @extend_schema(
         operation_id="cells_logs",
-        parameters=[AskedLogsSerializer],
+        parameters=[LogOptionsSerializer],
         responses={200: OpenApiResponse(LogsSerializer, examples=[OpenApiExample("logs", EXAMPLE)])},
     )
     @action(detail=True, methods=["get"], filter_backends=[])
     def logs(self, request: Request, id: str) -> Response:
-        """The last lines of the logs of the cell's nodes, as their agents show them while somebody reads."""
+        """The last lines of the logs of the cell's nodes, as their agents send them while a user reads."""
         cell = self.get_object()
         nodes = [member.node_id for member in cell.members.all()]
         return logs_read(request, lambda: cell_log_lines(cell.id), nodes)
 
     def _act(self, service: Any, request: Request, cell_id: str) -> Response:
         cell = self.get_object()
-        asked = WhySerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        service(cell_id=cell.id, actor=actor_of(request), now=clock.now(), why=asked.validated_data["why"])
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        service(cell_id=cell.id, actor=actor_of(request), now=clock.now(), why=payload.validated_data["why"])
         return Response(self.get_serializer(self.get_object()).data)

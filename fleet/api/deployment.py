@@ -101,11 +101,11 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
     def create(self, request: Request) -> Response:
         """Serve a model version in these regions. Its cells are placed on spares, or on nodes that are launched. 409 if
         the name is taken."""
-        asked = CreateDeploymentSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        said = dict(asked.validated_data)
-        cells = _cells(said.pop("regions"))
-        deployment = deployment_create(cells=cells, actor=actor_of(request), now=clock.now(), **said)
+        payload = CreateDeploymentSerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        columns = dict(payload.validated_data)
+        cells = _cells(columns.pop("regions"))
+        deployment = deployment_create(cells=cells, actor=actor_of(request), now=clock.now(), **columns)
         return Response(self.get_serializer(self.get_queryset().get(pk=deployment.pk)).data)
 
     @extend_schema(
@@ -115,22 +115,22 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         """Change what is given, and set the number of cells in the named regions. New cells are placed on spares, or on
         nodes that are launched; superfluous ones drain first."""
         deployment = self.get_object()
-        asked = ChangeDeploymentSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        said, actor, now = dict(asked.validated_data), actor_of(request), clock.now()
-        places = said.pop("regions", [])
+        payload = ChangeDeploymentSerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        columns, actor, now = dict(payload.validated_data), actor_of(request), clock.now()
+        places = columns.pop("regions", [])
         with transaction.atomic():
-            if said:
-                deployment_change(name=deployment.name, actor=actor, now=now, **said)
+            if columns:
+                deployment_change(name=deployment.name, actor=actor, now=now, **columns)
             if places:
                 deployment_scale(name=deployment.name, cells=_cells(places), actor=actor, now=now)
         return Response(self.get_serializer(self.get_object()).data)
 
     @extend_schema(operation_id="deployments_delete", responses={200: DeploymentSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """Remove a deployment for good, with its ended rollouts and what is laid down about its traffic. Answers what
-        it was. 409 while a region should have cells of it, a cell has not stopped, or a rollout is active: scale it to
-        0 first."""
+        """Remove a deployment for good, with its ended rollouts and its traffic settings. Responds with what it was.
+        409 while a region should have cells of it, a cell has not stopped, or a rollout is active: scale it to 0
+        first."""
         deployment = self.get_object()
         shown = self.get_serializer(deployment).data
         deployment_delete(name=deployment.name, actor=actor_of(request), now=clock.now())

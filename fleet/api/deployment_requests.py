@@ -1,4 +1,4 @@
-"""What may be asked of deployments. Types and ranges are checked here; what values mean is for the services."""
+"""Bodies of requests about deployments. Types and ranges are checked here; what values mean is for the services."""
 
 from typing import Any
 
@@ -45,7 +45,7 @@ class _Columns(StrictSerializer):
         min_value=0, max_value=DRAIN_DEADLINE_MAX_S, required=False, help_text="How long a drained cell may finish."
     )
     update_policy = serializers.DictField(
-        required=False, help_text="What differs: of the defaults, or in a change of what is laid down already."
+        required=False, help_text="What differs from the defaults or, in a change, from the current policy."
     )
 
     slo = serializers.DictField(
@@ -77,7 +77,7 @@ class ChangeDeploymentSerializer(_Columns):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         if not attrs:
             allowed = ", ".join(self.fields)
-            message = f"says nothing to change; give one of: {allowed}"
+            message = f"changes nothing; give one of: {allowed}"
             raise serializers.ValidationError({"regions": serializers.ErrorDetail(message, "required")})
         return attrs
 
@@ -89,7 +89,7 @@ class CreateDeploymentSerializer(_Columns):
     instance_type = serializers.CharField(max_length=64)
     regions = serializers.ListField(child=WantedCellsSerializer(), min_length=1)
     allow_unreleased = serializers.BooleanField(
-        required=False, default=False, help_text="Take a validated version that nobody has released."
+        required=False, default=False, help_text="Take a validated version that is not released."
     )
 
     def validate_regions(self, wanted: list[dict[str, Any]]) -> list[dict[str, Any]]:

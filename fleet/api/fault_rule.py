@@ -24,8 +24,10 @@ EXAMPLE = {"rule": "slow", "mode": "shadow", "actor": "operator", "changed_at": 
 @extend_schema_serializer(examples=[OpenApiExample("rule", EXAMPLE, response_only=True)])
 class FaultRuleSerializer(serializers.ModelSerializer[FaultRule]):
     rule = serializers.ChoiceField(choices=RULES)
-    mode = serializers.ChoiceField(choices=choices(RuleMode), help_text="`shadow`: say what it would do, do nothing.")
-    actor = serializers.CharField(help_text="Who set it; empty while it is as it comes.")
+    mode = serializers.ChoiceField(
+        choices=choices(RuleMode), help_text="`shadow`: report what it would do, do nothing."
+    )
+    actor = serializers.CharField(help_text="Who set it; empty for the default.")
     changed_at = serializers.DateTimeField(allow_null=True)
 
     class Meta:
@@ -46,7 +48,7 @@ class FaultRuleFilter(filters.FilterSet):
 
 
 class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
-    """Which rules may replace machines without a person. The list has those whose mode was set; every other is on."""
+    """Which rules may replace machines without an operator. The list has those whose mode was set; others are on."""
 
     serializer_class = FaultRuleSerializer
     filterset_class = FaultRuleFilter
@@ -71,13 +73,13 @@ class FaultRuleViewSet(ReadOnlyModelViewSet[FaultRule]):
     def partial_update(self, request: Request, name: str) -> Response:
         """Set a rule's mode: `off`, `shadow` or `on`."""
         chosen = self.get_object()
-        asked = SetModeSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
+        payload = SetModeSerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
         fault_rule_set(
             rule=Rule(chosen.rule),
-            mode=RuleMode(asked.validated_data["mode"]),
+            mode=RuleMode(payload.validated_data["mode"]),
             actor=actor_of(request),
             now=clock.now(),
-            why=asked.validated_data["why"],
+            why=payload.validated_data["why"],
         )
         return Response(self.get_serializer(self.get_object()).data)

@@ -9,7 +9,7 @@ ALL = "all"
 
 
 class EndedHidden(filters.FilterSet):
-    """Leaves out what has ended, which would soon outnumber what lives, unless `state` or `include=all` asks for it."""
+    """Leaves out what has ended, which would soon outnumber the rest, unless `state` or `include=all` selects it."""
 
     ended: ClassVar[str]
 
@@ -21,6 +21,6 @@ class EndedHidden(filters.FilterSet):
         return queryset
 
     def filter_queryset(self, queryset: QuerySet[Any]) -> QuerySet[Any]:
-        asked = self.form.cleaned_data
+        options = self.form.cleaned_data
         chosen: QuerySet[Any] = super().filter_queryset(queryset)
-        return chosen if asked["state"] or asked["include"] else chosen.exclude(state=self.ended)
+        return chosen if options["state"] or options["include"] else chosen.exclude(state=self.ended)

@@ -55,7 +55,7 @@ class PointSerializer(serializers.Serializer[Any]):
 
 
 class LoadSeriesSerializer(serializers.Serializer[Any]):
-    """Windows of `step_s` seconds since `start`, oldest first; where nobody looked, there is none."""
+    """Windows of `step_s` seconds since `start`, oldest first; windows in which nothing was sampled are missing."""
 
     span = serializers.CharField()
     start = serializers.DateTimeField()
@@ -63,20 +63,20 @@ class LoadSeriesSerializer(serializers.Serializer[Any]):
     points = PointSerializer(many=True)
 
 
-class AskedSpanSerializer(StrictSerializer):
+class SpanOptionsSerializer(StrictSerializer):
     """How far back."""
 
     span = serializers.ChoiceField(choices=[(span.name, span.name) for span in SPANS], default=SPANS[0].name)
 
 
 class WithLoad:
-    """Mix in: the load of one object until now. The view set says by `load_subject` what is counted under its name."""
+    """Mix in: the load of one object until now. The view set names by `load_subject` what is counted for a row."""
 
     def load_subject(self, row: Any) -> str:
         raise NotImplementedError
 
     @extend_schema(
-        parameters=[AskedSpanSerializer],
+        parameters=[SpanOptionsSerializer],
         responses={200: OpenApiResponse(LoadSeriesSerializer, examples=[OpenApiExample("load", EXAMPLE)])},
     )
     @action(detail=True, methods=["get"], filter_backends=[])
@@ -84,11 +84,11 @@ class WithLoad:
         """Its load over time, in windows: rates, requests in flight, and percentiles of latencies."""
         view: Any = self
         subject = self.load_subject(view.get_object())
-        asked = AskedSpanSerializer(data=request.query_params.dict())
-        asked.is_valid(raise_exception=True)
-        span = span_named(asked.validated_data["span"])
-        found = load_series([subject], span, clock.now())[subject]
-        step = timedelta(seconds=found.step_s)
-        points = [{"at": found.start + i * step, **asdict(point)} for i, point in enumerate(found.points) if point]
-        shown = {"span": span.name, "start": found.start, "step_s": found.step_s, "points": points}
+        payload = SpanOptionsSerializer(data=request.query_params.dict())
+        payload.is_valid(raise_exception=True)
+        span = span_named(payload.validated_data["span"])
+        series = load_series([subject], span, clock.now())[subject]
+        step = timedelta(seconds=series.step_s)
+        points = [{"at": series.start + i * step, **asdict(point)} for i, point in enumerate(series.points) if point]
+        shown = {"span": span.name, "start": series.start, "step_s": series.step_s, "points": points}
         return Response(LoadSeriesSerializer(shown).data)

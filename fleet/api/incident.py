@@ -33,7 +33,7 @@ class IncidentSerializer(serializers.ModelSerializer[Incident]):
     tone = serializers.ChoiceField(choices=choices(Tone))
     evidence = serializers.DictField(help_text="What was seen; its keys depend on the kind.")
     cohort = serializers.CharField(help_text="What is alike in the machines that it was compared with.")
-    shadow = serializers.BooleanField(help_text="Its rule only says what it would have done.")
+    shadow = serializers.BooleanField(help_text="Its rule is in shadow mode: it only reports what it would have done.")
     seen_at = serializers.DateTimeField(allow_null=True, help_text="When the fault was last there.")
     closed_by = serializers.CharField(help_text="Empty while it is open.")
     replacements = ReplacementSerializer(many=True, help_text="The work that heals it.")
@@ -80,11 +80,11 @@ class IncidentViewSet(ReadOnlyModelViewSet[Incident]):
     @extend_schema(operation_id="incidents_dismiss", request=WhySerializer, responses={200: IncidentSerializer})
     @action(detail=True, methods=["post"])
     def dismiss(self, request: Request, id: str) -> Response:
-        """Say that there is nothing to heal. The incident closes and its evidence is settled; while the same goes on
-        without new evidence, it stays quiet for an hour, and nothing is replaced for it. 409 if it is closed."""
+        """Declare that there is nothing to heal. The incident closes and its evidence is settled; while the same goes
+        on without new evidence, it stays quiet for an hour, and nothing is replaced for it. 409 if it is closed."""
         incident = self.get_object()
-        asked = WhySerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        why = asked.validated_data["why"]
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why = payload.validated_data["why"]
         incident_dismiss(incident_id=incident.pk, actor=actor_of(request), now=clock.now(), why=why)
         return Response(self.get_serializer(self.get_object()).data)

@@ -1,4 +1,4 @@
-"""The last lines of the logs of nodes over HTTP. Reading them asks the agents to show them; nothing else."""
+"""The last lines of the logs of nodes over HTTP. Reading them makes the agents send them; nothing else."""
 
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -15,7 +15,7 @@ from kernel import clock
 from kernel.rest.serializers import StrictSerializer
 
 SOURCES = ("engine", "proxy", "agent")
-MOST_LINES = 200
+LINES_DEFAULT = 200
 
 EXAMPLE: dict[str, Any] = {
     "lines": ["loading weights", "ready"],
@@ -44,7 +44,7 @@ class NodeLinesSerializer(serializers.Serializer[NodeLines]):
     node = serializers.CharField()
     rank = serializers.IntegerField(help_text="0 leads.")
     role = serializers.ChoiceField(choices=choices(MemberRole))
-    said_at = serializers.DateTimeField(allow_null=True, help_text="null: its agent has not shown any yet.")
+    said_at = serializers.DateTimeField(allow_null=True, help_text="null: its agent has not sent any yet.")
     is_of_cell = serializers.BooleanField(
         help_text="Whether they are of this generation, and not of what ran there before."
     )
@@ -52,31 +52,35 @@ class NodeLinesSerializer(serializers.Serializer[NodeLines]):
 
 
 class LogsSerializer(serializers.Serializer[Any]):
-    """The first answer may be empty: ask again after two seconds. Agents go on for a minute after the last reader."""
+    """The first response may be empty: read again after two seconds. Agents go on for a minute after the last read."""
 
     lines = serializers.ListField(
-        child=serializers.CharField(), help_text="Of the log that was asked for, of the first node that shows one."
+        child=serializers.CharField(), help_text="Of the requested log, of the first node that has one."
     )
     nodes = NodeLinesSerializer(many=True, help_text="All logs of all nodes, in the order of ranks.")
 
 
-class AskedLogsSerializer(StrictSerializer):
-    """Which lines."""
+class LogOptionsSerializer(StrictSerializer):
+    """Which log, and how many lines."""
 
     # The base class has an attribute of this name, which says where a value is taken from.
     source: Any = serializers.ChoiceField(choices=[(name, name) for name in SOURCES], default="engine")
-    lines = serializers.IntegerField(min_value=1, max_value=1000, default=MOST_LINES, help_text="Of each log, at most.")
+    lines = serializers.IntegerField(
+        min_value=1, max_value=1000, default=LINES_DEFAULT, help_text="Of each log, at most."
+    )
 
 
 def logs_read(request: Request, read: Callable[[], tuple[NodeLines, ...]], nodes: Iterable[str]) -> Response:
-    """Ask these nodes for their lines, and answer what they have shown."""
-    asked = AskedLogsSerializer(data=request.query_params)
-    asked.is_valid(raise_exception=True)
+    """Request these nodes' lines, and respond with those that arrived so far."""
+    payload = LogOptionsSerializer(data=request.query_params)
+    payload.is_valid(raise_exception=True)
     node_logs_request(nodes=nodes, now=clock.now())
-    return Response(LogsSerializer(_body(read(), asked.validated_data["source"], asked.validated_data["lines"])).data)
+    return Response(
+        LogsSerializer(_body(read(), payload.validated_data["source"], payload.validated_data["lines"])).data
+    )
 
 
-def _body(nodes: tuple[NodeLines, ...], source: str, most: int) -> dict[str, Any]:
+def _body(nodes: tuple[NodeLines, ...], source: str, limit: int) -> dict[str, Any]:
     rows = [
         {
             "node": node.node,
@@ -84,9 +88,9 @@ def _body(nodes: tuple[NodeLines, ...], source: str, most: int) -> dict[str, Any
             "role": node.role,
             "said_at": node.said_at,
             "is_of_cell": node.is_of_cell,
-            "logs": [{"name": name, "lines": lines[-most:]} for name, lines in sorted(node.logs.items())],
+            "logs": [{"name": name, "lines": lines[-limit:]} for name, lines in sorted(node.logs.items())],
         }
         for node in nodes
     ]
     shown = next((node.logs[source] for node in nodes if source in node.logs), [])
-    return {"lines": shown[-most:], "nodes": rows}
+    return {"lines": shown[-limit:], "nodes": rows}

@@ -16,8 +16,7 @@ from fleet.api.filters import EndedHidden
 from fleet.models import CellMember, Node, NodeReport
 from fleet.planning.states import NodeState, choices
 from fleet.selectors.node import nodes_described
-from fleet.services.cordon import node_cordon, node_uncordon
-from fleet.services.node_actions import node_drain, node_replace_ask
+from fleet.services.node_actions import node_cordon, node_drain, node_replacement_request, node_uncordon
 from kernel import clock
 from kernel.rest.serializers import WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
@@ -62,7 +61,10 @@ class NodeSerializer(serializers.ModelSerializer[Node]):
     last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
     agent_version = serializers.CharField()
     engine = EngineSerializer(
-        source="report", read_only=True, allow_null=True, help_text="What its agent last said; null before that."
+        source="report",
+        read_only=True,
+        allow_null=True,
+        help_text="What its agent reported last; null before its first report.",
     )
 
     class Meta:
@@ -143,11 +145,11 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
     def replace(self, request: Request, id: str) -> Response:
         """Swap a node for another: its cell is drained as the disruption ledger allows, starts again with another node,
         and the machine is ended. 409 if the node is not in use or is being replaced already."""
-        return self._act(node_replace_ask, request)
+        return self._act(node_replacement_request, request)
 
     def _act(self, service: Any, request: Request) -> Response:
         node = self.get_object()
-        asked = WhySerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        service(node_id=node.id, actor=actor_of(request), now=clock.now(), why=asked.validated_data["why"])
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        service(node_id=node.id, actor=actor_of(request), now=clock.now(), why=payload.validated_data["why"])
         return Response(self.get_serializer(self.get_object()).data)

@@ -120,32 +120,32 @@ class RegionViewSet(WithLoad, ReadOnlyModelViewSet[Region]):
     @extend_schema(operation_id="regions_create", request=CreateRegionSerializer, responses={200: RegionSerializer})
     def create(self, request: Request) -> Response:
         """Add a region; its spares are launched at once. 409 if the name is taken."""
-        said = _valid(CreateRegionSerializer(data=request.data))
-        name = said.pop("name")
-        region = region_create(name=name, columns=said, actor=actor_of(request), now=clock.now())
+        columns = _valid(CreateRegionSerializer(data=request.data))
+        name = columns.pop("name")
+        region = region_create(name=name, columns=columns, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(region).data)
 
     @extend_schema(operation_id="regions_change", request=ChangeRegionSerializer, responses={200: RegionSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
         """Change what is given."""
         region = self.get_object()
-        said = _valid(ChangeRegionSerializer(data=request.data))
-        region_change(name=region.name, columns=said, actor=actor_of(request), now=clock.now())
+        columns = _valid(ChangeRegionSerializer(data=request.data))
+        region_change(name=region.name, columns=columns, actor=actor_of(request), now=clock.now())
         return Response(self.get_serializer(self.get_object()).data)
 
     @extend_schema(operation_id="regions_delete", responses={200: RegionSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """Remove a region that nothing was ever part of. Answers what it was. 409 once it has nodes, cells, ingresses
-        or deployments, or had them: their history stays readable."""
+        """Remove a region that nothing was ever part of. Responds with what it was. 409 once it has nodes, cells,
+        ingresses or deployments, or had them: their history stays readable."""
         region = self.get_object()
         shown = self.get_serializer(region).data
         region_delete(name=region.name, actor=actor_of(request), now=clock.now())
         return Response(shown)
 
 
-def _valid(asked: serializers.Serializer[Any]) -> dict[str, Any]:
-    asked.is_valid(raise_exception=True)
-    return dict(asked.validated_data)
+def _valid(serializer: serializers.Serializer[Any]) -> dict[str, Any]:
+    serializer.is_valid(raise_exception=True)
+    return dict(serializer.validated_data)
 
 
 @extend_schema_serializer(examples=[OpenApiExample("instance type", examples.INSTANCE_TYPE, response_only=True)])

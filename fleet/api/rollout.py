@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.models import Approval
-from fleet.api import rollout_examples as examples
+from fleet.api import examples
 from fleet.models import Rollout
 from fleet.planning.policy import parse_policy, policy_as_json
 from fleet.planning.rollout.preview import preview_seconds, preview_stages
@@ -30,7 +30,7 @@ from fleet.services.rollout_actions import (
     rollout_roll_back,
     rollout_skip_bake,
 )
-from fleet.services.rollout_request import rollout_ask
+from fleet.services.rollout_request import rollout_start_or_request
 from kernel import clock
 from kernel.access import deployment_in_body
 from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
@@ -66,7 +66,7 @@ class RolloutSerializer(serializers.ModelSerializer[Rollout]):
     policy = serializers.DictField(help_text="The copy that this rollout follows.")
     failed = FailedStartSerializer(many=True, help_text="Failed starts of updated cells.")
     verdict = serializers.SerializerMethodField()
-    why = serializers.CharField(help_text="The operator's own words.")
+    why = serializers.CharField(help_text="The operator's reason.")
 
     class Meta:
         model = Rollout
@@ -93,7 +93,7 @@ class ProposalSerializer(StrictSerializer):
     allow_unreleased = serializers.BooleanField(
         required=False,
         default=False,
-        help_text="Take a validated version that nobody has released; it may break its canary.",
+        help_text="Take a validated version that is not released; it may break its canary.",
     )
 
 
@@ -105,7 +105,7 @@ class StartSerializer(ProposalSerializer):
 
 
 class SkipSerializer(StrictSerializer):
-    """A bake is skipped on somebody's word."""
+    """Skipping a bake needs a reason."""
 
     why = serializers.CharField(max_length=200, help_text="Your reason, for the timeline.")
 
@@ -185,12 +185,12 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     def create(self, request: Request) -> Response:
         """Begin to move a deployment to another version: a canary, then region by region in waves, each with a bake
         and a gate. A rollout that is active there ends in favour of this one. 409 if every cell is there already.
-        202 where a rule asks for a second person: it begins when another admin approves the request."""
-        asked = StartSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        why = asked.validated_data.pop("why")
-        proposal = rollout_propose(**asked.validated_data)
-        rollout = rollout_ask(proposal=proposal, actor=actor_of(request), now=clock.now(), why=why)
+        202 where a rule requires a second approver: it begins when another admin approves the request."""
+        payload = StartSerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why = payload.validated_data.pop("why")
+        proposal = rollout_propose(**payload.validated_data)
+        rollout = rollout_start_or_request(proposal=proposal, actor=actor_of(request), now=clock.now(), why=why)
         if isinstance(rollout, Approval):
             return waiting(rollout)
         return Response(self.get_serializer(self.get_queryset().get(pk=rollout.pk)).data)
@@ -199,9 +199,9 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """What a rollout would do, stage by stage. Changes nothing; refuses what a start would refuse."""
-        asked = ProposalSerializer(data=request.data)
-        asked.is_valid(raise_exception=True)
-        return Response(PreviewSerializer(rollout_propose(**asked.validated_data)).data)
+        payload = ProposalSerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        return Response(PreviewSerializer(rollout_propose(**payload.validated_data)).data)
 
     @extend_schema(operation_id="rollouts_pause", request=WhySerializer, responses={200: RolloutSerializer})
     @action(detail=True, methods=["post"])
@@ -218,7 +218,7 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
     @extend_schema(operation_id="rollouts_skip_bake", request=SkipSerializer, responses={200: RolloutSerializer})
     @action(detail=True, methods=["post"], url_path="skip-bake")
     def skip_bake(self, request: Request, id: str) -> Response:
-        """Promote without the gate's word, on yours. 409 unless it bakes or is paused."""
+        """Promote without the gate's verdict. 409 unless it bakes or is paused."""
         return self._act(rollout_skip_bake, request, SkipSerializer)
 
     @extend_schema(operation_id="rollouts_roll_back", request=WhySerializer, responses={200: RolloutSerializer})
@@ -235,7 +235,7 @@ class RolloutViewSet(ReadOnlyModelViewSet[Rollout]):
 
     def _act(self, service: Action, request: Request, body: type[StrictSerializer]) -> Response:
         rollout = self.get_object()
-        asked = body(data=request.data)
-        asked.is_valid(raise_exception=True)
-        service(rollout_id=rollout.pk, actor=actor_of(request), now=clock.now(), why=asked.validated_data["why"])
+        payload = body(data=request.data)
+        payload.is_valid(raise_exception=True)
+        service(rollout_id=rollout.pk, actor=actor_of(request), now=clock.now(), why=payload.validated_data["why"])
         return Response(self.get_serializer(self.get_object()).data)

@@ -1,4 +1,4 @@
-"""Webhooks over HTTP: add, change, remove, test them, and see what they were told. Decides nothing; services do."""
+"""Webhooks over HTTP: add, change, remove, test them, and see what they were sent. Decides nothing; services do."""
 
 from typing import Any
 
@@ -98,8 +98,8 @@ class CreateWebhookSerializer(ChangeWebhookSerializer):
 class WebhookDeliverySerializer(serializers.ModelSerializer[WebhookDelivery]):
     webhook = serializers.CharField(source="webhook.name")
     tone = serializers.ChoiceField(choices=choices(Tone))
-    body = serializers.DictField(help_text="What the event says; its keys depend on the event.")
-    status = serializers.IntegerField(allow_null=True, help_text="HTTP status of the last answer.")
+    body = serializers.DictField(help_text="The event; its keys depend on its kind.")
+    status = serializers.IntegerField(allow_null=True, help_text="HTTP status of the last response.")
 
     class Meta:
         model = WebhookDelivery
@@ -120,7 +120,7 @@ class WebhookDeliveryFilter(filters.FilterSet):
 
 
 class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
-    """What webhooks were told, newest first, and how that went."""
+    """Messages to webhooks, newest first, and how their delivery went."""
 
     serializer_class = WebhookDeliverySerializer
     filterset_class = WebhookDeliveryFilter
@@ -135,7 +135,7 @@ class WebhookDeliveryViewSet(ReadOnlyModelViewSet[WebhookDelivery]):
 
 
 class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]):
-    """Addresses that are told of incidents and rollouts. Messages are signed: `X-Switchyard-Signature` is
+    """Addresses that are notified of incidents and rollouts. Messages are signed: `X-Switchyard-Signature` is
     `sha256=` and the HMAC-SHA256 of `<X-Switchyard-Timestamp>.<body>` with the secret."""
 
     serializer_class = WebhookSerializer
@@ -154,22 +154,22 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
         operation_id="webhooks_create", request=CreateWebhookSerializer, responses={200: NewWebhookSerializer}
     )
     def create(self, request: Request) -> Response:
-        """Add a webhook. This answer is the only one that shows its secret. 409 if the name is taken."""
-        asked = _valid(CreateWebhookSerializer(data=request.data))
-        hook = webhook_create(actor=actor_of(request), now=clock.now(), **asked)
+        """Add a webhook. This response is the only one that shows its secret. 409 if the name is taken."""
+        columns = _valid(CreateWebhookSerializer(data=request.data))
+        hook = webhook_create(actor=actor_of(request), now=clock.now(), **columns)
         return Response(NewWebhookSerializer(hook).data)
 
     @extend_schema(operation_id="webhooks_change", request=ChangeWebhookSerializer, responses={200: WebhookSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
         """Change what is given."""
         hook = self.get_object()
-        asked = _valid(ChangeWebhookSerializer(data=request.data))
-        changed = webhook_change(name=hook.name, actor=actor_of(request), now=clock.now(), **asked)
+        columns = _valid(ChangeWebhookSerializer(data=request.data))
+        changed = webhook_change(name=hook.name, actor=actor_of(request), now=clock.now(), **columns)
         return Response(WebhookSerializer(changed).data)
 
     @extend_schema(operation_id="webhooks_delete", responses={200: WebhookSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """Remove a webhook, with what it was not told yet. Answers what it was."""
+        """Remove a webhook and its undelivered messages. Responds with what it was."""
         hook = self.get_object()
         webhook_delete(name=hook.name, actor=actor_of(request), now=clock.now())
         return Response(WebhookSerializer(hook).data)
@@ -182,6 +182,6 @@ class WebhookViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Webhook]
         return Response(WebhookDeliverySerializer(delivery).data)
 
 
-def _valid(asked: serializers.Serializer[Any]) -> dict[str, Any]:
-    asked.is_valid(raise_exception=True)
-    return dict(asked.validated_data)
+def _valid(serializer: serializers.Serializer[Any]) -> dict[str, Any]:
+    serializer.is_valid(raise_exception=True)
+    return dict(serializer.validated_data)

@@ -107,7 +107,7 @@ class AgentSocket:
         if not isinstance(message, Hello):
             raise BadMessage(f"the first message must be a hello, not {type(message).__name__}")
         if message.protocol != PROTOCOL_VERSION:
-            raise BadMessage(f"protocol {message.protocol} is not spoken here; {PROTOCOL_VERSION} is")
+            raise BadMessage(f"protocol {message.protocol} is not supported; {PROTOCOL_VERSION} is")
         if (message.kind, message.id) != (identity.kind, identity.id):
             raise BadMessage(f"the credential is for {identity.kind} {identity.id}, not {message.kind} {message.id}")
         return message

@@ -67,7 +67,7 @@ class Replacement(models.Model):
 
 
 class Repair(models.Model):
-    """One time that something was done to a node because it did not work. Too many in a week need a person."""
+    """One time that something was done to a node because it did not work. Too many in a week need an operator."""
 
     node = models.ForeignKey(Node, on_delete=models.CASCADE, related_name="repairs")
     what = models.CharField(max_length=32)
@@ -97,9 +97,9 @@ class FaultRule(models.Model):
 
 
 class CellSighting(models.Model):
-    """What somebody who sends requests to cells sees of them: a second witness beside their agents.
+    """Which cells an ingress cannot reach: a second witness beside their agents.
 
-    `down` maps the id of a cell that cannot be reached to its generation. The latest word counts.
+    `down` maps the id of a cell that cannot be reached to its generation. The latest statement counts.
     """
 
     witness = models.CharField(max_length=64, primary_key=True)

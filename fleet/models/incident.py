@@ -7,10 +7,10 @@ from kernel.tones import Tone
 
 
 class Incident(models.Model):
-    """A fault that somebody or something must heal. At most one is open per (kind, subject).
+    """A fault that an operator or a planner must heal. At most one is open per (kind, subject).
 
-    `shadow`: its rule only says what it would have done. `cohort` names what is alike in the machines that it was
-    compared with. `seen_at`: when the fault was last there. `muted_until`: a person dismissed it until then.
+    `shadow`: its rule only reports what it would have done. `cohort` names what is alike in the machines that it was
+    compared with. `seen_at`: when the fault was last there. `muted_until`: an operator dismissed it until then.
     """
 
     kind = models.CharField(max_length=64)

@@ -1,4 +1,4 @@
-"""Nodes, and what their agents last said. Reports have a table of their own: they change every second, nodes rarely."""
+"""Nodes and their agents' last reports. Reports have a table of their own: they change every second, nodes rarely."""
 
 from django.db import models
 

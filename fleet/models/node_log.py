@@ -1,4 +1,4 @@
-"""The last lines of nodes' logs, as long as somebody reads them."""
+"""The last lines of nodes' logs, while a user reads them."""
 
 from django.db import models
 
@@ -6,9 +6,9 @@ from fleet.models.node import Node
 
 
 class NodeLog(models.Model):
-    """What a node's agent showed last: `logs` maps `agent`, `engine` and `proxy` to lines, oldest first.
+    """What a node's agent sent last: `logs` maps `agent`, `engine` and `proxy` to lines, oldest first.
 
-    `wished_until`: until then the agent is asked to go on. `said_at` None: it has not shown anything yet.
+    `wished_until`: until then the agent goes on sending. `said_at` None: it has not sent anything yet.
     """
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="log")

@@ -1,4 +1,4 @@
-"""Webhooks, and the outbox of what they are told: written with the change itself, sent afterwards."""
+"""Webhooks, and the outbox of their messages: written with the change itself, sent afterwards."""
 
 import secrets
 
@@ -16,7 +16,7 @@ def new_secret() -> str:
 
 
 class Webhook(models.Model):
-    """An address that wants to know. `events` names what it is told; an empty list: everything."""
+    """An address to notify. `events` names those it gets; an empty list: all of them."""
 
     name = models.SlugField(max_length=64, unique=True)
     url = models.CharField(max_length=500)
@@ -41,7 +41,7 @@ class Webhook(models.Model):
 class WebhookDelivery(models.Model):
     """One event for one webhook, or for one address that was named only for it, with the secret to sign with.
 
-    `due_at`: when it is tried next, and while somebody tries it, until when he may.
+    `due_at`: when it is tried next; while a worker tries it, until when its claim lasts.
     """
 
     webhook = models.ForeignKey(Webhook, on_delete=models.CASCADE, related_name="deliveries", null=True)

@@ -10,7 +10,7 @@ from fleet.providers.base import EmbeddedProvider, NodeProvider, ProviderError
 PROVIDERS: Mapping[str, str] = {
     "local": "fleet.providers.local.provider.LocalProvider",
 }
-"""Name -> class. A class is imported when it is first used, so that one nobody uses needs none of its libraries."""
+"""Name -> class. A class is imported when it is first used, so that an unused one needs none of its libraries."""
 
 
 def provider_named(name: str) -> NodeProvider:

@@ -1,4 +1,4 @@
-"""Cells with what readers want to know of them, in a number of queries that does not grow with the number of cells."""
+"""Cells with everything that is shown of them, in a number of queries that does not grow with the number of cells."""
 
 from django.db.models import Count, Prefetch, QuerySet
 

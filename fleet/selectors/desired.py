@@ -1,4 +1,4 @@
-"""What each node must do, said whole: built from the cells it is a member of, whenever somebody asks."""
+"""The complete desired state of each node: built from the cell it is a member of, whenever it is to be sent."""
 
 import logging
 from collections import defaultdict
@@ -34,21 +34,21 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
         peers[member.cell_id].append(
             Peer(node=member.node_id, rank=member.rank, address=member.node.address, port_base=member.node.port(0))
         )
-    found = {}
+    desired = {}
     for node in nodes.values():
         place = own.get(node.id)
         try:
             assignment = _assignment(place, tuple(peers[place.cell_id])) if place is not None else None
         except InvalidVersion as error:
-            # It goes on with what it was told last; the others hear of their changes all the same.
-            log.error("node %s cannot be told what to run: %s", node.id, error)
+            # It goes on with what it was sent last; the others get their changes all the same.
+            log.error("cannot render the desired state of node %s: %s", node.id, error)
         else:
-            found[node.id] = Desired(node.id, node.desired_version, assignment, _log_wish(node))
-    return found
+            desired[node.id] = Desired(node.id, node.desired_version, assignment, _log_request(node))
+    return desired
 
 
-def _log_wish(node: Node) -> LogRequest | None:
-    """Whether somebody reads this node's logs. A wish that is over stays as it is: the agent sees that it is."""
+def _log_request(node: Node) -> LogRequest | None:
+    """Until when a user reads this node's logs. A request that expired stays: the agent sees that it has."""
     known: NodeLog | None = getattr(node, "log", None)
     return LogRequest(until=known.wished_until.timestamp()) if known is not None else None
 

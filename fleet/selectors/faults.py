@@ -25,7 +25,7 @@ from fleet.planning.states import IncidentState
 
 
 def faults_view(*, now: datetime, settings: FaultSettings | None = None) -> FaultsView:
-    """Everything about faults that a pass looks at."""
+    """Everything about faults that a pass of the reconciler needs."""
     chosen = settings or FaultSettings()
     return FaultsView(
         signals=tuple(_signals(now - timedelta(seconds=chosen.common_cause_window_s))),
@@ -103,7 +103,7 @@ def _replacements() -> Iterable[ReplacementView]:
 
 
 def _repairs(since: datetime) -> dict[str, int]:
-    """Node -> its repairs since then, and since a person last looked at it for that reason."""
+    """Node -> its repairs since then, and since an operator last closed an incident for that reason."""
     looked_at = (
         Incident.objects.filter(
             kind=IncidentKind.REPEATED_REPAIRS, node=OuterRef("node_id"), state=IncidentState.CLOSED.value
@@ -118,11 +118,11 @@ def _repairs(since: datetime) -> dict[str, int]:
 
 
 def _down(since: datetime) -> dict[str, str]:
-    """Cell -> who cannot reach its present generation, according to fresh words only."""
-    said: dict[tuple[str, int], str] = {}
+    """Cell -> who cannot reach its present generation, according to fresh sightings only."""
+    witnesses: dict[tuple[str, int], str] = {}
     for row in CellSighting.objects.filter(seen_at__gte=since).order_by("witness"):
-        said |= dict.fromkeys(row.down.items(), row.witness)
-    if not said:
+        witnesses |= dict.fromkeys(row.down.items(), row.witness)
+    if not witnesses:
         return {}
-    known = Cell.objects.filter(id__in={cell for cell, _ in said}).values_list("id", "generation")
-    return {cell: said[cell, generation] for cell, generation in known if (cell, generation) in said}
+    known = Cell.objects.filter(id__in={cell for cell, _ in witnesses}).values_list("id", "generation")
+    return {cell: witnesses[cell, generation] for cell, generation in known if (cell, generation) in witnesses}

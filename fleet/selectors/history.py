@@ -2,7 +2,7 @@
 `fleet.services.history` wrote, and adds nothing up but counts."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -14,16 +14,11 @@ from fleet.planning.load.slo import WINDOWS_S, RequestCounts, total
 
 FLEET = "fleet"
 DAY_S = 86_400
-FIGURES = (
-    "covered_s", "requests", "errors", "cells", "in_flight", "queued", "tokens_per_s",
-    "ttft_p50_ms", "ttft_p95_ms", "itl_p50_ms", "itl_p95_ms",
-)  # fmt: skip
-"""Columns of a window, in the order of a point; rows of the ORM would cost ten times as much."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """How far back to look, and in which steps; `name` is what a URL says."""
+    """A range of time until now, in steps; `name` is what a URL states."""
 
     name: str
     length_s: int
@@ -50,9 +45,15 @@ class Point:
     itl_p95_ms: float | None
 
 
+_RATES = ("requests_per_s", "errors_per_s", "errors_percent")
+FIGURES = ("covered_s", "requests", "errors", *(field.name for field in fields(Point) if field.name not in _RATES))
+"""Columns of a window: what rates come from, then the rest of a point in its order. ORM rows would cost ten times
+as much."""
+
+
 @dataclass(frozen=True, slots=True)
 class LoadSeries:
-    """A subject's load: `points[i]` is the window from `start + i * step_s`, None where nobody looked."""
+    """A subject's load: `points[i]` is the window from `start + i * step_s`, None without a sample."""
 
     start: datetime
     step_s: int
@@ -100,8 +101,8 @@ def last_windows(subjects: Iterable[str], now: datetime, *, within_s: float = 4 
     """Subject -> its youngest fine window, of those that have one that is young enough. One query."""
     since = now - timedelta(seconds=within_s)
     rows = LoadWindow.objects.filter(subject__name__in=list(subjects), step_s=FINE_S, at__gte=since)
-    found = rows.order_by("at").values_list("subject__name", *FIGURES)
-    return {subject: _point(*figures) for subject, *figures in found}
+    windows = rows.order_by("at").values_list("subject__name", *FIGURES)
+    return {subject: _point(*figures) for subject, *figures in windows}
 
 
 def seen_in_windows(subject: str, now: datetime) -> Mapping[int, RequestCounts]:
@@ -120,7 +121,7 @@ def seen_in_windows(subject: str, now: datetime) -> Mapping[int, RequestCounts]:
         for window, since in ages.items():
             if at >= since and (step == FINE_S) == (window <= 3600):
                 seen[window].append(RequestCounts(requests, errors, slow))
-    return {window: total(found) for window, found in seen.items()}
+    return {window: total(parts) for window, parts in seen.items()}
 
 
 def _point(covered_s: float, requests: int, errors: int, *gauges_and_latencies: Any) -> Point:

@@ -1,10 +1,11 @@
 """The load of a cell as its proxy last measured it, and nothing that was measured for another cell or generation."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
 
 import msgspec
+from msgspec import structs
 
 from engine_agent.protocol.messages import Load
 from fleet.models import Cell, NodeReport
@@ -12,7 +13,7 @@ from fleet.models import Cell, NodeReport
 
 @dataclass(frozen=True, slots=True)
 class CellLoad:
-    """Zeros and None while nothing was reported. `reported_at`: when the numbers came, so that one can doubt them."""
+    """Zeros and None while nothing was reported. `reported_at`: when the numbers came, to show their age."""
 
     in_flight: int = 0
     queued: int = 0
@@ -24,15 +25,16 @@ class CellLoad:
     reported_at: datetime | None = None
 
 
+_SHOWN = tuple(field.name for field in fields(CellLoad) if field.name != "reported_at")
+"""What a reported load and the one that is shown have in common, by name."""
+
+
 def load_stored(stored: dict[str, Any]) -> Load:
     """A reported load as it comes out of a JSON column, which has made text of the numbers of buckets."""
     return msgspec.convert(stored, Load, str_keys=True)
 
 
-_SCALARS = (
-    "in_flight", "queued", "tokens_per_s", "ttft_p50_ms", "ttft_p99_ms", "itl_p50_ms", "itl_p99_ms",
-    "requests_total", "errors_total",
-)  # fmt: skip
+_SCALARS = tuple(field.name for field in structs.fields(Load) if field.default_factory is msgspec.NODEFAULT)
 
 
 def load_in_short(stored: dict[str, Any]) -> Load:
@@ -41,19 +43,10 @@ def load_in_short(stored: dict[str, Any]) -> Load:
 
 
 def cell_load(cell: Cell) -> CellLoad:
-    """What the leader's report says of this generation. Asks the database nothing after `cells_described`."""
+    """What the leader's report states of this generation. No query after `cells_described`."""
     leader = next((member for member in cell.members.all() if member.rank == 0), None)
     report: NodeReport | None = getattr(leader.node, "report", None) if leader else None
     if report is None or report.load is None or (report.cell, report.generation) != (cell.id, cell.generation):
         return CellLoad()
     load = load_in_short(report.load)
-    return CellLoad(
-        in_flight=load.in_flight,
-        queued=load.queued,
-        tokens_per_s=load.tokens_per_s,
-        ttft_p50_ms=load.ttft_p50_ms,
-        ttft_p99_ms=load.ttft_p99_ms,
-        itl_p50_ms=load.itl_p50_ms,
-        itl_p99_ms=load.itl_p99_ms,
-        reported_at=report.last_seen_at,
-    )
+    return CellLoad(**{name: getattr(load, name) for name in _SHOWN}, reported_at=report.last_seen_at)

@@ -1,4 +1,4 @@
-"""Nodes with what readers want to know of them, in a number of queries that does not grow with the number of nodes."""
+"""Nodes with everything that is shown of them, in a number of queries that does not grow with the number of nodes."""
 
 from django.db.models import Count, QuerySet, Value
 from django.db.models.functions import Coalesce

@@ -1,4 +1,4 @@
-"""The last lines of the logs of a cell's nodes, as their agents showed them."""
+"""The last lines of the logs of a cell's nodes, as their agents sent them."""
 
 from dataclasses import dataclass
 from datetime import datetime
@@ -9,7 +9,7 @@ from fleet.models import CellMember, NodeLog
 
 @dataclass(frozen=True, slots=True)
 class NodeLines:
-    """One node's logs: name -> lines, oldest first. `said_at` None: its agent has not shown any yet.
+    """One node's logs: name -> lines, oldest first. `said_at` None: its agent has not sent any yet.
 
     `is_of_cell`: they are of the cell's present generation, and not of what ran on the node before.
     """
@@ -29,13 +29,13 @@ def cell_log_lines(cell_id: str) -> tuple[NodeLines, ...]:
 
 
 def _lines(member: CellMember) -> NodeLines:
-    said: NodeLog | None = getattr(member.node, "log", None)
+    stored: NodeLog | None = getattr(member.node, "log", None)
     place = (member.cell_id, member.cell.generation)
     return NodeLines(
         node=member.node_id,
         rank=member.rank,
         role=member.role,
-        said_at=said.said_at if said else None,
-        is_of_cell=said is not None and (said.cell, said.generation) == place,
-        logs=said.logs if said else {},
+        said_at=stored.said_at if stored else None,
+        is_of_cell=stored is not None and (stored.cell, stored.generation) == place,
+        logs=stored.logs if stored else {},
     )

@@ -1,4 +1,4 @@
-"""Rollouts as planners take them and as readers see them."""
+"""Rollouts as planners take them and as they are shown."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +22,7 @@ def rollouts_described() -> QuerySet[Rollout]:
 
 
 def active_rollouts() -> list[Rollout]:
-    """Those that planners look at: one query."""
+    """Those that planners work on: one query."""
     return list(rollouts_described().filter(state__in=ACTIVE))
 
 

@@ -32,12 +32,12 @@ from models_registry.planning.engine_arguments import network_nodes_shared, node
 from models_registry.planning.version_spec import InvalidVersion
 
 LISTENING_LEASE = "agent-ingest"
-"""Held by the process that agents talk to; while nobody holds it, silence means nothing."""
+"""Held by the processes that agents are connected to; while it is not held, silence means nothing."""
 
 
 def fleet_view(*, now: datetime, provider: dict[str, ProviderStatus] | None = None) -> FleetView:
-    """The whole fleet. `provider` adds what providers said of the nodes in doubt."""
-    asked = provider or {}
+    """The whole fleet. `provider` adds how providers describe the nodes in doubt."""
+    statuses = provider or {}
     # A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
     done = Q(state=NodeState.RETIRED, member__isnull=True, terminated_at__isnull=False)
     nodes = {node.id: node for node in Node.objects.exclude(done).select_related("report")}
@@ -46,7 +46,7 @@ def fleet_view(*, now: datetime, provider: dict[str, ProviderStatus] | None = No
     rollouts, unreadable = _rollouts(active)
     return FleetView(
         regions={region.name: _region(region) for region in Region.objects.all()},
-        nodes={node.id: node_view(node, asked.get(node.id, ProviderStatus.UNKNOWN)) for node in nodes.values()},
+        nodes={node.id: node_view(node, statuses.get(node.id, ProviderStatus.UNKNOWN)) for node in nodes.values()},
         cells={cell.id: cell for cell in _cells(cells, nodes, set(rollouts))},
         deployments={view.name: view for view in _deployments(cells, active, unreadable)},
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
@@ -99,7 +99,7 @@ def report_view(report: NodeReport) -> ReportView:
 
 
 def _cells(cells: list[Cell], nodes: dict[str, Node], counted: set[str]) -> Iterator[CellView]:
-    """`counted`: the deployments of which somebody will look at what their cells have counted."""
+    """`counted`: the deployments whose gates need what their cells have counted."""
     members: dict[str, list[MemberView]] = defaultdict(list)
     for member in CellMember.objects.order_by("rank"):
         members[member.cell_id].append(MemberView(member.node_id, member.rank))
@@ -167,9 +167,9 @@ def _deployments(cells: list[Cell], rollouts: list[Rollout], unreadable: dict[st
 
 
 def _deployment(row: Deployment, wanted: dict[str, int], versions: dict[str, ModelVersion]) -> DeploymentView:
-    """Something in it that makes no sense is its problem alone, and must stop nobody else's planning."""
+    """Something in it that makes no sense is its problem alone, and must not stop the planning of others."""
     try:
-        return _sensible(row, wanted, versions)
+        return _valid_deployment(row, wanted, versions)
     except (InvalidVersion, InvalidPolicy) as wrong:
         return DeploymentView(
             name=row.name,
@@ -182,7 +182,7 @@ def _deployment(row: Deployment, wanted: dict[str, int], versions: dict[str, Mod
         )
 
 
-def _sensible(row: Deployment, wanted: dict[str, int], versions: dict[str, ModelVersion]) -> DeploymentView:
+def _valid_deployment(row: Deployment, wanted: dict[str, int], versions: dict[str, ModelVersion]) -> DeploymentView:
     own = version_view(row.model_version, row.instance_type_id)
     return DeploymentView(
         name=row.name,
@@ -203,7 +203,7 @@ def version_view(version: ModelVersion, instance_type: str) -> VersionView:
     """A version as it runs on these machines.
 
     Raises:
-        InvalidVersion: it says nothing about this instance type, or says nonsense.
+        InvalidVersion: it does not state this instance type, or is invalid.
     """
     spec = version.spec()
     within = network_nodes_shared(spec, instance_type)

@@ -158,7 +158,7 @@ def cell_stop(decision: StopCell, *, now: datetime) -> None:
 
 
 def cell_explain(decision: ExplainCell, *, now: datetime) -> None:
-    """Write why a cell is as it is, and since when we say so into the timeline. Its state and its age stay.
+    """Write into the timeline why a cell is as it is. Its state and its age stay.
 
     Raises:
         StaleDecision: the cell is no longer what the decision saw.
@@ -170,7 +170,7 @@ def cell_explain(decision: ExplainCell, *, now: datetime) -> None:
 
 
 def cell_mark_unrouted(*, cell_id: str, generation: int, now: datetime) -> bool:
-    """Traffic's word that every ingress has acknowledged a table that sends this cell nothing new."""
+    """Record that every ingress has acknowledged a table that sends this cell nothing new."""
     rows = Cell.objects.filter(
         id=cell_id, generation=generation, state=CellState.DRAINING.value, unrouted_at__isnull=True
     )

@@ -1,4 +1,4 @@
-"""What people may ask of one cell: drain it, or start it again. Each is one compare-and-set with its event.
+"""What operators do with one cell: drain it, or restart it. Each is one compare-and-set with its event.
 
 The reconciler does the rest: it makes up for a draining cell, stops it once idle, and starts a failed one again.
 """
@@ -56,14 +56,14 @@ def _act(
     if seen not in from_states:
         allowed = " or ".join(sorted(from_states))
         raise Conflict(f"cell {cell.id} is {seen}; {action} needs a cell that is {allowed}")
-    reason = f"{action} asked by {actor}" + (f": {why}" if why else "")
+    reason = f"{action} requested by {actor}" + (f": {why}" if why else "")
     if seen is not to:
         changes["state_since"] = now
     rows = Cell.objects.filter(id=cell.id, state=seen.value, generation=cell.generation)
     with transaction.atomic():
         event = _event(cell, action, to, reason, actor)
         if not compare_and_set(rows, event=event, now=now, state=to.value, reason=reason, **changes):
-            raise Conflict(f"cell {cell.id} changed while {action} was decided; look at it and ask again")
+            raise Conflict(f"cell {cell.id} changed while {action} was decided; check it and try again")
         if seen is CellState.READY:
             disruption_open(cell=cell, cause=DisruptionCause.OPERATOR, reason=reason, now=now)
         desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))

@@ -15,7 +15,7 @@ from models_registry.services.draft import version_register
 LOCAL = LOCAL_CPU
 REGIONS = ("us-east-1", "us-west-2")
 
-# What the weights and the simulator each answer in the same words whenever they are asked.
+# Prompts to which the weights and the simulator each give the same text every time.
 GOLDEN_VLLM = [{"prompt": "The capital of France is", "expect": "Paris"}]
 GOLDEN_SIM = [{"prompt": "What is the capital of France?", "expect": "Paris"}]
 
@@ -57,7 +57,7 @@ SMOLLM2_SIM: dict[str, Any] = {
     "seed": 11,
 }
 
-# A second version of each, for operators to roll out: the same model, told to be less inventive.
+# A second version of each, for operators to roll out: the same model with a lower temperature.
 SMOLLM2_VLLM_CALM = {**SMOLLM2_VLLM, "override_generation_config": '{"temperature": 0.1, "top_p": 0.9}'}
 SMOLLM2_SIM_CALM = {**SMOLLM2_SIM, "seed": 12}
 
@@ -148,11 +148,11 @@ def _version(
     model: Model, name: str, parallelism: dict[str, dict[str, int]], now: datetime, **columns: Any
 ) -> ModelVersion:
     state = columns.pop("state", VersionState.RELEASED)
-    found = ModelVersion.objects.filter(model=model, version=name).first()
-    if found is not None:
-        if found.state == VersionState.DRAFT:  # as earlier releases seeded it; drafts are not rolled out any more
-            ModelVersion.objects.filter(pk=found.pk).update(state=state)
-        return found
+    existing = ModelVersion.objects.filter(model=model, version=name).first()
+    if existing is not None:
+        if existing.state == VersionState.DRAFT:  # as earlier releases seeded it; drafts are not rolled out any more
+            ModelVersion.objects.filter(pk=existing.pk).update(state=state)
+        return existing
     return version_register(
         model=model,
         version=name,

@@ -11,8 +11,8 @@ from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
 from fleet.planning.load.slo import InvalidObjective, parse_objective
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
 from fleet.planning.states import CellState
+from fleet.selectors.model_version import version_fit
 from fleet.selectors.rollout import ACTIVE
-from fleet.selectors.version_fit import version_fit
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -43,13 +43,9 @@ def deployment_create(
         InvalidInput: an unknown version, instance type or region, a version that does not fit, a broken policy.
         Conflict: the name is taken, or the version was retired meanwhile.
     """
-    kind = InstanceType.objects.filter(name=instance_type).first()
-    if kind is None:
-        there = ", ".join(InstanceType.objects.values_list("name", flat=True)) or "none"
-        message = f"there is no instance type {instance_type!r}; there are: {there}"
-        raise InvalidInput(field="instance_type", rule="exists", message=message)
+    kind = _instance_type(instance_type)
     version = version_fit(model_version, kind, allow_unreleased=allow_unreleased, field="model_version")
-    _check(cells)
+    _check_cells(cells)
     if "update_policy" in columns:
         columns["update_policy"] = _policy(columns["update_policy"], UpdatePolicy())
     _check_objective(columns.get("slo", {}), columns.get("serving_class", ServingClass.REALTIME))
@@ -67,6 +63,15 @@ def deployment_create(
     except IntegrityError:
         raise Conflict(f"there is a deployment {name!r} already") from None
     return deployment
+
+
+def _instance_type(name: str) -> InstanceType:
+    kind = InstanceType.objects.filter(name=name).first()
+    if kind is None:
+        there = ", ".join(InstanceType.objects.values_list("name", flat=True)) or "none"
+        message = f"there is no instance type {name!r}; there are: {there}"
+        raise InvalidInput(field="instance_type", rule="exists", message=message)
+    return kind
 
 
 def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -> Deployment:
@@ -87,13 +92,13 @@ def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -
             setattr(deployment, column, value)
         if changed:
             deployment.save(update_fields=list(changed))
-            said = f"{name} changed by {actor}: {', '.join(sorted(changed))}"
-            _record(deployment, "changed", said, actor, now, **changed)
+            message = f"{name} changed by {actor}: {', '.join(sorted(changed))}"
+            _record(deployment, "changed", message, actor, now, **changed)
     return deployment
 
 
 def deployment_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Remove a deployment, its stopped cells, its ended rollouts, and what is laid down about its traffic.
+    """Remove a deployment, its stopped cells, its ended rollouts, and its traffic settings.
 
     Raises:
         Conflict: it should have cells, has some that have not stopped, or an active rollout; all of these are named.
@@ -125,8 +130,8 @@ def _policy(stated: Mapping[str, Any], base: UpdatePolicy) -> dict[str, Any]:
         policy = parse_policy(stated, base)
     except InvalidPolicy as wrong:
         raise InvalidInput(field=f"update_policy.{wrong.field}", rule="policy", message=str(wrong)) from None
-    usual = policy_as_json(UpdatePolicy())
-    return {key: value for key, value in policy_as_json(policy).items() if value != usual[key]}
+    defaults = policy_as_json(UpdatePolicy())
+    return {key: value for key, value in policy_as_json(policy).items() if value != defaults[key]}
 
 
 def _check_objective(stated: Mapping[str, Any], serving_class: str) -> None:
@@ -160,7 +165,7 @@ def deployment_scale(*, name: str, cells: Mapping[str, int], actor: str, now: da
         InvalidInput: an unknown region, or a number outside 0 … `CELLS_PER_REGION_MAX`.
     """
     deployment = Deployment.objects.select_for_update().get(name=name)
-    _check(cells)
+    _check_cells(cells)
     before = dict(DeploymentRegion.objects.filter(deployment=deployment).values_list("region_id", "cells"))
     changed = {region: count for region, count in cells.items() if before.get(region) != count}
     for region, count in sorted(changed.items()):
@@ -168,7 +173,7 @@ def deployment_scale(*, name: str, cells: Mapping[str, int], actor: str, now: da
         was = before.get(region, 0)
         event_record(
             kind="deployment.scaled",
-            message=f"{name} in {region} from {was} to {count} cells, asked by {actor}",
+            message=f"{name} in {region} from {was} to {count} cells, requested by {actor}",
             tone=Tone.MOVING,
             now=now,
             actor=actor,
@@ -182,7 +187,7 @@ def deployment_scale(*, name: str, cells: Mapping[str, int], actor: str, now: da
     return bool(changed)
 
 
-def _check(cells: Mapping[str, int]) -> None:
+def _check_cells(cells: Mapping[str, int]) -> None:
     known = set(Region.objects.values_list("name", flat=True))
     for region, count in cells.items():
         if region not in known:

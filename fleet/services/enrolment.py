@@ -10,7 +10,7 @@ from fleet.models import AgentCredential, JoinToken
 from kernel.secrets import secret_issue, secret_matches, secret_prefix
 
 JOIN_TOKENS_KEPT = timedelta(days=7)
-"""After they expired: until then, who shows one is told so instead of that nobody knows it."""
+"""After they expired: until then the refusal says so, instead of that the token is unknown."""
 
 
 class EnrolmentRefused(Exception):
@@ -44,7 +44,7 @@ def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: 
 def agent_enrol(*, token: str, kind: str, subject: str, now: datetime) -> str:
     """Exchange a join token for a credential; older credentials of the agent are revoked.
 
-    A token may be used again until it expires, by the same agent: the first answer may have been lost.
+    A token may be used again until it expires, by the same agent: the first response may have been lost.
 
     Raises:
         EnrolmentRefused: unknown, expired, or issued for another agent.
@@ -78,7 +78,7 @@ def join_tokens_trim(*, now: datetime) -> int:
 
 
 def agent_identify(credential: str) -> AgentIdentity | None:
-    """Who shows this credential, or None if nobody may."""
+    """The agent of this credential; None if it is unknown or revoked."""
     row = AgentCredential.objects.filter(prefix=secret_prefix(credential) or "", revoked_at__isnull=True).first()
     if row is None or not secret_matches(credential, row.digest):
         return None

@@ -1,5 +1,5 @@
 """Keeps evidence of faults until it is settled: what agents see of their hardware, which cells ingresses cannot reach,
-and what was repaired. What follows from it is the planners' business."""
+what was repaired, and how fast ranks compute. What follows from it is the planners' business."""
 
 from datetime import datetime
 from typing import Any
@@ -8,9 +8,17 @@ from django.db import transaction
 from django.db.models import F
 
 from engine_agent.protocol.signatures import FaultSignature, is_hard
-from fleet.models import CellSighting, Node, Repair, Signal
+from engine_agent.protocol.states import EngineState
+from fleet.models import CellSighting, Node, NodeReport, Repair, Signal, StepRecord
+from fleet.planning.settings import FaultSettings
 from fleet.planning.states import NodeState
 from kernel import hints
+from kernel.leases import lease_release, lease_take, this_holder
+
+STEP_WINDOWS_LEASE = "step-windows"
+STEP_WINDOWS_LEASE_TTL_S = 30.0
+Sums = dict[str, dict[str, Any]]
+
 
 SIGNATURES = frozenset(FaultSignature)
 
@@ -62,5 +70,51 @@ def cell_sightings_store(*, witness: str, down: dict[str, int], now: datetime) -
 
 def repair_record(*, node: str, what: str, reason: str, now: datetime) -> None:
     """Count a repair, so that a node that needs too many is handed to an operator. Call it in the transaction of the
-    repair itself. `what`: a word such as `replacement`, `agent_restart`, `reload`."""
+    repair itself. `what`: one of `replacement`, `agent_restart`, `reload`."""
     Repair.objects.create(node_id=node, what=what, reason=reason, at=now)
+
+
+def step_windows_cut(*, now: datetime, settings: FaultSettings | None = None) -> int:
+    """Cut what ranks computed since their engines started into windows, to compare like with like: close the window of
+    every rank that is in a new one. A window that was not cut in time is left out, never guessed.
+
+    Returns how many ranks reported.
+    """
+    chosen = settings or FaultSettings()
+    holder = this_holder()
+    if lease_take(name=STEP_WINDOWS_LEASE, holder=holder, ttl_s=STEP_WINDOWS_LEASE_TTL_S, now=now) is None:
+        return 0
+    try:
+        return _cut_windows(int(now.timestamp() // chosen.step_window_s), chosen)
+    finally:
+        lease_release(name=STEP_WINDOWS_LEASE, holder=holder, now=now)
+
+
+def _cut_windows(index: int, settings: FaultSettings) -> int:
+    StepRecord.objects.filter(node__state=NodeState.RETIRED.value).delete()
+    known = {record.node_id: record for record in StepRecord.objects.all()}
+    reports: Any = NodeReport.objects.filter(steps__isnull=False, state=EngineState.READY.value, connected=True)
+    changed, seen = [], 0
+    for node, cell, generation, totals in reports.values_list("node_id", "cell", "generation", "steps"):
+        seen += 1
+        record = known.get(node)
+        if record is None or (record.cell, record.generation) != (cell, generation):
+            changed.append(StepRecord(node_id=node, cell=cell, generation=generation, index=index, totals=totals))
+        elif record.index < index:
+            if record.index == index - 1 and (window := _between(record.totals, totals)):
+                record.windows = [*record.windows, {"index": record.index, **window}][-settings.step_windows :]
+            record.index, record.totals = index, totals
+            changed.append(record)
+    columns = ["cell", "generation", "index", "totals", "windows"]
+    StepRecord.objects.bulk_create(changed, update_conflicts=True, unique_fields=["node"], update_fields=columns)
+    return seen
+
+
+def _between(before: Sums, after: Sums) -> Sums:
+    """What was added; empty if nothing was, or if the engine counts anew."""
+    grown = {bucket: total - before["steps"].get(bucket, 0) for bucket, total in after["steps"].items()}
+    steps = {bucket: more for bucket, more in grown.items() if more != 0}
+    if not steps or any(more < 0 for more in steps.values()):
+        return {}
+    compute_ms = {b: after["compute_ms"].get(b, 0.0) - before["compute_ms"].get(b, 0.0) for b in steps}
+    return {"steps": steps, "compute_ms": compute_ms}

@@ -1,4 +1,4 @@
-"""Sets whether a rule about faults is in force, only says what it would do, or is off."""
+"""Sets whether a rule about faults is on, in shadow (it only reports what it would do), or off."""
 
 from datetime import datetime
 

@@ -1,5 +1,5 @@
 """Keeps what every cell, deployment and region carried over time, from the totals that cells report. One worker at a
-time looks, four times a minute; whatever nobody looked at in time is counted into the next window, never guessed."""
+time samples, four times a minute; what was not sampled in time is counted into the next window, never guessed."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -31,7 +31,7 @@ from kernel import live
 from kernel.leases import lease_release, lease_take, this_holder
 
 LEASE = "fleet:history"
-LOOK_LIMIT_S = 30.0
+SAMPLE_LIMIT_S = 30.0
 FRESH_FOR_S = 15.0
 """Agents report every 2 s; what is older says nothing about now."""
 _REPORTED = """
@@ -42,21 +42,21 @@ _REPORTED = """
     WHERE cell.state IN ('ready', 'draining') AND report.load IS NOT NULL AND report.last_seen_at > %(since)s
       AND report.cell = cell.id AND report.generation = cell.generation
 """
-_REMEMBER = """
+_SAVE_ACCUMULATORS = """
     UPDATE fleet_loadsubject SET memory = new.memory, index = %(index)s, seen_at = %(now)s
     FROM unnest(%(ids)s::bigint[], %(memories)s::bytea[]) AS new(id, memory) WHERE fleet_loadsubject.id = new.id
 """
 COLUMNS = ("subject_id", *(field.name for field in fields(FinishedWindow)))
 _COPY = sql.SQL("COPY fleet_loadwindow ({}) FROM STDIN").format(sql.SQL(", ").join(map(sql.Identifier, COLUMNS)))
 
-_decoder = msgspec.json.Decoder(Load)
-_memories = msgspec.msgpack.Decoder(Accumulator)
+_load_decoder = msgspec.json.Decoder(Load)
+_accumulator_decoder = msgspec.msgpack.Decoder(Accumulator)
 _encoder = msgspec.msgpack.Encoder()
 
 
 @dataclass(frozen=True, slots=True)
-class Word:
-    """What the leader of a serving cell said last."""
+class ReportedLoad:
+    """What the leader of a serving cell reported last."""
 
     cell: str
     deployment: str
@@ -66,15 +66,15 @@ class Word:
 
 
 def load_sample(*, now: datetime) -> int:
-    """Take a look, unless somebody has in this window of 15 s. Returns how many windows were finished."""
+    """Take a sample, unless one was taken in this window of 15 s. Returns how many windows were finished."""
     holder = this_holder()
-    if lease_take(name=LEASE, holder=holder, ttl_s=LOOK_LIMIT_S, now=now) is None:
+    if lease_take(name=LEASE, holder=holder, ttl_s=SAMPLE_LIMIT_S, now=now) is None:
         return 0
     try:
         if LoadSubject.objects.filter(name=FLEET, index__gte=fine_index(now.timestamp())).exists():
             return 0
         with transaction.atomic():
-            return _look(now)
+            return _sample(now)
     finally:
         lease_release(name=LEASE, holder=holder, now=now)
 
@@ -86,50 +86,52 @@ def history_trim(*, now: datetime) -> None:
     LoadSubject.objects.filter(seen_at__lt=now - timedelta(seconds=max(KEPT_S.values()))).delete()
 
 
-def _look(now: datetime) -> int:
-    words = list(_words(now))
-    subjects = {name: (pk, memory) for pk, name, memory in LoadSubject.objects.values_list("pk", "name", "memory")}
+def _sample(now: datetime) -> int:
+    reported = list(_reported_loads(now))
+    subjects = {name: (pk, encoded) for pk, name, encoded in LoadSubject.objects.values_list("pk", "name", "memory")}
     counted_before = FLEET in subjects
-    memories = {name: _memories.decode(memory) for name, (_, memory) in subjects.items() if memory}
-    samples = _samples(words, memories, counted_before)
-    ids = {name: pk for name, (pk, _) in subjects.items()} | _introduced(samples.keys() - subjects.keys(), now)
+    accumulators = {name: _accumulator_decoder.decode(encoded) for name, (_, encoded) in subjects.items() if encoded}
+    samples = _samples(reported, accumulators, counted_before)
+    ids = {name: pk for name, (pk, _) in subjects.items()} | _subjects_create(samples.keys() - subjects.keys(), now)
     done: list[tuple[int, FinishedWindow]] = []
     changed: dict[int, Accumulator] = {}
-    for name in samples.keys() | {name for name, memory in memories.items() if memory.open}:
-        memory = memories.setdefault(name, Accumulator())
-        finished = advance(memory, samples.get(name), now.timestamp())
+    for name in samples.keys() | {name for name, accumulator in accumulators.items() if accumulator.open}:
+        accumulator = accumulators.setdefault(name, Accumulator())
+        finished = advance(accumulator, samples.get(name), now.timestamp())
         if finished:
-            changed[ids[name]] = memory
-        done += [(ids[name], figures) for figures in finished]
-    _remember(changed, now)
+            changed[ids[name]] = accumulator
+        done += [(ids[name], window) for window in finished]
+    _accumulators_save(changed, now)
     _store(done)
     if done:
         live.push("history")
     return len(done)
 
 
-def _words(now: datetime) -> Iterable[Word]:
+def _reported_loads(now: datetime) -> Iterable[ReportedLoad]:
     with connection.cursor() as cursor:
         cursor.execute(_REPORTED, {"since": now - timedelta(seconds=FRESH_FOR_S)})
         for cell, deployment, region, generation, load in cursor.fetchall():
-            yield Word(cell, deployment, region, generation, _decoder.decode(load))
+            yield ReportedLoad(cell, deployment, region, generation, _load_decoder.decode(load))
 
 
-def _samples(words: list[Word], memories: dict[str, Accumulator], counted_before: bool) -> dict[str, Sample]:
-    """Subject -> what it added. `memories` of cells learn what those have counted."""
+def _samples(
+    reported: list[ReportedLoad], accumulators: dict[str, Accumulator], counted_before: bool
+) -> dict[str, Sample]:
+    """Subject -> what it added. `accumulators` of cells learn what those have counted."""
     objectives = _ttft_objectives()
     of_cells: dict[str, Sample] = {}
     by_place: dict[tuple[str, str], list[Sample]] = defaultdict(list)
-    for word in words:
-        name = cell_subject(word.cell)
-        memory = memories.setdefault(name, Accumulator())
-        before = memory.counters
-        if before is None and counted_before:  # it came while somebody counted: all that it has counted is new
-            before = CellCounters(word.generation)
-        sample = sample_of(word.load, word.generation, before, objectives.get(word.deployment))
-        memory.counters = counters_of(word.load, word.generation)
+    for cell in reported:
+        name = cell_subject(cell.cell)
+        accumulator = accumulators.setdefault(name, Accumulator())
+        before = accumulator.counters
+        if before is None and counted_before:  # it came while samples were taken: all that it has counted is new
+            before = CellCounters(cell.generation)
+        sample = sample_of(cell.load, cell.generation, before, objectives.get(cell.deployment))
+        accumulator.counters = counters_of(cell.load, cell.generation)
         of_cells[name] = sample
-        by_place[word.deployment, word.region].append(sample)
+        by_place[cell.deployment, cell.region].append(sample)
     return of_cells | _sums(by_place)
 
 
@@ -150,24 +152,24 @@ def _ttft_objectives() -> dict[str, float]:
     return {name: parse_objective(slo, ServingClass(serving_class)).ttft_ms for name, slo, serving_class in stated}
 
 
-def _introduced(names: Iterable[str], now: datetime) -> dict[str, int]:
+def _subjects_create(names: Iterable[str], now: datetime) -> dict[str, int]:
     rows = LoadSubject.objects.bulk_create([LoadSubject(name=name, seen_at=now) for name in sorted(names)])
     return {row.name: row.pk for row in rows}
 
 
-def _remember(memories: Mapping[int, Accumulator], now: datetime) -> None:
+def _accumulators_save(accumulators: Mapping[int, Accumulator], now: datetime) -> None:
     values: dict[str, Any] = {
-        "ids": list(memories),
-        "memories": [_encoder.encode(memory) for memory in memories.values()],
+        "ids": list(accumulators),
+        "memories": [_encoder.encode(accumulator) for accumulator in accumulators.values()],
         "index": fine_index(now.timestamp()),
         "now": now,
     }
     with connection.cursor() as cursor:
-        cursor.execute(_REMEMBER, values)
+        cursor.execute(_SAVE_ACCUMULATORS, values)
 
 
 def _store(done: list[tuple[int, FinishedWindow]]) -> None:
     names = COLUMNS[1:]
     with connection.cursor() as cursor, cursor.copy(_COPY) as copy:
-        for subject, figures in done:
-            copy.write_row((subject, *(getattr(figures, name) for name in names)))
+        for subject, window in done:
+            copy.write_row((subject, *(getattr(window, name) for name in names)))

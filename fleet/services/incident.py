@@ -34,7 +34,7 @@ def incident_open(
             defaults={"summary": summary, "evidence": dict(evidence), "opened_at": now, "seen_at": now, **columns},
         )
         if created:
-            _tell(incident, "incident.opened", summary, incident.tone, now, SWITCHYARD)
+            _announce(incident, "incident.opened", summary, incident.tone, now, SWITCHYARD)
             webhooks_notify(event=WebhookEvent.INCIDENT_OPENED, body=incident_body(incident), now=now)
     return incident
 
@@ -77,15 +77,15 @@ def incident_close(decision: CloseIncident, *, now: datetime) -> None:
     """
     with transaction.atomic():
         rows = Incident.objects.filter(pk=decision.incident, state=IncidentState.OPEN.value)
-        found = rows.select_for_update().first()
-        unseen = found is not None and (found.seen_at or found.opened_at) == decision.seen_at
+        incident = rows.select_for_update().first()
+        unseen = incident is not None and (incident.seen_at or incident.opened_at) == decision.seen_at
         compare_and_set_or_stale(rows if unseen else rows.none(), what=f"incident {decision.incident}", seen_at=now)
-        if found is not None:
-            _close(found, decision.reason, SWITCHYARD, now)
+        if incident is not None:
+            _close(incident, decision.reason, SWITCHYARD, now)
 
 
 def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = "") -> None:
-    """A person says that there is nothing to heal: it closes, its evidence is settled, and while the same goes on
+    """Close an incident in which an operator sees nothing to heal: its evidence is settled, and while the same goes on
     without new evidence it stays quiet for an hour.
 
     Raises:
@@ -108,14 +108,14 @@ def incident_dismiss(*, incident_id: int, actor: str, now: datetime, why: str = 
 def incidents_close(*, resolution: str, now: datetime, **which: Any) -> int:
     """Close every open incident that `which` selects (by cell, node, kind, …). Returns how many."""
     with transaction.atomic():
-        found = list(Incident.objects.select_for_update().filter(state=IncidentState.OPEN.value, **which))
-        for incident in found:
+        incidents = list(Incident.objects.select_for_update().filter(state=IncidentState.OPEN.value, **which))
+        for incident in incidents:
             _close(incident, resolution, SWITCHYARD, now)
-    return len(found)
+    return len(incidents)
 
 
 def incident_body(incident: Incident) -> dict[str, Any]:
-    """What webhooks are told of an incident."""
+    """The body of webhook messages about an incident."""
     return {
         "id": incident.pk,
         "kind": incident.kind,
@@ -138,11 +138,11 @@ def _close(incident: Incident, resolution: str, actor: str, now: datetime) -> No
     incident.state, incident.closed_at, incident.resolution = IncidentState.CLOSED.value, now, resolution
     incident.closed_by = actor
     incident.save(update_fields=["state", "closed_at", "resolution", "closed_by", "muted_until"])
-    _tell(incident, "incident.closed", f"{incident.summary}: {resolution}", Tone.OK, now, actor)
+    _announce(incident, "incident.closed", f"{incident.summary}: {resolution}", Tone.OK, now, actor)
     webhooks_notify(event=WebhookEvent.INCIDENT_CLOSED, body=incident_body(incident), now=now)
 
 
-def _tell(incident: Incident, kind: str, message: str, tone: Tone, now: datetime, actor: str) -> None:
+def _announce(incident: Incident, kind: str, message: str, tone: Tone, now: datetime, actor: str) -> None:
     event_record(
         kind=kind,
         message=message,

@@ -1,6 +1,6 @@
 """Charges disruptions, in the transaction of the step that takes a cell down, and closes them when it is over (I10).
 
-Whoever charges by the rules holds the ledger's lock until the commit and counts again: what the planner saw may be
+A charge by the rules holds the ledger's lock until the commit and counts again: what the planner saw may be
 gone, and two reconcilers that race cannot spend the same budget.
 """
 
@@ -40,7 +40,7 @@ def disruption_charge(
 def disruption_open(
     *, cell: Cell, cause: DisruptionCause, reason: str, now: datetime, rollout: int | None = None
 ) -> None:
-    """Open an entry without asking: what a person has decided still counts for whatever asks next."""
+    """Open an entry without checking the budget: an operator's decision stands, and counts for every later charge."""
     Disruption.objects.get_or_create(
         cell=cell,
         closed_at=None,
@@ -61,7 +61,7 @@ def disruption_close(*, cell_id: str, now: datetime) -> None:
 
 
 def _lock(deployment: str) -> None:
-    """Until the commit nobody else charges, and nobody scales this deployment."""
+    """Until the commit no other worker charges, and none scales this deployment."""
     Deployment.objects.select_for_update().get(name=deployment)
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])

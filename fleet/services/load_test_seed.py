@@ -39,7 +39,7 @@ DEPLOYMENTS = 10
 BATCH = 1000
 EVENTS_PER_CELL = 20
 REPORT_IN = timedelta(hours=1)
-"""Reports are of a time to come, so that they stay fresh while somebody measures."""
+"""Reports are of a time to come, so that they stay fresh during a measurement."""
 ODD_STATES = {7: CellState.STARTING, 101: CellState.DRAINING, 203: CellState.FAILED, 307: CellState.PENDING}
 """Of each 400 cells, the number of the one in this state; all others are ready."""
 LOAD = Load(
@@ -93,9 +93,9 @@ def load_test_fleet_seed(*, cells: int, nodes: int, now: datetime) -> SeedCounts
     _nodes(nodes, now)
     made = _cells(cells, deployments, now)
     _reports(now)
-    _wishes(made)
-    _trouble(made, now)
-    _past(made, deployments, regions, now)
+    _wanted_cells(made)
+    _incidents_and_rollouts(made, now)
+    _history(made, deployments, regions, now)
     return SeedCounts(len(regions), len(deployments), len(made), nodes)
 
 
@@ -191,7 +191,7 @@ def _reports(now: datetime) -> None:
 
 
 def _report(member: CellMember) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    report: dict[str, Any] = {
         "cell": member.cell_id,
         "generation": 1,
         "rank": member.rank,
@@ -204,11 +204,11 @@ def _report(member: CellMember) -> dict[str, Any]:
         number = sum(member.cell_id.encode())
         own = {"in_flight": number % 16, "queued": number % 3, "tokens_per_s": 300.0 + number % 99}
         totals = {"requests_total": 100_000 + number, "errors_total": number % 50}
-        said["load"] = msgspec.to_builtins(msgspec.structs.replace(LOAD, **own, **totals), str_keys=True)
-    return said
+        report["load"] = msgspec.to_builtins(msgspec.structs.replace(LOAD, **own, **totals), str_keys=True)
+    return report
 
 
-def _wishes(cells: list[Cell]) -> None:
+def _wanted_cells(cells: list[Cell]) -> None:
     wanted: dict[tuple[str, str], int] = {}
     for cell in cells:
         place = (cell.deployment_id, cell.region_id)
@@ -219,7 +219,7 @@ def _wishes(cells: list[Cell]) -> None:
     )
 
 
-def _trouble(cells: list[Cell], now: datetime) -> None:
+def _incidents_and_rollouts(cells: list[Cell], now: datetime) -> None:
     broken = [cell for cell in cells if cell.state == CellState.FAILED.value]
     Incident.objects.bulk_create(
         Incident(
@@ -248,7 +248,7 @@ def _trouble(cells: list[Cell], now: datetime) -> None:
         )
 
 
-def _past(cells: list[Cell], deployments: list[Deployment], regions: list[Region], now: datetime) -> None:
+def _history(cells: list[Cell], deployments: list[Deployment], regions: list[Region], now: datetime) -> None:
     names = [FLEET, *(region_subject(region.name) for region in regions), *(cell_subject(cell.id) for cell in cells)]
     for deployment in deployments:
         names += [deployment_subject(deployment.name, region) for region in ("", *(each.name for each in regions))]

@@ -34,12 +34,12 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
     """Change a node's state, with its event and, for a loss, its incident.
 
     Raises:
-        StaleDecision: the node is no longer in the state that the decision saw, or was lost and has spoken since.
+        StaleDecision: the node is no longer in the state that the decision saw, or has reported since.
     """
     changes: dict[str, Any] = {"spare_since": now} if decision.seen is NodeState.JOINING else {}
     with transaction.atomic():
         if decision.to is NodeState.LOST:
-            _lock_unless_it_spoke(decision)
+            _lock_unless_it_reported(decision)
         node = _move(decision.node, decision.seen, decision.to, decision.reason, now, **changes)
         if decision.to is NodeState.LOST:
             member = CellMember.objects.filter(node=node).select_related("cell").first()
@@ -58,11 +58,11 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
                 replacement_begin(node=node.id, cell=member.cell_id, rule=Rule.SILENCE, reason=decision.reason, now=now)
 
 
-def _lock_unless_it_spoke(decision: MoveNode) -> None:
+def _lock_unless_it_reported(decision: MoveNode) -> None:
     """A report that came in after the snapshot refutes the loss; none is written until this commits."""
     report = NodeReport.objects.select_for_update().filter(node_id=decision.node).first()
     if report is not None and report.last_seen_at != decision.reported_at:
-        raise StaleDecision(f"node {decision.node} has spoken since")
+        raise StaleDecision(f"node {decision.node} has reported since")
 
 
 def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
@@ -136,7 +136,7 @@ def node_retire(decision: RetireNode, *, now: datetime) -> None:
 
 def _retire(decision: RetireNode, now: datetime) -> None:
     with transaction.atomic():
-        # Locked first and looked at then: a statement that does both sees the members as they were before it waited.
+        # Locked first and read then: a statement that does both sees the members as they were before it waited.
         Node.objects.select_for_update().filter(id=decision.node).first()
         if CellMember.objects.filter(node_id=decision.node).exists():
             raise StaleDecision(f"node {decision.node} joined a cell")
@@ -182,11 +182,11 @@ def _node_record(region: Region, instance_type: InstanceType, decision: LaunchNo
 
 
 def _lock_pool(region: Region, instance_type: InstanceType, there: int) -> None:
-    """Until the commit nobody else buys in this region."""
+    """Until the commit no other worker launches nodes in this region."""
     Region.objects.select_for_update().get(name=region.name)
     pool = Node.objects.filter(region=region, instance_type=instance_type).exclude(state=NodeState.RETIRED)
-    if (found := pool.count()) != there:
-        raise StaleDecision(f"{region.name} has {found} nodes of {instance_type.name}, not {there}")
+    if (count := pool.count()) != there:
+        raise StaleDecision(f"{region.name} has {count} nodes of {instance_type.name}, not {there}")
 
 
 def _move(node_id: str, seen: NodeState, to: NodeState, reason: str, now: datetime, **changes: Any) -> Node:

@@ -1,4 +1,4 @@
-"""What people may ask of one node beside cordoning it: empty it, or replace it. Each is recorded with who asked, why.
+"""What operators do with one node: cordon, uncordon, drain and replace it. Each is recorded with its actor and reason.
 
 The reconciler does the rest: it drains what still serves as the disruption ledger allows, and swaps the node.
 """
@@ -7,15 +7,79 @@ from datetime import datetime
 
 from django.db import transaction
 
-from fleet.models import CellMember, Node
+from fleet.models import CellMember, Node, Replacement
+from fleet.planning.fault_rules import IncidentKind
 from fleet.planning.states import CellState, NodeState
 from fleet.services.cell_actions import cell_drain
-from fleet.services.cordon import node_cordon
-from fleet.services.replacement import is_replaced, replacement_ask
+from fleet.services.fault_evidence import hardware_faults_settle
+from fleet.services.incident import incidents_close
+from fleet.services.replacement import is_replaced, replacement_request
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict
 from kernel.tones import Tone
+
+
+def node_cordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:
+    """Cordon a node. Returns False if it was cordoned already.
+
+    Raises:
+        Conflict: the node is retired.
+    """
+    return _set_cordoned(node_id, True, actor, why, now)
+
+
+def node_uncordon(*, node_id: str, actor: str, now: datetime, why: str = "") -> bool:
+    """Let a node be chosen again. Returns False if it was not cordoned.
+
+    The operator vouches for the machine: a faulty one that is in no cell is ready again, what its agent saw of its
+    hardware is settled, its incidents close, and a replacement that has not begun is called off.
+
+    Raises:
+        Conflict: the node is retired, or faulty and still in a cell.
+    """
+    with transaction.atomic():
+        changed = _set_cordoned(node_id, False, actor, why, now)
+        if changed:
+            _vouch(Node.objects.get(id=node_id), actor, why, now)
+    return changed
+
+
+def _vouch(node: Node, actor: str, why: str, now: datetime) -> None:
+    reason = f"uncordoned by {actor}" + (f": {why}" if why else "")
+    if node.state == NodeState.FAULTY:
+        if CellMember.objects.filter(node=node).exists():
+            raise Conflict(f"node {node.id} is faulty and still in a cell; wait until its replacement took its place")
+        node.state, node.reason, node.state_since, node.spare_since = NodeState.READY.value, reason, now, now
+        node.save(update_fields=["state", "reason", "state_since", "spare_since"])
+    hardware_faults_settle(node_id=node.id, now=now)
+    incidents_close(node=node.id, kind__in=list(IncidentKind), resolution=reason, now=now)
+    Replacement.objects.filter(node=node, closed_at__isnull=True).update(closed_at=now, resolution=reason)
+
+
+@transaction.atomic
+def _set_cordoned(node_id: str, cordoned: bool, actor: str, why: str, now: datetime) -> bool:
+    node = Node.objects.select_for_update().get(id=node_id)
+    verb = "cordoned" if cordoned else "uncordoned"
+    if node.state == NodeState.RETIRED:
+        raise Conflict(f"node {node.id} is retired; only nodes that are still there can be {verb}")
+    if node.cordoned is cordoned:
+        return False
+    node.cordoned = cordoned
+    node.save(update_fields=["cordoned"])
+    event_record(
+        kind=f"node.{verb}",
+        message=f"{node.id} {verb} by {actor}" + (f": {why}" if why else ""),
+        tone=Tone.WARN if cordoned else Tone.OK,
+        now=now,
+        actor=actor,
+        region=node.region_id,
+        node=node.id,
+    )
+    live.push("nodes", node.id)
+    hints.ring("fleet.reconcile")
+    return True
+
 
 REPLACEABLE = frozenset({NodeState.READY, NodeState.SUSPECT})
 
@@ -34,7 +98,7 @@ def node_drain(*, node_id: str, actor: str, now: datetime, why: str = "") -> Non
             cell_drain(cell_id=member.cell_id, actor=actor, now=now, why=why or f"to empty {node_id}")
 
 
-def node_replace_ask(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
+def node_replacement_request(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Have a node replaced: its cell is drained, another node takes its place, and the machine is ended.
 
     Raises:
@@ -49,8 +113,8 @@ def node_replace_ask(*, node_id: str, actor: str, now: datetime, why: str = "") 
             raise Conflict(f"node {node.id} is being replaced already")
         node_cordon(node_id=node.id, actor=actor, now=now, why=why)
         cell = CellMember.objects.filter(node=node).values_list("cell_id", flat=True).first() or ""
-        reason = f"replacement asked by {actor}" + (f": {why}" if why else "")
-        replacement_ask(node=node, cell=cell, actor=actor, reason=reason, now=now)
+        reason = f"replacement requested by {actor}" + (f": {why}" if why else "")
+        replacement_request(node=node, cell=cell, actor=actor, reason=reason, now=now)
         event_record(
             kind="node.replacement",
             message=f"{node.id} is to be replaced: {reason}",

@@ -148,7 +148,7 @@ APPLY: Mapping[type[Decision], Callable[..., None]] = {
     ChangeRollout: rollouts.rollout_change,
     CordonNode: replacements.node_cordon_faulty,
     ReplaceNode: replacements.node_replace,
-    RequestReplacement: replacements.replacement_wish,
+    RequestReplacement: replacements.replacement_schedule,
     CloseReplacement: replacements.replacement_close,
     OpenIncident: incidents.incident_open_decided,
     NoteIncident: incidents.incident_note,

@@ -24,7 +24,7 @@ def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
     """Add a region, without machines. `columns` are of `CHANGEABLE`, and `provider`.
 
     Raises:
-        InvalidInput: an unknown provider or instance type, or no statement of spares.
+        InvalidInput: an unknown provider or instance type, or invalid spares.
         Conflict: the name is taken.
     """
     _check(columns)
@@ -41,7 +41,7 @@ def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
     """Change what is given of `CHANGEABLE`; what is set to what it is already is no change.
 
     Raises:
-        InvalidInput: an unknown instance type, no statement of spares, or a column that does not change.
+        InvalidInput: an unknown instance type, invalid spares, or a column that does not change.
     """
     _check(columns)
     with transaction.atomic():

@@ -1,8 +1,8 @@
 """Applies decisions about faulty nodes, each as one compare-and-set with its event. Launches and ends no machine: the
 reconciler sees a faulty node, gives its cell another and then has the machine ended.
 
-Whoever begins a replacement holds a lock until the commit and counts again: two reconcilers that race cannot condemn
-two nodes of a cell, or more of a pool than may be.
+A replacement begins under a lock that is held until the commit, and counts again: two reconcilers that race cannot
+condemn two nodes of a cell, or more of a pool than may be.
 """
 
 from datetime import datetime
@@ -46,7 +46,7 @@ def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSetting
 
     Raises:
         StaleDecision: the node has left the state that was seen since then, even if it came back to it, or is in
-            another cell, or too much else is being replaced by now.
+            another cell, or too many other nodes are being replaced.
     """
     if NodeState.FAULTY not in NODE_ALLOWED[decision.seen]:
         raise ValueError(f"a node cannot go from {decision.seen} to faulty")
@@ -72,17 +72,17 @@ def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSetting
 
 
 def replacement_begin(*, node: str, cell: str, rule: Rule, reason: str, now: datetime) -> None:
-    """Call in the transaction that takes a node out of use. One that was wished for begins now."""
+    """Call in the transaction that takes a node out of use. One that was scheduled begins now."""
     if Replacement.objects.filter(node_id=node, closed_at__isnull=True).update(begun_at=now, cell=cell):
         return
     _open(node, cell, rule, reason, now, SWITCHYARD, begun_at=now)
 
 
-def replacement_wish(decision: RequestReplacement, *, now: datetime, settings: FaultSettings | None = None) -> None:
+def replacement_schedule(decision: RequestReplacement, *, now: datetime, settings: FaultSettings | None = None) -> None:
     """From now on the node's cell is drained for its replacement.
 
     Raises:
-        StaleDecision: the node is in another cell, or being replaced already, or too much else is by now.
+        StaleDecision: the node is in another cell or already being replaced, or too many other nodes are.
     """
     with transaction.atomic():
         _guard(decision.node, decision.cell, settings or FaultSettings())
@@ -114,7 +114,7 @@ def is_replaced(node: str) -> bool:
 
 
 def _guard(node_id: str, cell: str, settings: FaultSettings) -> None:
-    """Until the commit nobody else begins a replacement. One that was wished for was counted then."""
+    """Until the commit no other worker begins a replacement. One that was scheduled was counted then."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
     if is_replaced(node_id):
@@ -122,13 +122,13 @@ def _guard(node_id: str, cell: str, settings: FaultSettings) -> None:
     node = Node.objects.get(id=node_id)
     pool = Node.objects.filter(region_id=node.region_id, instance_type_id=node.instance_type_id)
     work = Replacement.objects.filter(closed_at__isnull=True)
-    mate = work.filter(cell=cell).values_list("node_id", flat=True).first() if cell else None
+    other = work.filter(cell=cell).values_list("node_id", flat=True).first() if cell else None
     underway = ReplacementBudget(
         pool=(node.region_id, node.instance_type_id),
         open=work.filter(node__in=pool).count(),
         pool_size=pool.filter(state__in=[state.value for state in COUNTED]).count(),
         cell=cell,
-        peer=mate or "",
+        peer=other or "",
     )
     if crowded := over_budget(underway, settings):
         raise StaleDecision(f"node {node_id} stays: {crowded}")
@@ -141,8 +141,8 @@ def _open(node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: s
     )
 
 
-def replacement_ask(*, node: Node, cell: str, actor: str, reason: str, now: datetime) -> Replacement:
-    """Note an operator's wish, inside his transaction."""
+def replacement_request(*, node: Node, cell: str, actor: str, reason: str, now: datetime) -> Replacement:
+    """Record an operator's request, inside its transaction."""
     return _open(node.id, cell, Rule.OPERATOR, reason, now, actor)
 
 

@@ -1,6 +1,6 @@
 """Applies what is decided of a rollout, as compare-and-set on (id, state, revision) with its event.
 
-The way to the end is the planner's; what a person asks for is in `fleet.services.rollout_actions`.
+The way to the end is the planner's; what operators request is in `fleet.services.rollout_actions`.
 """
 
 from datetime import datetime
@@ -83,7 +83,7 @@ def rollout_event(rollout: Rollout, *, actor: str, now: datetime, detail: dict[s
 
 
 def rollout_body(rollout: Rollout, actor: str) -> dict[str, Any]:
-    """What webhooks are told of a rollout."""
+    """The body of webhook messages about a rollout."""
     return {
         "id": rollout.pk,
         "deployment": rollout.deployment_id,
@@ -99,9 +99,9 @@ def rollout_body(rollout: Rollout, actor: str) -> dict[str, Any]:
 
 
 def _detail(decision: ChangeRollout) -> dict[str, Any]:
-    found: dict[str, Any] = {"was": decision.seen}
+    detail: dict[str, Any] = {"was": decision.seen}
     if decision.failed:
-        found["failed"] = msgspec.to_builtins(decision.failed)
+        detail["failed"] = msgspec.to_builtins(decision.failed)
     if decision.verdict is not None:
-        found["verdict"] = msgspec.to_builtins(decision.verdict)
-    return found
+        detail["verdict"] = msgspec.to_builtins(decision.verdict)
+    return detail

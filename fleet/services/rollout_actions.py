@@ -1,4 +1,4 @@
-"""What people may ask of rollouts: start, pause, resume, skip a bake, go back, give up. Each records who asked and why.
+"""What operators do with rollouts: start, pause, resume, skip a bake, roll back, abort. Each records actor and reason.
 
 Nothing here touches a cell. The next pass of the reconciler finds the rollout in its new state and acts on it.
 """
@@ -15,9 +15,9 @@ from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, pol
 from fleet.planning.rollout.preview import objection, order_of_regions
 from fleet.planning.rollout.waves import progress_of
 from fleet.planning.states import CellState, RolloutState
+from fleet.selectors.model_version import version_fit
 from fleet.selectors.rollout import ACTIVE, rollout_view
 from fleet.selectors.snapshot import deployment_view
-from fleet.selectors.version_fit import version_fit
 from fleet.services.rollout import rollout_event, rollout_locked, rollout_save
 from kernel import hints, live
 from kernel.refusals import Conflict, InvalidInput
@@ -146,7 +146,7 @@ def rollout_abort(*, rollout_id: int, actor: str, now: datetime, why: str = "") 
 
 
 def rollout_skip_bake(*, rollout_id: int, actor: str, now: datetime, why: str) -> None:
-    """Promote without the gate's word, on the operator's: to the next stage, or to the end.
+    """Promote without the gate's verdict: to the next stage, or to the end.
 
     Raises:
         InvalidInput: no reason is given.
@@ -155,7 +155,7 @@ def rollout_skip_bake(*, rollout_id: int, actor: str, now: datetime, why: str) -
     if not why.strip():
         raise InvalidInput(field="why", rule="required", message="say why the bake may be skipped")
 
-    def onwards(rollout: Rollout) -> RolloutState:
+    def promote(rollout: Rollout) -> RolloutState:
         progress = progress_of(deployment_view(rollout.deployment_id), rollout_view(rollout))
         following = progress.next_stage() if progress else None
         if following is None:
@@ -163,7 +163,7 @@ def rollout_skip_bake(*, rollout_id: int, actor: str, now: datetime, why: str) -
         rollout.stage = following
         return RolloutState.RUNNING
 
-    _act(rollout_id, "skip bake", {RolloutState.BAKING, RolloutState.PAUSED}, onwards, actor, why, now)
+    _act(rollout_id, "skip bake", {RolloutState.BAKING, RolloutState.PAUSED}, promote, actor, why, now)
 
 
 def _act(
@@ -181,6 +181,6 @@ def _act(
         if seen not in from_states:
             allowed = " or ".join(sorted(from_states))
             raise Conflict(f"rollout {rollout.pk} is {seen}; {action} needs one that is {allowed}")
-        reason = f"{action} asked by {actor}" + (f": {why}" if why else "")
+        reason = f"{action} requested by {actor}" + (f": {why}" if why else "")
         rollout_save(rollout, to=to if isinstance(to, RolloutState) else to(rollout), reason=reason, now=now)
         rollout_event(rollout, actor=actor, now=now, detail={"action": action, "was": seen})

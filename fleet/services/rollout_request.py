@@ -1,5 +1,5 @@
-"""Rollouts of a deployment over all of its regions, where a rule asks for two people: the request of one, carried out
-when another approved it."""
+"""Rollouts of a deployment in all of its regions, where a rule requires approval: requested by one user, started when
+another one approved it."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -12,8 +12,8 @@ from fleet.planning.policy import policy_as_json
 from fleet.services.rollout_actions import Proposal, rollout_propose, rollout_start
 
 
-def rollout_ask(*, proposal: Proposal, actor: str, now: datetime, why: str = "") -> Rollout | Approval:
-    """Start a rollout, or, where it takes two people, ask for the second. In a single region it takes one.
+def rollout_start_or_request(*, proposal: Proposal, actor: str, now: datetime, why: str = "") -> Rollout | Approval:
+    """Start a rollout or, where it requires approval, request that. In a single region it never does.
 
     Raises:
         Conflict: as `rollout_start` does.
@@ -33,9 +33,9 @@ def rollout_ask(*, proposal: Proposal, actor: str, now: datetime, why: str = "")
 
 
 def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
-    asked = dict(arguments)
-    why = str(asked.pop("why"))
-    rollout = rollout_start(proposal=rollout_propose(**asked), actor=actor, now=now, why=why)
+    options = dict(arguments)
+    why = str(options.pop("why"))
+    rollout = rollout_start(proposal=rollout_propose(**options), actor=actor, now=now, why=why)
     return f"rollout {rollout.pk} started"
 
 

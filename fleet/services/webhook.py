@@ -41,7 +41,7 @@ def webhook_change(*, name: str, actor: str, now: datetime, **columns: Any) -> W
 
 
 def webhook_delete(*, name: str, actor: str, now: datetime) -> None:
-    """Remove a webhook, with what it was not told yet."""
+    """Remove a webhook and its undelivered messages."""
     with transaction.atomic():
         hook = Webhook.objects.select_for_update().get(name=name)
         _event(hook, "deleted", actor, now)

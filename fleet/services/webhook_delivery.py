@@ -1,5 +1,5 @@
 """Sends what is due in the outbox. A delivery is claimed for a while first, so that a worker that dies in the middle
-loses nothing and two workers send nothing twice at once; receivers tell repetitions by the delivery's number."""
+loses nothing and two workers send nothing twice at once; receivers recognise repetitions by the delivery's number."""
 
 import asyncio
 import json

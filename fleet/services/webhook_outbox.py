@@ -1,5 +1,5 @@
-"""Writes what webhooks are to be told, in the transaction of the change itself, so that nothing is told that did not
-happen and nothing that happened is forgotten. It sends nothing."""
+"""Writes messages for webhooks in the transaction of the change itself, so that none is sent of what did not happen and
+none is lost of what did. It sends nothing."""
 
 from datetime import datetime
 from typing import Any
@@ -12,9 +12,9 @@ SEND_TASK = "fleet.send_webhooks"
 
 
 def webhooks_notify(*, event: str, body: dict[str, Any], now: datetime) -> None:
-    """Tell every enabled webhook that asked for this event."""
-    asked = [hook for hook in Webhook.objects.filter(enabled=True) if is_subscribed(hook.events, event)]
-    for hook in asked:
+    """Queue a message for every enabled webhook that subscribes to this event."""
+    subscribed = [hook for hook in Webhook.objects.filter(enabled=True) if is_subscribed(hook.events, event)]
+    for hook in subscribed:
         delivery_create(webhook=hook, event=event, body=body, now=now)
 
 

@@ -32,7 +32,7 @@ from fleet.services.deployment import deployment_change, deployment_create, depl
 from fleet.services.fault_rule import fault_rule_set
 from fleet.services.region import region_change, region_create
 from fleet.services.rollout_actions import rollout_propose
-from fleet.services.rollout_request import rollout_ask
+from fleet.services.rollout_request import rollout_start_or_request
 from kernel.refusals import Conflict, InvalidInput
 from models_registry.models import ModelVersion
 from models_registry.selectors.model import version_by_reference
@@ -193,7 +193,7 @@ def _scale(step: Step, requester: Requester) -> None:
 
 def _roll_out(step: Step, requester: Requester) -> Approval | None:
     proposal = rollout_propose(deployment=step.document.name, policy={}, **step.asked)
-    begun = rollout_ask(proposal=proposal, actor=requester.actor, now=requester.now, why=requester.why)
+    begun = rollout_start_or_request(proposal=proposal, actor=requester.actor, now=requester.now, why=requester.why)
     return begun if isinstance(begun, Approval) else None
 
 

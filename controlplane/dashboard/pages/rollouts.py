@@ -40,7 +40,7 @@ from fleet.services.rollout_actions import (
     rollout_roll_back,
     rollout_skip_bake,
 )
-from fleet.services.rollout_request import rollout_ask
+from fleet.services.rollout_request import rollout_start_or_request
 from models_registry.models import ModelVersion
 from models_registry.planning.lifecycle import VersionState
 
@@ -169,7 +169,7 @@ def _propose(form: Submission) -> Proposal:
 
 
 def _start(form: Submission, thing: None) -> Approval | HttpResponse:
-    started = rollout_ask(proposal=_propose(form), actor=form.actor, now=form.now, why=form.text("why"))
+    started = rollout_start_or_request(proposal=_propose(form), actor=form.actor, now=form.now, why=form.text("why"))
     return started if isinstance(started, Approval) else redirect("rollout", key=str(started.pk))
 
 

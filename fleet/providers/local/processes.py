@@ -20,7 +20,7 @@ _DETACH = "import os, sys; os.setsid(); os.fork() and os._exit(0); os.execv(sys.
 
 
 def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> None:
-    """Start a program in a session of its own and as nobody's child, its output appended to `log`.
+    """Start a program in a session of its own and detached from the process tree, its output appended to `log`.
 
     A machine must not hang on the worker that booted it, neither by its session nor by its place in the process tree.
     """
@@ -37,8 +37,8 @@ def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> N
 
 
 def processes_by_node(home: Path) -> dict[str, list[psutil.Process]]:
-    """Live processes of this home's machines, by node id, as their environment says."""
-    found: dict[str, list[psutil.Process]] = {}
+    """Live processes of this home's machines, by node id, as their environment states."""
+    processes: dict[str, list[psutil.Process]] = {}
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.status() == psutil.STATUS_ZOMBIE:
@@ -46,8 +46,8 @@ def processes_by_node(home: Path) -> dict[str, list[psutil.Process]]:
             environment: dict[str, Any] = process.environ()
             node_id = environment.get(NODE_VARIABLE)
             if node_id and environment.get(HOME_VARIABLE) == str(home):
-                found.setdefault(node_id, []).append(process)
-    return found
+                processes.setdefault(node_id, []).append(process)
+    return processes
 
 
 def machine_status(processes: list[psutil.Process]) -> ProviderStatus:

@@ -86,7 +86,7 @@ def test_an_action_leads_back_to_the_page(rollout: Rollout) -> None:
     response = signed_in().post(f"/rollouts/{rollout.pk}/ask/pause/", {"why": "lunch"})
     assert (response.status_code, response.headers["Location"]) == (302, f"/rollouts/{rollout.pk}/")
     rollout.refresh_from_db()
-    assert (rollout.state, rollout.reason) == ("paused", "pause asked by operator: lunch")
+    assert (rollout.state, rollout.reason) == ("paused", "pause requested by operator: lunch")
 
 
 def test_a_refusal_says_why(rollout: Rollout) -> None:

@@ -121,13 +121,13 @@ def test_cells_are_found_by_what_they_belong_to() -> None:
 def test_draining_takes_a_ready_cell_out_of_service() -> None:
     rows.cell("c", rows.node("n-00000001"))
     body = bearer("ada").post("/api/v1/cells/c/drain", {"why": "new disk"}, format="json").json()
-    assert (body["state"], body["reason"], body["generation"]) == ("draining", "drain asked by ada: new disk", 1)
+    assert (body["state"], body["reason"], body["generation"]) == ("draining", "drain requested by ada: new disk", 1)
 
 
 def test_restarting_fails_a_cell_so_that_it_starts_again() -> None:
     rows.cell("c", rows.node("n-00000001"))
     body = bearer("ada").post("/api/v1/cells/c/restart").json()
-    assert (body["state"], body["reason"]) == ("failed", "restart asked by ada")
+    assert (body["state"], body["reason"]) == ("failed", "restart requested by ada")
 
 
 @pytest.mark.parametrize("action", ["drain", "restart"])

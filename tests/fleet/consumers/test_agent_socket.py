@@ -113,7 +113,7 @@ async def test_who_reads_logs_is_told_to_the_agent_and_its_lines_are_kept(socket
     ("frame", "said"),
     [
         (encode(READY), "first message must be a hello"),
-        (encode(hello(protocol=9)), "protocol 9 is not spoken here; 1 is"),
+        (encode(hello(protocol=9)), "protocol 9 is not supported; 1 is"),
         (encode(hello("n-b")), "the credential is for node n-a, not node n-b"),
         (b"{", "truncated"),
         (b'{"type": "report", "telemetry": {"x": ' + b"[" * 5000, "recursion"),

@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.models import InstanceType
-from fleet.selectors.version_uses import machines_known, version_uses
+from fleet.selectors.model_version import machines_known, version_uses
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.selectors import fleet_hooks
 from tests.fleet import rows

@@ -33,7 +33,7 @@ def test_draining_is_told_to_the_nodes_and_recorded(django_capture_on_commit_cal
     with django_capture_on_commit_callbacks() as callbacks:
         cell_drain(cell_id="c", actor="ada", now=LATER, why="new disk")
     cell = Cell.objects.get()
-    assert (cell.state, cell.state_since, cell.reason) == ("draining", LATER, "drain asked by ada: new disk")
+    assert (cell.state, cell.state_since, cell.reason) == ("draining", LATER, "drain requested by ada: new disk")
     assert Node.objects.get().desired_version == node.desired_version + 1
     event = Event.objects.get()
     assert (event.kind, event.actor, event.cell) == ("cell.draining", "ada", "c")
@@ -59,7 +59,7 @@ def test_restarting_a_ready_cell_fails_it_without_an_incident() -> None:
     rows.cell("c", rows.node("n-00000001"))
     cell_restart(cell_id="c", actor="ada", now=LATER)
     cell = Cell.objects.get()
-    assert (cell.state, cell.state_since, cell.reason) == ("failed", LATER, "restart asked by ada")
+    assert (cell.state, cell.state_since, cell.reason) == ("failed", LATER, "restart requested by ada")
     assert not Incident.objects.exists()
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fleet.models import Node
-from fleet.services.cordon import node_cordon, node_uncordon
+from fleet.services.node_actions import node_cordon, node_uncordon
 from kernel.models import Event
 from kernel.refusals import Conflict
 from tests.fleet import rows

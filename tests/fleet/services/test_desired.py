@@ -68,4 +68,4 @@ def test_a_version_that_cannot_be_rendered_keeps_no_other_node_waiting(caplog: p
     rows.cell("c1", broken)
     ModelVersion.objects.update(engine="abacus")
     assert set(desired_for([broken.id, spare.id])) == {spare.id}
-    assert "n-00000001 cannot be told what to run: sim-70b@1: engine is 'abacus'" in caplog.text
+    assert "cannot render the desired state of node n-00000001: sim-70b@1: engine is 'abacus'" in caplog.text

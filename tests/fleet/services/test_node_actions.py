@@ -4,9 +4,8 @@ import pytest
 
 from fleet.models import Cell, Incident, Node, Replacement, Signal
 from fleet.planning.states import NodeState
-from fleet.services.cordon import node_uncordon
 from fleet.services.fault_evidence import hardware_fault_record
-from fleet.services.node_actions import node_drain, node_replace_ask
+from fleet.services.node_actions import node_drain, node_replacement_request, node_uncordon
 from kernel.models import Event
 from kernel.refusals import Conflict
 from tests.fleet import rows
@@ -22,19 +21,19 @@ def fleet() -> None:
 
 
 def test_a_replacement_is_noted_with_who_asked_and_why_and_the_node_is_cordoned() -> None:
-    node_replace_ask(node_id="n-f", actor="ann", why="noisy fan", now=NOW)
+    node_replacement_request(node_id="n-f", actor="ann", why="noisy fan", now=NOW)
     work = Replacement.objects.get()
     assert (work.node_id, work.cell, work.rule, work.actor, work.begun_at) == ("n-f", "c1", "operator", "ann", None)
     assert Node.objects.get(id="n-f").cordoned
     assert Event.objects.filter(actor="ann").count() == 2
     with pytest.raises(Conflict, match="already"):
-        node_replace_ask(node_id="n-f", actor="ann", now=NOW)
+        node_replacement_request(node_id="n-f", actor="ann", now=NOW)
 
 
 def test_a_node_that_is_out_of_use_is_not_replaced() -> None:
     rows.node("n-x", state=NodeState.LOST)
     with pytest.raises(Conflict, match="only one that is ready or suspect"):
-        node_replace_ask(node_id="n-x", actor="ann", now=NOW)
+        node_replacement_request(node_id="n-x", actor="ann", now=NOW)
 
 
 def test_draining_a_node_cordons_it_and_drains_its_cell() -> None:
@@ -75,6 +74,6 @@ def test_a_faulty_node_still_in_its_cell_is_not_vouched_for() -> None:
 
 
 def test_uncordoning_calls_off_a_replacement_that_has_not_begun() -> None:
-    node_replace_ask(node_id="n-f", actor="ann", now=NOW)
+    node_replacement_request(node_id="n-f", actor="ann", now=NOW)
     node_uncordon(node_id="n-f", actor="bob", now=NOW)
     assert Replacement.objects.get().resolution == "uncordoned by bob"

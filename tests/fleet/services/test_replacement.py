@@ -9,7 +9,7 @@ from fleet.planning.decisions import CloseReplacement, CordonNode, MoveNode, Rep
 from fleet.planning.fault_rules import Rule
 from fleet.planning.states import NodeState
 from fleet.services.node import node_move
-from fleet.services.replacement import node_cordon_faulty, node_replace, replacement_close, replacement_wish
+from fleet.services.replacement import node_cordon_faulty, node_replace, replacement_close, replacement_schedule
 from kernel.models import Event
 from kernel.transitions import StaleDecision
 from tests.fleet import rows
@@ -63,7 +63,7 @@ def test_a_node_that_is_in_another_cell_meanwhile_is_left_alone() -> None:
 def test_a_node_that_spoke_after_the_snapshot_is_not_lost() -> None:
     Node.objects.filter(id="n-f").update(state=NodeState.SUSPECT)
     NodeReport.objects.filter(node_id="n-f").update(last_seen_at=LATER)
-    with pytest.raises(StaleDecision, match="has spoken since"):
+    with pytest.raises(StaleDecision, match="has reported since"):
         node_move(MoveNode("n-f", NodeState.SUSPECT, NodeState.LOST, "silent", reported_at=NOW), now=LATER)
     assert node().state == NodeState.SUSPECT
 
@@ -75,16 +75,16 @@ def test_a_lost_member_is_being_replaced() -> None:
 
 
 def test_a_wish_begins_when_the_node_goes_out_of_use() -> None:
-    replacement_wish(RequestReplacement("n-f", "c1", Rule.SLOW, "slow"), now=NOW)
+    replacement_schedule(RequestReplacement("n-f", "c1", Rule.SLOW, "slow"), now=NOW)
     assert Replacement.objects.get().begun_at is None
     node_replace(REPLACE, now=LATER)
     assert Replacement.objects.get().begun_at == LATER
 
 
 def test_a_node_is_wished_away_once() -> None:
-    replacement_wish(RequestReplacement("n-f", "c1", Rule.SLOW, "slow"), now=NOW)
+    replacement_schedule(RequestReplacement("n-f", "c1", Rule.SLOW, "slow"), now=NOW)
     with pytest.raises(StaleDecision):
-        replacement_wish(RequestReplacement("n-f", "c1", Rule.SLOW, "slow"), now=LATER)
+        replacement_schedule(RequestReplacement("n-f", "c1", Rule.SLOW, "slow"), now=LATER)
 
 
 def test_a_replacement_closes_once() -> None:

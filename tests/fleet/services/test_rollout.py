@@ -152,7 +152,7 @@ def test_a_change_that_is_not_allowed_is_refused() -> None:
 def test_a_rollout_is_paused_and_resumed_with_the_operators_words() -> None:
     rollout = start()
     act(rollout_pause, rollout, why="lunch")
-    assert (rollout.state, rollout.reason) == ("paused", "pause asked by ada: lunch")
+    assert (rollout.state, rollout.reason) == ("paused", "pause requested by ada: lunch")
     act(rollout_resume, rollout)
     assert rollout.state == RUNNING
 

@@ -8,7 +8,7 @@ import pytest
 from fleet.models import Node, NodeReport, StepRecord
 from fleet.planning.settings import FaultSettings
 from fleet.selectors.faults import faults_view
-from fleet.services.step_windows import step_windows_cut
+from fleet.services.fault_evidence import step_windows_cut
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
