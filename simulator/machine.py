@@ -108,16 +108,18 @@ class Machine(AgentLink):
             return
         now_s = self._context.queue.now_s
         snapshot = self._snapshot()
-        for step in plan_convergence(self.desired, snapshot, now_s):
+        steps = plan_convergence(self.desired, snapshot, now_s)
+        for step in steps:
             self._take(step)
-        observed = observe(self.desired, self._snapshot(), now_s)
+        observed = observe(self.desired, self._snapshot() if steps else snapshot, now_s)
         if self.last_report is None or observed != self.last_report.observed:
             self.report(observed)
 
     def compose_report(self, observed: Observed | None) -> AgentReport:
         """What the agent observes, and how healthy its engine is."""
-        seen = observed or observe(self.desired, self._snapshot(), self._context.queue.now_s)
-        return AgentReport(self.connection_id, seen, self._health_of(seen), self.in_flight())
+        snapshot = self._snapshot()
+        seen = observed or observe(self.desired, snapshot, self._context.queue.now_s)
+        return AgentReport(self.connection_id, seen, _reported_health(seen, snapshot.health), self.in_flight())
 
     def in_flight(self) -> int:
         """Requests that the cell works on, if this is its leader."""
@@ -171,12 +173,6 @@ class Machine(AgentLink):
         behaviour = self._context.behaviour(engine.assignment.plan.served_model)
         health = engine.health(behaviour.answers_wrong)
         self.was_ready = self.was_ready or health.ok
-        return health
-
-    def _health_of(self, observed: Observed) -> Health | None:
-        health = self._snapshot().health
-        if observed.state in (EngineState.STARTING, EngineState.FAILED) and (health is None or health.ok):
-            return Health(ok=False, reason=observed.reason)
         return health
 
     def _take(self, step: Step) -> None:
@@ -284,3 +280,10 @@ class Machine(AgentLink):
     def _wake(self) -> None:
         self._wakes_at_s = None
         self.converge()
+
+
+def _reported_health(observed: Observed, probed: Health | None) -> Health | None:
+    """What the probe found, unless the state already says that the engine does not serve."""
+    if observed.state in (EngineState.STARTING, EngineState.FAILED) and (probed is None or probed.ok):
+        return Health(ok=False, reason=observed.reason)
+    return probed

@@ -45,7 +45,8 @@ class Model:
         self._nodes: tuple[NodeView, ...] = tuple(
             replace(node, created_at=EARLY, state_since=EARLY) for node in self._fleet.nodes.values()
         )
-        self._spec = next(iter(self._fleet.deployments.values()))
+        spec = next(iter(self._fleet.deployments.values()))
+        self._deployments = {version: {NAME: replace(spec, version=version)} for version in ("v1", "v2")}
         connected_at = self._nodes[0].report.connection_changed_at
         self._agents = AgentModel(connected_at, EARLY)
         self._violations: list[str] = []
@@ -136,9 +137,11 @@ class Model:
         rollout = state.rollout
         progress = rollout and (rollout.state, rollout.stage, rollout.failed, rollout.revision, rollout.reason)
         known = self._plans.setdefault((state.cells, state.reports, progress, state.deployed, now), [])
+        view: FleetView | None = None
         for number, planner in enumerate(PLANNERS):
             if number == len(known):
-                known.append(planner(self._view(state, now), SETTINGS, now))
+                view = view or self._view(state, now)
+                known.append(planner(view, SETTINGS, now))
             if known[number]:
                 yield known[number]
 
@@ -186,13 +189,14 @@ class Model:
 
     def _view(self, state: State, now: datetime) -> FleetView:
         nodes = [self._node(index, report, now) for index, report in enumerate(state.reports)]
-        return replace(
-            self._fleet,
+        return FleetView(
+            regions=self._fleet.regions,
             nodes={node.id: node for node in nodes},
             cells={cell.id: cell for cell in state.cells},
-            deployments={NAME: replace(self._spec, version=state.deployed)},
+            deployments=self._deployments[state.deployed],
             rollouts={NAME: state.rollout} if state.rollout is not None else {},
             listening_since=EARLY,
+            faults=self._fleet.faults,
         )
 
     def _node(self, index: int, report: ReportView, now: datetime) -> NodeView:
@@ -216,4 +220,12 @@ class Model:
 
 def _timeless(cell: CellView) -> CellView:
     unrouted = None if cell.unrouted_at is None else EARLY
+    if (cell.state_since, cell.created_at, cell.unrouted_at, cell.reason, cell.restarts) == (
+        EARLY,
+        EARLY,
+        unrouted,
+        "",
+        0,
+    ):
+        return cell
     return replace(cell, state_since=EARLY, created_at=EARLY, unrouted_at=unrouted, reason="", restarts=0)

@@ -5,6 +5,7 @@ regions are scaled; how many cells it stands for is counted anew from what is wa
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
 from fleet.planning.snapshot import DeploymentView, RolloutView
@@ -33,24 +34,24 @@ def stages_of(policy: UpdatePolicy, regions: tuple[str, ...]) -> tuple[Stage, ..
     return canary + tuple(Stage(region, percent) for region in regions for percent in policy.waves_percent)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RolloutProgress:
-    """Where a rollout stands, and what each region should come to in this stage."""
+    """Where a rollout stands, and what each region should come to in this stage. Without slots: its stages are kept."""
 
     rollout: RolloutView
     deployment: DeploymentView
 
-    @property
+    @cached_property
     def regions(self) -> tuple[str, ...]:
         """The order of the rollout; regions that the deployment got meanwhile come last."""
         order = self.rollout.region_order
         return order + tuple(sorted(set(self.deployment.cells_wanted) - set(order)))
 
-    @property
+    @cached_property
     def stages(self) -> tuple[Stage, ...]:
         return stages_of(self.rollout.policy, self.regions)
 
-    @property
+    @cached_property
     def stage(self) -> Stage:
         return self.stages[min(self.rollout.stage, len(self.stages) - 1)]
 
