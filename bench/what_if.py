@@ -1,4 +1,4 @@
-"""How long a what-if takes: a rollout, a scaling and the loss of a region, told from a snapshot of a fleet in memory.
+"""How long a what-if takes: a rollout, a scaling and the loss of a region, from a snapshot of a fleet in memory.
 
 `POST /api/v1/plan` adds the loading of the snapshot from PostgreSQL. Prints a Markdown table; seconds of one core.
 """
@@ -26,8 +26,8 @@ DEMO = FleetSpec(
 LOAD_S = {"v1": 60.0, "v2": 60.0}
 
 
-def questions(name: str, shape: FleetSpec) -> dict[str, Change]:
-    """The three that can be asked."""
+def changes(name: str, shape: FleetSpec) -> dict[str, Change]:
+    """One of each kind."""
     region = shape.regions[0]
     cells = next(spec.cells[region] for spec in shape.deployments if spec.name == name)
     size = next(spec.size for spec in shape.deployments if spec.name == name)
@@ -41,19 +41,19 @@ def questions(name: str, shape: FleetSpec) -> dict[str, Change]:
 
 def main() -> None:
     argparse.ArgumentParser(description=__doc__).parse_args()
-    print("| fleet | question | s | steps | ends after |")
+    print("| fleet | change | s | steps | ends after |")
     print("| --- | --- | --- | --- | --- |")
     for label, name, shape in (
         ("the demo's", "sim-70b", DEMO),
         ("10,000 nodes", "model-03", scenario_named("day_10000_nodes").fleet),
     ):
-        for asked, change in questions(name, shape).items():
+        for kind, change in changes(name, shape).items():
             view = build_fleet(shape)
             began_s = process_time()
-            told = predict(view, change, EPOCH, load_s=LOAD_S)
+            forecast = predict(view, change, EPOCH, load_s=LOAD_S)
             spent_s = process_time() - began_s
-            ends = "open" if told.took_s is None else f"{told.took_s:.0f} s"
-            print(f"| {label} | {asked} | {spent_s:.2f} | {len(told.steps)} | {ends} |", flush=True)
+            ends = "open" if forecast.took_s is None else f"{forecast.took_s:.0f} s"
+            print(f"| {label} | {kind} | {spent_s:.2f} | {len(forecast.steps)} | {ends} |", flush=True)
 
 
 if __name__ == "__main__":

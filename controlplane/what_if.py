@@ -1,4 +1,4 @@
-"""Turns a question into a prediction from the live snapshot. Reads only; nothing that it predicts is done."""
+"""Predicts the effect of a change from the live snapshot. Reads only; nothing that it predicts is done."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -21,26 +21,26 @@ SHARE_OF_TIMEOUT = 0.25
 def typical_load_s(fleet: FleetView) -> dict[str, float]:
     """Version -> seconds from a start until ready, for every version of the fleet. One query."""
     measured = _measured()
-    found: dict[str, float] = {}
+    load_s: dict[str, float] = {}
     for deployment in fleet.deployments.values():
         usual = measured.get(deployment.name)
         for version in {deployment.version, *deployment.others}:
             timeout_s = deployment.of(version).ready_timeout_s
-            found[version] = median(usual) if usual else timeout_s * SHARE_OF_TIMEOUT
-    return found
+            load_s[version] = median(usual) if usual else timeout_s * SHARE_OF_TIMEOUT
+    return load_s
 
 
 def _measured() -> dict[str, list[float]]:
     """Deployment -> what its last starts took."""
     events = Event.objects.filter(kind__in=["cell.starting", "cell.ready"]).order_by("-id")[:EVENTS_READ]
     ready: dict[str, Event] = {}
-    found: dict[str, list[float]] = {}
+    durations: dict[str, list[float]] = {}
     for event in events:
         if event.kind == "cell.ready":
             ready[event.cell] = event
         elif (end := ready.pop(event.cell, None)) is not None:
-            found.setdefault(event.deployment, []).append((end.at - event.at).total_seconds())
-    return found
+            durations.setdefault(event.deployment, []).append((end.at - event.at).total_seconds())
+    return durations
 
 
 def plan_rollout(

@@ -66,7 +66,7 @@ class AgentLink(ABC):
         self.converge()
         self.report()
         report = self.last_report
-        if self._context.steady and report is not None and self._context.server.is_known(self.node, report):
+        if self._context.skip_repeats and report is not None and self._context.server.is_known(self.node, report):
             self._reporting_on = 0
         else:
             self._report_later(connection_id)

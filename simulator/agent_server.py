@@ -31,7 +31,7 @@ class Connection:
     is_send_due: bool = False
 
 
-class SteadyReport(ReportView):
+class RepeatedReport(ReportView):
     """A report that is repeated every two seconds without an event for each: it was last seen at the newest pass."""
 
     __slots__ = ("_server",)
@@ -122,14 +122,14 @@ class AgentServer:
             health_reason=report.health.reason if report.health is not None else "",
             in_flight=report.in_flight,
         )
-        steady = self.context.steady and report.observed.state in (EngineState.IDLE, EngineState.READY) and healthy
-        if self._store.report(node, SteadyReport(row, self) if steady else row):
+        is_well = healthy and report.observed.state in (EngineState.IDLE, EngineState.READY)
+        if self._store.report(node, RepeatedReport(row, self) if is_well and self.context.skip_repeats else row):
             self._on_change()
 
     def is_known(self, node: str, report: AgentReport) -> bool:
         """Whether this was reported already, will not change by itself, and no desired state waits to be sent."""
         connection, known = self.connections.get(node), self._store.nodes.get(node)
-        if connection is None or known is None or not isinstance(known.report, SteadyReport):
+        if connection is None or known is None or not isinstance(known.report, RepeatedReport):
             return False
         row, seen = known.report, report.observed
         same = (row.state, row.cell, row.generation) == (seen.state, seen.cell or "", seen.generation)

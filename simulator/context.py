@@ -70,8 +70,8 @@ class Server(Protocol):
 
 @dataclass
 class SimulationContext:
-    """Shared by all machines of a run. `behaviours`: by version; `steady`: a report that repeats the last one costs no
-    event."""
+    """Shared by all machines of a run. `behaviours`: by version; `skip_repeats`: a report that repeats the last one
+    costs no event."""
 
     queue: EventQueue
     random: Random
@@ -79,7 +79,7 @@ class SimulationContext:
     server: Server
     timeline: Timeline = field(default_factory=Timeline)
     behaviours: Mapping[str, VersionBehaviour] = field(default_factory=dict)
-    steady: bool = False
+    skip_repeats: bool = False
     serial: int = 1000
 
     def behaviour(self, version: str) -> VersionBehaviour:

@@ -1,7 +1,7 @@
 """What of a fleet a what-if has to simulate: the rest is well, stays as it is, and would only cost time.
 
-Left out is only what no planner would do anything about, and what takes nothing from what is asked about. What it adds
-to the budgets of region and fleet is kept.
+Left out is only what no planner would do anything about, and what takes nothing from the change in question. What it
+adds to the budgets of region and fleet is kept.
 """
 
 from collections import Counter
@@ -46,7 +46,7 @@ def without_other_regions(fleet: FleetView, region: str) -> FleetView:
     )
 
 
-def limits_of(fleet: FleetView, limits: LedgerLimits) -> LedgerLimits:
+def limits_as_floors(fleet: FleetView, limits: LedgerLimits) -> LedgerLimits:
     """The budgets of the whole fleet as floors, so that a part of it has them too. Of regions the tightest."""
     wanted: Counter[str] = Counter()
     for spec in fleet.deployments.values():

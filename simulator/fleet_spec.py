@@ -1,8 +1,9 @@
-"""Fleets to begin with, said in a few words: regions, machines in racks, deployments with their cells in service."""
+"""Fleets to begin with, in a few lines: regions, machines in racks, deployments with their cells in service."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from itertools import count
 
 from engine_agent.protocol.states import EngineState
 from fleet.planning.policy import UpdatePolicy
@@ -56,42 +57,19 @@ def build_fleet(shape: FleetSpec, now: datetime = EPOCH) -> FleetView:
     nodes: dict[str, NodeView] = {}
     cells: dict[str, CellView] = {}
     for region in shape.regions:
-        placed = 0
+        in_region = count()
 
-        def node(report: ReportView, region: str = region) -> str:
-            nonlocal placed
-            zone, rack = divmod(placed // shape.per_rack, shape.racks_per_zone)
-            name = f"n-{len(nodes) + 1:06d}"
-            nodes[name] = NodeView(
-                id=name,
-                region=region,
-                instance_type=KIND,
-                state=NodeState.READY,
-                created_at=before,
-                state_since=before,
-                report=report,
-                topology=(f"{region}-zone-{zone + 1}", region, f"{region}-{zone + 1}-rack-{rack + 1}"),
-                spare_since=None if report.cell else before,
-            )
-            placed += 1
-            return name
+        def node(report: ReportView, region: str = region, in_region: Iterator[int] = in_region) -> str:
+            view = _node(f"n-{len(nodes) + 1:06d}", region, _topology(shape, region, next(in_region)), report, before)
+            nodes[view.id] = view
+            return view.id
 
         for spec in shape.deployments:
             for _ in range(spec.cells.get(region, 0)):
                 name = f"{spec.name}-{region}-{len(cells) + 1}"
-                said = ReportView(True, now, before, EngineState.READY, name, 1, in_flight=0)
-                members = tuple(MemberView(node(said), rank) for rank in range(spec.size))
-                cells[name] = CellView(
-                    id=name,
-                    deployment=spec.name,
-                    region=region,
-                    state=CellState.READY,
-                    generation=1,
-                    created_at=before,
-                    state_since=before,
-                    members=members,
-                    version=spec.version,
-                )
+                report = ReportView(True, now, before, EngineState.READY, name, 1, in_flight=0)
+                members = tuple(MemberView(node(report), rank) for rank in range(spec.size))
+                cells[name] = _cell(name, spec, region, members, before)
         for _ in range(shape.spares):
             node(ReportView(True, now, before))
     return FleetView(
@@ -100,6 +78,40 @@ def build_fleet(shape: FleetSpec, now: datetime = EPOCH) -> FleetView:
         cells=cells,
         deployments={spec.name: _deployment(spec) for spec in shape.deployments},
         listening_since=before,
+    )
+
+
+def _topology(shape: FleetSpec, region: str, number: int) -> tuple[str, ...]:
+    """The network nodes above a region's machine of this number, widest first."""
+    zone, rack = divmod(number // shape.per_rack, shape.racks_per_zone)
+    return f"{region}-zone-{zone + 1}", region, f"{region}-{zone + 1}-rack-{rack + 1}"
+
+
+def _node(name: str, region: str, topology: tuple[str, ...], report: ReportView, since: datetime) -> NodeView:
+    return NodeView(
+        id=name,
+        region=region,
+        instance_type=KIND,
+        state=NodeState.READY,
+        created_at=since,
+        state_since=since,
+        report=report,
+        topology=topology,
+        spare_since=None if report.cell else since,
+    )
+
+
+def _cell(name: str, spec: DeploymentSpec, region: str, members: tuple[MemberView, ...], since: datetime) -> CellView:
+    return CellView(
+        id=name,
+        deployment=spec.name,
+        region=region,
+        state=CellState.READY,
+        generation=1,
+        created_at=since,
+        state_since=since,
+        members=members,
+        version=spec.version,
     )
 
 

@@ -1,6 +1,6 @@
-"""What-if: what the fleet would do from now on if somebody asked for this, told by letting it do so on virtual time.
+"""What-if: what the fleet would do from now on after a change, found by simulating it on virtual time.
 
-Typical durations and no faults: it says what the planners would decide, not what may break meanwhile. What is at rest
+Typical durations and no faults: it shows what the planners would decide, not what may break meanwhile. What is at rest
 and has no part in it is left out. Nothing is changed.
 """
 
@@ -15,24 +15,24 @@ from fleet.planning.snapshot import FleetView, VersionView
 from fleet.planning.states import CellState, RolloutState
 from simulator.clock import EventQueue
 from simulator.context import TimelineEntry
-from simulator.fleet_slice import limits_of, without_other_deployments, without_other_regions
+from simulator.fleet_slice import limits_as_floors, without_other_deployments, without_other_regions
 from simulator.operator_actions import roll_out, scale
 from simulator.reconciler import Pace
 from simulator.version_behaviour import VersionBehaviour
 from simulator.world import Place, World
 
 HORIZON_S = 6 * 3600.0
-EVENTS_MOST = 300_000
-"""Bound on the work of one answer; then it says how far it looked."""
+MAX_EVENTS = 300_000
+"""Bound on the work of one forecast; a forecast that reaches it states how far it looked."""
 POLL_EVERY_S = 15.0
 CALM_S = 60.0
 """So long nothing must have been on its way for the change to be over."""
 PACE = Pace(every_s=5.0, quiet_s=15.0, doorbell_s=0.5)
-PACE_OF_MANY = Pace(every_s=20.0, quiet_s=30.0, doorbell_s=4.0)
-MACHINES_PACED = 300
-"""Beyond so many machines passes are rarer, and moments up to 20 s late: an answer must come soon."""
-STEPS_TOLD = 500
-TOLD = ("rollout.", "cell.", "node.")
+LARGE_FLEET_PACE = Pace(every_s=20.0, quiet_s=30.0, doorbell_s=4.0)
+LARGE_FLEET_NODES = 300
+"""Beyond so many machines passes are rarer, and moments up to 20 s late, to keep a forecast short."""
+MAX_STEPS = 500
+STEP_KINDS = ("rollout.", "cell.", "node.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,10 @@ def predict(
     queue = EventQueue(now)
     chosen = settings or FleetSettings()
     part = replace(_relevant(fleet, change), listening_since=fleet.listening_since or now)
-    budgets = replace(chosen, ledger=limits_of(fleet, chosen.ledger))
+    budgets = replace(chosen, ledger=limits_as_floors(fleet, chosen.ledger))
     behaviours = {version: VersionBehaviour(load_s=seconds, load_spread=0.0) for version, seconds in load_s.items()}
-    world = World(part, settings=budgets, behaviours=behaviours, steady=True, queue=queue)
-    world.reconciler.pace = PACE if len(part.nodes) <= MACHINES_PACED else PACE_OF_MANY
+    world = World(part, settings=budgets, behaviours=behaviours, skip_repeats=True, queue=queue)
+    world.reconciler.pace = PACE if len(part.nodes) <= LARGE_FLEET_NODES else LARGE_FLEET_PACE
     before = dict(world.ready)
     _begin(world, change)
     is_over = _run(world, change, horizon_s)
@@ -151,7 +151,7 @@ def _begin(world: World, change: Change) -> None:
 
 def _run(world: World, change: Change, horizon_s: float) -> bool:
     calm_since_s: float | None = None
-    while world.queue.now_s < horizon_s and world.queue.done < EVENTS_MOST:
+    while world.queue.now_s < horizon_s and world.queue.done < MAX_EVENTS:
         world.run_until(world.queue.now_s + POLL_EVERY_S)
         if not _is_at_rest(world, change):
             calm_since_s = None
@@ -172,12 +172,12 @@ def _is_at_rest(world: World, change: Change) -> bool:
 
 
 def _forecast(world: World, change: Change, before: Mapping[Place, int], is_over: bool) -> Forecast:
-    steps = [entry for entry in world.timeline.entries if entry.kind.startswith(TOLD)]
+    steps = [entry for entry in world.timeline.entries if entry.kind.startswith(STEP_KINDS)]
     places = tuple(_place(world, place, before.get(place, 0)) for place in sorted(world.series))
     waiting = (cell for cell in world.store.cells.values() if cell.state in {CellState.PENDING, CellState.LOST})
     last_s = steps[-1].at_s if steps else 0.0
     return Forecast(
-        steps=tuple(steps[:STEPS_TOLD]),
+        steps=tuple(steps[:MAX_STEPS]),
         took_s=last_s if is_over else None,
         looked_s=world.queue.now_s,
         places=places,
@@ -198,8 +198,8 @@ def _warnings(
 ) -> Iterator[str]:
     if not is_over:
         yield f"not over within {world.queue.now_s:.0f} s, which is as far as this looked"
-    if len(steps) > STEPS_TOLD:
-        yield f"{len(steps)} steps; the first {STEPS_TOLD} are told"
+    if len(steps) > MAX_STEPS:
+        yield f"{len(steps)} steps; the first {MAX_STEPS} are listed"
     for rollout in world.store.rollouts.values():
         yield f"the rollout of {rollout.deployment} would be {rollout.state}: {rollout.reason}"
     for place in places:

@@ -34,7 +34,7 @@ class Scenario:
     quality: NetworkQuality = QUIET
     process_faults: ProcessFaults = field(default_factory=ProcessFaults)
     pace: Pace = field(default_factory=Pace)
-    steady: bool = False
+    skip_repeats: bool = False
     busy_s: float | None = None
 
 
@@ -64,7 +64,7 @@ def world_of(scenario: Scenario, seed: int, kill: Kill | None = None) -> World:
         settings=scenario.settings,
         behaviours=scenario.behaviours,
         quality=scenario.quality,
-        steady=scenario.steady,
+        skip_repeats=scenario.skip_repeats,
         invariants=INVARIANTS,
     )
     world.reconciler.process_faults = scenario.process_faults

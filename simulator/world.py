@@ -12,7 +12,7 @@ from fleet.planning.rollout.evidence import CELLS_COMPARED
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, FleetView
 from fleet.planning.states import CellState, NodeState
-from simulator.agent_server import AgentServer, SteadyReport
+from simulator.agent_server import AgentServer, RepeatedReport
 from simulator.clock import EPOCH, EventQueue
 from simulator.context import SimulationContext
 from simulator.engines import Engines
@@ -51,7 +51,7 @@ class Invariant:
 class World:
     """One run. `fleet` is how it begins: ready cells serve, connected nodes are connected.
 
-    `steady` leaves out the events of reports that repeat the last one, for large fleets; nothing else differs.
+    `skip_repeats` leaves out the events of reports that repeat the last one, for large fleets; nothing else differs.
     """
 
     store_type: type[Store] = Store
@@ -66,7 +66,7 @@ class World:
         settings: FleetSettings | None = None,
         behaviours: Mapping[str, VersionBehaviour] | None = None,
         quality: NetworkQuality = QUIET,
-        steady: bool = False,
+        skip_repeats: bool = False,
         invariants: tuple[Invariant, ...] = (),
         queue: EventQueue | None = None,
     ) -> None:
@@ -77,7 +77,12 @@ class World:
         self.store = self.store_type(fleet)
         self.agent_server = AgentServer(self.store, self._ring)
         self.context = SimulationContext(
-            self.queue, self.random, self.network, self.agent_server, behaviours=behaviours or {}, steady=steady
+            self.queue,
+            self.random,
+            self.network,
+            self.agent_server,
+            behaviours=behaviours or {},
+            skip_repeats=skip_repeats,
         )
         self.agent_server.attach(self.context)
         self.engines = Engines(self.context)
@@ -134,9 +139,9 @@ class World:
         machine.no_contact_since_s = None
         self.agent_server.connected(machine.node, connection_id)
         self.agent_server.connections[machine.node].sent_version = self.store.versions[machine.node]
-        if self.context.steady:
+        if self.context.skip_repeats:
             node = self.store.nodes[machine.node]
-            self.store.nodes[machine.node] = replace(node, report=SteadyReport(node.report, self.agent_server))
+            self.store.nodes[machine.node] = replace(node, report=RepeatedReport(node.report, self.agent_server))
         else:
             self.queue.after(self.random.random() * 2.0, machine.report_again)
 
@@ -237,7 +242,7 @@ class World:
 
     def _passed(self) -> None:
         for invariant in self.invariants:
-            if invariant.on_world is not None and not self.context.steady:
+            if invariant.on_world is not None and not self.context.skip_repeats:
                 self._complain(invariant, invariant.on_world(self))
 
     def check(self) -> None:

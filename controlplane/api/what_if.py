@@ -1,4 +1,4 @@
-"""What-if over HTTP: what a rollout, a scaling or the loss of a region would do, before anybody does it."""
+"""What-if over HTTP: what a rollout, a scaling or the loss of a region would do, before it is done."""
 
 from datetime import datetime, timedelta
 from typing import Any
@@ -54,7 +54,7 @@ FORECAST: dict[str, Any] = {
 }
 
 
-QUESTIONS = ("rollout", "scale", "lose_region")
+CHANGES = ("rollout", "scale", "lose_region")
 
 
 class PlannedRolloutSerializer(StrictSerializer):
@@ -67,7 +67,7 @@ class PlannedRolloutSerializer(StrictSerializer):
 
 
 class PlannedScaleSerializer(ScaleSerializer):
-    """The scaling, as one would ask for it."""
+    """The scaling, as one would request it."""
 
     deployment = serializers.CharField(max_length=96)
 
@@ -86,10 +86,10 @@ class QuestionSerializer(StrictSerializer):
     scale = PlannedScaleSerializer(required=False)
     lose_region = serializers.CharField(required=False, max_length=64, help_text="Its name.")
 
-    def validate(self, asked: dict[str, Any]) -> dict[str, Any]:
-        if len(asked) != 1:
-            raise serializers.ValidationError(f"ask one of {', '.join(QUESTIONS)}; {len(asked)} are here", "one")
-        return asked
+    def validate(self, change: dict[str, Any]) -> dict[str, Any]:
+        if len(change) != 1:
+            raise serializers.ValidationError(f"give one of {', '.join(CHANGES)}; got {len(change)}", "one")
+        return change
 
 
 class StepSerializer(serializers.Serializer[Any]):
@@ -137,24 +137,24 @@ class PlanViewSet(ViewSet):
     @extend_schema(operation_id="plan", request=QuestionSerializer, responses={200: ForecastSerializer})
     def create(self, request: Request) -> Response:
         """Let the change happen to a simulation that begins as the fleet is now, with the live planners and typical
-        durations, and tell what it did."""
+        durations, and list what it did."""
         question = QuestionSerializer(data=request.data)
         question.is_valid(raise_exception=True)
         now = clock.now()
-        forecast = _answer(question.validated_data, now)
-        return Response(ForecastSerializer(forecast_as_told(forecast, now)).data)
+        forecast = _predict(question.validated_data, now)
+        return Response(ForecastSerializer(forecast_response(forecast, now)).data)
 
 
-def _answer(asked: dict[str, Any], now: datetime) -> Forecast:
-    if "rollout" in asked:
-        return plan_rollout(**asked["rollout"], now=now)
-    if "scale" in asked:
-        cells = {place["region"]: place["cells"] for place in asked["scale"]["regions"]}
-        return plan_scale(deployment=asked["scale"]["deployment"], cells=cells, now=now)
-    return plan_lost_region(region=asked["lose_region"], now=now)
+def _predict(change: dict[str, Any], now: datetime) -> Forecast:
+    if "rollout" in change:
+        return plan_rollout(**change["rollout"], now=now)
+    if "scale" in change:
+        cells = {place["region"]: place["cells"] for place in change["scale"]["regions"]}
+        return plan_scale(deployment=change["scale"]["deployment"], cells=cells, now=now)
+    return plan_lost_region(region=change["lose_region"], now=now)
 
 
-def forecast_as_told(forecast: Forecast, now: datetime) -> dict[str, Any]:
+def forecast_response(forecast: Forecast, now: datetime) -> dict[str, Any]:
     """A forecast as `ForecastSerializer` shows it; `now` is the moment of its snapshot."""
     return {
         "from": now,

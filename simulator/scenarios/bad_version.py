@@ -1,5 +1,5 @@
-"""Rollouts whose new version is bad in one way or another: one cell is touched, the others serve on, and it goes
-back."""
+"""Rollouts whose new version is bad in one way or another: one cell is touched, the others keep serving, and it is
+rolled back."""
 
 from collections.abc import Iterator
 

@@ -52,7 +52,7 @@ SCENARIOS = {
         until_s=DAY_S,
         expect=expect,
         behaviours={version: VersionBehaviour(load_s=120.0) for version in ("v1", "v2")},
-        steady=True,
+        skip_repeats=True,
         pace=Pace(every_s=15.0, quiet_s=60.0, doorbell_s=2.0),
     )
 }

@@ -1,4 +1,5 @@
-"""No rollout: machines, agents, engines, lines and our own processes die at random. Every wanted cell comes back."""
+"""No rollout: machines, agents, engines, connections and control plane processes die at random. Every wanted
+cell comes back."""
 
 from simulator.fault_injection import random_faults
 from simulator.final_checks import all_well

@@ -1,4 +1,5 @@
-"""A leader goes on answering 200 while its follower is dead. The follower's agent, or its provider, must be enough."""
+"""A leader goes on answering 200 while its follower is dead. The follower's agent, or its provider, must be
+enough to notice."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Every leader answers no probe for a few seconds, once. One bad probe is no fault: nothing may be done about it."""
+"""Every leader fails its probes for a few seconds, once. One failed probe is no fault: nothing may be done about it."""
 
 from collections.abc import Iterator
 

@@ -63,7 +63,7 @@ SCENARIOS = {
         busy_s=1000.0,
         expect=expect,
         behaviours={version: VersionBehaviour(load_s=LOAD_S, load_spread=0.1) for version in ("v1", "v2")},
-        steady=True,
+        skip_repeats=True,
         pace=Pace(every_s=15.0, quiet_s=60.0, doorbell_s=2.0),
     )
 }

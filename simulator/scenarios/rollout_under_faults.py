@@ -1,5 +1,5 @@
-"""A rollout over two regions while machines, agents, engines, lines and our own processes die: it ends, and every cell
-runs the new version or every cell the old one."""
+"""A rollout over two regions while machines, agents, engines, connections and control plane processes die: it
+ends, and every cell runs the new version or every cell the old one."""
 
 from collections.abc import Iterator
 

@@ -35,7 +35,7 @@ def expect(world: World) -> Iterator[str]:
 
 
 SCENARIO = Scenario(
-    about="A quick rollout of three cells; a machine, a line, an engine and an agent break in the middle of it.",
+    about="A quick rollout of three cells; a machine, a connection, an engine and an agent break in the middle of it.",
     fleet=FleetSpec((DeploymentSpec("llama", {"east": 2, "west": 1}, policy=POLICY),), spares=1),
     play=play,
     until_s=800.0,

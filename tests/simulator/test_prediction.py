@@ -7,7 +7,7 @@ from fleet.planning.policy import UpdatePolicy
 from fleet.planning.snapshot import FleetView, RolloutView, VersionView
 from fleet.planning.states import RolloutState
 from simulator.clock import EPOCH
-from simulator.fleet_slice import limits_of, without_other_deployments, without_other_regions
+from simulator.fleet_slice import limits_as_floors, without_other_deployments, without_other_regions
 from simulator.fleet_spec import DeploymentSpec, FleetSpec, build_fleet
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
 
@@ -99,7 +99,7 @@ def test_another_deployment_that_wants_machines_too_is_not_left_out() -> None:
 
 def test_a_part_of_a_fleet_keeps_the_budgets_of_the_whole() -> None:
     shapes = tuple(DeploymentSpec(f"model-{number}", {"east": 10, "west": 20}) for number in range(3))
-    limits = limits_of(build_fleet(FleetSpec(shapes)), LedgerLimits())
+    limits = limits_as_floors(build_fleet(FleetSpec(shapes)), LedgerLimits())
 
     assert (limits.region(0), limits.fleet(0)) == (3, 9)
 

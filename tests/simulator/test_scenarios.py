@@ -35,15 +35,15 @@ def test_a_run_repeats_itself() -> None:
 def test_a_run_repeats_itself_in_another_process() -> None:
     """Sets of names come in another order there."""
     command = [sys.executable, "-m", "simulator", "rollout_under_faults", "--first-seed", "43", "-v"]
-    told = [
+    outputs = [
         subprocess.run(
             command, env={**os.environ, "PYTHONHASHSEED": order}, capture_output=True, text=True, check=True
         ).stdout.rpartition(" in ")[0]
         for order in ("1", "2")
     ]
 
-    assert "last seed 43" in told[0]
-    assert told[0] == told[1]
+    assert "last seed 43" in outputs[0]
+    assert outputs[0] == outputs[1]
 
 
 def test_an_unknown_scenario_is_refused_with_the_known_ones() -> None:

@@ -19,7 +19,7 @@ from controlplane.api.apply.execution import (
     documents_preview,
 )
 from controlplane.api.apply.planning import Action, Kind, Objection, Step
-from controlplane.api.what_if import FORECAST, ForecastSerializer, forecast_as_told
+from controlplane.api.what_if import FORECAST, ForecastSerializer, forecast_response
 from controlplane.what_if import plan_onwards
 from fleet.planning.states import choices
 from kernel import clock
@@ -206,7 +206,7 @@ def _answer(found: ApplyResult, now: datetime) -> Response:
     effects = [
         {
             "deployment": name,
-            "forecast": forecast_as_told(plan_onwards(view=found.fleet, deployment=name, now=now), now),
+            "forecast": forecast_response(plan_onwards(view=found.fleet, deployment=name, now=now), now),
         }
         for name in touched[:PREDICTED_MOST]
     ]

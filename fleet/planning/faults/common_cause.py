@@ -42,7 +42,11 @@ def find_common_causes(
     fleet: FleetView, slow: Iterable[SlowNode], settings: FaultSettings, now: datetime
 ) -> tuple[CommonCause, ...]:
     """Every common cause that can be seen now, in a stable order."""
-    found = [*_of_signals(fleet, settings, now), *_of_slow(fleet, slow, settings), *_of_cells(fleet, settings)]
+    found = [
+        *_causes_in_signals(fleet, settings, now),
+        *_causes_in_slow_nodes(fleet, slow, settings),
+        *_causes_in_cells(fleet, settings),
+    ]
     return tuple(sorted(found, key=lambda cause: cause.subject))
 
 
@@ -51,7 +55,7 @@ def is_common(affected: int, size: int, settings: FaultSettings) -> bool:
     return affected >= settings.common_cause_nodes and affected > settings.common_cause_share * size
 
 
-def _of_signals(fleet: FleetView, settings: FaultSettings, now: datetime) -> Iterable[CommonCause]:
+def _causes_in_signals(fleet: FleetView, settings: FaultSettings, now: datetime) -> Iterable[CommonCause]:
     """Settled signals count as well: a cause that condemns one machine after the other must be seen, too."""
     since = now - timedelta(seconds=settings.common_cause_window_s)
     affected: dict[tuple[str, str], set[str]] = defaultdict(set)
@@ -62,20 +66,20 @@ def _of_signals(fleet: FleetView, settings: FaultSettings, now: datetime) -> Ite
     for (signature, kind), nodes in affected.items():
         retired = sum(node not in fleet.nodes or fleet.nodes[node].state in OUTSIDE for node in nodes)
         if is_common(len(nodes), sizes[kind] + retired, settings):
-            yield _of_nodes(fleet, signature, f"nodes of {kind}", nodes, sizes[kind] + retired)
+            yield _cause_in_nodes(fleet, signature, f"nodes of {kind}", nodes, sizes[kind] + retired)
 
 
-def _of_slow(fleet: FleetView, slow: Iterable[SlowNode], settings: FaultSettings) -> Iterable[CommonCause]:
+def _causes_in_slow_nodes(fleet: FleetView, slow: Iterable[SlowNode], settings: FaultSettings) -> Iterable[CommonCause]:
     cohorts: dict[str, list[SlowNode]] = defaultdict(list)
     for node in slow:
         cohorts[str(node.cohort)].append(node)
     for cohort, nodes in cohorts.items():
         size = len(nodes[0].cohort_nodes)
         if is_common(len(nodes), size, settings):
-            yield _of_nodes(fleet, "slow", cohort, [found.node for found in nodes], size)
+            yield _cause_in_nodes(fleet, "slow", cohort, [found.node for found in nodes], size)
 
 
-def _of_nodes(fleet: FleetView, fault: str, cohort: str, nodes: Iterable[str], size: int) -> CommonCause:
+def _cause_in_nodes(fleet: FleetView, fault: str, cohort: str, nodes: Iterable[str], size: int) -> CommonCause:
     names = tuple(sorted(nodes))
     here = [fleet.nodes[name].topology for name in names if name in fleet.nodes]
     return CommonCause(
@@ -83,7 +87,7 @@ def _of_nodes(fleet: FleetView, fault: str, cohort: str, nodes: Iterable[str], s
     )
 
 
-def _of_cells(fleet: FleetView, settings: FaultSettings) -> Iterable[CommonCause]:
+def _causes_in_cells(fleet: FleetView, settings: FaultSettings) -> Iterable[CommonCause]:
     """Cells that failed by themselves; those that lost a node say nothing of what they share."""
     cells: dict[tuple[str, str], list[str]] = defaultdict(list)
     failed: dict[tuple[str, str], list[str]] = defaultdict(list)

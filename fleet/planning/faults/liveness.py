@@ -51,7 +51,7 @@ def held_back(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple
     cases = [
         _Case(node, fleet, settings, now, guards) for node in fleet.nodes.values() if node.state is NodeState.SUSPECT
     ]
-    verdicts = ((case, _condemnation(case)) for case in cases)
+    verdicts = ((case, _loss_verdict(case)) for case in cases)
     return tuple((case.node, verdict, why) for case, verdict in verdicts if verdict and (why := _why_not(case)))
 
 
@@ -120,7 +120,7 @@ def _judge_joined(case: _Case) -> Decision | None:
         if case.node.state is NodeState.SUSPECT and case.node.report.connected:
             return case.move(NodeState.READY, "its reports came back")
         return None
-    verdict = _condemnation(case)
+    verdict = _loss_verdict(case)
     if verdict and not _why_not(case):
         case.guards.take(case.node)
         return case.move(NodeState.LOST, verdict)
@@ -129,7 +129,7 @@ def _judge_joined(case: _Case) -> Decision | None:
     return None
 
 
-def _condemnation(case: _Case) -> str:
+def _loss_verdict(case: _Case) -> str:
     """Why a silent node counts as dead; empty while only its silence speaks for it."""
     silence_s = _silence_s(case.node, case.fleet, case.now)
     witness = _second_witness(case) if silence_s > case.settings.lost_after_s else None

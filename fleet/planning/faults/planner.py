@@ -64,24 +64,24 @@ def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
     """Incidents to open, note and close, and what is done about single nodes."""
     work = _Pass(fleet, settings, now, Guards(fleet, settings, now))
     if are_all_silent(fleet, settings, now):
-        _say(work, IncidentKind.ALL_SILENT, "fleet", "No agent is heard: it is the control plane that is cut off", {})
+        _report_incident(work, IncidentKind.ALL_SILENT, "fleet", "No agent reports: the control plane is cut off", {})
         return tuple(work.decisions)
     if fleet.listening_since is None:
         return ()
     slow = find_slow(fleet, settings.faults)
     causes = find_common_causes(fleet, slow, settings.faults, now)
     for cause in causes:
-        _halt(work, cause)
+        _halt_rollouts(work, cause)
     for freeze in work.guards.freezes:
         evidence = {"unhealthy": list(freeze.unhealthy), "nodes": freeze.size}
-        words = f"Nothing is replaced: {freeze.reason}"
-        _say(work, IncidentKind.FROZEN, freeze.scope, words, evidence, region=freeze.region)
+        summary = f"Nothing is replaced: {freeze.reason}"
+        _report_incident(work, IncidentKind.FROZEN, freeze.scope, summary, evidence, region=freeze.region)
     for node, verdict, why_not in held_back(fleet, settings, now):
-        _say_held_back(work, node, verdict, why_not)
+        _report_held_back(work, node, verdict, why_not)
     for suspicion in find_suspicions(fleet, slow, settings.faults):
-        _answer(work, suspicion, causes)
+        _act_on(work, suspicion, causes)
     for replacement in fleet.faults.replacements:
-        _go_on(work, replacement)
+        _continue_replacement(work, replacement)
     _close(work)
     return tuple(work.decisions)
 
@@ -89,7 +89,7 @@ def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
 # --- incidents ------------------------------------------------------------------------------------------------------
 
 
-def _say(
+def _report_incident(
     work: _Pass, kind: IncidentKind, subject: str, summary: str, evidence: Mapping[str, Any], **where: Any
 ) -> None:
     """Open the incident, or note now and then that its fault is still there."""
@@ -109,7 +109,7 @@ def _is_muted(work: _Pass, kind: IncidentKind, subject: str) -> bool:
     return (kind, subject) in work.fleet.faults.muted and kind not in SIGNALLED
 
 
-def _say_held_back(work: _Pass, node: NodeView, verdict: str, why_not: str) -> None:
+def _report_held_back(work: _Pass, node: NodeView, verdict: str, why_not: str) -> None:
     mode = work.fleet.faults.mode(Rule.SILENCE)
     if mode is RuleMode.OFF:
         return
@@ -117,10 +117,12 @@ def _say_held_back(work: _Pass, node: NodeView, verdict: str, why_not: str) -> N
     summary = (
         f"Would have declared node {node.id} lost: {verdict}" if shadow else f"Node {node.id} {verdict}; {why_not}"
     )
-    _say(work, IncidentKind.WITNESSED, node.id, summary, {"held_back": why_not}, **_where(work, node), shadow=shadow)
+    _report_incident(
+        work, IncidentKind.WITNESSED, node.id, summary, {"held_back": why_not}, **_where(work, node), shadow=shadow
+    )
 
 
-def _halt(work: _Pass, cause: CommonCause) -> None:
+def _halt_rollouts(work: _Pass, cause: CommonCause) -> None:
     """A common cause stops rollouts and touches no hardware."""
     evidence = {
         "affected": list(cause.affected),
@@ -129,7 +131,7 @@ def _halt(work: _Pass, cause: CommonCause) -> None:
         "below": list(cause.place),
     }
     known = work.incident(IncidentKind.COMMON_CAUSE, cause.subject)
-    _say(work, IncidentKind.COMMON_CAUSE, cause.subject, cause.summary, evidence, cohort=cause.cohort)
+    _report_incident(work, IncidentKind.COMMON_CAUSE, cause.subject, cause.summary, evidence, cohort=cause.cohort)
     until = known.opened_at + timedelta(seconds=HALTED_WITH_S) if known else work.now
     for rollout in work.fleet.rollouts.values():
         if rollout.deployment in cause.deployments and rollout.state in MOVING and rollout.state_since <= until:
@@ -158,8 +160,8 @@ def _close(work: _Pass) -> None:
 # --- nodes ----------------------------------------------------------------------------------------------------------
 
 
-def _answer(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) -> None:
-    """Say what is suspected, and do what its rule, the common causes and the guards leave to do."""
+def _act_on(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) -> None:
+    """Open the incident, and cordon or replace the node if its rule, the common causes and the guards allow it."""
     mode = work.fleet.faults.mode(suspicion.rule) if suspicion.rule else RuleMode.ON
     if mode is RuleMode.OFF or _is_muted(work, suspicion.kind, suspicion.subject):
         return
@@ -171,7 +173,9 @@ def _answer(work: _Pass, suspicion: Suspicion, causes: Iterable[CommonCause]) ->
     where = _where(work, node) if node else _where_cell(suspicion.cell)
     summary = _summary(suspicion, is_shadow)
     evidence = {**suspicion.evidence, **waits}
-    _say(work, suspicion.kind, suspicion.subject, summary, evidence, **where, cohort=suspicion.cohort, shadow=is_shadow)
+    _report_incident(
+        work, suspicion.kind, suspicion.subject, summary, evidence, **where, cohort=suspicion.cohort, shadow=is_shadow
+    )
     if node is None or suspicion.rule is None or is_shadow or barred or node.state in CONDEMNED:
         return
     if not node.cordoned and node.id not in work.handled:
@@ -225,11 +229,11 @@ def _out_of_use(node: NodeView, cell: CellView | None, rule: Rule, reason: str) 
     return ReplaceNode(node.id, node.state, node.state_since, cell.id if cell else "", rule, reason)
 
 
-def _go_on(work: _Pass, replacement: ReplacementView) -> None:
+def _continue_replacement(work: _Pass, replacement: ReplacementView) -> None:
     """Carry a replacement on: drain the cell, take the node out of use, and see when its cell serves again."""
     node, cell = work.fleet.nodes.get(replacement.node), work.cell_of(replacement.node)
     if replacement.begun:
-        if done := _done(work, replacement, cell):
+        if done := _why_over(work, replacement, cell):
             work.decisions.append(CloseReplacement(replacement.id, done))
         return
     if node is None or node.state not in {NodeState.READY, NodeState.SUSPECT}:
@@ -247,7 +251,7 @@ def _serves_no_more(work: _Pass, cell: CellView) -> bool:
     return cell.state is not CellState.DRAINING or bool(drain_ended(cell, work.fleet, work.settings, work.now))
 
 
-def _done(work: _Pass, replacement: ReplacementView, still_in: CellView | None) -> str:
+def _why_over(work: _Pass, replacement: ReplacementView, still_in: CellView | None) -> str:
     """Why a begun replacement is over; empty while it is not."""
     if still_in is not None:
         return ""

@@ -36,9 +36,9 @@ def find_suspicions(fleet: FleetView, slow: Iterable[SlowNode], settings: FaultS
     """Every suspicion, the most urgent first."""
     cells = {member.node: cell for cell in fleet.cells.values() for member in cell.members} if _any(fleet, slow) else {}
     found = [
-        *_of_signals(fleet, cells),
-        *_of_repairs(fleet, cells, settings),
-        *_of_slow(fleet, cells, slow),
+        *_by_signals(fleet, cells),
+        *_by_repairs(fleet, cells, settings),
+        *_by_slowness(fleet, cells, slow),
     ]
     return tuple(found)
 
@@ -47,7 +47,7 @@ def _any(fleet: FleetView, slow: Iterable[SlowNode]) -> bool:
     return bool(fleet.faults.signals or fleet.faults.repairs or tuple(slow))
 
 
-def _of_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Suspicion]:
+def _by_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Suspicion]:
     """Hard ones accuse their node. What every rank sees of one broken rank accuses the node only where it is alone; or
     it is explained by a mate that is suspected, and else it is the cell's."""
     by_node: dict[str, list[SignalView]] = defaultdict(list)
@@ -66,22 +66,22 @@ def _of_signals(fleet: FleetView, cells: Mapping[str, CellView]) -> Iterable[Sus
         ]
         if hard:
             suspected.add(name)
-            yield _signalled(IncidentKind.HARDWARE, node, cell, hard, Rule.HARD_SIGNATURE)
+            yield _node_suspicion(IncidentKind.HARDWARE, node, cell, hard, Rule.HARD_SIGNATURE)
             continue
         for signal in by_node[name]:
             if cell is not None and not alone and signal.signature in UNATTRIBUTED_SIGNATURES:
                 vague[cell.id].append(signal)
         rest = [signal for signal in by_node[name] if alone or signal.signature not in UNATTRIBUTED_SIGNATURES]
         if rest:
-            soft.append(_signalled(IncidentKind.SOFT, node, cell, rest, None))
+            soft.append(_node_suspicion(IncidentKind.SOFT, node, cell, rest, None))
     yield from soft
     for cell_id in sorted(vague):
         cell = fleet.cells[cell_id]
         if not any(member.node in suspected for member in cell.members):
-            yield _of_cell(cell, vague[cell_id])
+            yield _cell_suspicion(cell, vague[cell_id])
 
 
-def _signalled(
+def _node_suspicion(
     kind: IncidentKind, node: NodeView, cell: CellView | None, signals: list[SignalView], rule: Rule | None
 ) -> Suspicion:
     signals = sorted(signals, key=lambda signal: (signal.first_at, signal.signature))
@@ -99,7 +99,7 @@ def _signalled(
     )
 
 
-def _of_cell(cell: CellView, signals: list[SignalView]) -> Suspicion:
+def _cell_suspicion(cell: CellView, signals: list[SignalView]) -> Suspicion:
     ranks = {member.node: member.rank for member in cell.members}
     seen_by = sorted({f"rank {ranks[s.node]} on {s.node}" for s in signals if s.node in ranks})
     first = min(signals, key=lambda signal: signal.first_at)
@@ -113,7 +113,7 @@ def _of_cell(cell: CellView, signals: list[SignalView]) -> Suspicion:
     )
 
 
-def _of_repairs(fleet: FleetView, cells: Mapping[str, CellView], settings: FaultSettings) -> Iterable[Suspicion]:
+def _by_repairs(fleet: FleetView, cells: Mapping[str, CellView], settings: FaultSettings) -> Iterable[Suspicion]:
     for name in sorted(fleet.faults.repairs):
         node, repairs = fleet.nodes.get(name), fleet.faults.repairs[name]
         if node is not None and node.state in ACCUSABLE and repairs >= settings.repairs_allowed:
@@ -129,7 +129,7 @@ def _of_repairs(fleet: FleetView, cells: Mapping[str, CellView], settings: Fault
             )
 
 
-def _of_slow(fleet: FleetView, cells: Mapping[str, CellView], slow: Iterable[SlowNode]) -> Iterable[Suspicion]:
+def _by_slowness(fleet: FleetView, cells: Mapping[str, CellView], slow: Iterable[SlowNode]) -> Iterable[Suspicion]:
     for found in slow:
         node = fleet.nodes[found.node]
         if node.state in ACCUSABLE:

@@ -84,7 +84,7 @@ def _judge(case: _Case) -> ChangeRollout | None:
         may_wait = state in {RolloutState.RUNNING, RolloutState.BAKING}
         return case.change(RolloutState.PAUSED, f"{problem}; mend it and resume, or abort") if may_wait else None
     if state is RolloutState.ROLLING_BACK:
-        return _judge_way_back(case)
+        return _judge_rollback(case)
     if failed := _new_failures(case):
         return _after_failures(case, failed)
     if state is RolloutState.RUNNING:
@@ -113,11 +113,11 @@ def _after_failures(case: _Case, failed: tuple[FailedStart, ...]) -> ChangeRollo
     if count < rollout.policy.max_failed_cells:
         change = case.change(rollout.state, f"held after {count} of {rollout.policy.max_failed_cells} failures: {last}")
     else:
-        change = _give_up(case, f"{count} failures of updated cells; {last}")
+        change = _roll_back_or_pause(case, f"{count} failures of updated cells; {last}")
     return replace(change, failed=failed)
 
 
-def _give_up(case: _Case, reason: str) -> ChangeRollout:
+def _roll_back_or_pause(case: _Case, reason: str) -> ChangeRollout:
     """Go back, or leave it to an operator where the policy says so."""
     rollout = case.progress.rollout
     if rollout.policy.auto_rollback:
@@ -172,7 +172,7 @@ def _after_verdict(case: _Case, verdict: Verdict) -> ChangeRollout:
         case Finding.PASSED:
             return _advance(case, f"{label} passed: {verdict.reason}")
         case Finding.WORSE:
-            return _give_up(case, f"{label}: {verdict.reason}")
+            return _roll_back_or_pause(case, f"{label}: {verdict.reason}")
         case Finding.INCONCLUSIVE:
             reason = f"{label}: inconclusive: {verdict.reason}; resume, skip the bake or roll back"
             return case.change(RolloutState.PAUSED, reason)
@@ -190,7 +190,7 @@ def _advance(case: _Case, reason: str) -> ChangeRollout:
     return case.change(RolloutState.SUCCEEDED, reason)
 
 
-def _judge_way_back(case: _Case) -> ChangeRollout | None:
+def _judge_rollback(case: _Case) -> ChangeRollout | None:
     rollout = case.progress.rollout
     away = [cell for cell in case.cells() if cell.version != rollout.from_version]
     down = [cell for cell in case.cells() if cell.disruption is DisruptionCause.ROLLOUT]
@@ -221,7 +221,7 @@ def _last_progress(case: _Case) -> datetime:
 
 
 def _waiting(case: _Case, stage: Stage, proven: int, target: int, unproven: list[CellView]) -> str:
-    """What a wave waits for, in words that do not change with every second."""
+    """What a wave waits for, as a reason that does not change with every second."""
     text = f"{stage.label}: {proven} of {target} updated and healthy"
     other = [cell for cell in case.cells(stage.region) if cell.returns or cell.state is CellState.PENDING]
     if not (waits := unproven + other):

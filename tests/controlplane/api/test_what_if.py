@@ -76,7 +76,7 @@ def test_the_loss_of_a_region_is_predicted(cell_in_service: Cell) -> None:
 @pytest.mark.parametrize(
     ("body", "says"),
     [
-        ({}, "ask one of rollout, scale, lose_region; 0 are here"),
+        ({}, "give one of rollout, scale, lose_region; got 0"),
         ({"lose_region": "us-east-1", "scale": {"deployment": "a", "regions": []}}, "regions"),
         ({"lose_region": "mars"}, "there is no region 'mars'"),
         (
