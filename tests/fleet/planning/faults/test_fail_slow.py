@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.planning.decisions import CordonNode, OpenIncident, RequestReplacement
@@ -89,6 +89,7 @@ def test_a_third_of_a_cohort_slow_is_a_common_cause_and_touches_no_hardware() ->
     assert {type(decision) for decision in plan_faults(view, SETTINGS, NOW)} == {OpenIncident}
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(19.0, 21.0), min_size=6, max_size=12), st.floats(2.0, 1000.0))
 def test_only_the_slow_one_is_ever_blamed_in_a_cohort_of_like_machines(steps_ms: list[float], factor: float) -> None:
     slow = {f"f{place}": (ms,) * 5 for place, ms in enumerate(steps_ms)}

@@ -43,6 +43,7 @@ def test_higher_samples_are_hardly_chance_and_alike_or_missing_ones_are() -> Non
     assert greater_by_chance({}, low) == 1.0
 
 
+@settings(deadline=None)
 @given(hits=st.integers(0, 4), other_hits=st.integers(0, 4))
 def test_the_exact_test_of_shares_counts_every_split(hits: int, other_hits: int) -> None:
     tries, other_tries = 4, 5
