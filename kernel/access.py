@@ -116,7 +116,7 @@ class RolePermission(BasePermission):
     """The API's default. A view set may say:
 
     - `needs`: action -> role; other actions take viewer to read and operator to change,
-    - `reads`: actions that change nothing though they are asked by POST: viewers may, and tokens that may only read,
+    - `reads`: actions that change nothing though they are sent by POST: viewers may, and tokens that may only read,
     - `deployment_of(obj)`: the deployment of one of its objects, for grants,
     - `requested_deployment(request)`: the deployment that a request without an object is about, for grants.
     """
@@ -131,7 +131,7 @@ class RolePermission(BasePermission):
             return False
         if access.may(needed):
             return True
-        self.message = f"This takes the role {needed}; you are {access.role_on()} here."
+        self.message = f"Needs the {needed} role; you have {access.role_on() or 'none'}."
         return bool(access.grants) and access.may(needed, _deployment(request, view))
 
 
@@ -188,8 +188,8 @@ def require(request: HttpRequest | Request, role: Role, deployment: str = "") ->
     """Refuse the sender of a request who has not the role.
 
     Raises:
-        PermissionDenied: saying which role it takes.
+        PermissionDenied: naming the role that it needs.
     """
     access = access_of(request)
     if not access.may(role, deployment):
-        raise PermissionDenied(f"This takes the role {role}; you are {access.role_on(deployment) or 'nobody'} here.")
+        raise PermissionDenied(f"Needs the {role} role; you have {access.role_on(deployment) or 'none'}.")

@@ -166,7 +166,9 @@ def _pending(approval_id: int, now: datetime) -> Approval:
     if row.state != ApprovalState.PENDING:
         raise Conflict(f"request {row.pk} is {row.state} already")
     if row.expires_at <= now:
-        raise Conflict(f"request {row.pk} waited for longer than {WAITS.total_seconds() / 3600:.0f} hours; ask again")
+        raise Conflict(
+            f"request {row.pk} waited for longer than {WAITS.total_seconds() / 3600:.0f} hours; request it again"
+        )
     return row
 
 
@@ -174,7 +176,7 @@ def _decide(row: Approval, state: ApprovalState, outcome: str, actor: str, now: 
     row.state, row.outcome, row.decided_by, row.decided_at = state.value, outcome, actor[:64], now
     row.save(update_fields=["state", "outcome", "decided_by", "decided_at"])
     what = "approved" if state in {ApprovalState.DONE, ApprovalState.FAILED} else state.value
-    message = f"{row.summary} (asked by {row.requested_by}) {what} by {actor}" + (f": {outcome}" if outcome else "")
+    message = f"{row.summary} (requested by {row.requested_by}) {what} by {actor}" + (f": {outcome}" if outcome else "")
     _event(row, what, message, actor, now)
     return row
 

@@ -56,7 +56,7 @@ WHEN: dict[HTTPStatus, tuple[str, str]] = {
     HTTPStatus.UNAUTHORIZED: ("No valid token or session.", "Authentication credentials were not provided."),
     HTTPStatus.FORBIDDEN: (
         "Your role, or the scope of your token, does not cover it; or a session came without its CSRF token.",
-        "This takes the role operator; you are viewer here.",
+        "Needs the operator role; you have viewer.",
     ),
     HTTPStatus.NOT_FOUND: ("There is no such thing.", "there is no cell 'sim-70b-us-east-1-9'"),
     HTTPStatus.NOT_ACCEPTABLE: ("`Accept` excludes JSON.", "Could not satisfy the request Accept header."),

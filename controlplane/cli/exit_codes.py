@@ -21,7 +21,7 @@ class ExitCode(IntEnum):
     NOT_ACHIEVED = 10
     """What was watched ended otherwise than it should: a rollout that failed, was rolled back or pauses."""
     WAITS_FOR_APPROVAL = 11
-    """A rule asks for a second person; nothing was done yet."""
+    """Needs two-person approval; nothing was done yet."""
     INTERRUPTED = 130
 
 

@@ -19,7 +19,7 @@ def plan_lines(plan: Mapping[str, Any]) -> Iterator[Line]:
     for effect in plan["effects"]:
         yield from forecast_lines(effect["deployment"], effect["forecast"])
     for one in plan["waiting"]:
-        yield f"! needs a second person: {one['summary']}", "warn"
+        yield f"! needs approval: {one['summary']}", "warn"
     for name in plan["not_predicted"]:
         yield f"what would become of {name} was not predicted: too many deployments at once", "idle"
     yield sum_line(plan), "idle"

@@ -153,7 +153,7 @@ def rollout_skip_bake(*, rollout_id: int, actor: str, now: datetime, why: str) -
         Conflict: nothing bakes, and no gate has paused the rollout.
     """
     if not why.strip():
-        raise InvalidInput(field="why", rule="required", message="say why the bake may be skipped")
+        raise InvalidInput(field="why", rule="required", message="Give a reason for skipping the bake.")
 
     def promote(rollout: Rollout) -> RolloutState:
         progress = progress_of(deployment_view(rollout.deployment_id), rollout_view(rollout))

@@ -78,7 +78,7 @@ def respond_once(
     """
     with transaction.atomic():
         if not _alone(request):
-            raise InProgress("a request with this Idempotency-Key is being worked on; ask again", {"Retry-After": "1"})
+            raise InProgress("a request with this Idempotency-Key is in progress; try again", {"Retry-After": "1"})
         rows = IdempotentAnswer.objects.filter(caller=request.caller, key=request.key)
         if found := rows.filter(expires_at__gt=now).first():
             return _repeated(found, request), found.created_at

@@ -50,7 +50,7 @@ def version_hold(*, version_id: int, allow_unreleased: bool) -> ModelVersion:
 
 def _move(version_id: int, to: VersionState, action: str, why: str, actor: str, now: datetime) -> ModelVersion:
     if not why.strip():
-        raise InvalidInput(field="why", rule="required", message=f"say why the version should be {to}")
+        raise InvalidInput(field="why", rule="required", message=f"Give a reason: why should the version be {to}?")
     with transaction.atomic():
         row = ModelVersion.objects.select_for_update().get(pk=version_id)
         seen = VersionState(row.state)

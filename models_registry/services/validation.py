@@ -52,7 +52,7 @@ def validation_start(*, version_id: int, actor: str, now: datetime) -> Validatio
             started = Validation.objects.create(
                 version=version, version_revision=version.revision, actor=actor, started_at=now, seen_at=now
             )
-            _record(started, "started", f"{version} is being validated, asked by {actor}", Tone.MOVING, now)
+            _record(started, "started", f"{version} is being validated, requested by {actor}", Tone.MOVING, now)
             hints.ring(TASK)
     except IntegrityError:
         raise Conflict("the version is being validated already; wait for the verdict") from None

@@ -65,7 +65,7 @@ def test_a_page_sends_strangers_to_the_login_and_back() -> None:
 
 def test_a_page_opens_for_its_role_and_names_it_to_others() -> None:
     assert page(OPERATOR)(request_with(Access(role=OPERATOR))).content == b"seen"
-    with pytest.raises(PermissionDenied, match="takes the role operator; you are viewer"):
+    with pytest.raises(PermissionDenied, match="Needs the operator role; you have viewer"):
         page(OPERATOR)(request_with(Access(role=VIEWER)))
 
 

@@ -63,7 +63,7 @@ class TermsSerializer(StrictSerializer):
     duration_s = serializers.IntegerField(
         min_value=SHORTEST_S, max_value=LONGEST_S, help_text="It ends by itself after this many seconds."
     )
-    why = serializers.CharField(max_length=200, help_text="Your reason, for those who find it in force.")
+    why = serializers.CharField(max_length=200, help_text="Your reason, shown while it is in force.")
 
 
 @extend_schema_serializer(examples=[OpenApiExample("half and half for an hour", examples.FIX, request_only=True)])
@@ -211,8 +211,8 @@ class EvacuationViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     )
     def create(self, request: Request) -> Response:
         """Empty a region of what others can serve: for real at once, or as a drill in steps and only what fits. Its
-        ingress goes on and sends requests elsewhere. An evacuation of the same that holds already ends. 202 where a
-        rule asks for a second person: it begins when another admin approves the request."""
+        ingress goes on and sends requests elsewhere. An evacuation of the same that holds already ends. 202 where it
+        needs two-person approval: it begins when another admin approves the request."""
         order = evacuation_request(**_checked(EvacuateSerializer, request))
         if isinstance(order, Approval):
             return waiting(order)

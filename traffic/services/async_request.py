@@ -184,7 +184,7 @@ def _place(application: Application, submission: AsyncSubmission, model: str) ->
 def _check_quotas(application: Application, now: datetime, settings: AsyncSettings) -> None:
     if open_requests(application.tenant) >= settings.max_open_per_tenant:
         most = settings.max_open_per_tenant
-        raise AsyncRefused(429, "too_many_open", f"{most} requests wait already; ask again when some have ended")
+        raise AsyncRefused(429, "too_many_open", f"{most} requests wait already; try again when some have ended")
     limit = application.requests_per_min
     if limit and accepted_since(application, now, 60.0) >= limit:
         raise AsyncRefused(429, "rate_limit_exceeded", f"Rate limit reached on requests: Limit {limit} per minute")

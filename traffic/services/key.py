@@ -136,7 +136,7 @@ def keys_require(*, required: bool, actor: str, now: datetime, why: str = "") ->
     change = "requests without a key are refused" if required else "requests without a key are served"
     event_record(
         kind="keys.required" if required else "keys.not_required",
-        message=f"from now on {change}, asked by {actor}{f': {why}' if why else ''}",
+        message=f"from now on {change}, requested by {actor}{f': {why}' if why else ''}",
         tone=Tone.MOVING,
         now=now,
         actor=actor,
@@ -217,7 +217,7 @@ def _changed(policy: KeyPolicy, key: ApplicationKey, what: str, tone: Tone, acto
     _next_version(policy)
     event_record(
         kind=f"key.{what.split(' ', maxsplit=1)[0].rstrip(':')}",
-        message=f"key {key} of tenant {key.tenant} {what}, asked by {actor}",
+        message=f"key {key} of tenant {key.tenant} {what}, requested by {actor}",
         tone=tone,
         now=now,
         actor=actor,

@@ -131,7 +131,9 @@ def _order(
     mode: str = "",
 ) -> TrafficOverride:
     if not terms.why.strip():
-        raise InvalidInput(field="why", rule="required", message="say why, for those who find the order in force")
+        raise InvalidInput(
+            field="why", rule="required", message="Give a reason: others will see it while this is in force."
+        )
     if not SHORTEST_S <= terms.duration_s <= LONGEST_S:
         message = f"it should last {terms.duration_s} s; an order lasts from {SHORTEST_S} to {LONGEST_S} s"
         raise InvalidInput(field="duration_s", rule="range", message=message)

@@ -54,7 +54,7 @@ class Requester:
 
 @dataclass(frozen=True, slots=True)
 class ApplyResult:
-    """`fleet`: as it is after the steps; of a preview, as it would be. `waiting`: what a second person must approve."""
+    """`fleet`: as it is after the steps; of a preview, as it would be. `waiting`: what a second admin must approve."""
 
     plan: Plan
     revision: str

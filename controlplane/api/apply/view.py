@@ -118,7 +118,7 @@ class AppliedSerializer(serializers.Serializer[Any]):
     steps = ApplyStepSerializer(many=True)
     unchanged = serializers.ListField(child=serializers.CharField(), help_text="`Kind name` of what is so already.")
     effects = DeploymentForecastSerializer(many=True)
-    waiting = WaitingSerializer(many=True, help_text="Rollouts that begin only when a second person approves.")
+    waiting = WaitingSerializer(many=True, help_text="Rollouts that begin only when a second admin approves.")
     not_predicted = serializers.ListField(child=serializers.CharField(), help_text="Deployments beyond the limit.")
 
 

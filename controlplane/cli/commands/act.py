@@ -143,7 +143,7 @@ def evacuate(
     context: typer.Context,
     region: Annotated[str, typer.Argument(autocompletion=names_of("regions"))],
     duration: Annotated[str, typer.Option("--for", help="It ends by itself: 90s, 15m, 2h, 1d.")] = "1h",
-    why: Annotated[str, typer.Option(help="Your reason, for those who find it in force.")] = "",
+    why: Annotated[str, typer.Option(help="Your reason, shown while it is in force.")] = "",
     deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
     drill: Annotated[bool, typer.Option("--drill", help="In steps, and only what fits elsewhere.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show the predicted effect.")] = False,
@@ -177,7 +177,7 @@ def evacuate(
     run.confirm(f"{region} will be emptied for {duration}.", wanted=region, yes=yes)
     found = run.connection.post("traffic/evacuations", {**order, "confirm": region})
     if "summary" in found:
-        message = f"a rule asks for a second person: switchyard approve {found['id']}"
+        message = f"a second admin must approve: switchyard approve {found['id']}"
         raise Failure(message, ExitCode.WAITS_FOR_APPROVAL, document=found)
     run.show(found, [f"evacuation {found['id']} of {region} holds until {found['expires_at']}"])
 

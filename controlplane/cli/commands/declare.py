@@ -62,7 +62,7 @@ def apply(
 
 def _waits(done: dict[str, Any]) -> Failure:
     lines = tuple(f"switchyard approve {one['approval']}: {one['summary']}" for one in done["waiting"])
-    return Failure("the rest waits for a second person", ExitCode.WAITS_FOR_APPROVAL, lines=lines, document=done)
+    return Failure("the rest waits for two-person approval", ExitCode.WAITS_FOR_APPROVAL, lines=lines, document=done)
 
 
 @app.command()

@@ -56,7 +56,7 @@ def start(
     begun = run.connection.post("rollouts", {**asked, "why": why})
     if "stage_label" not in begun:
         run.show(begun, [f"approval {begun['id']} is asked for: {begun.get('summary', '')}"])
-        message = f"a rule asks for a second person: switchyard approve {begun['id']}"
+        message = f"a second admin must approve: switchyard approve {begun['id']}"
         raise Failure(message, ExitCode.WAITS_FOR_APPROVAL)
     if not watch_it:
         run.show(begun, [f"rollout {begun['id']} of {deployment} to {version} has begun"])

@@ -218,7 +218,7 @@ def test_the_last_lines_of_a_log_are_shown(switchyard: Switchyard, cell: Cell, m
     assert switchyard("logs", "n-00000003").code == 6
 
 
-def test_what_takes_two_people_waits_and_says_so(switchyard: Switchyard, cell: Cell, tmp_path: Path) -> None:
+def test_what_needs_two_person_approval_waits(switchyard: Switchyard, cell: Cell, tmp_path: Path) -> None:
     rows.deployment(where="us-west-2")
     rows.version("2")
     ApprovalRule.objects.create(action="roll-out-everywhere", required=True, actor="ada", changed_at=rows.NOW)
@@ -231,6 +231,6 @@ def test_what_takes_two_people_waits_and_says_so(switchyard: Switchyard, cell: C
     file = tmp_path / "fleet.yaml"
     said = {"apiVersion": "switchyard/v1", "kind": "Deployment", "metadata": {"name": "sim-70b"}}
     file.write_text(json.dumps({**said, "spec": {"model_version": "sim-70b@2"}}))
-    assert "! needs a second person" in switchyard("plan", "-f", str(file)).out
+    assert "! needs approval" in switchyard("plan", "-f", str(file)).out
     applied = switchyard("apply", "-f", str(file), "--yes")
     assert (applied.code, Rollout.objects.exists()) == (11, False)

@@ -186,7 +186,7 @@ def test_a_bake_is_skipped_to_the_next_stage_and_the_last_one_to_the_end() -> No
 
 def test_a_bake_is_skipped_only_with_a_reason_and_only_while_something_bakes() -> None:
     rollout = start()
-    with pytest.raises(InvalidInput, match="say why"):
+    with pytest.raises(InvalidInput, match="Give a reason"):
         act(rollout_skip_bake, rollout, why=" ")
     with pytest.raises(Conflict, match="needs one that is baking or paused"):
         act(rollout_skip_bake, rollout, why="known good")

@@ -50,7 +50,7 @@ def test_only_what_was_validated_can_be_retired(state: str) -> None:
 
 
 def test_a_reason_is_asked_for() -> None:
-    with pytest.raises(InvalidInput, match="say why the version should be released"):
+    with pytest.raises(InvalidInput, match="why should the version be released"):
         release(stored("validated"), why="  ")
 
 

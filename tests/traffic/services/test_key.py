@@ -145,7 +145,7 @@ def test_what_is_revoked_stays_revoked() -> None:
     for ask in (key_revoke, key_rotate, key_change):
         with pytest.raises(Conflict, match=r"was revoked at 2026-11-21 12:00 UTC"):
             ask(prefix=key.prefix, actor="ann", now=NOW)
-    assert "revoked: leaked, asked by ann" in Event.objects.get(kind="key.revoked").message
+    assert "revoked: leaked, requested by ann" in Event.objects.get(kind="key.revoked").message
 
 
 def test_a_revocation_is_confirmed_once_the_last_ingress_enforces_it() -> None:

@@ -207,7 +207,7 @@ def test_a_dry_run_is_a_preview() -> None:
     assert DeploymentRegion.objects.get().cells == 1
 
 
-def test_a_rollout_that_takes_two_people_waits_for_the_second() -> None:
+def test_a_rollout_that_needs_two_person_approval_waits() -> None:
     rows.cell("sim-70b-us-east-1-1", rows.node("n-1"), rows.node("n-2"))
     rows.deployment(where="us-west-2")
     rows.version("2")

@@ -1,4 +1,4 @@
-"""What takes two people: requested by one, done when another admin approves, and by nobody alone."""
+"""Two-person approval: requested by one, done when another admin approves, and by none alone."""
 
 from datetime import timedelta
 from typing import Any
@@ -67,7 +67,7 @@ def test_an_evacuation_begins_when_another_admin_approves(ada: APIClient, grace:
     assert post(ada, f"approvals/{waits}/approve").json()["state"] == "done"
     order = TrafficOverride.objects.get()
     assert (order.actor, order.mode, order.region_id, order.why) == ("oscar", "real", "us-east-1", "fire")
-    assert "asked by oscar) approved by ada" in Event.objects.get(kind="approval.approved").message
+    assert "requested by oscar) approved by ada" in Event.objects.get(kind="approval.approved").message
     assert post(grace, f"approvals/{waits}/approve").status_code == 409
 
 
