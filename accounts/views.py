@@ -105,5 +105,5 @@ def _is_ours(request: HttpRequest, url: str) -> bool:
 
 def _refused(request: HttpRequest, known: Provider, fault: ProviderFault) -> HttpResponse:
     log.warning("login by %s failed: %s", known.issuer, fault)
-    said = f"{known.title} did not vouch for you. Try again; the log of Switchyard says more."
-    return render(request, "accounts/refused.html", {"refused": said}, status=502)
+    message = f"{known.title} did not vouch for you. Try again; the log of Switchyard says more."
+    return render(request, "accounts/refused.html", {"refused": message}, status=502)

@@ -18,12 +18,12 @@ def _flag(name: str, default: bool) -> bool:
     return os.environ.get(name, str(int(default))).lower() in {"1", "true", "yes", "on"}
 
 
-def _words(name: str, default: str) -> list[str]:
-    return [word.strip() for word in os.environ.get(name, default).split(",") if word.strip()]
+def _list(name: str, default: str) -> list[str]:
+    return [part.strip() for part in os.environ.get(name, default).split(",") if part.strip()]
 
 
 def _figures(name: str, default: str) -> dict[str, float]:
-    pairs = [word.partition("=") for word in _words(name, default)]
+    pairs = [part.partition("=") for part in _list(name, default)]
     try:
         return {key: float(value) for key, _, value in pairs}
     except ValueError:
@@ -40,12 +40,12 @@ SWITCHYARD_NODE_PORTS = int(os.environ.get("SWITCHYARD_NODE_PORTS", "21000"))
 """First port that the `local` provider hands to nodes; each owns a block from there upwards."""
 SWITCHYARD_URL = os.environ.get("SWITCHYARD_URL", f"http://127.0.0.1:{SWITCHYARD_PORT}")
 """Where agents reach the web process."""
-ARTIFACT_SOURCES = _words("SWITCHYARD_ARTIFACT_SOURCES", (SWITCHYARD_CACHE / "artifacts").as_uri())
+ARTIFACT_SOURCES = _list("SWITCHYARD_ARTIFACT_SOURCES", (SWITCHYARD_CACHE / "artifacts").as_uri())
 """Folders and buckets (`file:///srv/models`, `s3://bucket/prefix`) whose artifacts may be read to validate versions."""
 ARTIFACT_MAX_GIB = int(os.environ.get("SWITCHYARD_ARTIFACT_MAX_GIB", "4096"))
 ARTIFACT_LIMIT_S = float(os.environ.get("SWITCHYARD_ARTIFACT_LIMIT_S", "14400"))
 """How long a validation may take, whatever its artifacts' size."""
-WEBHOOK_NETWORKS = _words("SWITCHYARD_WEBHOOK_NETWORKS", "")
+WEBHOOK_NETWORKS = _list("SWITCHYARD_WEBHOOK_NETWORKS", "")
 """Networks that webhooks may be in though they are not public, such as `10.0.0.0/8`; http is allowed there."""
 
 LOG_FORMAT = str(log_format(os.environ))
@@ -63,8 +63,8 @@ from where they lie (traffic.planning.region_latency)."""
 
 DEBUG = _flag("SWITCHYARD_DEBUG", False)
 SECRET_KEY = os.environ.get("SWITCHYARD_SECRET_KEY", "") or "only-for-commands-that-sign-nothing"
-ALLOWED_HOSTS = _words("SWITCHYARD_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1],testserver")
-CSRF_TRUSTED_ORIGINS = _words("SWITCHYARD_TRUSTED_ORIGINS", "")
+ALLOWED_HOSTS = _list("SWITCHYARD_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1],testserver")
+CSRF_TRUSTED_ORIGINS = _list("SWITCHYARD_TRUSTED_ORIGINS", "")
 HTTPS = _flag("SWITCHYARD_HTTPS", False)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 SECURE_HSTS_SECONDS = 365 * 86_400 if HTTPS else 0

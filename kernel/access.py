@@ -149,8 +149,8 @@ def _only_reads(view: "APIView", method: str) -> bool:
 def _deployment(request: Request, view: Any) -> str:
     """Of the object that is asked for, else of the request; "" where the view names neither."""
     if getattr(view, "detail", False) and hasattr(view, "deployment_of"):
-        looked_up = {view.lookup_field: view.kwargs[view.lookup_url_kwarg or view.lookup_field]}
-        return str(view.deployment_of(get_object_or_404(view.get_queryset(), **looked_up)) or "")
+        lookup = {view.lookup_field: view.kwargs[view.lookup_url_kwarg or view.lookup_field]}
+        return str(view.deployment_of(get_object_or_404(view.get_queryset(), **lookup)) or "")
     if not getattr(view, "detail", False) and hasattr(view, "requested_deployment"):
         return str(view.requested_deployment(request) or "")
     return ""

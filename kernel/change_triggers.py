@@ -51,9 +51,9 @@ class RecordChanges(RunSQL):
         only_new: bool = False,
     ) -> None:
         name = f"note_{table}_{kind.replace('-', '_').replace('/', '_')}"
-        told = key or "''"
+        key_sql = key or "''"
         sql = _FUNCTION.format(
-            name=name, kind=kind, thing=thing, new_key=told.format(row="NEW"), old_key=told.format(row="OLD")
+            name=name, kind=kind, thing=thing, new_key=key_sql.format(row="NEW"), old_key=key_sql.format(row="OLD")
         )
         sql += _ENDS.format(name=name, table=table, ends="INSERT" if only_new else "INSERT OR DELETE")
         if not only_new:

@@ -22,10 +22,10 @@ class ProcessRole(StrEnum):
 
 def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
     """That of a process started with these arguments; of this one, if none are given."""
-    words = list(sys.argv if argv is None else argv)
-    program = words[0] if words else ""
+    arguments = list(sys.argv if argv is None else argv)
+    program = arguments[0] if arguments else ""
     if "uvicorn" in program or "granian" in program or "daphne" in program:
         return ProcessRole.WEB
     if "celery" in program:
-        return next((role for role in (ProcessRole.WORKER, ProcessRole.BEAT) if role in words), ProcessRole.COMMAND)
-    return ProcessRole.SENDER if words[1:2] == ["sender"] else ProcessRole.COMMAND
+        return next((role for role in (ProcessRole.WORKER, ProcessRole.BEAT) if role in arguments), ProcessRole.COMMAND)
+    return ProcessRole.SENDER if arguments[1:2] == ["sender"] else ProcessRole.COMMAND

@@ -134,12 +134,12 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
         """Make a token. This answer is the only one that shows it. Asked with a token, the new one is worth no more."""
         body = CreateTokenSerializer(data=request.data)
         body.is_valid(raise_exception=True)
-        given = dict(body.validated_data)
+        fields = dict(body.validated_data)
         token, text = token_create_within(
-            user=token_owner(request, given.get("service_account", "")),
-            name=given["name"],
-            days=given["expires_in_days"],
-            scope=given["scope"],
+            user=token_owner(request, fields.get("service_account", "")),
+            name=fields["name"],
+            days=fields["expires_in_days"],
+            scope=fields["scope"],
             shown=request.auth if isinstance(request.auth, ApiToken) else None,
             actor=actor_of(request),
             now=clock.now(),
@@ -187,7 +187,7 @@ class MeViewSet(ViewSet):
         """Who you are here and what you may do."""
         access, user = access_of(request), request.user
         assert isinstance(user, User)  # noqa: S101 - the permission let nobody else in
-        said = {
+        caller = {
             "username": user.username,
             "email": user.email,
             "role": (access.role_on() or Role.VIEWER).value,
@@ -197,4 +197,4 @@ class MeViewSet(ViewSet):
             "service_account": hasattr(user, "service_account"),
             "token": request.auth.prefix if isinstance(request.auth, ApiToken) else None,
         }
-        return Response(MeSerializer(said).data)
+        return Response(MeSerializer(caller).data)

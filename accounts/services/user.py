@@ -123,13 +123,13 @@ def groups_named(names: Iterable[str]) -> list[Group]:
         InvalidInput: one does not exist, or has no role.
     """
     wanted = sorted(set(names))
-    found = list(Group.objects.filter(name__in=wanted, role__isnull=False).order_by("name"))
-    missing = sorted(set(wanted) - {group.name for group in found})
+    groups = list(Group.objects.filter(name__in=wanted, role__isnull=False).order_by("name"))
+    missing = sorted(set(wanted) - {group.name for group in groups})
     if missing:
         known = ", ".join(GroupRole.objects.values_list("group__name", flat=True)) or "none"
         message = f"there is no group {missing[0]!r}; there are: {known}"
         raise InvalidInput(field="groups", rule="exists", message=message)
-    return found
+    return groups
 
 
 def _change(
@@ -180,6 +180,6 @@ def require_an_admin() -> None:
     """
     with connection.cursor() as cursor:  # else two admins could remove each other at the same time
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_ADMINS_LOCK])
-    people = User.objects.filter(admins(), service_account__isnull=True)
-    if not people.exists():
+    admin_users = User.objects.filter(admins(), service_account__isnull=True)
+    if not admin_users.exists():
         raise Conflict("nobody would be left who administers; make another admin first")

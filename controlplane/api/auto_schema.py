@@ -37,15 +37,19 @@ class ConventionsSchema(AutoSchema):
         parameters = operation.setdefault("parameters", [])
         headers = dict(RATE_HEADERS)
         if self.method == "GET" and action == "retrieve":
-            parameters.append(_asked("If-None-Match", "ETags that you have: 304 if one of them is the present one."))
+            parameters.append(
+                _header_parameter("If-None-Match", "ETags that you have: 304 if one of them is the present one.")
+            )
             operation["responses"]["304"] = {"description": "You have it already.", "headers": {**ETAG, **headers}}
         elif detail and self.method != "GET":
             required = action in view.needs_if_match
-            parameters.append(_asked("If-Match", "The ETag of what you looked at: 412 if it is another now.", required))
+            parameters.append(
+                _header_parameter("If-Match", "The ETag of what you looked at: 412 if it is another now.", required)
+            )
         if self.method == "POST":
-            told = "Makes repeating harmless: for 24 hours the same key and request get the answer of the first."
+            description = "Makes repeating harmless: for 24 hours the same key and request get the answer of the first."
             form = {"type": "string", "minLength": 1, "maxLength": idempotency.LONGEST, "pattern": "^[!-~]+$"}
-            parameters.append({**_asked(idempotency.HEADER, told), "schema": form})
+            parameters.append({**_header_parameter(idempotency.HEADER, description), "schema": form})
             headers[idempotency.REPLAYED] = described_header("`true`: this answer was given before.")
         if action in SHOWN and detail:
             headers |= ETAG
@@ -53,6 +57,6 @@ class ConventionsSchema(AutoSchema):
         return operation
 
 
-def _asked(name: str, description: str, required: bool = False) -> JsonObject:
+def _header_parameter(name: str, description: str, required: bool = False) -> JsonObject:
     about = {"required": required, "description": description}
     return {"name": name, "in": "header", **about, "schema": {"type": "string"}}

@@ -24,8 +24,8 @@ BEGIN_LIMIT_S = 3.0
 MOST_WATCHERS = 5000
 """A watcher costs about 20 kB; more of them come one behind the other, as if they had no patience."""
 
-Look = Callable[[str | None], tuple[str, list[str]]]
-"""Snapshot of the look before, None for the first -> snapshot now, and the kinds that changed in between."""
+Poll = Callable[[str | None], tuple[str, list[str]]]
+"""Snapshot of the poll before, None for the first -> snapshot now, and the kinds that changed in between."""
 
 log = logging.getLogger(__name__)
 
@@ -62,8 +62,8 @@ class Watcher:
 class ChangeFeed:
     """One of a process; begins with its first watcher."""
 
-    def __init__(self, look: Look = kinds_changed, tick_s: float = TICK_S) -> None:
-        self._look = look
+    def __init__(self, poll: Poll = kinds_changed, tick_s: float = TICK_S) -> None:
+        self._poll = poll
         self._tick_s = tick_s
         self._watchers = 0
         self._ticks = 0
@@ -112,20 +112,20 @@ class ChangeFeed:
             while idle_s < IDLE_S:
                 pause_s = self._tick_s
                 try:
-                    snapshot, kinds = await asyncio.get_running_loop().run_in_executor(thread, self._look, snapshot)
-                    self._tell(kinds)
+                    snapshot, kinds = await asyncio.get_running_loop().run_in_executor(thread, self._poll, snapshot)
+                    self._notify(kinds)
                 except (DatabaseError, InterfaceError) as error:
                     log.warning("watchers wait for the database: %s", error)
                     await asyncio.get_running_loop().run_in_executor(thread, connection.close)
                     pause_s = RETRY_S
                 await asyncio.sleep(pause_s)
                 idle_s = 0.0 if self._watchers else idle_s + pause_s
-            self._running = None  # whoever comes now begins anew
+            self._running = None  # the next watcher begins anew
             await asyncio.get_running_loop().run_in_executor(thread, connection.close)
 
-    def _tell(self, kinds: list[str]) -> None:
+    def _notify(self, kinds: list[str]) -> None:
         self._ticks += 1
         self._changes.update(dict.fromkeys(kinds, self._ticks))
         self._begun.set()
-        told, self._ticked = self._ticked, asyncio.Event()
-        told.set()
+        ticked, self._ticked = self._ticked, asyncio.Event()
+        ticked.set()

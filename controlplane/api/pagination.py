@@ -104,13 +104,13 @@ def _parameter(name: str, description: str, schema: dict[str, Any]) -> dict[str,
 
 
 def _keys(request: Request, view: Any, model: type[Model]) -> tuple[Key, ...]:
-    """The order that was asked for, or that of the view, made total by the primary key."""
+    """The requested order, or that of the view, made total by the primary key."""
     fields = getattr(view, "ordering_fields", ())
-    asked = request.query_params.get("ordering")
-    if asked is None or not fields:
+    ordering = request.query_params.get("ordering")
+    if ordering is None or not fields:
         order = getattr(view, "page_order", "pk")
         return _total([Key(order.removeprefix("-"), order.startswith("-"))])
-    names = asked.split(",")
+    names = ordering.split(",")
     unknown = [name for name in names if name.removeprefix("-") not in fields]
     if unknown:
         message = f"{unknown[0]!r} is no field to order by; allowed, each also with `-` before it: {', '.join(fields)}"
@@ -121,7 +121,7 @@ def _keys(request: Request, view: Any, model: type[Model]) -> tuple[Key, ...]:
 
 
 def _declared(model: type[Model], name: str) -> Key:
-    """Nullable is said only where it is so, because an index orders without that."""
+    """Nullable is declared only where it is so, because an index orders without that."""
     field: Any = model._meta.get_field(name.removeprefix("-"))
     return Key(field.attname, name.startswith("-"), field.null)
 

@@ -131,7 +131,7 @@ def with_problems(result: JsonObject, generator: Any, request: Any, public: bool
                 _refuse_empty(parameter)
                 _take_revision(parameter, operation)
             if any(parameter["name"] == "timeout" for parameter in operation.get("parameters", ())):
-                _tell_changes(operation, components["schemas"])
+                _describe_changes(operation, components["schemas"])
             for status in _statuses(path, method, operation):
                 operation["responses"][str(status.value)] = {"$ref": f"#/components/responses/{_name(status)}"}
     return result
@@ -158,13 +158,13 @@ def _take_revision(parameter: JsonObject, operation: JsonObject) -> None:
     times = parameter["name"] == "since" and parameter["schema"].get("format") == "date-time"
     if times and any(other["name"] == "timeout" for other in operation["parameters"]):
         parameter["schema"] = {"type": "string", "anyOf": [parameter["schema"], {"pattern": f"^({FORM})$"}]}
-        told = (
+        description = (
             f"Or a revision: only what changed after it, with `gone` and the next `revision`; `{BEGINNING}`: all of it."
         )
-        parameter["description"] = f"{parameter.get('description', '')} {told}".strip()
+        parameter["description"] = f"{parameter.get('description', '')} {description}".strip()
 
 
-def _tell_changes(operation: JsonObject, schemas: JsonObject) -> None:
+def _describe_changes(operation: JsonObject, schemas: JsonObject) -> None:
     """Pages of lists that can be watched have two more fields, for those who do."""
     page = operation["responses"]["200"]["content"]["application/json"]["schema"]["$ref"].rpartition("/")[2]
     gone = {"type": "array", "items": {"type": "string"}}

@@ -1,9 +1,9 @@
 """Lets watchers wait. In front of Django, because there a waiting request would keep a thread and a connection.
 
-A request with a revision in `since` goes through Django as any other. If the answer says that nothing has changed, it
-is held back: the watcher costs a coroutine until this process hears of a change of that kind; then Django is asked
+A request with a revision in `since` goes through Django as any other. If the response is that nothing has changed, it
+is held back: the watcher costs a coroutine until this process hears of a change of that kind; then Django is called
 again, permissions and all. One connection of the process looks for changes, for all watchers together, and only while
-there are any. Nothing is decided here: what changed, and who may see it, the view says.
+there are any. Nothing is decided here: what changed, and who may see it, the view decides.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class BufferedResponse:
-    """What Django said, not yet sent."""
+    """Django's response, not yet sent."""
 
     messages: list[Message] = field(default_factory=list)
 
@@ -72,30 +72,30 @@ class WatchMiddleware:
             return
         client = _Client(receive)
         try:
-            answer = await self._answer(scope, client)
+            answer = await self._respond(scope, client)
         finally:
             await client.forget()
         if answer is not None:
             await answer.give(send)
 
-    async def _answer(self, scope: Scope, client: "_Client") -> BufferedResponse | None:
-        """What Django says once there is something, or at the end of the watcher's patience; None: it has gone."""
+    async def _respond(self, scope: Scope, client: "_Client") -> BufferedResponse | None:
+        """Django's response once something changed, or when the watcher's time is up; None: it has gone."""
         began = self._monotonic()
         try:
             async with self._feed.watcher() as watcher:
-                answer = await self._ask(scope, client)
+                answer = await self._request(scope, client)
                 while (waits := answer.would_wait) is not None:
                     kind, patience_s = waits
                     left_s = patience_s - (self._monotonic() - began)
                     if left_s <= 0 or not await self._wait(watcher.changed(kind), client, left_s):
                         return None if client.is_gone else answer
-                    answer = await self._ask({**scope, WATCH_RETRY: True}, client)
+                    answer = await self._request({**scope, WATCH_RETRY: True}, client)
         except CannotWait as refusal:
             log.warning("%s", refusal)
-            answer = await self._ask(scope, client)
+            answer = await self._request(scope, client)
         return answer
 
-    async def _ask(self, scope: Scope, client: "_Client") -> BufferedResponse:
+    async def _request(self, scope: Scope, client: "_Client") -> BufferedResponse:
         answer = BufferedResponse()
         async with self._turns:
             await self._application(dict(scope), client.receive_again(), answer.take)
@@ -115,17 +115,17 @@ class WatchMiddleware:
 
 
 class _Client:
-    """The other side of a request without a body: asked for it several times, listened to for its leaving once."""
+    """The client of a request without a body: the request is replayed several times, the disconnect awaited once."""
 
     def __init__(self, receive: Receive) -> None:
-        self.leaving = asyncio.ensure_future(self._left(receive))
+        self.leaving = asyncio.ensure_future(self._disconnected(receive))
 
     @property
     def is_gone(self) -> bool:
         return self.leaving.done()
 
     def receive_again(self) -> Receive:
-        """What an application receives that has not been asked before."""
+        """What an application receives for a first request."""
         empty = iter([{"type": "http.request", "body": b"", "more_body": False}])
 
         async def receive() -> Message:
@@ -142,7 +142,7 @@ class _Client:
             await self.leaving
 
     @staticmethod
-    async def _left(receive: Receive) -> None:
+    async def _disconnected(receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 

@@ -41,9 +41,9 @@ def names_of_places(ctx: typer.Context, incomplete: str) -> list[str]:
 
 
 def _names(ctx: typer.Context, resource: Resource, incomplete: str) -> list[str]:
-    said = ctx.find_root().params
+    params = ctx.find_root().params
     options = ConnectionOptions(
-        str(said.get("server") or ""), str(said.get("token") or ""), str(said.get("profile") or "")
+        str(params.get("server") or ""), str(params.get("token") or ""), str(params.get("profile") or "")
     )
     run = Session(options=options, timeout_s=WITHIN_S)
     try:

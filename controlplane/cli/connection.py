@@ -80,16 +80,16 @@ class Connection:
     def pages(self, path: str, params: Parameters | None = None, most: int | None = None) -> Iterator[dict[str, Any]]:
         """The rows of a list, page by page, at most so many."""
         size = PAGE_SIZE if most is None else max(1, min(most, PAGE_SIZE))
-        asked: Parameters | None = {**(params or {}), "page_size": size}
+        query: Parameters | None = {**(params or {}), "page_size": size}
         following, left = path, most
         while following:
-            page = self.get(following, asked)
+            page = self.get(following, query)
             for row in page["results"]:
                 if left is not None and left <= 0:
                     return
                 yield row
                 left = None if left is None else left - 1
-            following, asked = _path_of(page.get("next")), None
+            following, query = _path_of(page.get("next")), None
 
     def _answer(
         self,

@@ -109,11 +109,11 @@ def _value(node: "yaml.Node", name: str) -> Any:
     if isinstance(node, yaml.MappingNode):
         found: dict[str, Any] = {}
         for key, part in node.value:
-            said = str(key.value)
-            if said in found:
-                message = f"{name}:{key.start_mark.line + 1}: {said} is given twice"
+            key_text = str(key.value)
+            if key_text in found:
+                message = f"{name}:{key.start_mark.line + 1}: {key_text} is given twice"
                 raise Failure(message, ExitCode.NOT_ACCEPTED)
-            found[said] = _value(part, name)
+            found[key_text] = _value(part, name)
         return found
     if isinstance(node, yaml.SequenceNode):
         return [_value(part, name) for part in node.value]

@@ -23,9 +23,9 @@ class Problem(Failure):
 
     def __init__(self, status: int, document: dict[str, Any], places: dict[str, str] | None = None) -> None:
         self.status = status
-        said = document.get("detail") or document.get("title") or f"the server answered {status}"
+        message = document.get("detail") or document.get("title") or f"the server answered {status}"
         super().__init__(
-            str(said), exit_code_of(status), lines=problem_lines(document, places or {}), document=document
+            str(message), exit_code_of(status), lines=problem_lines(document, places or {}), document=document
         )
 
 

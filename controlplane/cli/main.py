@@ -58,16 +58,16 @@ def shared_first(arguments: Sequence[str]) -> list[str]:
     rest: list[str] = []
     waiting = list(arguments)
     while waiting:
-        word = waiting.pop(0)
-        if word == "--":
-            return [*shared_ones, *rest, word, *waiting]
-        if word in SHARED:
-            shared_ones += [word, *waiting[:1]]
+        argument = waiting.pop(0)
+        if argument == "--":
+            return [*shared_ones, *rest, argument, *waiting]
+        if argument in SHARED:
+            shared_ones += [argument, *waiting[:1]]
             waiting = waiting[1:]
-        elif word in SHARED_FLAGS or (word.startswith("--") and word.partition("=")[0] in SHARED):
-            shared_ones.append(word)
+        elif argument in SHARED_FLAGS or (argument.startswith("--") and argument.partition("=")[0] in SHARED):
+            shared_ones.append(argument)
         else:
-            rest.append(word)
+            rest.append(argument)
     return [*shared_ones, *rest]
 
 
@@ -79,14 +79,14 @@ def main(arguments: Sequence[str], run: Session | None = None) -> int:
     except SystemExit as ended:
         return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
     except Failure as failure:
-        tell(failure, run)
+        print_failure(failure, run)
         return failure.code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     return ExitCode.DONE
 
 
-def tell(failure: Failure, run: Session) -> None:
+def print_failure(failure: Failure, run: Session) -> None:
     """Say on standard error what was wrong: in lines, or as one JSON object for programs."""
     if run.form is Format.JSON:
         sys.stderr.write(json.dumps({**failure.document, "exit_code": int(failure.code)}, ensure_ascii=False) + "\n")

@@ -1,5 +1,5 @@
 """What one run of the command holds: the options that all commands share, the connection and the output, made when they
-are needed; and the questions that it asks people."""
+are needed; and its confirmations."""
 
 import os
 import sys
@@ -64,40 +64,40 @@ class Session:
         )
 
     @property
-    def is_asked_by_a_person(self) -> bool:
+    def is_interactive(self) -> bool:
         """Whether questions can be answered."""
         return sys.stdin.isatty() and sys.stderr.isatty()
 
     def confirm(self, question: str, *, wanted: str, yes: bool) -> None:
-        """Go on only if a person types `wanted`, or said `--yes`.
+        """Go on only if the user types `wanted` or passed `--yes`.
 
         Raises:
-            Failure: nobody can be options, or the answer was another.
+            Failure: not interactive, or the answer was another.
         """
         if yes:
             return
-        if not self.is_asked_by_a_person:
-            raise Failure(f"{question} Nobody can be asked here; say --yes", ExitCode.USAGE)
+        if not self.is_interactive:
+            raise Failure(f"{question} Not interactive: pass --yes", ExitCode.USAGE)
         sys.stderr.write(f"{question} Type {wanted} to go on: ")
         sys.stderr.flush()
         if sys.stdin.readline().strip() != wanted:
             raise Failure("Nothing was done.", ExitCode.DIFFERS)
 
-    def show(self, found: Any, said: Iterable[str] = ()) -> None:
-        """An action's answer: whole for programs, a sentence or more for people."""
+    def show(self, result: Any, lines: Iterable[str] = ()) -> None:
+        """An action's result: whole for programs, a sentence or more for users."""
         if self.output.is_for_programs:
-            self.output.document(found)
+            self.output.document(result)
             return
-        for line in said:
+        for line in lines:
             self.output.plain(line)
 
 
 def session_of(context: "typer.Context") -> Session:
     """The run that a command belongs to."""
-    found = context.find_root().obj
-    if not isinstance(found, Session):
+    result = context.find_root().obj
+    if not isinstance(result, Session):
         raise TypeError("the root of the command line makes the run")
-    return found
+    return result
 
 
 def resource_named(name: str) -> Resource:

@@ -40,7 +40,7 @@ def start_in_background(home: StateDirectory) -> Callable[[], int | None]:
 
 
 def is_alive(state: LauncherState) -> bool:
-    """Whether the launcher that published `state` still runs, and its number is not somebody else's by now."""
+    """Whether the launcher that published `state` still runs, and its number is not that of another process by now."""
     try:
         return abs(psutil.Process(state.pid).create_time() - state.started_s) < 1.0
     except psutil.NoSuchProcess:
@@ -85,7 +85,7 @@ class Follower:
             time.sleep(_POLL_S)
 
     def _state(self) -> LauncherState | None:
-        """What the living launcher says; also what one that failed meanwhile said last."""
+        """What the running launcher printed; also the last lines of one that failed meanwhile."""
         state = self._home.read_state()
         if state and (is_alive(state) or (state.phase is LauncherPhase.FAILED and state != self._before)):
             return state
@@ -105,14 +105,14 @@ class Follower:
 
 def require_same_settings(configuration: Configuration, state: LauncherState) -> None:
     """Raises:
-    CannotStart: the running launcher uses other ports or another engine than asked for now.
+    CannotStart: the running launcher uses other ports or another engine than requested now.
     """
-    asked = {
+    settings = {
         "SWITCHYARD_PORT": (configuration.port, state.port),
         "SWITCHYARD_INGRESS_PORT": (configuration.ingress_port, state.ingress_port),
         "ENGINE": (str(configuration.engine), state.engine),
     }
-    different = [f"{name} {runs} (asked for: {wish})" for name, (wish, runs) in asked.items() if wish != runs]
+    different = [f"{name} {runs} (requested: {wish})" for name, (wish, runs) in settings.items() if wish != runs]
     if different:
         raise CannotStart(
             f"Switchyard already runs in {configuration.home} with {', '.join(different)}: `make down` first."

@@ -32,14 +32,14 @@ class RequestMetricsMiddleware:
             bind_request_id(request.headers.get(HEADER, "")) as number,
             span(
                 f"{method} {request.path}", parent=request.headers.get("traceparent", ""), may_begin_trace=True
-            ) as told,
+            ) as attributes,
         ):
             response = self.get_response(request)
             response.headers.setdefault(HEADER, number)
             route = request.resolver_match.route if request.resolver_match else ""
-            told |= {"name": f"{method} {route or request.path}", "switchyard.request_id": number}
-            told["http.response.status_code"] = response.status_code
-            told["failed"] = response.status_code >= 500
+            attributes |= {"name": f"{method} {route or request.path}", "switchyard.request_id": number}
+            attributes["http.response.status_code"] = response.status_code
+            attributes["failed"] = response.status_code >= 500
             took_s = perf_counter() - began
             _count(request.path, str(method), response.status_code, took_s)
             if method not in QUIET or response.status_code >= 500:

@@ -33,9 +33,9 @@ def _begins(task_id: str = "", task: Any = None, **_: Any) -> None:
     numbered.__enter__()
     parent = _header(task, TRACEPARENT)
     traced = span(task.name, parent=parent, kind="consumer")
-    told = traced.__enter__()
-    told["switchyard.request_id"] = request_id()
-    _running[task_id] = (numbered, traced, told, perf_counter())
+    attributes = traced.__enter__()
+    attributes["switchyard.request_id"] = request_id()
+    _running[task_id] = (numbered, traced, attributes, perf_counter())
 
 
 def _header(task: Any, name: str) -> str:
@@ -47,8 +47,8 @@ def _header(task: Any, name: str) -> str:
 def _ended(task_id: str = "", task: Any = None, state: str | None = None, **_: Any) -> None:
     if task_id not in _running:
         return
-    numbered, traced, told, began = _running.pop(task_id)
-    told["failed"] = state != "SUCCESS"
+    numbered, traced, attributes, began = _running.pop(task_id)
+    attributes["failed"] = state != "SUCCESS"
     traced.__exit__(None, None, None)
     numbered.__exit__(None, None, None)
     TASK_SECONDS.labels(task.name).observe(perf_counter() - began)

@@ -1,6 +1,6 @@
 """A small OpenID provider on loopback: discovery, authorization code with PKCE, signed ID tokens, user info.
 
-Everybody who asks is logged in at once as `person`; `spoil` changes what its ID tokens say.
+Every user is logged in at once with `claims`; `spoil` changes what its ID tokens say.
 """
 
 import base64
@@ -25,12 +25,12 @@ _KEY_BITS = 2048
 
 @dataclass
 class IdentityProvider:
-    """`person`: the claims of whoever logs in. `in_id_token`: whether groups are there or in the user info only."""
+    """`claims`: those of the user who logs in. `in_id_token`: whether groups are there or in the user info only."""
 
     url: str
-    person: dict[str, Any] = field(default_factory=dict)
+    claims: dict[str, Any] = field(default_factory=dict)
     in_id_token: bool = True
-    spoil: Callable[[dict[str, Any]], dict[str, Any]] = lambda claims: claims
+    spoil: Callable[[dict[str, Any]], dict[str, Any]] = lambda token: token
     issuer: str = ""
     key: RSAKey = field(default_factory=lambda: RSAKey.generate_key(_KEY_BITS, {"kid": "first"}))
     signs_with: RSAKey | None = None
@@ -50,27 +50,27 @@ class IdentityProvider:
             "id_token_signing_alg_values_supported": ["RS256", "HS256", "none"],
         }
 
-    def authorize(self, asked: dict[str, str]) -> str:
+    def authorize(self, query: dict[str, str]) -> str:
         """Where the browser is sent back to."""
-        assert asked["client_id"] == CLIENT
-        assert asked["response_type"] == "code"
-        assert asked["code_challenge_method"] == "S256"
+        assert query["client_id"] == CLIENT
+        assert query["response_type"] == "code"
+        assert query["code_challenge_method"] == "S256"
         code = secrets.token_urlsafe(12)
-        self.codes[code] = asked
-        return f"{asked['redirect_uri']}?{urlencode({'code': code, 'state': asked['state']})}"
+        self.codes[code] = query
+        return f"{query['redirect_uri']}?{urlencode({'code': code, 'state': query['state']})}"
 
     def token(self, form: dict[str, str], authorization: str) -> dict[str, Any] | None:
         """Tokens for a code, once, to the client that knows its secret and the browser's verifier."""
-        asked = self.codes.pop(form.get("code", ""), None)
+        query = self.codes.pop(form.get("code", ""), None)
         basic = "Basic " + base64.b64encode(f"{CLIENT}:{SECRET.replace(' ', '+')}".encode()).decode()
         plain = "Basic " + base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
         digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
         challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-        if asked is None or authorization not in {basic, plain} or challenge != asked["code_challenge"]:
+        if query is None or authorization not in {basic, plain} or challenge != query["code_challenge"]:
             return None
         now = int(time.time())
-        own = {"iss": self.url, "aud": CLIENT, "iat": now, "exp": now + 300, "nonce": asked["nonce"]}
-        known = self.person if self.in_id_token else {"sub": self.person["sub"]}
+        own = {"iss": self.url, "aud": CLIENT, "iat": now, "exp": now + 300, "nonce": query["nonce"]}
+        known = self.claims if self.in_id_token else {"sub": self.claims["sub"]}
         key = self.signs_with or self.key
         signed = jwt.encode({"alg": "RS256", "kid": key.kid}, self.spoil({**own, **known}), key)
         return {"access_token": "opaque", "token_type": "Bearer", "expires_in": 300, "id_token": signed}
@@ -89,7 +89,7 @@ class _Handler(BaseHTTPRequestHandler):
         answers: dict[str, Callable[[], Any]] = {
             "/.well-known/openid-configuration": self.known.discovery,
             "/keys": lambda: {"keys": [self.known.key.as_dict(private=False)]},
-            "/userinfo": lambda: self.known.person,
+            "/userinfo": lambda: self.known.claims,
         }
         self._answer(200, answers[at.path]())
 

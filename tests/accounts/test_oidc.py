@@ -25,7 +25,7 @@ def sso() -> Iterator[IdentityProvider]:
     group = Group.objects.create(name="operators")
     GroupRole.objects.create(group=group, role=Role.OPERATOR.value, claim="sre")
     with identity_provider() as known:
-        known.person = dict(ADA)
+        known.claims = dict(ADA)
         with override_settings(OIDC_ISSUER=known.url, OIDC_CLIENT_ID=CLIENT, OIDC_CLIENT_SECRET=SECRET):
             yield known
 
@@ -73,7 +73,7 @@ def test_groups_follow_the_provider_at_each_login_and_those_given_by_hand_stay(s
     by_hand = Group.objects.create(name="by-hand")
     GroupRole.objects.create(group=by_hand, role=Role.VIEWER.value)
     User.objects.get(username="ada").groups.add(by_hand)
-    sso.person["groups"] = "chess"
+    sso.claims["groups"] = "chess"
     assert come_back(Client()).status_code == 302
     assert [group.name for group in User.objects.get(username="ada").groups.all()] == ["by-hand"]
     assert role_of("ada") is Role.VIEWER
@@ -86,7 +86,7 @@ def test_groups_may_stand_in_the_user_info_only(sso: IdentityProvider) -> None:
 
 
 def test_somebody_in_no_mapped_group_is_told_so(sso: IdentityProvider, client: Client) -> None:
-    sso.person["groups"] = ["chess"]
+    sso.claims["groups"] = ["chess"]
     response = come_back(client)
     assert response.status_code == 403
     assert "ada is in no group that Switchyard knows" in response.text.replace("Ada", "ada")
@@ -95,7 +95,7 @@ def test_somebody_in_no_mapped_group_is_told_so(sso: IdentityProvider, client: C
 
 @override_settings(OIDC_ADMIT_ALL=True)
 def test_who_admits_all_lets_them_look(sso: IdentityProvider) -> None:
-    sso.person["groups"] = []
+    sso.claims["groups"] = []
     assert come_back(Client()).status_code == 302
     assert role_of("ada") is Role.VIEWER
 
@@ -108,7 +108,7 @@ def test_a_local_user_of_that_name_is_not_taken_over(sso: IdentityProvider, clie
 
 def test_a_user_is_known_by_the_subject_not_by_the_name(sso: IdentityProvider) -> None:
     come_back(Client())
-    sso.person["preferred_username"] = "lovelace"
+    sso.claims["preferred_username"] = "lovelace"
     assert come_back(Client()).status_code == 302
     assert [user.username for user in User.objects.all()] == ["ada"]
 

@@ -44,8 +44,8 @@ def test_a_fleet_stops_without_a_database(monkeypatch: pytest.MonkeyPatch, caplo
         raise OperationalError("the database is away")
 
     monkeypatch.setattr(commands, "audit_record", away)
-    said = StringIO()
-    call_command("fleet_stop", stdout=said)
-    assert "stopped 0 processes" in said.getvalue()
+    output = StringIO()
+    call_command("fleet_stop", stdout=output)
+    assert "stopped 0 processes" in output.getvalue()
     assert "could not be recorded" in caplog.text
     assert recorded() == []

@@ -29,9 +29,9 @@ def write(count: int) -> None:
 
 def test_a_file_gets_lines_from_which_the_chain_can_be_checked(tmp_path: Path) -> None:
     write(3)
-    said = StringIO()
-    call_command("audit_export", to=f"file://{tmp_path}/audit.jsonl", stdout=said)
-    assert said.getvalue() == "exported 3 records\n"
+    output = StringIO()
+    call_command("audit_export", to=f"file://{tmp_path}/audit.jsonl", stdout=output)
+    assert output.getvalue() == "exported 3 records\n"
     lines = [json.loads(line) for line in (tmp_path / "audit.jsonl").read_text().splitlines()]
     assert [line["number"] for line in lines] == [1, 2, 3]
     previous = START

@@ -47,11 +47,11 @@ def test_a_change_over_the_api_says_who_did_what_and_why() -> None:
 def test_it_tells_each_column_before_and_after() -> None:
     node = rows.node("n-00000001")
     bearer().post(f"/api/v1/nodes/{node.id}/cordon")
-    told = changes(only_record())
-    row = next(entry for entry in told["rows"] if entry["table"] == "fleet_node")
+    recorded = changes(only_record())
+    row = next(entry for entry in recorded["rows"] if entry["table"] == "fleet_node")
     assert row["key"] == node.id
     assert row["changed"]["cordoned"] == [False, True]
-    assert [event["kind"] for event in told["events"]] == ["node.cordoned"]
+    assert [event["kind"] for event in recorded["events"]] == ["node.cordoned"]
 
 
 def test_asking_again_for_what_is_so_records_nothing() -> None:

@@ -30,8 +30,8 @@ def test_names_of_other_things(name: str) -> None:
 
 
 def test_values_are_hidden_at_any_depth_and_empty_ones_are_not() -> None:
-    told = json.loads(as_json({"asked": {"env": {"HF_TOKEN": "hf_x"}, "list": [{"password": "p"}], "secret": ""}}))
-    assert told == {"asked": {"env": {"HF_TOKEN": HIDDEN}, "list": [{"password": HIDDEN}], "secret": ""}}
+    recorded = json.loads(as_json({"asked": {"env": {"HF_TOKEN": "hf_x"}, "list": [{"password": "p"}], "secret": ""}}))
+    assert recorded == {"asked": {"env": {"HF_TOKEN": HIDDEN}, "list": [{"password": HIDDEN}], "secret": ""}}
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def test_texts_lose_what_looks_like_a_secret_or_cannot_be_stored(text: str, show
 
 
 def test_what_is_too_long_gives_way_and_the_rest_stays() -> None:
-    told = json.loads(as_json({"asked": {"rows": [1500 * "x"] * 50}, "events": [{"kind": "k"}]}))
-    assert told["events"] == [{"kind": "k"}]
-    assert told["asked"].startswith("(left out: ")
-    assert len(json.dumps(told)) < LONGEST_CHANGES
+    recorded = json.loads(as_json({"asked": {"rows": [1500 * "x"] * 50}, "events": [{"kind": "k"}]}))
+    assert recorded["events"] == [{"kind": "k"}]
+    assert recorded["asked"].startswith("(left out: ")
+    assert len(json.dumps(recorded)) < LONGEST_CHANGES

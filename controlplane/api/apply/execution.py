@@ -1,4 +1,4 @@
-"""Carries out a plan's steps through the services that people's single actions go through, all of them or none.
+"""Carries out a plan's steps through the services that single actions go through, all of them or none.
 
 A preview does the same and takes it back, so that it refuses exactly what applying would refuse; what it then saw of
 the fleet is what predictions begin with. No document is known here that the plan does not name.
@@ -45,7 +45,7 @@ APPLY_LOCK = 0x5357_4150
 
 @dataclass(frozen=True, slots=True)
 class Requester:
-    """Who asked for it, why, and when."""
+    """Who requested it, why, and when."""
 
     actor: str
     why: str
@@ -98,7 +98,7 @@ def documents_apply(*, documents: Sequence[Document], requester: Requester, revi
 
 
 def _hold(documents: Sequence[Document]) -> None:
-    """Nobody else applies, and nobody changes these deployments, between the comparison and the end."""
+    """No other apply runs, and none changes these deployments, between the comparison and the end."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [APPLY_LOCK])
     names = sorted({one.name for one in documents if one.kind in {Kind.DEPLOYMENT, Kind.TRAFFIC_POLICY}})
@@ -143,27 +143,27 @@ def _field(field: str) -> str:
 
 
 def _create_region(step: Step, requester: Requester) -> None:
-    region_create(name=step.document.name, columns=step.asked, actor=requester.actor, now=requester.now)
+    region_create(name=step.document.name, columns=step.arguments, actor=requester.actor, now=requester.now)
 
 
 def _change_region(step: Step, requester: Requester) -> None:
-    region_change(name=step.document.name, columns=step.asked, actor=requester.actor, now=requester.now)
+    region_change(name=step.document.name, columns=step.arguments, actor=requester.actor, now=requester.now)
 
 
 def _create_model(step: Step, requester: Requester) -> None:
-    said = step.asked.get("description", "")
-    model_create(name=step.document.name, description=said, actor=requester.actor, now=requester.now)
+    description = step.arguments.get("description", "")
+    model_create(name=step.document.name, description=description, actor=requester.actor, now=requester.now)
 
 
 def _change_model(step: Step, requester: Requester) -> None:
-    said = step.asked["description"]
-    model_change(name=step.document.name, description=said, actor=requester.actor, now=requester.now)
+    description = step.arguments["description"]
+    model_change(name=step.document.name, description=description, actor=requester.actor, now=requester.now)
 
 
 def _create_version(step: Step, requester: Requester) -> None:
     model, _, version = step.document.name.partition("@")
-    columns = {name: value for name, value in step.asked.items() if name != "based_on"}
-    based_on = step.asked.get("based_on", "")
+    columns = {name: value for name, value in step.arguments.items() if name != "based_on"}
+    based_on = step.arguments.get("based_on", "")
     draft_create(
         model=model, version=version, based_on=based_on, columns=columns, actor=requester.actor, now=requester.now
     )  # fmt: skip
@@ -172,40 +172,42 @@ def _create_version(step: Step, requester: Requester) -> None:
 def _change_version(step: Step, requester: Requester) -> None:
     version = version_by_reference(ModelVersion.objects.all(), step.document.name)
     if version is None:
-        raise Conflict(f"{step.document.name} is gone; somebody deleted it")
-    draft_change(version_id=version.pk, columns=step.asked, actor=requester.actor, now=requester.now)
+        raise Conflict(f"{step.document.name} is gone: deleted meanwhile")
+    draft_change(version_id=version.pk, columns=step.arguments, actor=requester.actor, now=requester.now)
 
 
 def _create_deployment(step: Step, requester: Requester) -> None:
-    said: dict[str, Any] = {name: value for name, value in step.asked.items() if name != "regions"}
-    cells = {place["region"]: place["cells"] for place in step.asked["regions"]}
-    deployment_create(name=step.document.name, cells=cells, actor=requester.actor, now=requester.now, **said)
+    columns: dict[str, Any] = {name: value for name, value in step.arguments.items() if name != "regions"}
+    cells = {place["region"]: place["cells"] for place in step.arguments["regions"]}
+    deployment_create(name=step.document.name, cells=cells, actor=requester.actor, now=requester.now, **columns)
 
 
 def _change_deployment(step: Step, requester: Requester) -> None:
-    deployment_change(name=step.document.name, actor=requester.actor, now=requester.now, **step.asked)
+    deployment_change(name=step.document.name, actor=requester.actor, now=requester.now, **step.arguments)
 
 
 def _scale(step: Step, requester: Requester) -> None:
-    cells: Mapping[str, int] = step.asked["regions"]
+    cells: Mapping[str, int] = step.arguments["regions"]
     deployment_scale(name=step.document.name, cells=cells, actor=requester.actor, now=requester.now)
 
 
 def _roll_out(step: Step, requester: Requester) -> Approval | None:
-    proposal = rollout_propose(deployment=step.document.name, policy={}, **step.asked)
-    begun = rollout_start_or_request(proposal=proposal, actor=requester.actor, now=requester.now, why=requester.why)
-    return begun if isinstance(begun, Approval) else None
+    proposal = rollout_propose(deployment=step.document.name, policy={}, **step.arguments)
+    started = rollout_start_or_request(proposal=proposal, actor=requester.actor, now=requester.now, why=requester.why)
+    return started if isinstance(started, Approval) else None
 
 
 def _lay_down(step: Step, requester: Requester) -> None:
     if not Deployment.objects.filter(name=step.document.name).exists():
         message = f"there is no deployment {step.document.name!r}; a traffic policy has the name of its deployment"
         raise InvalidInput(field="", rule="exists", message=message)
-    traffic_policy_change(deployment=step.document.name, stated=step.asked, actor=requester.actor, now=requester.now)
+    traffic_policy_change(
+        deployment=step.document.name, stated=step.arguments, actor=requester.actor, now=requester.now
+    )
 
 
 def _set_rule(step: Step, requester: Requester) -> None:
-    mode = RuleMode(step.asked["mode"])
+    mode = RuleMode(step.arguments["mode"])
     fault_rule_set(
         rule=Rule(step.document.name), mode=mode, actor=requester.actor, now=requester.now, why=requester.why
     )

@@ -63,13 +63,13 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Something to do for one document. `asked`: what the step's service takes, by field of the document."""
+    """Something to do for one document. `arguments`: what the step's service takes, by field of the document."""
 
     document: Document
     action: Action
     reason: str
     changes: tuple[Change, ...]
-    asked: Mapping[str, Any]
+    arguments: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _says_the_same(field: str, one: Any, other: Any) -> bool:
     try:
         return parse_warm_spares(one) == parse_warm_spares(other)
     except InvalidWarmSpares:
-        return False  # its service says what is wrong
+        return False  # its service reports what is wrong
 
 
 def _parts(path: str, after: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[Change]:
@@ -239,8 +239,8 @@ def _refuse_fixed(document: Document, found: Mapping[str, Any], changes: Sequenc
 
 def _change(document: Document, changes: tuple[Change, ...]) -> Step:
     fields = ", ".join(change.field for change in changes)
-    asked = {change.field: document.spec[change.field] for change in changes}
-    return Step(document, Action.CHANGE, f"{document.title} differs in {fields}", changes, asked)
+    arguments = {change.field: document.spec[change.field] for change in changes}
+    return Step(document, Action.CHANGE, f"{document.title} differs in {fields}", changes, arguments)
 
 
 def _deployment_steps(document: Document, found: Mapping[str, Any], changes: Sequence[Change]) -> Iterator[Step]:
@@ -249,18 +249,18 @@ def _deployment_steps(document: Document, found: Mapping[str, Any], changes: Seq
     if plain:
         fields = tuple(dict.fromkeys(change.field.partition(".")[0] for change in plain))
         named = ", ".join(change.field for change in plain)
-        asked = {field: document.spec[field] for field in fields}
-        yield Step(document, Action.CHANGE, f"{document.title} differs in {named}", plain, asked)
+        arguments = {field: document.spec[field] for field in fields}
+        yield Step(document, Action.CHANGE, f"{document.title} differs in {named}", plain, arguments)
     if scales:
         cells = {change.field.split(".", 1)[1].removesuffix(".cells"): change.after for change in scales}
-        words = (f"{cells_in_words(cells[name])} in {name}, not {found['regions'].get(name, 0)}" for name in cells)
+        differences = (f"{cells_text(cells[name])} in {name}, not {found['regions'].get(name, 0)}" for name in cells)
         yield Step(
-            document, Action.SCALE, f"{document.name} should have {', '.join(words)}", scales, {"regions": cells}
+            document, Action.SCALE, f"{document.name} should have {', '.join(differences)}", scales, {"regions": cells}
         )
     yield from _rollout(document, found)
 
 
-def cells_in_words(count: int) -> str:
+def cells_text(count: int) -> str:
     return "1 cell" if count == 1 else f"{count} cells"
 
 
@@ -271,6 +271,8 @@ def _rollout(document: Document, found: Mapping[str, Any]) -> Iterator[Step]:
         return
     now = found["model_version"]
     away = f", and is on its way to {target}" if target != now else ""
-    asked = {"version": wanted, "allow_unreleased": document.spec.get("allow_unreleased", False)}
+    arguments = {"version": wanted, "allow_unreleased": document.spec.get("allow_unreleased", False)}
     change = Change("model_version", target, wanted)
-    yield Step(document, Action.ROLL_OUT, f"{document.name} should serve {wanted}, runs {now}{away}", (change,), asked)
+    yield Step(
+        document, Action.ROLL_OUT, f"{document.name} should serve {wanted}, runs {now}{away}", (change,), arguments
+    )

@@ -128,29 +128,31 @@ class ApplyViewSet(ViewSet):
     reads = frozenset({"preview"})
 
     def requested_deployment(self, request: Request) -> str:
-        """The one deployment that all documents speak of, for people who may change that one only."""
+        """The one deployment that all documents are about, for users who may change that one only."""
         return deployment_described(request.data)
 
     @extend_schema(operation_id="apply", request=ApplyDocumentsSerializer, responses={200: AppliedSerializer})
     def create(self, request: Request) -> Response:
         """Do what is missing, everything or nothing, in the order in which the one needs the other. With `revision`,
         409 if anything that the documents speak of has changed since that plan was made. With `dry_run`, a preview."""
-        asked = _checked(ApplyDocumentsSerializer, request)
-        documents, requester = documents_of(asked["documents"]), _sender(request, asked["why"])
-        if asked["dry_run"]:
-            return _answer(_or_refused(documents_preview, documents=documents, requester=requester), requester.now)
-        done = _or_refused(documents_apply, documents=documents, requester=requester, revision=asked["revision"])
-        return Response(AppliedSerializer(_told(done, applied=True)).data)
+        payload = _checked(ApplyDocumentsSerializer, request)
+        documents, requester = documents_of(payload["documents"]), _sender(request, payload["why"])
+        if payload["dry_run"]:
+            return _preview_response(
+                _or_refused(documents_preview, documents=documents, requester=requester), requester.now
+            )
+        result = _or_refused(documents_apply, documents=documents, requester=requester, revision=payload["revision"])
+        return Response(AppliedSerializer(_result_fields(result, applied=True)).data)
 
     @extend_schema(operation_id="apply_preview", request=PreviewDocumentsSerializer, responses={200: AppliedSerializer})
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """What applying these documents would do, and what would become of the deployments that it touches, by letting
         it happen to a simulation. Changes nothing; refuses what applying would refuse."""
-        asked = _checked(PreviewDocumentsSerializer, request)
+        payload = _checked(PreviewDocumentsSerializer, request)
         requester = _sender(request, "")
-        found = _or_refused(documents_preview, documents=documents_of(asked["documents"]), requester=requester)
-        return _answer(found, requester.now)
+        found = _or_refused(documents_preview, documents=documents_of(payload["documents"]), requester=requester)
+        return _preview_response(found, requester.now)
 
 
 def deployment_described(body: Any) -> str:
@@ -166,9 +168,9 @@ def deployment_described(body: Any) -> str:
 
 
 def _checked(body: type[StrictSerializer], request: Request) -> dict[str, Any]:
-    asked = body(data=request.data)
-    asked.is_valid(raise_exception=True)
-    return dict(asked.validated_data)
+    payload = body(data=request.data)
+    payload.is_valid(raise_exception=True)
+    return dict(payload.validated_data)
 
 
 def _sender(request: Request, why: str) -> Requester:
@@ -176,7 +178,7 @@ def _sender(request: Request, why: str) -> Requester:
 
 
 def _or_refused(service: Any, **arguments: Any) -> ApplyResult:
-    """The service's outcome; rules that speak against it as the API says such things.
+    """The service's outcome; rules that speak against it as API errors.
 
     Raises:
         Conflict: nothing but conflicts with the present state speaks against it.
@@ -186,8 +188,8 @@ def _or_refused(service: Any, **arguments: Any) -> ApplyResult:
         outcome: ApplyResult = service(**arguments)
     except NotPossible as refused:
         if all(objection.rule == "conflict" for objection in refused.objections):
-            said = (f"{objection.document.title}: {objection.message}" for objection in refused.objections)
-            raise Conflict("; ".join(said)) from None
+            conflicts = (f"{objection.document.title}: {objection.message}" for objection in refused.objections)
+            raise Conflict("; ".join(conflicts)) from None
         raise serializers.ValidationError(_by_path(refused.objections)) from None
     return outcome
 
@@ -200,7 +202,7 @@ def _by_path(objections: Sequence[Objection]) -> dict[str, list[str]]:
     return found
 
 
-def _answer(found: ApplyResult, now: datetime) -> Response:
+def _preview_response(found: ApplyResult, now: datetime) -> Response:
     """A plan, with the future of what it touches."""
     touched = list(dict.fromkeys(one.document.name for one in found.plan.steps if one.document.kind is Kind.DEPLOYMENT))
     effects = [
@@ -210,11 +212,11 @@ def _answer(found: ApplyResult, now: datetime) -> Response:
         }
         for name in touched[:PREDICTED_MOST]
     ]
-    told = {**_told(found, applied=False), "effects": effects, "not_predicted": touched[PREDICTED_MOST:]}
-    return Response(AppliedSerializer(told).data)
+    fields = {**_result_fields(found, applied=False), "effects": effects, "not_predicted": touched[PREDICTED_MOST:]}
+    return Response(AppliedSerializer(fields).data)
 
 
-def _told(outcome: ApplyResult, *, applied: bool) -> dict[str, Any]:
+def _result_fields(outcome: ApplyResult, *, applied: bool) -> dict[str, Any]:
     return {
         "applied": applied,
         "revision": outcome.revision,

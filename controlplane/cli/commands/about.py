@@ -33,14 +33,14 @@ def own_version() -> str:
 def version(context: typer.Context) -> None:
     """Show the version of this command and whether its server answers."""
     run = session_of(context)
-    said = {"version": own_version(), "server": run.target.server}
+    report = {"version": own_version(), "server": run.target.server}
     try:
         me = run.connect(run.target, tries=1).get("me")
-        said |= {"user": me["username"], "role": me["role"]}
+        report |= {"user": me["username"], "role": me["role"]}
     except Failure as failure:
-        said["trouble"] = str(failure)
-    known = f"{said['user']} ({said['role']})" if "user" in said else said["trouble"]
-    run.show(said, [f"switchyard {said['version']}", f"server {said['server']}: {known}"])
+        report["trouble"] = str(failure)
+    known = f"{report['user']} ({report['role']})" if "user" in report else report["trouble"]
+    run.show(report, [f"switchyard {report['version']}", f"server {report['server']}: {known}"])
 
 
 @app.command()

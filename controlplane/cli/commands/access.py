@@ -50,7 +50,7 @@ def _token_given(run: Session, server: str, *, token_stdin: bool) -> str:
         return run.options.token or run.environ["SWITCHYARD_TOKEN"]
     if run.target.server == server and run.target.token and not run.target.source.startswith("profile"):
         return run.target.token
-    if run.is_asked_by_a_person:
+    if run.is_interactive:
         from getpass import getpass
 
         return getpass(f"API token of {server}: ").strip()

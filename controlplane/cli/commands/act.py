@@ -57,18 +57,18 @@ def place_named(run: Session, name: str) -> Resource:
 
 
 def _act(run: Session, resource: Resource, names: list[str], action: str, why: str) -> None:
-    answers = []
+    results = []
     for name in names:
-        found = run.connection.post(f"{path_of(resource, name)}/{action}", {"why": why})
-        answers.append(found)
-        reason = f": {found['reason']}" if found.get("reason") else ""
-        run.output.line(f"{resource.names[0]} {name} is {found['state']}{_cordoned(found)}{reason}")
+        result = run.connection.post(f"{path_of(resource, name)}/{action}", {"why": why})
+        results.append(result)
+        reason = f": {result['reason']}" if result.get("reason") else ""
+        run.output.line(f"{resource.names[0]} {name} is {result['state']}{_cordoned(result)}{reason}")
     if run.output.is_for_programs:
-        run.output.document(answers if len(answers) > 1 else answers[0])
+        run.output.document(results if len(results) > 1 else results[0])
 
 
-def _cordoned(found: dict[str, Any]) -> str:
-    return ", cordoned" if found.get("cordoned") else ""
+def _cordoned(result: dict[str, Any]) -> str:
+    return ", cordoned" if result.get("cordoned") else ""
 
 
 @app.command()
@@ -130,12 +130,12 @@ def scale(
         raise Failure(f"{wrong[0]!r} must read REGION=CELLS", ExitCode.USAGE)
     regions = [{"region": region, "cells": int(count)} for region, _, count in wanted]
     if dry_run:
-        found = run.connection.post("plan", {"scale": {"deployment": deployment, "regions": regions}})
-        run.show(found, [text for text, _ in forecast_lines(deployment, found)])
+        result = run.connection.post("plan", {"scale": {"deployment": deployment, "regions": regions}})
+        run.show(result, [text for text, _ in forecast_lines(deployment, result)])
         return
-    found = run.connection.patch(path_of(resource_named("deployments"), deployment), {"regions": regions})
-    said = ", ".join(f"{place['region']} {place['ready']}/{place['cells']}" for place in found["regions"])
-    run.show(found, [f"deployment {deployment}: {said} cells ready"])
+    result = run.connection.patch(path_of(resource_named("deployments"), deployment), {"regions": regions})
+    ready = ", ".join(f"{place['region']} {place['ready']}/{place['cells']}" for place in result["regions"])
+    run.show(result, [f"deployment {deployment}: {ready} cells ready"])
 
 
 @app.command()
@@ -165,7 +165,7 @@ def evacuate(
         "mode": "drill" if drill else "real",
         "deployment": deployment,
         "duration_s": seconds(duration),
-        "why": why or "asked for on the command line",
+        "why": why or "requested on the command line",
     }
     effects = run.connection.post("traffic/evacuations/preview", order)
     if dry_run:
@@ -175,16 +175,20 @@ def evacuate(
     if dry_run:
         return
     run.confirm(f"{region} will be emptied for {duration}.", wanted=region, yes=yes)
-    found = run.connection.post("traffic/evacuations", {**order, "confirm": region})
-    if "summary" in found:
-        message = f"a second admin must approve: switchyard approve {found['id']}"
-        raise Failure(message, ExitCode.WAITS_FOR_APPROVAL, document=found)
-    run.show(found, [f"evacuation {found['id']} of {region} holds until {found['expires_at']}"])
+    _start(run, order)
+
+
+def _start(run: Session, order: dict[str, Any]) -> None:
+    result = run.connection.post("traffic/evacuations", {**order, "confirm": order["region"]})
+    if "summary" in result:
+        message = f"a second admin must approve: switchyard approve {result['id']}"
+        raise Failure(message, ExitCode.WAITS_FOR_APPROVAL, document=result)
+    run.show(result, [f"evacuation {result['id']} of {order['region']} holds until {result['expires_at']}"])
 
 
 def _end(run: Session, region: str, deployment: str, why: str) -> None:
-    asked = {"region": region, "ended": "false", **({"deployment": deployment} if deployment else {})}
-    orders = [order for order in run.connection.pages("traffic/evacuations", asked) if order["active"]]
+    filters = {"region": region, "ended": "false", **({"deployment": deployment} if deployment else {})}
+    orders = [order for order in run.connection.pages("traffic/evacuations", filters) if order["active"]]
     if not orders:
         raise Failure(f"no evacuation of {region} is in force", ExitCode.NOT_FOUND)
     ended = [run.connection.post(f"traffic/overrides/{order['id']}/end", {"why": why}) for order in orders]
@@ -195,21 +199,21 @@ def _end(run: Session, region: str, deployment: str, why: str) -> None:
 def dismiss(context: typer.Context, incident: int, why: Why = "") -> None:
     """Say that an incident has nothing to heal: it closes."""
     run = session_of(context)
-    found = run.connection.post(f"incidents/{incident}/dismiss", {"why": why})
-    run.show(found, [f"incident {incident} is {found['state']}: {found['resolution']}"])
+    result = run.connection.post(f"incidents/{incident}/dismiss", {"why": why})
+    run.show(result, [f"incident {incident} is {result['state']}: {result['resolution']}"])
 
 
 @app.command()
 def approve(context: typer.Context, approval: int) -> None:
-    """Approve what another person asked for: it is done at once."""
+    """Approve what another user requested: it is done at once."""
     run = session_of(context)
-    found = run.connection.post(f"approvals/{approval}/approve")
-    run.show(found, [f"approval {approval} is {found['state']}: {found['outcome']}"])
+    result = run.connection.post(f"approvals/{approval}/approve")
+    run.show(result, [f"approval {approval} is {result['state']}: {result['outcome']}"])
 
 
 @app.command()
 def reject(context: typer.Context, approval: int, why: Why = "") -> None:
     """Decide that it is not done; your own request you withdraw so."""
     run = session_of(context)
-    found = run.connection.post(f"approvals/{approval}/reject", {"why": why})
-    run.show(found, [f"approval {approval} is {found['state']}"])
+    result = run.connection.post(f"approvals/{approval}/reject", {"why": why})
+    run.show(result, [f"approval {approval} is {result['state']}"])

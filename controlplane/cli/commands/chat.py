@@ -39,12 +39,12 @@ def chat(
     if temperature is not None:
         options["temperature"] = temperature
     shown_key = key or run.environ.get(KEY_VARIABLE, "")
-    said: list[dict[str, str]] = []
-    while text := prompt or _next_prompt(run, first=not said):
-        said.append({"role": "user", "content": text})
-        answer = _ask(run, url, {**options, "messages": said}, shown_key)
-        said.append({"role": "assistant", "content": answer})
-        if prompt or not run.is_asked_by_a_person:
+    messages: list[dict[str, str]] = []
+    while text := prompt or _next_prompt(run, first=not messages):
+        messages.append({"role": "user", "content": text})
+        answer = _complete(run, url, {**options, "messages": messages}, shown_key)
+        messages.append({"role": "assistant", "content": answer})
+        if prompt or not run.is_interactive:
             return
 
 
@@ -66,14 +66,14 @@ def ingress_of(run: Session, deployment: str, region: str) -> str:
 
 
 def _next_prompt(run: Session, *, first: bool) -> str:
-    if not run.is_asked_by_a_person:
+    if not run.is_interactive:
         return sys.stdin.read().strip() if first else ""
     sys.stderr.write("> ")
     sys.stderr.flush()
     return sys.stdin.readline().strip()
 
 
-def _ask(run: Session, url: str, body: dict[str, Any], key: str) -> str:
+def _complete(run: Session, url: str, body: dict[str, Any], key: str) -> str:
     """Stream the answer; returns its text.
 
     Raises:
@@ -101,7 +101,7 @@ def _ask(run: Session, url: str, body: dict[str, Any], key: str) -> str:
     except httpx.TransportError as error:
         raise Failure(f"cannot reach the ingress {url}: {error}", ExitCode.UNREACHABLE) from None
     text = "".join(pieces)
-    _tell(run, text, {**where, **reader.figures()})
+    _print_figures(run, text, {**where, **reader.figures()})
     if reader.error:
         raise Failure(f"the answer broke off: {reader.error}", ExitCode.SERVER_FAULT)
     return text
@@ -110,15 +110,15 @@ def _ask(run: Session, url: str, body: dict[str, Any], key: str) -> str:
 def _refused(response: Any) -> Failure:
     response.read()
     try:
-        said = error_message(response.json())
+        message = error_message(response.json())
     except ValueError:
-        said = response.text[:200]
+        message = response.text[:200]
     codes = {401: ExitCode.NOT_ALLOWED, 403: ExitCode.NOT_ALLOWED, 404: ExitCode.NOT_FOUND, 503: ExitCode.CONFLICT}
     code = codes.get(response.status_code, ExitCode.SERVER_FAULT)
-    return Failure(f"the ingress answered {response.status_code}: {said}", code)
+    return Failure(f"the ingress answered {response.status_code}: {message}", code)
 
 
-def _tell(run: Session, text: str, figures: dict[str, Any]) -> None:
+def _print_figures(run: Session, text: str, figures: dict[str, Any]) -> None:
     if run.output.is_for_programs:
         run.output.document({"text": text, **figures})
         return

@@ -54,7 +54,7 @@ def apply(
         _show(run, planned)
     run.confirm(f"{sum_line(planned)}.", wanted="yes", yes=yes)
     body = {"documents": written.documents, "revision": planned["revision"], "why": why}
-    done = _asked(run, "apply", body, written)
+    done = _send_documents(run, "apply", body, written)
     run.show(done, [sum_line(done)])
     if done["waiting"]:
         raise _waits(done)
@@ -141,16 +141,16 @@ def _diff_versions(run: Session, before: str, after: str) -> None:
 
 
 def _planned(run: Session, written: Written) -> dict[str, Any]:
-    return _asked(run, "apply/preview", {"documents": written.documents}, written)
+    return _send_documents(run, "apply/preview", {"documents": written.documents}, written)
 
 
-def _asked(run: Session, path: str, body: dict[str, Any], written: Written) -> dict[str, Any]:
-    """The server's answer; what it refuses is said with the lines of the files."""
+def _send_documents(run: Session, path: str, body: dict[str, Any], written: Written) -> dict[str, Any]:
+    """The server's answer; what it refuses is shown with the lines of the files."""
     try:
-        found: dict[str, Any] = run.connection.post(path, body)
+        response: dict[str, Any] = run.connection.post(path, body)
     except Problem as problem:
         raise Problem(problem.status, problem.document, dict(written.places)) from None
-    return found
+    return response
 
 
 def _show(run: Session, planned: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The life of model versions: have one validated, release it, retire it. What they say is described in documents."""
+"""The life of model versions: have one validated, release it, retire it. What they state is described in documents."""
 
 import time
 from typing import Annotated, Any
@@ -15,8 +15,8 @@ model = typer.Typer(help="Move a model version from draft to released to retired
 app.add_typer(model, name="model")
 
 Version = Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))]
-Word = Annotated[str, typer.Option(help="Required: your reason, for the timeline.")]
-LOOK_EVERY_S = 1.0
+Why = Annotated[str, typer.Option(help="Required: your reason, for the timeline.")]
+POLL_EVERY_S = 1.0
 
 
 @model.command()
@@ -27,34 +27,34 @@ def validate(
 ) -> None:
     """Have a draft read and checked: artifacts, digests, golden prompts, an instance type."""
     run, path = session_of(context), path_of(resource_named("model-versions"), version)
-    found = run.connection.post(f"{path}/validate")
-    while wait and found["validation"] and found["validation"]["state"] == "running":
-        time.sleep(LOOK_EVERY_S)
-        found = run.connection.get(path)
-    verdict = found["validation"] or {"state": "not asked for", "reason": ""}
-    run.show(found, [f"validation of {version} is {verdict['state']}" + _because(verdict["reason"])])
+    row = run.connection.post(f"{path}/validate")
+    while wait and row["validation"] and row["validation"]["state"] == "running":
+        time.sleep(POLL_EVERY_S)
+        row = run.connection.get(path)
+    verdict = row["validation"] or {"state": "not requested", "reason": ""}
+    run.show(row, [f"validation of {version} is {verdict['state']}" + _because(verdict["reason"])])
     if verdict["state"] == "failed":
         raise Failure(f"{version} is not fit to be served", ExitCode.NOT_ACHIEVED)
 
 
 @model.command()
-def release(context: typer.Context, version: Version, why: Word) -> None:
+def release(context: typer.Context, version: Version, why: Why) -> None:
     """Promote a validated version: it may be rolled out."""
     _move(context, version, "release", why)
 
 
 @model.command()
-def retire(context: typer.Context, version: Version, why: Word) -> None:
+def retire(context: typer.Context, version: Version, why: Why) -> None:
     """Take a version out of service for good."""
     _move(context, version, "retire", why)
 
 
 def _move(context: typer.Context, version: str, action: str, why: str) -> None:
     run = session_of(context)
-    found: dict[str, Any] = run.connection.post(
+    row: dict[str, Any] = run.connection.post(
         f"{path_of(resource_named('model-versions'), version)}/{action}", {"why": why}
     )
-    run.show(found, [f"{version} is {found['state']}" + _because(found["reason"])])
+    run.show(row, [f"{version} is {row['state']}" + _because(row["reason"])])
 
 
 def _because(reason: str) -> str:

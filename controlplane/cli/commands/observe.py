@@ -19,8 +19,8 @@ app = typer.Typer()
 
 FOLLOW_EVERY_S = 1.0
 BATCH = 1000
-LOOKS_MOST = 6
-"""Agents show their lines a moment after somebody began to read."""
+POLLS_MOST = 6
+"""Agents show their lines a moment after a reader began."""
 
 
 @app.command()
@@ -40,17 +40,17 @@ def events(
     switchyard events -f -d sim-70b
     """
     run = session_of(context)
-    filters = {"region": region, "deployment": deployment, "cell": cell, "node": node, "kind": kind, "tone": tone}
-    asked = {name: value for name, value in filters.items() if value}
+    options = {"region": region, "deployment": deployment, "cell": cell, "node": node, "kind": kind, "tone": tone}
+    filters = {name: value for name, value in options.items() if value}
     last = 0
-    newest = list(run.connection.pages("events", asked, max(lines, 1)))
+    newest = list(run.connection.pages("events", filters, max(lines, 1)))
     if newest:
         last = int(newest[0]["id"])
     for event in reversed(newest[:lines]):
         _print_event(run, event)
     while follow:
         time.sleep(FOLLOW_EVERY_S)
-        fresh = list(run.connection.pages("events", {**asked, "since_id": last}, BATCH))
+        fresh = list(run.connection.pages("events", {**filters, "since_id": last}, BATCH))
         for event in reversed(fresh):
             _print_event(run, event)
             last = max(last, int(event["id"]))
@@ -80,25 +80,25 @@ def logs(
     run = session_of(context)
     cell, node = _cell_and_node(run, name)
     path = f"{path_of(resource_named('cells'), cell)}/logs"
-    seen: list[str] = []
-    for looks in count(1):
-        found = run.connection.get(path, {"lines": lines, "source": source})
-        written = log_lines(found, node, source)
-        if run.output.is_for_programs and (written or looks == LOOKS_MOST):
-            run.output.document(found)
+    shown: list[str] = []
+    for polls in count(1):
+        response = run.connection.get(path, {"lines": lines, "source": source})
+        written = log_lines(response, node, source)
+        if run.output.is_for_programs and (written or polls == POLLS_MOST):
+            run.output.document(response)
         elif not run.output.is_for_programs:
-            for line in fresh_lines(seen, written):
+            for line in fresh_lines(shown, written):
                 run.output.plain(line)
-        seen = written
-        if not follow and (written or looks == LOOKS_MOST):
+        shown = written
+        if not follow and (written or polls == POLLS_MOST):
             break
         time.sleep(FOLLOW_EVERY_S)
-    if not seen:
+    if not shown:
         run.output.note(f"{name} shows no lines of its {source}.")
 
 
 def _cell_and_node(run: Session, name: str) -> tuple[str, str]:
-    """The cell whose logs are asked for, and the node if it is one's alone.
+    """The cell whose logs are requested, and the node if it is one's alone.
 
     Raises:
         Failure: the node is in no cell.
@@ -113,16 +113,16 @@ def _cell_and_node(run: Session, name: str) -> tuple[str, str]:
     return str(cell), bare
 
 
-def log_lines(found: dict[str, Any], node: str, source: str) -> list[str]:
-    """Of all nodes' lines those that were asked for: of a node, or of the first that shows any."""
+def log_lines(response: dict[str, Any], node: str, source: str) -> list[str]:
+    """Of all nodes' lines those that were requested: of a node, or of the first that shows any."""
     if not node:
-        return [str(line) for line in found["lines"]]
-    logs = (log for one in found["nodes"] if one["node"] == node for log in one["logs"] if log["name"] == source)
+        return [str(line) for line in response["lines"]]
+    logs = (log for one in response["nodes"] if one["node"] == node for log in one["logs"] if log["name"] == source)
     return [str(line) for log in logs for line in log["lines"]]
 
 
 def fresh_lines(before: list[str], now: list[str]) -> list[str]:
-    """What was written after `before`, of two looks at the end of one log: the most that overlaps is old."""
+    """What was written after `before`, of two reads of the end of one log: the most that overlaps is old."""
     for size in range(min(len(before), len(now)), 0, -1):
         if before[-size:] == now[:size]:
             return now[size:]
@@ -133,8 +133,8 @@ def fresh_lines(before: list[str], now: list[str]) -> list[str]:
 def top(
     context: typer.Context,
     by: Annotated[str, typer.Argument(help="cells, deployments or regions.")] = "cells",
-    interval: Annotated[float, typer.Option("--interval", "-i", min=0.2, help="Seconds between looks.")] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="One look; piped output is always one.")] = False,
+    interval: Annotated[float, typer.Option("--interval", "-i", min=0.2, help="Seconds between samples.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="One sample; piped output is always one.")] = False,
     deployment: Annotated[str, typer.Option("--deployment", "-d", autocompletion=names_of("deployments"))] = "",
     region: Annotated[str, typer.Option("--region", "-r", autocompletion=names_of("regions"))] = "",
 ) -> None:
@@ -142,15 +142,15 @@ def top(
     run = session_of(context)
     filters = {name: value for name, value in (("deployment", deployment), ("region", region)) if value}
 
-    def look() -> list[dict[str, Any]]:
+    def sample() -> list[dict[str, Any]]:
         return summed(list(run.connection.pages("cells", filters)), by)
 
     if run.output.is_for_programs:
-        run.output.document(look())
+        run.output.document(sample())
     elif once or not run.output.colour:
-        run.output.rows(_columns(by), look(), empty="There are no cells.")
+        run.output.rows(_columns(by), sample(), empty="There are no cells.")
     else:
-        _live(run, look, by, interval)
+        _live(run, sample, by, interval)
 
 
 def summed(cells: list[dict[str, Any]], by: str) -> list[dict[str, Any]]:
@@ -196,13 +196,13 @@ def _columns(by: str) -> list[Column]:
     ]
 
 
-def _live(run: Session, look: Callable[[], list[dict[str, Any]]], by: str, interval_s: float) -> None:
+def _live(run: Session, sample: Callable[[], list[dict[str, Any]]], by: str, interval_s: float) -> None:
     from rich.live import Live
 
     from controlplane.cli.output import rich_table
 
     with Live(console=run.output.console(), screen=True, auto_refresh=False) as live:
         while True:
-            rows = look()
+            rows = sample()
             live.update(rich_table(_columns(by), rows, run.output.now), refresh=True)
             time.sleep(interval_s)

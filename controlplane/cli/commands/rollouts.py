@@ -1,4 +1,4 @@
-"""Rollouts: start one, watch it, and everything that people may ask of it."""
+"""Rollouts: start one, watch it, and everything that operators may do with it."""
 
 import time
 from typing import Annotated, Any
@@ -44,28 +44,28 @@ def start(
     switchyard rollout start sim-70b sim-70b@2 --watch
     """
     run = session_of(context)
-    asked = {
+    request = {
         "deployment": deployment,
         "version": version,
         "policy": stated(policy or []),
         "allow_unreleased": allow_unreleased,
     }
     if dry_run:
-        _foretell(run, asked)
+        _preview(run, request)
         return
-    begun = run.connection.post("rollouts", {**asked, "why": why})
-    if "stage_label" not in begun:
-        run.show(begun, [f"approval {begun['id']} is asked for: {begun.get('summary', '')}"])
-        message = f"a second admin must approve: switchyard approve {begun['id']}"
+    started = run.connection.post("rollouts", {**request, "why": why})
+    if "stage_label" not in started:
+        run.show(started, [f"approval {started['id']} is requested: {started.get('summary', '')}"])
+        message = f"a second admin must approve: switchyard approve {started['id']}"
         raise Failure(message, ExitCode.WAITS_FOR_APPROVAL)
     if not watch_it:
-        run.show(begun, [f"rollout {begun['id']} of {deployment} to {version} has begun"])
+        run.show(started, [f"rollout {started['id']} of {deployment} to {version} has begun"])
         return
-    _watch(run, begun["id"], None)
+    _watch(run, started["id"], None)
 
 
 def stated(policy: list[str]) -> dict[str, Any]:
-    """`name=value` texts as a policy states them; values are JSON, or else words. Dots lead into objects.
+    """`name=value` texts as a policy states them; values are JSON, or else strings. Dots lead into objects.
 
     Raises:
         Failure: one without `=`.
@@ -89,16 +89,16 @@ def stated(policy: list[str]) -> dict[str, Any]:
     return found
 
 
-def _foretell(run: Session, asked: dict[str, Any]) -> None:
-    stages = run.connection.post("rollouts/preview", asked)
-    forecast = run.connection.post("plan", {"rollout": asked})
+def _preview(run: Session, request: dict[str, Any]) -> None:
+    stages = run.connection.post("rollouts/preview", request)
+    forecast = run.connection.post("plan", {"rollout": request})
     if run.output.is_for_programs:
         run.output.document({"preview": stages, "forecast": forecast})
         return
-    run.output.plain(f"{asked['deployment']}: {stages['from_version']} -> {stages['to_version']}")
+    run.output.plain(f"{request['deployment']}: {stages['from_version']} -> {stages['to_version']}")
     for stage in stages["stages"]:
         run.output.plain(f"  {stage['name']}: {stage['cells']} of {stage['of']} cells, bakes {stage['bake_s']:.0f} s")
-    for text, tone in forecast_lines(asked["deployment"], forecast):
+    for text, tone in forecast_lines(request["deployment"], forecast):
         run.output.toned(text, tone)
 
 
@@ -173,7 +173,7 @@ def _watch(run: Session, rollout_id: int, for_s: float | None) -> None:
     """Print a line whenever it moves.
 
     Raises:
-        Failure: it ended otherwise than it should, pauses, or takes longer than asked.
+        Failure: it ended otherwise than it should, pauses, or takes longer than the timeout.
     """
     ends = time.monotonic() + for_s if for_s is not None else None
     last = ""

@@ -105,7 +105,7 @@ def describe(
     for line in described(found):
         run.output.plain(line)
     if resource.name in EVENTS_OF:
-        asked = {EVENTS_OF[resource.name]: name}
-        events = list(run.connection.pages("events", asked, EVENTS_SHOWN))
+        filters = {EVENTS_OF[resource.name]: name}
+        events = list(run.connection.pages("events", filters, EVENTS_SHOWN))
         run.output.plain("events:")
         run.output.rows(resource_named("events").columns, events, empty="  none in the last 30 days")

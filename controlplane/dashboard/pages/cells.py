@@ -77,7 +77,7 @@ def _load(request: PageRequest) -> LoadCharts:
 
 
 def _logs(request: PageRequest) -> tuple[NodeLines, ...]:
-    """Looking at them is what makes agents send them; nothing else is request of anybody."""
+    """Looking at them is what makes agents send them; agents send nothing else on demand."""
     lines = cell_log_lines(request.key)
     node_logs_request(nodes=[node.node for node in lines], now=request.now)
     return lines

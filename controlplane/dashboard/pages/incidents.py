@@ -27,7 +27,7 @@ def _list(request: PageRequest) -> IncidentList:
 def _filter(request: PageRequest) -> Filter:
     options = (("", "open"), (IncidentState.CLOSED.value, "closed"), ("all", "open and closed"))
     state = Choice(name="state", label="state", options=options, chosen=request.text("state"))
-    return Filter(text_label="Find by kind, subject or words", text_name="q", text=request.text("q"), choices=(state,))
+    return Filter(text_label="Find by kind, subject or text", text_name="q", text=request.text("q"), choices=(state,))
 
 
 INCIDENTS = Page(

@@ -36,10 +36,10 @@ class AuditList:
     filtered: bool
 
 
-def audit_list(asked: AuditQuery, limit: int = RECORDS_PER_PAGE) -> AuditList:
+def audit_list(query: AuditQuery, limit: int = RECORDS_PER_PAGE) -> AuditList:
     """Records, newest first."""
-    found = list(audit_records(asked)[: limit + 1])
-    narrowed = any((asked.actor, asked.action, asked.object, asked.outcome, asked.request_id))
+    found = list(audit_records(query)[: limit + 1])
+    narrowed = any((query.actor, query.action, query.object, query.outcome, query.request_id))
     older = found[limit - 1].number if len(found) > limit else None
     return AuditList(tuple(_row(record) for record in found[:limit]), older, narrowed)
 
@@ -69,8 +69,8 @@ def _lines(changes: dict[str, Any]) -> Iterator[str]:
                 yield f"{name}: {column} was {_short(value)}"
     for event in _entries(changes.get("events")):
         yield str(event.get("message", ""))
-    if isinstance(asked := changes.get("asked"), dict):
-        yield from (f"asked {name} = {_short(value)}" for name, value in asked.items())
+    if isinstance(body := changes.get("asked"), dict):
+        yield from (f"request {name} = {_short(value)}" for name, value in body.items())
 
 
 def _entries(part: Any) -> list[dict[str, Any]]:

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from django.db.models import Count, QuerySet
 
-from controlplane.dashboard.selectors.load import NO_WORD, SummedLoad, loads_by_deployment
+from controlplane.dashboard.selectors.load import NO_LOAD, SummedLoad, loads_by_deployment
 from engine_agent.protocol.messages import Load
 from fleet.models import Cell, Deployment
 from fleet.planning.states import CellState
@@ -34,7 +34,7 @@ SERVICE_TONE: dict[Service, Tone] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class RegionCells:
     """What a deployment wants in one region, and how many live cells it has there: `states` maps state -> number."""
 
     region: str
@@ -58,7 +58,7 @@ class Share:
         return SERVICE_TONE[self.service]
 
 
-Placed = tuple[Deployment, tuple[Share, ...]]
+Placed = tuple[Deployment, tuple[RegionCells, ...]]
 """A deployment by region."""
 
 
@@ -67,7 +67,7 @@ class DeploymentRow:
     """A deployment by region. `silent` counts ready cells whose load is unknown, so `load` misses them."""
 
     deployment: Deployment
-    shares: tuple[Share, ...]
+    shares: tuple[RegionCells, ...]
     load: Load | None
     silent: int
 
@@ -137,12 +137,12 @@ def _placed(deployments: "QuerySet[Deployment]") -> tuple[Placed, ...]:
 
 def _rows(placed: Sequence[Placed], now: datetime) -> tuple[DeploymentRow, ...]:
     loads = loads_by_deployment([deployment.name for deployment, _ in placed], now)
-    return tuple(_row(deployment, shares, loads.get(deployment.name, NO_WORD)) for deployment, shares in placed)
+    return tuple(_row(deployment, shares, loads.get(deployment.name, NO_LOAD)) for deployment, shares in placed)
 
 
-def _row(deployment: Deployment, shares: tuple[Share, ...], said: SummedLoad) -> DeploymentRow:
+def _row(deployment: Deployment, shares: tuple[RegionCells, ...], total: SummedLoad) -> DeploymentRow:
     ready = sum(share.ready for share in shares)
-    return DeploymentRow(deployment=deployment, shares=shares, load=said.load, silent=ready - said.ready_cells)
+    return DeploymentRow(deployment=deployment, shares=shares, load=total.load, silent=ready - total.ready_cells)
 
 
 def _cell_counts(deployments: Sequence[str]) -> CellCounts:
@@ -155,13 +155,13 @@ def _cell_counts(deployments: Sequence[str]) -> CellCounts:
     return counts
 
 
-def _shares(deployment: Deployment, counts: CellCounts) -> tuple[Share, ...]:
+def _shares(deployment: Deployment, counts: CellCounts) -> tuple[RegionCells, ...]:
     """The deployment by region, `regions__region` loaded."""
     wishes = sorted(deployment.regions.all(), key=lambda wish: (wish.region.position, wish.region_id))
     wanted = {wish.region_id: wish.cells for wish in wishes}
     # A region that was taken out of the deployment still has cells until they have drained.
     regions = dict.fromkeys((*wanted, *(region for name, region in counts if name == deployment.name)))
     return tuple(
-        Share(region=region, wanted=wanted.get(region, 0), states=counts.get((deployment.name, region), {}))
+        RegionCells(region=region, wanted=wanted.get(region, 0), states=counts.get((deployment.name, region), {}))
         for region in regions
     )

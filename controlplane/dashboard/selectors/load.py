@@ -28,7 +28,7 @@ def silent_s(report: NodeReport | None, now: datetime) -> float | None:
 
 
 def load_of(cell: Cell, leader: NodeReport | None, now: datetime) -> Load | None:
-    """The cell's load, or None if its leader has said nothing fresh about this generation."""
+    """The cell's load, or None if its leader has reported nothing fresh about this generation."""
     if leader is None or leader.load is None or leader.last_seen_at is None or silent_s(leader, now) is not None:
         return None
     if (leader.cell, leader.generation) != (cell.id, cell.generation):
@@ -38,7 +38,7 @@ def load_of(cell: Cell, leader: NodeReport | None, now: datetime) -> Load | None
 
 @dataclass(frozen=True, slots=True)
 class SummedLoad:
-    """Load of several cells as one, None where none said anything, and how many ready cells said it.
+    """Load of several cells as one, None where none reported, and how many ready cells did.
 
     Counts add up, p50 is the median of the cells', p99 that of the worst cell: percentiles cannot be added, and the
     worst cell's is an upper bound of the true one, which is the honest side.
@@ -48,17 +48,18 @@ class SummedLoad:
     ready_cells: int
 
 
-NO_WORD = SummedLoad(load=None, ready_cells=0)
+NO_LOAD = SummedLoad(load=None, ready_cells=0)
 _SUMS = """
 SELECT cell.deployment_id, count(*) FILTER (WHERE cell.state = 'ready'),
-    sum(said.in_flight), sum(said.queued), sum(said.tokens_per_s), sum(said.requests_total), sum(said.errors_total),
-    percentile_cont(0.5) WITHIN GROUP (ORDER BY said.ttft_p50_ms), max(said.ttft_p99_ms),
-    percentile_cont(0.5) WITHIN GROUP (ORDER BY said.itl_p50_ms), max(said.itl_p99_ms)
+    sum(reported.in_flight), sum(reported.queued), sum(reported.tokens_per_s),
+    sum(reported.requests_total), sum(reported.errors_total),
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY reported.ttft_p50_ms), max(reported.ttft_p99_ms),
+    percentile_cont(0.5) WITHIN GROUP (ORDER BY reported.itl_p50_ms), max(reported.itl_p99_ms)
 FROM fleet_cell cell
 JOIN fleet_cellmember member ON member.cell_id = cell.id AND member.rank = 0
 JOIN fleet_nodereport report ON report.node_id = member.node_id
     AND report.cell = cell.id AND report.generation = cell.generation,
-LATERAL jsonb_to_record(report.load) AS said(in_flight float8, queued float8, tokens_per_s float8,
+LATERAL jsonb_to_record(report.load) AS reported(in_flight float8, queued float8, tokens_per_s float8,
     requests_total float8, errors_total float8, ttft_p50_ms float8, ttft_p99_ms float8, itl_p50_ms float8,
     itl_p99_ms float8)
 WHERE cell.state <> 'stopped' AND report.load IS NOT NULL AND report.last_seen_at >= %(since)s
@@ -68,7 +69,7 @@ GROUP BY cell.deployment_id
 
 
 def loads_by_deployment(deployments: Sequence[str], now: datetime) -> dict[str, SummedLoad]:
-    """Deployment -> the load of its live cells, of those that have any that said something fresh. One query."""
+    """Deployment -> the load of its live cells, of those that have any with a fresh report. One query."""
     with connection.cursor() as cursor:
         cursor.execute(_SUMS, {"since": now - timedelta(seconds=FRESH_FOR_S), "deployments": list(deployments)})
         return {row[0]: SummedLoad(_load(*row[2:]), row[1]) for row in cursor.fetchall()}

@@ -142,7 +142,7 @@ class DiffPage:
     siblings: tuple[str, ...]
 
     @property
-    def sides(self) -> tuple[str, str]:
+    def side_labels(self) -> tuple[str, str]:
         """Short names of what is compared: without the model, where it is the same."""
         sides = (self.against, self.version.reference)
         models = {side.partition("@")[0] for side in sides}

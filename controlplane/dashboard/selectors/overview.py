@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from controlplane.dashboard.selectors.deployments import Placed, Share
+from controlplane.dashboard.selectors.deployments import Placed, RegionCells
 from controlplane.dashboard.selectors.incidents import BAD_CELL_STATES, FleetHealth
 from fleet.models import Cell, Incident, Node, Region
 from fleet.planning.states import CELL_TONE, NODE_TONE, CellState, IncidentState
@@ -55,7 +55,7 @@ class MapLine:
     """A deployment in a region: its `cells` as squares, or, in a large fleet, its `segments` as one bar."""
 
     deployment: str
-    share: Share
+    share: RegionCells
     cells: tuple[Cell, ...]
     segments: tuple[BarSegment, ...]
 
@@ -105,7 +105,7 @@ def fleet_map(placed: Sequence[Placed], *, squares: int = SQUARES) -> tuple[MapR
     return tuple(MapRegion(region=region, lines=tuple(lines[region.name])) for region in Region.objects.all())
 
 
-def _segments(share: Share) -> tuple[BarSegment, ...]:
+def _segments(share: RegionCells) -> tuple[BarSegment, ...]:
     """In the order in which states are declared, so that bars can be compared."""
     whole, start, segments = max(1, share.existing, share.wanted), 0.0, []
     for state in (state for state in CellState if state.value in share.states):

@@ -13,7 +13,7 @@ from tests.controlplane.access.endpoints import Operation
 from tests.fleet.rows import NOW
 
 
-def person(username: str, role: Role = Role.VIEWER, **columns: object) -> User:
+def make_user(username: str, role: Role = Role.VIEWER, **columns: object) -> User:
     """A user whose group has this role."""
     user, _ = User.objects.get_or_create(username=username, defaults=columns)
     group, _ = Group.objects.get_or_create(name=f"{role.value}s")
@@ -24,13 +24,13 @@ def person(username: str, role: Role = Role.VIEWER, **columns: object) -> User:
 
 def granted(username: str, deployment: str) -> User:
     """A viewer who operates one deployment."""
-    user = person(username)
+    user = make_user(username)
     Grant.objects.create(user=user, deployment=deployment, role=Role.OPERATOR, created_by="root", created_at=NOW)
     return user
 
 
 def calls(user: User | None, scope: Scope = Scope.ADMIN) -> APIClient:
-    """A client of the API that shows a token of this user; None: a stranger."""
+    """A client of the API that shows a token of this user; None: an anonymous client."""
     client = APIClient(raise_request_exception=False)
     if user is not None:
         issued = secret_issue()

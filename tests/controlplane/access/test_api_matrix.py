@@ -6,7 +6,7 @@ Objects need not exist: who may not is told so before anything is looked up.
 import pytest
 
 from kernel.access import Role, Scope
-from tests.controlplane.access.callers import calls, granted, is_let_in, person
+from tests.controlplane.access.callers import calls, granted, is_let_in, make_user
 from tests.controlplane.access.endpoints import operations
 
 pytestmark = pytest.mark.django_db
@@ -72,7 +72,7 @@ def test_every_operation_has_a_row() -> None:
     ],
 )
 def test_each_may_exactly_what_its_row_says(username: str, role: Role, scope: Scope, may: set[str]) -> None:
-    user = person(username, role)
+    user = make_user(username, role)
     assert {operation.name for operation in operations() if is_let_in(user, scope, operation)} == may
 
 
@@ -87,7 +87,7 @@ def test_an_anonymous_request_may_nothing() -> None:
 
 def test_the_answers_say_so_too() -> None:
     """Through everything that a request passes: refused with 403 is what the rows leave out, and nothing fails."""
-    client = calls(person("viewer"))
+    client = calls(make_user("viewer"))
     for operation in operations():
         response = client.generic(operation.method, operation.path, "{}", content_type="application/json")
         assert response.status_code < 500, (operation.name, response.content)

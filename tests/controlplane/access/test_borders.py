@@ -10,7 +10,7 @@ from django.test import Client, override_settings
 
 from controlplane.dashboard.middleware import POLICY
 from kernel.access import Role
-from tests.controlplane.access.callers import calls, person
+from tests.controlplane.access.callers import calls, make_user
 from tests.controlplane.access.endpoints import operations, pages
 
 pytestmark = pytest.mark.django_db
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 @pytest.fixture
 def client() -> Client:
     client = Client(enforce_csrf_checks=True, raise_request_exception=False)
-    client.force_login(person("ada", Role.ADMIN))
+    client.force_login(make_user("ada", Role.ADMIN))
     return client
 
 
@@ -72,7 +72,7 @@ def test_https_makes_cookies_secure_and_lasts(monkeypatch: pytest.MonkeyPatch) -
 @override_settings(SESSION_COOKIE_SECURE=True, CSRF_COOKIE_SECURE=True, SECURE_HSTS_SECONDS=3600)
 def test_answers_over_https_say_so() -> None:
     client = Client()
-    client.force_login(person("ada"))
+    client.force_login(make_user("ada"))
     response = client.get("/settings/", secure=True)
     assert response.headers["Strict-Transport-Security"] == "max-age=3600"
     assert client.cookies[settings.CSRF_COOKIE_NAME]["secure"]

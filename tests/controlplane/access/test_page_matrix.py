@@ -5,7 +5,7 @@ from django.contrib.auth.models import User
 from django.test import Client
 
 from kernel.access import Role
-from tests.controlplane.access.callers import granted, person
+from tests.controlplane.access.callers import granted, make_user
 from tests.controlplane.access.endpoints import Operation, pages
 
 pytestmark = pytest.mark.django_db
@@ -46,15 +46,15 @@ def test_strangers_see_the_login_and_change_nothing() -> None:
 
 
 def test_a_viewer_sees_every_page_and_asks_for_nothing() -> None:
-    assert _refused(person("viewer"), OPERATOR | ADMIN | VIEWER) == OPERATOR | ADMIN
+    assert _refused(make_user("viewer"), OPERATOR | ADMIN | VIEWER) == OPERATOR | ADMIN
 
 
 def test_an_operator_runs_the_fleet() -> None:
-    assert _refused(person("operator", Role.OPERATOR), OPERATOR | ADMIN) == ADMIN
+    assert _refused(make_user("operator", Role.OPERATOR), OPERATOR | ADMIN) == ADMIN
 
 
 def test_an_admin_may_everything() -> None:
-    assert _refused(person("admin", Role.ADMIN), OPERATOR | ADMIN) == set()
+    assert _refused(make_user("admin", Role.ADMIN), OPERATOR | ADMIN) == set()
 
 
 def test_a_grant_opens_no_page_of_its_own() -> None:

@@ -10,7 +10,7 @@ from accounts.models import ApiToken, ServiceAccount
 from kernel import clock
 from kernel.access import Role, Scope
 from kernel.secrets import secret_digest
-from tests.controlplane.access.callers import calls, granted, person
+from tests.controlplane.access.callers import calls, granted, make_user
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
@@ -18,8 +18,8 @@ pytestmark = pytest.mark.django_db
 V1 = "/api/v1"
 
 
-def make(client: APIClient, **asked: Any) -> Any:
-    return client.post(f"{V1}/tokens", {"name": "laptop", **asked}, format="json")
+def make(client: APIClient, **requested: Any) -> Any:
+    return client.post(f"{V1}/tokens", {"name": "laptop", **requested}, format="json")
 
 
 def shows(text: str) -> APIClient:
@@ -29,7 +29,7 @@ def shows(text: str) -> APIClient:
 
 
 def test_a_new_one_reads_for_ninety_days_and_is_stored_as_a_hash() -> None:
-    made = make(calls(person("ada"))).json()
+    made = make(calls(make_user("ada"))).json()
     row = ApiToken.objects.get(prefix=made["prefix"])
     assert (made["scope"], made["state"], made["user"], made["created_by"]) == ("read", "active", "ada", "ada")
     assert row.expires_at is not None
@@ -41,7 +41,7 @@ def test_a_new_one_reads_for_ninety_days_and_is_stored_as_a_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "asked", "status"),
+    ("shown", "requested", "status"),
     [
         (Scope.READ, "read", 403),
         (Scope.WRITE, "write", 200),
@@ -49,12 +49,12 @@ def test_a_new_one_reads_for_ninety_days_and_is_stored_as_a_hash() -> None:
         (Scope.ADMIN, "admin", 200),
     ],
 )
-def test_one_made_with_another_has_no_wider_scope(shown: Scope, asked: str, status: int) -> None:
-    assert make(calls(person("ada", Role.ADMIN), shown), scope=asked).status_code == status
+def test_one_made_with_another_has_no_wider_scope(shown: Scope, requested: str, status: int) -> None:
+    assert make(calls(make_user("ada", Role.ADMIN), shown), scope=requested).status_code == status
 
 
 def test_one_made_with_another_does_not_outlive_it() -> None:
-    client = calls(person("ada"))
+    client = calls(make_user("ada"))
     soon = clock.now() + timedelta(hours=1)
     ApiToken.objects.update(expires_at=soon)
     made = make(client, expires_in_days=30).json()
@@ -63,12 +63,12 @@ def test_one_made_with_another_does_not_outlive_it() -> None:
 
 @pytest.mark.parametrize("days", [0, -1, 367, "soon"])
 def test_a_life_out_of_bounds_is_refused(days: object) -> None:
-    assert make(calls(person("ada")), expires_in_days=days).status_code == 400
+    assert make(calls(make_user("ada")), expires_in_days=days).status_code == 400
 
 
 def test_everybody_sees_and_ends_their_own_and_admins_all() -> None:
-    ada, admin = calls(person("ada")), calls(person("root", Role.ADMIN))
-    prefix = make(calls(person("eve"))).json()["prefix"]
+    ada, admin = calls(make_user("ada")), calls(make_user("root", Role.ADMIN))
+    prefix = make(calls(make_user("eve"))).json()["prefix"]
     assert ada.get(f"{V1}/tokens/{prefix}").status_code == 404
     assert ada.post(f"{V1}/tokens/{prefix}/revoke").status_code == 404
     assert {token["user"] for token in ada.get(f"{V1}/tokens").json()["results"]} == {"ada"}
@@ -77,10 +77,10 @@ def test_everybody_sees_and_ends_their_own_and_admins_all() -> None:
 
 
 def test_only_an_admin_makes_one_for_a_program() -> None:
-    bot = person("bot", Role.OPERATOR)
+    bot = make_user("bot", Role.OPERATOR)
     ServiceAccount.objects.create(user=bot, created_by="root", created_at=NOW)
-    assert make(calls(person("oscar", Role.OPERATOR)), service_account="bot").status_code == 403
-    admin = calls(person("root", Role.ADMIN))
+    assert make(calls(make_user("oscar", Role.OPERATOR)), service_account="bot").status_code == 403
+    admin = calls(make_user("root", Role.ADMIN))
     assert make(admin, service_account="root").status_code == 400
     made = make(admin, service_account="bot", scope="write").json()
     me = shows(made["token"]).get(f"{V1}/me").json()
@@ -93,7 +93,7 @@ def test_me_says_what_one_may_do_with_this_token() -> None:
 
 
 def test_a_role_that_is_taken_counts_at_once() -> None:
-    user = person("oscar", Role.OPERATOR)
+    user = make_user("oscar", Role.OPERATOR)
     client = calls(user)
     assert client.get(f"{V1}/me").json()["role"] == "operator"
     user.groups.clear()

@@ -12,7 +12,7 @@ from fleet.models import DeploymentRegion, Rollout
 from kernel import clock
 from kernel.access import Role
 from kernel.models import Event
-from tests.controlplane.access.callers import calls, person
+from tests.controlplane.access.callers import calls, make_user
 from tests.controlplane.api.client import assert_valid, document
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -31,12 +31,12 @@ def _region() -> None:
 
 @pytest.fixture
 def ada() -> APIClient:
-    return calls(person("ada", Role.ADMIN))
+    return calls(make_user("ada", Role.ADMIN))
 
 
 @pytest.fixture
 def grace() -> APIClient:
-    return calls(person("grace", Role.ADMIN))
+    return calls(make_user("grace", Role.ADMIN))
 
 
 def require(name: str) -> None:
@@ -63,7 +63,7 @@ def test_without_a_rule_one_person_is_enough(ada: APIClient) -> None:
 @pytest.mark.usefixtures("_region")
 def test_an_evacuation_begins_when_another_admin_approves(ada: APIClient, grace: APIClient) -> None:
     require("evacuate-region")
-    waits = evacuates(calls(person("oscar", Role.OPERATOR)))
+    waits = evacuates(calls(make_user("oscar", Role.OPERATOR)))
     assert post(ada, f"approvals/{waits}/approve").json()["state"] == "done"
     order = TrafficOverride.objects.get()
     assert (order.actor, order.mode, order.region_id, order.why) == ("oscar", "real", "us-east-1", "fire")
@@ -84,8 +84,8 @@ def test_nobody_approves_their_own(ada: APIClient) -> None:
 def test_an_operator_or_a_program_is_no_second_person(ada: APIClient) -> None:
     require("evacuate-region")
     waits = evacuates(ada)
-    assert post(calls(person("oscar", Role.OPERATOR)), f"approvals/{waits}/approve").status_code == 403
-    bot = person("bot", Role.ADMIN)
+    assert post(calls(make_user("oscar", Role.OPERATOR)), f"approvals/{waits}/approve").status_code == 403
+    bot = make_user("bot", Role.ADMIN)
     ServiceAccount.objects.create(user=bot, created_by="ada", created_at=NOW)
     assert post(calls(bot), f"approvals/{waits}/approve").status_code == 403
     assert Approval.objects.get().state == "pending"
@@ -107,9 +107,9 @@ def test_what_would_be_refused_is_refused_before_anybody_is_asked(ada: APIClient
 @pytest.mark.usefixtures("_region")
 def test_a_request_is_withdrawn_by_its_author_and_rejected_by_admins_only(ada: APIClient) -> None:
     require("evacuate-region")
-    oscar = calls(person("oscar", Role.OPERATOR))
+    oscar = calls(make_user("oscar", Role.OPERATOR))
     mine, other = evacuates(oscar), evacuates(oscar)
-    assert post(calls(person("olga", Role.OPERATOR)), f"approvals/{mine}/reject").status_code == 403
+    assert post(calls(make_user("olga", Role.OPERATOR)), f"approvals/{mine}/reject").status_code == 403
     assert post(oscar, f"approvals/{mine}/reject").json()["state"] == "withdrawn"
     assert post(ada, f"approvals/{other}/reject", {"why": "no fire"}).json()["outcome"] == "no fire"
     assert post(ada, f"approvals/{other}/approve").status_code == 409
@@ -140,11 +140,11 @@ def test_a_rollout_takes_two_where_it_reaches_several_regions(ada: APIClient, gr
     deployment = rows.deployment(cells=4)
     rows.version("2")
     require("roll-out-everywhere")
-    asked = {"deployment": deployment.name, "version": "sim-70b@2", "why": "faster"}
-    assert post(ada, "rollouts", asked).status_code == 200
+    body = {"deployment": deployment.name, "version": "sim-70b@2", "why": "faster"}
+    assert post(ada, "rollouts", body).status_code == 200
     Rollout.objects.all().delete()
     DeploymentRegion.objects.create(deployment=deployment, region=rows.region("us-west-2"), cells=4)
-    waits = post(ada, "rollouts", asked)
+    waits = post(ada, "rollouts", body)
     assert (waits.status_code, Rollout.objects.exists()) == (202, False)
     assert post(grace, f"approvals/{waits.json()['id']}/approve").json()["state"] == "done"
     rollout = Rollout.objects.get()

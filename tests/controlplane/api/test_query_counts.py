@@ -120,10 +120,10 @@ def short(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator
     with rows_of_a_file(django_db_blocker):
         client = bearer()
         one_more_of_everything(0)
-        asked = {path: queries(client, path) for path in lists()}
+        counts = {path: queries(client, path) for path in lists()}
         for number in range(1, 6):
             one_more_of_everything(number)
-        yield asked
+        yield counts
 
 
 def test_a_longer_list_asks_as_often_as_a_short_one(short: dict[str, tuple[int, list[Any]]]) -> None:

@@ -18,7 +18,7 @@ class World:
     def __init__(self, patience_s: float = 30.0) -> None:
         self.kinds: list[str] = []
         self.news = False
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.patience_s = patience_s
 
     def look(self, since: str | None) -> tuple[str, list[str]]:
@@ -26,7 +26,7 @@ class World:
         return "1:1:", kinds if since else []
 
     async def application(self, scope: Any, receive: Any, send: Any) -> None:
-        self.asked.append(scope)
+        self.requests.append(scope)
         assert (await receive())["type"] == "http.request"
         waits = [] if self.news else [(b"switchyard-unchanged", f"cell {self.patience_s:g}".encode())]
         await send({"type": "http.response.start", "status": 200, "headers": waits})
@@ -77,13 +77,13 @@ async def watch(gate: WatchMiddleware, client: Client, **scope: Any) -> None:
 async def test_a_watcher_is_answered_when_something_of_its_kind_changes() -> None:
     world, client = World(), Client()
     watching = asyncio.create_task(watch(gate_to(world), client))
-    await until(lambda: len(world.asked) == 1)
+    await until(lambda: len(world.requests) == 1)
     world.news = True
     world.changes("cell")
     await asyncio.wait_for(watching, 10)
     assert client.body == b"news"
-    assert WATCH_RETRY not in world.asked[0]
-    assert world.asked[1][WATCH_RETRY], "it was counted when it came"
+    assert WATCH_RETRY not in world.requests[0]
+    assert world.requests[1][WATCH_RETRY], "it was counted when it came"
 
 
 @pytest.mark.asyncio
@@ -91,11 +91,11 @@ async def test_changes_of_another_kind_wake_nobody() -> None:
     world, client = World(), Client()
     gate = gate_to(world)
     watching = asyncio.create_task(watch(gate, client))
-    await until(lambda: len(world.asked) == 1)
+    await until(lambda: len(world.requests) == 1)
     world.changes("node")
     await until(lambda: gate._feed.last_change("node"))
     await asyncio.sleep(0.01)
-    assert len(world.asked) == 1
+    assert len(world.requests) == 1
     assert not watching.done()
     client.hung_up.set()
     await asyncio.wait_for(watching, 10)
@@ -105,9 +105,9 @@ async def test_changes_of_another_kind_wake_nobody() -> None:
 async def test_a_change_that_is_not_for_this_watcher_lets_it_wait_on() -> None:
     world, client = World(), Client()
     watching = asyncio.create_task(watch(gate_to(world), client))
-    await until(lambda: len(world.asked) == 1)
+    await until(lambda: len(world.requests) == 1)
     world.changes("cell")
-    await until(lambda: len(world.asked) == 2)
+    await until(lambda: len(world.requests) == 2)
     world.news = True
     world.changes("cell")
     await asyncio.wait_for(watching, 10)
@@ -119,7 +119,7 @@ async def test_patience_ends_with_the_answer_that_nothing_has_changed() -> None:
     world, client = World(patience_s=0.02), Client()
     await asyncio.wait_for(watch(gate_to(world), client), 10)
     assert client.body == b"nothing"
-    assert len(world.asked) == 1
+    assert len(world.requests) == 1
 
 
 @pytest.mark.asyncio
@@ -127,7 +127,7 @@ async def test_who_hangs_up_is_forgotten_and_answered_nothing() -> None:
     world, client = World(), Client()
     gate = gate_to(world)
     watching = asyncio.create_task(watch(gate, client))
-    await until(lambda: len(world.asked) == 1)
+    await until(lambda: len(world.requests) == 1)
     client.hung_up.set()
     await asyncio.wait_for(watching, 10)
     assert client.heard == []
@@ -139,7 +139,7 @@ async def test_a_thousand_watchers_are_a_thousand_coroutines_and_one_look_a_tick
     world = World()
     gate, clients = gate_to(world), [Client() for _ in range(1000)]
     watching = [asyncio.create_task(watch(gate, client)) for client in clients]
-    await until(lambda: len(world.asked) == 1000)
+    await until(lambda: len(world.requests) == 1000)
     world.news = True
     world.changes("cell")
     await asyncio.wait_for(asyncio.gather(*watching), 30)

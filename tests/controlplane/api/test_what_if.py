@@ -15,7 +15,7 @@ pytestmark = pytest.mark.django_db
 URL = "/api/v1/plan"
 
 
-def asked(body: dict[str, Any], username: str = "operator") -> Any:
+def plan(body: dict[str, Any], username: str = "operator") -> Any:
     return bearer(username).post(URL, body, format="json")
 
 
@@ -34,7 +34,7 @@ def test_a_scaling_is_predicted_and_nothing_is_done(cell_in_service: Cell) -> No
     rows.node("n-3")
     rows.node("n-4")
 
-    answer = asked({"scale": {"deployment": "sim-70b", "regions": [{"region": "us-east-1", "cells": 2}]}})
+    answer = plan({"scale": {"deployment": "sim-70b", "regions": [{"region": "us-east-1", "cells": 2}]}})
 
     assert answer.status_code == 200, answer.json()
     found = answer.json()
@@ -57,17 +57,17 @@ def test_a_rollout_is_predicted_by_the_rules_for_starting_it(cell_in_service: Ce
     rows.cell("sim-70b-us-east-1-2", rows.node("n-3"), rows.node("n-4"))
     DeploymentRegion.objects.update(cells=2)
 
-    answer = asked({"rollout": {"deployment": "sim-70b", "version": "sim-70b@2", "policy": {"canary_bake_s": 1}}})
+    answer = plan({"rollout": {"deployment": "sim-70b", "version": "sim-70b@2", "policy": {"canary_bake_s": 1}}})
 
     assert answer.status_code == 200, answer.json()
     assert not Rollout.objects.exists()
-    refused = asked({"rollout": {"deployment": "sim-70b", "version": "sim-70b@9"}})
+    refused = plan({"rollout": {"deployment": "sim-70b", "version": "sim-70b@9"}})
     assert refused.status_code == 400
     assert "there is no model version 'sim-70b@9'" in refused.content.decode()
 
 
 def test_the_loss_of_a_region_is_predicted(cell_in_service: Cell) -> None:
-    answer = asked({"lose_region": "us-east-1"})
+    answer = plan({"lose_region": "us-east-1"})
 
     assert answer.status_code == 200
     assert answer.json()["places"][0]["ready_least"] == 0
@@ -87,7 +87,7 @@ def test_the_loss_of_a_region_is_predicted(cell_in_service: Cell) -> None:
     ],
 )
 def test_a_wrong_question_says_what_would_be_right(cell_in_service: Cell, body: dict[str, Any], says: str) -> None:
-    answer = asked(body)
+    answer = plan(body)
 
     assert answer.status_code == 400
     assert says in answer.content.decode()

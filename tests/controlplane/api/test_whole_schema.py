@@ -73,7 +73,7 @@ def one_transaction() -> Iterator[None]:
         signal.connect(close_old_connections)
 
 
-def asked(operation: Any, mode: GenerationMode, known: dict[str, str]) -> st.SearchStrategy[Any]:
+def requests_of(operation: Any, mode: GenerationMode, known: dict[str, str]) -> st.SearchStrategy[Any]:
     """Requests as the document allows them, or breaking it; half of those for one thing, for one that is there."""
     made: st.SearchStrategy[Any] = operation.as_strategy(mode)
     return st.one_of(made, operation.as_strategy(mode, path_parameters=known)) if known else made
@@ -136,8 +136,8 @@ def check(operation: Any, client: DescribedClient) -> None:
     """Requests that the document allows, such as it does not, and such without a token."""
     token = {"Authorization": client._credentials["HTTP_AUTHORIZATION"]}  # type: ignore[attr-defined] # of APIClient
     known = something_there(client, operation.path)
-    fuzz(asked(operation, GenerationMode.POSITIVE, known), token, EXAMPLES)
+    fuzz(requests_of(operation, GenerationMode.POSITIVE, known), token, EXAMPLES)
     if operation.query or operation.body:
-        fuzz(asked(operation, GenerationMode.NEGATIVE, known), token, max(1, EXAMPLES // 2))
-    anonymous = fuzz(asked(operation, GenerationMode.POSITIVE, known), {}, max(1, EXAMPLES // 4))
+        fuzz(requests_of(operation, GenerationMode.NEGATIVE, known), token, max(1, EXAMPLES // 2))
+    anonymous = fuzz(requests_of(operation, GenerationMode.POSITIVE, known), {}, max(1, EXAMPLES // 4))
     assert anonymous <= {400, 401, 404}, f"{operation.label}: 404 for paths that no route has"

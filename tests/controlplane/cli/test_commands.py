@@ -38,7 +38,7 @@ def test_lists_are_filtered_and_an_empty_one_says_so(switchyard: Switchyard, cel
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "message"),
     [
         (("get", "cells", "nothing"), 4, "there is no cell 'nothing'"),
         (("get", "flowers"), 2, "there is no kind 'flowers'"),
@@ -53,11 +53,11 @@ def test_lists_are_filtered_and_an_empty_one_says_so(switchyard: Switchyard, cel
     ],
 )
 def test_what_goes_wrong_has_an_exit_code_and_a_sentence(
-    switchyard: Switchyard, arguments: tuple[str, ...], code: int, says: str
+    switchyard: Switchyard, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
     ended = switchyard(*arguments)
     assert (ended.code, ended.out) == (code, "")
-    assert says in ended.err
+    assert message in ended.err
 
 
 def test_programs_get_failures_as_json(switchyard: Switchyard) -> None:
@@ -92,9 +92,9 @@ def test_a_node_is_drained_by_its_id(switchyard: Switchyard, cell: Cell) -> None
     assert Cell.objects.get().state == "draining"
 
 
-def test_what_cuts_requests_wants_a_word(switchyard: Switchyard, cell: Cell) -> None:
+def test_what_cuts_requests_needs_confirmation(switchyard: Switchyard, cell: Cell) -> None:
     refused = switchyard("restart", cell.id)
-    assert (refused.code, refused.err.count("say --yes")) == (2, 1)
+    assert (refused.code, refused.err.count("pass --yes")) == (2, 1)
     assert Cell.objects.get().state == "ready"
     assert switchyard("restart", cell.id, "--yes").code == 0
     assert Cell.objects.get().state != "ready"
@@ -133,7 +133,7 @@ def test_a_region_is_evacuated_after_its_effect_was_shown(switchyard: Switchyard
     shown = switchyard("evacuate", "us-east-1", "--dry-run")
     assert shown.code == 0, shown.err
     refused = switchyard("evacuate", "us-east-1")
-    assert (refused.code, "say --yes" in refused.err) == (2, True)
+    assert (refused.code, "pass --yes" in refused.err) == (2, True)
     assert not TrafficOverride.objects.exists()
     assert "evacuation" in switchyard("evacuate", "us-east-1", "--for", "15m", "--why", "fire", "--yes").out
     order = TrafficOverride.objects.get()
@@ -222,15 +222,15 @@ def test_what_needs_two_person_approval_waits(switchyard: Switchyard, cell: Cell
     rows.deployment(where="us-west-2")
     rows.version("2")
     ApprovalRule.objects.create(action="roll-out-everywhere", required=True, actor="ada", changed_at=rows.NOW)
-    asked = switchyard("rollout", "start", "sim-70b", "sim-70b@2")
-    assert asked.code == 11
-    assert f"switchyard approve {Approval.objects.get().pk}" in asked.err
+    started = switchyard("rollout", "start", "sim-70b", "sim-70b@2")
+    assert started.code == 11
+    assert f"switchyard approve {Approval.objects.get().pk}" in started.err
     own = switchyard("approve", str(Approval.objects.get().pk))
     assert (own.code, "nobody approves their own request" in own.err) == (6, True)
     assert "is withdrawn" in switchyard("reject", str(Approval.objects.get().pk)).out
     file = tmp_path / "fleet.yaml"
-    said = {"apiVersion": "switchyard/v1", "kind": "Deployment", "metadata": {"name": "sim-70b"}}
-    file.write_text(json.dumps({**said, "spec": {"model_version": "sim-70b@2"}}))
+    document = {"apiVersion": "switchyard/v1", "kind": "Deployment", "metadata": {"name": "sim-70b"}}
+    file.write_text(json.dumps({**document, "spec": {"model_version": "sim-70b@2"}}))
     assert "! needs approval" in switchyard("plan", "-f", str(file)).out
     applied = switchyard("apply", "-f", str(file), "--yes")
     assert (applied.code, Rollout.objects.exists()) == (11, False)

@@ -22,11 +22,11 @@ class Server:
         self.answers = list(answers)
         self.requests: list[httpx.Request] = []
         self.slept: list[float] = []
-        self.said: list[str] = []
+        self.notes: list[str] = []
         self.connection = Connection(
             Target("http://server", "sw_token", ""),
             sleep=self.slept.append,
-            say=self.said.append,
+            say=self.notes.append,
             transport=httpx.MockTransport(self._answer),
         )
 
@@ -46,7 +46,7 @@ def test_a_read_is_tried_again_until_it_answers() -> None:
     server = Server(httpx.ConnectError("refused"), httpx.Response(503), httpx.ReadError("reset"), ok({"a": 1}))
     assert server.connection.get("cells/x") == {"a": 1}
     assert len(server.slept) == 3
-    assert server.said[0] == "http://server: no connection; trying again (2 of 5)"
+    assert server.notes[0] == "http://server: no connection; trying again (2 of 5)"
     assert server.requests[0].url.path == "/api/v1/cells/x"
     assert server.requests[0].headers["Authorization"] == "Bearer sw_token"
 

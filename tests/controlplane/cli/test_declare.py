@@ -59,7 +59,7 @@ def test_applying_shows_the_plan_and_does_it_once(switchyard: Switchyard, fleet:
 
 def test_without_a_person_to_ask_it_wants_a_word(switchyard: Switchyard, fleet: Path) -> None:
     refused = switchyard("apply", "-f", str(fleet))
-    assert (refused.code, "say --yes" in refused.err) == (2, True)
+    assert (refused.code, "pass --yes" in refused.err) == (2, True)
     assert DeploymentRegion.objects.get().cells == 1
 
 

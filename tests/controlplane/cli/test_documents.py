@@ -71,7 +71,7 @@ def test_dates_and_versions_stay_what_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("kind: A\nkind: B", "fleet.yaml:2: kind is given twice"),
         ("kind: [A", "fleet.yaml:1: "),
@@ -81,14 +81,14 @@ def test_dates_and_versions_stay_what_was_written(tmp_path: Path) -> None:
         ("a: !!python/object:os.system {}", "fleet.yaml"),
     ],
 )
-def test_what_is_no_document_is_named_by_its_line(tmp_path: Path, text: str, says: str) -> None:
+def test_what_is_no_document_is_named_by_its_line(tmp_path: Path, text: str, message: str) -> None:
     name = written(tmp_path, text)
     if "python/object" in text:
         assert read_documents([name]).documents == ({"a": {}},), "tags make nothing"
         return
     with pytest.raises(Failure) as refused:
         read_documents([name])
-    assert says in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -54,8 +54,12 @@ def test_it_reads_completes_follows_and_ends_cleanly(tmp_path: Path, token: str)
             return done.stdout
 
         assert [one["id"] for one in json.loads(ended("get", "cells", "-o", "json"))] == [cell.id]
-        words = {"_SWITCHYARD_COMPLETE": "complete_bash", "COMP_WORDS": "switchyard get cells sim", "COMP_CWORD": "3"}
-        assert ended(**words).split() == [cell.id]
+        variables = {
+            "_SWITCHYARD_COMPLETE": "complete_bash",
+            "COMP_WORDS": "switchyard get cells sim",
+            "COMP_CWORD": "3",
+        }
+        assert ended(**variables).split() == [cell.id]
         _follows_until_interrupted(environ, tmp_path)
 
 

@@ -57,7 +57,7 @@ class Tab:
     async def is_closed(self) -> bool:
         return bool((await self._wire.receive_output(TIMEOUT_S))["type"] == "websocket.close")
 
-    async def says(self, text: str) -> None:
+    async def sends(self, text: str) -> None:
         await self._wire.send_input({"type": "websocket.receive", "text": text})
 
     async def closes(self) -> None:
@@ -87,7 +87,7 @@ async def test_a_hint_reaches_every_tab_and_says_no_more_than_where_to_look() ->
 async def test_what_a_tab_sends_is_ignored() -> None:
     one = Tab(await sync_to_async(signed_in)())
     assert await one.opens()
-    await one.says('{"type": "live.hint"}')
+    await one.sends('{"type": "live.hint"}')
     await get_channel_layer().group_send(BROWSERS, {"type": "live.hint", "topic": "events", "key": ""})
     assert (await one.hint())["topic"] == "events"
     await one.closes()

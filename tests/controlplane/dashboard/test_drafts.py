@@ -31,8 +31,8 @@ def form(draft: ModelVersion, **other: str) -> dict[str, Any]:
 
 def test_the_form_shows_the_draft(draft: ModelVersion) -> None:
     shown = signed_in().get(EDIT).text
-    for words in ("Context length", "Parallelism", "&quot;nodes&quot;", "Save draft"):
-        assert words in shown
+    for expected in ("Context length", "Parallelism", "&quot;nodes&quot;", "Save draft"):
+        assert expected in shown
 
 
 def test_an_untouched_form_changes_nothing(draft: ModelVersion) -> None:
@@ -49,7 +49,7 @@ def test_a_changed_field_is_saved(draft: ModelVersion) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "text", "words"),
+    ("field", "text", "expected"),
     [
         ("parallelism", "{", "not valid JSON"),
         ("parallelism", '{"local.cpu": {"nodes": 0}}', "local.cpu"),
@@ -59,11 +59,11 @@ def test_a_changed_field_is_saved(draft: ModelVersion) -> None:
     ],
 )
 def test_an_invalid_field_says_why_and_the_form_keeps_its_values(
-    draft: ModelVersion, field: str, text: str, words: str
+    draft: ModelVersion, field: str, text: str, expected: str
 ) -> None:
     response = signed_in().post(EDIT, form(draft, max_concurrency="77", **{field: text}))
     assert response.status_code == 409
-    assert words in response.text
+    assert expected in response.text
     assert 'value="77"' in response.text
     assert ModelVersion.objects.get(pk=draft.pk).max_concurrency == draft.max_concurrency
 
@@ -76,10 +76,10 @@ def test_only_a_draft_is_edited(draft: ModelVersion) -> None:
 
 
 def test_a_taken_or_impossible_name_is_refused(draft: ModelVersion) -> None:
-    for name, words in (("9", "already"), ("a b", "required pattern"), ("", "blank")):
+    for name, expected in (("9", "already"), ("a b", "required pattern"), ("", "blank")):
         response = signed_in().post("/models/sim-70b@1/draft/", {"version": name})
         assert response.status_code == 409
-        assert words in response.text
+        assert expected in response.text
 
 
 def test_a_viewer_edits_nothing(draft: ModelVersion) -> None:

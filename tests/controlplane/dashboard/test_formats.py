@@ -26,15 +26,15 @@ NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
 
 
 @pytest.mark.parametrize(
-    ("age_s", "words"),
+    ("age_s", "expected"),
     [(-3, "0 s"), (0.9, "0 s"), (119, "119 s"), (120, "2 min"), (7199, "119 min"), (7200, "2 h"), (172_800, "2 d")],
 )
-def test_an_age_is_in_the_largest_unit_of_which_there_are_two(age_s: float, words: str) -> None:
-    assert age_text(age_s).replace("\u202f", " ") == words
+def test_an_age_is_in_the_largest_unit_of_which_there_are_two(age_s: float, expected: str) -> None:
+    assert age_text(age_s).replace("\u202f", " ") == expected
 
 
 @pytest.mark.parametrize(
-    ("said", "words"),
+    ("rendered", "expected"),
     [
         (count(None), NOTHING),
         (count(""), NOTHING),
@@ -70,8 +70,8 @@ def test_an_age_is_in_the_largest_unit_of_which_there_are_two(age_s: float, word
         (distance(None), "topology unknown"),
     ],
 )
-def test_numbers_are_short_and_nothing_is_a_dash(said: str, words: str) -> None:
-    assert said.replace("\u202f", " ") == words
+def test_numbers_are_short_and_nothing_is_a_dash(rendered: str, expected: str) -> None:
+    assert rendered.replace("\u202f", " ") == expected
 
 
 def test_a_relative_time_carries_the_absolute_one() -> None:

@@ -77,12 +77,12 @@ def test_what_people_type_is_never_markup() -> None:
 
 
 @pytest.mark.parametrize(
-    ("query", "words"), [("", "is lost"), ("?state=closed", "Healed"), ("?state=all&q=Heal", "Healed")]
+    ("query", "expected"), [("", "is lost"), ("?state=closed", "Healed"), ("?state=all&q=Heal", "Healed")]
 )
-def test_incidents_are_the_open_ones_unless_asked_otherwise(query: str, words: str) -> None:
+def test_incidents_are_the_open_ones_unless_asked_otherwise(query: str, expected: str) -> None:
     one_more_of_everything(0)
     text = shown(f"/incidents/{query}", "incidents-list")
-    assert words in text
+    assert expected in text
     assert ("Healed" in text) == ("state" in query)
 
 

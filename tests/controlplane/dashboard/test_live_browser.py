@@ -72,7 +72,7 @@ class Watched:
         if not polls:
             context.route("**/live.js", _without_poll)
         self.page: Page = context.new_page()
-        self.page.on("console", lambda said: self._note(said.text) if said.type in {"error", "warning"} else None)
+        self.page.on("console", lambda entry: self._note(entry.text) if entry.type in {"error", "warning"} else None)
         self.page.on("pageerror", lambda error: self._note(str(error)))
         self.page.on("request", lambda request: None if self._is_ours(request.url) else self._note(request.url))
         self._log_in()

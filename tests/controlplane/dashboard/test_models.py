@@ -150,8 +150,8 @@ def test_two_versions_are_shown_side_by_side() -> None:
     draft("1")
     draft("2", engine_options={"decode_step_ms": 12.5, "seed": 7})
     text = fragment(signed_in(), "/models/toy@2/diff/?against=toy@1", "version-diff")
-    for words in ("differs", "engine_options.decode_step_ms", "12.5", "not set", "--decode-step-ms", "identical"):
-        assert words in text
+    for expected in ("differs", "engine_options.decode_step_ms", "12.5", "not set", "--decode-step-ms", "identical"):
+        assert expected in text
     assert '<th scope="col">1</th><th scope="col">2</th>' in text
 
 

@@ -24,8 +24,8 @@ def fleet() -> None:
 
 def test_the_stages_are_shown_and_nothing_is_started() -> None:
     shown = signed_in().get(PAGE, FORM).text
-    for words in ("us-east-1 canary", "1 of 2", "Roll sim-70b out to sim-70b@2"):
-        assert words in shown
+    for expected in ("us-east-1 canary", "1 of 2", "Roll sim-70b out to sim-70b@2"):
+        assert expected in shown
     assert not Rollout.objects.exists()
 
 
@@ -37,17 +37,17 @@ def test_it_starts_and_leads_to_its_page() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("other", "expected"),
     [
         ({"deployment": "gone"}, "no deployment"),
         ({"version": "sim-70b@9"}, "sim-70b@9"),
         ({"version": "sim-70b@3"}, "released"),
     ],
 )
-def test_a_refusal_says_why(other: dict[str, str], words: str) -> None:
+def test_a_refusal_says_why(other: dict[str, str], expected: str) -> None:
     response = signed_in().post(PAGE, {**FORM, **other})
     assert response.status_code == 409
-    assert words in response.text
+    assert expected in response.text
     assert not Rollout.objects.exists()
 
 

@@ -29,8 +29,8 @@ def rollout() -> Rollout:
 
 def test_the_list_says_where_each_rollout_stands(rollout: Rollout) -> None:
     shown = fragment(signed_in(), "/rollouts/", "rollouts-table")
-    for words in ("sim-70b@1", "sim-70b@2", "us-east-1 canary", "running", "started by ada: faster"):
-        assert words in shown
+    for expected in ("sim-70b@1", "sim-70b@2", "us-east-1 canary", "running", "started by ada: faster"):
+        assert expected in shown
     assert "No rollout matches" in fragment(signed_in(), "/rollouts/?state=succeeded", "rollouts-table")
     assert "sim-70b@2" in fragment(signed_in(), "/rollouts/?state=active&q=sim", "rollouts-table")
 
@@ -40,8 +40,16 @@ def test_a_rollout_shows_its_waves_its_gate_and_its_failures(rollout: Rollout) -
     failed = [{"cell": "a", "generation": 4, "reason": "killed"}]
     Rollout.objects.update(stage=4, verdict=verdict, failed=failed)
     shown = fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout")
-    for words in ("us-east-1 100 %", "2 of 2 cells", "done", "p95 is 2.00 times", "412", "generation 4: killed", "0/1"):
-        assert words in shown
+    for expected in (
+        "us-east-1 100 %",
+        "2 of 2 cells",
+        "done",
+        "p95 is 2.00 times",
+        "412",
+        "generation 4: killed",
+        "0/1",
+    ):
+        assert expected in shown
 
 
 def test_a_gate_shows_the_new_version_beside_the_old_one(rollout: Rollout) -> None:
@@ -50,8 +58,8 @@ def test_a_gate_shows_the_new_version_beside_the_old_one(rollout: Rollout) -> No
     Rollout.objects.update(verdict={"finding": "worse", "reason": "slower", "numbers": numbers})
     shown = " ".join(fragment(signed_in(), f"/rollouts/{rollout.pk}/", "rollout").split())
     assert "Time between tokens, p95" in shown
-    for words in ("30.0 ms", "20.0 ms", "1.50", "54", "1 082"):
-        assert f">{words}</td>" in shown
+    for expected in ("30.0 ms", "20.0 ms", "1.50", "54", "1 082"):
+        assert f">{expected}</td>" in shown
     assert "Errors" not in shown
 
 

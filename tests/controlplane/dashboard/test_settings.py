@@ -12,7 +12,7 @@ from accounts.models import ApiToken, Approval, ApprovalRule, Grant, GroupRole, 
 from audit.models import AuditRecord
 from fleet.models import FaultRule, Webhook
 from kernel.access import Role
-from tests.controlplane.access.callers import person
+from tests.controlplane.access.callers import make_user
 from tests.controlplane.dashboard.page_urls import SETTINGS
 from tests.controlplane.dashboard.reading import Reader
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.django_db
 
 @pytest.fixture
 def admin(client: Client) -> Client:
-    client.force_login(person("ada", Role.ADMIN))
+    client.force_login(make_user("ada", Role.ADMIN))
     return client
 
 
@@ -31,7 +31,7 @@ def post(client: Client, path: str, **form: Any) -> int:
 
 def one_of_everything() -> None:
     client = Client()
-    client.force_login(person("root", Role.ADMIN))
+    client.force_login(make_user("root", Role.ADMIN))
     for path, form in (
         ("tokens/new/", {"name": "laptop", "scope": "read", "expires_in_days": "30"}),
         ("users/new/", {"username": "eve", "password": "correct horse battery", "groups": "admins"}),
@@ -64,7 +64,7 @@ def test_every_page_is_whole_and_has_nothing_inline(admin: Client, full: bool) -
 
 def test_a_viewer_is_shown_no_form_that_would_be_refused(client: Client) -> None:
     one_of_everything()
-    client.force_login(person("victor"))
+    client.force_login(make_user("victor"))
     for page in ("approvals/", "webhooks/", "rules/"):
         assert 'method="post" action="/settings/' not in client.get(f"/settings/{page}").text, page
     assert "/settings/users/" not in client.get("/settings/").text
@@ -87,7 +87,7 @@ def test_only_an_admin_makes_a_token_for_a_service_account(admin: Client, client
     form = {"name": "ci", "scope": "write", "expires_in_days": "1", "service_account": "bot"}
     assert post(admin, "tokens/new/", **form) == 200
     assert ApiToken.objects.get().user.username == "bot"
-    client.force_login(person("oscar", Role.OPERATOR))
+    client.force_login(make_user("oscar", Role.OPERATOR))
     assert post(client, "tokens/new/", **form) == 403
     assert post(admin, "tokens/new/", **{**form, "service_account": "no"}) in {403, 409}
 
@@ -96,7 +96,7 @@ def test_users_cannot_end_what_belongs_to_others(client: Client) -> None:
     one_of_everything()
     token = ApiToken.objects.get()
     session = LoginSession.objects.get()
-    client.force_login(person("victor"))
+    client.force_login(make_user("victor"))
     assert post(client, f"tokens/{token.prefix}/revoke/") == 404
     assert post(client, f"sessions/{session.pk}/end/") == 404
     assert "laptop" not in client.get("/settings/").text
@@ -104,7 +104,7 @@ def test_users_cannot_end_what_belongs_to_others(client: Client) -> None:
 
 def test_ending_a_session_logs_that_browser_out(admin: Client) -> None:
     other = Client()
-    other.force_login(person("eve"))
+    other.force_login(make_user("eve"))
     session = LoginSession.objects.get(user__username="eve")
     assert post(admin, f"sessions/{session.pk}/end/") == 302
     assert other.get("/").headers["Location"].startswith("/login/")
@@ -167,7 +167,7 @@ def test_a_second_admin_approves_and_the_first_cannot(admin: Client) -> None:
     assert 'approve/"' not in admin.get("/settings/approvals/").text
     assert post(admin, f"approvals/{waiting.pk}/approve/") == 409
     second = Client()
-    second.force_login(person("grace", Role.ADMIN))
+    second.force_login(make_user("grace", Role.ADMIN))
     assert 'approve/"' in second.get("/settings/approvals/").text
     assert post(second, f"approvals/{waiting.pk}/approve/") == 302
     assert not ApprovalRule.objects.get().required
@@ -175,7 +175,7 @@ def test_a_second_admin_approves_and_the_first_cannot(admin: Client) -> None:
 
 
 def test_a_user_changes_their_own_password_and_is_logged_out_everywhere(client: Client) -> None:
-    user = person("eve")
+    user = make_user("eve")
     user.set_password("correct horse battery")
     user.save()
     client.force_login(user)
@@ -195,7 +195,7 @@ def test_a_user_changes_their_own_password_and_is_logged_out_everywhere(client: 
 
 
 def test_old_passwords_are_not_guessed_here_either(client: Client) -> None:
-    user = person("eve")
+    user = make_user("eve")
     user.set_password("correct horse battery")
     user.save()
     client.force_login(user)

@@ -34,8 +34,8 @@ def test_the_matrix_says_who_serves_whose_requests_and_how_full_they_are(fleet: 
     fleet.lose(EAST, 2)
     fleet.run(2)
     shown = fragment(signed_in(), "/traffic/", "shares")
-    for words in ("sim-70b", EAST, WEST, "heat-6", "local", "within its cap", "15.", "/10.0"):
-        assert words in shown
+    for expected in ("sim-70b", EAST, WEST, "heat-6", "local", "within its cap", "15.", "/10.0"):
+        assert expected in shown
     assert "was tested for 10" in fragment(signed_in(), "/traffic/", "shifts")
 
 
@@ -59,8 +59,8 @@ def test_requests_that_fit_nowhere_and_a_hold_are_shown(fleet: Steered) -> None:
 
 def test_an_evacuation_shows_its_effect_first(fleet: Steered) -> None:
     shown = signed_in().get(f"/traffic/evacuate/{EAST}/?mode=real").text
-    for words in (f"Evacuate {EAST}", "Receives", "above its cap", "fit in no region", "to confirm"):
-        assert words in shown
+    for expected in (f"Evacuate {EAST}", "Receives", "above its cap", "fit in no region", "to confirm"):
+        assert expected in shown
     assert not TrafficOverride.objects.exists()
     drill = signed_in().get(f"/traffic/evacuate/{EAST}/").text
     assert "Start the drill" in drill

@@ -44,7 +44,7 @@ def test_an_override_holds_for_its_time() -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("other", "expected"),
     [
         ({f"share-{WEST}": "70"}, "sum to 95 %"),
         ({f"share-{WEST}": "x"}, "must be a number"),
@@ -56,8 +56,8 @@ def test_an_override_holds_for_its_time() -> None:
         ({"why": " "}, "Give a reason"),
     ],
 )
-def test_a_refusal_says_why(other: dict[str, str], words: str) -> None:
+def test_a_refusal_says_why(other: dict[str, str], expected: str) -> None:
     response = signed_in().post(PAGE, {**FORM, "minutes": "5", "why": "a test", **other})
     assert response.status_code == 409
-    assert words in response.text
+    assert expected in response.text
     assert not TrafficOverride.objects.exists()

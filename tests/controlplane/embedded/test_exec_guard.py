@@ -75,8 +75,8 @@ def test_the_account_passes_a_closed_folder_only_with_leave(tmp_path: Path) -> N
         return
     assert _as_nobody("--", "/bin/cat", note).returncode != 0
     assert _as_nobody("--traverse", "--", "/bin/cat", note).stdout == "read"
-    asks = f"import os; print(os.access({note!r}, os.R_OK))"
-    assert _as_nobody("--traverse", "--", sys.executable, "-c", asks).stdout == "True\n"
+    probe = f"import os; print(os.access({note!r}, os.R_OK))"
+    assert _as_nobody("--traverse", "--", sys.executable, "-c", probe).stdout == "True\n"
 
 
 def test_the_account_keeps_no_other_right_of_root() -> None:

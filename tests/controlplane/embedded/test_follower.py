@@ -45,7 +45,7 @@ def test_a_number_that_another_process_has_by_now_is_no_living_launcher() -> Non
 
 
 @pytest.mark.parametrize(
-    ("state", "status", "said"),
+    ("state", "status", "expected"),
     [
         (_state(LauncherPhase.READY), 0, ""),
         (_state(LauncherPhase.NOT_READY, "cell 7 waits"), 1, "Not up: cell 7 waits"),
@@ -53,12 +53,14 @@ def test_a_number_that_another_process_has_by_now_is_no_living_launcher() -> Non
         (_dead(_state(LauncherPhase.FAILED, "no room")), 1, "Not up: no room"),
     ],
 )
-def test_it_tells_how_the_launcher_ended_up(home: StateDirectory, state: LauncherState, status: int, said: str) -> None:
+def test_it_tells_how_the_launcher_ended_up(
+    home: StateDirectory, state: LauncherState, status: int, expected: str
+) -> None:
     screen = io.StringIO()
     follower = Follower(_configuration(home), home, Console(screen))
     home.write_state(state)
     assert follower.wait_until_ready(lambda: None) == status
-    assert screen.getvalue().strip() == said
+    assert screen.getvalue().strip() == expected
 
 
 def test_a_failure_of_an_earlier_launcher_is_not_taken_for_this_ones(home: StateDirectory) -> None:
@@ -89,17 +91,17 @@ def test_only_what_the_launcher_logs_from_now_on_is_shown(home: StateDirectory) 
 
 
 @pytest.mark.parametrize(
-    ("asked", "different"),
+    ("requested", "different"),
     [
-        ({"SWITCHYARD_PORT": "9000"}, "SWITCHYARD_PORT 8000 (asked for: 9000)"),
-        ({"ENGINE": "vllm"}, "ENGINE sim (asked for: vllm)"),
+        ({"SWITCHYARD_PORT": "9000"}, "SWITCHYARD_PORT 8000 (requested: 9000)"),
+        ({"ENGINE": "vllm"}, "ENGINE sim (requested: vllm)"),
     ],
 )
 def test_asking_for_something_else_than_what_runs_is_refused(
-    home: StateDirectory, asked: dict[str, str], different: str
+    home: StateDirectory, requested: dict[str, str], different: str
 ) -> None:
     with pytest.raises(CannotStart) as refusal:
-        require_same_settings(_configuration(home, **asked), _state())
+        require_same_settings(_configuration(home, **requested), _state())
     assert str(refusal.value) == f"Switchyard already runs in {home.path} with {different}: `make down` first."
 
 

@@ -45,9 +45,9 @@ def test_a_link_in_its_place_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_folder_on_the_way_that_is_closed_to_the_account_is_noticed(tmp_path: Path) -> None:
-    stranger = Account(uid=54321, gid=54321, drop="stranger")
+    other = Account(uid=54321, gid=54321, drop="other")
     inside = tmp_path / "closed" / "inside"
     inside.mkdir(parents=True)
     (tmp_path / "closed").chmod(0o700)
-    assert is_closed_to(stranger, inside)
-    assert not is_closed_to(stranger, Path("/usr"))
+    assert is_closed_to(other, inside)
+    assert not is_closed_to(other, Path("/usr"))

@@ -79,13 +79,13 @@ def test_ready_cells_are_not_enough_while_an_ingress_does_not_see_them(watch: Wa
     revision = latest_tables()["us-east-1"].revision
     report = IngressReport.objects.create(ingress=ingress, connected=True, last_seen_at=NOW + timedelta(seconds=1))
 
-    def says(**columns: object) -> None:
+    def reports(**columns: object) -> None:
         IngressReport.objects.filter(pk=report.pk).update(**columns)
 
     watch.events = [
-        lambda: says(revision=revision),
-        lambda: says(cells={"c1": "down"}),
-        lambda: says(cells={"c1": "up"}),
+        lambda: reports(revision=revision),
+        lambda: reports(cells={"c1": "down"}),
+        lambda: reports(cells={"c1": "up"}),
     ]
     assert [line.partition("; ")[2] for line in status(wait_s=60)] == [
         f"ingress i-us-east-1 runs revision 0 of {revision}",

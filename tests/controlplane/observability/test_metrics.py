@@ -28,12 +28,12 @@ def test_strangers_get_no_metrics() -> None:
 
 def test_the_fleet_is_counted() -> None:
     rows.cell("c-1", rows.node("n-00000001"), rows.node("n-00000002", connected=False))
-    told = samples(bearer("visitor").get("/metrics").content.decode())
-    assert told["switchyard_cells{deployment=sim-70b,region=us-east-1,state=ready}"] == 1
-    assert told["switchyard_cells_wanted{deployment=sim-70b,region=us-east-1}"] == 1
-    assert told["switchyard_nodes{region=us-east-1,state=ready}"] == 2
-    assert told["switchyard_nodes_connected{region=us-east-1}"] == 1
-    assert told["switchyard_agents_listened{}"] == 0
+    metrics = samples(bearer("visitor").get("/metrics").content.decode())
+    assert metrics["switchyard_cells{deployment=sim-70b,region=us-east-1,state=ready}"] == 1
+    assert metrics["switchyard_cells_wanted{deployment=sim-70b,region=us-east-1}"] == 1
+    assert metrics["switchyard_nodes{region=us-east-1,state=ready}"] == 2
+    assert metrics["switchyard_nodes_connected{region=us-east-1}"] == 1
+    assert metrics["switchyard_agents_listened{}"] == 0
 
 
 def test_requests_are_counted_by_surface_and_status() -> None:

@@ -102,9 +102,9 @@ def test_a_secret_is_not_stored_and_not_shown_again() -> None:
 
 @pytest.mark.django_db
 def test_a_secret_that_nobody_declared_is_recognised() -> None:
-    asked = IdempotentRequest("user:1", "k", "f")
+    request = IdempotentRequest("user:1", "k", "f")
     body = b'{"token": "sw_0123abcd_' + 48 * b"0" + b'"}'
-    respond_once(asked, lambda: StoredResponse(200, body), secret=False, now=clock.now())
+    respond_once(request, lambda: StoredResponse(200, body), secret=False, now=clock.now())
     assert IdempotentAnswer.objects.get().body is None
 
 
@@ -120,26 +120,26 @@ def test_a_key_is_forgotten_after_a_day() -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_a_crash_in_the_middle_leaves_nothing_behind() -> None:
-    asked = IdempotentRequest("user:1", "k", "f")
+    request = IdempotentRequest("user:1", "k", "f")
 
     def crash() -> StoredResponse:
         Event.objects.create(at=clock.now(), kind="half.done", message="m")
         raise RuntimeError
 
     with pytest.raises(RuntimeError):
-        respond_once(asked, crash, secret=False, now=clock.now())
+        respond_once(request, crash, secret=False, now=clock.now())
     assert not Event.objects.exists()
-    answer, done_at = respond_once(asked, lambda: StoredResponse(200, b"{}"), secret=False, now=clock.now())
+    answer, done_at = respond_once(request, lambda: StoredResponse(200, b"{}"), secret=False, now=clock.now())
     assert (answer.status, done_at) == (200, None)
 
 
 @pytest.mark.django_db(transaction=True)
 def test_one_of_two_at_the_same_time_is_told_to_wait() -> None:
-    asked = IdempotentRequest("user:1", "k", "f")
+    request = IdempotentRequest("user:1", "k", "f")
 
     def second() -> str:
         try:
-            respond_once(asked, lambda: StoredResponse(200, b"{}"), secret=False, now=clock.now())
+            respond_once(request, lambda: StoredResponse(200, b"{}"), secret=False, now=clock.now())
         except InProgress as refusal:
             return str(refusal.headers["Retry-After"])
         finally:
@@ -152,12 +152,12 @@ def test_one_of_two_at_the_same_time_is_told_to_wait() -> None:
         return StoredResponse(200, b"{}")
 
     with transaction.atomic():
-        respond_once(asked, first, secret=False, now=clock.now())
+        respond_once(request, first, secret=False, now=clock.now())
     assert IdempotentAnswer.objects.count() == 1
 
 
 def test_a_fingerprint_covers_all_that_is_asked() -> None:
-    asked: dict[str, Any] = {"method": "POST", "path": "/a", "query": "", "body": {"x": 1}}
+    request: dict[str, Any] = {"method": "POST", "path": "/a", "query": "", "body": {"x": 1}}
     others: list[dict[str, Any]] = [{"method": "PUT"}, {"path": "/b"}, {"query": "q=1"}, {"body": {"x": "1"}}]
-    fingerprints = {fingerprint_of(**{**asked, **other}) for other in [{}, *others]}
+    fingerprints = {fingerprint_of(**{**request, **other}) for other in [{}, *others]}
     assert len(fingerprints) == 5

@@ -143,7 +143,7 @@ def test_all_or_nothing_is_done_and_every_objection_is_named() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "path", "rule", "says"),
+    ("wrong", "path", "rule", "message"),
     [
         (document("Deployment", "a", cells=2), "documents.0.spec.cells", "unknown", "allowed: serving_class, "),
         (document("Fleet", "a"), "documents.0.kind", "invalid_choice", "Fleet"),
@@ -175,14 +175,14 @@ def test_all_or_nothing_is_done_and_every_objection_is_named() -> None:
         (document("TrafficPolicy", "a", load_bound=2.0), "documents.0.spec", "exists", "no deployment 'a'"),
     ],
 )
-def test_what_is_wrong_is_named_by_its_path(wrong: dict[str, Any], path: str, rule: str, says: str) -> None:
+def test_what_is_wrong_is_named_by_its_path(wrong: dict[str, Any], path: str, rule: str, message: str) -> None:
     rows.deployment()
     answer = previewed(wrong)
     if not path:
         assert actions(answer) == []
         return
     assert rules(answer) == {path: rule}
-    assert says in answer.json()["errors"][0]["message"]
+    assert message in answer.json()["errors"][0]["message"]
 
 
 @pytest.mark.parametrize("value", [{"a\ud800": 1}, ["\x00"], {"a": [1e999]}, float("nan")])

@@ -79,13 +79,13 @@ def test_a_change_says_what_was_and_what_will_be() -> None:
     (step,) = planned(Kind.DEPLOYMENT, "sim-70b", {"update_policy": {"bake_s": 60}}, SERVED).steps
     (change,) = step.changes
     assert (change.field, change.before, change.after) == ("update_policy.bake_s", 10.0, 60.0)
-    assert step.asked == {"update_policy": {"bake_s": 60}}
+    assert step.arguments == {"update_policy": {"bake_s": 60}}
 
 
 def test_what_there_is_not_is_created_with_all_that_is_stated() -> None:
     spec = {"spares": {"local.cpu": 1}}
     (step,) = planned(Kind.REGION, "eu-west-1", spec, None).steps
-    assert (step.action, step.reason, step.asked) == (Action.CREATE, "there is no Region eu-west-1", spec)
+    assert (step.action, step.reason, step.arguments) == (Action.CREATE, "there is no Region eu-west-1", spec)
 
 
 @pytest.mark.parametrize(

@@ -25,50 +25,50 @@ def token(text: str) -> bytes:
     return chunk(b"data: " + json.dumps({"choices": [{"delta": {"content": text}}]}).encode() + b"\n\n")
 
 
-async def events_of(says: Says) -> list[tuple[str, dict[str, Any]]]:
-    async with ingress(says) as address:
+async def events_of(handler: Says) -> list[tuple[str, dict[str, Any]]]:
+    async with ingress(handler) as address:
         events = [event.decode() async for event in stream_chat("ada", address, b"{}", {})]
     pairs = [event.strip().split("\n") for event in events]
     return [(kind.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for kind, data in pairs]
 
 
 async def test_a_complete_response_ends_with_its_figures() -> None:
-    async def says(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + token("One") + token(" two") + chunk(b"data: [DONE]\n\n") + b"0\r\n\r\n")
 
-    head, *texts, end = await events_of(says)
+    head, *texts, end = await events_of(handler)
     assert head == ("head", {"status": 200, "cell": "c-1", "region": "east", "deployment": ""})
     assert "".join(data["text"] for _, data in texts) == "One two"
     assert (end[0], end[1]["tokens"]) == ("end", 2)
 
 
 async def test_a_refusal_of_the_ingress_passes_on_its_message() -> None:
-    async def says(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         body = json.dumps({"error": {"message": "no ready cell"}}).encode()
         writer.write(f"HTTP/1.1 503 Busy\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
 
-    assert (await events_of(says))[-1][1]["message"] == "503: no ready cell"
+    assert (await events_of(handler))[-1][1]["message"] == "503: no ready cell"
 
 
 async def test_a_response_that_breaks_off_keeps_what_came() -> None:
-    async def says(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + token("One"))
 
-    kinds = [kind for kind, _ in await events_of(says)]
+    kinds = [kind for kind, _ in await events_of(handler)]
     assert kinds == ["head", "text", "error"]
 
 
 async def test_a_browser_that_leaves_frees_its_slot_and_closes_the_connection() -> None:
     gone = asyncio.Event()
 
-    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def handler(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + token("One"))
         try:
             await reader.read()
         finally:
             gone.set()
 
-    async with ingress(says) as address:
+    async with ingress(handler) as address:
         answers = [stream_chat("ada", address, b"{}", {}) for _ in range(MAX_PER_USER)]
         for answer in answers:
             await anext(answer)
