@@ -25,7 +25,7 @@ CALLBACK_FAULTS = (AuthlibBaseError, JoseError, RequestException, RuntimeError, 
 
 
 class ProviderFault(Exception):
-    """Nobody was logged in; the text says why, for the log."""
+    """The login failed; the text is the reason, for the log."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class Provider:
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """Who somebody is, by the provider's word."""
+    """Who the user is, as the provider states it."""
 
     issuer: str
     subject: str
@@ -132,7 +132,7 @@ def _claims(client: Any, known: Provider, token: dict[str, Any]) -> Claims:
     if known.groups_claim not in userinfo and "userinfo_endpoint" in client.server_metadata:
         more = client.userinfo(token=token)
         if more.get("sub") != userinfo["sub"]:
-            raise ValueError("the provider's user info speaks of somebody else than its ID token")
+            raise ValueError("the provider's user info is about another user than its ID token")
         userinfo = {**more, **userinfo}
     email = str(userinfo.get("email") or "")
     groups = userinfo.get(known.groups_claim) or ()

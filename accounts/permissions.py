@@ -1,4 +1,4 @@
-"""Rules about accounts that depend on who asks, shared by the API and the pages. They only refuse."""
+"""Rules about accounts that depend on the caller, shared by the API and the pages. They only refuse."""
 
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
@@ -14,14 +14,14 @@ def require_human(request: HttpRequest | Request) -> None:
     """Approving is for people: a second program is no second pair of eyes.
 
     Raises:
-        PermissionDenied: a service account asks.
+        PermissionDenied: the caller is a service account.
     """
     if ServiceAccount.objects.filter(user_id=request.user.pk or 0).exists():
         raise PermissionDenied("A service account cannot approve; a person has to.")
 
 
 def require_may_reject(request: HttpRequest | Request, approval: Approval) -> None:
-    """Whoever asked may withdraw; only admins may reject.
+    """The requester may withdraw; only admins may reject.
 
     Raises:
         PermissionDenied: neither.
@@ -34,7 +34,7 @@ def token_owner(request: HttpRequest | Request, service_account: str) -> User:
     """Whom a new token is for: the caller, or a program, which takes an admin.
 
     Raises:
-        PermissionDenied: a program was named by somebody else.
+        PermissionDenied: a program was named by another user.
         InvalidInput: there is no such program.
     """
     if not service_account:

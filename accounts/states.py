@@ -6,7 +6,7 @@ from kernel.tones import Tone
 
 
 class ApprovalState(StrEnum):
-    """Pending until somebody decides or its time is over. Failed: approved, and then it could not be done."""
+    """Pending until decided or its time is over. Failed: approved, and then it could not be done."""
 
     PENDING = "pending"
     DONE = "done"

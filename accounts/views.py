@@ -77,7 +77,7 @@ def oidc_begin(request: HttpRequest) -> HttpResponse:
 @never_cache
 @require_GET
 def oidc_back(request: HttpRequest) -> HttpResponse:
-    """Back from it: in, or told why not."""
+    """Back from it: logged in, or the error page."""
     known = _provider()
     try:
         claims = login_finish(request, known)

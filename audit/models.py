@@ -16,7 +16,7 @@ class Outcome(StrEnum):
 
 
 class Proof(StrEnum):
-    """How somebody showed who he is."""
+    """How a caller authenticated."""
 
     SESSION = "session"
     TOKEN = "token"  # noqa: S105 - a word

@@ -13,7 +13,7 @@ ACTIONS_FROM_LAST = 2000
 
 @dataclass(frozen=True, slots=True)
 class AuditQuery:
-    """Which records somebody wants. Empty texts and None narrow nothing. `object` is `noun/key`, as in `about`."""
+    """Which records to read. Empty texts and None narrow nothing. `object` is `noun/key`, as in `about`."""
 
     actor: str = ""
     action: str = ""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # it loads the authentication, which loads models, which are 
 
 
 class Role(StrEnum):
-    """What somebody may do: look, run the fleet, or decide who may and by which rules. Each covers those before it."""
+    """What a user may do: look, run the fleet, or decide who may and by which rules. Each covers those before it."""
 
     VIEWER = "viewer"
     OPERATOR = "operator"
@@ -147,7 +147,7 @@ def _only_reads(view: "APIView", method: str) -> bool:
 
 
 def _deployment(request: Request, view: Any) -> str:
-    """Of the object that is asked for, else of the request; "" where the view names neither."""
+    """Of the requested object, else of the request; "" where the view names neither."""
     if getattr(view, "detail", False) and hasattr(view, "deployment_of"):
         lookup = {view.lookup_field: view.kwargs[view.lookup_url_kwarg or view.lookup_field]}
         return str(view.deployment_of(get_object_or_404(view.get_queryset(), **lookup)) or "")

@@ -30,7 +30,7 @@ def this_holder() -> str:
 
 
 def lease_take(*, name: str, holder: str, ttl_s: float, now: datetime) -> int | None:
-    """Take or renew a lease. Returns its fencing token, or None while somebody else holds it."""
+    """Take or renew a lease. Returns its fencing token, or None while another holder has it."""
     with connection.cursor() as cursor:
         cursor.execute(_TAKE, {"name": name, "holder": holder, "now": now, "until": now + timedelta(seconds=ttl_s)})
         row = cursor.fetchone()
@@ -43,6 +43,6 @@ def lease_release(*, name: str, holder: str, now: datetime) -> None:
 
 
 def lease_held_since(*, name: str, now: datetime) -> datetime | None:
-    """Since when a lease has been held without a gap, or None if nobody holds it."""
+    """Since when a lease has been held without a gap, or None if it is free."""
     lease = Lease.objects.filter(name=name, expires_at__gt=now).first()
     return lease.acquired_at if lease else None

@@ -1,4 +1,4 @@
-"""Which of the control plane's processes this one is, told from its command line. Pure."""
+"""Which of the control plane's processes this one is, read from its command line. Pure."""
 
 import sys
 from collections.abc import Sequence
