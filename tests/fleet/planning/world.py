@@ -37,12 +37,13 @@ class World:
             self.dead.add(alive[index % len(alive)])
 
     def agents_act(self) -> None:
-        for view in list(self.fleet.nodes.values()):
-            if view.id in self.dead:
-                report = replace(view.report, connected=False, connection_changed_at=self.now)
-            else:
-                report = self._obey(view)
-            self._put(replace(view, report=report))
+        nodes = {view.id: replace(view, report=self._report_of(view)) for view in self.fleet.nodes.values()}
+        self.fleet = replace(self.fleet, nodes=nodes)
+
+    def _report_of(self, view: NodeView) -> ReportView:
+        if view.id in self.dead:
+            return replace(view.report, connected=False, connection_changed_at=self.now)
+        return self._obey(view)
 
     def spare_count(self) -> int:
         taken = {member.node for cell in self.fleet.cells.values() for member in cell.members}
