@@ -65,12 +65,12 @@ def complaints(
     tab = Watched(browser, url, look, session)
     found: dict[str, list[str]] = {}
     for page in pages:
-        tab.change(look)
+        tab.change(look.theme)
         tab.open(page.path)
         wrong = tab.trouble() + tab.barriers()
         if shoot and SCREENS:
             _shoot(tab, page, look)
-        tab.change(look.opposite)
+        tab.change(look.opposite.theme)
         wrong += [f"{look.opposite.theme}, {look.opposite.width} px: {each}" for each in tab.trouble()]
         if shoot and SCREENS and page.name in IN_EVERY_LOOK:
             tab.open(page.path)

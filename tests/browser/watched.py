@@ -38,8 +38,8 @@ class Look:
 
     @property
     def opposite(self) -> "Look":
-        """The other theme at the other width."""
-        return Look("dark" if self.theme == "light" else "light", PHONE if self.width == DESK else DESK)
+        """The other theme at the same width."""
+        return Look("dark" if self.theme == "light" else "light", self.width)
 
 
 LOOKS = (Look("light", DESK), Look("dark", PHONE))
@@ -89,10 +89,9 @@ class Watched:
         if connection.count():
             expect(connection).to_have_attribute("data-state", "live")
 
-    def change(self, look: Look) -> None:
-        """Into another theme and width, as an operating system and a turned phone do under an open page."""
-        self.page.emulate_media(color_scheme=look.theme)
-        self.page.set_viewport_size({"width": look.width, "height": HEIGHT})
+    def change(self, theme: Theme) -> None:
+        """Into another theme, as an operating system does under an open page."""
+        self.page.emulate_media(color_scheme=theme)
 
     def trouble(self) -> list[str]:
         found, self._trouble = self._trouble, []
