@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
@@ -30,6 +31,10 @@ _folder = pytest.StashKey[Path]()
 _guard = pytest.StashKey["subprocess.Popen[bytes]"]()
 _spent = pytest.StashKey[Spent]()
 _left_running = pytest.StashKey[list[str]]()
+
+
+hypothesis.settings.register_profile("switchyard", deadline=None)  # of an example: a busy machine is no finding
+hypothesis.settings.load_profile("switchyard")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
