@@ -5,6 +5,7 @@ The servers run in a process of their own, which the kernel ends with this one, 
 DATABASE_URL or REDIS_URL is set already, that server is used instead.
 """
 
+import gc
 import os
 import shutil
 import subprocess
@@ -117,6 +118,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 _REPORTED: list[pytest.TestReport] = []
 """Of this process: pytest hands reports to hooks that know no session."""
+
+
+def pytest_collection_finish() -> None:
+    """What was imported lives until the end: a full collection that walks it again takes longer than most tests."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:

@@ -33,7 +33,7 @@ UNTIL_S = 300.0
 FOUGHT_OVER = (
     ("DrainCell", "1 cells of the deployment are down on purpose"),
     ("ReplaceNode", "1 of 1 replacements of its pool"),
-    ("StartCell", "duplicate key"),
+    ("StartCell", "cell sim-70b-"),
 )
 """What both wanted and only one could have: without these the run would prove nothing."""
 

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ START_LIMIT_S = 240.0
 """A start takes 13 s on two idle cores."""
 BUILD_LIMIT_S = 900.0
 LOCAL = INSTANCE_TYPES["local.cpu"]
+_NUMBERS = count()
+"""Of cells: an engine starts by emptying the folder of its node, so no two may share a name."""
 TEXT = "The capital of France is Paris, and trains run on rails between the cities of the north and of the south. "
 PROMPTS = tuple((TEXT * 3)[index : index + 5 + 20 * index] for index in range(16))
 """Of 5 to 300 characters; a text that repeats itself gives drafts something to find."""
@@ -82,8 +85,11 @@ class RunningCell:
         self.home = home
         self._plan = msgspec.structs.replace(plan, env={**plan.env, HANG_VARIABLE: str(hang_s)})
         base = free_ports(nodes * PORTS_PER_NODE)
+        number = next(_NUMBERS)
         self._peers = tuple(
-            Peer(f"n-{os.getpid():06x}{rank:02x}", rank, "127.0.0.1", base + rank * PORTS_PER_NODE)
+            Peer(
+                f"n-{os.getpid() % 0x10000:04x}{number:02x}{rank:02x}", rank, "127.0.0.1", base + rank * PORTS_PER_NODE
+            )
             for rank in range(nodes)
         )
         self.ranks: list[subprocess.Popen[bytes]] = []
