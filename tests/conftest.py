@@ -21,7 +21,7 @@ import pytest
 
 from tests.embedded_servers import EmbeddedServers
 from tests.layers import FAST, LAYERS, FastThenSlow, Spent, layer_of
-from tests.session_guard import processes_of
+from tests.session_guard import POLL_S, processes_of
 
 ROOT = Path(__file__).resolve().parent.parent
 GONE_WITHIN_S = 20.0
@@ -158,7 +158,7 @@ def _left_behind(config: pytest.Config) -> list[str]:
         own |= {servers.pid, *(process.pid for process in servers.children(recursive=True))}
     deadline = time.monotonic() + GONE_WITHIN_S
     while (left := set(processes_of(str(config.stash[_folder]))) - own) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(POLL_S)
     return [described for pid in left if (described := _command_line(pid))]
 
 

@@ -25,6 +25,7 @@ STOP_GRACE_S = 3.0
 KILL_LIMIT_S = 60.0
 """How long killed processes may take to be gone; one that the disk holds up takes seconds."""
 POLL_S = 0.05
+"""Between two looks of a wait that has a limit."""
 
 
 def main(pid: int, folder: str, session_pid: int) -> None:

@@ -13,6 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.session_guard import POLL_S
+
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -62,7 +64,7 @@ def interrupted_session(home: Path) -> Session:
     while not started.exists():
         assert process.poll() is None, (home / "session.log").read_text()
         assert time.monotonic() < deadline, (home / "session.log").read_text()
-        time.sleep(0.1)
+        time.sleep(POLL_S)
     facts = json.loads(started.read_text())
     test_process, *others = (psutil.Process(pid) for pid in facts["pids"])
     servers = [child for child in test_process.children(recursive=True) if child not in others]
@@ -93,7 +95,7 @@ def nothing_is_left(session: Session) -> None:
     deadline = time.monotonic() + LIMIT_S
     watched = [session.test_process, *session.started]
     while (session.folder.exists() or any(is_alive(each) for each in watched)) and time.monotonic() < deadline:
-        time.sleep(0.1)
+        time.sleep(POLL_S)
     assert [each for each in watched if is_alive(each)] == []
     assert not session.folder.exists()
 
