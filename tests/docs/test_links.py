@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import unquote
 
-import pytest
-
 from tests.docs.pages import FENCED, INDENTED, INLINE_CODE, ROOT, our_markdown, text_of
 
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)")
@@ -31,14 +29,20 @@ def links(path: Path) -> Iterator[str]:
     yield from (link for link in LINK.findall(text) if not EXTERNAL.match(link))
 
 
-@pytest.mark.parametrize("path", our_markdown(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_every_link_leads_somewhere(path: Path) -> None:
+def broken_links(path: Path) -> Iterator[str]:
+    """Links of a page to no file, or to no heading of it."""
     for link in links(path):
         name, _, anchor = unquote(link).partition("#")
         target = (path.parent / name).resolve() if name else path
-        assert target.exists(), f"{link}: there is no {name}"
-        if anchor:
-            assert anchor in anchors(target), f"{link}: {name or 'the page'} has no such heading"
+        if not target.exists():
+            yield f"{link}: there is no {name}"
+        elif anchor and anchor not in anchors(target):
+            yield f"{link}: {name or 'the page'} has no such heading"
+
+
+def test_every_link_leads_somewhere() -> None:
+    broken = {str(path.relative_to(ROOT)): found for path in our_markdown() if (found := [*broken_links(path)])}
+    assert not broken
 
 
 def test_every_page_is_read_by_the_test() -> None:

@@ -68,22 +68,29 @@ def is_module(dotted: str) -> bool:
     return file.exists() and bool(re.search(rf"\b{last}\b", text_of(file)))
 
 
-@pytest.mark.parametrize("page", our_markdown(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_named_file_and_module_exists(page: Path) -> None:
-    gone = [path for path in named_paths(page) if not (ROOT / path).exists()]
-    gone += [module for module in named_modules(page) if not is_module(module)]
-    gone += [
+def missing_of(page: Path) -> Iterator[str]:
+    """What a page names and the checkout does not hold."""
+    yield from (path for path in named_paths(page) if not (ROOT / path).exists())
+    yield from (module for module in named_modules(page) if not is_module(module))
+    yield from (
         f"{file}::{test}"
         for file, test in named_tests(page)
         if (ROOT / file).exists() and not re.search(rf"def {test}\b", text_of(file))
-    ]
-    assert not gone, f"{page.relative_to(ROOT)} names what does not exist (moved, renamed?): {', '.join(gone)}"
+    )
 
 
-@pytest.mark.parametrize("page", our_markdown(), ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_command_runs_what_exists(page: Path) -> None:
-    gone = [name for name in named_in_commands(page) if not (ROOT / name).exists() and not is_module(name)]
-    assert not gone, f"{page.relative_to(ROOT)} runs what does not exist (moved, renamed?): {', '.join(gone)}"
+def test_every_named_file_and_module_exists() -> None:
+    gone = {str(page.relative_to(ROOT)): missing for page in our_markdown() if (missing := [*missing_of(page)])}
+    assert not gone, f"pages name what does not exist (moved, renamed?): {gone}"
+
+
+def test_every_command_runs_what_exists() -> None:
+    gone = {
+        str(page.relative_to(ROOT)): missing
+        for page in our_markdown()
+        if (missing := [n for n in named_in_commands(page) if not (ROOT / n).exists() and not is_module(n)])
+    }
+    assert not gone, f"commands of pages run what does not exist (moved, renamed?): {gone}"
 
 
 def test_every_page_that_the_code_names_exists() -> None:

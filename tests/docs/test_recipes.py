@@ -2,8 +2,6 @@
 
 import re
 
-import pytest
-
 from controlplane.api.urls import router
 from controlplane.cli.resources import RESOURCES
 from engine_agent.engines.registry import ADAPTERS
@@ -33,9 +31,8 @@ def words_under(folder: str) -> str:
     return "\n".join(text_of(path) for path in sorted((ROOT / folder).rglob("*.md")))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-def test_the_recipe_is_there(recipe: str) -> None:
-    assert f"\n### {recipe}\n" in text_of("CONTRIBUTING.md")
+def test_every_recipe_is_there() -> None:
+    assert not [recipe for recipe in RECIPES if f"\n### {recipe}\n" not in text_of("CONTRIBUTING.md")]
 
 
 def test_agents_and_versions_know_the_same_engines() -> None:
@@ -45,35 +42,37 @@ def test_agents_and_versions_know_the_same_engines() -> None:
     )
 
 
-@pytest.mark.parametrize("signature", FaultSignature)
-def test_some_agent_sees_every_signature(signature: FaultSignature) -> None:
-    assert f"FaultSignature.{signature.name}" in python_under("engine_agent/telemetry"), (
-        f"no reader in engine_agent/telemetry reports {signature}"
-    )
+def test_some_agent_sees_every_signature() -> None:
+    telemetry = python_under("engine_agent/telemetry")
+    missing = [signature for signature in FaultSignature if f"FaultSignature.{signature.name}" not in telemetry]
+    assert not missing, f"no reader in engine_agent/telemetry reports {missing}"
 
 
-@pytest.mark.parametrize("kind", IncidentKind)
-def test_every_kind_of_incident_has_a_runbook(kind: IncidentKind) -> None:
-    assert f"`{kind}`" in words_under("docs/runbooks"), f"say in a runbook what to do about `{kind}`"
+def test_every_kind_of_incident_has_a_runbook() -> None:
+    runbooks = words_under("docs/runbooks")
+    missing = [str(kind) for kind in IncidentKind if f"`{kind}`" not in runbooks]
+    assert not missing, f"say in a runbook what to do about {missing}"
 
 
-@pytest.mark.parametrize("rule", SETTABLE_RULES)
-def test_every_fault_rule_is_followed_by_a_planner(rule: str) -> None:
-    assert re.search(rf"Rule\.{rule.upper()}\b", python_under("fleet/planning/faults")), (
-        f"no planner in fleet/planning/faults acts by {rule}"
-    )
+def test_every_fault_rule_is_followed_by_a_planner() -> None:
+    planners = python_under("fleet/planning/faults")
+    missing = [rule for rule in SETTABLE_RULES if not re.search(rf"Rule\.{rule.upper()}\b", planners)]
+    assert SETTABLE_RULES
+    assert not missing, f"no planner in fleet/planning/faults acts by {missing}"
 
 
-@pytest.mark.parametrize("field", TrafficPolicy.__struct_fields__)
-def test_every_part_of_a_traffic_policy_is_in_the_api(field: str) -> None:
-    shown, changed = TrafficPolicySerializer().fields, TrafficPolicyChangeSerializer().fields
-    assert field in shown, f"show {field} in TrafficPolicySerializer"
-    assert field in changed, f"let {field} be changed in TrafficPolicyChangeSerializer"
+def test_every_part_of_a_traffic_policy_is_in_the_api() -> None:
+    fields = set(TrafficPolicy.__struct_fields__)
+    not_shown = fields - set(TrafficPolicySerializer().fields)
+    assert not not_shown, f"show in TrafficPolicySerializer: {not_shown}"
+    not_changed = fields - set(TrafficPolicyChangeSerializer().fields)
+    assert not not_changed, f"let be changed in TrafficPolicyChangeSerializer: {not_changed}"
 
 
-@pytest.mark.parametrize("name", PROVIDERS)
-def test_every_provider_is_described(name: str) -> None:
-    assert f"`{name}`" in text_of("docs/operations.md"), f"say in docs/operations.md what the provider {name} does"
+def test_every_provider_is_described() -> None:
+    missing = [name for name in PROVIDERS if f"`{name}`" not in text_of("docs/operations.md")]
+    assert PROVIDERS
+    assert not missing, f"say in docs/operations.md what these providers do: {missing}"
 
 
 def test_the_command_line_knows_every_resource() -> None:
@@ -81,10 +80,13 @@ def test_the_command_line_knows_every_resource() -> None:
     assert {resource.path for resource in RESOURCES} == there, "give each list a row in controlplane/cli/resources.py"
 
 
-@pytest.mark.parametrize("name", INSTANCE_TYPES)
-def test_every_instance_type_says_what_it_is(name: str) -> None:
-    shape = INSTANCE_TYPES[name]
-    assert shape.accelerator, f"{name} names no accelerator"
-    assert min(shape.cores, shape.memory_gib, shape.tensor_parallel_degree) > 0, (
-        f"{name}: state cores, memory and degree in models_registry/planning/instance_types.py"
+def test_every_instance_type_says_what_it_is() -> None:
+    incomplete = [
+        name
+        for name, shape in INSTANCE_TYPES.items()
+        if not shape.accelerator or min(shape.cores, shape.memory_gib, shape.tensor_parallel_degree) <= 0
+    ]
+    assert INSTANCE_TYPES
+    assert not incomplete, (
+        f"state accelerator, cores, memory and degree in models_registry/planning/instance_types.py: {incomplete}"
     )
