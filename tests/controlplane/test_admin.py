@@ -21,11 +21,12 @@ pytestmark = pytest.mark.django_db
 TABLES = [model._meta.label_lower.replace(".", "/") for model in record_site()._registry]
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_every_table_is_listed_and_nothing_can_be_added(table: str) -> None:
+def test_every_table_is_listed_and_nothing_can_be_added() -> None:
     client = signed_in()
-    assert client.get(f"/admin/{table}/").status_code == 200
-    assert client.get(f"/admin/{table}/add/").status_code == 404
+    listed = {table: client.get(f"/admin/{table}/").status_code for table in TABLES}
+    assert {table: status for table, status in listed.items() if status != 200} == {}
+    added = {table: client.get(f"/admin/{table}/add/").status_code for table in TABLES}
+    assert {table: status for table, status in added.items() if status != 404} == {}
 
 
 def test_one_record_is_shown_and_not_changed() -> None:

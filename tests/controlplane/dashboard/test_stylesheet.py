@@ -4,8 +4,6 @@ import re
 from itertools import product
 from pathlib import Path
 
-import pytest
-
 from kernel.tones import Tone
 
 STATIC = Path(__file__).parents[3] / "controlplane/dashboard/static/dashboard"
@@ -30,16 +28,18 @@ def contrast(one: str, other: str) -> float:
     return (lighter + 0.05) / (darker + 0.05)
 
 
-@pytest.mark.parametrize(("text", "ground", "theme"), list(product(TEXT, GROUND, (0, 1))))
-def test_text_is_readable(text: str, ground: str, theme: int) -> None:
-    assert contrast(TOKENS[text][theme], TOKENS[ground][theme]) >= 4.5
+def test_text_is_readable() -> None:
+    contrasts = {
+        (text, ground, ("light", "dark")[theme]): contrast(TOKENS[text][theme], TOKENS[ground][theme])
+        for text, ground, theme in product(TEXT, GROUND, (0, 1))
+    }
+    assert not {what: ratio for what, ratio in contrasts.items() if ratio < 4.5}
 
 
-@pytest.mark.parametrize("tone", Tone)
-def test_every_tone_has_a_class_and_a_glyph(tone: Tone) -> None:
+def test_every_tone_has_a_class_and_a_glyph() -> None:
     glyphs = (Path(__file__).parents[3] / "templates/dashboard/parts/glyphs.html").read_text()
-    assert f".tone-{tone} {{" in CSS
-    assert f'id="glyph-{tone}"' in glyphs
+    assert not [tone for tone in Tone if f".tone-{tone} {{" not in CSS]
+    assert not [tone for tone in Tone if f'id="glyph-{tone}"' not in glyphs]
 
 
 def test_colours_come_from_tokens_only() -> None:
