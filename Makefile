@@ -49,7 +49,7 @@ test: environment-dev ## Run the whole test suite, fast layers first (FAST=1: on
 	@exec $(VENV) -m pytest $(or $(TESTS),--numprocesses $(if $(FAST),2 --fast,3) --no-loadscope-reorder)
 
 screens: environment-dev ## Look at every page in a browser and write what it saw to docs/screens/.
-	SWITCHYARD_SCREENS=docs/screens $(VENV) -m pytest tests/browser -p no:randomly
+	SWITCHYARD_SCREENS=docs/screens $(VENV) -m pytest tests/scenarios/browser -p no:randomly
 
 check: check-code check-format check-types check-imports check-templates ## Lint, format, types, who may import whom, templates.
 

@@ -20,9 +20,11 @@ class AuditedCommand(BaseCommand):
     """A command whose `handle` changes the control plane.
 
     `one_transaction`: its changes and its record are one transaction. False for commands that start or end processes,
-    which must see what was committed. `acts_outside`: it does something even when it writes no row.
+    which must see what was committed. `acts_outside`: it does something even when it writes no row. Django's checks,
+    which `migrate` runs, would load the whole API for each.
     """
 
+    requires_system_checks = []
     one_transaction = True
     acts_outside = False
     unrecorded_options: frozenset[str] = frozenset()

@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.embedded_servers import EmbeddedServers
-from tests.layers import FAST, LAYERS, FastThenSlow, Spent, layer_of
+from tests.layers import DISTRIBUTED, FAST, LAYERS, FilesAndLanes, Spent, layer_of
 from tests.session_guard import POLL_S, processes_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -87,9 +87,9 @@ def _own_folder(config: pytest.Config) -> Path:
     return folder
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FastThenSlow:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FilesAndLanes:
     """Which worker runs what when there are several."""
-    return FastThenSlow(config, log)
+    return FilesAndLanes(config, log)
 
 
 def _load_django() -> None:
@@ -103,7 +103,7 @@ def _load_django() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Fast layers first; within a layer the order is pytest-randomly's."""
+    """By layer; within a layer the order is pytest-randomly's."""
     layers = {item.nodeid: layer_of(item) for item in items}
     if config.getoption("fast"):
         slow = [item for item in items if layers[item.nodeid] not in FAST]
@@ -111,9 +111,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if layers[item.nodeid] in FAST]
     for item in items:
         item.user_properties.append(("layer", layers[item.nodeid]))
-    # Services and processes side by side: the one computes while the other waits.
-    ranks = {layer: max(0, index - LAYERS.index("processes")) for index, layer in enumerate(LAYERS)}
-    items.sort(key=lambda item: ranks[layers[item.nodeid]])
+    order = DISTRIBUTED if hasattr(config, "workerinput") else LAYERS
+    items.sort(key=lambda item: order.index(layers[item.nodeid]))
 
 
 _REPORTED: list[pytest.TestReport] = []

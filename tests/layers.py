@@ -1,8 +1,9 @@
 """The layers of the suite, from cheap to dear: in which order they run, on which workers, and where the time went.
 
-Fast layers first, over all workers, a file at a time; then the slow ones, which start engines or a whole fleet, each in
-a lane of its own: within a lane one test follows another, so that two fleets never meet. Only whole files belong to a
-layer, by their `pytestmark`.
+Pure tests first, over all workers, a file at a time. Then those that start a fleet or vLLM, each kind in a lane: within
+a lane one test follows another, on one worker, because what they start is shared and needs the cores. They wait more
+than they compute, so the other workers run what is left beside them. One process alone runs all layers in their order.
+Only whole files belong to a layer or lane, by their `pytestmark`.
 """
 
 from collections import defaultdict
@@ -18,23 +19,24 @@ ROOT = Path(__file__).resolve().parent.parent
 
 FAST = ("pure", "services")
 """What `make test FAST=1` runs: no process but PostgreSQL and Valkey."""
-SLOW = ("vllm", "scenario", "browser")
-"""Each a lane. Browser tests are the last of their worker: Playwright's synchronous interface leaves an event loop
-running in its thread."""
-LAYERS = (*FAST, "processes", *SLOW)
+LANES = ("scenario", "vllm")
+LAYERS = (*FAST, "processes", *LANES, "browser")
+"""In the order of one process alone. A browser test that is in the lane of scenarios looks at their fleet."""
+DISTRIBUTED = ("pure", "scenario", "browser", "vllm", "processes", "services")
+"""In the order in which workers are given them: what takes longest begins as early as the fastest tests let it."""
 
 
 def layer_of(item: pytest.Item) -> str:
     """Of a collected test."""
-    for layer in (*SLOW, "processes"):
+    for layer in reversed(LAYERS):
         if item.get_closest_marker(layer):
             return layer
     fixtures = set(getattr(item, "fixturenames", ()))
     return "services" if item.get_closest_marker("django_db") or {"db", "transactional_db"} & fixtures else "pure"
 
 
-class FastThenSlow(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
-    """Gives each worker a file at a time, and then each lane of the slow layers to the first worker that is free."""
+class FilesAndLanes(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no types
+    """Gives each worker a file at a time, and each lane to the first worker that is free."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -44,8 +46,8 @@ class FastThenSlow(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no t
 @cache
 def _lane(file: str) -> str | None:
     path = ROOT / file
-    text = path.read_text() if path.is_file() else ""
-    return next((layer for layer in SLOW if f"pytestmark = [pytest.mark.{layer}" in text), None)
+    marks = next((line for line in path.read_text().splitlines() if line.startswith("pytestmark =")), "")
+    return next((lane for lane in LANES if f"pytest.mark.{lane}" in marks), None)
 
 
 @dataclass

@@ -1,5 +1,5 @@
-"""Two fleets, each for all scenarios that ask for it: on the simulator, and with real vLLM, whose start takes most of a
-minute. Each test leaves its fleet whole."""
+"""Two fleets, each for all scenarios that use it: on the simulator, and with real vLLM, whose start takes most of a
+minute. Each test leaves its fleet whole; browsers look at the first one last, when it has something to show."""
 
 import logging
 import tempfile

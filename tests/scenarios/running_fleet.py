@@ -88,6 +88,11 @@ class RunningFleet:
     def cells(self, **query: str) -> dict[str, Any]:
         return {cell["id"]: cell for cell in self.api("cells", **query)["results"]}
 
+    def versions(self, deployment: str = "sim-70b") -> tuple[str, str]:
+        """The version that a deployment runs, and the other one of 1 and 2 that it can go to."""
+        runs = self.api(f"deployments/{deployment}")["model_version"]
+        return runs, next(each for each in (f"{deployment}@1", f"{deployment}@2") if each != runs)
+
     def routed_cells(self, region: str) -> set[str]:
         """Cells in the routing table in force in a region."""
         newest = max(self.api("routing-tables", region=region)["results"], key=lambda table: table["revision"])

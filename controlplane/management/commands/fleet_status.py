@@ -13,6 +13,7 @@ POLL_S = 0.5
 
 class Command(BaseCommand):
     help = "Print how many cells are ready; with --wait-s, wait until all are and every ingress follows."
+    requires_system_checks = []
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--wait-s", type=float, default=0.0, help="seconds to wait; 0 only prints")

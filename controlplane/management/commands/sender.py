@@ -12,6 +12,7 @@ from traffic.services.async_sender import AsyncSender
 
 class Command(BaseCommand):
     help = "Send accepted near-real-time requests through the ingresses of their regions, until SIGTERM."
+    requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
         serve_metrics()

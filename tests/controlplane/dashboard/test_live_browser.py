@@ -12,7 +12,6 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 from fleet.models import Cell, Incident
 from kernel import clock, live
 from kernel.transitions import compare_and_set
-from tests.controlplane.dashboard.fleets import one_more_of_everything
 from tests.controlplane.dashboard.web import browser_binary, web_process
 from tests.fleet import rows
 
@@ -129,13 +128,11 @@ def change(state: str, reason: str) -> None:
     aside(work)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_a_cell_changes_its_state_before_my_eyes(chromium: Browser, url: str, theme: Theme) -> None:
-    watched = Watched(chromium, url, theme=theme)
+def test_a_cell_changes_its_state_before_my_eyes(chromium: Browser, url: str) -> None:
+    watched = Watched(chromium, url, theme="light")
     page = watched.page
     square = page.locator(f"#square-{CELL}")
     expect(square).to_have_attribute("aria-label", f"{CELL} ready")
-    assert (page.evaluate(GROUND) == "rgb(255, 255, 255)") == (theme == "light")
     change("failed", "the engine died")
     expect(square).to_have_attribute("aria-label", f"{CELL} failed")
     expect(page.locator("#broken")).to_contain_text("the engine died")
@@ -199,26 +196,6 @@ def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text(CELL)
     assert watched.trouble == []
-
-
-def test_a_phone_shows_every_page_without_scrolling_sideways(chromium: Browser, url: str) -> None:
-    aside(lambda: [one_more_of_everything(number) for number in range(3)])
-    page = Watched(chromium, url, width=390).page
-    widths = {}
-    for path in (
-        "",
-        "cells/",
-        "nodes/",
-        "deployments/",
-        "traffic/",
-        "models/",
-        "incidents/",
-        "events/",
-        f"cells/{CELL}/",
-    ):
-        page.goto(f"{url}/{path}")
-        widths[path] = page.evaluate("document.documentElement.scrollWidth")
-    assert max(widths.values()) <= 390, widths
 
 
 def test_an_outage_is_shown_with_its_age_and_ends_by_itself(chromium: Browser, url: str) -> None:

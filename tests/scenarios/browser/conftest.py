@@ -1,36 +1,28 @@
-"""One simulated fleet for the whole folder, with a little traffic so that there is something to see. Each test leaves
-it whole. A browser for each file: two of Playwright's event loops in one thread do not get along."""
+"""The scenarios' fleet, with a little traffic so that there is something to see. Each test leaves it whole. A browser
+for each file: two of Playwright's event loops in one thread do not get along."""
 
 import asyncio
 import json
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 
-from tests.browser.watched import DESK, Look, Theme, Watched, chromium_running
 from tests.load import Answer, steady_load
+from tests.scenarios.browser.watched import DESK, Look, Theme, Watched, chromium_running
 from tests.scenarios.running_fleet import REGIONS, RunningFleet
 
 RATE = 2.0
 """Requests a second: enough for every chart to have a line, little for two cores."""
 
 
-@pytest.fixture(scope="session")
-def running() -> Iterator[RunningFleet]:
-    with tempfile.TemporaryDirectory(prefix="switchyard-browser-") as folder:
-        fleet = RunningFleet(Path(folder).resolve() / "home", engine="sim")
-        try:
-            fleet.up()
-            with _some_traffic(fleet):
-                yield fleet
-        finally:
-            fleet.down()
-        assert fleet.processes() == [], "make down left processes"
+@pytest.fixture(scope="package")
+def running(started: RunningFleet) -> Iterator[RunningFleet]:
+    started.wait_until_whole()
+    with _some_traffic(started):
+        yield started
 
 
 @contextmanager
@@ -56,7 +48,7 @@ def fleet(running: RunningFleet) -> Iterator[RunningFleet]:
     running.wait_until_whole()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def password(running: RunningFleet) -> str:
     return str(json.loads((running.home / "settings.json").read_text())["operator_password"])
 

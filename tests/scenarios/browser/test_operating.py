@@ -5,11 +5,11 @@ import re
 import pytest
 from playwright.sync_api import Browser, Locator, expect
 
-from tests.browser.watched import DESK, Look, Theme, Watched
 from tests.load import agent_and_engine
+from tests.scenarios.browser.watched import DESK, Look, Theme, Watched
 from tests.scenarios.running_fleet import REGIONS, RunningFleet, eventually
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.scenario, pytest.mark.browser, pytest.mark.timeout(900)]
 
 REGION = "us-east-1"
 QUICK = {"min_healthy_s": 2}
@@ -57,15 +57,16 @@ def test_a_cell_goes_bad_and_heals_before_my_eyes(fleet: RunningFleet, operator:
 def test_a_rollout_is_started_paused_and_rolled_back(fleet: RunningFleet, operator: Watched) -> None:
     usual = fleet.api("deployments/sim-70b")["update_policy"]
     fleet.patch("deployments/sim-70b", {"update_policy": QUICK})
+    _, goal = fleet.versions()
     page = operator.page
     operator.open("/rollouts/")
     page.get_by_role("link", name="Roll out a version").click()
     page.get_by_label("Deployment").select_option("sim-70b")
-    page.get_by_label("To version").select_option("sim-70b@2")
+    page.get_by_label("To version").select_option(goal)
     page.get_by_label("allow a version that is not released").check()
     page.get_by_role("button", name="Predict").click()
     expect(page.get_by_role("table")).to_contain_text("us-east-1 canary")
-    page.get_by_role("button", name="Roll sim-70b out to sim-70b@2").click()
+    page.get_by_role("button", name=f"Roll sim-70b out to {goal}").click()
     expect(page.locator("h1")).to_have_text(re.compile(r"Rollout \d+"))
     ask(operator, "Pause", "who is on call?")
     expect(state_of(operator, "rollout")).to_have_text("paused")

@@ -7,8 +7,8 @@ from typing import Any
 
 from playwright.sync_api import Browser
 
-from tests.browser.watched import Look, Watched
 from tests.controlplane.dashboard import page_urls
+from tests.scenarios.browser.watched import Look, Watched
 from tests.scenarios.running_fleet import RunningFleet
 
 IN_EVERY_LOOK = frozenset({"overview", "cell", "rollout", "traffic", "playground"})
@@ -33,6 +33,7 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
         return fleet.api(noun, **query)["results"][0]
 
     node = first("nodes", role="leader")["id"]
+    _, goal = fleet.versions()
     details = {
         "cell": f"/cells/{first('cells', deployment='sim-70b')['id']}/",
         "deployment": "/deployments/sim-70b/",
@@ -43,7 +44,7 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
         "model": "/models/sim-70b/",
         "node": f"/nodes/{node}/",
         "rollout": f"/rollouts/{first('rollouts')['id']}/",
-        "rollout-new": "/rollouts/new/?deployment=sim-70b&version=sim-70b@2",
+        "rollout-new": f"/rollouts/new/?deployment=sim-70b&version={goal}",
         "shares": "/traffic/shares/?deployment=sim-70b&origin=us-east-1",
         "version": "/models/sim-70b@1/",
         "version-diff": "/models/sim-70b@2/diff/?against=sim-70b@1",

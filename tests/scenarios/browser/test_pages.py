@@ -5,12 +5,12 @@ import pytest
 from playwright.sync_api import Browser
 
 from controlplane.dashboard.urls import urlpatterns
-from tests.browser.pages import LISTS, Page, all_pages, complaints
-from tests.browser.watched import DESK, LOOKS, Look, Watched
 from tests.load import agent_and_engine
+from tests.scenarios.browser.pages import LISTS, Page, all_pages, complaints
+from tests.scenarios.browser.watched import DESK, LOOKS, Look, Watched
 from tests.scenarios.running_fleet import RunningFleet, eventually
 
-pytestmark = [pytest.mark.browser, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.scenario, pytest.mark.browser, pytest.mark.timeout(900)]
 
 SLOW_STEPS = {"canary_bake_s": 30, "bake_s": 30, "min_healthy_s": 2}
 
@@ -34,7 +34,8 @@ def lived_in(running: RunningFleet) -> list[Page]:
 
 
 def _roll_out_and_back(fleet: RunningFleet) -> None:
-    asked = {"deployment": "sim-70b", "version": "sim-70b@2", "policy": SLOW_STEPS}
+    _, goal = fleet.versions()
+    asked = {"deployment": "sim-70b", "version": goal, "policy": SLOW_STEPS, "allow_unreleased": True}
     rollout = fleet.post("rollouts", asked)["id"]
     eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "baking")
     fleet.post(f"rollouts/{rollout}/roll-back", {"why": "enough seen"})
