@@ -116,13 +116,6 @@ def test_speculation_changes_no_token_and_a_hang_is_named(
             leaves_nothing(cell, 0)
 
 
-def test_an_idle_cell_notices_a_killed_follower(artifact: Artifact, tmp_path: Path) -> None:
-    with running_cell(plan_of(artifact, nodes=2), tmp_path / "logs") as cell:
-        cell.kill(1)
-        cell.wait_until(is_over(cell, "is gone"), NOTICED_WITHIN_S)
-        leaves_nothing(cell, 0, 1)
-
-
 def test_followers_do_not_outlive_their_leader(artifact: Artifact, tmp_path: Path) -> None:
     with running_cell(plan_of(artifact, nodes=2), tmp_path / "logs") as cell:
         cell.kill(0)
