@@ -4,7 +4,7 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from controlplane.admin import record_site
 from controlplane.observability.views import Metrics
-from fleet.api.enrolment import enrol
+from fleet.api.node import enrol
 from traffic.api.usage import own_usage
 
 urlpatterns: list[URLPattern | URLResolver] = [

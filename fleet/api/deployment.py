@@ -3,7 +3,7 @@
 from typing import Any
 
 from django.db import transaction
-from django.db.models import QuerySet
+from django.db.models import Prefetch, QuerySet
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
@@ -14,10 +14,9 @@ from engine_agent.protocol.states import ServingClass
 from fleet.api import examples
 from fleet.api.deployment_requests import ChangeDeploymentSerializer, CreateDeploymentSerializer
 from fleet.api.history import WithLoad
-from fleet.models import Deployment
+from fleet.models import Deployment, DeploymentRegion
 from fleet.planning.states import choices
 from fleet.selectors.cell import ready_cells_by_place
-from fleet.selectors.deployment import deployments_described
 from fleet.selectors.history import deployment_subject
 from fleet.services.deployment import deployment_change, deployment_create, deployment_delete, deployment_scale
 from kernel import clock
@@ -87,7 +86,10 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         return deployment.name
 
     def get_queryset(self) -> QuerySet[Deployment]:
-        return deployments_described()
+        regions = DeploymentRegion.objects.order_by("region_id")
+        return Deployment.objects.select_related("model_version").prefetch_related(
+            Prefetch("regions", queryset=regions)
+        )
 
     def load_subject(self, row: Deployment) -> str:
         return deployment_subject(row.name)

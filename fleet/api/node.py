@@ -1,8 +1,12 @@
-"""Nodes over HTTP: read them, cordon one, let it in again. Decides nothing; services do."""
+"""Nodes over HTTP: read them, act on one, and enrol their agents. Decides nothing; services do."""
 
+import json
 from typing import Any
 
 from django.db.models import Q, QuerySet
+from django.http import HttpRequest, JsonResponse
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_POST
 from django_filters import rest_framework as filters
 from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
@@ -16,6 +20,7 @@ from fleet.api.filters import EndedHidden
 from fleet.models import CellMember, Node, NodeReport
 from fleet.planning.states import NodeState, choices
 from fleet.selectors.node import nodes_described
+from fleet.services.enrolment import EnrolmentRefused, agent_enrol
 from fleet.services.node_actions import node_cordon, node_drain, node_replacement_request, node_uncordon
 from kernel import clock
 from kernel.rest.serializers import WhySerializer, actor_of
@@ -30,6 +35,7 @@ IN_ROLE = {
     MemberRole.FOLLOWER.value: Q(member__rank__gt=0),
     SPARE: Q(member__isnull=True),
 }
+MAX_ENROLMENT_BYTES = 4096
 
 
 class EngineSerializer(serializers.ModelSerializer[NodeReport]):
@@ -153,3 +159,25 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
         payload.is_valid(raise_exception=True)
         service(node_id=node.id, actor=actor_of(request), now=clock.now(), why=payload.validated_data["why"])
         return Response(self.get_serializer(self.get_object()).data)
+
+
+@csrf_exempt  # agents carry a token, never a cookie
+@require_POST
+def enrol(request: HttpRequest) -> JsonResponse:
+    """`POST /agents/enrol`: an agent exchanges its join token for a credential.
+
+    200 {"credential"}; 400: the body is no enrolment; 401: no token; 403: the token does not allow it.
+    """
+    scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+    if scheme.lower() != "bearer" or not token:
+        return JsonResponse({"error": "send the join token as 'Authorization: Bearer <token>'"}, status=401)
+    try:
+        body = json.loads(request.body) if len(request.body) <= MAX_ENROLMENT_BYTES else None
+        kind, subject = body["kind"], body["id"]  # type: ignore[index]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return JsonResponse({"error": 'the body must be {"kind": "node" or "ingress", "id": "…"}'}, status=400)
+    try:
+        credential = agent_enrol(token=token.strip(), kind=str(kind), subject=str(subject), now=clock.now())
+    except EnrolmentRefused as refusal:
+        return JsonResponse({"error": str(refusal)}, status=403)
+    return JsonResponse({"credential": credential})

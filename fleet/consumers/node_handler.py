@@ -10,7 +10,7 @@ import msgspec
 from engine_agent.protocol.messages import DownMessage, Fault, LogTail, Report, UpMessage
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
-from fleet.selectors.desired import desired_for, desired_versions
+from fleet.selectors.node import desired_for, desired_versions
 from fleet.services.node_log import node_logs_store
 from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store
 from kernel import clock

@@ -1,4 +1,4 @@
-"""Cells and their members. A cell lives, is routed and dies whole."""
+"""Cells, their members, and the ledger of cells taken down on purpose. A cell lives, is routed and dies whole."""
 
 from django.db import models
 
@@ -6,7 +6,8 @@ from engine_agent.protocol.states import MemberRole
 from fleet.models.deployment import Deployment
 from fleet.models.node import Node
 from fleet.models.region import Region
-from fleet.planning.states import CELL_TONE, CellState, choices
+from fleet.models.rollout import Rollout
+from fleet.planning.states import CELL_TONE, CellState, DisruptionCause, choices
 from kernel.tones import Tone
 from models_registry.models import ModelVersion
 
@@ -60,3 +61,31 @@ class CellMember(models.Model):
     @property
     def role(self) -> MemberRole:
         return MemberRole.LEADER if self.rank == 0 else MemberRole.FOLLOWER
+
+
+class Disruption(models.Model):
+    """An entry of the disruption ledger: an available cell taken down on purpose, until it is back or gone.
+
+    Written in the transaction of the step that takes the cell down (I10).
+    """
+
+    cell = models.ForeignKey(Cell, on_delete=models.CASCADE, related_name="disruptions")
+    deployment = models.ForeignKey(Deployment, on_delete=models.CASCADE, related_name="disruptions")
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="disruptions")
+    cause = models.CharField(max_length=16, choices=choices(DisruptionCause))
+    rollout = models.ForeignKey(Rollout, on_delete=models.SET_NULL, null=True, related_name="disruptions")
+    reason = models.TextField()
+    opened_at = models.DateTimeField()
+    closed_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-id"]
+        indexes = [models.Index(fields=["region"], name="disruption_open", condition=models.Q(closed_at__isnull=True))]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["cell"], condition=models.Q(closed_at__isnull=True), name="disruption_open_once"
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.cell_id} down for {self.cause}"

@@ -1,7 +1,12 @@
-"""Nodes and their agents' last reports. Reports have a table of their own: they change every second, nodes rarely."""
+"""Nodes, what their agents sent last, and how agents prove who they are.
+
+Reports have a table of their own: they change every second, nodes rarely. Of secrets only hashes are stored; the prefix
+finds the row.
+"""
 
 from django.db import models
 
+from engine_agent.protocol.states import AgentKind
 from fleet.models.region import InstanceType, Region
 from fleet.planning.states import NODE_TONE, NodeState, choices
 from kernel.tones import Tone
@@ -86,3 +91,51 @@ class NodeReport(models.Model):
 
     def __str__(self) -> str:
         return f"{self.node_id}: {self.state}"
+
+
+class NodeLog(models.Model):
+    """The last lines of a node's logs, while a user reads them.
+
+    `logs` maps `agent`, `engine` and `proxy` to lines, oldest first. `wished_until`: until then the
+    agent goes on sending. `said_at` None: it has not sent anything yet.
+    """
+
+    node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="log")
+    wished_until = models.DateTimeField()
+    said_at = models.DateTimeField(null=True)
+    cell = models.CharField(max_length=160, blank=True)
+    generation = models.IntegerField(default=0)
+    logs = models.JSONField(default=dict)
+
+    def __str__(self) -> str:
+        return f"logs of {self.node_id}"
+
+
+class JoinToken(models.Model):
+    """A short-lived right to enrol, bound to one agent that the control plane itself launched."""
+
+    prefix = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    kind = models.CharField(max_length=16, choices=choices(AgentKind))
+    subject = models.CharField(max_length=64)
+    region = models.CharField(max_length=64)
+    expires_at = models.DateTimeField()
+    used_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"join token {self.prefix} for {self.subject}"
+
+
+class AgentCredential(models.Model):
+    """What an agent shows on every connection."""
+
+    prefix = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    kind = models.CharField(max_length=16, choices=choices(AgentKind))
+    subject = models.CharField(max_length=64, db_index=True)
+    region = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    revoked_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return f"credential {self.prefix} of {self.subject}"

@@ -1,10 +1,21 @@
-"""Nodes with everything that is shown of them, in a number of queries that does not grow with the number of nodes."""
+"""Nodes as they are shown, and the desired state that each is sent, in a number of queries that does not grow with the
+number of nodes. A desired state is complete: built from the cell that the node is a member of, whenever it is sent."""
+
+import logging
+from collections import defaultdict
+from collections.abc import Iterable
 
 from django.db.models import Count, QuerySet, Value
 from django.db.models.functions import Coalesce
 
-from fleet.models import Node
-from fleet.planning.states import NodeState
+from engine_agent.protocol.messages import Assignment, Desired, LogRequest, Peer
+from engine_agent.protocol.states import Phase
+from fleet.models import CellMember, Node, NodeLog
+from fleet.planning.states import CELL_PHASE, CellState, NodeState
+from models_registry.planning.engine_arguments import render_engine_plan
+from models_registry.planning.version_spec import InvalidVersion
+
+log = logging.getLogger(__name__)
 
 
 def nodes_described() -> QuerySet[Node]:
@@ -25,3 +36,57 @@ def node_counts_by_region() -> dict[str, dict[str, int]]:
     for region, state, count in there.values_list("region_id", "state").annotate(count=Count("id")):
         counts.setdefault(region, {})[state] = count
     return counts
+
+
+def desired_versions(node_ids: Iterable[str]) -> dict[str, int]:
+    """The version of each node's desired state, to compare with what it was last sent."""
+    return dict(Node.objects.filter(id__in=list(node_ids)).values_list("id", "desired_version"))
+
+
+def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
+    """The desired state of these nodes, in three queries; without those whose version cannot be rendered."""
+    nodes = {node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log")}
+    own = {
+        member.node_id: member
+        for member in CellMember.objects.filter(node_id__in=nodes).select_related(
+            "cell__deployment__instance_type", "cell__model_version"
+        )
+    }
+    peers: dict[str, list[Peer]] = defaultdict(list)
+    cells = {member.cell_id for member in own.values()}
+    for member in CellMember.objects.filter(cell_id__in=cells).select_related("node").order_by("rank"):
+        peers[member.cell_id].append(
+            Peer(node=member.node_id, rank=member.rank, address=member.node.address, port_base=member.node.port(0))
+        )
+    desired = {}
+    for node in nodes.values():
+        place = own.get(node.id)
+        try:
+            assignment = _assignment(place, tuple(peers[place.cell_id])) if place is not None else None
+        except InvalidVersion as error:
+            # It goes on with what it was sent last; the others get their changes all the same.
+            log.error("cannot render the desired state of node %s: %s", node.id, error)
+        else:
+            desired[node.id] = Desired(node.id, node.desired_version, assignment, _log_request(node))
+    return desired
+
+
+def _assignment(member: CellMember, peers: tuple[Peer, ...]) -> Assignment:
+    cell = member.cell
+    return Assignment(
+        cell=cell.id,
+        generation=cell.generation,
+        rank=member.rank,
+        role=member.role,
+        phase=CELL_PHASE.get(CellState(cell.state), Phase.STOP),
+        plan=render_engine_plan(cell.model_version.spec(), cell.deployment.instance_type.shape()),
+        peers=peers,
+        secret=cell.secret,
+        drain_deadline_s=cell.deployment.drain_deadline_s,
+    )
+
+
+def _log_request(node: Node) -> LogRequest | None:
+    """Until when a user reads this node's logs. A request that expired stays: the agent sees that it has."""
+    known: NodeLog | None = getattr(node, "log", None)
+    return LogRequest(until=known.wished_until.timestamp()) if known is not None else None

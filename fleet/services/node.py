@@ -8,12 +8,14 @@ from typing import Any
 from django.db import IntegrityError, transaction
 
 from engine_agent.protocol.states import AgentKind
-from fleet.models import AgentCredential, CellMember, InstanceType, Node, NodeReport, Region
-from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
+from fleet.models import AgentCredential, Cell, CellMember, InstanceType, Node, NodeReport, Region
+from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode, StartCell
 from fleet.planning.fault_rules import Rule
-from fleet.planning.states import NODE_ALLOWED, NODE_TONE, NodeState
-from fleet.providers import provider_named
-from fleet.providers.base import LaunchSpec, Machine, ProviderError
+from fleet.planning.snapshot import ProviderStatus
+from fleet.planning.states import NODE_ALLOWED, NODE_TONE, CellState, NodeState
+from fleet.providers import embedded_providers, provider_named
+from fleet.providers.base import EmbeddedProvider, LaunchSpec, Machine, ProviderError
+from fleet.services.cell import cell_start
 from fleet.services.desired import desired_changed
 from fleet.services.enrolment import join_token_issue
 from fleet.services.fault_evidence import hardware_faults_settle, repair_record
@@ -25,6 +27,7 @@ from kernel.refusals import Conflict
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
+RESUMED = (CellState.STARTING, CellState.READY)
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 
 log = logging.getLogger(__name__)
@@ -210,3 +213,40 @@ def _node_event(node: Node, to: NodeState, reason: str, now: datetime) -> None:
         node=node.id,
     )
     live.push("nodes", node.id)
+
+
+def embedded_fleet_resume(*, now: datetime) -> int:
+    """Boot the machines of embedded providers again after all of them were stopped, as `make down` does.
+
+    Cells whose machines are gone start a new generation on the same nodes; machines that still run are left alone. One
+    whose folder is gone stays down; the reconciler then replaces it. Returns the number of machines booted.
+    """
+    return sum(_resume(provider, now) for provider in embedded_providers())
+
+
+def _resume(provider: EmbeddedProvider, now: datetime) -> int:
+    regions = Region.objects.filter(provider=provider.name)
+    nodes = Node.objects.filter(region__in=regions).exclude(state__in=[NodeState.RETIRED, NodeState.LOST])
+    statuses = provider.describe(list(nodes.values_list("id", flat=True)))
+    gone = {node for node, status in statuses.items() if status is ProviderStatus.GONE}
+    for cell in Cell.objects.filter(state__in=RESUMED, members__node__in=gone).distinct():
+        _restart_cell(cell, now)
+    booted = 0
+    for node in sorted(gone):
+        try:
+            provider.restart_agent(node)
+            booted += 1
+        except ProviderError as error:
+            log.warning("%s", error)
+    return booted
+
+
+def _restart_cell(cell: Cell, now: datetime) -> None:
+    nodes = tuple(cell.members.order_by("rank").values_list("node_id", flat=True))
+    decision = StartCell(
+        cell.id, CellState(cell.state), cell.generation, nodes, "its machines were stopped and boot again"
+    )
+    try:
+        cell_start(decision, now=now)
+    except StaleDecision as stale:
+        log.info("left as it is: %s", stale)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from audit.commands import AuditedCommand
-from fleet.services.resume import embedded_fleet_resume
+from fleet.services.node import embedded_fleet_resume
 from kernel import clock
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
-from fleet.selectors.readiness import Readiness, fleet_readiness
+from fleet.selectors.cell import Readiness, fleet_readiness
 from traffic.selectors.ingress import ingresses_waiting
 
 POLL_S = 0.5

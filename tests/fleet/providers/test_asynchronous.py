@@ -14,7 +14,7 @@ from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import NodeState
 from fleet.providers import embedded_providers, provider_named
 from fleet.providers.base import LaunchSpec, Machine, ProviderError
-from fleet.selectors.desired import desired_for
+from fleet.selectors.node import desired_for
 from fleet.services.node import node_move, nodes_launch
 from fleet.services.reports import hello_store
 from kernel.refusals import Conflict

@@ -6,7 +6,7 @@ import pytest
 
 from engine_agent.protocol.states import MemberRole, Phase
 from fleet.planning.states import CellState
-from fleet.selectors.desired import desired_for, desired_versions
+from fleet.selectors.node import desired_for, desired_versions
 from fleet.services.desired import desired_changed
 from models_registry.models import ModelVersion
 from tests.fleet import rows

@@ -6,7 +6,7 @@ import pytest
 
 from engine_agent.protocol.messages import LogTail
 from fleet.models import Node, NodeLog
-from fleet.selectors.desired import desired_for
+from fleet.selectors.node import desired_for
 from fleet.selectors.node_log import cell_log_lines
 from fleet.services.node_log import REQUEST_TTL, node_logs_request, node_logs_store, node_logs_trim
 from tests.fleet import rows

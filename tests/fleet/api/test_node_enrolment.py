@@ -8,7 +8,7 @@ import pytest
 from django.test import Client
 
 from engine_agent.protocol.states import AgentKind
-from fleet.api.enrolment import MAX_BODY_BYTES
+from fleet.api.node import MAX_ENROLMENT_BYTES
 from fleet.services.enrolment import agent_identify, join_token_issue
 from kernel import clock
 
@@ -55,8 +55,8 @@ def test_without_a_token_the_answer_says_how_to_send_one(authorization: str) -> 
         b"7",
         b'{"kind": "node"}',
         b"\xff",
-        b"[" * MAX_BODY_BYTES,
-        json.dumps({**BODY, "more": "x" * MAX_BODY_BYTES}).encode(),
+        b"[" * MAX_ENROLMENT_BYTES,
+        json.dumps({**BODY, "more": "x" * MAX_ENROLMENT_BYTES}).encode(),
     ],
 )
 def test_a_body_that_is_no_enrolment_is_told_what_one_is(token: str, raw: bytes) -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.planning.states import CellState
-from fleet.selectors.readiness import fleet_readiness
+from fleet.selectors.cell import fleet_readiness
 from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db

@@ -7,7 +7,7 @@ from fleet.models import Cell, CellMember, Node
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState, NodeState
 from fleet.providers.base import ProviderError
-from fleet.services.resume import embedded_fleet_resume
+from fleet.services.node import embedded_fleet_resume
 from tests.fleet import rows
 from tests.fleet.cloud import Cloud
 from tests.fleet.rows import NOW
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.django_db
 def machines(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
     made.name = "local"
-    monkeypatch.setattr("fleet.services.resume.embedded_providers", lambda: [made])
+    monkeypatch.setattr("fleet.services.node.embedded_providers", lambda: [made])
     return made
 
 
