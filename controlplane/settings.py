@@ -57,7 +57,7 @@ AUDIT_EXPORT = os.environ.get("SWITCHYARD_AUDIT_EXPORT", "")
 
 REGION_LATENCY_MS = _figures("SWITCHYARD_REGION_LATENCY_MS", "")
 """Measured round trips between regions, such as `us-east-1:us-west-2=62,us-east-1:eu-west-1=71`; the rest is estimated
-from where they lie (traffic.planning.region_latency)."""
+from where they lie (traffic.planning.demand_placement)."""
 
 # --- Django -----------------------------------------------------------------------------------------------------------
 

@@ -124,7 +124,7 @@ class Load(Struct, frozen=True):
     """Load of one cell as its proxy measured it. Percentiles and rates cover the last 30 s; None: no samples.
 
     `…_total` and `…_counts` count since the proxy started; `…_counts` maps a bucket of
-    `engine_agent.protocol.latency_buckets` to the number of samples in it, without the empty ones. `classes` and
+    `engine_agent.protocol.buckets` to the number of samples in it, without the empty ones. `classes` and
     `tenants` have only those that sent something; requests without a tenant are in no row of `tenants`.
     """
 
@@ -182,7 +182,7 @@ class NodeTelemetry(Struct, frozen=True, omit_defaults=True):
 class StepTimes(Struct, frozen=True):
     """What this rank computed itself since its engine started, without waiting for others: decode steps only.
 
-    Both map a bucket of `engine_agent.protocol.step_times` to a sum; buckets without steps are left out.
+    Both map a bucket of `engine_agent.protocol.buckets` to a sum; buckets without steps are left out.
     """
 
     steps: dict[int, int] = field(default_factory=dict)

@@ -6,7 +6,7 @@ Neither recording nor asking ever sorts samples: both run on the loop that carri
 import math
 from collections import deque
 
-from engine_agent.protocol.latency_buckets import BUCKETS, BUCKETS_PER_DOUBLING, bucket_of, middle_s, upper_edge_s
+from engine_agent.protocol.buckets import BUCKETS, BUCKETS_PER_DOUBLING, bucket_of, midpoint_s, upper_edge_s
 
 
 class SlidingHistogram:
@@ -46,7 +46,7 @@ class SlidingHistogram:
         for index, count in enumerate(self._window):
             seen += count
             if seen >= wanted:
-                return middle_s(index)
+                return midpoint_s(index)
         raise AssertionError("the window's buckets do not sum to its count")
 
     def recent_count(self, now: float) -> int:

@@ -23,13 +23,13 @@ from engine_agent.protocol.ports import AGENT_METRICS
 from engine_agent.protocol.states import EngineState
 from engine_agent.runtime.connection import AgentConnection, report_interval_s
 from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.launch import NodePlace
 from engine_agent.runtime.log_tail import LogTailSender
-from engine_agent.runtime.node import LocalNode, NodePlace
+from engine_agent.runtime.node import LocalNode
 from engine_agent.runtime.order_trace import order_trace
 from engine_agent.runtime.watch import POLL_INTERVAL_S
 from engine_agent.telemetry.accelerators import AcceleratorMonitor, OnFault
-from engine_agent.telemetry.detection import accelerators_here
-from engine_agent.telemetry.host import read_usage
+from engine_agent.telemetry.host import accelerators_here, read_usage
 from engine_agent.telemetry.scraping import serve_metrics
 
 log = logging.getLogger(__name__)

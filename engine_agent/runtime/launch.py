@@ -1,9 +1,11 @@
-"""How to start the processes of an assignment, as pure code: the command line of the cell proxy, and what every engine
-is given besides what its adapter says. It starts nothing."""
+"""How to start the processes of an assignment, as pure code: where the node is, the command line of the cell proxy, and
+what every engine is given besides what its adapter states. It starts nothing."""
 
 import sys
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
 import msgspec
 
@@ -19,7 +21,24 @@ from engine_agent.protocol.ports import AGENT_CHECK, ENGINE, PROXY, PROXY_ADMIN
 
 LOOPBACK = "127.0.0.1"
 PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
-"""How the arguments of vLLM ask for it."""
+"""The arguments of vLLM that turn it on."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """Where a node is: its folder, its address and ports, and where engines are installed, if they are."""
+
+    node_id: str
+    home: Path
+    host: str
+    port_base: int
+    repo_root: Path
+    engine_pythons: Callable[[], Mapping[str, Path]]
+
+    def context(self) -> EngineContext:
+        """The place as engine adapters know it, with the engines that are installed now."""
+        installed = {engine: python for engine, python in self.engine_pythons().items() if python.exists()}
+        return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, installed)
 
 
 def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:
@@ -44,12 +63,12 @@ def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:
 
 
 def _schedules_by_priority(plan: EnginePlan) -> bool:
-    """The simulator always does; vLLM refuses priorities unless it is told to use them."""
+    """The simulator always does; vLLM refuses priorities unless its arguments allow them."""
     return plan.engine == "sim" or any(pair == PRIORITY_SCHEDULING for pair in pairwise(plan.args))
 
 
 def with_fingerprint(launch: Launch, plan: EnginePlan, machine: Fingerprint) -> Launch:
-    """The launch of an engine, told what its rank runs: see `engine_agent.protocol.fingerprint`."""
+    """The launch of an engine, with what its rank runs: see `engine_agent.protocol.fingerprint`."""
     weights = plan.artifact.digest if plan.artifact is not None else None
     own = rank_fingerprint(machine, plan.engine, plan.args, plan.env, weights)
     return replace(launch, env={**launch.env, FINGERPRINT_VARIABLE: fingerprint_to_variable(own)})

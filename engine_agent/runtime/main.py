@@ -18,8 +18,8 @@ from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.agent import NodeAgent
 from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.launch import NodePlace
 from engine_agent.runtime.lock import AgentLock, HomeInUse
-from engine_agent.runtime.node import NodePlace
 from engine_agent.runtime.order_trace import SERVICE
 from engine_agent.telemetry.fingerprint import AGENT_VERSION, StackFingerprint
 from engine_agent.telemetry.host import read_inventory

@@ -3,14 +3,12 @@ planner's steps, and journals before it acts; what to do next is for `planning` 
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from time import monotonic
 
 import msgspec
 
-from engine_agent.engines.base import EngineContext, EngineUnavailable, MeasuresSteps
+from engine_agent.engines.base import EngineUnavailable, MeasuresSteps
 from engine_agent.engines.registry import engine_adapter
 from engine_agent.planning.node import (
     LIMITS,
@@ -36,12 +34,11 @@ from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import watch
-from engine_agent.runtime.evidence import describe_end, ended, given_up
 from engine_agent.runtime.http import NoResponse, request
 from engine_agent.runtime.journal import CorruptJournal, Journal
-from engine_agent.runtime.launch import proxy_admin_url, proxy_launch, with_fingerprint
+from engine_agent.runtime.launch import NodePlace, proxy_admin_url, proxy_launch, with_fingerprint
 from engine_agent.runtime.logs import bound, last_lines
-from engine_agent.runtime.processes import ProcessEnd, Processes
+from engine_agent.runtime.processes import ProcessEnd, Processes, end_reason, ended_fault, not_started_fault
 from engine_agent.runtime.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord
 from engine_agent.telemetry.neuron_errors import runtime_faults
 
@@ -49,23 +46,6 @@ log = logging.getLogger(__name__)
 
 EVIDENCE_LINES = 20
 PHASE_TIMEOUT_S = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class NodePlace:
-    """Where a node is: its folder, its address and ports, and where engines are installed, if they are."""
-
-    node_id: str
-    home: Path
-    host: str
-    port_base: int
-    repo_root: Path
-    engine_pythons: Callable[[], Mapping[str, Path]]
-
-    def context(self) -> EngineContext:
-        """The place as engine adapters know it, with the engines that are installed now."""
-        installed = {engine: python for engine, python in self.engine_pythons().items() if python.exists()}
-        return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, installed)
 
 
 class LocalNode:
@@ -263,7 +243,7 @@ class LocalNode:
         lines = self._last_lines(end.kind)
         ran_stably = end.ran_s >= LIMITS.stable_after_s
         member = end.record.membership
-        reason = describe_end(end, lines)
+        reason = end_reason(end, lines)
         if end.kind is ProcessKind.ENGINE:
             if not end.was_ordered:
                 self._set_failure(member, reason, ran_stably and self.seen.was_ready)
@@ -274,14 +254,14 @@ class LocalNode:
             self._save(proxy=None)
             self.seen = watch.without_proxy(self.seen)
         if not end.was_ordered:
-            for fault in (ended(end, reason, lines), *runtime_faults(lines)):
+            for fault in (ended_fault(end, reason, lines), *runtime_faults(lines)):
                 self._on_fault(fault)
         self._on_change()
 
     def _give_up(self, member: Membership, reason: str) -> None:
         log.warning("gave up: %s", reason)
         self._set_failure(member, reason, ran_stably=False)
-        self._on_fault(given_up(member, reason, self._last_lines(ProcessKind.ENGINE)))
+        self._on_fault(not_started_fault(member, reason, self._last_lines(ProcessKind.ENGINE)))
         self._on_change()
 
     def _set_failure(self, member: Membership, reason: str, ran_stably: bool) -> None:

@@ -1,7 +1,8 @@
 """The processes of one node: start, adopt, notice their end within milliseconds, end them for sure.
 
 Each gets a session of its own, so that it outlives its agent and can be ended with all that it started. It never
-decides when to do any of this, and leaves no zombie and nothing of an ended session behind.
+decides when to do any of this, and leaves no zombie and nothing of an ended session behind. What went
+wrong becomes evidence here, for reports and fault messages; sending it is for others.
 """
 
 import asyncio
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from engine_agent.engines.base import NODE_ID_VARIABLE, Launch
 from engine_agent.planning.node import Membership, ProcessKind, RunningProcess
+from engine_agent.protocol.messages import Fault, JsonObject
 from engine_agent.runtime import logs, procfs
 from engine_agent.runtime.record import ProcessRecord
 
@@ -243,3 +245,30 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def end_reason(end: ProcessEnd, lines: list[str]) -> str:
+    """An end as text, with the last line of the log, unless it was killed: then that line says nothing of why."""
+    return f"{end}: {lines[-1]}" if lines and end.code != -signal.SIGKILL else str(end)
+
+
+def ended_fault(end: ProcessEnd, reason: str, lines: list[str]) -> Fault:
+    """Evidence of a process that ended by itself; `reason` is what the node reports."""
+    record = end.record
+    evidence: JsonObject = {
+        **_member_fields(record.membership),
+        "pid": record.pid,
+        "exit_code": end.code,
+        "ran_s": round(end.ran_s, 3),
+        "last_log_lines": lines,
+    }
+    return Fault(signature=f"{end.kind}_ended", summary=reason, evidence=evidence)
+
+
+def not_started_fault(member: Membership, reason: str, lines: list[str]) -> Fault:
+    """Evidence of an engine that could not be started or was not ready in time."""
+    return Fault("engine_not_started", reason, {**_member_fields(member), "last_log_lines": lines})
+
+
+def _member_fields(member: Membership) -> JsonObject:
+    return {"cell": member.cell, "generation": member.generation, "rank": member.rank}

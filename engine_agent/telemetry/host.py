@@ -1,10 +1,15 @@
-"""The machine as the operating system describes it: what it has, and what is in use. It reads and never acts."""
+"""The machine as the operating system describes it: what it has, what is in use, and its accelerators by the files of
+their drivers. It opens no device, and never acts."""
 
 import os
+from pathlib import Path
 
 import psutil
 
 from engine_agent.protocol.messages import Inventory, NodeTelemetry
+from engine_agent.telemetry.accelerators import AcceleratorMonitor, AcceleratorReader, OnFault, RepeatedFaults
+from engine_agent.telemetry.neuron import NeuronReader
+from engine_agent.telemetry.nvidia import NvidiaReader
 
 
 def read_inventory(instance_type: str, address: str, port_base: int) -> Inventory:
@@ -34,3 +39,26 @@ def _rss_bytes(pid: int) -> int | None:
         return psutil.Process(pid).memory_info().rss
     except psutil.Error:
         return None
+
+
+def accelerators_here(on_fault: OnFault, root: Path = Path("/")) -> AcceleratorMonitor:
+    """Readers for what is here; none on a machine without accelerators. `root` is where `/` is."""
+    take = RepeatedFaults(on_fault)
+    readers: list[AcceleratorReader] = []
+    if neurons := neuron_device_count(root):
+        readers.append(NeuronReader(take, neurons))
+    if gpus := nvidia_device_count(root):
+        readers.append(NvidiaReader(take, gpus))
+    return AcceleratorMonitor(readers)
+
+
+def neuron_device_count(root: Path) -> int:
+    """Device files of the Neuron driver: /dev/neuron0, …"""
+    return sum(path.name.removeprefix("neuron").isdecimal() for path in (root / "dev").glob("neuron*"))
+
+
+def nvidia_device_count(root: Path) -> int:
+    """Devices that the NVIDIA driver has bound. A container sees their files only if it was given them."""
+    bound = len(list((root / "proc/driver/nvidia/gpus").glob("*")))
+    files = sum(path.name.removeprefix("nvidia").isdecimal() for path in (root / "dev").glob("nvidia*"))
+    return min(bound, files) if bound and files else files

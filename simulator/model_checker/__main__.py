@@ -6,8 +6,7 @@ import sys
 from collections.abc import Sequence
 from time import perf_counter
 
-from simulator.model_checker.model import Model
-from simulator.model_checker.search import search
+from simulator.model_checker.model import Model, search
 from simulator.model_checker.state import FaultBudget
 
 

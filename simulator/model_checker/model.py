@@ -1,12 +1,13 @@
 """The small model: three cells in the middle of a rollout, and everything that can happen to them next.
 
 The live planners and agents again, without a clock: a pass sees everything as just begun or as long ago, in any order,
-which allows more than time would.
+which allows more than time would. The search visits every state, breadth first: how many there are, what breaks in
+them, and whether from each some way leads to the end.
 """
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 
 from engine_agent.planning.node import membership_of
@@ -229,3 +230,58 @@ def _timeless(cell: CellView) -> CellView:
     ):
         return cell
     return replace(cell, state_since=EARLY, created_at=EARLY, unrouted_at=unrouted, reason="", restarts=0)
+
+
+@dataclass
+class SearchResult:
+    """`is_complete`: no state was left out. `stuck`: states from which no way leads to the end."""
+
+    states: int = 0
+    ends: int = 0
+    is_complete: bool = True
+    stuck: int = 0
+    violations: list[str] = field(default_factory=list)
+
+    def summary(self, budget: FaultBudget) -> str:
+        """In one line."""
+        return (
+            f"{self.states} states with {budget}{'' if self.is_complete else ' (not all)'}: "
+            f"{len(self.violations)} broken, {self.stuck} without a way to the end"
+        )
+
+
+def search(model: Model, budget: FaultBudget, max_states: int = 200_000) -> SearchResult:
+    """Visit, breadth first, every state that the budget of faults allows, but no more than `max_states`."""
+    first = model.initial(budget)
+    result, numbers, waiting = SearchResult(), {first.key: 0}, deque([(0, first)])
+    predecessors: list[list[int]] = [[]]
+    ends: list[int] = []
+    while waiting:
+        number, state = waiting.popleft()
+        if model.is_end(state):
+            ends.append(number)
+        for successor in model.successors(state):
+            known = numbers.get(successor.key)
+            if known is None:
+                if len(numbers) >= max_states:
+                    result.is_complete = False
+                    continue
+                known = numbers[successor.key] = len(predecessors)
+                predecessors.append([])
+                waiting.append((known, successor))
+            predecessors[known].append(number)
+    result.states, result.ends = len(numbers), len(ends)
+    result.stuck = len(numbers) - len(_reaching(predecessors, ends)) if result.is_complete else 0
+    result.violations = list(dict.fromkeys(model.violations))
+    return result
+
+
+def _reaching(predecessors: list[list[int]], ends: list[int]) -> set[int]:
+    """States from which some way leads to one of the ends."""
+    reached, waiting = set(ends), deque(ends)
+    while waiting:
+        for before in predecessors[waiting.popleft()]:
+            if before not in reached:
+                reached.add(before)
+                waiting.append(before)
+    return reached

@@ -9,8 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from simulator.model_checker.__main__ import main
-from simulator.model_checker.model import Model
-from simulator.model_checker.search import search
+from simulator.model_checker.model import Model, search
 from simulator.model_checker.state import FaultBudget
 
 

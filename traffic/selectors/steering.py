@@ -13,6 +13,7 @@ from engine_agent.protocol.messages import JsonObject
 from fleet.models import Cell, Deployment
 from fleet.planning.states import CellState
 from traffic.models import Ingress, IngressReport, TrafficMatrix, TrafficOverride, TrafficRule, TrafficWindow
+from traffic.planning.demand_placement import latencies_ms
 from traffic.planning.load_window import (
     Sample,
     arrivals_to_expect,
@@ -23,7 +24,6 @@ from traffic.planning.load_window import (
 )
 from traffic.planning.override_preview import OverrideEffect, preview_override
 from traffic.planning.overrides import EvacuationMode, OverrideKind, OverrideView, orders_for
-from traffic.planning.region_latency import latencies_ms
 from traffic.planning.routing import Steering
 from traffic.planning.shift import RegionView, TrafficView
 from traffic.planning.traffic_policy import TrafficPolicy

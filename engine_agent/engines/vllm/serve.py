@@ -28,6 +28,7 @@ from engine_agent.engines.artifact import verify_folder
 from engine_agent.engines.vllm.cell.follower_health import FollowerHealth
 from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, left_reason, secret_from
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
+from engine_agent.engines.vllm.core_process import one_process_server
 from engine_agent.engines.vllm.options import ServeOptions, parse
 from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.states import MemberRole
@@ -200,11 +201,11 @@ def run_vllm(argv: Sequence[str], shutdown_hook: Callable[[], None]) -> None:
         CannotServe: vLLM is not installed in this Python.
     """
     try:
-        from engine_agent.engines.vllm.quick_start import start_from_one_process
+        serve_api = one_process_server(shutdown_hook)
     except ImportError as error:
         raise _no_vllm(error) from error
     sys.argv = ["vllm", *argv]
-    start_from_one_process(shutdown_hook)
+    serve_api()
 
 
 # The option came with vLLM 0.18: https://github.com/vllm-project/vllm/pull/34730.

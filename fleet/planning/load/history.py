@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
-from engine_agent.protocol.latency_buckets import bucket_of, middle_s
+from engine_agent.protocol.buckets import bucket_of, midpoint_s
 from engine_agent.protocol.messages import Load
 from fleet.planning.load.counters import MAX_COUNT, CellCounters, add_counts, bounded, counters_of
 from fleet.planning.load.statistics import Counts, count_above, quantile_bucket
@@ -130,7 +130,7 @@ def advance(series: Accumulator, sample: Sample | None, now_s: float) -> list[Fi
 
 def quantile_ms(counts: Counts, q: float) -> float | None:
     """The `q` quantile (0..1) of counted latencies, in milliseconds; None without any."""
-    return round(middle_s(quantile_bucket(counts, q)) * 1000, 3) if counts else None
+    return round(midpoint_s(quantile_bucket(counts, q)) * 1000, 3) if counts else None
 
 
 def _coarse_index(step: int, now_s: float) -> int:

@@ -6,7 +6,7 @@ say nothing, and nothing is not enough to promote (I6).
 
 from dataclasses import dataclass
 
-from engine_agent.protocol.latency_buckets import BUCKETS_PER_DOUBLING, middle_s
+from engine_agent.protocol.buckets import BUCKETS_PER_DOUBLING, midpoint_s
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.load.statistics import (
     Counts,
@@ -71,8 +71,8 @@ def _latency(name: str, updated: Counts, control: Counts, policy: GatePolicy, nu
         here, there = quantile_bucket(updated, q), quantile_bucket(control, q)
         ratio = 2 ** ((here - there) / BUCKETS_PER_DOUBLING)
         numbers |= {
-            f"{key}_{label}_ms": round(middle_s(here) * 1000, 3),
-            f"{key}_{label}_control_ms": round(middle_s(there) * 1000, 3),
+            f"{key}_{label}_ms": round(midpoint_s(here) * 1000, 3),
+            f"{key}_{label}_control_ms": round(midpoint_s(there) * 1000, 3),
         }
         chance = greater_by_chance(updated, control) if q == 0.50 else _tail_by_chance(updated, control, there)
         if ratio > policy.latency_ratio and chance < policy.significance:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.protocol.latency_buckets import bucket_of, upper_edge_s
+from engine_agent.protocol.buckets import bucket_of, upper_edge_s
 from engine_agent.proxy.histogram import SlidingHistogram
 
 durations_s = st.floats(min_value=1e-4, max_value=800.0)

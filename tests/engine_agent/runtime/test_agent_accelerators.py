@@ -12,7 +12,7 @@ from engine_agent.protocol.signatures import FaultSignature
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.agent import NodeAgent
 from engine_agent.runtime.enrolment import Enrolment
-from engine_agent.runtime.node import NodePlace
+from engine_agent.runtime.launch import NodePlace
 from engine_agent.telemetry.accelerators import AcceleratorMonitor, OnFault, hardware_fault
 from engine_agent.telemetry.host import read_inventory
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually

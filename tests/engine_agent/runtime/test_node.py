@@ -12,7 +12,8 @@ from engine_agent.planning.steps import MarkFailed, StartEngine
 from engine_agent.protocol.messages import EnginePlan, Fault
 from engine_agent.protocol.states import Phase
 from engine_agent.runtime.journal import Journal
-from engine_agent.runtime.node import LocalNode, NodePlace
+from engine_agent.runtime.launch import NodePlace
+from engine_agent.runtime.node import LocalNode
 from engine_agent.runtime.record import JOURNAL_FILE, NodeRecord, ProcessRecord
 from tests.engine_agent.orders import assignment, order
 

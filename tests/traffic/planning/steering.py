@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
 from traffic.planning.autopilot import placement_problem, plan_shift
+from traffic.planning.demand_placement import latencies_ms
 from traffic.planning.load_window import Sample, arrivals_to_expect, capacity_to_count_on, is_starting, kept, share_lost
 from traffic.planning.matrix import Matrix, distance, loads
 from traffic.planning.overrides import OverrideView, orders_for
-from traffic.planning.region_latency import latencies_ms
 from traffic.planning.shift import AutopilotSettings, Decision, HoldTable, RegionView, ShiftTraffic, TrafficView
 from traffic.planning.traffic_policy import TrafficPolicy
 

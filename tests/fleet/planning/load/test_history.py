@@ -1,6 +1,6 @@
 """Totals that only grow become windows, whose percentiles are those of all samples in them."""
 
-from engine_agent.protocol.latency_buckets import bucket_of, middle_s
+from engine_agent.protocol.buckets import bucket_of, midpoint_s
 from engine_agent.protocol.messages import Load
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.load.history import FINE_S, Accumulator, FinishedWindow, Sample, advance, pooled, sample_of
@@ -78,4 +78,4 @@ def test_a_long_window_ends_although_its_subject_is_gone() -> None:
 def test_percentiles_of_many_cells_are_those_of_all_their_samples() -> None:
     fast, slow = bucket_of(0.1), bucket_of(5.0)
     (window,) = windows_of(pooled([Sample(ttft={fast: 99}), Sample(ttft={slow: 1})]))
-    assert window.ttft_p50_ms == window.ttft_p95_ms == round(middle_s(fast) * 1000, 3)
+    assert window.ttft_p50_ms == window.ttft_p95_ms == round(midpoint_s(fast) * 1000, 3)

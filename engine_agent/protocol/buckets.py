@@ -1,6 +1,8 @@
-"""The buckets in which both sides count latencies. Pure.
+"""The buckets in which both sides count latencies, and sort decode steps by their batch size. Pure.
 
-Buckets grow by 2^(1/8) from 0.1 ms, so a percentile is right to about 4.5 % whatever the load.
+Latency buckets grow by 2^(1/8) from 0.1 ms, so a percentile is right to about 4.5 % whatever the load. Steps are sorted
+so that only like is compared with like: bucket b holds steps of more than 2^(b-1) and at most 2^b sequences, bucket 0
+of one, 1 of two, 2 of three and four, …
 """
 
 import math
@@ -26,6 +28,15 @@ def upper_edge_s(index: int) -> float:
     return FIRST_EDGE_S * math.exp2(index / BUCKETS_PER_DOUBLING)
 
 
-def middle_s(index: int) -> float:
+def midpoint_s(index: int) -> float:
     """Geometric middle of a bucket in seconds: the value with the smallest relative error."""
     return upper_edge_s(index) * math.exp2(-0.5 / BUCKETS_PER_DOUBLING)
+
+
+LARGEST_BATCH_BUCKET = 16
+"""Batches of 65,536 sequences and more."""
+
+
+def batch_bucket(sequences: int) -> int:
+    """Index of the bucket of a step with so many sequences, at least 1."""
+    return min(max(sequences - 1, 0).bit_length(), LARGEST_BATCH_BUCKET)

@@ -1,6 +1,6 @@
 """How far regions are apart."""
 
-from traffic.planning.region_latency import UNKNOWN_MS, latencies_ms
+from traffic.planning.demand_placement import UNKNOWN_MS, latencies_ms
 
 
 def test_regions_on_the_map_are_ordered_as_they_lie() -> None:
