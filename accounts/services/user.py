@@ -1,10 +1,13 @@
-"""Makes and changes users and service accounts. Users are deactivated, never deleted: what they did keeps its name.
+"""Makes and changes users, service accounts and the first operator. Users are deactivated, never deleted: what they did
+keeps its name.
 
-There is always an active admin left, and nobody shuts themselves out.
+There is always an active admin left, and no user shuts themselves out.
 """
 
+import os
 from collections.abc import Iterable
 from datetime import datetime
+from pathlib import Path
 
 from django.contrib.auth.models import Group, User
 from django.contrib.auth.password_validation import validate_password
@@ -12,8 +15,10 @@ from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 from django.db.models import Q
 
-from accounts.models import GroupRole, ServiceAccount
+from accounts.models import ApiToken, GroupRole, ServiceAccount
+from accounts.selectors import token_by_text
 from accounts.services.session import sessions_end
+from accounts.services.token import token_create, token_revoke
 from kernel.access import Role
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -21,6 +26,8 @@ from kernel.tones import Tone
 
 _ADMINS_LOCK = 0x5357_0025
 """Of this database; any number that nothing else takes."""
+OPERATOR = "operator"
+TOKEN_NAME = "operator-token"  # noqa: S105 - the name of a token, not a secret
 
 
 @transaction.atomic
@@ -183,3 +190,53 @@ def require_an_admin() -> None:
     admin_users = User.objects.filter(admins(), service_account__isnull=True)
     if not admin_users.exists():
         raise Conflict("nobody would be left who administers; make another admin first")
+
+
+def operator_ensure(*, password: str, token_file: Path, now: datetime) -> tuple[User, bool]:
+    """Make sure that the operator can log in: a superuser with this password, and one API token in a file.
+
+    Repeating it changes nothing while both still work: an unchanged password keeps sessions alive, a valid token stays.
+    Returns the operator, and whether a new token was written to `token_file` (mode 0600).
+
+    Raises:
+        OSError: the file cannot be written; then no token was created either.
+    """
+    with transaction.atomic():
+        user = _operator_user(password)
+        if _token_works(token_file, user, now):
+            return user, False
+        for old in ApiToken.objects.filter(user=user, name=TOKEN_NAME, revoked_at=None):
+            token_revoke(token=old, actor=OPERATOR, now=now)
+        _, text = token_create(user=user, name=TOKEN_NAME, now=now)
+        _write_private(token_file, text)
+    return user, True
+
+
+def _operator_user(password: str) -> User:
+    user, _ = User.objects.select_for_update().get_or_create(username=OPERATOR)
+    user.is_superuser = user.is_staff = user.is_active = True
+    if not user.check_password(password):
+        user.set_password(password)
+    user.save()
+    return user
+
+
+def _token_works(token_file: Path, user: User, now: datetime) -> bool:
+    if not token_file.is_file():
+        return False
+    token = token_by_text(token_file.read_text(errors="replace").strip())
+    return token is not None and token.user_id == user.pk and token.refusal(now) is None
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Whole or not at all, and never readable by others, not even for a moment."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(text + "\n")
+        fresh.replace(path)
+    except OSError:
+        fresh.unlink(missing_ok=True)
+        raise

@@ -1,8 +1,10 @@
-"""Describes every operation's share in what view sets inherit (kernel.rest.view_sets): headers of requests
-and answers, and the statuses that go with them. DRF loads it by its name in the settings, before any view."""
+"""Describes every operation's share in what view sets inherit (kernel.rest.view_sets): headers of requests and
+responses, the statuses that go with them, and bearer tokens. DRF loads it by its name in the
+settings, before any view."""
 
 from typing import Any
 
+from drf_spectacular.extensions import OpenApiAuthenticationExtension
 from drf_spectacular.openapi import AutoSchema
 
 from kernel.rest import idempotency
@@ -60,3 +62,16 @@ class ConventionsSchema(AutoSchema):
 def _header_parameter(name: str, description: str, required: bool = False) -> JsonObject:
     about = {"required": required, "description": description}
     return {"name": name, "in": "header", **about, "schema": {"type": "string"}}
+
+
+class BearerTokenScheme(OpenApiAuthenticationExtension):  # type: ignore[no-untyped-call] # registers itself
+    target_class = "accounts.authentication.BearerTokenAuthentication"
+    name = "bearer"
+
+    def get_security_definition(self, auto_schema: AutoSchema) -> dict[str, Any]:
+        return {
+            "type": "http",
+            "scheme": "bearer",
+            "bearerFormat": "sw_<prefix>_<secret>",
+            "description": "The token in the file `operator-token`, or one made for you.",
+        }

@@ -7,7 +7,6 @@ from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitVie
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.settings import APISettings
 
-import accounts.schema  # noqa: F401 - tells drf-spectacular of bearer tokens
 from controlplane.api.auto_schema import ETAG, RATE_HEADERS, described_header
 from controlplane.api.problems import CONTENT_TYPE
 from kernel.rest import idempotency

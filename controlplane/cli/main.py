@@ -4,16 +4,18 @@ and an exit code. Nothing heavy is imported here, so that help and completion ar
 import json
 import sys
 from collections.abc import Sequence
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from controlplane.cli.commands import about, access, act, chat, declare, models, observe, rollouts, show
+from controlplane.cli.commands import access, act, chat, declare, observe, rollouts, show
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.output import Format
 from controlplane.cli.server_target import ConnectionOptions
-from controlplane.cli.session import Session
+from controlplane.cli.session import Session, session_of
 
 app = typer.Typer(
     name="switchyard",
@@ -23,8 +25,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for part in (access, show, declare, rollouts, act, observe, chat, models, about):
-    app.add_typer(part.app)
+about = typer.Typer()
 
 SHARED = {"--server", "--token", "--profile", "--timeout", "-o", "--output"}
 """Options of the whole command that take a value."""
@@ -50,6 +51,55 @@ def shared(
     given.options, given.form = ConnectionOptions(server, token, profile), output
     given.colour, given.timeout_s = not no_color, timeout
     context.obj = given
+
+
+class Shell(StrEnum):
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def own_version() -> str:
+    """As pyproject.toml of this checkout has it."""
+    import tomllib
+
+    project = Path(__file__).resolve().parents[2] / "pyproject.toml"
+    try:
+        return str(tomllib.loads(project.read_text())["project"]["version"])
+    except (OSError, ValueError, KeyError):
+        return "unknown: pyproject.toml of its checkout cannot be read"
+
+
+@about.command()
+def version(context: typer.Context) -> None:
+    """Show the version of this command and whether its server answers."""
+    run = session_of(context)
+    report = {"version": own_version(), "server": run.target.server}
+    try:
+        me = run.connect(run.target, tries=1).get("me")
+        report |= {"user": me["username"], "role": me["role"]}
+    except Failure as failure:
+        report["trouble"] = str(failure)
+    known = f"{report['user']} ({report['role']})" if "user" in report else report["trouble"]
+    run.show(report, [f"switchyard {report['version']}", f"server {report['server']}: {known}"])
+
+
+@about.command()
+def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
+    """Print a script that makes a shell complete commands and names of things.
+
+    switchyard completion bash > ~/.local/share/bash-completion/completions/switchyard
+    """
+    from typer._completion_shared import get_completion_script
+
+    typer.echo(get_completion_script(prog_name="switchyard", complete_var="_SWITCHYARD_COMPLETE", shell=shell.value))
+
+
+for part in (
+    *(access.app, show.app, declare.app, rollouts.app),
+    *(act.app, observe.app, chat.app, rollouts.model_app, about),
+):  # the order of the help
+    app.add_typer(part)
 
 
 def shared_first(arguments: Sequence[str]) -> list[str]:

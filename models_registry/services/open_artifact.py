@@ -1,8 +1,10 @@
-"""Opens an artifact where it lies, if it may come from there, and reads its files. Stores and decides nothing."""
+"""Opens an artifact where it lies, if it may come from there, and reads its files: those of folders of this machine,
+and through `artifact_bucket` those of S3. Stores and decides nothing."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, Manifest, parse_manifest
 from engine_agent.protocol.messages import Artifact
@@ -14,7 +16,7 @@ from models_registry.planning.artifact_rules import (
     check_source,
     parse_place,
 )
-from models_registry.services.artifact_source import ArtifactSource, FolderSource
+from models_registry.services.artifact_source import CHUNK_BYTES, ArtifactSource, SourceTrouble
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def _source(place: Place, sources: tuple[Place, ...], limits: ArtifactLimits) ->
 
 
 def file_sha256(artifact: OpenArtifact, path: str, progress: Callable[[int], None]) -> str:
-    """Hexadecimal SHA-256 of a file; `progress` is told after each piece how many bytes were read.
+    """Hexadecimal SHA-256 of a file; `progress` is called with the bytes read so far after each piece.
 
     Raises:
         BadArtifact: the file is not there any more, or longer than it was.
@@ -67,3 +69,54 @@ def file_sha256(artifact: OpenArtifact, path: str, progress: Callable[[int], Non
             raise BadArtifact(f"{artifact.uri}/{path} is longer than the {artifact.sizes[path]} bytes that it had")
         progress(read)
     return digest.hexdigest()
+
+
+class FolderSource:
+    """An artifact in a folder of this machine. Links are followed as long as they stay within the allowed sources."""
+
+    def __init__(self, place: Place, sources: Iterable[Place], limits: ArtifactLimits) -> None:
+        self._place, self._limits = place, limits
+        self._roots = [Path(source.path).resolve() for source in sources if source.scheme == "file"]
+        self._folder = self._within(Path(place.path))
+        if not self._folder.is_dir():
+            raise BadArtifact(f"{place} is no folder on the control plane's machine; put the artifact there, or in S3")
+
+    def manifest(self) -> bytes:
+        path = self._within(self._folder / MANIFEST_NAME)
+        if not path.is_file():
+            raise BadArtifact(f"{self._place} has no {MANIFEST_NAME}: write it with engine_agent.engines.artifact")
+        text = b"".join(self._read(path, self._limits.manifest_bytes + 1))
+        if len(text) > self._limits.manifest_bytes:
+            raise BadArtifact(f"{path} is larger than {self._limits.manifest_bytes} bytes")
+        return text
+
+    def sizes(self) -> dict[str, int]:
+        found: dict[str, int] = {}
+        for path in self._folder.rglob("*"):
+            if not path.is_file() or path == self._folder / MANIFEST_NAME:
+                continue
+            found[path.relative_to(self._folder).as_posix()] = self._within(path).stat().st_size
+            if len(found) > self._limits.files:
+                raise BadArtifact(f"{self._place} holds more than {self._limits.files} files")
+        return found
+
+    def chunks(self, path: str) -> Iterator[bytes]:
+        return self._read(self._within(self._folder / path), None)
+
+    def _within(self, path: Path) -> Path:
+        real = path.resolve()
+        if not any(real.is_relative_to(root) for root in self._roots):
+            raise BadArtifact(f"{path} leads to {real}, outside of the sources that artifacts may come from")
+        return real
+
+    def _read(self, path: Path, most: int | None) -> Iterator[bytes]:
+        left = most
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(CHUNK_BYTES if left is None else min(CHUNK_BYTES, left)):
+                    left = None if left is None else left - len(chunk)
+                    yield chunk
+        except (FileNotFoundError, PermissionError) as error:
+            raise BadArtifact(f"{path} cannot be read: {error.strerror}") from error
+        except OSError as error:
+            raise SourceTrouble(f"{path}: {error.strerror}") from error

@@ -5,10 +5,9 @@ from typing import Annotated, Any
 import typer
 
 from controlplane.cli.completion import kinds, names_of, names_of_kind
-from controlplane.cli.documents import Written, read_documents
+from controlplane.cli.documents import DESCRIBED, Written, document_of, read_documents
 from controlplane.cli.errors import Failure, Problem
 from controlplane.cli.exit_codes import ExitCode
-from controlplane.cli.manifests import DESCRIBED, document_of
 from controlplane.cli.output import Format, as_yaml
 from controlplane.cli.plans import diff_lines, plan_lines, sum_line
 from controlplane.cli.resources import text_of

@@ -1,4 +1,5 @@
-"""Rollouts: start one, watch it, and everything that operators may do with it."""
+"""Rollouts and the model versions that they roll out: start a rollout, watch it, and everything that operators may do
+with it; have a version validated, release it, retire it."""
 
 import time
 from typing import Annotated, Any
@@ -9,21 +10,27 @@ from controlplane.cli.completion import names_of
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.plans import forecast_lines
-from controlplane.cli.session import Session, session_of
+from controlplane.cli.session import Session, path_of, resource_named, session_of
 
 app = typer.Typer()
 rollout = typer.Typer(help="Move a deployment to another version, wave by wave.", no_args_is_help=True)
 app.add_typer(rollout, name="rollout")
+model_app = typer.Typer()
+model = typer.Typer(help="Move a model version from draft to released to retired.", no_args_is_help=True)
+model_app.add_typer(model, name="model")
 
 ACTIVE = ("running", "paused", "baking", "rolling_back")
 MOVING = ("running", "baking", "rolling_back")
 WATCH_EVERY_S = 1.0
+VALIDATION_POLL_S = 1.0
 
 Deployment = Annotated[str, typer.Argument(autocompletion=names_of("deployments"))]
 Subject = Annotated[
     str, typer.Argument(metavar="DEPLOYMENT|ID", help="Its active rollout.", autocompletion=names_of("deployments"))
 ]
 Why = Annotated[str, typer.Option(help="Your reason, for the timeline.")]
+Version = Annotated[str, typer.Argument(metavar="MODEL@VERSION", autocompletion=names_of("model-versions"))]
+VersionWhy = Annotated[str, typer.Option(help="Required: your reason, for the timeline.")]
 
 
 @rollout.command()
@@ -194,3 +201,45 @@ def _watch(run: Session, rollout_id: int, for_s: float | None) -> None:
         raise Failure(f"rollout {rollout_id} pauses; it goes on or back by a word:", ExitCode.NOT_ACHIEVED, lines=lines)
     if found["state"] != "succeeded":
         raise Failure(f"rollout {rollout_id} has ended as {found['state']}", ExitCode.NOT_ACHIEVED)
+
+
+@model.command()
+def validate(
+    context: typer.Context,
+    version: Version,
+    wait: Annotated[bool, typer.Option("--wait", help="Until there is a verdict; exit status 10: it failed.")] = False,
+) -> None:
+    """Have a draft read and checked: artifacts, digests, golden prompts, an instance type."""
+    run, path = session_of(context), path_of(resource_named("model-versions"), version)
+    row = run.connection.post(f"{path}/validate")
+    while wait and row["validation"] and row["validation"]["state"] == "running":
+        time.sleep(VALIDATION_POLL_S)
+        row = run.connection.get(path)
+    verdict = row["validation"] or {"state": "not requested", "reason": ""}
+    run.show(row, [f"validation of {version} is {verdict['state']}" + _because(verdict["reason"])])
+    if verdict["state"] == "failed":
+        raise Failure(f"{version} is not fit to be served", ExitCode.NOT_ACHIEVED)
+
+
+@model.command()
+def release(context: typer.Context, version: Version, why: VersionWhy) -> None:
+    """Promote a validated version: it may be rolled out."""
+    _move_version(context, version, "release", why)
+
+
+@model.command()
+def retire(context: typer.Context, version: Version, why: VersionWhy) -> None:
+    """Take a version out of service for good."""
+    _move_version(context, version, "retire", why)
+
+
+def _move_version(context: typer.Context, version: str, action: str, why: str) -> None:
+    run = session_of(context)
+    row: dict[str, Any] = run.connection.post(
+        f"{path_of(resource_named('model-versions'), version)}/{action}", {"why": why}
+    )
+    run.show(row, [f"{version} is {row['state']}" + _because(row["reason"])])
+
+
+def _because(reason: str) -> str:
+    return f": {reason}" if reason else ""

@@ -16,9 +16,9 @@ from kernel.refusals import Conflict
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.artifact_rules import ArtifactLimits, parse_place
 from models_registry.services import validation as service
-from models_registry.services.artifact_source import FolderSource, SourceTrouble
+from models_registry.services.artifact_source import SourceTrouble
 from models_registry.services.draft import draft_change, draft_delete
-from models_registry.services.open_artifact import file_sha256
+from models_registry.services.open_artifact import FolderSource, file_sha256
 from models_registry.services.validation import LEASE, Slice, validation_start, validations_advance
 from tests.fleet.rows import NOW
 from tests.models_registry.drafts import draft
@@ -175,7 +175,7 @@ def test_a_slice_ends_and_the_next_reads_what_is_left(folder: Path, monkeypatch:
 
 
 def test_progress_is_noted_within_a_file(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("models_registry.services.artifact_source.CHUNK_BYTES", 1000)
+    monkeypatch.setattr("models_registry.services.open_artifact.CHUNK_BYTES", 1000)
     seen: list[int] = []
     note = service._note
 
