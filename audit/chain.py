@@ -16,7 +16,7 @@ COVERED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Broken:
+class ChainBreak:
     """The first record at which a chain does not hold, and why."""
 
     number: int
@@ -35,7 +35,7 @@ def instant(at: datetime) -> str:
     return at.astimezone(UTC).isoformat(timespec="microseconds")
 
 
-def first_broken(records: Iterable[Any], *, after: int, digest: str) -> tuple[Broken | None, int, str]:
+def first_break(records: Iterable[Any], *, after: int, digest: str) -> tuple[ChainBreak | None, int, str]:
     """Walk the records that follow number `after`, whose digest was `digest`.
 
     Returns the first broken one, if any, and the number and digest of the last good one.
@@ -43,10 +43,10 @@ def first_broken(records: Iterable[Any], *, after: int, digest: str) -> tuple[Br
     number = after
     for record in records:
         if record.number != number + 1:
-            return Broken(number + 1, f"it is missing; the next that exists is {record.number}"), number, digest
+            return ChainBreak(number + 1, f"it is missing; the next that exists is {record.number}"), number, digest
         if record.previous != digest:
-            return Broken(record.number, f"it does not follow record {number}"), number, digest
+            return ChainBreak(record.number, f"it does not follow record {number}"), number, digest
         if record_digest(record) != record.digest:
-            return Broken(record.number, "its columns are not those that its digest was made of"), number, digest
+            return ChainBreak(record.number, "its columns are not those that its digest was made of"), number, digest
         number, digest = record.number, record.digest
     return None, number, digest

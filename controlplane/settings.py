@@ -205,7 +205,7 @@ REST_FRAMEWORK = {
     "DEFAULT_FILTER_BACKENDS": [
         "controlplane.api.filters.StrictFilterBackend",
         "controlplane.api.filters.Ordering",
-        "controlplane.api.filters.Watching",
+        "controlplane.api.filters.WatchParameters",
     ],
     "DEFAULT_THROTTLE_CLASSES": ["kernel.rest.throttling.CallerRateThrottle"],
     "DEFAULT_PAGINATION_CLASS": "controlplane.api.pagination.CursorPages",

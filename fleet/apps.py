@@ -7,9 +7,9 @@ class FleetConfig(AppConfig):
     def ready(self) -> None:
         """Register what packages below the fleet need of it: the model registry, and approvals."""
         from accounts.services.approval import fleet_action_register
-        from fleet.selectors.model_version import machines_known, version_uses
+        from fleet.selectors.model_version import instance_shapes, version_uses
         from fleet.services.rollout_request import ROLL_OUT
         from models_registry.selectors.fleet_hooks import register_fleet_hooks
 
         fleet_action_register(ROLL_OUT)
-        register_fleet_hooks(uses=version_uses, machines=machines_known)
+        register_fleet_hooks(uses=version_uses, shapes=instance_shapes)

@@ -8,7 +8,7 @@ from datetime import datetime
 from django.db import connection, transaction
 from django.db.models import Max
 
-from audit.chain import Broken, first_broken
+from audit.chain import ChainBreak, first_break
 from audit.models import ONLY_CHAIN, AuditChain, AuditExport, AuditRecord
 from audit.selectors import audit_chain
 from kernel.refusals import Conflict
@@ -29,11 +29,11 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`checked` records hold. `broken`: the first that does not."""
+    """`checked` records hold. `first_break`: where the first does not."""
 
     checked: int
     head: Head
-    broken: Broken | None
+    first_break: ChainBreak | None
 
 
 def parse_head(text: str) -> Head:
@@ -48,37 +48,37 @@ def parse_head(text: str) -> Head:
     return Head(int(number), digest)
 
 
-def audit_verify(kept: Head | None = None) -> Verdict:
-    """Check all records that there are, in one snapshot; `kept` is a head that was written down earlier."""
+def audit_verify(earlier: Head | None = None) -> Verdict:
+    """Check all records that there are, in one snapshot; `earlier` is a head that was written down earlier."""
     with transaction.atomic():
         if not connection.savepoint_ids:  # else the snapshot is the caller's
             with connection.cursor() as cursor:
                 cursor.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
         chain = audit_chain()
         records = AuditRecord.objects.order_by("number").iterator(ROWS_AT_ONCE)
-        broken, number, digest = first_broken(records, after=chain.base_number, digest=chain.base_digest)
+        broken, number, digest = first_break(records, after=chain.base_number, digest=chain.base_digest)
         head = Head(chain.head_number, chain.head_digest)
         if broken is None:
-            broken = _against_head(head, number, digest) or _against_kept(kept, chain.base_number, head)
+            broken = _break_at_head(head, number, digest) or _break_at_earlier_head(earlier, chain.base_number, head)
     return Verdict(number - chain.base_number, head, broken)
 
 
-def _against_head(head: Head, number: int, digest: str) -> Broken | None:
+def _break_at_head(head: Head, number: int, digest: str) -> ChainBreak | None:
     if number < head.number:
-        return Broken(number + 1, f"it is missing, as is everything up to {head.number}, where the chain ends")
+        return ChainBreak(number + 1, f"it is missing, as is everything up to {head.number}, where the chain ends")
     if (number, digest) != (head.number, head.digest):
-        return Broken(number, f"the chain's own head is {head}, the last record's {number}:{digest}")
+        return ChainBreak(number, f"the chain's own head is {head}, the last record's {number}:{digest}")
     return None
 
 
-def _against_kept(kept: Head | None, base_number: int, head: Head) -> Broken | None:
-    if kept is None or kept.number <= base_number:
+def _break_at_earlier_head(earlier: Head | None, base_number: int, head: Head) -> ChainBreak | None:
+    if earlier is None or earlier.number <= base_number:
         return None
-    if kept.number > head.number:
-        return Broken(head.number + 1, f"it is missing: the head that was kept names record {kept.number}")
-    found = AuditRecord.objects.filter(number=kept.number).values_list("digest", flat=True).first()
-    if kept.number > 0 and found != kept.digest:
-        return Broken(kept.number, f"its digest is {found}, and was {kept.digest} when the head was kept")
+    if earlier.number > head.number:
+        return ChainBreak(head.number + 1, f"it is missing: the head that was kept names record {earlier.number}")
+    digest = AuditRecord.objects.filter(number=earlier.number).values_list("digest", flat=True).first()
+    if earlier.number > 0 and digest != earlier.digest:
+        return ChainBreak(earlier.number, f"its digest is {digest}, and was {earlier.digest} when the head was kept")
     return None
 
 
@@ -95,7 +95,7 @@ def audit_trim(*, before: datetime, unexported_too: bool) -> int:
             return 0
         _check_exported(old, unexported_too)
         records = AuditRecord.objects.filter(number__lte=old).order_by("number").iterator(ROWS_AT_ONCE)
-        broken, number, digest = first_broken(records, after=chain.base_number, digest=chain.base_digest)
+        broken, number, digest = first_break(records, after=chain.base_number, digest=chain.base_digest)
         if broken is not None:
             raise Conflict(f"record {broken.number} is broken ({broken.why}); nothing is removed while it is")
         removed = number - chain.base_number

@@ -62,7 +62,7 @@ class Ordering(BaseFilterBackend):
         return [_parameter("ordering", described, schema) | {"style": "form", "explode": False}]
 
 
-class Watching(BaseFilterBackend):
+class WatchParameters(BaseFilterBackend):
     """Checks and describes `?since=` and `?timeout=`; kernel.rest.view_sets answers them."""
 
     def filter_queryset(self, request: Request, queryset: QuerySet[Any], view: Any) -> QuerySet[Any]:
@@ -74,7 +74,7 @@ class Watching(BaseFilterBackend):
         if view.detail or not getattr(view, "watch_kind", None):
             return queryset
         errors: Errors = {}
-        since, timeout = (request.query_params.get(name) for name in WATCHING)
+        since, timeout = (request.query_params.get(name) for name in WATCH_PARAMETERS)
         watches = since is not None and is_revision(since)
         if since is not None and not watches and not _is_time_filter(view):
             message = f"is no revision; take that of an earlier answer, or {BEGINNING} to begin"
@@ -102,7 +102,7 @@ class Watching(BaseFilterBackend):
         return [*described, _parameter("timeout", patience, limits)]
 
 
-WATCHING = ("since", "timeout")
+WATCH_PARAMETERS = ("since", "timeout")
 MOST_FIELDS = 3
 
 
@@ -124,7 +124,7 @@ def _common(view: Any) -> tuple[str, ...]:
         return ()
     paging = (view.paginator.cursor_query_param, view.paginator.page_size_query_param)
     ordering = ("ordering",) if getattr(view, "ordering_fields", None) else ()
-    return (*ordering, *paging, *(WATCHING if getattr(view, "watch_kind", None) else ()))
+    return (*ordering, *paging, *(WATCH_PARAMETERS if getattr(view, "watch_kind", None) else ()))
 
 
 def _misused(given: QueryDict, known: Mapping[str, Any], paging: tuple[str, ...]) -> Errors:

@@ -59,7 +59,7 @@ def uv_environment(settings: Mapping[str, str], exists: Callable[[Path], bool]) 
             continue
         values = settings[option].split()
         if option in ("index-url", "extra-index-url", "find-links"):
-            missing = [value for value in values if not _is_there(value, exists)]
+            missing = [value for value in values if not _place_exists(value, exists)]
             warnings += [f"pip's {option} {value} does not exist and is ignored" for value in missing]
             values = [value for value in values if value not in missing]
         if values:
@@ -73,7 +73,7 @@ def uv_environment(settings: Mapping[str, str], exists: Callable[[Path], bool]) 
     return variables, warnings
 
 
-def _is_there(place: str, exists: Callable[[Path], bool]) -> bool:
+def _place_exists(place: str, exists: Callable[[Path], bool]) -> bool:
     parts = urlsplit(place)
     if parts.scheme == "file":
         return exists(Path(unquote(parts.path)))

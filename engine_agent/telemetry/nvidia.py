@@ -111,7 +111,7 @@ class NvidiaReader:
                 self._judge(device, before.errors if before is not None else {})
         if not self._first_read.is_set():
             self._first_read.set()
-            self._judge_count(len(read))
+            self._check_device_count(len(read))
 
     def _mark_lost(self, index: int, failed: NvmlFailed) -> None:
         if failed.code not in (GPU_IS_LOST, RESET_REQUIRED):
@@ -123,7 +123,7 @@ class NvidiaReader:
                 hardware_fault(FaultSignature.NVIDIA_GPU_LOST, f"nvidia {index} is lost: {failed}", evidence)
             )
 
-    def _judge_count(self, found: int) -> None:
+    def _check_device_count(self, found: int) -> None:
         if found < self._device_count:
             summary = f"NVML shows {found} of {self._device_count} devices"
             evidence = {"expected": self._device_count, "found": found}

@@ -61,6 +61,6 @@ def version_uses(version_id: int) -> list[str]:
     return uses if len(uses) <= NAMED else [*uses[:NAMED], f"{len(uses) - NAMED} more"]
 
 
-def machines_known() -> Mapping[str, InstanceShape]:
+def instance_shapes() -> Mapping[str, InstanceShape]:
     """The fleet's instance types, and the public ones that it has no row of."""
     return {**INSTANCE_TYPES, **{row.name: row.shape() for row in InstanceType.objects.all()}}

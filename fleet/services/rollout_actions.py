@@ -76,7 +76,7 @@ def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "
         deployment = Deployment.objects.select_for_update().get(name=proposal.deployment.name)
         version_hold(version_id=proposal.version.pk, allow_unreleased=proposal.allow_unreleased)
         before = Rollout.objects.select_for_update().filter(deployment=deployment, state__in=ACTIVE).first()
-        if before is None and _is_there(deployment, proposal.version):
+        if before is None and _already_serves(deployment, proposal.version):
             raise Conflict(f"every cell of {deployment.name} runs {proposal.version.reference} already")
         if before is not None:
             rollout_save(before, to=RolloutState.FAILED, reason="superseded", now=now)
@@ -102,7 +102,7 @@ def rollout_start(*, proposal: Proposal, actor: str, now: datetime, why: str = "
     return rollout
 
 
-def _is_there(deployment: Deployment, version: ModelVersion) -> bool:
+def _already_serves(deployment: Deployment, version: ModelVersion) -> bool:
     others = Cell.objects.filter(deployment=deployment).exclude(state=CellState.STOPPED.value)
     return deployment.model_version_id == version.pk and not others.exclude(model_version=version).exists()
 

@@ -53,7 +53,7 @@ def fingerprint_of(*, method: str, path: str, query: str, body: Any) -> str:
     return salted_hmac(_SALT, content.encode(errors="surrogatepass"), algorithm="sha256").hexdigest()
 
 
-def key_checked(key: str) -> str:
+def validated_key(key: str) -> str:
     """The key itself.
 
     Raises:

@@ -81,7 +81,7 @@ class Conventions(APIView):
             query=request.META.get("QUERY_STRING", ""),
             body=request.data,
         )
-        key = idempotency.key_checked(str(self._key(request)))
+        key = idempotency.validated_key(str(self._key(request)))
         asked = idempotency.IdempotentRequest(f"user:{request.user.pk}", key, fingerprint)
 
         def act() -> idempotency.StoredResponse:

@@ -28,7 +28,7 @@ from models_registry.api.version_requests import CreateDraftSerializer, EditDraf
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.diff import Change, diff_versions
 from models_registry.planning.lifecycle import ValidationState, VersionState, choices
-from models_registry.selectors.fleet_hooks import machines_known
+from models_registry.selectors.fleet_hooks import instance_shapes
 from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
 from models_registry.selectors.rendering import renderings
 from models_registry.services.draft import draft_change, draft_create, draft_delete
@@ -180,7 +180,7 @@ class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
 
     def get_serializer_context(self) -> dict[str, Any]:
         """With the instance types, which are looked up once for a whole list."""
-        return {**super().get_serializer_context(), "machines": cache(machines_known)}
+        return {**super().get_serializer_context(), "machines": cache(instance_shapes)}
 
     def watch_key(self, row: ModelVersion) -> str:
         return row.reference
@@ -265,7 +265,7 @@ class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
         if against is None:
             message = f"there is no model version {fields['against']!r}; it reads model@version"
             raise InvalidInput(field="against", rule="exists", message=message)
-        found = diff_versions(against.spec(), version.spec(), machines_known())
+        found = diff_versions(against.spec(), version.spec(), instance_shapes())
         return Response(VersionDiffSerializer(found).data)
 
     def _move(self, service: Any, request: Request) -> Response:

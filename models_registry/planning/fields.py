@@ -17,7 +17,7 @@ def one_of(names: Iterable[str], wrong: str) -> str:
     return f"it must be one of {', '.join(known)}" + (f" (did you mean {close[0]}?)" if close else "")
 
 
-class Fields:
+class FieldReader:
     """One JSON object. Names that are not read are refused by `finish`.
 
     Args:

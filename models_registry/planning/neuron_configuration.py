@@ -7,7 +7,7 @@ and rules are those of the plugin 0.5.0 with the NxDI of Neuron SDK 2.29.
 from collections.abc import Mapping
 from typing import Any
 
-from models_registry.planning.fields import Fields, one_of
+from models_registry.planning.fields import FieldReader, one_of
 from models_registry.planning.parallelism import Degrees
 from models_registry.planning.quantization import NeuronQuantization
 from models_registry.planning.speculation import Draft, Medusa, Method, Speculation
@@ -89,7 +89,7 @@ def prefix_caching(spec: VersionSpec) -> tuple[int, int] | None:
     Raises:
         InvalidVersion: the option is no truth value, or the block size no whole number.
     """
-    options = Fields(f"{spec.reference}: engine_options", spec.engine_options)
+    options = FieldReader(f"{spec.reference}: engine_options", spec.engine_options)
     if not options.flag("enable_prefix_caching"):
         return None
     block = options.whole("block_size", default=PREFIX_BLOCK_TOKENS)
@@ -204,7 +204,7 @@ def _speculative(speculation: Speculation | None) -> JsonObject:
 def _added(spec: VersionSpec) -> JsonObject:
     where = f"{spec.reference}: engine_options.neuron_config"
     stated = spec.engine_options.get("neuron_config", {})
-    fields = Fields(where, stated)
+    fields = FieldReader(where, stated)
     for name in stated:
         if name in DECIDED_ELSEWHERE:
             raise fields.wrong(name, f"it follows from {DECIDED_ELSEWHERE[name]}; state it there")
@@ -212,7 +212,7 @@ def _added(spec: VersionSpec) -> JsonObject:
             raise InvalidVersion(f"{where} names {name!r}; {_known(name)}")
     for name in BUCKETS:
         _check_buckets(fields, name, spec.context_length)
-    sampling = Fields(f"{where}.on_device_sampling_config", stated.get("on_device_sampling_config", {}))
+    sampling = FieldReader(f"{where}.on_device_sampling_config", stated.get("on_device_sampling_config", {}))
     for name in SAMPLING_KEYS:
         sampling.given(name)
     sampling.finish()
@@ -225,7 +225,7 @@ def _known(name: str) -> str:
     return f"NxDI would ignore it: its NeuronConfig has no such key{hint}"
 
 
-def _check_buckets(fields: Fields, name: str, longest: int) -> None:
+def _check_buckets(fields: FieldReader, name: str, longest: int) -> None:
     buckets = fields.given(name)
     if buckets is None:
         return

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from models_registry.planning.fields import Fields, one_of
+from models_registry.planning.fields import FieldReader, one_of
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.version_spec import InvalidVersion
 
@@ -56,7 +56,7 @@ def stated_degrees(reference: str, parallelism: Mapping[str, Mapping[str, Any]],
             f"{reference}: parallelism has no entry for instance type {instance_type!r} "
             f"(it has: {', '.join(sorted(parallelism)) or 'none'})"
         )
-    read = Fields(f"{reference}: parallelism.{instance_type}", stated)
+    read = FieldReader(f"{reference}: parallelism.{instance_type}", stated)
     known = (*NAMES, WITHIN)
     for name in stated:
         if name not in known:
@@ -71,7 +71,7 @@ def stated_within(reference: str, parallelism: Mapping[str, Mapping[str, Any]], 
     Raises:
         InvalidVersion: it is no whole number from 1 to `WITHIN_MAX`.
     """
-    read = Fields(f"{reference}: parallelism.{instance_type}", parallelism.get(instance_type, {}))
+    read = FieldReader(f"{reference}: parallelism.{instance_type}", parallelism.get(instance_type, {}))
     levels = read.whole(WITHIN, least=1, default=0)
     if levels > WITHIN_MAX:
         raise read.wrong(WITHIN, f"it must be from 1 to {WITHIN_MAX}, or left out where nodes may be anywhere")

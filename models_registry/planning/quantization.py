@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from models_registry.planning.fields import Fields
+from models_registry.planning.fields import FieldReader
 from models_registry.planning.version_spec import InvalidVersion
 
 NEURON_DTYPES = ("int8", "f8e4m3")
@@ -43,7 +43,7 @@ def read_quantization(reference: str, engine: str, stated: Mapping[str, Any]) ->
     """
     if not stated:
         return None
-    fields = Fields(f"{reference}: quantization", stated)
+    fields = FieldReader(f"{reference}: quantization", stated)
     read: Quantization
     if engine == "vllm":
         read = VllmQuantization(fields.text("method"))
@@ -55,7 +55,7 @@ def read_quantization(reference: str, engine: str, stated: Mapping[str, Any]) ->
     return read
 
 
-def _neuron(fields: Fields) -> NeuronQuantization:
+def _neuron(fields: FieldReader) -> NeuronQuantization:
     path = fields.text("checkpoints_path")
     if not path.startswith("/"):
         raise fields.wrong("checkpoints_path", "it must be an absolute path on the nodes")

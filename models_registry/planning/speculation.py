@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from engine_agent.protocol.messages import Artifact
-from models_registry.planning.fields import Fields
+from models_registry.planning.fields import FieldReader
 from models_registry.planning.medusa_tree import BadTree, Path, check_tree
 from models_registry.planning.version_spec import InvalidVersion
 
@@ -72,7 +72,7 @@ def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> 
     """
     if not stated:
         return None
-    fields = Fields(f"{reference}: speculation", stated)
+    fields = FieldReader(f"{reference}: speculation", stated)
     methods = METHODS_OF_ENGINE[engine]
     if not methods:
         raise InvalidVersion(f"{reference}: speculation is {dict(stated)!r}; engine {engine} has none, leave it empty")
@@ -91,7 +91,7 @@ def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> 
     return read
 
 
-def _ngram(fields: Fields) -> Ngram:
+def _ngram(fields: FieldReader) -> Ngram:
     tokens, longest = fields.whole("tokens"), fields.whole("lookup_max", default=4)
     shortest = fields.whole("lookup_min", default=min(2, longest))
     if shortest > longest:
@@ -99,7 +99,7 @@ def _ngram(fields: Fields) -> Ngram:
     return Ngram(tokens, shortest, longest)
 
 
-def _medusa(fields: Fields) -> Medusa:
+def _medusa(fields: FieldReader) -> Medusa:
     heads = fields.whole("heads")
     top_k = fields.whole("top_k", default=10)  # guesses per head in the method's own implementation
     try:
@@ -108,7 +108,7 @@ def _medusa(fields: Fields) -> Medusa:
         raise fields.wrong_because("tree", str(error)) from None
 
 
-def _draft_artifact(fields: Fields, engine: str) -> Artifact:
+def _draft_artifact(fields: FieldReader, engine: str) -> Artifact:
     uri, digest = fields.text("draft_uri"), fields.text("draft_digest")
     if not uri.startswith(("file:///", "s3://")):
         raise fields.wrong("draft_uri", "it must be file:///absolute/path or s3://bucket/prefix")

@@ -60,7 +60,7 @@ def test_what_was_altered_behind_its_back_is_named() -> None:
 def test_a_cut_off_end_is_named() -> None:
     write(4)
     behind_its_back("DELETE FROM audit_auditrecord WHERE number >= 3")
-    broken = audit_verify().broken
+    broken = audit_verify().first_break
     assert broken is not None
     assert broken.number == 3
 
@@ -73,14 +73,14 @@ def test_a_head_that_was_kept_tells_of_a_chain_that_was_written_anew() -> None:
     behind_its_back("DELETE FROM audit_auditrecord")
     AuditChain.objects.all().delete()
     write(5)
-    assert audit_verify().broken is None
-    broken = audit_verify(kept).broken
+    assert audit_verify().first_break is None
+    broken = audit_verify(kept).first_break
     assert broken is None, "the same acts at the same times make the same chain"
     behind_its_back("DELETE FROM audit_auditrecord")
     AuditChain.objects.all().delete()
     audit_record(actor=ADA, act=Act(action="other"), now=NOW)
     write(5)
-    broken = audit_verify(kept).broken
+    broken = audit_verify(kept).first_break
     assert broken is not None
     assert broken.number == 3
 
@@ -91,7 +91,7 @@ def test_old_records_go_only_knowingly_and_the_rest_still_holds() -> None:
         audit_trim(before=NOW + timedelta(days=2), unexported_too=False)
     assert audit_trim(before=NOW + timedelta(days=2), unexported_too=True) == 2
     verdict = audit_verify()
-    assert (verdict.checked, verdict.broken, verdict.head.number) == (3, None, 5)
+    assert (verdict.checked, verdict.first_break, verdict.head.number) == (3, None, 5)
     with pytest.raises(IntegrityError, match="never changed"), transaction.atomic():
         AuditRecord.objects.filter(number=3).delete()
 
@@ -100,4 +100,4 @@ def test_trimming_is_recorded_itself() -> None:
     write(2)
     call_command("audit_trim", before="2026-11-22", unexported_too=True, stdout=StringIO())
     assert AuditRecord.objects.latest("number").action == "command.audit_trim"
-    assert audit_verify().broken is None
+    assert audit_verify().first_break is None

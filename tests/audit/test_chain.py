@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
-from audit.chain import START, first_broken, record_digest
+from audit.chain import START, first_break, record_digest
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ def chain(length: int) -> list[Record]:
 
 def test_an_untouched_chain_holds() -> None:
     records = chain(4)
-    assert first_broken(records, after=0, digest=START) == (None, 4, records[-1].digest)
+    assert first_break(records, after=0, digest=START) == (None, 4, records[-1].digest)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_an_untouched_chain_holds() -> None:
 def test_a_changed_column_breaks_its_record(change: dict[str, object]) -> None:
     records = chain(4)
     records[1] = dataclasses.replace(records[1], **change)  # type: ignore[arg-type]
-    broken, last_good, _ = first_broken(records, after=0, digest=START)
+    broken, last_good, _ = first_break(records, after=0, digest=START)
     assert broken is not None
     assert (broken.number, last_good) == (2, 1)
 
@@ -58,7 +58,7 @@ def test_a_record_rewritten_with_its_digest_breaks_the_next() -> None:
     records = chain(4)
     forged = dataclasses.replace(records[1], actor="eve")
     records[1] = dataclasses.replace(forged, digest=record_digest(forged))
-    broken, *_ = first_broken(records, after=0, digest=START)
+    broken, *_ = first_break(records, after=0, digest=START)
     assert broken is not None
     assert broken.number == 3
 
@@ -66,14 +66,14 @@ def test_a_record_rewritten_with_its_digest_breaks_the_next() -> None:
 def test_a_missing_record_is_named() -> None:
     records = chain(4)
     del records[2]
-    broken, *_ = first_broken(records, after=0, digest=START)
+    broken, *_ = first_break(records, after=0, digest=START)
     assert broken is not None
     assert (broken.number, "missing" in broken.why) == (3, True)
 
 
 def test_a_chain_whose_beginning_was_let_go_holds_from_there() -> None:
     records = chain(4)
-    assert first_broken(records[2:], after=2, digest=records[1].digest)[0] is None
+    assert first_break(records[2:], after=2, digest=records[1].digest)[0] is None
 
 
 def test_the_same_moment_has_one_digest_in_every_time_zone() -> None:

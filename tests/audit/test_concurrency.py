@@ -36,7 +36,7 @@ def test_writers_that_lock_other_rows_in_any_order_all_get_through() -> None:
         for done in [pool.submit(write, writer) for writer in range(WRITERS)]:
             done.result(30)
     assert AuditRecord.objects.count() == WRITERS * EACH
-    assert audit_verify().broken is None
+    assert audit_verify().first_break is None
 
 
 def test_what_is_rolled_back_leaves_neither_a_record_nor_a_gap() -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from traffic.planning.demand_placement import LEAST_DEMAND, Placement, PlacementProblem, ServingRegion, place_demand
-from traffic.planning.matrix import Matrix, Row, distance, loads, movement, towards
+from traffic.planning.matrix import Matrix, Row, distance, loads, movement, step_towards
 from traffic.planning.overrides import Orders, orders_for
 from traffic.planning.shift import (
     AutopilotSettings,
@@ -162,7 +162,7 @@ def _stepping(matrix: Matrix, target: Placement, settings: AutopilotSettings) ->
     return {
         origin: row
         if distance(row, target.matrix[origin]) < settings.dead_band
-        else towards(row, target.matrix[origin], settings.step, origin)
+        else step_towards(row, target.matrix[origin], settings.step, origin)
         for origin, row in matrix.items()
     }
 
@@ -172,7 +172,9 @@ def _alike(in_force: Matrix, target: Placement, settings: AutopilotSettings) -> 
     ways = {origin: distance(row, target.matrix[origin]) for origin, row in in_force.items() if origin in target.matrix}
     part = min([1.0, *(settings.step / way for way in ways.values() if way > 0)])
     return {
-        origin: towards(in_force[origin], target.matrix[origin], part * way, origin) if way > 0 else in_force[origin]
+        origin: step_towards(in_force[origin], target.matrix[origin], part * way, origin)
+        if way > 0
+        else in_force[origin]
         for origin, way in ways.items()
     }
 

@@ -102,7 +102,7 @@ def place_demand(task: PlacementProblem) -> Placement:
     }
     for origin, slots in left.items():
         if slots > 0:
-            _squeeze(task, origin, slots, sent[origin])
+            _place_overflow(task, origin, slots, sent[origin])
     _keep_alive(task, sent, taken)
     _prefer_cheaper(task, sent, taken)
     matrix = {**fixed, **{origin: whole_row(row, origin) for origin, row in sent.items()}}
@@ -145,8 +145,8 @@ def _room_units(slots: float) -> int:
     return max(0, round(slots * UNITS_PER_SLOT))
 
 
-def _squeeze(task: PlacementProblem, origin: str, slots: float, row: dict[str, float]) -> None:
-    """Put what fits nowhere at home, or by capacity where home cannot serve; nowhere at all: home says so."""
+def _place_overflow(task: PlacementProblem, origin: str, slots: float, row: dict[str, float]) -> None:
+    """Put what fits nowhere at home, or by capacity where home cannot serve; if nowhere can, it stays at home."""
     open_to = {} if task.may_use(origin, origin) else _capacities(task, origin)
     total = sum(open_to.values())
     if total <= 0:

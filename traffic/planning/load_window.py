@@ -37,7 +37,7 @@ class Sample:
     capacity: float
 
 
-def kept(samples: Sequence[Sample], now: float) -> tuple[Sample, ...]:
+def recent_samples(samples: Sequence[Sample], now: float) -> tuple[Sample, ...]:
     """The samples that still matter, oldest first: those of the window, and what its first average needs before it."""
     return tuple(sample for sample in samples if now - sample.at <= WINDOW_S + SMOOTHING_S)[-SAMPLES_MAX:]
 

@@ -53,7 +53,7 @@ def loads(matrix: Matrix, demand: Mapping[str, float]) -> dict[str, float]:
     return dict(found)
 
 
-def towards(row: Row, target: Row, step: float, home: str) -> dict[str, float]:
+def step_towards(row: Row, target: Row, step: float, home: str) -> dict[str, float]:
     """The row moved towards the target by at most `step` (in total variation), in equal steps if it takes several.
 
     Rounding may make them one more than exact shares would take.

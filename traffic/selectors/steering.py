@@ -29,12 +29,12 @@ from traffic.planning.shift import RegionView, TrafficView
 from traffic.planning.traffic_policy import TrafficPolicy
 
 UP = "up"
-"""As an ingress agent says it of a cell."""
+"""As an ingress agent reports a cell."""
 
 
 @dataclass(frozen=True, slots=True)
-class IngressWord:
-    """What an ingress last said; `seen_at` None: nothing yet."""
+class IngressView:
+    """What an ingress last reported; `seen_at` None: nothing yet."""
 
     id: str
     seen_at: datetime | None
@@ -52,18 +52,18 @@ class ReadyCell:
     concurrency: int
 
 
-def ingress_words() -> dict[str, list[IngressWord]]:
+def ingress_views() -> dict[str, list[IngressView]]:
     """Region -> its ingresses."""
-    found: dict[str, list[IngressWord]] = defaultdict(list)
+    views: dict[str, list[IngressView]] = defaultdict(list)
     for ingress in Ingress.objects.select_related("report"):
         report: IngressReport | None = getattr(ingress, "report", None)
-        word = (
-            IngressWord(ingress.id, report.last_seen_at, report.cells, report.telemetry)
+        view = (
+            IngressView(ingress.id, report.last_seen_at, report.cells, report.telemetry)
             if report
-            else IngressWord(ingress.id, None, {}, {})
+            else IngressView(ingress.id, None, {}, {})
         )
-        found[ingress.region_id].append(word)
-    return dict(found)
+        views[ingress.region_id].append(view)
+    return dict(views)
 
 
 def ready_cells() -> list[ReadyCell]:
@@ -119,16 +119,16 @@ def traffic_views(now: datetime, deployment: str = "") -> dict[str, tuple[Traffi
     """Deployment -> its row, unsaved before the first plan, and what is decided upon; `deployment` "": all of them."""
     only = Q(name=deployment) if deployment else Q()
     rows = {row.pk: row for row in TrafficMatrix.objects.all()}
-    policies, overrides, words = traffic_policies(), overrides_in_force(now), ingress_words()
+    policies, overrides, ingresses = traffic_policies(), overrides_in_force(now), ingress_views()
     windows: dict[str, dict[str, tuple[Sample, ...]]] = defaultdict(dict)
-    for window in TrafficWindow.objects.filter(region__in=list(words)):
+    for window in TrafficWindow.objects.filter(region__in=list(ingresses)):
         windows[window.deployment_id][window.region_id] = samples_of(window)
-    latency = latencies_ms(words, settings.REGION_LATENCY_MS)
-    reported = {region: _oldest_report(ingresses) for region, ingresses in words.items()}
-    found = {}
+    latency = latencies_ms(ingresses, settings.REGION_LATENCY_MS)
+    reported = {region: _oldest_report(there) for region, there in ingresses.items()}
+    views = {}
     for name in Deployment.objects.filter(only).values_list("name", flat=True):
         row = rows.get(name) or TrafficMatrix(deployment_id=name)
-        found[name] = (
+        views[name] = (
             row,
             TrafficView(
                 deployment=name,
@@ -140,14 +140,14 @@ def traffic_views(now: datetime, deployment: str = "") -> dict[str, tuple[Traffi
                 latency_ms=latency,
             ),
         )
-    return found
+    return views
 
 
 def samples_of(window: TrafficWindow) -> tuple[Sample, ...]:
     return tuple(Sample(*numbers) for numbers in window.samples)
 
 
-def _oldest_report(ingresses: list[IngressWord]) -> datetime | None:
+def _oldest_report(ingresses: list[IngressView]) -> datetime | None:
     """The last report of the ingress that has been silent longest."""
     seen = [ingress.seen_at for ingress in ingresses]
     return min((moment for moment in seen if moment is not None), default=None) if None not in seen else None

@@ -11,13 +11,20 @@ import msgspec
 
 from fleet.models import Deployment
 from traffic.models import TrafficWindow
-from traffic.planning.load_window import IngressCounters, Sample, arrivals_per_s, in_service, ingress_counters, kept
+from traffic.planning.load_window import (
+    IngressCounters,
+    Sample,
+    arrivals_per_s,
+    in_service,
+    ingress_counters,
+    recent_samples,
+)
 from traffic.planning.traffic_policy import TrafficPolicy
 from traffic.selectors.steering import (
     UP,
-    IngressWord,
+    IngressView,
     ReadyCell,
-    ingress_words,
+    ingress_views,
     ready_cells,
     samples_of,
     traffic_policies,
@@ -26,12 +33,12 @@ from traffic.selectors.steering import (
 SAMPLE_EVERY_S = 1.0
 """More often only when capacity has changed: a doorbell may ring many times a second."""
 
-Words = dict[str, list[IngressWord]]
+RegionIngresses = dict[str, list[IngressView]]
 
 
 def windows_update(*, now: datetime) -> None:
     """Add a sample to every window. Regions without an ingress have none: nothing arrives there, nothing is sent."""
-    words, policies = ingress_words(), traffic_policies()
+    ingresses, policies = ingress_views(), traffic_policies()
     cells: dict[str, list[ReadyCell]] = defaultdict(list)
     for cell in ready_cells():
         cells[cell.deployment].append(cell)
@@ -40,54 +47,60 @@ def windows_update(*, now: datetime) -> None:
     for name in Deployment.objects.values_list("name", flat=True):
         there = {
             region: windows.get((name, region)) or TrafficWindow(deployment_id=name, region_id=region)
-            for region in words
+            for region in ingresses
         }
-        _count(there, words, name)
-        arrivals = arrivals_per_s({region: _counted(window).values() for region, window in there.items()})
+        _update_counters(there, ingresses, name)
+        arrivals = arrivals_per_s({region: _stored_counters(window).values() for region, window in there.items()})
         for region, window in there.items():
             mine = [cell for cell in cells[name] if cell.region == region]
-            _sample(window, words[region], mine, arrivals[region], policies.get(name, TrafficPolicy()), now)
+            _add_sample(window, ingresses[region], mine, arrivals[region], policies.get(name, TrafficPolicy()), now)
             changed.append(window)
     TrafficWindow.objects.bulk_create(
         changed, update_conflicts=True, unique_fields=["deployment", "region"], update_fields=["samples", "counters"]
     )
 
 
-def _count(there: dict[str, TrafficWindow], words: Words, deployment: str) -> None:
+def _update_counters(there: dict[str, TrafficWindow], ingresses: RegionIngresses, deployment: str) -> None:
     for region, window in there.items():
-        before, counted = _counted(window), {}
-        for word in words[region]:
-            if word.seen_at is not None:
-                said = ingress_counters(before.get(word.id), word.telemetry, deployment, word.seen_at.timestamp())
-                if said is not None:
-                    counted[word.id] = msgspec.to_builtins(said)
-        window.counters = counted
+        before, updated = _stored_counters(window), {}
+        for ingress in ingresses[region]:
+            if ingress.seen_at is not None:
+                counters = ingress_counters(
+                    before.get(ingress.id), ingress.telemetry, deployment, ingress.seen_at.timestamp()
+                )
+                if counters is not None:
+                    updated[ingress.id] = msgspec.to_builtins(counters)
+        window.counters = updated
 
 
-def _counted(window: TrafficWindow) -> dict[str, IngressCounters]:
+def _stored_counters(window: TrafficWindow) -> dict[str, IngressCounters]:
     return msgspec.convert(window.counters, dict[str, IngressCounters])
 
 
-def _sample(
+def _add_sample(
     window: TrafficWindow,
-    ingresses: list[IngressWord],
+    ingresses: list[IngressView],
     cells: list[ReadyCell],
     arrivals: float,
     policy: TrafficPolicy,
     now: datetime,
 ) -> None:
     # A cell that one of its region's ingresses cannot reach is not one to send more to.
-    healthy = [cell for cell in cells if all(word.cells.get(cell.id) == UP for word in ingresses)]
+    healthy = [cell for cell in cells if all(ingress.cells.get(cell.id) == UP for ingress in ingresses)]
     # Without a rate beside it, what is worked on would say that requests take for ever.
-    rated = [word for word in ingresses if (said := _counted(window).get(word.id)) and said.over_s > 0]
+    rated = [
+        ingress
+        for ingress in ingresses
+        if (counters := _stored_counters(window).get(ingress.id)) and counters.over_s > 0
+    ]
     sample = Sample(
         at=round(now.timestamp(), 3),
         arrivals_per_s=round(arrivals, 3),
-        in_service=sum(in_service(word.telemetry, [cell.id for cell in cells]) for word in rated),
+        in_service=sum(in_service(ingress.telemetry, [cell.id for cell in cells]) for ingress in rated),
         capacity=float(sum(policy.tested_concurrency or cell.concurrency for cell in healthy)),
     )
     before = samples_of(window)
     if before and sample.at - before[-1].at < SAMPLE_EVERY_S and sample.capacity == before[-1].capacity:
         return
-    rows = kept((*before, sample), sample.at)
+    rows = recent_samples((*before, sample), sample.at)
     window.samples = [[row.at, row.arrivals_per_s, row.in_service, row.capacity] for row in rows]

@@ -19,6 +19,6 @@ class Command(BaseCommand):
         except ValueError as error:
             raise CommandError(str(error)) from error
         verdict = audit_verify(kept)
-        if verdict.broken is not None:
-            raise CommandError(f"record {verdict.broken.number} is broken: {verdict.broken.why}")
+        if verdict.first_break is not None:
+            raise CommandError(f"record {verdict.first_break.number} is broken: {verdict.first_break.why}")
         self.stdout.write(f"{verdict.checked} records hold; head {verdict.head}")

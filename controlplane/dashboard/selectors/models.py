@@ -23,7 +23,7 @@ from models_registry.planning.diff import (
     diff_versions,
     said_by,
 )
-from models_registry.selectors.fleet_hooks import machines_known, version_uses
+from models_registry.selectors.fleet_hooks import instance_shapes, version_uses
 from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
 from models_registry.selectors.rendering import renderings
 
@@ -269,7 +269,7 @@ def version_cells(version: ModelVersion) -> tuple[CellOfVersion, ...]:
             arguments=argument_lines(each.arguments),
             notes=each.notes,
         )
-        for each in renderings(version, machines_known())
+        for each in renderings(version, instance_shapes())
     )
 
 
@@ -307,7 +307,7 @@ def _region_cells(deployment: str, region: str, states: Counter[str]) -> RegionC
 def version_diff(version: ModelVersion, against: str) -> DiffPage:
     """How it differs from the version that `against` names; from any, also of another model."""
     other = version_by_reference(ModelVersion.objects.all(), against) if against else None
-    diff = diff_versions(other.spec(), version.spec(), machines_known()) if other else None
+    diff = diff_versions(other.spec(), version.spec(), instance_shapes()) if other else None
     return DiffPage(version, against, diff, _siblings(version))
 
 

@@ -24,7 +24,7 @@ class BadRequest(ValueError):
 
 
 @dataclass(frozen=True)
-class Ask:
+class GenerationRequest:
     """One request in the form that both endpoints share. `output_limit` None: as long as the answer naturally is.
 
     `prompt` is what is to be answered, `context` all that is to be read.
@@ -101,7 +101,7 @@ _completion = msgspec.json.Decoder(CompletionBody)
 B = TypeVar("B")
 
 
-def parse_chat(body: bytes) -> Ask:
+def parse_chat(body: bytes) -> GenerationRequest:
     """What a chat request asks for.
 
     Raises:
@@ -110,10 +110,12 @@ def parse_chat(body: bytes) -> Ask:
     chat = _decode(_chat, body)
     texts = [message.text() for message in chat.messages]
     prompt_tokens = sum(map(count_tokens, texts))
-    return _ask(chat, texts[-1], " ".join(texts), prompt_tokens, chat.max_completion_tokens or chat.max_tokens)
+    return _generation_request(
+        chat, texts[-1], " ".join(texts), prompt_tokens, chat.max_completion_tokens or chat.max_tokens
+    )
 
 
-def parse_completion(body: bytes) -> Ask:
+def parse_completion(body: bytes) -> GenerationRequest:
     """What a completion request asks for.
 
     Raises:
@@ -121,12 +123,14 @@ def parse_completion(body: bytes) -> Ask:
     """
     completion = _decode(_completion, body)
     prompt, tokens = _prompt_and_tokens(completion.prompt)
-    return _ask(completion, prompt, prompt, tokens, completion.max_tokens or _DEFAULT_COMPLETION_TOKENS)
+    return _generation_request(completion, prompt, prompt, tokens, completion.max_tokens or _DEFAULT_COMPLETION_TOKENS)
 
 
-def _ask(body: _Common, prompt: str, context: str, prompt_tokens: int, output_limit: int | None) -> Ask:
+def _generation_request(
+    body: _Common, prompt: str, context: str, prompt_tokens: int, output_limit: int | None
+) -> GenerationRequest:
     options = body.stream_options
-    return Ask(
+    return GenerationRequest(
         model=body.model,
         prompt=prompt,
         context=context,

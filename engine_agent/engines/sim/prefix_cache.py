@@ -16,10 +16,10 @@ def block_hashes(tokens: Sequence[str], block_tokens: int) -> tuple[int, ...]:
 
     The hashes hold within one process only, as a cache does.
     """
-    return tuple(_chained(tokens, block_tokens)) if block_tokens > 0 else ()
+    return tuple(_chained_hashes(tokens, block_tokens)) if block_tokens > 0 else ()
 
 
-def _chained(tokens: Sequence[str], block_tokens: int) -> Iterator[int]:
+def _chained_hashes(tokens: Sequence[str], block_tokens: int) -> Iterator[int]:
     parent = 0
     for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
         parent = hash((parent, *islice(tokens, start, start + block_tokens)))

@@ -32,7 +32,7 @@ from engine_agent.engines.sim.batching import TokenGiven, TooLong
 from engine_agent.engines.sim.engine import Aborted, Engine, Generation, NotServing
 from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.meters import render
-from engine_agent.engines.sim.openai_requests import Ask, BadRequest, parse_chat, parse_completion
+from engine_agent.engines.sim.openai_requests import BadRequest, GenerationRequest, parse_chat, parse_completion
 from engine_agent.engines.sim.openai_responses import (
     DONE_EVENT,
     ResponseShape,
@@ -47,30 +47,30 @@ METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What will be said to one request: a word for each token, and why it ends."""
+class Completion:
+    """What one request gets: a word for each token, and why it ends."""
 
     words: tuple[str, ...]
     finish_reason: str
 
 
-def plan_answer(ask: Ask, seed: int, max_model_len: int, wrong: bool) -> Answer:
-    """Decide the answer before it is computed, as the time model needs its length.
+def plan_completion(request: GenerationRequest, seed: int, max_model_len: int, wrong: bool) -> Completion:
+    """Decide the completion before it is computed, as the time model needs its length.
 
     Raises:
         BadRequest: the prompt, or prompt and `max_tokens`, exceed `max_model_len`.
     """
-    room = max_model_len - ask.prompt_tokens
-    if room < (ask.output_limit or 1):
+    room = max_model_len - request.prompt_tokens
+    if room < (request.output_limit or 1):
         raise BadRequest(
             f"This model's maximum context length is {max_model_len} tokens. However, you requested "
-            f"{ask.output_limit or 1} output tokens and your prompt contains {ask.prompt_tokens} tokens.",
+            f"{request.output_limit or 1} output tokens and your prompt contains {request.prompt_tokens} tokens.",
             param="max_tokens" if room > 0 else "prompt",
         )
-    limit = ask.output_limit or room
-    natural = answer_words(ask.prompt, seed + ask.seed, limit if ask.exact_length else None)
+    limit = request.output_limit or room
+    natural = answer_words(request.prompt, seed + request.seed, limit if request.exact_length else None)
     words = wrong_words(natural[:limit]) if wrong else natural[:limit]
-    return Answer(words, "length" if ask.exact_length or len(natural) > limit else "stop")
+    return Completion(words, "length" if request.exact_length or len(natural) > limit else "stop")
 
 
 class OpenAiServer:
@@ -121,12 +121,18 @@ class OpenAiServer:
     async def _completion(self, _scope: Scope, receive: Receive, send: Send) -> None:
         await self._generate(parse_completion, False, receive, send)
 
-    async def _generate(self, parse: Callable[[bytes], Ask], chat: bool, receive: Receive, send: Send) -> None:
+    async def _generate(
+        self, parse: Callable[[bytes], GenerationRequest], chat: bool, receive: Receive, send: Send
+    ) -> None:
         try:
-            ask = parse(await read_body(receive))
-            answer = self._admit(ask)
+            request = parse(await read_body(receive))
+            completion = self._admit(request)
             generation = self._engine.submit(
-                ask.prompt_tokens, len(answer.words), answer.finish_reason, ask.priority, self._blocks(ask, answer)
+                request.prompt_tokens,
+                len(completion.words),
+                completion.finish_reason,
+                request.priority,
+                self._blocks(request, completion),
             )
         except ClientLeft:
             return
@@ -144,21 +150,21 @@ class OpenAiServer:
             return
         prefix = "chatcmpl" if chat else "cmpl"
         shape = ResponseShape(f"{prefix}-{uuid.uuid4().hex}", int(time.time()), self._model, chat)
-        writing = _write_stream if ask.stream else _write_whole
+        writing = _write_stream if request.stream else _write_whole
         async with self._cancelled_when_client_leaves(generation, receive):
-            await writing(send, shape, generation, answer, ask)
+            await writing(send, shape, generation, completion, request)
 
-    def _admit(self, ask: Ask) -> Answer:
-        if ask.model != self._model:
-            message = f"The model `{ask.model}` does not exist."
+    def _admit(self, request: GenerationRequest) -> Completion:
+        if request.model != self._model:
+            message = f"The model `{request.model}` does not exist."
             raise BadRequest(message, param="model", status=404, code="model_not_found")
         if self._random.random() < self._faults.error_ratio:
             raise BadRequest("injected fault: error", status=500, code="injected_fault")
-        return plan_answer(ask, self._seed, self._max_model_len, self._engine.effects.wrong_answer)
+        return plan_completion(request, self._seed, self._max_model_len, self._engine.effects.wrong_answer)
 
-    def _blocks(self, ask: Ask, answer: Answer) -> tuple[int, ...]:
-        """Of prompt and answer, because the next turn of the conversation begins with both."""
-        return block_hashes((*ask.context.split(), *answer.words), self._engine.parameters.prefix_block_tokens)
+    def _blocks(self, request: GenerationRequest, completion: Completion) -> tuple[int, ...]:
+        """Of prompt and completion, because the next turn of the conversation begins with both."""
+        return block_hashes((*request.context.split(), *completion.words), self._engine.parameters.prefix_block_tokens)
 
     @asynccontextmanager
     async def _cancelled_when_client_leaves(self, generation: Generation, receive: Receive) -> AsyncIterator[None]:
@@ -176,7 +182,9 @@ class OpenAiServer:
         generation.events.put_nowait(Aborted("the client left"))
 
 
-async def _write_whole(send: Send, shape: ResponseShape, generation: Generation, answer: Answer, ask: Ask) -> None:
+async def _write_whole(
+    send: Send, shape: ResponseShape, generation: Generation, completion: Completion, request: GenerationRequest
+) -> None:
     while True:
         event = await generation.events.get()
         if isinstance(event, Aborted):
@@ -184,11 +192,13 @@ async def _write_whole(send: Send, shape: ResponseShape, generation: Generation,
             return
         if event.is_last:
             break
-    usage = Usage(ask.prompt_tokens, len(answer.words))
-    await respond(send, 200, shape.whole(" ".join(answer.words), answer.finish_reason, usage))
+    usage = Usage(request.prompt_tokens, len(completion.words))
+    await respond(send, 200, shape.whole(" ".join(completion.words), completion.finish_reason, usage))
 
 
-async def _write_stream(send: Send, shape: ResponseShape, generation: Generation, answer: Answer, ask: Ask) -> None:
+async def _write_stream(
+    send: Send, shape: ResponseShape, generation: Generation, completion: Completion, request: GenerationRequest
+) -> None:
     started = False
     while True:
         event = await generation.events.get()
@@ -198,7 +208,7 @@ async def _write_stream(send: Send, shape: ResponseShape, generation: Generation
         if isinstance(event, Aborted):
             await send_body(send, error_event(503, event.reason))
             return
-        text = _text_event(shape, answer, event)
+        text = _text_event(shape, completion, event)
         if not started:
             await start_response(send, 200, "text/event-stream; charset=utf-8")
             text = shape.opening_event() + text
@@ -206,11 +216,11 @@ async def _write_stream(send: Send, shape: ResponseShape, generation: Generation
         if event.is_last:
             break
         await send_body(send, text, more=True)
-    usage = shape.usage_event(Usage(ask.prompt_tokens, len(answer.words))) if ask.include_usage else b""
+    usage = shape.usage_event(Usage(request.prompt_tokens, len(completion.words))) if request.include_usage else b""
     await send_body(send, text + usage + DONE_EVENT)
 
 
-def _text_event(shape: ResponseShape, answer: Answer, token: TokenGiven) -> bytes:
-    word = answer.words[token.index]
+def _text_event(shape: ResponseShape, completion: Completion, token: TokenGiven) -> bytes:
+    word = completion.words[token.index]
     text = word if token.index == 0 else f" {word}"
-    return shape.text_event(text, answer.finish_reason if token.is_last else None)
+    return shape.text_event(text, completion.finish_reason if token.is_last else None)

@@ -3,7 +3,7 @@
 import pytest
 
 from fleet.models import InstanceType
-from fleet.selectors.model_version import machines_known, version_uses
+from fleet.selectors.model_version import instance_shapes, version_uses
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.selectors import fleet_hooks
 from tests.fleet import rows
@@ -27,11 +27,11 @@ def test_deployments_and_live_cells_are_uses() -> None:
 def test_the_fleets_own_instance_types_win_over_the_public_ones() -> None:
     InstanceType.objects.create(name="p5.48xlarge", accelerator="h100", cores=4)
     InstanceType.objects.create(name="own.gpu", accelerator="b200", cores=2)
-    known = machines_known()
+    known = instance_shapes()
     assert known["p5.48xlarge"].cores == 4
     assert known["own.gpu"].cores == 2
     assert known["trn1.32xlarge"] == INSTANCE_TYPES["trn1.32xlarge"]
-    assert fleet_hooks.machines_known() == known
+    assert fleet_hooks.instance_shapes() == known
 
 
 def test_without_a_fleet_nothing_passes_for_unused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -39,4 +39,4 @@ def test_without_a_fleet_nothing_passes_for_unused(monkeypatch: pytest.MonkeyPat
     with pytest.raises(LookupError, match="no fleet has registered who uses"):
         fleet_hooks.version_uses(1)
     with pytest.raises(LookupError, match="no fleet has registered its instance types"):
-        fleet_hooks.machines_known()
+        fleet_hooks.instance_shapes()

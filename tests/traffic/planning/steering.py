@@ -7,7 +7,14 @@ from datetime import UTC, datetime, timedelta
 
 from traffic.planning.autopilot import placement_problem, plan_shift
 from traffic.planning.demand_placement import latencies_ms
-from traffic.planning.load_window import Sample, arrivals_to_expect, capacity_to_count_on, is_starting, kept, share_lost
+from traffic.planning.load_window import (
+    Sample,
+    arrivals_to_expect,
+    capacity_to_count_on,
+    is_starting,
+    recent_samples,
+    share_lost,
+)
 from traffic.planning.matrix import Matrix, distance, loads
 from traffic.planning.overrides import OverrideView, orders_for
 from traffic.planning.shift import AutopilotSettings, Decision, HoldTable, RegionView, ShiftTraffic, TrafficView
@@ -126,7 +133,7 @@ class ClosedLoop:
             if not self.silent(name, self.at_s):
                 self._heard[name] = self.at_s
                 sample = Sample(at, self.demand(name, self.at_s), 0.0, self.capacity(name, self.at_s))
-                self._samples[name] = deque(kept((*self._samples[name], sample), at))
+                self._samples[name] = deque(recent_samples((*self._samples[name], sample), at))
             samples = tuple(self._samples[name])
             regions.append(
                 RegionView(

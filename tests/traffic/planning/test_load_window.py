@@ -8,7 +8,7 @@ from traffic.planning.load_window import (
     arrivals_to_expect,
     capacity_to_count_on,
     is_starting,
-    kept,
+    recent_samples,
     service_time_s,
     share_lost,
 )
@@ -62,5 +62,5 @@ def test_a_region_starts_until_its_first_cell_or_for_a_minute(
 
 
 def test_windows_are_bounded_in_time_and_number() -> None:
-    assert min(s.at for s in kept(samples(*[1.0] * 60), now=118.0)) >= 118.0 - 75.0
-    assert len(kept(samples(*[1.0] * 500, every_s=0.1), now=50.0)) == SAMPLES_MAX
+    assert min(s.at for s in recent_samples(samples(*[1.0] * 60), now=118.0)) >= 118.0 - 75.0
+    assert len(recent_samples(samples(*[1.0] * 500, every_s=0.1), now=50.0)) == SAMPLES_MAX

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from traffic.planning.matrix import distance, loads, movement, towards, whole_row
+from traffic.planning.matrix import distance, loads, movement, step_towards, whole_row
 
 rows = st.dictionaries(st.sampled_from("abcd"), st.floats(0.001, 100.0), min_size=1)
 
@@ -53,6 +53,6 @@ def test_loads_add_up() -> None:
 def test_equal_steps_arrive(row: dict[str, float], target: dict[str, float]) -> None:
     here, there = whole_row(row, "a"), whole_row(target, "a")
     for _ in range(math.ceil(distance(here, there) / 0.1) + 1):  # rounding may cost a step
-        before, here = here, towards(here, there, 0.1, "a")
+        before, here = here, step_towards(here, there, 0.1, "a")
         assert distance(before, here) <= 0.1 + 4e-4
     assert distance(here, there) <= 1e-3
