@@ -265,10 +265,10 @@ async def override(fleet: Fleet, load: Load, options: argparse.Namespace) -> Non
 async def evacuation(fleet: Fleet, load: Load, options: argparse.Namespace) -> None:
     """A region is evacuated for real, and comes back."""
     began = time.monotonic()
-    asked = {"region": EAST, "mode": "real", "duration_s": 600, "why": "bench", "deployment": fleet.deployment}
-    (effect,) = (await fleet.ask("POST", "/traffic/evacuations/preview", json=asked))["effects"]
+    request = {"region": EAST, "mode": "real", "duration_s": 600, "why": "bench", "deployment": fleet.deployment}
+    (effect,) = (await fleet.ask("POST", "/traffic/evacuations/preview", json=request))["effects"]
     predicted = {one["region"]: one["utilisation_after"] for one in effect["regions"]}
-    order = await fleet.ask("POST", "/traffic/evacuations", json={**asked, "confirm": EAST})
+    order = await fleet.ask("POST", "/traffic/evacuations", json={**request, "confirm": EAST})
 
     async def is_empty() -> bool:
         return EAST not in {**await fleet.in_force(EAST), **await fleet.in_force(WEST)}

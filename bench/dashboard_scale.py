@@ -40,19 +40,19 @@ WRITES_OR_LEAVES = {"login", "logout", "oidc-begin", "oidc-back", "playground-sa
 
 
 def main() -> None:
-    asked = _arguments()
+    options = _arguments()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with TemporaryDirectory(prefix="switchyard-bench-") as folder, _database(Path(folder)):
         started = time.monotonic()
-        _seed(asked.cells, asked.nodes)
-        print(f"{asked.cells} cells on {asked.nodes} nodes seeded in {time.monotonic() - started:.0f} s")
-        urls, cookies = _urls(), [_cookie(number) for number in range(asked.users)]
-        with _web(asked.workers):
+        _seed(options.cells, options.nodes)
+        print(f"{options.cells} cells on {options.nodes} nodes seeded in {time.monotonic() - started:.0f} s")
+        urls, cookies = _urls(), [_cookie(number) for number in range(options.users)]
+        with _web(options.workers):
             asyncio.run(_warm(urls, cookies[0]))
             _paint(cookies[0], ("/", "/cells/", "/deployments/deployment-01/"))
             load_before = os.getloadavg()[0]
-            times = asyncio.run(_browse(urls, cookies, asked.seconds, asked.think))
-            _report(times, asked, load_before)
+            times = asyncio.run(_browse(urls, cookies, options.seconds, options.think))
+            _report(times, options, load_before)
 
 
 def _arguments() -> argparse.Namespace:
@@ -138,7 +138,7 @@ def _answers() -> bool:
         return False
 
 
-# --- what is asked for -----------------------------------------------------------------------------------------------
+# --- requested pages -----------------------------------------------------------------------------------------------
 
 
 def _urls() -> list[str]:
@@ -219,12 +219,13 @@ def _client(cookie: str) -> httpx.AsyncClient:
 # --- what came of it -------------------------------------------------------------------------------------------------
 
 
-def _report(times: dict[str, list[float]], asked: argparse.Namespace, load_before: float) -> None:
+def _report(times: dict[str, list[float]], options: argparse.Namespace, load_before: float) -> None:
     everything = [each for one in times.values() for each in one]
     print(
-        f"\n{asked.users} users, {asked.think:g} s between pages, {asked.workers} web processes, {os.cpu_count()} cores"
+        f"\n{options.users} users, {options.think:g} s between pages, {options.workers} web processes, "
+        f"{os.cpu_count()} cores"
     )
-    print(f"{len(everything)} answers in {asked.seconds:.0f} s; load average before {load_before:.1f}\n")
+    print(f"{len(everything)} answers in {options.seconds:.0f} s; load average before {load_before:.1f}\n")
     print("| page or list | answers | p50 ms | p95 ms |\n| --- | ---: | ---: | ---: |")
     for url, found in sorted(times.items(), key=lambda item: -_p95(item[1])):
         mark = " **" if _p95(found) > LIMIT_MS else ""
@@ -252,20 +253,18 @@ def _paint(cookie: str, paths: tuple[str, ...]) -> None:
         )
         for path in paths:
             page = context.new_page()
-            said: list[str] = []
+            errors: list[str] = []
             painted: list[float] = []
-            page.on(
-                "console", lambda message, said=said: said.append(message.text) if message.type == "error" else None
-            )
-            page.on("pageerror", lambda error, said=said: said.append(str(error)))
+            page.on("console", lambda line, errors=errors: errors.append(line.text) if line.type == "error" else None)
+            page.on("pageerror", lambda error, errors=errors: errors.append(str(error)))
             for _ in range(5):
                 page.goto(f"http://127.0.0.1:{PORT}{path}", wait_until="load")
                 page.wait_for_timeout(300)
                 painted.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
             slow = " **" if statistics.median(painted) > PAINT_LIMIT_MS else ""
             print(f"{path}: painted after {statistics.median(painted):.0f} ms, at worst {max(painted):.0f} ms{slow}")
-            for line in dict.fromkeys(said):
-                print(f"  it said: {line[:300]}")
+            for line in dict.fromkeys(errors):
+                print(f"  console: {line[:300]}")
         browser.close()
 
 

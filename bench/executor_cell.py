@@ -1,6 +1,6 @@
 """Real vLLM as one process, as vLLM's own two workers, and as a cell of two nodes: started by benches of the executor.
 
-It only starts, asks and ends; what is measured is said in the benches that import it.
+It only starts, requests and ends; what is measured stands in the benches that import it.
 """
 
 import json
@@ -111,18 +111,18 @@ class Engine:
             return 0, type(error).__name__
         return answer.status_code, answer.json().get("reason", "") if answer.content else ""
 
-    def complete(self, prompt: str, max_tokens: int, **asked: Any) -> dict[str, Any]:
+    def complete(self, prompt: str, max_tokens: int, **options: Any) -> dict[str, Any]:
         """One greedy completion, with the ids of its tokens."""
-        body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **asked}
+        body = {"model": "m", "prompt": prompt, "max_tokens": max_tokens, "temperature": 0, **options}
         answer = httpx.post(f"{self.url}/v1/completions", json=body, timeout=600)
         answer.raise_for_status()
         choice: dict[str, Any] = answer.json()["choices"][0]
         return choice
 
-    def complete_all(self, prompts: list[str], max_tokens: int, **asked: Any) -> list[dict[str, Any]]:
+    def complete_all(self, prompts: list[str], max_tokens: int, **options: Any) -> list[dict[str, Any]]:
         """Completions of prompts that are all sent at once."""
         with ThreadPoolExecutor(len(prompts)) as clients:
-            return list(clients.map(lambda prompt: self.complete(prompt, max_tokens, **asked), prompts))
+            return list(clients.map(lambda prompt: self.complete(prompt, max_tokens, **options), prompts))
 
     def end(self) -> None:
         """Kill what is left of it."""

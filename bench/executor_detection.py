@@ -49,13 +49,13 @@ Maker = Callable[[float, Hosts], AbstractContextManager["Pair"]]
 
 
 class Pair:
-    """Two members, as this bench sees them: where health is asked, and whom to signal."""
+    """Two members, as this bench sees them: where to check health, and which processes to signal."""
 
     def __init__(self, url: str, leader: int, follower: int) -> None:
         self.url, self.leader, self.follower = url, leader, follower
 
     def status(self) -> int:
-        """Of /health; 0: nobody answers."""
+        """Of /health; 0: no response."""
         try:
             return httpx.get(f"{self.url}/health", timeout=1).status_code
         except httpx.TransportError:
@@ -66,9 +66,9 @@ class Pair:
         begun = threading.Event()
 
         def read() -> None:
-            asked = {"model": "m", "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+            body = {"model": "m", "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
             try:
-                with httpx.stream("POST", f"{self.url}/v1/completions", json=asked, timeout=120) as response:
+                with httpx.stream("POST", f"{self.url}/v1/completions", json=body, timeout=120) as response:
                     for _ in response.iter_lines():
                         begun.set()
             except httpx.TransportError:
@@ -116,33 +116,7 @@ def _pair(started: Engine) -> Pair:
 def own_nodes(hang_s: float, hosts: Hosts) -> Iterator[Pair]:
     """vLLM's own two nodes."""
     folder, _ = artifact()
-    nodes = []
-    for rank in range(2):
-        argv = [
-            *hosts[rank].inside,
-            *(str(PYTHON), "-c", FOLLOW if rank else SERVE),
-            *("--model", str(folder), "--served-model-name", "m", *ARGS),
-            *("--tensor-parallel-size", "2", "--nnodes", "2", "--node-rank", str(rank)),
-            *("--master-addr", hosts[0].address, "--master-port", str(LIBRARY_PORT + 1)),
-            *("--host", hosts[0].address, "--port", str(LIBRARY_PORT), *(("--headless",) if rank else ())),
-        ]
-        env = {
-            **os.environ,
-            "HF_HUB_OFFLINE": "1",
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_HOST_IP": hosts[rank].address,
-            "OMP_NUM_THREADS": "1",
-            "GLOO_SOCKET_IFNAME": "lo" if hosts == HERE_ALONE else LINK[rank],
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-            "TORCH_COMPILE_DISABLE": "1",
-            "OMP_WAIT_POLICY": "passive",
-            "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": f"{hang_s:.0f}",
-        }
-        nodes.append(
-            subprocess.Popen(
-                argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
-            )
-        )
+    nodes = [_start_node(rank, folder, hang_s, hosts) for rank in range(2)]
     pair = Pair(f"http://{hosts[0].address}:{LIBRARY_PORT}", nodes[0].pid, nodes[1].pid)
     deadline = time.monotonic() + START_LIMIT_S
     try:
@@ -155,6 +129,32 @@ def own_nodes(hang_s: float, hosts: Hosts) -> Iterator[Pair]:
         for node in nodes:
             subprocess.run(["pkill", "-9", "-s", str(node.pid)], check=False)
             node.wait(30)
+
+
+def _start_node(rank: int, folder: Path, hang_s: float, hosts: Hosts) -> subprocess.Popen[bytes]:
+    argv = [
+        *hosts[rank].inside,
+        *(str(PYTHON), "-c", FOLLOW if rank else SERVE),
+        *("--model", str(folder), "--served-model-name", "m", *ARGS),
+        *("--tensor-parallel-size", "2", "--nnodes", "2", "--node-rank", str(rank)),
+        *("--master-addr", hosts[0].address, "--master-port", str(LIBRARY_PORT + 1)),
+        *("--host", hosts[0].address, "--port", str(LIBRARY_PORT), *(("--headless",) if rank else ())),
+    ]
+    env = {
+        **os.environ,
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HOST_IP": hosts[rank].address,
+        "OMP_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo" if hosts == HERE_ALONE else LINK[rank],
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "TORCH_COMPILE_DISABLE": "1",
+        "OMP_WAIT_POLICY": "passive",
+        "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": f"{hang_s:.0f}",
+    }
+    return subprocess.Popen(
+        argv, cwd=ROOT, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
 
 
 def kill(pair: Pair) -> None:

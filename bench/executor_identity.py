@@ -28,11 +28,11 @@ def prompts(count: int) -> list[str]:
     return [text[index * 7 % len(TEXT) :][: 5 + index * 37 % 400] for index in range(count)]
 
 
-def tokens(of: Engine, asked: list[str], max_tokens: int) -> list[list[int]]:
+def tokens(of: Engine, texts: list[str], max_tokens: int) -> list[list[int]]:
     """The ids that it answers each prompt with."""
     answers = []
-    for first in range(0, len(asked), 16):
-        batch = of.complete_all(asked[first : first + 16], max_tokens, ignore_eos=True, return_token_ids=True)
+    for first in range(0, len(texts), 16):
+        batch = of.complete_all(texts[first : first + 16], max_tokens, ignore_eos=True, return_token_ids=True)
         answers += [answer["token_ids"] for answer in batch]
     return answers
 
@@ -44,15 +44,15 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=16)
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    asked = prompts(options.prompts)
+    texts = prompts(options.prompts)
     with engine(0, 1, "--dtype", "float32") as one:
-        alone = tokens(one, asked, options.tokens)
+        alone = tokens(one, texts, options.tokens)
     with engine(1, 2, "--dtype", "float32", "--tensor-parallel-size", "2") as cell:
-        together = tokens(cell, asked, options.tokens)
+        together = tokens(cell, texts, options.tokens)
     same = sum(left == right for left, right in zip(alone, together, strict=True))
     result = (
         f"# Tokens of a two-node cell against one process\n\n{time.strftime('%Y-%m-%d')}, SmolLM2-135M, fp32, greedy, "
-        f"{options.prompts} prompts of 5 to {max(map(len, asked))} characters, 16 at a time, {options.tokens} tokens "
+        f"{options.prompts} prompts of 5 to {max(map(len, texts))} characters, 16 at a time, {options.tokens} tokens "
         f"each: **{same} of {options.prompts} answers are the same, token by token**.\n"
     )
     print(result)

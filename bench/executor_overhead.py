@@ -2,8 +2,9 @@
 
     bench/executor_overhead.py [--rounds 5] [--tokens 48] [--write]
 
-All replicas run at once and are asked in turn, so that each meets the same machine. Prints Markdown: medians over the
-rounds of the time of a step, and of the ratio to vLLM's executor in the same round; `--write` puts it beside this file.
+All replicas run at once and take requests in turn, so that each meets the same machine. Prints Markdown: medians over
+the rounds of the time of a step, and of the ratio to vLLM's executor in the same round; `--write` puts it beside this
+file.
 """
 
 import argparse
@@ -40,8 +41,8 @@ def step_ms(of: Engine, batch: int, tokens: int) -> float:
 
 
 def _gaps_ms(of: Engine, tokens: int) -> list[float]:
-    asked = {"model": "m", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
-    with httpx.stream("POST", f"{of.url}/v1/completions", json=asked, timeout=600) as answer:
+    body = {"model": "m", "prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+    with httpx.stream("POST", f"{of.url}/v1/completions", json=body, timeout=600) as answer:
         answer.raise_for_status()
         at = [time.perf_counter() for line in answer.iter_lines() if line.startswith("data: {")]
     return [(later - earlier) * 1e3 for earlier, later in pairwise(at[SETTLE_TOKENS:])]
@@ -77,7 +78,7 @@ def main() -> None:
     lines = [
         "# A decode step in a two-node cell\n",
         f"{time.strftime('%Y-%m-%d')}, SmolLM2-135M, bf16, tensor-parallel 2, one thread a rank, {options.rounds} "
-        f"rounds of {options.tokens} tokens, all replicas on one machine and asked in turn; "
+        f"rounds of {options.tokens} tokens, all replicas on one machine taking requests in turn; "
         f"load average {os.getloadavg()[1]:.0f}, most of it their own. In some rounds of a batch of 16 the client got "
         "several tokens at once, and the median gap says nothing: hence the extremes.\n",
         "| executor | batch | ms a step, median | of vLLM's mp, median of rounds | lowest to highest |",

@@ -47,7 +47,7 @@ def core_of(replica: Engine) -> int:
 def shares(replica: Engine, seconds: int, batch: int) -> Counter[str]:
     """Samples of the busy loop by what it did."""
     with tempfile.NamedTemporaryFile(suffix=".raw") as raw, ThreadPoolExecutor(batch) as clients:
-        asked = [clients.submit(replica.complete, "Once", 1900, ignore_eos=True) for _ in range(batch)]
+        pending = [clients.submit(replica.complete, "Once", 1900, ignore_eos=True) for _ in range(batch)]
         time.sleep(2)
         command = ["py-spy", "record", "--duration", str(seconds), "--rate", "200", "--format", "raw"]
         subprocess.run(
@@ -55,7 +55,7 @@ def shares(replica: Engine, seconds: int, batch: int) -> Counter[str]:
         )
         lines = Path(raw.name).read_text().splitlines()
         replica.end()  # rather than waiting for the rest of the answers
-        for answer in asked:
+        for answer in pending:
             answer.exception()
     found: Counter[str] = Counter()
     for line in lines:

@@ -3,7 +3,7 @@
     bench/executor_soak.py [--minutes 30] [--clients 4] [--pause-s 0.2] [--write]
 
 Clients ask at random for short and long answers, streamed or whole, and hang up on some of them. Each minute a fixed
-prompt is asked for whose greedy answer must not change, and the resident memory of every process is read. Prints
+prompt is sent whose greedy answer must not change, and the resident memory of every process is read. Prints
 Markdown; `--write` puts it beside this file.
 """
 
@@ -40,11 +40,11 @@ class Soak:
 
 
 def client(of: Engine, seed: int, pause_s: float, soak: Soak) -> None:
-    """Ask until told to stop. Answers that fail are counted by what they said."""
+    """Send requests until `soak.stop`. Failures are counted by their error."""
     draw = random.Random(seed)
     with httpx.Client(timeout=300) as http:
         while not soak.stop.wait(draw.expovariate(1 / pause_s)):
-            asked = {
+            body = {
                 "model": "m",
                 "prompt": (TEXT * 8)[: draw.choice((10, 60, 300, 800))],
                 "max_tokens": draw.choice((1, 8, 32, 128)),
@@ -52,13 +52,13 @@ def client(of: Engine, seed: int, pause_s: float, soak: Soak) -> None:
                 "stream": draw.random() < 0.7,
             }
             try:
-                soak.ended[_ask(http, of.url, asked, soak, hangs_up=draw.random() < 0.1)] += 1
+                soak.ended[_send(http, of.url, body, soak, hangs_up=draw.random() < 0.1)] += 1
             except httpx.HTTPError as error:
                 soak.ended[f"failed: {type(error).__name__}"] += 1
 
 
-def _ask(http: httpx.Client, url: str, asked: dict[str, object], soak: Soak, *, hangs_up: bool) -> str:
-    with http.stream("POST", f"{url}/v1/completions", json=asked) as answer:
+def _send(http: httpx.Client, url: str, body: dict[str, object], soak: Soak, *, hangs_up: bool) -> str:
+    with http.stream("POST", f"{url}/v1/completions", json=body) as answer:
         for count, line in enumerate(answer.iter_lines()):
             if '"error"' in line:
                 return f"failed: {line[:80]}"
@@ -78,6 +78,43 @@ def memory_mib(of: Engine) -> float:
     return total / 2**20
 
 
+def run_soak(minutes: int, clients: int, pause_s: float) -> tuple[Soak, list[float], int]:
+    """What the clients saw, the memory after each minute in MiB, and how often the greedy answer changed."""
+    soak, memory, changed = Soak(), list[float](), 0
+    with engine(8, 2, "--tensor-parallel-size", "2", "--dtype", "float32", SWITCHYARD_CELL_HANG_S="120") as cell:
+        expected = cell.complete(PROBE, 16)["text"]
+        threads = [threading.Thread(target=client, args=(cell, seed, pause_s, soak)) for seed in range(clients)]
+        for thread in threads:
+            thread.start()
+        for minute in range(minutes):
+            time.sleep(60)
+            memory.append(memory_mib(cell))
+            changed += cell.complete(PROBE, 16)["text"] != expected
+            print(f"{minute + 1} min, {memory[-1]:.0f} MiB, {dict(soak.ended)}", flush=True)
+        soak.stop.set()
+        for thread in threads:
+            thread.join()
+    return soak, memory, changed
+
+
+def report(options: argparse.Namespace, soak: Soak, memory: list[float], changed: int) -> str:
+    """As Markdown."""
+    settled = memory[min(SETTLED_MINUTES, len(memory) - 1) :]
+    failed = sum(count for how, count in soak.ended.items() if how.startswith("failed"))
+    return (
+        f"# Half an hour of mixed load on a two-node cell\n\n"
+        f"{time.strftime('%Y-%m-%d')}, SmolLM2-135M, fp32, tensor-parallel 2, {options.clients} clients that pause "
+        f"{options.pause_s:g} s, {options.minutes} minutes.\n\n"
+        "| what | measured |\n| --- | --- |\n"
+        f"| answers, and clients that hung up | {soak.ended['answered']}, {soak.ended['hung up']} |\n"
+        f"| failed | {failed} |\n"
+        f"| tokens streamed | {soak.tokens} |\n"
+        f"| greedy answers of the probe that changed | {changed} of {options.minutes} |\n"
+        f"| memory after {min(SETTLED_MINUTES, len(memory))} minutes, at the end, most | "
+        f"{settled[0]:.0f}, {settled[-1]:.0f}, {max(settled):.0f} MiB |\n"
+    )
+
+
 def main() -> None:
     """Soak and print."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -86,36 +123,8 @@ def main() -> None:
     parser.add_argument("--pause-s", type=float, default=0.2, help="between two requests of a client, on average")
     parser.add_argument("--write", action="store_true")
     options = parser.parse_args()
-    soak, memory, wrong = Soak(), list[float](), 0
-    with engine(8, 2, "--tensor-parallel-size", "2", "--dtype", "float32", SWITCHYARD_CELL_HANG_S="120") as cell:
-        said = cell.complete(PROBE, 16)["text"]
-        threads = [
-            threading.Thread(target=client, args=(cell, seed, options.pause_s, soak)) for seed in range(options.clients)
-        ]
-        for thread in threads:
-            thread.start()
-        for minute in range(options.minutes):
-            time.sleep(60)
-            memory.append(memory_mib(cell))
-            wrong += cell.complete(PROBE, 16)["text"] != said
-            print(f"{minute + 1} min, {memory[-1]:.0f} MiB, {dict(soak.ended)}", flush=True)
-        soak.stop.set()
-        for thread in threads:
-            thread.join()
-    settled = memory[min(SETTLED_MINUTES, len(memory) - 1) :]
-    failed = sum(count for how, count in soak.ended.items() if how.startswith("failed"))
-    result = (
-        f"# Half an hour of mixed load on a two-node cell\n\n"
-        f"{time.strftime('%Y-%m-%d')}, SmolLM2-135M, fp32, tensor-parallel 2, {options.clients} clients that pause "
-        f"{options.pause_s:g} s, {options.minutes} minutes.\n\n"
-        "| what | measured |\n| --- | --- |\n"
-        f"| answers, and clients that hung up | {soak.ended['answered']}, {soak.ended['hung up']} |\n"
-        f"| failed | {failed} |\n"
-        f"| tokens streamed | {soak.tokens} |\n"
-        f"| greedy answers of the probe that changed | {wrong} of {options.minutes} |\n"
-        f"| memory after {min(SETTLED_MINUTES, len(memory))} minutes, at the end, most | "
-        f"{settled[0]:.0f}, {settled[-1]:.0f}, {max(settled):.0f} MiB |\n"
-    )
+    soak, memory, changed = run_soak(options.minutes, options.clients, options.pause_s)
+    result = report(options, soak, memory, changed)
     print(result)
     if options.write:
         (HERE.parents[1] / "docs" / "bench" / f"{HERE.stem}.md").write_text(result)

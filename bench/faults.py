@@ -122,8 +122,8 @@ def slow(scene: Scene) -> None:
     fleet.ask("PATCH", "fault-rules/slow", {"mode": "on", "why": "bench"})
     scene.say("the rule is put in force")
     scene.healed(cell, victim)
-    said = fleet.rows("incidents", kind="node-slow")
-    others = {row["node"] for row in said} - {victim}
+    incidents = fleet.rows("incidents", kind="node-slow")
+    others = {row["node"] for row in incidents} - {victim}
     scene.say(f"accused: {victim}; its mate {mate} and all others: {', '.join(sorted(others)) or 'not accused'}")
     for region, cells in before.items():
         fleet.scale(DEPLOYMENT, region, cells)
@@ -149,7 +149,7 @@ def operator(scene: Scene) -> None:
     victim = cell["nodes"][0]["id"]
     scene.begin()
     fleet.post(f"nodes/{victim}/replace", why="bench")
-    scene.say(f"asked to replace {victim}, the leader of {cell['id']}")
+    scene.say(f"requested a replacement of {victim}, the leader of {cell['id']}")
     scene.healed(cell, victim)
     cell = scene.cell()
     warned = cell["nodes"][1]["id"]

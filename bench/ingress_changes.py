@@ -118,17 +118,17 @@ async def serve(base_port: int) -> None:
 
 
 async def one_stream(port: int, outcomes: Counter[str], ttft_ms: list[float]) -> None:
-    began, said = perf_counter(), b""
+    began, body = perf_counter(), b""
     try:
         async with asyncio.timeout(PATIENCE_S):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(REQUEST)
-            said = await reader.readuntil(b"[DONE]") if await _begins(reader, began, ttft_ms) else b""
+            body = await reader.readuntil(b"[DONE]") if await _begins(reader, began, ttft_ms) else b""
             writer.close()
     except (OSError, EOFError, TimeoutError) as error:
         outcomes[f"broken: {type(error).__name__}"] += 1
         return
-    outcomes["whole" if said.count(b" token") == TOKENS else "refused"] += 1
+    outcomes["whole" if body.count(b" token") == TOKENS else "refused"] += 1
 
 
 async def _begins(reader: asyncio.StreamReader, began: float, ttft_ms: list[float]) -> bool:

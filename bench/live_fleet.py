@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 class Fleet:
-    """The REST API with the operator's token. Control-plane processes that are away for a moment are asked again."""
+    """The REST API with the operator's token. Control-plane processes that are away for a moment are tried again."""
 
     def __init__(self) -> None:
         token = (HOME / "operator-token").read_text().strip()
@@ -85,7 +85,7 @@ class Fleet:
 
 
 def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
-    """What the condition says once it holds.
+    """The condition's value once it holds.
 
     Raises:
         SystemExit: it did not hold in time.
@@ -93,8 +93,8 @@ def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         try:
-            if said := condition():
-                return said
+            if value := condition():
+                return value
         except httpx.TransportError:
             pass
         time.sleep(POLL_S)
@@ -156,9 +156,9 @@ def spans(events: list[Row], begins: str, ends: str) -> list[float]:
 
 
 def launched() -> Row:
-    """What the launcher says of itself: its children's pids and the address of the database."""
-    said: Row = json.loads((HOME / "up.json").read_text())
-    return said
+    """What the launcher states of itself: its children's pids and the address of the database."""
+    status: Row = json.loads((HOME / "up.json").read_text())
+    return status
 
 
 def service(name: str) -> list[psutil.Process]:

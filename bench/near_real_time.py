@@ -57,8 +57,8 @@ async def follow(client: httpx.AsyncClient, model: str, max_tokens: int, request
         return
     request.id, accepted = answer.json()["id"], time.monotonic()
     while time.monotonic() < accepted + OUTCOME_LIMIT_S:
-        said = await client.get(f"/v1/async/{request.id}")
-        state = said.json().get("status", f"status {said.status_code}")
+        response = await client.get(f"/v1/async/{request.id}")
+        state = response.json().get("status", f"status {response.status_code}")
         if state not in request.states[-1:]:
             request.states += (state,)
         if state in ENDED:
@@ -104,11 +104,11 @@ async def kill_now_and_then(times: int, over_s: float) -> list[int]:
 
 
 async def still_as_they_were(client: httpx.AsyncClient, requests: Sequence[Request]) -> int:
-    """How many say another outcome when asked again."""
+    """How many show another outcome when read again."""
     changed = 0
     for request in requests:
-        said = (await client.get(f"/v1/async/{request.id}")).json()["status"]
-        changed += said != request.states[-1]
+        status = (await client.get(f"/v1/async/{request.id}")).json()["status"]
+        changed += status != request.states[-1]
     return changed
 
 
@@ -140,7 +140,7 @@ async def main() -> None:
         changed = await still_as_they_were(client, ended)
     print(f"{len(requests)} requests at {options.rate:g}/s, sender killed {len(killing.result())} times")
     print(f"accepted after, ms: {spread([request.accepted_s for request in requests], 1000)}")
-    print(f"outcome after, s: {spread([request.outcome_s for request in ended])} (asked every {POLL_S:g} s)")
+    print(f"outcome after, s: {spread([request.outcome_s for request in ended])} (polled every {POLL_S:g} s)")
     print(f"outcomes: {dict(Counter(request.states[-1] for request in ended))}; changed afterwards: {changed}")
     for sender in senders():
         cpu_s = sum(sender.cpu_times()[:2]) - before[sender.pid] if sender.pid in before else None

@@ -54,7 +54,7 @@ SHAPES = (
 
 
 def region(shape: Shape, seed: int) -> tuple[FleetView, list[PlacementRequest]]:
-    """A region with `NODES` spares, scattered over its racks, and the cells that it is asked for."""
+    """A region with `NODES` spares, scattered over its racks, and the cells to place."""
     chance = random.Random(seed)
     places: list[NetworkPath] = []
     rack = 0
@@ -65,17 +65,17 @@ def region(shape: Shape, seed: int) -> tuple[FleetView, list[PlacementRequest]]:
         rack += 1
     nodes = [node(f"n-{index:05d}", topology=place) for index, place in enumerate(places[:NODES])]
     orders: list[PlacementRequest] = []
-    asked = 0
-    while asked < NODES * USED:
+    requested = 0
+    while requested < NODES * USED:
         size = chance.choice(shape.sizes)
-        asked += size
+        requested += size
         name = f"d{len(orders) % DEPLOYMENTS}"
         orders.append(PlacementRequest(f"c{len(orders):05d}", name, "east", KIND, size, within=shape.within))
     return fleet(*nodes, wanted=0), orders
 
 
 def timed(shape: Shape) -> tuple[float, int, int, int, int]:
-    """Processor seconds; cells asked for, cells placed, pairs of their nodes, and their total distance."""
+    """Processor seconds; cells requested, cells placed, pairs of their nodes, and their total distance."""
     seconds = []
     for _ in range(ROUNDS):
         view, orders = region(shape, seed=1)
@@ -125,10 +125,10 @@ def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
 def speed_rows() -> list[tuple[str, ...]]:
     rows = []
     for shape in SHAPES:
-        seconds, asked, placed, pairs, distance = timed(shape)
+        seconds, requested, placed, pairs, distance = timed(shape)
         sizes = ", ".join(map(str, shape.sizes)) + (f" under one of level {shape.within}" if shape.within else "")
         mean = f"{distance / pairs:.3f}" if pairs else "0"
-        rows.append((str(shape.rack), f"{shape.spare:.0%}", sizes, str(asked), str(placed), f"{seconds:.2f}", mean))
+        rows.append((str(shape.rack), f"{shape.spare:.0%}", sizes, str(requested), str(placed), f"{seconds:.2f}", mean))
     return rows
 
 
@@ -154,7 +154,7 @@ def main() -> None:
             "machines a rack",
             "of them spare",
             "nodes a cell",
-            "cells asked",
+            "cells requested",
             "placed",
             "CPU s",
             "levels between two nodes",

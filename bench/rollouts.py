@@ -50,8 +50,8 @@ class Bench:
         return f"{self.deployment}@bad-{name}"
 
     def start(self, version: str, policy: Row) -> int:
-        asked = {"version": version, "policy": policy, "allow_unreleased": True, "why": "bench"}
-        return int(self.fleet.post("rollouts", deployment=self.deployment, **asked)["id"])
+        request = {"version": version, "policy": policy, "allow_unreleased": True, "why": "bench"}
+        return int(self.fleet.post("rollouts", deployment=self.deployment, **request)["id"])
 
     def act(self, rollout: int, action: str) -> None:
         self.fleet.post(f"rollouts/{rollout}/{action}", why="bench")
@@ -109,7 +109,7 @@ def answer(bench: Bench) -> list[Row]:
 
 
 def scale(bench: Bench) -> list[Row]:
-    """One more cell is asked for while the rollout moves."""
+    """One more cell is requested while the rollout moves."""
     region, cells = sorted(bench.fleet.wanted(bench.deployment).items())[-1]
     rollout = bench.start(bench.other(), UNBAKED)
     bench.reaches(rollout, 1)

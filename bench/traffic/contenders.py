@@ -77,7 +77,7 @@ PEERS = (
 
 @dataclass(frozen=True)
 class Contender:
-    """Something that answers on `port` by these processes and their children. `rate`: streams a second it is asked."""
+    """Something that answers on `port` by these processes and their children. `rate`: streams a second sent to it."""
 
     name: str
     port: int
@@ -198,7 +198,7 @@ def peer_process(peer: Peer, programs: Path, folder: Path, port: int, cells: Seq
     values = {"PORT": str(port), "METRICS": str(port + 50), "CONFIG": str(config)}
     values |= {f"URL{number}": f"http://127.0.0.1:{cell}" for number, cell in enumerate(cells, 1)}
     words = [values.get(word, word) for word in peer.words]
-    # vllm-router writes a line for every request unless it is told so here; litellm asks the internet for prices.
+    # vllm-router writes a line for every request unless turned off here; litellm fetches prices from the internet.
     quiet = {"RUST_LOG": "warn", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
     quiet["LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY"] = "true"  # it serves loopback, to this bench alone
     with spawned((str(programs / words[0]), *words[1:]), folder / f"{peer.name}.log", quiet) as process:
@@ -209,11 +209,11 @@ def wait_until_it_answers(port: int, within_s: float = READY_WITHIN_S, process: 
     """Return once a completion succeeds on this port.
 
     Raises:
-        RuntimeError: it did not within the time, or its process ended; the text is what it said last.
+        RuntimeError: it did not within the time, or its process ended; the text is its last error.
     """
     body = {"model": MODEL, "messages": [{"role": "user", "content": "ping"}], "max_tokens": 1}
     ends_at = time.monotonic() + within_s
-    said = "nothing"
+    last_error = "nothing"
     while time.monotonic() < ends_at:
         request = urllib.request.Request(
             f"http://127.0.0.1:{port}/v1/chat/completions",
@@ -224,8 +224,8 @@ def wait_until_it_answers(port: int, within_s: float = READY_WITHIN_S, process: 
             with urllib.request.urlopen(request, timeout=10):  # noqa: S310 - loopback
                 return
         except OSError as error:
-            said = str(error)
+            last_error = str(error)
         if process is not None and (not process.is_running() or process.status() == psutil.STATUS_ZOMBIE):
             raise RuntimeError("its process ended at once; see its log under .cache/bench/runs")
         time.sleep(0.2)
-    raise RuntimeError(f"no answer on port {port} within {within_s:g} s: {said}")
+    raise RuntimeError(f"no answer on port {port} within {within_s:g} s: {last_error}")

@@ -1,6 +1,6 @@
 """What lies between an application and its cells costs this: requests/s, time to first token, chunks/s, processor time.
 
-Cells that cost next to nothing are asked directly, through our ingress, through our ingress and cell proxies, and
+Cells that cost next to nothing take requests directly, through our ingress, through our ingress and cell proxies, and
 through the routers on PyPI, in rounds that alternate within one run. Every round is appended to a file; `report` sums
 it up. With `--apart` each contender has one processor for itself, and load and cells have another: where all share two,
 what load and cells take, the same for all, hides a part of what differs.
@@ -127,7 +127,7 @@ def measure(program: Path, contender: Contender) -> list[dict[str, Any]]:
             {
                 "contender": contender.name,
                 "kind": kind,
-                "asked": count,
+                "count": count,
                 "seconds": seen.seconds,
                 "requests": seen.requests,
                 "errors": seen.errors,

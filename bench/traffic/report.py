@@ -78,7 +78,7 @@ def proxies(rows: list[Row]) -> str:
         ]
         chunks = spread([row["events"] / row["seconds"] for row in flood])
         failed = sum(row["errors"] for row in (*closed, *streams, *flood))
-        rate = f"{streams[0]['asked']}/s"
+        rate = f"{streams[0]['count']}/s"
         share = f"{median(requests_per_s(measured, name)) / straight:.2f}"
         memory = NONE if name == "direct" else f"{max(row['resident_mib'] for row in closed):.0f}"
         speed = spread(requests_per_s(measured, name))

@@ -36,7 +36,7 @@ CALM = 0.7
 """Of the capacity, before and after."""
 CALM_BEFORE_S, CALM_AFTER_S = 20.0, 90.0
 FIRST_BACKOFF_S, MOST_BACKOFF_S = 0.5, 8.0
-"""As OpenAI's client waits before it tries again; a Retry-After that it is told counts more."""
+"""As OpenAI's client waits before it tries again; a Retry-After counts more."""
 WINDOW_S = 5.0
 
 
@@ -155,14 +155,14 @@ async def storm(port: int, options: argparse.Namespace) -> dict[str, Any]:
     rows = windows(clients.stories, began_s, CALM_BEFORE_S + options.storm_s + CALM_AFTER_S)
     succeeded = sum(story.tries[-1].whole for story in clients.stories) / len(clients.stories)
     tries = sum(len(story.tries) for story in clients.stories) / len(clients.stories)
-    asked = {
+    settings = {
         "storm_s": options.storm_s,
         "load": options.load,
         "retries": options.retries,
         "patience_s": options.patience_s,
     }
     found = {"succeeded": succeeded, "tries_per_request": tries, "label": options.label, "windows": rows}
-    return {**asked, **verdict(rows, capacity, options.storm_s), **found}
+    return {**settings, **verdict(rows, capacity, options.storm_s), **found}
 
 
 def main() -> None:

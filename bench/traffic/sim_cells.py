@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from itertools import chain
 from pathlib import Path
 
 from bench.traffic import contenders
@@ -49,60 +50,49 @@ def sim_cells(
         yield cells
 
 
+@dataclass(frozen=True)
+class _Ports:
+    proxy: int
+    agent_check: int
+    proxy_admin: int
+    engine: int
+    engine_admin: int
+
+
 @contextlib.contextmanager
 def _cell(
     folder: Path, number: int, base: int, parameters: ModelParameters, factor: float, longest_tokens: int
 ) -> Iterator[SimCell]:
-    proxy, agent_check, admin, engine, engine_admin = range(base, base + 5)
-    node = f"n-{number:08x}"
-    name = ("--node-id", node, "--cell", f"c-{number}", "--generation", "1")
-    model = [
-        word
-        for each in fields(parameters)
-        for word in (f"--{each.name.replace('_', '-')}", str(getattr(parameters, each.name)))
-    ]
-    fault = ("--fault", json.dumps({"kind": "slow", "factor": factor})) if factor > 1 else ()
-    engine_words = (
-        *(
-            sys.executable,
-            "-m",
-            "engine_agent.engines.sim",
-            *name,
-            "--rank",
-            "0",
-            "--role",
-            "leader",
-            "--followers",
-            "0",
-        ),
-        *("--leader", "127.0.0.1:1", "--host", "127.0.0.1", "--port", str(engine), "--admin-port", str(engine_admin)),
-        *(
-            "--served-model",
-            contenders.MODEL,
-            "--max-model-len",
-            str(longest_tokens),
-            "--load-time-s",
-            "0",
-            *model,
-            *fault,
-        ),
-    )
-    proxy_words = (
-        *(
-            sys.executable,
-            "-m",
-            "engine_agent.proxy",
-            *name,
-            "--port",
-            str(proxy),
-            "--agent-check-port",
-            str(agent_check),
-        ),
-        *("--admin-port", str(admin), "--engine", f"http://127.0.0.1:{engine}", "--model", contenders.MODEL),
-        *("--max-concurrency", str(parameters.max_num_seqs), "--no-access-log"),
-    )
+    ports = _Ports(*range(base, base + 5))
+    name = ("--node-id", f"n-{number:08x}", "--cell", f"c-{number}", "--generation", "1")
+    engine = _engine_command(name, ports, parameters, factor, longest_tokens)
+    proxy = _proxy_command(name, ports, parameters.max_num_seqs)
     with (
-        contenders.spawned(engine_words, folder / f"engine-{number}.log"),
-        contenders.spawned(proxy_words, folder / f"proxy-{number}.log"),
+        contenders.spawned(engine, folder / f"engine-{number}.log"),
+        contenders.spawned(proxy, folder / f"proxy-{number}.log"),
     ):
-        yield SimCell(CellEndpoint(f"c-{number}", 1, "127.0.0.1", proxy, agent_check, parameters.max_num_seqs), engine)
+        endpoint = CellEndpoint(f"c-{number}", 1, "127.0.0.1", ports.proxy, ports.agent_check, parameters.max_num_seqs)
+        yield SimCell(endpoint, ports.engine)
+
+
+def _engine_command(
+    name: Sequence[str], ports: _Ports, parameters: ModelParameters, factor: float, longest_tokens: int
+) -> tuple[str, ...]:
+    model = ((f"--{each.name.replace('_', '-')}", str(getattr(parameters, each.name))) for each in fields(parameters))
+    return (
+        *(sys.executable, "-m", "engine_agent.engines.sim", *name),
+        *("--rank", "0", "--role", "leader", "--followers", "0", "--leader", "127.0.0.1:1", "--host", "127.0.0.1"),
+        *("--port", str(ports.engine), "--admin-port", str(ports.engine_admin)),
+        *("--served-model", contenders.MODEL, "--max-model-len", str(longest_tokens), "--load-time-s", "0"),
+        *chain.from_iterable(model),
+        *(("--fault", json.dumps({"kind": "slow", "factor": factor})) if factor > 1 else ()),
+    )
+
+
+def _proxy_command(name: Sequence[str], ports: _Ports, max_concurrency: int) -> tuple[str, ...]:
+    return (
+        *(sys.executable, "-m", "engine_agent.proxy", *name),
+        *("--port", str(ports.proxy), "--agent-check-port", str(ports.agent_check)),
+        *("--admin-port", str(ports.proxy_admin), "--engine", f"http://127.0.0.1:{ports.engine}"),
+        *("--model", contenders.MODEL, "--max-concurrency", str(max_concurrency), "--no-access-log"),
+    )

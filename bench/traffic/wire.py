@@ -71,7 +71,7 @@ def cells(program: Path, port: int, count: int) -> Iterator[subprocess.Popen[byt
 
 def ask(program: Path, how: str, port: int, count: int, seconds: float, body: dict[str, Any]) -> Round:
     """Run one client, `closed` with `count` connections or `rate` with `count` requests a second."""
-    words = [str(program), how, str(port), str(count), str(seconds), json.dumps(body, separators=(",", ":"))]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=seconds + PATIENCE_S, check=True)
-    said = json.loads(done.stdout)
-    return Round(**{name: said[name] for name in Round.__dataclass_fields__})
+    command = [str(program), how, str(port), str(count), str(seconds), json.dumps(body, separators=(",", ":"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=seconds + PATIENCE_S, check=True)
+    measured = json.loads(done.stdout)
+    return Round(**{name: measured[name] for name in Round.__dataclass_fields__})
