@@ -10,19 +10,19 @@ from fleet.planning.policy import UpdatePolicy
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState, NodeState, RolloutState
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member
-from tests.fleet.planning.moving_world import NEW, OLD, Behaviour, MovingWorld, started
+from tests.fleet.planning.world import NEW, OLD, Behaviour, World, rolling_out
 
 POLICY = UpdatePolicy(min_healthy_s=3, canary_bake_s=4, bake_s=4, progress_deadline_s=60)
 CELLS = {"east": 3, "west": 2}
 
 
-def versions(world: MovingWorld) -> list[str]:
+def versions(world: World) -> list[str]:
     return sorted(cell.version for cell in world.cells(CellState.READY))
 
 
-def rolled_back_after(behaviour: Behaviour) -> MovingWorld:
+def rolled_back_after(behaviour: Behaviour) -> World:
     """A rollout to such a version; at every moment no more than one of the old cells may be away."""
-    world = started(CELLS, POLICY, behaviour=behaviour)
+    world = rolling_out(CELLS, POLICY, behaviour=behaviour)
     for _ in range(300):
         world.tick()
         assert len(world.cells(CellState.READY, OLD)) >= 4
@@ -45,8 +45,8 @@ def test_a_version_that_never_starts_leaves_the_healthy_cells_serving() -> None:
 
 
 def test_a_rollout_without_any_spare_ends_on_the_machines_that_there_are() -> None:
-    world = started(CELLS, POLICY)
-    world.barren, machines = True, set(world.fleet.nodes)
+    world = rolling_out(CELLS, POLICY)
+    world.sold_out, machines = True, set(world.fleet.nodes)
     world.run(400, until=RolloutState.SUCCEEDED)
     assert (world.outcome, versions(world)) == (RolloutState.SUCCEEDED, [NEW] * 5)
     assert set(world.fleet.nodes) == machines
@@ -54,7 +54,7 @@ def test_a_rollout_without_any_spare_ends_on_the_machines_that_there_are() -> No
 
 @pytest.mark.parametrize("moment", [0, 20])
 def test_a_rollout_and_a_scale_up_at_once_both_come_to_their_end(moment: int) -> None:
-    world = started(CELLS, POLICY)
+    world = rolling_out(CELLS, POLICY)
     world.run(moment)
     world.scale({"east": 4, "west": 3})
     world.run(600, until=RolloutState.SUCCEEDED)

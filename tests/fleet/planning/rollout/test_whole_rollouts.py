@@ -5,7 +5,7 @@ from msgspec import structs
 
 from fleet.planning.policy import GatePolicy, UpdatePolicy, UpdateStrategy
 from fleet.planning.states import CellState, RolloutState
-from tests.fleet.planning.moving_world import NEW, OLD, Behaviour, MovingWorld, started
+from tests.fleet.planning.world import NEW, OLD, Behaviour, World, rolling_out
 
 QUICK = UpdatePolicy(min_healthy_s=3, canary_bake_s=4, bake_s=4, progress_deadline_s=60)
 SURGE = UpdatePolicy(
@@ -14,13 +14,13 @@ SURGE = UpdatePolicy(
 TWO = {"east": 3, "west": 2}
 
 
-def versions(world: MovingWorld) -> list[str]:
+def versions(world: World) -> list[str]:
     return sorted(cell.version for cell in world.cells(CellState.READY))
 
 
 @pytest.mark.parametrize("policy", [QUICK, SURGE], ids=["in place", "surge"])
 def test_a_good_version_reaches_every_cell(policy: UpdatePolicy) -> None:
-    world = started(TWO, policy)
+    world = rolling_out(TWO, policy)
     world.run(400, until=RolloutState.SUCCEEDED)
     world.run(30)
     assert world.outcome is RolloutState.SUCCEEDED
@@ -29,14 +29,14 @@ def test_a_good_version_reaches_every_cell(policy: UpdatePolicy) -> None:
 
 
 def test_in_place_takes_no_node_beyond_those_of_the_cells() -> None:
-    world = started(TWO, QUICK)
+    world = rolling_out(TWO, QUICK)
     before = set(world.fleet.nodes)
     world.run(400, until=RolloutState.SUCCEEDED)
     assert set(world.fleet.nodes) == before
 
 
 def test_the_only_cell_of_a_deployment_is_moved_by_a_surge_without_a_gap() -> None:
-    world = started({"east": 1}, SURGE)
+    world = rolling_out({"east": 1}, SURGE)
     for _ in range(200):
         world.tick()
         assert world.cells(CellState.READY)
@@ -46,7 +46,7 @@ def test_the_only_cell_of_a_deployment_is_moved_by_a_surge_without_a_gap() -> No
 @pytest.mark.parametrize("policy", [QUICK, SURGE], ids=["in place", "surge"])
 @pytest.mark.parametrize("behaviour", [Behaviour.CRASHES, Behaviour.FAILS_LATER, Behaviour.SLOW])
 def test_a_bad_version_touches_one_cell_and_is_rolled_back(behaviour: Behaviour, policy: UpdatePolicy) -> None:
-    world = started(TWO, policy, behaviour=behaviour)
+    world = rolling_out(TWO, policy, behaviour=behaviour)
     world.run(300, until=RolloutState.ROLLED_BACK)
     world.run(30)
     assert world.outcome is RolloutState.ROLLED_BACK
@@ -54,8 +54,16 @@ def test_a_bad_version_touches_one_cell_and_is_rolled_back(behaviour: Behaviour,
     assert versions(world) == [OLD] * 5
 
 
+def test_without_a_canary_a_bad_version_touches_what_may_be_away_at_once() -> None:
+    policy = structs.replace(QUICK, canary=False, waves_percent=(100,), max_unavailable=2)
+    world = rolling_out(TWO, policy, behaviour=Behaviour.CRASHES)
+    world.run(300, until=RolloutState.ROLLED_BACK)
+    assert world.outcome is RolloutState.ROLLED_BACK
+    assert len(world.touched) == 2
+
+
 def test_a_version_that_reports_nothing_is_not_promoted() -> None:
-    world = started(TWO, QUICK, behaviour=Behaviour.SILENT)
+    world = rolling_out(TWO, QUICK, behaviour=Behaviour.SILENT)
     world.run(60, until=RolloutState.PAUSED)
     assert world.rollout is not None
     assert world.rollout.state is RolloutState.PAUSED
@@ -64,7 +72,7 @@ def test_a_version_that_reports_nothing_is_not_promoted() -> None:
 
 
 def test_a_bake_with_too_few_samples_goes_on_until_it_has_them() -> None:
-    world = started(TWO, structs.replace(QUICK, gate=GatePolicy(min_samples=110)))
+    world = rolling_out(TWO, structs.replace(QUICK, gate=GatePolicy(min_samples=110)))
     world.run(60, until=RolloutState.BAKING)
     world.run(int(QUICK.canary_bake_s) + 1)
     assert world.rollout is not None
@@ -74,7 +82,7 @@ def test_a_bake_with_too_few_samples_goes_on_until_it_has_them() -> None:
 
 
 def test_a_cell_of_an_earlier_region_that_is_unwell_holds_the_last_stage() -> None:
-    world = started(TWO, QUICK)
+    world = rolling_out(TWO, QUICK)
     while world.rollout is not None and "west 100 %: 2 updated, watched" not in world.rollout.reason:
         world.tick()
     unwell = next(cell for cell in world.cells(CellState.READY) if cell.region == "east")
@@ -89,7 +97,7 @@ def test_a_cell_of_an_earlier_region_that_is_unwell_holds_the_last_stage() -> No
 
 
 def test_a_bake_that_never_has_enough_samples_pauses() -> None:
-    world = started(TWO, structs.replace(QUICK, gate=GatePolicy(min_samples=1000)))
+    world = rolling_out(TWO, structs.replace(QUICK, gate=GatePolicy(min_samples=1000)))
     world.run(60, until=RolloutState.BAKING)
     began = world.now
     world.run(60, until=RolloutState.PAUSED)
@@ -99,7 +107,7 @@ def test_a_bake_that_never_has_enough_samples_pauses() -> None:
 
 
 def test_two_regions_never_have_cells_away_at_once() -> None:
-    world = started(TWO, QUICK)
+    world = rolling_out(TWO, QUICK)
     for _ in range(300):
         world.tick()
         away = {cell.region for cell in world.fleet.cells.values() if cell.disruption}
@@ -108,13 +116,13 @@ def test_two_regions_never_have_cells_away_at_once() -> None:
 
 
 def test_a_paused_rollout_takes_nothing_further_down_and_goes_on_when_resumed() -> None:
-    world = started(TWO, QUICK)
+    world = rolling_out(TWO, QUICK)
     world.run(2)
-    world.wish(RolloutState.PAUSED)
+    world.put_rollout(RolloutState.PAUSED)
     world.run(30)
     assert len(world.cells(CellState.READY)) == 5
     assert versions(world).count(NEW) <= 1
-    world.wish(RolloutState.RUNNING)
+    world.put_rollout(RolloutState.RUNNING)
     world.run(400, until=RolloutState.SUCCEEDED)
     assert world.outcome is RolloutState.SUCCEEDED
 
@@ -122,16 +130,16 @@ def test_a_paused_rollout_takes_nothing_further_down_and_goes_on_when_resumed() 
 @pytest.mark.parametrize("policy", [QUICK, SURGE], ids=["in place", "surge"])
 @pytest.mark.parametrize("moment", [1, 5, 12, 25, 40])
 def test_a_rollout_can_be_rolled_back_at_any_moment(moment: int, policy: UpdatePolicy) -> None:
-    world = started(TWO, policy)
+    world = rolling_out(TWO, policy)
     world.run(moment)
-    world.wish(RolloutState.ROLLING_BACK)
+    world.put_rollout(RolloutState.ROLLING_BACK)
     world.run(200, until=RolloutState.ROLLED_BACK)
     world.run(30)
     assert (world.outcome, versions(world)) == (RolloutState.ROLLED_BACK, [OLD] * 5)
 
 
 def test_a_rollout_ends_although_the_deployment_grows_meanwhile() -> None:
-    world = started(TWO, QUICK)
+    world = rolling_out(TWO, QUICK)
     world.run(10)
     world.scale({"east": 5, "west": 4})
     world.run(600, until=RolloutState.SUCCEEDED)
@@ -140,7 +148,7 @@ def test_a_rollout_ends_although_the_deployment_grows_meanwhile() -> None:
 
 
 def test_a_rollout_ends_although_a_node_is_lost_meanwhile_and_blames_nobody() -> None:
-    world = started(TWO, QUICK, warm=1)
+    world = rolling_out(TWO, QUICK, warm=1)
     world.run(12)
     world.kill(0)
     world.run(600, until=RolloutState.SUCCEEDED)
@@ -152,7 +160,7 @@ def test_a_rollout_ends_although_a_node_is_lost_meanwhile_and_blames_nobody() ->
 
 def test_without_automatic_rollback_two_failures_wait_for_a_person() -> None:
     policy = UpdatePolicy(min_healthy_s=3, canary_bake_s=4, bake_s=4, auto_rollback=False)
-    world = started(TWO, policy, behaviour=Behaviour.CRASHES)
+    world = rolling_out(TWO, policy, behaviour=Behaviour.CRASHES)
     world.run(100, until=RolloutState.PAUSED)
     assert world.rollout is not None
     assert "automatic rollback is off" in world.rollout.reason
@@ -160,10 +168,10 @@ def test_without_automatic_rollback_two_failures_wait_for_a_person() -> None:
 
 
 def test_a_surge_that_gets_no_nodes_says_so_and_pauses() -> None:
-    world = started({"east": 2}, SURGE)
-    world.barren = True
+    world = rolling_out({"east": 2}, SURGE)
+    world.sold_out = True
     world.run(90, until=RolloutState.PAUSED)
     assert world.rollout is not None
     assert world.rollout.reason.startswith("no progress for ")
-    assert "pending (needs 2 local.cpu" in world.rollout.reason
+    assert "pending (needs 2 simulated.8xl" in world.rollout.reason
     assert versions(world) == [OLD] * 2
