@@ -1,9 +1,18 @@
-"""What tests need not pay for: slow password hashes, and static files that every test's client would look for anew."""
+"""What tests need not pay for: slow password hashes, static files that every test's client would look for anew, and
+tables that are empty already."""
 
+from functools import cache
 from typing import Any
 
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
+from django.db import connection, transaction
+from django.test import TransactionTestCase
 from whitenoise.middleware import WhiteNoiseMiddleware
+
+KEPT = frozenset({"django_migrations", "django_content_type", "auth_permission"})
+"""What migrations leave, and no test writes."""
+TRUNCATED = frozenset({"audit_auditrecord"})
+"""Refuses to lose single rows."""
 
 
 def quicken() -> None:
@@ -11,6 +20,7 @@ def quicken() -> None:
     # The same algorithm as in production, so that a web process which a test starts knows these passwords.
     PBKDF2PasswordHasher.iterations = 1
     _find_static_files_once()
+    TransactionTestCase._fixture_teardown = empty_written_tables  # type: ignore[attr-defined]  # not public
 
 
 def _find_static_files_once() -> None:
@@ -25,3 +35,19 @@ def _find_static_files_once() -> None:
         middleware.files.update(found)
 
     WhiteNoiseMiddleware.add_files_from_finders = find_or_remember
+
+
+def empty_written_tables(_: TransactionTestCase) -> None:
+    """After a test that commits. Django would truncate all tables and then migrate's signal would fill them again."""
+    with transaction.atomic(), connection.cursor() as cursor:
+        cursor.execute(_written_tables_query())
+        for (table,) in cursor.fetchall():
+            quoted = connection.ops.quote_name(table)
+            cursor.execute(f"TRUNCATE {quoted}" if table in TRUNCATED else f"DELETE FROM {quoted}")
+
+
+@cache
+def _written_tables_query() -> str:
+    tables = set(connection.introspection.django_table_names(only_existing=True, include_views=False)) - KEPT
+    quoted = {table: connection.ops.quote_name(table) for table in sorted(tables)}
+    return " UNION ALL ".join(f"SELECT '{table}' WHERE EXISTS (SELECT FROM {quoted[table]})" for table in quoted)
