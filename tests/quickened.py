@@ -7,6 +7,7 @@ from typing import Any
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.db import connection, transaction
 from django.test import TransactionTestCase
+from psycopg import sql
 from whitenoise.middleware import WhiteNoiseMiddleware
 
 KEPT = frozenset({"django_migrations", "django_content_type", "auth_permission"})
@@ -42,12 +43,12 @@ def empty_written_tables(_: TransactionTestCase) -> None:
     with transaction.atomic(), connection.cursor() as cursor:
         cursor.execute(_written_tables_query())
         for (table,) in cursor.fetchall():
-            quoted = connection.ops.quote_name(table)
-            cursor.execute(f"TRUNCATE {quoted}" if table in TRUNCATED else f"DELETE FROM {quoted}")
+            statement = "TRUNCATE {}" if table in TRUNCATED else "DELETE FROM {}"
+            cursor.execute(sql.SQL(statement).format(sql.Identifier(table)))
 
 
 @cache
-def _written_tables_query() -> str:
+def _written_tables_query() -> sql.Composed:
     tables = set(connection.introspection.django_table_names(only_existing=True, include_views=False)) - KEPT
-    quoted = {table: connection.ops.quote_name(table) for table in sorted(tables)}
-    return " UNION ALL ".join(f"SELECT '{table}' WHERE EXISTS (SELECT FROM {quoted[table]})" for table in quoted)
+    one = sql.SQL("SELECT {} WHERE EXISTS (SELECT FROM {})")
+    return sql.SQL(" UNION ALL ").join(one.format(table, sql.Identifier(table)) for table in sorted(tables))
