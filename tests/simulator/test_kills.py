@@ -38,7 +38,7 @@ SCENARIO = Scenario(
     about="A quick rollout of three cells; a machine, a connection, an engine and an agent break in the middle of it.",
     fleet=FleetSpec((DeploymentSpec("llama", {"east": 2, "west": 1}, policy=POLICY),), spares=1),
     play=play,
-    until_s=800.0,
+    until_s=400.0,
     busy_s=60.0,
     expect=expect,
     behaviours={version: VersionBehaviour(load_s=6.0) for version in ("v1", "v2")},

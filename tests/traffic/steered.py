@@ -53,7 +53,7 @@ class Steered:
             self.now += timedelta(seconds=2)
             self._report()
             changed += autopilot_run(now=self.now)
-            tables_publish(now=self.now)
+        tables_publish(now=self.now)
         return changed
 
     def row(self, region: str) -> dict[str, float]:

@@ -1,17 +1,23 @@
 """The OpenAPI document and its page: public, complete, and true to its own examples."""
 
 import io
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import drf_spectacular.validation
+import jsonschema
 import pytest
 from django.core.management import call_command
 from django.test import Client
 from jsonschema import ValidationError
+from referencing import Registry, Resource
 
 from tests.controlplane.api.client import assert_valid, document, noun, resolved
 
+SPECIFICATION = Path(drf_spectacular.validation.__file__).with_name("openapi_3_1_schema.json")
 METHODS = {"get", "post", "put", "patch", "delete"}
 
 
@@ -30,7 +36,13 @@ def examples(content: dict[str, Any]) -> list[Any]:
 
 
 def test_the_document_is_valid_and_generated_without_a_warning() -> None:
-    call_command("spectacular", "--validate", "--fail-on-warn", stdout=io.StringIO())
+    call_command("spectacular", "--fail-on-warn", "--format", "openapi-json", stdout=(output := io.StringIO()))
+    specification = json.loads(SPECIFICATION.read_text())
+    # `--validate` looks for the specification's anchors at each reference anew, which takes most of its time.
+    registry: Registry[Any] = (
+        Registry().with_resource(specification["$id"], Resource.from_contents(specification)).crawl()
+    )
+    jsonschema.Draft202012Validator(specification, registry=registry).validate(json.loads(output.getvalue()))
 
 
 def test_it_is_openapi_3_1() -> None:
@@ -96,10 +108,7 @@ def test_anybody_may_read_the_document(client: Client, accept: str, query: str, 
     response = client.get(f"/api/schema/{query}", headers={"accept": accept})
     assert response.status_code == 200
     assert response["Content-Type"].startswith(kind)
-
-
-def test_browsers_ask_for_the_document_each_time(client: Client) -> None:
-    assert "no-cache" in client.get("/api/schema/")["Cache-Control"]
+    assert "no-cache" in response["Cache-Control"], "browsers ask for it each time"
 
 
 def test_a_bad_token_does_not_hide_the_document(client: Client) -> None:
