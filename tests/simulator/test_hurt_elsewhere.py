@@ -12,22 +12,22 @@ from simulator.scenarios import scenario_names
 PLANNING = "tests.fleet.planning"
 HURT = {
     "a new version that becomes ready and then fails": (
-        f"{PLANNING}.test_hurt_elsewhere",
-        "test_a_new_version_that_becomes_ready_and_then_fails_touches_one_cell_and_goes_back",
+        f"{PLANNING}.rollout.test_whole_rollouts",
+        "test_a_bad_version_touches_one_cell_and_is_rolled_back_while_the_others_serve",
         "bad_version_fails_after_ready",
     ),
     "a version that never starts, while healthy cells survive": (
-        f"{PLANNING}.test_hurt_elsewhere",
-        "test_a_version_that_never_starts_leaves_the_healthy_cells_serving",
+        f"{PLANNING}.rollout.test_whole_rollouts",
+        "test_a_bad_version_touches_one_cell_and_is_rolled_back_while_the_others_serve",
         "bad_version_never_starts",
     ),
     "a rollout without any spare": (
-        f"{PLANNING}.test_hurt_elsewhere",
-        "test_a_rollout_without_any_spare_ends_on_the_machines_that_there_are",
+        f"{PLANNING}.rollout.test_whole_rollouts",
+        "test_in_place_without_any_spare_ends_on_the_machines_that_there_are",
         "rollout_without_spares",
     ),
     "a rollout and a scale-up at once": (
-        f"{PLANNING}.test_hurt_elsewhere",
+        f"{PLANNING}.rollout.test_whole_rollouts",
         "test_a_rollout_and_a_scale_up_at_once_both_come_to_their_end",
         "rollout_and_scale_up",
     ),
@@ -57,7 +57,7 @@ HURT = {
         "told_to_start_twice",
     ),
     "stale verdicts after a node came back": (
-        f"{PLANNING}.test_hurt_elsewhere",
+        f"{PLANNING}.test_harmless",
         "test_a_stale_verdict_does_nothing_to_a_node_that_came_back",
         "stale_verdicts",
     ),

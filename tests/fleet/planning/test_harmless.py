@@ -1,5 +1,9 @@
 """What users of other systems were hurt by, over all planners of a round: what looks bad for a moment, or from one side
-only, is left alone; what is dead is not kept because another rank still answers."""
+only, is left alone; what is dead is not kept because another rank still answers.
+
+Rollouts are in `rollout/test_whole_rollouts.py`; the whole list, with its scenarios, in
+`tests/simulator/test_hurt_elsewhere.py`.
+"""
 
 from typing import Any
 
@@ -39,9 +43,9 @@ def test_all_agents_silent_at_once_is_an_incident_and_no_action() -> None:
     view = fleet(
         *(member(name, of="c1", report=silent) for name in "lf"), node("s", report=silent), cell("c1", "l", "f")
     )
-    (said,) = first_round(view)
-    assert isinstance(said, OpenIncident)
-    assert said.kind is IncidentKind.ALL_SILENT
+    (opened,) = first_round(view)
+    assert isinstance(opened, OpenIncident)
+    assert opened.kind is IncidentKind.ALL_SILENT
 
 
 def test_a_leader_that_answers_200_does_not_hide_that_its_followers_engine_is_dead() -> None:
@@ -60,3 +64,13 @@ def test_nor_that_its_followers_machine_is_gone() -> None:
 def test_a_silent_follower_of_a_leader_that_serves_is_suspect_and_never_lost(silence_s: float) -> None:
     view = pair({}, {"last_seen_at": ago(silence_s)}, state=NodeState.SUSPECT)
     assert first_round(view) == ()
+
+
+@pytest.mark.parametrize("verdict", [ProviderStatus.GONE, ProviderStatus.UNKNOWN])
+def test_a_stale_verdict_does_nothing_to_a_node_that_came_back(verdict: ProviderStatus) -> None:
+    """It was suspect, its provider called it gone; its reports are here again."""
+    back = member("f", state=NodeState.SUSPECT, state_since=ago(20), provider=verdict)
+    view = fleet(member("l"), back, cell("c1", "l", "f"))
+    (moved,) = first_round(view)
+    assert isinstance(moved, MoveNode)
+    assert (moved.node, moved.to) == ("f", NodeState.READY)

@@ -28,11 +28,13 @@ def test_a_good_version_reaches_every_cell(policy: UpdatePolicy) -> None:
     assert not [cell for cell in world.fleet.cells.values() if cell.disruption]
 
 
-def test_in_place_takes_no_node_beyond_those_of_the_cells() -> None:
+@pytest.mark.parametrize("sold_out", [False, True], ids=["machines are sold", "sold out"])
+def test_in_place_without_any_spare_ends_on_the_machines_that_there_are(sold_out: bool) -> None:
     world = rolling_out(TWO, QUICK)
-    before = set(world.fleet.nodes)
+    world.sold_out, machines = sold_out, set(world.fleet.nodes)
     world.run(400, until=RolloutState.SUCCEEDED)
-    assert set(world.fleet.nodes) == before
+    assert (world.outcome, versions(world)) == (RolloutState.SUCCEEDED, [NEW] * 5)
+    assert set(world.fleet.nodes) == machines
 
 
 def test_the_only_cell_of_a_deployment_is_moved_by_a_surge_without_a_gap() -> None:
@@ -45,9 +47,15 @@ def test_the_only_cell_of_a_deployment_is_moved_by_a_surge_without_a_gap() -> No
 
 @pytest.mark.parametrize("policy", [QUICK, SURGE], ids=["in place", "surge"])
 @pytest.mark.parametrize("behaviour", [Behaviour.CRASHES, Behaviour.FAILS_LATER, Behaviour.SLOW])
-def test_a_bad_version_touches_one_cell_and_is_rolled_back(behaviour: Behaviour, policy: UpdatePolicy) -> None:
+def test_a_bad_version_touches_one_cell_and_is_rolled_back_while_the_others_serve(
+    behaviour: Behaviour, policy: UpdatePolicy
+) -> None:
     world = rolling_out(TWO, policy, behaviour=behaviour)
-    world.run(300, until=RolloutState.ROLLED_BACK)
+    for _ in range(300):
+        world.tick()
+        assert len(world.cells(CellState.READY, OLD)) >= 5 - policy.max_unavailable
+        if world.outcome is not None:
+            break
     world.run(30)
     assert world.outcome is RolloutState.ROLLED_BACK
     assert len(world.touched) == 1
@@ -138,13 +146,14 @@ def test_a_rollout_can_be_rolled_back_at_any_moment(moment: int, policy: UpdateP
     assert (world.outcome, versions(world)) == (RolloutState.ROLLED_BACK, [OLD] * 5)
 
 
-def test_a_rollout_ends_although_the_deployment_grows_meanwhile() -> None:
+@pytest.mark.parametrize("moment", [0, 10, 20])
+def test_a_rollout_and_a_scale_up_at_once_both_come_to_their_end(moment: int) -> None:
     world = rolling_out(TWO, QUICK)
-    world.run(10)
+    world.run(moment)
     world.scale({"east": 5, "west": 4})
     world.run(600, until=RolloutState.SUCCEEDED)
     world.run(30)
-    assert versions(world) == [NEW] * 9
+    assert (world.outcome, versions(world)) == (RolloutState.SUCCEEDED, [NEW] * 9)
 
 
 def test_a_rollout_ends_although_a_node_is_lost_meanwhile_and_blames_nobody() -> None:
@@ -158,7 +167,7 @@ def test_a_rollout_ends_although_a_node_is_lost_meanwhile_and_blames_nobody() ->
     assert versions(world) == [NEW] * 5
 
 
-def test_without_automatic_rollback_two_failures_wait_for_a_person() -> None:
+def test_without_automatic_rollback_two_failures_wait_for_an_operator() -> None:
     policy = UpdatePolicy(min_healthy_s=3, canary_bake_s=4, bake_s=4, auto_rollback=False)
     world = rolling_out(TWO, policy, behaviour=Behaviour.CRASHES)
     world.run(100, until=RolloutState.PAUSED)
