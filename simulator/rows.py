@@ -14,7 +14,7 @@ from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Peer
 from engine_agent.protocol.states import MemberRole, Phase
 from fleet.planning.decisions import Decision
 from fleet.planning.ledger import LedgerLimits
-from fleet.planning.snapshot import CellView, DeploymentView, FleetView, NodeView, ProviderStatus, ReportView
+from fleet.planning.snapshot import CellView, DeploymentView, FleetView, NodeView, ReportView
 from fleet.planning.states import CELL_PHASE, CellState, NodeState
 from simulator.provider import NoProvider, Provider
 from simulator.transactions import Write
@@ -47,14 +47,11 @@ class Rows:
 
     # --- what is read ------------------------------------------------------------------------------------------------
 
-    def fleet(self, provider: dict[str, ProviderStatus] | None = None) -> FleetView:
-        """The rows as one snapshot, that stays as it is. `provider` adds what providers said of the nodes in doubt."""
-        nodes = dict(self.nodes)
-        for node, said in (provider or {}).items():
-            nodes[node] = replace(nodes[node], provider=said)
+    def fleet(self) -> FleetView:
+        """The rows as one snapshot, that stays as it is."""
         return FleetView(
             regions=dict(self.regions),
-            nodes=nodes,
+            nodes=dict(self.nodes),
             cells={name: cell for name, cell in self.cells.items() if cell.state is not CellState.STOPPED},
             deployments=dict(self.deployments),
             listening_since=self.listening_since,

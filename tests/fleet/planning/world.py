@@ -208,8 +208,10 @@ class World:
     def _view(self) -> FleetView:
         """What planners see: the rows, which machines are gone, and while a rollout compares, what cells count."""
         view = self.fleet
-        if gone := self.dead.intersection(nodes_in_doubt(view, SETTINGS, self.now)):
-            view = self.store.fleet(provider=dict.fromkeys(gone, ProviderStatus.GONE))
+        doubtful = nodes_in_doubt(view, SETTINGS, self.now)
+        gone = {n: replace(view.nodes[n], provider=ProviderStatus.GONE) for n in doubtful if n in self.dead}
+        if gone:
+            view = replace(view, nodes={**view.nodes, **gone})
         if not view.rollouts:
             return view
         return replace(view, cells={name: self._with_counters(cell) for name, cell in view.cells.items()})
