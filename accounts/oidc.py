@@ -118,9 +118,9 @@ def _client(known: Provider) -> Any:
 def _checked(client: Any, known: Provider) -> None:
     metadata = client.load_server_metadata()
     if metadata.get("issuer") != known.issuer:
-        found = metadata.get("issuer")
+        issuer = metadata.get("issuer")
         _client.cache_clear()
-        raise ValueError(f"the provider calls itself {found!r}; SWITCHYARD_OIDC_ISSUER is {known.issuer!r}")
+        raise ValueError(f"the provider calls itself {issuer!r}; SWITCHYARD_OIDC_ISSUER is {known.issuer!r}")
     offered = set(metadata.get("id_token_signing_alg_values_supported") or ["RS256"])
     metadata["id_token_signing_alg_values_supported"] = sorted(offered & SIGNED_BY)
 

@@ -40,8 +40,8 @@ def token_owner(request: HttpRequest | Request, service_account: str) -> User:
     if not service_account:
         return User.objects.get(pk=request.user.pk or 0)
     require(request, Role.ADMIN)
-    found = ServiceAccount.objects.select_related("user").filter(user__username=service_account).first()
-    if found is None:
+    account = ServiceAccount.objects.select_related("user").filter(user__username=service_account).first()
+    if account is None:
         message = f"there is no service account {service_account!r}"
         raise InvalidInput(field="service_account", rule="exists", message=message)
-    return found.user
+    return account.user

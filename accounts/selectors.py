@@ -31,11 +31,11 @@ def access_of_user(user: Known, scope: Scope) -> Access:
 
 
 def _grants(user: User) -> dict[str, Role]:
-    found: dict[str, Role] = {}
+    roles: dict[str, Role] = {}
     mine = Grant.objects.filter(Q(user=user) | Q(group__user=user)).values_list("deployment", "role")
     for deployment, role in mine:
-        found[deployment] = max(found.get(deployment, Role.VIEWER), Role(role), key=lambda each: each.rank)
-    return found
+        roles[deployment] = max(roles.get(deployment, Role.VIEWER), Role(role), key=lambda each: each.rank)
+    return roles
 
 
 def role_by_groups(user: User) -> Role:

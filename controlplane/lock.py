@@ -96,8 +96,8 @@ def compile_lock(lock: Lock, checkout: Path = CHECKOUT) -> str:
         command = [sys.executable, "-m", "uv", *_COMPILE, str(source)]
         command += ["--no-deps"] if lock.complete else []
         command += ["--constraint", str(checkout / lock.within)] if lock.within else []
-        found = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    return header(lock, checkout) + found.stdout
+        completed = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return header(lock, checkout) + completed.stdout
 
 
 def _lines(lock: Lock, checkout: Path) -> list[str]:

@@ -82,18 +82,18 @@ def span(
 ) -> Iterator[dict[str, Any]]:
     """Record what runs inside. What is put into the dictionary becomes attributes; `failed` and `name` are its own."""
     place, began_ns = span_begin(parent=parent, may_begin_trace=may_begin_trace), time_ns()
-    found: dict[str, Any] = {}
+    attributes: dict[str, Any] = {}
     token = _current.set(place)
     try:
-        yield found
+        yield attributes
     except BaseException:
-        found["failed"] = True
+        attributes["failed"] = True
         raise
     finally:
         _current.reset(token)
         if place is not None and (exporter := _exporter()) is not None:
-            failed, called = bool(found.pop("failed", False)), str(found.pop("name", name))
-            exporter.add(span_json(place, called, began_ns, time_ns(), failed, kind=kind, **found))
+            failed, called = bool(attributes.pop("failed", False)), str(attributes.pop("name", name))
+            exporter.add(span_json(place, called, began_ns, time_ns(), failed, kind=kind, **attributes))
 
 
 class _Exporter:

@@ -60,10 +60,10 @@ def limits_as_floors(fleet: FleetView, limits: LedgerLimits) -> LedgerLimits:
 
 
 def _cells_by_deployment(fleet: FleetView) -> Mapping[str, list[CellView]]:
-    found: dict[str, list[CellView]] = {}
+    cells: dict[str, list[CellView]] = {}
     for cell in fleet.cells.values():
-        found.setdefault(cell.deployment, []).append(cell)
-    return found
+        cells.setdefault(cell.deployment, []).append(cell)
+    return cells
 
 
 def _is_at_rest(fleet: FleetView, spec: DeploymentView, cells: Collection[CellView]) -> bool:

@@ -56,12 +56,12 @@ def _lines(figure: go.Figure, row: int, series: Series, end_s: float) -> None:
 
 
 def _marks(world: World) -> dict[str, list[TimelineEntry]]:
-    found: dict[str, list[TimelineEntry]] = {}
+    marks: dict[str, list[TimelineEntry]] = {}
     for entry in (*world.timeline.entries, *world.timeline.violations):
         kind = "rollout" if entry.kind.startswith("rollout.") else entry.kind
         if kind in MARKS or kind == "rollout":
-            found.setdefault(kind, []).append(entry)
-    return found
+            marks.setdefault(kind, []).append(entry)
+    return marks
 
 
 def _scatter(figure: go.Figure, kind: str, entries: Iterable[TimelineEntry], top: int) -> None:

@@ -54,8 +54,8 @@ def _counts(typical_s: float, samples: int) -> Mapping[int, int]:
 
 @cache
 def _shares(typical_s: float) -> Mapping[int, float]:
-    found: dict[int, float] = {}
+    shares: dict[int, float] = {}
     for factor, share in SPREAD:
         bucket = bucket_of(typical_s * factor)
-        found[bucket] = found.get(bucket, 0.0) + share
-    return found
+        shares[bucket] = shares.get(bucket, 0.0) + share
+    return shares

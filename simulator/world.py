@@ -251,8 +251,8 @@ class World:
             if invariant.on_world is not None:
                 self._complain(invariant, invariant.on_world(self))
 
-    def _complain(self, invariant: Invariant, found: Iterable[str]) -> None:
-        for text in found:
+    def _complain(self, invariant: Invariant, violations: Iterable[str]) -> None:
+        for text in violations:
             self.timeline.violation(self.queue.now_s, invariant.name, text)
 
     def _places(self) -> dict[Place, int]:

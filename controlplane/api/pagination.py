@@ -49,8 +49,8 @@ class CursorPages(BasePagination):
         rows = queryset.order_by(*(_order(key, back) for key in keys))
         if cursor is not None:
             rows = rows.filter(_beyond(keys, _typed(cursor["v"]), back))
-        found = list(rows[: size + 1])
-        more, page = len(found) > size, found[:size]
+        fetched = list(rows[: size + 1])
+        more, page = len(fetched) > size, fetched[:size]
         if back:
             page.reverse()
         self._url = request.build_absolute_uri()

@@ -147,13 +147,13 @@ def _reason(error: Exception) -> str:
 
 def _content(response: "httpx.Response") -> Any:
     try:
-        found = response.json() if response.content else {}
+        content = response.json() if response.content else {}
     except ValueError:
-        found = None
-    if response.is_success and found is not None:
-        return found
-    if isinstance(found, dict) and not response.is_success:
-        raise Problem(response.status_code, found)
+        content = None
+    if response.is_success and content is not None:
+        return content
+    if isinstance(content, dict) and not response.is_success:
+        raise Problem(response.status_code, content)
     seen = response.text[:120].strip().replace("\n", " ")
     message = f"{response.url} answered {response.status_code} without JSON; is that a Switchyard? {seen}"
     raise Failure(message, ExitCode.SERVER_FAULT)

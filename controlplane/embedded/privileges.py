@@ -59,12 +59,12 @@ def is_closed_to(account: Account, path: Path) -> bool:
 
 
 def _may_pass(account: Account, folder: Path) -> bool:
-    found = folder.stat()
-    if found.st_uid == account.uid:
-        return bool(found.st_mode & stat.S_IXUSR)
-    if found.st_gid == account.gid:
-        return bool(found.st_mode & stat.S_IXGRP)
-    return bool(found.st_mode & stat.S_IXOTH)
+    status = folder.stat()
+    if status.st_uid == account.uid:
+        return bool(status.st_mode & stat.S_IXUSR)
+    if status.st_gid == account.gid:
+        return bool(status.st_mode & stat.S_IXGRP)
+    return bool(status.st_mode & stat.S_IXOTH)
 
 
 _DIGEST_CHARS = 10
@@ -83,10 +83,10 @@ def prepare_socket_folder(folder: Path, account: Account) -> None:
         CannotStart: somebody else's folder, or a link, lies there.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid not in {os.geteuid(), account.uid}:
-        raise CannotStart(f"{folder} is not a folder of ours (owner uid {found.st_uid}): remove it and try again.")
-    if found.st_uid != account.uid:
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid not in {os.geteuid(), account.uid}:
+        raise CannotStart(f"{folder} is not a folder of ours (owner uid {status.st_uid}): remove it and try again.")
+    if status.st_uid != account.uid:
         os.chown(folder, account.uid, account.gid, follow_symlinks=False)
     folder.chmod(0o700)
 

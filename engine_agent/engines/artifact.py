@@ -45,15 +45,15 @@ def verify_folder(folder: Path, expected_digest: str | None = None) -> Manifest:
     listed = read_manifest(folder)
     if expected_digest is not None and listed.digest != expected_digest:
         raise BadArtifact(f"{folder} holds {listed.digest}, but {expected_digest} was asked for")
-    found = describe_folder(folder, listed.source)
-    for path in sorted(listed.files.keys() | found.files.keys()):
-        if path not in found.files:
+    actual = describe_folder(folder, listed.source)
+    for path in sorted(listed.files.keys() | actual.files.keys()):
+        if path not in actual.files:
             raise BadArtifact(f"{folder / path} is missing")
         if path not in listed.files:
             raise BadArtifact(f"{folder / path} is not in {MANIFEST_NAME}")
-        if found.files[path] != listed.files[path]:
+        if actual.files[path] != listed.files[path]:
             raise BadArtifact(
-                f"{folder / path} is corrupt: sha256 {found.files[path]}, {MANIFEST_NAME} has {listed.files[path]}"
+                f"{folder / path} is corrupt: sha256 {actual.files[path]}, {MANIFEST_NAME} has {listed.files[path]}"
             )
     return listed
 

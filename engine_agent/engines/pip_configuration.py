@@ -36,13 +36,13 @@ def pip_settings(listing: str) -> dict[str, str]:
 
     A line is `section.option='value'`, the value written as Python would; other lines are ignored.
     """
-    found: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
+    sections: dict[str, dict[str, str]] = {section: {} for section in _SECTIONS}
     for line in listing.splitlines():
         name, equals, value = line.partition("=")
         section, dot, option = name.rpartition(".")
-        if equals and dot and section in found:
-            found[section][option] = str(ast.literal_eval(value))
-    return {option: value for section in _SECTIONS for option, value in found[section].items()}
+        if equals and dot and section in sections:
+            sections[section][option] = str(ast.literal_eval(value))
+    return {option: value for section in _SECTIONS for option, value in sections[section].items()}
 
 
 def uv_environment(settings: Mapping[str, str], exists: Callable[[Path], bool]) -> tuple[dict[str, str], list[str]]:

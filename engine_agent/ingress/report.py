@@ -30,8 +30,8 @@ KeyTotals = Mapping[str, tuple[int, int, int]]
 
 def read_key_counts(text: str) -> dict[str, tuple[int, int, int]]:
     """The output of `KEY_COUNTS_COMMAND`."""
-    found = (_ENTRY.search(line) for line in text.splitlines())
-    return {entry[1]: (int(entry[2]), int(entry[4]), int(entry[3])) for entry in found if entry}
+    matches = (_ENTRY.search(line) for line in text.splitlines())
+    return {entry[1]: (int(entry[2]), int(entry[4]), int(entry[3])) for entry in matches if entry}
 
 
 class KeyCounts:

@@ -53,8 +53,8 @@ def _map_text(name: str, output: str) -> str:
     """As `show map` has it."""
     if name != KEYS_MAP:
         return output
-    found = MAP_VALUE.search(output)
-    return f"0x0 {CONTENT_ENTRY} {found[1]}\n" if found else ""
+    match = MAP_VALUE.search(output)
+    return f"0x0 {CONTENT_ENTRY} {match[1]}\n" if match else ""
 
 
 async def apply_step(step: Step, admin: CommandSocket, times: Times) -> None:

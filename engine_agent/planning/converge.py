@@ -159,7 +159,7 @@ def _is_hung(proxy: RunningProcess, silent_since_s: float | None, now_s: float, 
 def _newer_than(wanted: Membership, node: NodeSnapshot) -> int | None:
     """The generation of the same cell that runs here, if it is above the wanted one."""
     running = [process.membership for process in (node.engine, node.proxy) if process is not None]
-    generations = [found.generation for found in running if found.cell == wanted.cell]
+    generations = [one.generation for one in running if one.cell == wanted.cell]
     newest = max(generations, default=wanted.generation)
     return newest if newest > wanted.generation else None
 

@@ -108,7 +108,8 @@ def mismatch(leader: Rank, other: Rank) -> str:
     if not differences:
         return ""
     fields = "; ".join(
-        f"{found.field} is {found.values[1] or ABSENT} instead of {found.values[0] or ABSENT}" for found in differences
+        f"{difference.field} is {difference.values[1] or ABSENT} instead of {difference.values[0] or ABSENT}"
+        for difference in differences
     )
     return f"fingerprint mismatch: {other} differs from {leader}: {fields}"
 

@@ -88,7 +88,7 @@ def begin_span(headers: Headers, ratio: float, random_bits: Callable[[int], int]
 
     Whoever began a trace has decided whether it is recorded; for a request without one we do, for `ratio` of them.
     """
-    given = next((found for name, value in headers if name == TRACEPARENT and (found := _VALID.fullmatch(value))), None)
+    given = next((match for name, value in headers if name == TRACEPARENT and (match := _VALID.fullmatch(value))), None)
     if given is None:
         trace_id = random_bits(128) or 1
         begins = (trace_id & (2**64 - 1)) < ratio * 2**64

@@ -118,8 +118,8 @@ class Prober:
                 break
             text = _completion_text(result)
             if golden.expect not in text:
-                found = f"{text[:_MAX_REASON_CHARS]!r} without {golden.expect!r}"
-                judge.golden_wrong(time.monotonic(), f"golden prompt {golden.prompt!r} is answered {found}")
+                actual = f"{text[:_MAX_REASON_CHARS]!r} without {golden.expect!r}"
+                judge.golden_wrong(time.monotonic(), f"golden prompt {golden.prompt!r} is answered {actual}")
                 break
         else:
             judge.golden_passed(time.monotonic())

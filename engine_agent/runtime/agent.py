@@ -161,7 +161,7 @@ class NodeAgent:
         await asyncio.sleep(READ_STACK_EVERY_S)
         stack = self._stack()
         if self._sent_fingerprint and stack != self._sent_fingerprint:
-            changed = ", ".join(found.field for found in differing_fields((self._sent_fingerprint, stack)))
+            changed = ", ".join(difference.field for difference in differing_fields((self._sent_fingerprint, stack)))
             log.info("the stack changed: %s", changed)
             self._connection.resend_hello()
 

@@ -26,8 +26,8 @@ class Holder(msgspec.Struct, frozen=True):
 
     def is_alive(self) -> bool:
         """Whether that very process still runs."""
-        found = procfs.stat(self.pid) if self.boot == procfs.boot_id() else None
-        return found is not None and found.started_ticks == self.started_ticks
+        process = procfs.stat(self.pid) if self.boot == procfs.boot_id() else None
+        return process is not None and process.started_ticks == self.started_ticks
 
 
 class AgentLock:

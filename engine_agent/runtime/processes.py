@@ -133,8 +133,8 @@ class Processes:
         except ProcessLookupError:
             return False
         # Looked at after the pidfd is held, so that it cannot be another process that took the pid meanwhile.
-        found = procfs.stat(record.pid) if record.boot == self._boot else None
-        is_ours = found is not None and found.started_ticks == record.started_ticks
+        stat = procfs.stat(record.pid) if record.boot == self._boot else None
+        is_ours = stat is not None and stat.started_ticks == record.started_ticks
         if not is_ours or not procfs.belongs_to_node(record.pid, self._node_id):
             os.close(pidfd)
             return False
@@ -148,7 +148,7 @@ class Processes:
         died while no agent watched it.
         """
         known = {held.record.pid for held in self._slots.values()}
-        unknown = [found for found in procfs.started_by_agents_of(self._node_id) if found.session not in known]
+        unknown = [process for process in procfs.started_by_agents_of(self._node_id) if process.session not in known]
         procfs.kill(unknown)
         return len(unknown)
 

@@ -63,15 +63,15 @@ def belongs_to_node(pid: int, node_id: str) -> bool:
 
 def in_session(session: int, node_id: str) -> list[ProcessStat]:
     """Live processes of this node in a session."""
-    return [found for found in _all() if found.session == session and belongs_to_node(found.pid, node_id)]
+    return [process for process in _all() if process.session == session and belongs_to_node(process.pid, node_id)]
 
 
 def started_by_agents_of(node_id: str) -> list[ProcessStat]:
     """Live processes that agents of this node started, directly or not."""
     return [
-        found
-        for found in _all()
-        if (has := environment(found.pid)).get(NODE_ID_VARIABLE) == node_id and PROCESS_KIND_VARIABLE in has
+        process
+        for process in _all()
+        if (has := environment(process.pid)).get(NODE_ID_VARIABLE) == node_id and PROCESS_KIND_VARIABLE in has
     ]
 
 
@@ -91,5 +91,5 @@ def terminate_group(pid: int) -> None:
 
 def _all() -> Iterator[ProcessStat]:
     for entry in os.scandir("/proc"):
-        if entry.name.isdigit() and (found := stat(int(entry.name))) is not None:
-            yield found
+        if entry.name.isdigit() and (process := stat(int(entry.name))) is not None:
+            yield process

@@ -54,8 +54,8 @@ def _record(home: Path) -> NodeRecord | None:
 def _end_started(started: ProcessRecord | None, grace_s: float) -> None:
     if started is None or started.boot != procfs.boot_id():
         return
-    found = procfs.stat(started.pid)
-    if found is not None and found.started_ticks == started.started_ticks:
+    process = procfs.stat(started.pid)
+    if process is not None and process.started_ticks == started.started_ticks:
         _end(started.pid, grace_s, is_group=True)
 
 

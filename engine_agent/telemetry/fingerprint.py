@@ -53,21 +53,21 @@ class StackFingerprint:
             if str(error) != self._said:
                 log.error("%s; going on with what it last said", error)
             self._said = str(error)
-        found: dict[str, str | None] = {**read_fingerprint(self._pythons(), self._root), **self._overrides}
-        return {field: value for field, value in found.items() if value is not None}
+        fields: dict[str, str | None] = {**read_fingerprint(self._pythons(), self._root), **self._overrides}
+        return {field: value for field, value in fields.items() if value is not None}
 
 
 def read_fingerprint(engine_pythons: Mapping[str, Path], root: Path = Path("/")) -> dict[str, str]:
     """The machine's own fields, and each installed engine's. The simulator runs in the agent's own Python."""
-    found = {
+    fields = {
         "agent": AGENT_VERSION,
         **read_machine_stack(root),
         "sim.engine": f"sim {AGENT_VERSION}",
         "sim.python": platform.python_version(),
     }
     for engine, python in sorted(engine_pythons.items()):
-        found |= {f"{engine}.{field}": version for field, version in read_environment_stack(python).items()}
-    return {field: value[:FINGERPRINT_MAX_VALUE] for field, value in found.items()}
+        fields |= {f"{engine}.{field}": version for field, version in read_environment_stack(python).items()}
+    return {field: value[:FINGERPRINT_MAX_VALUE] for field, value in fields.items()}
 
 
 def read_overrides(path: Path) -> Overrides:

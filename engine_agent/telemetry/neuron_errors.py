@@ -45,7 +45,7 @@ def kernel_fault(line: str) -> Fault | None:
     if match is None:
         return None
     name = match["name"]
-    fields = {found["name"].replace("-", "_"): found["value"] for found in _KERNEL_FIELD.finditer(match["rest"])}
+    fields = {field["name"].replace("-", "_"): field["value"] for field in _KERNEL_FIELD.finditer(match["rest"])}
     where = f" on neuron {fields['nd_id']}" if "nd_id" in fields else ""
     signature = KERNEL_ERRORS.get(name, FaultSignature.NEURON_HARDWARE_ERROR)
     evidence = {"error": name, **fields, "line": line.strip()[:MAX_LINE_CHARS]}

@@ -51,13 +51,13 @@ def parse_neuron_ls(text: str | bytes) -> tuple[Accelerator, ...]:
     Raises:
         UnreadableOutput: neither.
     """
-    found = _json(text, "neuron-ls")
-    if isinstance(found, dict):
-        lists = [value for value in found.values() if isinstance(value, list)]
-        found = next((rows for rows in lists if any("neuron_device" in _object(row) for row in rows)), None)
-    if not isinstance(found, list):
+    listed = _json(text, "neuron-ls")
+    if isinstance(listed, dict):
+        lists = [value for value in listed.values() if isinstance(value, list)]
+        listed = next((rows for rows in lists if any("neuron_device" in _object(row) for row in rows)), None)
+    if not isinstance(listed, list):
         raise UnreadableOutput("neuron-ls printed no list of devices")
-    rows = [row for row in map(_object, found) if _whole(row.get("neuron_device")) is not None]
+    rows = [row for row in map(_object, listed) if _whole(row.get("neuron_device")) is not None]
     devices = (
         Accelerator(
             index=_whole(row["neuron_device"]) or 0,
@@ -148,8 +148,8 @@ def _counters(system: dict[str, Any]) -> dict[int, dict[str, int]]:
     for row in map(_object, _list(_object(system.get("neuron_hw_counters")).get("neuron_devices"))):
         index = _whole(row.get("neuron_device_index"))
         if index is not None:
-            found = {name: _whole(row.get(name)) for name in ECC_COUNTERS}
-            counters[index] = {name: count for name, count in found.items() if count is not None}
+            values = {name: _whole(row.get(name)) for name in ECC_COUNTERS}
+            counters[index] = {name: count for name, count in values.items() if count is not None}
     return counters
 
 

@@ -123,10 +123,10 @@ class NvidiaReader:
                 hardware_fault(FaultSignature.NVIDIA_GPU_LOST, f"nvidia {index} is lost: {failed}", evidence)
             )
 
-    def _check_device_count(self, found: int) -> None:
-        if found < self._device_count:
-            summary = f"NVML shows {found} of {self._device_count} devices"
-            evidence = {"expected": self._device_count, "found": found}
+    def _check_device_count(self, count: int) -> None:
+        if count < self._device_count:
+            summary = f"NVML shows {count} of {self._device_count} devices"
+            evidence = {"expected": self._device_count, "found": count}
             self._on_fault(hardware_fault(FaultSignature.ACCELERATOR_MISSING, summary, evidence))
 
     def _judge(self, device: Accelerator, before: Mapping[str, int]) -> None:

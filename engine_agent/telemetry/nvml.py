@@ -106,18 +106,18 @@ class Nvml:
         return self._has_events
 
     def _errors(self, handle: Any) -> dict[str, int]:
-        found: dict[str, int | None] = {
+        counters: dict[str, int | None] = {
             "ecc_corrected": self._call_or_none("nvmlDeviceGetTotalEccErrors", handle, _CORRECTED, _VOLATILE),
             "ecc_uncorrected": self._call_or_none("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
         }
         rows = self._call_or_none("nvmlDeviceGetRemappedRows", handle)
         if rows is not None:
             names = ("rows_remapped_corrected", "rows_remapped_uncorrected", "row_remap_pending", "row_remap_failed")
-            found |= {name: int(count) for name, count in zip(names, rows, strict=True)}
+            counters |= {name: int(count) for name, count in zip(names, rows, strict=True)}
         values = self._call_or_none("nvmlDeviceGetFieldValues", handle, [_GPU_RECOVERY_ACTION])
         if values is not None and len(values) == 1 and values[0].nvmlReturn == 0:
-            found["recovery_action"] = int(values[0].value.uiVal)
-        return {name: int(count) for name, count in found.items() if count is not None}
+            counters["recovery_action"] = int(values[0].value.uiVal)
+        return {name: int(count) for name, count in counters.items() if count is not None}
 
     def _answers(self, call: str, handle: Any) -> bool:
         try:

@@ -36,7 +36,7 @@ def read_machine_stack(root: Path = Path("/")) -> dict[str, str]:
     efa = root / "opt/amazon/efa"
     ofi = root / "opt/amazon/ofi-nccl"
     modules = {field: _text(root / "sys/module" / name / "version") for field, name in KERNEL_MODULES.items()}
-    found = {
+    fields = {
         "kernel": platform.release(),
         **modules,
         "neuron_runtime": _library_version(neuron, "libnrt.so"),
@@ -45,7 +45,7 @@ def read_machine_stack(root: Path = Path("/")) -> dict[str, str]:
         "libfabric": _first_match(_PKGCONFIG_VERSION, sorted(efa.glob("lib*/pkgconfig/libfabric.pc"))),
         "aws_ofi_nccl": _ofi_nccl_version(sorted(ofi.glob("lib*/**/libnccl-net*.so"))),
     }
-    return {field: version for field, version in found.items() if version}
+    return {field: version for field, version in fields.items() if version}
 
 
 def read_environment_stack(python: Path) -> dict[str, str]:
@@ -56,12 +56,12 @@ def read_environment_stack(python: Path) -> dict[str, str]:
         match = _DISTRIBUTION.match(entry.name)
         if match is not None:
             installed[match["name"].lower().replace(".", "_")] = match["version"]
-    found = {"python": _first_match(_PYVENV_VERSION, [environment / "pyvenv.cfg"])}
+    fields = {"python": _first_match(_PYVENV_VERSION, [environment / "pyvenv.cfg"])}
     for field, names in DISTRIBUTIONS.items():
         name = next((name for name in names if name in installed), None)
         if name is not None:
-            found[field] = f"{name} {installed[name]}"
-    return {field: version for field, version in found.items() if version}
+            fields[field] = f"{name} {installed[name]}"
+    return {field: version for field, version in fields.items() if version}
 
 
 def _text(path: Path) -> str | None:

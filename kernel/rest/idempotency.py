@@ -80,8 +80,8 @@ def respond_once(
         if not _alone(request):
             raise InProgress("a request with this Idempotency-Key is in progress; try again", {"Retry-After": "1"})
         rows = IdempotentAnswer.objects.filter(caller=request.caller, key=request.key)
-        if found := rows.filter(expires_at__gt=now).first():
-            return _repeated(found, request), found.created_at
+        if stored := rows.filter(expires_at__gt=now).first():
+            return _repeated(stored, request), stored.created_at
         answer = act()
         shown_once = secret or _SECRET.search(answer.body) is not None
         rows.delete()
@@ -106,12 +106,12 @@ def _alone(request: IdempotentRequest) -> bool:
         return bool(cursor.fetchone()[0])
 
 
-def _repeated(found: IdempotentAnswer, request: IdempotentRequest) -> StoredResponse:
-    if found.fingerprint != request.fingerprint:
+def _repeated(stored: IdempotentAnswer, request: IdempotentRequest) -> StoredResponse:
+    if stored.fingerprint != request.fingerprint:
         raise KeyUsedOtherwise("this Idempotency-Key came with another request before; every request needs its own")
-    if found.body is None:
+    if stored.body is None:
         raise InProgress(
-            f"this was done at {found.created_at:%Y-%m-%d %H:%M:%S} UTC; the answer showed a secret, once, and is not "
+            f"this was done at {stored.created_at:%Y-%m-%d %H:%M:%S} UTC; the answer showed a secret, once, and is not "
             "repeated. Look for what was made, and make a new secret if you have not got it"
         )
-    return StoredResponse(found.status, bytes(found.body))
+    return StoredResponse(stored.status, bytes(stored.body))

@@ -100,5 +100,5 @@ def _bucket(request: Request) -> tuple[str, str, int]:
 
 def rate_headers(request: Request) -> dict[str, str]:
     """Where the caller stands, if it was counted."""
-    found: RateStatus | None = getattr(request._request, "rate_status", None)
-    return found.headers if found else {}
+    status: RateStatus | None = getattr(request._request, "rate_status", None)
+    return status.headers if status else {}

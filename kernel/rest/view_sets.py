@@ -100,9 +100,9 @@ class Conventions(APIView):
             raise PreconditionRequired("this needs If-Match with the ETag of what you looked at, or `*`")
         if given is None or not self.detail or not isinstance(self, GenericAPIView):
             return
-        found = self.get_object()
-        if found.pk is not None:
-            type(found)._base_manager.select_for_update().filter(pk=found.pk).first()
+        instance = self.get_object()
+        if instance.pk is not None:
+            type(instance)._base_manager.select_for_update().filter(pk=instance.pk).first()
         present = etags.etag_of(self.get_serializer(self.get_object()).data, self.measured)
         if not etags.permits(present, given):
             raise PreconditionFailed(f"it has changed since; it is {present} now", {"ETag": present})
@@ -145,14 +145,14 @@ class Listed(Conventions):
         rows: QuerySet[Any] = view.get_queryset()
         wanted = view.filter_queryset(rows)
         changes = changes_since(str(self.watch_kind), since)
-        found = list(wanted.filter(pk__in=changes.things)) if changes.things else []
-        here = {str(row.pk) for row in found}
+        changed = list(wanted.filter(pk__in=changes.things)) if changes.things else []
+        here = {str(row.pk) for row in changed}
         gone = {thing: key for thing, key in changes.things.items() if thing not in here}
         if unnamed := [thing for thing, key in gone.items() if not key]:
             gone |= {str(row.pk): self.watch_key(row) for row in rows.filter(pk__in=unnamed)}
-        results = view.get_serializer(found, many=True).data
+        results = view.get_serializer(changed, many=True).data
         body = {"next": None, "previous": None, "results": results, "gone": sorted(filter(None, gone.values()))}
-        unchanged = {} if found or body["gone"] else {UNCHANGED: f"{self.watch_kind} {_patience_s(request)}"}
+        unchanged = {} if changed or body["gone"] else {UNCHANGED: f"{self.watch_kind} {_patience_s(request)}"}
         return Response({**body, "revision": changes.revision}, headers=unchanged)
 
     def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:

@@ -265,8 +265,8 @@ class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
         if against is None:
             message = f"there is no model version {fields['against']!r}; it reads model@version"
             raise InvalidInput(field="against", rule="exists", message=message)
-        found = diff_versions(against.spec(), version.spec(), instance_shapes())
-        return Response(VersionDiffSerializer(found).data)
+        difference = diff_versions(against.spec(), version.spec(), instance_shapes())
+        return Response(VersionDiffSerializer(difference).data)
 
     def _move(self, service: Any, request: Request) -> Response:
         version = self.get_object()

@@ -158,12 +158,12 @@ def _arguments(rendering: Rendering | None) -> dict[str, Any]:
 
 def arguments_by_flag(arguments: Sequence[str]) -> dict[str, Any]:
     """`("--a", "1", "--b")` -> `{"--a": "1", "--b": True}`; values that are JSON objects are read."""
-    found: dict[str, Any] = {}
+    by_flag: dict[str, Any] = {}
     for index, argument in enumerate(arguments):
         if argument.startswith("--"):
             value = arguments[index + 1] if index + 1 < len(arguments) else "--"
-            found[argument] = True if value.startswith("--") else _value(value)
-    return found
+            by_flag[argument] = True if value.startswith("--") else _value(value)
+    return by_flag
 
 
 def _value(text: str) -> Any:

@@ -31,9 +31,9 @@ def renderings(version: ModelVersion, machines: Mapping[str, InstanceShape]) -> 
             rendered.append(InstanceRendering(name, f"there is no instance type {name!r}; there are {known}"))
             continue
         try:
-            found = render_version(spec, machines[name])
+            rendering = render_version(spec, machines[name])
         except InvalidVersion as error:
             rendered.append(InstanceRendering(name, problem=str(error)))
         else:
-            rendered.append(InstanceRendering(name, "", found.degrees, found.plan.args, found.notes))
+            rendered.append(InstanceRendering(name, "", rendering.degrees, rendering.plan.args, rendering.notes))
     return rendered

@@ -42,15 +42,15 @@ class BucketSource:
             return bytes(answer["Body"].read(self._limits.manifest_bytes))
 
     def sizes(self) -> dict[str, int]:
-        start, found = self._key(""), dict[str, int]()
+        start, sizes = self._key(""), dict[str, int]()
         with self._explained(""):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._place.host, Prefix=start)
             for page in pages:
-                found |= {item["Key"][len(start) :]: item["Size"] for item in page.get("Contents", ())}
-                if len(found) > self._limits.files + 1:
+                sizes |= {item["Key"][len(start) :]: item["Size"] for item in page.get("Contents", ())}
+                if len(sizes) > self._limits.files + 1:
                     raise BadArtifact(f"{self._place} holds more than {self._limits.files} files")
         # Consoles make an empty object for a folder; it is no file of the artifact.
-        return {path: size for path, size in found.items() if path != MANIFEST_NAME and not path.endswith("/") and path}
+        return {path: size for path, size in sizes.items() if path != MANIFEST_NAME and not path.endswith("/") and path}
 
     def chunks(self, path: str) -> Iterator[bytes]:
         with self._explained(path):

@@ -91,14 +91,14 @@ class FolderSource:
         return text
 
     def sizes(self) -> dict[str, int]:
-        found: dict[str, int] = {}
+        sizes: dict[str, int] = {}
         for path in self._folder.rglob("*"):
             if not path.is_file() or path == self._folder / MANIFEST_NAME:
                 continue
-            found[path.relative_to(self._folder).as_posix()] = self._within(path).stat().st_size
-            if len(found) > self._limits.files:
+            sizes[path.relative_to(self._folder).as_posix()] = self._within(path).stat().st_size
+            if len(sizes) > self._limits.files:
                 raise BadArtifact(f"{self._place} holds more than {self._limits.files} files")
-        return found
+        return sizes
 
     def chunks(self, path: str) -> Iterator[bytes]:
         return self._read(self._within(self._folder / path), None)

@@ -169,10 +169,10 @@ def _check_file(
         if (now - turn.noted_at).total_seconds() >= NOTE_EVERY_S:
             _note(validation, artifacts, so_far, turn)
 
-    found = file_sha256(artifact, path, progress)
-    if found != artifact.manifest.files[path]:
+    digest = file_sha256(artifact, path, progress)
+    if digest != artifact.manifest.files[path]:
         raise BadArtifact(
-            f"{artifact.uri}/{path} is corrupt: sha256 {found}, its manifest has {artifact.manifest.files[path]}"
+            f"{artifact.uri}/{path} is corrupt: sha256 {digest}, its manifest has {artifact.manifest.files[path]}"
         )
 
 
@@ -219,8 +219,8 @@ def _note_trouble(validation: Validation, trouble: str, turn: Slice) -> None:
 def _pass(validation: Validation, artifacts: list[OpenArtifact], now: datetime) -> None:
     """Move the draft to `validated` with its evidence, if it still is the one that was looked at."""
     version = validation.version
-    found = {each.uri: each.manifest.digest for each in artifacts}
-    columns = {"artifact_digest": found[version.artifact_uri]} if version.artifact_uri in found else {}
+    digests = {each.uri: each.manifest.digest for each in artifacts}
+    columns = {"artifact_digest": digests[version.artifact_uri]} if version.artifact_uri in digests else {}
     with transaction.atomic():
         evidence = _evidence(version, artifacts)
         files, size = validation.files_total, validation.bytes_total

@@ -60,12 +60,12 @@ def detail(request: HttpRequest, request_id: str) -> HttpResponseBase:
     except AsyncRefused as refusal:
         return _refused(refusal)
     if request.method == "DELETE":
-        found = async_request_cancel(application=application, request_id=request_id, now=now)
+        stored = async_request_cancel(application=application, request_id=request_id, now=now)
     else:
-        found = async_request_of(application, request_id)
-    if found is None:
+        stored = async_request_of(application, request_id)
+    if stored is None:
         return _refused(AsyncRefused(404, "not_found", f"there is no request {request_id[:40]!r}"))
-    return JsonResponse(async_request_json(found, AsyncSettings()))
+    return JsonResponse(async_request_json(stored, AsyncSettings()))
 
 
 @csrf_exempt

@@ -69,8 +69,8 @@ class MatrixSerializer(serializers.ModelSerializer[Deployment]):
 
     @extend_schema_field(serializers.DictField(child=serializers.FloatField()))
     def get_unplaced(self, deployment: Deployment) -> dict[str, float]:
-        found: dict[str, float] = _matrix(deployment).figures.get("unplaced", {})
-        return found
+        unplaced: dict[str, float] = _matrix(deployment).figures.get("unplaced", {})
+        return unplaced
 
 
 def _matrix(deployment: Deployment) -> TrafficMatrix:

@@ -118,16 +118,16 @@ def ingress_counters(
 
 def arrivals_per_s(counted: Mapping[str, Iterable[IngressCounters]]) -> dict[str, float]:
     """Region -> requests a second of its own applications. Reports come at different moments: never below 0."""
-    found = {
+    rates = {
         region: sum(one.local_per_s + sum(one.spilled_per_s.values()) for one in ingresses)
         for region, ingresses in counted.items()
     }
     for ingresses in counted.values():
         for one in ingresses:
             for region, per_s in one.spilled_per_s.items():
-                if region in found:
-                    found[region] -= per_s
-    return {region: max(0.0, per_s) for region, per_s in found.items()}
+                if region in rates:
+                    rates[region] -= per_s
+    return {region: max(0.0, per_s) for region, per_s in rates.items()}
 
 
 def in_service(telemetry: JsonObject, cells: Iterable[str]) -> float:

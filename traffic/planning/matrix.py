@@ -46,11 +46,11 @@ def movement(before: Matrix, after: Matrix, demand: Mapping[str, float]) -> floa
 
 def loads(matrix: Matrix, demand: Mapping[str, float]) -> dict[str, float]:
     """What each region serves under a matrix, in the unit of the demand."""
-    found: dict[str, float] = defaultdict(float)
+    served: dict[str, float] = defaultdict(float)
     for origin, row in matrix.items():
         for region, share in row.items():
-            found[region] += share * demand.get(origin, 0.0)
-    return dict(found)
+            served[region] += share * demand.get(origin, 0.0)
+    return dict(served)
 
 
 def step_towards(row: Row, target: Row, step: float, home: str) -> dict[str, float]:

@@ -41,7 +41,7 @@ def deployments_of_model(region: str, model: str) -> frozenset[str] | None:
 
 def ingress_addresses_by_region() -> dict[str, list[tuple[str, int]]]:
     """Region -> addresses of its ingresses."""
-    found: dict[str, list[tuple[str, int]]] = {}
+    addresses: dict[str, list[tuple[str, int]]] = {}
     for region, address, port in Ingress.objects.order_by("id").values_list("region_id", "address", "port"):
-        found.setdefault(region, []).append((address, port))
-    return found
+        addresses.setdefault(region, []).append((address, port))
+    return addresses

@@ -107,10 +107,10 @@ def _hold(documents: Sequence[Document]) -> None:
 
 def _execute(documents: Sequence[Document], requester: Requester, revision: str = "") -> ApplyResult:
     present = present_of(documents)
-    found = revision_of(present)
-    if revision and revision != found:
+    current = revision_of(present)
+    if revision and revision != current:
         raise Conflict(
-            f"what these documents speak of has changed since the plan was made: it was {revision} and is {found}; "
+            f"what these documents speak of has changed since the plan was made: it was {revision} and is {current}; "
             "make a plan again and look at it"
         )
     plan = plan_documents(documents, present)
@@ -122,7 +122,7 @@ def _execute(documents: Sequence[Document], requester: Requester, revision: str 
             waiting += [done] if done is not None else []
     if objections:
         raise NotPossible(objections)
-    return ApplyResult(plan, found, fleet_view(now=requester.now), tuple(waiting))
+    return ApplyResult(plan, current, fleet_view(now=requester.now), tuple(waiting))
 
 
 @contextmanager

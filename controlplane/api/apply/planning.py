@@ -104,7 +104,7 @@ FIXED: Mapping[Kind, Mapping[str, str]] = {
 
 def revision_of(present: Present) -> str:
     """A short text that is another one as soon as anything differs in what these documents speak of."""
-    stated = sorted((kind, name, found) for (kind, name), found in present.items())
+    stated = sorted((kind, name, state) for (kind, name), state in present.items())
     text = json.dumps(stated, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -116,12 +116,12 @@ def plan_documents(documents: Sequence[Document], present: Present) -> Plan:
     objections: list[Objection] = list(_twice(documents))
     for document in sorted(documents, key=lambda one: (ORDER[one.kind], one.index)):
         try:
-            found = tuple(_steps(document, present[document.kind, document.name]))
+            planned = tuple(_steps(document, present[document.kind, document.name]))
         except _Objected as objected:
             objections.append(objected.objection)
             continue
-        steps.extend(found)
-        if not found:
+        steps.extend(planned)
+        if not planned:
             unchanged.append(document)
     return Plan(tuple(_scales_first(steps)), tuple(unchanged), tuple(objections))
 
@@ -146,15 +146,15 @@ def _twice(documents: Sequence[Document]) -> Iterator[Objection]:
             yield Objection(document, "metadata.name", "unique", message)
 
 
-def _steps(document: Document, found: Mapping[str, Any] | None) -> Iterator[Step]:
-    if found is None:
+def _steps(document: Document, current: Mapping[str, Any] | None) -> Iterator[Step]:
+    if current is None:
         yield _create(document)
         return
-    spec = _complete(document, found)
-    changes = tuple(_changes(spec, found, document.spec))
-    _refuse_fixed(document, found, changes)
+    spec = _complete(document, current)
+    changes = tuple(_changes(spec, current, document.spec))
+    _refuse_fixed(document, current, changes)
     if document.kind is Kind.DEPLOYMENT:
-        yield from _deployment_steps(document, found, changes)
+        yield from _deployment_steps(document, current, changes)
     elif changes:
         yield _change(document, changes)
 
@@ -168,15 +168,15 @@ def _create(document: Document) -> Step:
     return Step(document, Action.CREATE, f"there is no {document.title}", changes, document.spec)
 
 
-def _complete(document: Document, found: Mapping[str, Any]) -> Mapping[str, Any]:
+def _complete(document: Document, current: Mapping[str, Any]) -> Mapping[str, Any]:
     """What the spec would come to: policies are stated in parts, and the rest of them stays."""
     spec = document.spec
     try:
         if document.kind is Kind.TRAFFIC_POLICY:
-            whole = parse_traffic_policy(spec, None, parse_traffic_policy(found, None, TrafficPolicy()))
+            whole = parse_traffic_policy(spec, None, parse_traffic_policy(current, None, TrafficPolicy()))
             return {key: value for key, value in traffic_as_json(whole).items() if key in spec}
         if document.kind is Kind.DEPLOYMENT and "update_policy" in spec:
-            before = parse_policy(found["update_policy"], UpdatePolicy())
+            before = parse_policy(current["update_policy"], UpdatePolicy())
             return {**spec, "update_policy": policy_as_json(parse_policy(spec["update_policy"], before))}
     except InvalidTrafficPolicy as wrong:
         raise _Objected(document, f"spec.{wrong.field}", "policy", str(wrong)) from None
@@ -185,17 +185,17 @@ def _complete(document: Document, found: Mapping[str, Any]) -> Mapping[str, Any]
     return spec
 
 
-def _changes(spec: Mapping[str, Any], found: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[Change]:
+def _changes(spec: Mapping[str, Any], current: Mapping[str, Any], stated: Mapping[str, Any]) -> Iterator[Change]:
     """Differing values of what was stated, as deep as both sides are objects that stay whole otherwise."""
     for field in stated:
         if field == "regions":
-            yield from _region_changes(spec["regions"], found["regions"])
+            yield from _region_changes(spec["regions"], current["regions"])
         elif field == "update_policy":
-            yield from _parts("update_policy", spec[field], policy_as_json(parse_policy(found[field])))
+            yield from _parts("update_policy", spec[field], policy_as_json(parse_policy(current[field])))
         elif field == "slo":
-            yield from _parts("slo", spec[field], found[field])
-        elif field in found and not _says_the_same(field, spec[field], found[field]):
-            yield Change(field, found[field], spec[field])
+            yield from _parts("slo", spec[field], current[field])
+        elif field in current and not _says_the_same(field, spec[field], current[field]):
+            yield Change(field, current[field], spec[field])
 
 
 def _says_the_same(field: str, one: Any, other: Any) -> bool:
@@ -216,22 +216,22 @@ def _parts(path: str, after: Mapping[str, Any], before: Mapping[str, Any]) -> It
             yield Change(f"{path}.{key}", before.get(key), value)
 
 
-def _region_changes(wanted: Sequence[Mapping[str, Any]], found: Mapping[str, int]) -> Iterator[Change]:
+def _region_changes(wanted: Sequence[Mapping[str, Any]], current: Mapping[str, int]) -> Iterator[Change]:
     for place in wanted:
-        if found.get(place["region"]) != place["cells"]:
-            yield Change(f"regions.{place['region']}.cells", found.get(place["region"]), place["cells"])
+        if current.get(place["region"]) != place["cells"]:
+            yield Change(f"regions.{place['region']}.cells", current.get(place["region"]), place["cells"])
 
 
-def _refuse_fixed(document: Document, found: Mapping[str, Any], changes: Sequence[Change]) -> None:
+def _refuse_fixed(document: Document, current: Mapping[str, Any], changes: Sequence[Change]) -> None:
     fixed = FIXED.get(document.kind, {})
     for change in changes:
         if change.field in fixed:
             message = f"is {change.before!r} and cannot become {change.after!r}; {fixed[change.field]}"
             raise _Objected(document, f"spec.{change.field}", "fixed", message)
-    if document.kind is Kind.MODEL_VERSION and changes and found["_state"] != "draft":
+    if document.kind is Kind.MODEL_VERSION and changes and current["_state"] != "draft":
         model = document.name.partition("@")[0]
         message = (
-            f"{document.name} is {found['_state']}, and only a draft may change; describe a new version of {model}, "
+            f"{document.name} is {current['_state']}, and only a draft may change; describe a new version of {model}, "
             f"for example with based_on: {document.name}"
         )
         raise _Objected(document, f"spec.{changes[0].field}", "immutable", message)
@@ -243,7 +243,7 @@ def _change(document: Document, changes: tuple[Change, ...]) -> Step:
     return Step(document, Action.CHANGE, f"{document.title} differs in {fields}", changes, arguments)
 
 
-def _deployment_steps(document: Document, found: Mapping[str, Any], changes: Sequence[Change]) -> Iterator[Step]:
+def _deployment_steps(document: Document, current: Mapping[str, Any], changes: Sequence[Change]) -> Iterator[Step]:
     scales = tuple(change for change in changes if change.field.startswith("regions."))
     plain = tuple(change for change in changes if change not in scales and change.field != "model_version")
     if plain:
@@ -253,23 +253,23 @@ def _deployment_steps(document: Document, found: Mapping[str, Any], changes: Seq
         yield Step(document, Action.CHANGE, f"{document.title} differs in {named}", plain, arguments)
     if scales:
         cells = {change.field.split(".", 1)[1].removesuffix(".cells"): change.after for change in scales}
-        differences = (f"{cells_text(cells[name])} in {name}, not {found['regions'].get(name, 0)}" for name in cells)
+        differences = (f"{cells_text(cells[name])} in {name}, not {current['regions'].get(name, 0)}" for name in cells)
         yield Step(
             document, Action.SCALE, f"{document.name} should have {', '.join(differences)}", scales, {"regions": cells}
         )
-    yield from _rollout(document, found)
+    yield from _rollout(document, current)
 
 
 def cells_text(count: int) -> str:
     return "1 cell" if count == 1 else f"{count} cells"
 
 
-def _rollout(document: Document, found: Mapping[str, Any]) -> Iterator[Step]:
+def _rollout(document: Document, current: Mapping[str, Any]) -> Iterator[Step]:
     """A rollout, unless the deployment is on its way there already."""
-    wanted, target = document.spec.get("model_version"), found["_target"]
+    wanted, target = document.spec.get("model_version"), current["_target"]
     if wanted is None or wanted == target:
         return
-    now = found["model_version"]
+    now = current["model_version"]
     away = f", and is on its way to {target}" if target != now else ""
     arguments = {"version": wanted, "allow_unreleased": document.spec.get("allow_unreleased", False)}
     change = Change("model_version", target, wanted)

@@ -22,11 +22,11 @@ def present_of(documents: Iterable[Document]) -> Present:
     wanted: dict[Kind, set[str]] = {}
     for document in documents:
         wanted.setdefault(document.kind, set()).add(document.name)
-    found: dict[Key, Stated | None] = {}
+    present: dict[Key, Stated | None] = {}
     for kind, names in wanted.items():
         there = _LOADERS[kind](names)
-        found.update({(kind, name): there.get(name) for name in names})
-    return found
+        present.update({(kind, name): there.get(name) for name in names})
+    return present
 
 
 def _regions(names: set[str]) -> dict[str, Stated]:

@@ -151,8 +151,8 @@ class ApplyViewSet(ViewSet):
         it happen to a simulation. Changes nothing; refuses what applying would refuse."""
         payload = _checked(PreviewDocumentsSerializer, request)
         requester = _sender(request, "")
-        found = _or_refused(documents_preview, documents=documents_of(payload["documents"]), requester=requester)
-        return _preview_response(found, requester.now)
+        result = _or_refused(documents_preview, documents=documents_of(payload["documents"]), requester=requester)
+        return _preview_response(result, requester.now)
 
 
 def deployment_described(body: Any) -> str:
@@ -195,24 +195,26 @@ def _or_refused(service: Any, **arguments: Any) -> ApplyResult:
 
 
 def _by_path(objections: Sequence[Objection]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    errors: dict[str, list[str]] = {}
     for objection in objections:
         path = f"documents.{objection.document.index}.{objection.field}".rstrip(".")
-        found.setdefault(path, []).append(serializers.ErrorDetail(objection.message, objection.rule))
-    return found
+        errors.setdefault(path, []).append(serializers.ErrorDetail(objection.message, objection.rule))
+    return errors
 
 
-def _preview_response(found: ApplyResult, now: datetime) -> Response:
+def _preview_response(result: ApplyResult, now: datetime) -> Response:
     """A plan, with the future of what it touches."""
-    touched = list(dict.fromkeys(one.document.name for one in found.plan.steps if one.document.kind is Kind.DEPLOYMENT))
+    touched = list(
+        dict.fromkeys(one.document.name for one in result.plan.steps if one.document.kind is Kind.DEPLOYMENT)
+    )
     effects = [
         {
             "deployment": name,
-            "forecast": forecast_response(plan_onwards(view=found.fleet, deployment=name, now=now), now),
+            "forecast": forecast_response(plan_onwards(view=result.fleet, deployment=name, now=now), now),
         }
         for name in touched[:PREDICTED_MOST]
     ]
-    fields = {**_result_fields(found, applied=False), "effects": effects, "not_predicted": touched[PREDICTED_MOST:]}
+    fields = {**_result_fields(result, applied=False), "effects": effects, "not_predicted": touched[PREDICTED_MOST:]}
     return Response(AppliedSerializer(fields).data)
 
 

@@ -31,10 +31,10 @@ def login(
     """
     run = session_of(context)
     where = checked_server(server) if server else run.target.server
-    found = Target(where, _token_given(run, where, token_stdin=token_stdin), "login")
-    me = run.connect(found).get("me")
+    target = Target(where, _token_given(run, where, token_stdin=token_stdin), "login")
+    me = run.connect(target).get("me")
     path = profiles_file(run.environ)
-    write_profiles(path, run.profiles.with_profile(name, Profile(where, found.token)))
+    write_profiles(path, run.profiles.with_profile(name, Profile(where, target.token)))
     run.show(me, [f"You are {me['username']} ({me['role']}) on {where}; profile {name} in {path}."])
 
 
@@ -104,11 +104,11 @@ def whoami(context: typer.Context) -> None:
 def list_tokens(context: typer.Context) -> None:
     """List your tokens; admins see everybody's."""
     run, resource = session_of(context), resource_named("tokens")
-    found = list(run.connection.pages(resource.path))
+    tokens = list(run.connection.pages(resource.path))
     if run.output.is_for_programs:
-        run.output.document(found)
+        run.output.document(tokens)
         return
-    run.output.rows(resource.columns, found, empty="There are no tokens.")
+    run.output.rows(resource.columns, tokens, empty="There are no tokens.")
 
 
 @token.command()
@@ -127,14 +127,16 @@ def create(
     body: dict[str, Any] = {"name": name, "scope": scope, "expires_in_days": days}
     if service_account:
         body["service_account"] = service_account
-    found = run.connection.post("tokens", body)
-    run.show(found, [found["token"]])
-    run.output.note(f"token {found['prefix']} ({found['scope']}) of {found['user']}, until {found['expires_at']}")
+    created = run.connection.post("tokens", body)
+    run.show(created, [created["token"]])
+    run.output.note(
+        f"token {created['prefix']} ({created['scope']}) of {created['user']}, until {created['expires_at']}"
+    )
 
 
 @token.command()
 def revoke(context: typer.Context, prefix: Annotated[str, typer.Argument(autocompletion=names_of("tokens"))]) -> None:
     """Refuse a token from now on."""
     run = session_of(context)
-    found = run.connection.post(f"tokens/{prefix}/revoke")
-    run.show(found, [f"token {prefix} is {found['state']}"])
+    revoked = run.connection.post(f"tokens/{prefix}/revoke")
+    run.show(revoked, [f"token {prefix} is {revoked['state']}"])

@@ -79,18 +79,18 @@ def export(
     chosen = resource_named(kind).name if kind else ""
     if chosen and chosen not in DESCRIBED:
         raise Failure(f"{chosen} are not described by documents; {', '.join(DESCRIBED)} are", ExitCode.USAGE)
-    found = []
+    documents = []
     for resource in [resource_named(chosen)] if chosen else [resource_named(name) for name in DESCRIBED]:
         rows = (
             [run.connection.get(path_of(resource, name)) for name in names]
             if names
             else run.connection.pages(resource.path)
         )
-        found += [document_of(resource.name, str(row[resource.key]), row) for row in rows]
+        documents += [document_of(resource.name, str(row[resource.key]), row) for row in rows]
     if run.output.form is Format.JSON:
-        run.output.document(found)
+        run.output.document(documents)
         return
-    run.output.plain("---\n".join(as_yaml(document) for document in found).rstrip())
+    run.output.plain("---\n".join(as_yaml(document) for document in documents).rstrip())
 
 
 @app.command()
@@ -122,20 +122,20 @@ def diff(
 
 
 def _diff_versions(run: Session, before: str, after: str) -> None:
-    found = run.connection.get(f"model-versions/{after}/diff", {"against": before})
+    difference = run.connection.get(f"model-versions/{after}/diff", {"against": before})
     if run.output.is_for_programs:
-        run.output.document(found)
-    lines = [("", line) for line in found["fields"]]
+        run.output.document(difference)
+    lines = [("", line) for line in difference["fields"]]
     lines += [
         (f"{kind['instance_type']}: ", line)
-        for kind in found["instance_types"]
+        for kind in difference["instance_types"]
         for line in (*kind["degrees"], *kind["arguments"])
     ]
     for where, line in lines:
         if line["change"] != "same" and line["before"] != line["after"]:
             run.output.toned(f"- {where}{line['name']}: {text_of(line['before'])}", "bad")
             run.output.toned(f"+ {where}{line['name']}: {text_of(line['after'])}", "ok")
-    if not found["same"]:
+    if not difference["same"]:
         raise typer.Exit(ExitCode.DIFFERS)
 
 

@@ -79,7 +79,7 @@ def stated(policy: list[str]) -> dict[str, Any]:
     """
     import json
 
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for one in policy:
         path, sign, text = one.partition("=")
         if not sign:
@@ -89,11 +89,11 @@ def stated(policy: list[str]) -> dict[str, Any]:
         except ValueError:
             value = text
         *folders, name = path.split(".")
-        inner = found
+        inner = settings
         for folder in folders:
             inner = inner.setdefault(folder, {})
         inner[name] = value
-    return found
+    return settings
 
 
 def _preview(run: Session, request: dict[str, Any]) -> None:
@@ -154,8 +154,8 @@ def skip_bake(
 
 def _act(context: typer.Context, subject: str, action: str, why: str) -> None:
     run = session_of(context)
-    found = run.connection.post(f"rollouts/{_id_of(run, subject)}/{action}", {"why": why})
-    run.show(found, [_line(found)])
+    row = run.connection.post(f"rollouts/{_id_of(run, subject)}/{action}", {"why": why})
+    run.show(row, [_line(row)])
 
 
 def _id_of(run: Session, subject: str) -> int:
@@ -169,11 +169,11 @@ def _id_of(run: Session, subject: str) -> int:
     return int(newest[0]["id"])
 
 
-def _line(found: dict[str, Any]) -> str:
-    stage = found["stage_label"] if found["state"] in ACTIVE else ""
-    where = f" at {stage}" if stage and not found["reason"].startswith(stage) else ""
-    what = f"rollout {found['id']} of {found['deployment']} to {found['to_version']}"
-    return f"{what} is {found['state']}{where}: {found['reason']}"
+def _line(row: dict[str, Any]) -> str:
+    stage = row["stage_label"] if row["state"] in ACTIVE else ""
+    where = f" at {stage}" if stage and not row["reason"].startswith(stage) else ""
+    what = f"rollout {row['id']} of {row['deployment']} to {row['to_version']}"
+    return f"{what} is {row['state']}{where}: {row['reason']}"
 
 
 def _watch(run: Session, rollout_id: int, for_s: float | None) -> None:
@@ -185,22 +185,22 @@ def _watch(run: Session, rollout_id: int, for_s: float | None) -> None:
     ends = time.monotonic() + for_s if for_s is not None else None
     last = ""
     while True:
-        found = run.connection.get(f"rollouts/{rollout_id}")
-        if (line := _line(found)) != last:
-            run.output.toned(line, found["tone"])
+        row = run.connection.get(f"rollouts/{rollout_id}")
+        if (line := _line(row)) != last:
+            run.output.toned(line, row["tone"])
             last = line
-        if found["state"] not in MOVING:
+        if row["state"] not in MOVING:
             break
         if ends is not None and time.monotonic() >= ends:
-            raise Failure(f"rollout {rollout_id} is still {found['state']}", ExitCode.TIMED_OUT)
+            raise Failure(f"rollout {rollout_id} is still {row['state']}", ExitCode.TIMED_OUT)
         time.sleep(WATCH_EVERY_S)
     if run.output.is_for_programs:
-        run.output.document(found)
-    if found["state"] == "paused":
+        run.output.document(row)
+    if row["state"] == "paused":
         lines = (f"switchyard rollout resume {rollout_id}", f"switchyard rollout roll-back {rollout_id}")
         raise Failure(f"rollout {rollout_id} pauses; it goes on or back by a word:", ExitCode.NOT_ACHIEVED, lines=lines)
-    if found["state"] != "succeeded":
-        raise Failure(f"rollout {rollout_id} has ended as {found['state']}", ExitCode.NOT_ACHIEVED)
+    if row["state"] != "succeeded":
+        raise Failure(f"rollout {rollout_id} has ended as {row['state']}", ExitCode.NOT_ACHIEVED)
 
 
 @model.command()

@@ -45,10 +45,10 @@ def get(
     filters = {name: value for name, value in filters.items() if value} | pairs(where or [])
     shown: Any = None
     while True:
-        found = _found(run, resource, names or [], filters, limit)
-        if found != shown:
-            _print(run, resource, found, single=bool(names) and len(found) == 1)
-            shown = found
+        rows = _fetch(run, resource, names or [], filters, limit)
+        if rows != shown:
+            _print(run, resource, rows, single=bool(names) and len(rows) == 1)
+            shown = rows
         if not watch:
             return
         time.sleep(WATCH_EVERY_S)
@@ -66,25 +66,25 @@ def pairs(where: list[str]) -> dict[str, str]:
     return {name: value for name, _, value in split}
 
 
-def _found(
+def _fetch(
     run: Session, resource: Resource, names: list[str], filters: dict[str, Any], limit: int
 ) -> list[dict[str, Any]]:
     if names:
         return [run.connection.get(path_of(resource, name)) for name in names]
-    found = list(run.connection.pages(resource.path, filters, limit + 1))
-    if len(found) > limit:
+    rows = list(run.connection.pages(resource.path, filters, limit + 1))
+    if len(rows) > limit:
         run.output.note(f"only the first {limit}; there are more (--limit)")
-    return found[:limit]
+    return rows[:limit]
 
 
-def _print(run: Session, resource: Resource, found: list[dict[str, Any]], *, single: bool) -> None:
+def _print(run: Session, resource: Resource, rows: list[dict[str, Any]], *, single: bool) -> None:
     if run.output.is_for_programs:
-        run.output.document(found[0] if single else found)
+        run.output.document(rows[0] if single else rows)
     elif run.output.form is Format.NAME:
-        for row in found:
+        for row in rows:
             run.output.plain(str(row.get(resource.key, "")))
     else:
-        run.output.rows(columns_of(resource, found), found, empty=f"There are no {resource.name} here.")
+        run.output.rows(columns_of(resource, rows), rows, empty=f"There are no {resource.name} here.")
 
 
 @app.command()
@@ -98,11 +98,11 @@ def describe(
     switchyard describe cell sim-70b-us-east-1-1
     """
     run, resource = session_of(context), resource_named(kind)
-    found = run.connection.get(path_of(resource, name))
+    row = run.connection.get(path_of(resource, name))
     if run.output.is_for_programs:
-        run.output.document(found)
+        run.output.document(row)
         return
-    for line in described(found):
+    for line in described(row):
         run.output.plain(line)
     if resource.name in EVENTS_OF:
         filters = {EVENTS_OF[resource.name]: name}

@@ -138,10 +138,10 @@ KEY = Page(
 
 
 def _find(key: str) -> ApplicationKey:
-    found = ApplicationKey.objects.filter(prefix=storable(key)).first()
-    if found is None:
+    row = ApplicationKey.objects.filter(prefix=storable(key)).first()
+    if row is None:
         raise Http404(f"There is no key {key!r}.")
-    return found
+    return row
 
 
 def _limit(form: Submission, key: ApplicationKey) -> None:

@@ -38,10 +38,10 @@ class AuditList:
 
 def audit_list(query: AuditQuery, limit: int = RECORDS_PER_PAGE) -> AuditList:
     """Records, newest first."""
-    found = list(audit_records(query)[: limit + 1])
+    fetched = list(audit_records(query)[: limit + 1])
     narrowed = any((query.actor, query.action, query.object, query.outcome, query.request_id))
-    older = found[limit - 1].number if len(found) > limit else None
-    return AuditList(tuple(_row(record) for record in found[:limit]), older, narrowed)
+    older = fetched[limit - 1].number if len(fetched) > limit else None
+    return AuditList(tuple(_row(record) for record in fetched[:limit]), older, narrowed)
 
 
 def _row(record: AuditRecord) -> AuditRow:

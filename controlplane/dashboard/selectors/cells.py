@@ -134,10 +134,10 @@ def cell_list(
         cells = cells.filter(region_id=region)
     if text:
         cells = cells.filter(Q(id__icontains=text) | Q(reason__icontains=text))
-    found = list(cells[(page - 1) * CELLS_SHOWN : page * CELLS_SHOWN + 1])
-    rows = tuple(_summary(cell, now) for cell in found[:CELLS_SHOWN])
+    fetched = list(cells[(page - 1) * CELLS_SHOWN : page * CELLS_SHOWN + 1])
+    rows = tuple(_summary(cell, now) for cell in fetched[:CELLS_SHOWN])
     return CellList(
-        rows, more=len(found) > CELLS_SHOWN, filtered=bool(deployment or region or state or text), page=page
+        rows, more=len(fetched) > CELLS_SHOWN, filtered=bool(deployment or region or state or text), page=page
     )
 
 
@@ -146,9 +146,9 @@ def cells_of(deployment: str, now: datetime) -> CellList:
     ready_last = Case(When(state=CellState.READY.value, then=1), default=0)
     cells = cells_summary().filter(deployment_id=deployment).exclude(state=CellState.STOPPED)
     ordered = cells.order_by(ready_last, "region__position", "region_id", "created_at", "id")
-    found = list(ordered[: CELLS_BESIDE + 1])
-    rows = tuple(_summary(cell, now) for cell in found[:CELLS_BESIDE])
-    return CellList(rows, more=len(found) > CELLS_BESIDE, filtered=False)
+    fetched = list(ordered[: CELLS_BESIDE + 1])
+    rows = tuple(_summary(cell, now) for cell in fetched[:CELLS_BESIDE])
+    return CellList(rows, more=len(fetched) > CELLS_BESIDE, filtered=False)
 
 
 def _ordered() -> "QuerySet[Cell]":

@@ -130,9 +130,9 @@ def _deployments() -> "QuerySet[Deployment]":
 
 
 def _placed(deployments: "QuerySet[Deployment]") -> tuple[Placed, ...]:
-    found = list(deployments)
-    counts = _cell_counts([deployment.name for deployment in found])
-    return tuple((deployment, _shares(deployment, counts)) for deployment in found)
+    rows = list(deployments)
+    counts = _cell_counts([deployment.name for deployment in rows])
+    return tuple((deployment, _shares(deployment, counts)) for deployment in rows)
 
 
 def _rows(placed: Sequence[Placed], now: datetime) -> tuple[DeploymentRow, ...]:

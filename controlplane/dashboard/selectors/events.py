@@ -34,9 +34,9 @@ def event_list(
         events = events.filter(Q(cell=subject) | Q(node=subject) | Q(deployment=subject) | Q(region=subject))
     if before is not None:
         events = events.filter(id__lt=before)
-    found = list(events[: limit + 1])
-    rows = tuple(found[:limit])
-    return EventList(rows=rows, older=rows[-1].pk if len(found) > limit else None, filtered=bool(kind or subject))
+    fetched = list(events[: limit + 1])
+    rows = tuple(fetched[:limit])
+    return EventList(rows=rows, older=rows[-1].pk if len(fetched) > limit else None, filtered=bool(kind or subject))
 
 
 def cell_events(cell_id: str, limit: int) -> EventList:
@@ -54,8 +54,8 @@ def deployment_events(name: str, limit: int) -> EventList:
 def rollout_events(rollout: Rollout, limit: int) -> EventList:
     """What happened to its deployment from its start to its end."""
     events = Event.objects.filter(deployment=rollout.deployment_id, at__gte=rollout.created_at)
-    found = _of(events.filter(at__lte=rollout.ended_at) if rollout.ended_at else events, limit)
-    return replace(found, older=None)
+    newest = _of(events.filter(at__lte=rollout.ended_at) if rollout.ended_at else events, limit)
+    return replace(newest, older=None)
 
 
 def version_events(reference: str, limit: int) -> EventList:
@@ -71,8 +71,8 @@ def incident_events(incident: Incident, limit: int) -> EventList:
     elif incident.cell:
         about |= Q(cell=incident.cell)
     events = Event.objects.filter(about, at__gte=incident.opened_at - BEFORE_INCIDENT)
-    found = _of(events.filter(at__lte=incident.closed_at) if incident.closed_at else events, limit)
-    return replace(found, older=None)
+    newest = _of(events.filter(at__lte=incident.closed_at) if incident.closed_at else events, limit)
+    return replace(newest, older=None)
 
 
 def event_kinds() -> list[str]:
@@ -82,7 +82,7 @@ def event_kinds() -> list[str]:
 
 
 def _of(events: "QuerySet[Event]", limit: int) -> EventList:
-    found = list(events.order_by("-id")[: limit + 1])
+    fetched = list(events.order_by("-id")[: limit + 1])
     return EventList(
-        rows=tuple(found[:limit]), older=found[limit - 1].pk if len(found) > limit else None, filtered=False
+        rows=tuple(fetched[:limit]), older=fetched[limit - 1].pk if len(fetched) > limit else None, filtered=False
     )

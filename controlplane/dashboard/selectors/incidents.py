@@ -53,8 +53,8 @@ def incident_list(*, state: str = "", text: str = "", limit: int = INCIDENTS_SHO
         incidents = incidents.filter(
             Q(kind__icontains=text) | Q(subject__icontains=text) | Q(summary__icontains=text) | Q(cell__icontains=text)
         )
-    found = list(incidents[: limit + 1])
-    return IncidentList(rows=tuple(found[:limit]), more=len(found) > limit, filtered=bool(state or text))
+    fetched = list(incidents[: limit + 1])
+    return IncidentList(rows=tuple(fetched[:limit]), more=len(fetched) > limit, filtered=bool(state or text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,8 @@ def related_to(incident: Incident) -> IncidentList:
         if value := getattr(incident, name):
             same |= Q(**{name: value})
     near = Q(opened_at__range=(incident.opened_at - RELATED_WITHIN, incident.opened_at + RELATED_WITHIN))
-    found = list(Incident.objects.filter(same & near).exclude(pk=incident.pk)[: RELATED_SHOWN + 1])
-    return IncidentList(rows=tuple(found[:RELATED_SHOWN]), more=len(found) > RELATED_SHOWN, filtered=False)
+    fetched = list(Incident.objects.filter(same & near).exclude(pk=incident.pk)[: RELATED_SHOWN + 1])
+    return IncidentList(rows=tuple(fetched[:RELATED_SHOWN]), more=len(fetched) > RELATED_SHOWN, filtered=False)
 
 
 def _commands(incident: Incident) -> list[Command]:

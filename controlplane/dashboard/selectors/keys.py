@@ -84,9 +84,9 @@ def key_list(*, state: str, tenant: str, text: str, now: datetime) -> KeyList:
         keys = keys.filter(tenant=tenant)
     if text:
         keys = keys.filter(Q(name__icontains=text) | Q(tenant__icontains=text) | Q(prefix=text.removeprefix("sw_")))
-    found = list(keys[: KEYS_SHOWN + 1])
-    rows = tuple(KeyRow(key, key.state_at(now)) for key in found[:KEYS_SHOWN])
-    return KeyList(rows, more=len(found) > KEYS_SHOWN, filtered=bool(state or tenant or text))
+    fetched = list(keys[: KEYS_SHOWN + 1])
+    rows = tuple(KeyRow(key, key.state_at(now)) for key in fetched[:KEYS_SHOWN])
+    return KeyList(rows, more=len(fetched) > KEYS_SHOWN, filtered=bool(state or tenant or text))
 
 
 def key_tenants() -> Iterable[str]:

@@ -206,8 +206,8 @@ def _versions() -> "QuerySet[ModelVersion]":
 
 
 def _list(versions: "QuerySet[ModelVersion]", filtered: bool, limit: int) -> VersionList:
-    found = list(versions[: limit + 1])
-    return VersionList(rows=tuple(_row(each) for each in found[:limit]), more=len(found) > limit, filtered=filtered)
+    fetched = list(versions[: limit + 1])
+    return VersionList(rows=tuple(_row(each) for each in fetched[:limit]), more=len(fetched) > limit, filtered=filtered)
 
 
 def _row(version: ModelVersion) -> VersionRow:

@@ -59,9 +59,9 @@ def node_list(
         nodes = nodes.filter(_has_role(role))
     if text:
         nodes = nodes.filter(Q(id__icontains=text) | Q(member__cell__id__icontains=text) | Q(reason__icontains=text))
-    found = list(nodes[(page - 1) * NODES_SHOWN : page * NODES_SHOWN + 1])
-    rows = tuple(node_row(node, now) for node in found[:NODES_SHOWN])
-    return NodeList(rows, more=len(found) > NODES_SHOWN, filtered=bool(region or state or role or text), page=page)
+    fetched = list(nodes[(page - 1) * NODES_SHOWN : page * NODES_SHOWN + 1])
+    rows = tuple(node_row(node, now) for node in fetched[:NODES_SHOWN])
+    return NodeList(rows, more=len(fetched) > NODES_SHOWN, filtered=bool(region or state or role or text), page=page)
 
 
 def nodes_by_urgency(*, now: datetime, limit: int) -> NodeList:
@@ -69,8 +69,8 @@ def nodes_by_urgency(*, now: datetime, limit: int) -> NodeList:
     ready_last = Case(When(state=NodeState.READY.value, cordoned=False, then=1), default=0)
     live = Node.objects.exclude(state=NodeState.RETIRED).order_by(ready_last, "region__position", "region_id", "id")
     chosen = list(live.values_list("pk", flat=True)[: limit + 1])
-    found = _ordered().filter(pk__in=chosen[:limit])
-    return NodeList(tuple(node_row(node, now) for node in found), more=len(chosen) > limit, filtered=False)
+    rows = _ordered().filter(pk__in=chosen[:limit])
+    return NodeList(tuple(node_row(node, now) for node in rows), more=len(chosen) > limit, filtered=False)
 
 
 def _ordered() -> "QuerySet[Node]":

@@ -83,9 +83,9 @@ def rollout_list(*, state: str = "", text: str = "", limit: int = ROLLOUTS_SHOWN
         rollouts = rollouts.filter(state=state)
     if text:
         rollouts = rollouts.filter(Q(deployment__name__icontains=text) | Q(reason__icontains=text))
-    found = list(rollouts[: limit + 1])
-    rows = tuple(RolloutRow(rollout, stage_label(rollout)) for rollout in found[:limit])
-    return RolloutList(rows=rows, more=len(found) > limit, filtered=bool(state or text))
+    fetched = list(rollouts[: limit + 1])
+    rows = tuple(RolloutRow(rollout, stage_label(rollout)) for rollout in fetched[:limit])
+    return RolloutList(rows=rows, more=len(fetched) > limit, filtered=bool(state or text))
 
 
 def rollout_find(key: str) -> RolloutDetail | None:

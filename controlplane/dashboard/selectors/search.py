@@ -65,8 +65,8 @@ def search(*, text: str, now: datetime) -> SearchResults:
 
 
 def _group(title: str, matches: Iterable[Match]) -> Group:
-    found = tuple(matches)
-    return Group(title, found[:EACH_SHOWN], len(found) > EACH_SHOWN)
+    hits = tuple(matches)
+    return Group(title, hits[:EACH_SHOWN], len(hits) > EACH_SHOWN)
 
 
 def _cells(text: str) -> Iterator[Match]:

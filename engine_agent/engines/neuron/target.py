@@ -65,10 +65,10 @@ def installed_target(installed: Installed = installed_version) -> NeuronTarget:
         if not plugin.startswith(target.distributions[PLUGIN]):
             continue
         for name, beginning in target.distributions.items():
-            found = installed(name)
-            if found is None or not found.startswith(beginning):
+            version = installed(name)
+            if version is None or not version.startswith(beginning):
                 wanted = f"{beginning}*" if beginning else "any version"
-                raise NoTarget(f"{name} is {found or 'not installed'}; {PLUGIN} {plugin} needs {wanted}")
+                raise NoTarget(f"{name} is {version or 'not installed'}; {PLUGIN} {plugin} needs {wanted}")
         return target
     raise NoTarget(f"{PLUGIN} is {plugin}; this agent starts {_known()}")
 

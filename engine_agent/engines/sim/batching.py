@@ -211,17 +211,17 @@ class BatchingModel:
             sequence = self._waiting[self._order[0][2]]
             # The last token of a prompt is always computed: it makes the first one of the answer.
             most = (sequence.prompt_tokens - 1) // block_tokens if block_tokens else 0
-            found = self._cache.found(sequence.blocks, most)
-            shared_tokens = sum(map(self._cache.is_held, found)) * block_tokens
+            cached = self._cache.found(sequence.blocks, most)
+            shared_tokens = sum(map(self._cache.is_held, cached)) * block_tokens
             needed = self.kv_reserved_tokens + sequence.total_tokens - shared_tokens
             if needed > self.parameters.kv_capacity_tokens:
                 break
             heapq.heappop(self._order)
             del self._waiting[sequence.id]
-            running = _Running(sequence, prefilled=len(found) * block_tokens)
+            running = _Running(sequence, prefilled=len(cached) * block_tokens)
             self._running[sequence.id] = running
             self._private_tokens += sequence.total_tokens
-            self._hold(running, found)
+            self._hold(running, cached)
             self._cache.evict_beyond(self.parameters.kv_capacity_tokens - self.kv_reserved_tokens)
             admitted[sequence.id] = running.prefilled
         return admitted

@@ -162,7 +162,7 @@ def _decode(decoder: "msgspec.json.Decoder[B]", body: bytes) -> B:
     try:
         return decoder.decode(body)
     except msgspec.ValidationError as error:
-        found = _FIELD.search(str(error)) or _MISSING.search(str(error))
-        raise BadRequest(str(error), param=found.group(1) if found else None) from error
+        field = _FIELD.search(str(error)) or _MISSING.search(str(error))
+        raise BadRequest(str(error), param=field.group(1) if field else None) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error

@@ -42,12 +42,12 @@ def find_common_causes(
     fleet: FleetView, slow: Iterable[SlowNode], settings: FaultSettings, now: datetime
 ) -> tuple[CommonCause, ...]:
     """Every common cause that can be seen now, in a stable order."""
-    found = [
+    causes = [
         *_causes_in_signals(fleet, settings, now),
         *_causes_in_slow_nodes(fleet, slow, settings),
         *_causes_in_cells(fleet, settings),
     ]
-    return tuple(sorted(found, key=lambda cause: cause.subject))
+    return tuple(sorted(causes, key=lambda cause: cause.subject))
 
 
 def is_common(affected: int, size: int, settings: FaultSettings) -> bool:
@@ -76,7 +76,7 @@ def _causes_in_slow_nodes(fleet: FleetView, slow: Iterable[SlowNode], settings: 
     for cohort, nodes in cohorts.items():
         size = len(nodes[0].cohort_nodes)
         if is_common(len(nodes), size, settings):
-            yield _cause_in_nodes(fleet, "slow", cohort, [found.node for found in nodes], size)
+            yield _cause_in_nodes(fleet, "slow", cohort, [slow_node.node for slow_node in nodes], size)
 
 
 def _cause_in_nodes(fleet: FleetView, fault: str, cohort: str, nodes: Iterable[str], size: int) -> CommonCause:

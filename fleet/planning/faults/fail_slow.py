@@ -51,7 +51,7 @@ class SlowNode:
 
     @property
     def reason(self) -> str:
-        worst = min(self.slow, key=lambda found: found.score)
+        worst = min(self.slow, key=lambda node: node.score)
         return (
             f"slower than its cohort in {len(self.slow)} of {self.windows} windows: score {worst.score:.2f}, "
             f"robust z {worst.z:.1f}, {len(self.cohort_nodes) - 1} peers"
@@ -60,8 +60,10 @@ class SlowNode:
 
 def find_slow(fleet: FleetView, settings: FaultSettings) -> tuple[SlowNode, ...]:
     """Every node that is slow in enough of the last windows, in the order of their ids."""
-    found = [slow for cohort, nodes in sorted(_cohorts(fleet).items()) for slow in _slow_in(cohort, nodes, settings)]
-    return tuple(sorted(found, key=lambda slow: slow.node))
+    slow_nodes = [
+        slow for cohort, nodes in sorted(_cohorts(fleet).items()) for slow in _slow_in(cohort, nodes, settings)
+    ]
+    return tuple(sorted(slow_nodes, key=lambda slow: slow.node))
 
 
 def relative_times(windows: Mapping[str, StepWindow], settings: FaultSettings) -> dict[str, float]:
@@ -103,20 +105,20 @@ def _slow_in(
     newest = max(index for windows in nodes.values() for index in windows)
     slow: dict[str, list[Measured]] = defaultdict(list)
     for left in range(settings.step_windows, 0, -1):
-        if max((len(found) for found in slow.values()), default=0) + left < settings.step_windows_slow:
+        if max((len(slow_windows) for slow_windows in slow.values()), default=0) + left < settings.step_windows_slow:
             break  # no node can become slow enough: the usual case, and half the work
         index = newest - left + 1
         times = relative_times({node: known[index] for node, known in nodes.items() if index in known}, settings)
         if len(times) <= settings.slow_peers:
             continue
-        for node, found in measure(index, times, settings).items():
-            if found.score < settings.slow_score and found.z > settings.slow_z:
-                slow[node].append(found)
+        for node, measured in measure(index, times, settings).items():
+            if measured.score < settings.slow_score and measured.z > settings.slow_z:
+                slow[node].append(measured)
     names = tuple(sorted(nodes))
     return (
-        SlowNode(node, cohort, names, tuple(found), settings.step_windows)
-        for node, found in slow.items()
-        if len(found) >= settings.step_windows_slow
+        SlowNode(node, cohort, names, tuple(slow_windows), settings.step_windows)
+        for node, slow_windows in slow.items()
+        if len(slow_windows) >= settings.step_windows_slow
     )
 
 

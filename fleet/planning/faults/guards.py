@@ -80,8 +80,8 @@ class Guards:
             if node.state in COUNTED:
                 for scope in _scopes(node):
                     scopes[scope].append(node)
-        found = (self._freeze(region, scope, nodes) for (region, scope), nodes in sorted(scopes.items()))
-        return tuple(freeze for freeze in found if freeze is not None)
+        freezes = (self._freeze(region, scope, nodes) for (region, scope), nodes in sorted(scopes.items()))
+        return tuple(freeze for freeze in freezes if freeze is not None)
 
     def frozen(self, node: NodeView) -> str:
         """Why nothing is replaced where this node is; empty if nothing is frozen there."""

@@ -35,12 +35,12 @@ class Suspicion:
 def find_suspicions(fleet: FleetView, slow: Iterable[SlowNode], settings: FaultSettings) -> tuple[Suspicion, ...]:
     """Every suspicion, the most urgent first."""
     cells = {member.node: cell for cell in fleet.cells.values() for member in cell.members} if _any(fleet, slow) else {}
-    found = [
+    suspicions = [
         *_by_signals(fleet, cells),
         *_by_repairs(fleet, cells, settings),
         *_by_slowness(fleet, cells, slow),
     ]
-    return tuple(found)
+    return tuple(suspicions)
 
 
 def _any(fleet: FleetView, slow: Iterable[SlowNode]) -> bool:
@@ -130,23 +130,23 @@ def _by_repairs(fleet: FleetView, cells: Mapping[str, CellView], settings: Fault
 
 
 def _by_slowness(fleet: FleetView, cells: Mapping[str, CellView], slow: Iterable[SlowNode]) -> Iterable[Suspicion]:
-    for found in slow:
-        node = fleet.nodes[found.node]
+    for slow_node in slow:
+        node = fleet.nodes[slow_node.node]
         if node.state in ACCUSABLE:
             yield Suspicion(
                 kind=IncidentKind.SLOW,
-                subject=found.node,
-                reason=found.reason,
+                subject=slow_node.node,
+                reason=slow_node.reason,
                 node=node,
-                cell=cells.get(found.node),
+                cell=cells.get(slow_node.node),
                 rule=Rule.SLOW,
                 faults=frozenset({"slow"}),
-                cohort=str(found.cohort),
+                cohort=str(slow_node.cohort),
                 evidence={
-                    "cohort": str(found.cohort),
-                    "peers": len(found.cohort_nodes) - 1,
+                    "cohort": str(slow_node.cohort),
+                    "peers": len(slow_node.cohort_nodes) - 1,
                     "windows": [
-                        {"window": m.index, "score": round(m.score, 3), "z": round(m.z, 1)} for m in found.slow
+                        {"window": m.index, "score": round(m.score, 3), "z": round(m.z, 1)} for m in slow_node.slow
                     ],
                 },
             )

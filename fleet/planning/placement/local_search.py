@@ -160,14 +160,14 @@ def _grow_all(search: _Search, order: Sequence[Draft], anchors: Sequence[SpareGr
 
 def _choices(search: _Search, draft: Draft, anchors: Sequence[SpareGroup]) -> list[Choice]:
     """Places for a draft around these groups, the nearest first."""
-    found: dict[Parts, Choice] = {}
+    choices: dict[Parts, Choice] = {}
     for leaf in anchors:
         for skip in range(min(1, draft.ceiling), draft.ceiling + 1):
             search.left -= 1
             choice = grow(leaf, draft.count, draft.ceiling, skip)
             if choice:
-                found.setdefault(choice.parts, choice)
-    return sorted(found.values(), key=lambda choice: (choice.distance, choice.leftover))
+                choices.setdefault(choice.parts, choice)
+    return sorted(choices.values(), key=lambda choice: (choice.distance, choice.leftover))
 
 
 def _anchors(tree: TopologyTree, drafts: Iterable[Draft]) -> list[SpareGroup]:

@@ -66,10 +66,10 @@ def _pack_alike(tree: TopologyTree, batch: list[Draft], load: CellsByDomain) -> 
     """Cells of one size, each at the nearest place that is left."""
     places = _Places(tree, batch[0].count, batch[0].ceiling)
     for draft in batch:
-        found = places.best(draft.deployment, load)
-        if found is None:
+        best = places.best(draft.deployment, load)
+        if best is None:
             return
-        choice, domain = found
+        choice, domain = best
         draft.distance = choice.distance
         for leaf, count in choice.parts:
             draft.parts[leaf] += count
@@ -178,12 +178,12 @@ def join(tree: TopologyTree, staying: Sequence[Path], count: int, ceiling: int) 
     parts: list[SpareGroup] = []
     total = 0
     for _ in range(count):
-        found = _nearest(tree, places, ceiling)
-        if found is None:
+        nearest = _nearest(tree, places, ceiling)
+        if nearest is None:
             for leaf in parts:
                 leaf.take(-1)
             return None
-        more, leaf = found
+        more, leaf = nearest
         leaf.take(1)
         places.append(leaf.path)
         parts.append(leaf)
@@ -193,15 +193,15 @@ def join(tree: TopologyTree, staying: Sequence[Path], count: int, ceiling: int) 
 
 def _nearest(tree: TopologyTree, places: Sequence[Path], ceiling: int) -> tuple[int, SpareGroup] | None:
     """The lowest group whose spare has the smallest sum of distances to `places`, and that sum."""
-    found = []
+    candidates = []
     for leaf in {_near_one(tree, place) for place in places}:
         if leaf is not None:
             apart = [distance(leaf.path, place, tree.height) for place in places]
             if max(apart) <= ceiling:
-                found.append((sum(apart), leaf.free, leaf.path, leaf))
-    if not found:
+                candidates.append((sum(apart), leaf.free, leaf.path, leaf))
+    if not candidates:
         return None
-    total, _, _, leaf = min(found, key=lambda candidate: candidate[:3])
+    total, _, _, leaf = min(candidates, key=lambda candidate: candidate[:3])
     return total, leaf
 
 

@@ -89,9 +89,9 @@ class Placement:
         if order.staying:
             tree = self.spares.tree(order.pool, order.engine)
             staying = [self.spares.path(node, order.engine) for node in order.staying]
-            found = join(tree, staying, order.count, self._ceiling(order))
-            if found:
-                joined = self._hand_out(order, found[0])
+            nearest = join(tree, staying, order.count, self._ceiling(order))
+            if nearest:
+                joined = self._hand_out(order, nearest[0])
                 reason = reasons.joined(order.staying, joined, tree.depth)
                 return Placed((*order.staying, *joined), reason)
         return self._pack([order]).get(order.cell) or self._refuse(order, self.spares.count(order.pool))
@@ -162,8 +162,8 @@ class Placement:
         ceiling = self._ceiling(order)
         if order.staying:
             paths = [self.spares.path(node, order.engine) for node in order.staying]
-            found = (join(tree, paths, count, ceiling) for count in range(order.count - 1, 0, -1))
-            return next((joined[0] for joined in found if joined), ())
+            smaller = (join(tree, paths, count, ceiling) for count in range(order.count - 1, 0, -1))
+            return next((joined[0] for joined in smaller if joined), ())
         group = _largest(tree, ceiling)
         count = min(group.free, order.count, allowed) if group else 0
         parts = fill(group, count)[0] if group and count else ()

@@ -22,16 +22,16 @@ class Spares:
 
     def __init__(self, fleet: FleetView) -> None:
         taken = {member.node for cell in fleet.cells.values() for member in cell.members}
-        found: dict[PoolKey, list[NodeView]] = defaultdict(list)
+        pools: dict[PoolKey, list[NodeView]] = defaultdict(list)
         topologies: dict[PoolKey, set[tuple[str, ...]]] = defaultdict(set)
         for node in fleet.nodes.values():
             pool = (node.region, node.instance_type)
             topologies[pool].add(node.topology)
             if is_idle(node) and node.id not in taken:
-                found[pool].append(node)
+                pools[pool].append(node)
         self._depth = {pool: depth_of(known) for pool, known in topologies.items()}
         self._all = {
-            pool: tuple(sorted(nodes, key=lambda node: (node.topology, node.id))) for pool, nodes in found.items()
+            pool: tuple(sorted(nodes, key=lambda node: (node.topology, node.id))) for pool, nodes in pools.items()
         }
         self._free = {pool: {node.id: node for node in nodes} for pool, nodes in self._all.items()}
         self._trees: dict[tuple[PoolKey, str], TopologyTree] = {}

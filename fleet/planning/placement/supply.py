@@ -39,15 +39,15 @@ class Stock:
 
 def needs(orders: Iterable[PlacementRequest], results: Mapping[str, PlacementResult]) -> dict[PoolKey, Need]:
     """What was requested, whether it was there or not."""
-    found: dict[PoolKey, Need] = defaultdict(Need)
+    by_pool: dict[PoolKey, Need] = defaultdict(Need)
     for order in orders:
-        result, need = results[order.cell], found[order.pool]
+        result, need = results[order.cell], by_pool[order.pool]
         if isinstance(result, Placed):
             need.nodes += sum(node not in order.staying for node in result.nodes)
         else:
             need.nodes += order.count
             need.missing[result.near] += result.short
-    return found
+    return by_pool
 
 
 def plan_supply(

@@ -37,7 +37,7 @@ def _parse(kind: str, value: Any) -> WarmSpares:
     for name, number in fields.items():
         if type(number) is not int or not 0 <= number <= WARM_MAX:
             raise InvalidWarmSpares(f"spares.{kind}: {name} is {number!r}; it must be a whole number to {WARM_MAX}")
-    found = WarmSpares(**fields)
-    if found.repair_only > found.warm:
-        raise InvalidWarmSpares(f"spares.{kind}: repair_only is {found.repair_only}; it must be at most {found.warm}")
-    return found
+    spares = WarmSpares(**fields)
+    if spares.repair_only > spares.warm:
+        raise InvalidWarmSpares(f"spares.{kind}: repair_only is {spares.repair_only}; it must be at most {spares.warm}")
+    return spares

@@ -59,5 +59,5 @@ def bake_verdict(progress: RolloutProgress, versions: VersionPlan, is_fresh: Cal
 
 def _since(cells: Iterable[CellView], before: Mapping[str, CellCounters]) -> list[CellCounters]:
     """What each has counted since the bake began; cells that started anew meanwhile are left out."""
-    found = (cell.counters.since(before[cell.id]) for cell in cells if cell.counters and cell.id in before)
-    return [counted for counted in found if counted is not None]
+    counters = (cell.counters.since(before[cell.id]) for cell in cells if cell.counters and cell.id in before)
+    return [counted for counted in counters if counted is not None]

@@ -35,7 +35,7 @@ def judge(updated: CellCounters, control: CellCounters | None, policy: GatePolic
     sides = {"time to first token": (updated.ttft, control.ttft), "time between tokens": (updated.itl, control.itl)}
     errors = _errors(updated, control, policy)
     findings = [_latency(name, *pair, policy, numbers) for name, pair in sides.items()]
-    worse = [found for found in (errors, *(finding.worse for finding in findings)) if found]
+    worse = [worsening for worsening in (errors, *(finding.worse for finding in findings)) if worsening]
     if worse:
         return Verdict(Finding.WORSE, "; ".join(worse), numbers)
     lacking = [finding.lacking for finding in findings if finding.lacking]
@@ -66,7 +66,7 @@ def _latency(name: str, updated: Counts, control: Counts, policy: GatePolicy, nu
     numbers |= {f"{key}_samples": total(updated), f"{key}_control_samples": total(control)}
     if lacking := _few(f"samples of {name}", total(updated), total(control), policy):
         return _Finding(lacking=lacking[0])
-    found = []
+    findings = []
     for label, q in (("median", 0.50), ("p95", 0.95)):
         here, there = quantile_bucket(updated, q), quantile_bucket(control, q)
         ratio = 2 ** ((here - there) / BUCKETS_PER_DOUBLING)
@@ -76,8 +76,8 @@ def _latency(name: str, updated: Counts, control: Counts, policy: GatePolicy, nu
         }
         chance = greater_by_chance(updated, control) if q == 0.50 else _tail_by_chance(updated, control, there)
         if ratio > policy.latency_ratio and chance < policy.significance:
-            found.append(f"{label} {name} is {ratio:.2f} times the old version's")
-    return _Finding(worse="; ".join(found))
+            findings.append(f"{label} {name} is {ratio:.2f} times the old version's")
+    return _Finding(worse="; ".join(findings))
 
 
 def _tail_by_chance(updated: Counts, control: Counts, bucket: int) -> float:

@@ -29,7 +29,7 @@ def preview_stages(
     policy: UpdatePolicy, wanted: Mapping[str, int], regions: tuple[str, ...]
 ) -> tuple[PreviewStage, ...]:
     """The stages that move any cell, in their order."""
-    found: list[PreviewStage] = []
+    stages: list[PreviewStage] = []
     reached: dict[str, int] = {}
     for index, stage in enumerate(stages_of(policy, regions)):
         of = wanted.get(stage.region, 0)
@@ -37,8 +37,8 @@ def preview_stages(
         if cells > reached.get(stage.region, 0):
             reached[stage.region] = cells
             bake_s = policy.canary_bake_s if stage.percent is None else policy.bake_s
-            found.append(PreviewStage(index, stage.label, stage.region, cells, of, bake_s))
-    return tuple(found)
+            stages.append(PreviewStage(index, stage.label, stage.region, cells, of, bake_s))
+    return tuple(stages)
 
 
 def preview_seconds(policy: UpdatePolicy, stages: Sequence[PreviewStage]) -> float:
