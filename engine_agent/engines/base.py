@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from engine_agent.protocol.messages import Assignment
-from engine_agent.protocol.ports import rendezvous_port
+from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN, rendezvous_port
 from engine_agent.protocol.states import MemberRole
 
+LOOPBACK = "127.0.0.1"
 NODE_ID_VARIABLE = "SWITCHYARD_NODE_ID"
 CELL_SECRET_VARIABLE = "SWITCHYARD_CELL_SECRET"  # noqa: S105  (the name of a variable)
 
@@ -73,6 +74,40 @@ class MeasuresSteps(Protocol):
 
     def steps_url(self, context: EngineContext) -> str:
         """URL that answers with this rank's `StepTimes` as JSON."""
+
+
+def member_args(assignment: Assignment, context: EngineContext) -> tuple[str, ...]:
+    """Which member of the cell this rank is, where it listens, and whom it meets: options that every engine takes."""
+    return (
+        *("--node-id", context.node_id),
+        *("--cell", assignment.cell),
+        *("--generation", str(assignment.generation)),
+        *("--rank", str(assignment.rank)),
+        *("--role", assignment.role.value),
+        *("--host", context.host),
+        *("--port", str(context.port_base + ENGINE)),
+        *("--admin-port", str(context.port_base + ENGINE_ADMIN)),
+        *("--leader", leader_endpoint(assignment, context)),
+        *("--followers", str(follower_count(assignment))),
+    )
+
+
+def member_environment(assignment: Assignment, context: EngineContext) -> dict[str, str]:
+    """The variables of the plan and of the member; the member's win."""
+    return {
+        **assignment.plan.env,
+        "PYTHONPATH": str(context.repo_root),
+        NODE_ID_VARIABLE: context.node_id,
+        CELL_SECRET_VARIABLE: assignment.secret,
+    }
+
+
+def member_health_url(assignment: Assignment, context: EngineContext) -> str:
+    """`/health` of the leader's API; a follower has no API and answers on its administration port, which listens on
+    loopback only."""
+    if assignment.role is MemberRole.LEADER:
+        return f"http://{context.host}:{context.port_base + ENGINE}/health"
+    return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/health"
 
 
 def follower_count(assignment: Assignment) -> int:

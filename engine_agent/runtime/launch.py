@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from engine_agent.engines.base import EngineContext, Launch
+from engine_agent.engines.base import LOOPBACK, EngineContext, Launch
 from engine_agent.protocol.fingerprint import (
     FINGERPRINT_VARIABLE,
     Fingerprint,
@@ -19,7 +19,6 @@ from engine_agent.protocol.fingerprint import (
 from engine_agent.protocol.messages import Assignment, EnginePlan
 from engine_agent.protocol.ports import AGENT_CHECK, ENGINE, PROXY, PROXY_ADMIN
 
-LOOPBACK = "127.0.0.1"
 PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
 """The arguments of vLLM that turn it on."""
 

@@ -17,7 +17,12 @@ def choose(request: PageRequest, name: str, every: str, values: Iterable[str]) -
     if chosen and chosen not in known:
         known.append(chosen)
     options = (("", every), *((value, value.replace("_", " ")) for value in known))
-    return Choice(name=name, label=name, options=options, chosen=chosen)
+    return choose_labelled(request, name, options)
+
+
+def choose_labelled(request: PageRequest, name: str, options: Iterable[tuple[str, str]]) -> Choice:
+    """A choice among (value, label)s; what the URL has is chosen."""
+    return Choice(name=name, label=name, options=tuple(options), chosen=request.text(name))
 
 
 def choose_region(request: PageRequest) -> Choice:

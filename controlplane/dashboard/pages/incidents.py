@@ -2,7 +2,8 @@
 
 from django.http import Http404
 
-from controlplane.dashboard.fragments import Choice, Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.pages.choices import choose_labelled
 from controlplane.dashboard.selectors.events import EventList, incident_events
 from controlplane.dashboard.selectors.incidents import (
     Evidence,
@@ -26,7 +27,7 @@ def _list(request: PageRequest) -> IncidentList:
 
 def _filter(request: PageRequest) -> Filter:
     options = (("", "open"), (IncidentState.CLOSED.value, "closed"), ("all", "open and closed"))
-    state = Choice(name="state", label="state", options=options, chosen=request.text("state"))
+    state = choose_labelled(request, "state", options)
     return Filter(text_label="Find by kind, subject or text", text_name="q", text=request.text("q"), choices=(state,))
 
 

@@ -21,8 +21,8 @@ from controlplane.dashboard.actions import (
     secret_shown,
 )
 from controlplane.dashboard.charts import Chart
-from controlplane.dashboard.fragments import Choice, Context, Filter, Fragment, Page, PageRequest, storable
-from controlplane.dashboard.pages.choices import choose
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest, storable
+from controlplane.dashboard.pages.choices import choose, choose_labelled
 from controlplane.dashboard.selectors.keys import (
     KeyDetail,
     KeyList,
@@ -56,7 +56,7 @@ def _list(request: PageRequest) -> KeyList:
 
 def _filter(request: PageRequest) -> Filter:
     options = (("", "all"), *choices(KeyState))
-    state = Choice(name="state", label="state", options=options, chosen=request.text("state"))
+    state = choose_labelled(request, "state", options)
     tenant = choose(request, "tenant", "every tenant", key_tenants())
     return Filter(
         text_label="Find by name, tenant or sw_…", text_name="q", text=request.text("q"), choices=(state, tenant)

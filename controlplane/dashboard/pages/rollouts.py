@@ -23,7 +23,8 @@ from controlplane.dashboard.actions import (
     action_view,
 )
 from controlplane.dashboard.charts import Chart
-from controlplane.dashboard.fragments import Choice, Context, Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.fragments import Context, Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.pages.choices import choose_labelled
 from controlplane.dashboard.selectors.cells import CellList, cells_of
 from controlplane.dashboard.selectors.events import EventList, rollout_events
 from controlplane.dashboard.selectors.rollout_charts import rollout_charts
@@ -68,7 +69,7 @@ def _list(request: PageRequest) -> RolloutList:
 
 def _filter(request: PageRequest) -> Filter:
     options = (("", "all"), ("active", "active"), *choices(RolloutState))
-    state = Choice(name="state", label="state", options=options, chosen=request.text("state"))
+    state = choose_labelled(request, "state", options)
     return Filter(text_label="Find by deployment or reason", text_name="q", text=request.text("q"), choices=(state,))
 
 

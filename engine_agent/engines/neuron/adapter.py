@@ -4,19 +4,15 @@ import sys
 from pathlib import Path
 
 from engine_agent.engines.base import (
-    CELL_SECRET_VARIABLE,
-    NODE_ID_VARIABLE,
     EngineContext,
     EngineUnavailable,
     Launch,
-    follower_count,
-    leader_endpoint,
+    member_args,
+    member_environment,
+    member_health_url,
 )
 from engine_agent.engines.neuron.rank import local_folder, rank_args, rank_environment
-from engine_agent.engines.vllm.cell.follower_health import LOOPBACK
 from engine_agent.protocol.messages import Assignment, EnginePlan
-from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN
-from engine_agent.protocol.states import MemberRole
 
 ENVIRONMENT = "engines/neuron"
 """The engine's environment in the cache: a virtual environment of the Neuron SDK, or a link to the image's own."""
@@ -45,7 +41,8 @@ class NeuronAdapter:
             *("--artifacts", str(artifacts)),
             *_fetch_args(plan),
             "--",
-            *_member_args(assignment, context),
+            *member_args(assignment, context),
+            *("--join-timeout-s", f"{plan.ready_timeout_s:g}"),
             *("--served-model", plan.served_model),
             *("--model-dir", str(local_folder(plan.artifact, artifacts))),
             *("--digest", plan.artifact.digest),
@@ -53,43 +50,18 @@ class NeuronAdapter:
             "--",
             *rank_args(assignment, artifacts),
         )
-        env = {
-            **rank_environment(assignment, context),
-            **plan.env,
-            "PYTHONPATH": str(context.repo_root),
-            NODE_ID_VARIABLE: context.node_id,
-            CELL_SECRET_VARIABLE: assignment.secret,
-        }
+        env = {**rank_environment(assignment, context), **member_environment(assignment, context)}
         return Launch(argv=argv, env=env)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """See `EngineAdapter.health_url`; a follower has no API and answers on its administration port."""
-        if assignment.role is MemberRole.LEADER:
-            return f"http://{context.host}:{context.port_base + ENGINE}/health"
-        return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/health"
+        """See `EngineAdapter.health_url`."""
+        return member_health_url(assignment, context)
 
 
 def _fetch_args(plan: EnginePlan) -> tuple[str, ...]:
     """Weights to fetch before vLLM starts: the model's and, if there is one, its draft's."""
     artifacts = [artifact for artifact in (plan.artifact, plan.draft) if artifact is not None]
     return tuple(arg for artifact in artifacts for arg in ("--fetch", artifact.uri, artifact.digest))
-
-
-def _member_args(assignment: Assignment, context: EngineContext) -> tuple[str, ...]:
-    """Which member of the cell this is, and where it listens."""
-    return (
-        *("--node-id", context.node_id),
-        *("--cell", assignment.cell),
-        *("--generation", str(assignment.generation)),
-        *("--rank", str(assignment.rank)),
-        *("--role", assignment.role.value),
-        *("--host", context.host),
-        *("--port", str(context.port_base + ENGINE)),
-        *("--admin-port", str(context.port_base + ENGINE_ADMIN)),
-        *("--leader", leader_endpoint(assignment, context)),
-        *("--followers", str(follower_count(assignment))),
-        *("--join-timeout-s", f"{assignment.plan.ready_timeout_s:g}"),
-    )
 
 
 def _draft_args(plan: EnginePlan, artifacts: Path) -> tuple[str, ...]:

@@ -4,16 +4,15 @@ import sys
 from pathlib import Path
 
 from engine_agent.engines.base import (
-    CELL_SECRET_VARIABLE,
-    NODE_ID_VARIABLE,
+    LOOPBACK,
     EngineContext,
     Launch,
-    follower_count,
-    leader_endpoint,
+    member_args,
+    member_environment,
+    member_health_url,
 )
 from engine_agent.protocol.messages import Assignment
-from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN
-from engine_agent.protocol.states import MemberRole
+from engine_agent.protocol.ports import ENGINE_ADMIN
 
 
 class SimAdapter:
@@ -26,33 +25,16 @@ class SimAdapter:
         python = context.engine_pythons.get(self.name, Path(sys.executable))
         argv = (
             *(str(python), "-m", "engine_agent.engines.sim"),
-            *("--node-id", context.node_id),
-            *("--cell", assignment.cell),
-            *("--generation", str(assignment.generation)),
-            *("--rank", str(assignment.rank)),
-            *("--role", assignment.role.value),
-            *("--host", context.host),
-            *("--port", str(context.port_base + ENGINE)),
-            *("--admin-port", str(context.port_base + ENGINE_ADMIN)),
+            *member_args(assignment, context),
             *("--served-model", assignment.plan.served_model),
-            *("--leader", leader_endpoint(assignment, context)),
-            *("--followers", str(follower_count(assignment))),
             *assignment.plan.args,
         )
-        env = {
-            **assignment.plan.env,
-            "PYTHONPATH": str(context.repo_root),
-            NODE_ID_VARIABLE: context.node_id,
-            CELL_SECRET_VARIABLE: assignment.secret,
-        }
-        return Launch(argv=argv, env=env)
+        return Launch(argv=argv, env=member_environment(assignment, context))
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """See `EngineAdapter.health_url`; a follower has no model HTTP and answers on its administration port."""
-        if assignment.role is MemberRole.LEADER:
-            return f"http://{context.host}:{context.port_base + ENGINE}/health"
-        return f"http://127.0.0.1:{context.port_base + ENGINE_ADMIN}/health"  # administration listens on loopback only
+        """See `EngineAdapter.health_url`."""
+        return member_health_url(assignment, context)
 
     def steps_url(self, context: EngineContext) -> str:
         """See `MeasuresSteps.steps_url`; every rank answers on its administration port."""
-        return f"http://127.0.0.1:{context.port_base + ENGINE_ADMIN}/steps"
+        return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/steps"

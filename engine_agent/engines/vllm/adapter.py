@@ -4,18 +4,14 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from engine_agent.engines.base import (
-    CELL_SECRET_VARIABLE,
-    NODE_ID_VARIABLE,
     EngineContext,
     EngineUnavailable,
     Launch,
-    follower_count,
-    leader_endpoint,
+    member_args,
+    member_environment,
+    member_health_url,
 )
-from engine_agent.engines.vllm.cell.follower_health import LOOPBACK
 from engine_agent.protocol.messages import Artifact, Assignment
-from engine_agent.protocol.ports import ENGINE, ENGINE_ADMIN
-from engine_agent.protocol.states import MemberRole
 
 
 class VllmAdapter:
@@ -35,16 +31,7 @@ class VllmAdapter:
             raise EngineUnavailable(f"the plan of {assignment.plan.served_model} names no artifact to load")
         argv = (
             *(str(python), "-m", "engine_agent.engines.vllm.serve"),
-            *("--node-id", context.node_id),
-            *("--cell", assignment.cell),
-            *("--generation", str(assignment.generation)),
-            *("--rank", str(assignment.rank)),
-            *("--role", assignment.role.value),
-            *("--host", context.host),
-            *("--port", str(context.port_base + ENGINE)),
-            *("--admin-port", str(context.port_base + ENGINE_ADMIN)),
-            *("--leader", leader_endpoint(assignment, context)),
-            *("--followers", str(follower_count(assignment))),
+            *member_args(assignment, context),
             *("--join-timeout-s", f"{assignment.plan.ready_timeout_s:g}"),
             *("--served-model", assignment.plan.served_model),
             *("--model-dir", str(_local_folder(artifact))),
@@ -53,19 +40,11 @@ class VllmAdapter:
             "--",
             *assignment.plan.args,
         )
-        env = {
-            **assignment.plan.env,
-            "PYTHONPATH": str(context.repo_root),
-            NODE_ID_VARIABLE: context.node_id,
-            CELL_SECRET_VARIABLE: assignment.secret,
-        }
-        return Launch(argv=argv, env=env)
+        return Launch(argv=argv, env=member_environment(assignment, context))
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
-        """See `EngineAdapter.health_url`; a follower has no API and answers on its administration port."""
-        if assignment.role is MemberRole.LEADER:
-            return f"http://{context.host}:{context.port_base + ENGINE}/health"
-        return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/health"
+        """See `EngineAdapter.health_url`."""
+        return member_health_url(assignment, context)
 
 
 def _draft(draft: Artifact | None) -> tuple[str, ...]:
