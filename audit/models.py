@@ -28,8 +28,8 @@ class Proof(StrEnum):
 class AuditRecord(models.Model):
     """One change, or one attempt that was refused. `digest` covers all other columns and the digest before it.
 
-    `object` is what was asked for and `about` everything it touched, as `noun/key`. `changes` is JSON as text, because
-    the digest is of its very letters, which a JSON column would not keep.
+    `object` is what the request named and `about` everything it touched, as `noun/key`. `changes` is JSON as text,
+    because the digest is of its very letters, which a JSON column would not keep.
     """
 
     number = models.BigIntegerField(primary_key=True)

@@ -88,7 +88,7 @@ def compile_lock(lock: Lock, checkout: Path = CHECKOUT) -> str:
     """The text of a lock, by uv and the package index.
 
     Raises:
-        CalledProcessError: uv could not; it has said why.
+        CalledProcessError: uv could not; its output shows why.
     """
     with tempfile.TemporaryDirectory() as folder:
         source = Path(folder) / "list.txt"

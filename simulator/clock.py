@@ -1,4 +1,4 @@
-"""Virtual time: events in the order of their moments, equal moments in the order in which they were asked for.
+"""Virtual time: events in the order of their moments, equal moments in the order in which they were scheduled.
 
 It knows nothing of what happens. It never looks at a real clock, so a run is the same on every machine.
 """

@@ -79,7 +79,7 @@ def world_of(scenario: Scenario, seed: int, kill: Kill | None = None) -> World:
 def run(
     scenario: Scenario, seed: int, progress: Callable[[float], None] = lambda _: None, *, kill: Kill | None = None
 ) -> Outcome:
-    """Run one seed to its end. `progress` is told the part that is done, 0 to 1."""
+    """Run one seed to its end. `progress` is called with the part that is done, 0 to 1."""
     world = world_of(scenario, seed, kill)
     calm = 0
     for step in range(1, STEPS + 1):

@@ -52,7 +52,7 @@ def token_create(
 def token_create_within(
     *, user: User, name: str, days: int, scope: Scope, shown: ApiToken | None, actor: str, now: datetime
 ) -> tuple[ApiToken, str]:
-    """A new token for `days`; asked with a token (`shown`), it is worth no more than that one.
+    """A new token for `days`; requested with a token (`shown`), it is worth no more than that one.
 
     Raises:
         InvalidInput: a wider scope or a longer life than the token that asks for it.

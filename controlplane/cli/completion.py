@@ -1,4 +1,4 @@
-"""What the shell offers after a tab: kinds, and the names of things, asked from the server once and briefly. A server
+"""What the shell offers after a tab: kinds, and the names of things, fetched from the server once and briefly. A server
 that does not answer offers nothing, and never an error."""
 
 from collections.abc import Callable

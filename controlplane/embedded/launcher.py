@@ -63,7 +63,7 @@ class Launcher:
         self._supervisor = Supervisor(home, console, on_change=lambda sessions: self._publish(sessions=sessions))
 
     async def run(self) -> int:
-        """Bring up, stay until told to stop, take down; the exit status for the shell."""
+        """Bring up, stay until stopped, take down; the exit status for the shell."""
         self._listen_for_signals()
         bringing_up = asyncio.create_task(self._bring_up())
         stopping = asyncio.create_task(self._stop_requested.wait())

@@ -1,6 +1,6 @@
 """An artifact on disk: a folder of model files under its manifest. Describes folders, and checks them.
 
-It decides whether a folder is whole and is the one that was asked for. It never builds, downloads or repairs one.
+It decides whether a folder is whole and is the one that was requested. It never builds, downloads or repairs one.
 It uses the standard library alone, because engine launchers import it in the engine's own Python.
 """
 

@@ -1,6 +1,6 @@
 """Lets uv install from where pip is configured to: reads pip's settings and says them in uv's variables.
 
-uv ignores pip's configuration, but a machine behind a mirror or with wheels of its own has said so to pip. This
+uv ignores pip's configuration, but a machine behind a mirror or with wheels of its own has configured pip so. This
 module only reads; it changes no setting and installs nothing.
 """
 
@@ -81,7 +81,7 @@ def _place_exists(place: str, exists: Callable[[Path], bool]) -> bool:
 
 
 def read_pip_settings() -> dict[str, str]:
-    """pip's settings on this machine; those in `PIP_*` variables alone where no pip can be asked."""
+    """pip's settings on this machine; those in `PIP_*` variables alone where there is no pip to run."""
     environment = "".join(
         f":env:.{name[4:].lower().replace('_', '-')}={value!r}\n"
         for name, value in os.environ.items()

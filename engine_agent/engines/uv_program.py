@@ -22,14 +22,14 @@ _DRAWING = "\u00d7\u2570\u2500\u25b6\u251c\u2502 "
 
 
 class UvFailed(Exception):
-    """uv is not there, or could not do what it was asked; the text is its reason in one line."""
+    """uv is not there, or failed; the text is its reason in one line."""
 
 
 class UvProgram:
     """The uv that is installed beside this Python."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
-        """Find uv and read pip's configuration; `say` is told of ignored settings and of downloads.
+        """Find uv and read pip's configuration; `say` is called with ignored settings and with downloads.
 
         Raises:
             UvFailed: this Python has no uv.
@@ -77,8 +77,8 @@ class UvProgram:
 def failure_reason(lines: Sequence[str]) -> str:
     """uv's error in one line, without the drawing around it and the hints after it."""
     starts = [i for i, line in enumerate(lines) if line.startswith(("error", _DRAWING[0]))]
-    told = (line.strip(_DRAWING) for line in list(lines)[starts[0] if starts else 0 :])
-    reason = " ".join(line for line in told if line)
+    output = (line.strip(_DRAWING) for line in list(lines)[starts[0] if starts else 0 :])
+    reason = " ".join(line for line in output if line)
     return reason.partition(" hint:")[0].removeprefix("error: ") or "uv gave no reason"
 
 

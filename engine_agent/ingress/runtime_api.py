@@ -61,7 +61,7 @@ async def apply_step(step: Step, admin: CommandSocket, times: Times) -> None:
     """Carry out one step other than a reload, which is not the worker's to do.
 
     Raises:
-        CommandRefused: HAProxy said no; the text is its own.
+        CommandRefused: HAProxy refused; the text is its own.
         Unreachable: it did not answer.
     """
     match step:

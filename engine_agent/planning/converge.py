@@ -1,7 +1,7 @@
-"""The next steps of a node from what it was told and what runs on it: the agent's only decision about processes.
+"""The next steps of a node from its order and what runs on it: the agent's only decision about processes.
 
 A cell lives and dies whole, so an engine that ended by itself is not started again within its generation while the
-control plane can be asked: the node says `failed` with the reason, and the control plane starts every member together
+control plane can be reached: the node says `failed` with the reason, and the control plane starts every member together
 under a new generation. Without contact nobody can do that, and a node must run its last order for ever (I9, I11): then
 the engine is started again, after a backoff, in the same generation. That keeps I5, which orders orders: a repeated
 order still does nothing, and what restarts is the last order taken. It keeps I2, because every rank that restarts this

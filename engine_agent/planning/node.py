@@ -28,7 +28,7 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class RunningProcess:
-    """A process that lives. `watched_since_s`: when the agent started or adopted it; `stopping`: it was told to end."""
+    """A process that lives. `watched_since_s`: when the agent started or adopted it; `stopping`: told to end."""
 
     membership: Membership
     pid: int

@@ -1,4 +1,4 @@
-"""What a node says of itself, from what it was told and what runs on it. It decides state and reason only, never steps.
+"""What a node reports, from its order and what runs on it. It decides state and reason only, never steps.
 
 `ready` needs a healthy engine and, on the leader, a proxy that answers. What the agent repairs by itself (a proxy) and
 what may pass (bad health of an engine that lives) is `starting` with its reason: how long that may last is for the

@@ -1,5 +1,5 @@
 """Signatures of hardware faults, each named once for the agents that see them and the planners that judge them. It
-decides nothing: what follows from a fault is for planners, and all that is said here is what the signature means.
+decides nothing: what follows from a fault is for planners, and this module only defines what a signature means.
 
 Sources: https://awsdocs-neuron.readthedocs-hosted.com/en/latest/neuron-runtime/nrt-troubleshoot.html (hardware errors),
 https://docs.nvidia.com/deploy/xid-errors/ and https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/.

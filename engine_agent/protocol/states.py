@@ -22,7 +22,7 @@ class Phase(StrEnum):
 
 
 class EngineState(StrEnum):
-    """What an agent observes of the engine it was told to run."""
+    """What an agent observes of the engine that it should run."""
 
     IDLE = "idle"
     STARTING = "starting"

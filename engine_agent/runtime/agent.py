@@ -76,7 +76,7 @@ class NodeAgent:
         """Resume, then converge, watch, report and stay connected until cancelled."""
         self._node.resume()
         try:
-            # What was adopted is asked once before anything is said of it, so that a restarted agent never reports a
+            # What was adopted is polled once before it is reported, so that a restarted agent never reports a
             # serving cell as one that starts.
             await self._node.poll()
             self._converge()

@@ -1,7 +1,7 @@
 """The agent's one line to the control plane, kept open for ever: enrol, connect, say hello, report, listen, reconnect.
 
 Shared by node and ingress agents. It carries state, not commands: of the reports only the newest waits to be sent,
-and the newest is said again on every new connection. It never decides what a message means, and losing the control
+and the newest is sent again on every new connection. It never decides what a message means, and losing the control
 plane never raises out of it.
 """
 
@@ -78,7 +78,7 @@ class AgentConnection:
     """Keeps one agent connected.
 
     `hello` is called for every connection. `on_message` gets every `Desired` and `RoutingTable`; it must only record
-    what it was told and return, because no frame is read meanwhile. An error it raises is logged and nothing else.
+    the message and return, because no frame is read meanwhile. An error it raises is logged and nothing else.
     """
 
     def __init__(

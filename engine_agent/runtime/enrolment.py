@@ -23,7 +23,7 @@ CREDENTIAL_FILE = "credential"
 
 
 class EnrolmentRefused(Exception):
-    """The control plane answered and said no; a person must act (another join token, or the id is taken)."""
+    """The control plane refused; an operator must act (another join token, or the id is taken)."""
 
 
 class EnrolmentUnreachable(Exception):

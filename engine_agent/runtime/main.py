@@ -1,5 +1,5 @@
-"""`python -m engine_agent node …`: what its command line means. It runs the agent of one node until it is told to
-end, and never a second one for the same folder."""
+"""`python -m engine_agent node …`: what its command line means. It runs the agent of one node until a signal
+ends it, and never a second one for the same folder."""
 
 import argparse
 import asyncio
@@ -45,7 +45,7 @@ def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
 async def _run_until_signalled(options: argparse.Namespace, home: Path, limits: ConvergeLimits) -> None:
     boot_id = uuid.uuid4().hex
     cache = Path(os.environ.get("SWITCHYARD_CACHE") or REPO_ROOT / ".cache")
-    pythons = partial(engine_pythons, cache)  # asked each time: an engine may be installed under a running agent
+    pythons = partial(engine_pythons, cache)  # called each time: an engine may be installed under a running agent
     stack = StackFingerprint(home, pythons)
     place = NodePlace(options.node_id, home, options.host, options.port_base, REPO_ROOT, pythons)
     enrolment = Enrolment(

@@ -1,4 +1,4 @@
-"""One node as its agent holds it: the order in force, its processes, and what they said. It takes orders, applies the
+"""One node as its agent holds it: the order in force, its processes, and their state. It takes orders, applies the
 planner's steps, and journals before it acts; what to do next is for `planning` to decide, and when, for `agent`."""
 
 import asyncio
@@ -51,7 +51,7 @@ PHASE_TIMEOUT_S = 1.0
 class LocalNode:
     """The state of this node. `on_change` is called when there may be something to plan, `on_fault` with evidence.
 
-    `stack` says what the machine runs; it is asked at every start of an engine.
+    `stack` returns what the machine runs; it is called at every start of an engine.
     """
 
     def __init__(
@@ -79,7 +79,7 @@ class LocalNode:
 
     @property
     def desired(self) -> Assignment | None:
-        """What this node was last told to do."""
+        """The order in force."""
         return self._record.desired.assignment if self._record.desired is not None else None
 
     @property
@@ -119,7 +119,7 @@ class LocalNode:
             self._phase_change.cancel()
         self._processes.close()
 
-    # --- what it is told ---------------------------------------------------------------------------------------------
+    # --- orders ------------------------------------------------------------------------------------------------------
 
     def take_order(self, received: Desired) -> None:
         """Put the order in force, on disk first; refuse it if it is not of a later state."""
@@ -230,7 +230,7 @@ class LocalNode:
             self._proxy_failed(member, f"the cell proxy did not start: {error}", ran_stably=False)
 
     def _change_phase(self, phase: Phase) -> None:
-        """Tell the proxy, unless it is being told; what it then says of itself shows whether it heard."""
+        """Send the proxy its phase, unless a request is under way; its next report shows whether it took it."""
         if self._phase_change is None or self._phase_change.done():
             url = proxy_admin_url(self.place.context(), "/phase")
             self._phase_change = asyncio.get_running_loop().create_task(_post_phase(url, phase))
@@ -238,7 +238,7 @@ class LocalNode:
     # --- what happens to it ------------------------------------------------------------------------------------------
 
     def _process_ended(self, end: ProcessEnd) -> None:
-        """Called at once when a process has ended, whether it was told to or not."""
+        """Called at once when a process has ended, whether it was stopped or not."""
         log.log(logging.INFO if end.was_ordered else logging.WARNING, "%s", end)
         lines = self._last_lines(end.kind)
         ran_stably = end.ran_s >= LIMITS.stable_after_s
@@ -287,7 +287,7 @@ class LocalNode:
             self._on_change()
 
     def _save(self, **changes: Desired | ProcessRecord | FailureRecord | None) -> None:
-        """Journal. A disk that refuses must not keep a node from doing as told: that is said, and the node goes on."""
+        """Journal. A disk that refuses must not keep a node from its order: that is logged, and the node goes on."""
         self._record = msgspec.structs.replace(self._record, **changes)
         try:
             self._journal.save(self._record)

@@ -1,4 +1,4 @@
-"""Of which request an order came: said in the log, and recorded as a span where there is a collector. It never looks at
+"""Of which request an order came: logged, and recorded as a span where there is a collector. It never looks at
 the order itself, and nothing it does keeps an order from being taken."""
 
 import asyncio

@@ -1,6 +1,6 @@
 """Probes the processes of a node several times a second, and remembers what they last reported.
 
-On a leader the cell proxy is asked, which probes the engine itself; on a follower the engine is. It judges nothing but
+On a leader it polls the cell proxy, which probes the engine itself; on a follower the engine. It judges nothing but
 whether an answer is one, and it never touches a process.
 """
 

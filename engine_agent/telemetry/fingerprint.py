@@ -1,5 +1,5 @@
-"""The stack fingerprint of this machine: what it has installed, and what its operator adds. Read anew whenever it is
-asked for, because software changes under a running agent; comparing is for `engine_agent.protocol.fingerprint`.
+"""The stack fingerprint of this machine: what it has installed, and what its operator adds. Read anew at every
+call, because software changes under a running agent; comparing is for `engine_agent.protocol.fingerprint`.
 
 An operator adds fields, such as the machine image, in `fingerprint.json` in the node's home: a JSON object whose
 strings are added or win over what was read, and whose nulls take a field out, so that nodes may differ in it:
@@ -30,7 +30,7 @@ class StackFingerprint:
     """What this machine runs, on request."""
 
     def __init__(self, home: Path, engine_pythons: Callable[[], Mapping[str, Path]], root: Path = Path("/")) -> None:
-        """Look at the operator's file once; `engine_pythons` is asked for the installed engines at each reading.
+        """Look at the operator's file once; `engine_pythons` is called for the installed engines at each reading.
 
         Raises:
             BadFingerprint: the file does not hold what it should.

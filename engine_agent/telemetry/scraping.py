@@ -1,5 +1,5 @@
 """A port on loopback that answers `GET /metrics` and nothing else. An agent works as well without it: a port that is
-taken is said in the log, and tried again."""
+taken is logged, and tried again."""
 
 import asyncio
 import contextlib

@@ -69,7 +69,7 @@ def is_revision(text: str) -> bool:
 
 
 def revision_now() -> str:
-    """The present revision. What is read after this call may be newer, and is then told of again."""
+    """The present revision. What is read after this call may be newer, and is then listed again."""
     with connection.cursor() as cursor:
         cursor.execute(_NOW)
         return as_revision(cursor.fetchone()[0])

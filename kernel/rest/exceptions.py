@@ -1,4 +1,4 @@
-"""Why the conventions of the API will not do what a request asked. Each is an error with its own HTTP status."""
+"""Why the conventions of the API refuse a request. Each is an error with its own HTTP status."""
 
 from collections.abc import Mapping
 from http import HTTPStatus
@@ -7,7 +7,7 @@ from rest_framework.exceptions import APIException
 
 
 class Refused(APIException):
-    """`headers` go with the answer."""
+    """`headers` go with the response."""
 
     def __init__(self, detail: str | None = None, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)

@@ -2,7 +2,7 @@
 
 Key, work and stored answer are one transaction: after a crash either all of it is there or nothing. Only successes are
 stored, because what was refused changed nothing and may be tried again with the same key. Answers that show a secret
-are never stored: a repetition is told that it was done, and where to look.
+are never stored: a repetition learns that it was done, and where to look.
 """
 
 import json

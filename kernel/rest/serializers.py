@@ -12,7 +12,7 @@ _LONGEST_ACTOR = Event._meta.get_field("actor").max_length
 
 
 def actor_of(request: Request) -> str:
-    """Who asked, as event rows name them: the user's name, cut to what an event row holds."""
+    """The caller, as event rows name them: the user's name, cut to what an event row holds."""
     return request.user.get_username()[:_LONGEST_ACTOR]
 
 

@@ -1,4 +1,4 @@
-"""Requests per caller and minute, counted in Valkey, told in `RateLimit-*` headers, refused with 429 above the limit.
+"""Requests per caller and minute, counted in Valkey, shown in `RateLimit-*` headers, refused with 429 above the limit.
 
 While Valkey is away nobody is counted and nobody refused: a limit protects us from accidents, it is no guard.
 """
@@ -25,7 +25,7 @@ REPLY_LIMIT_S = 0.2
 """A server in reach needs well below a millisecond."""
 COUNTS = CircuitBreaker(pause_s=2.0)
 WATCH_RETRY = "switchyard.watch_retry"
-"""In the ASGI scope of a watch that is asked again: it was counted when it came (controlplane.api.watch_middleware)."""
+"""In the ASGI scope of a watch that is repeated: it was counted when it came (controlplane.api.watch_middleware)."""
 
 log = logging.getLogger(__name__)
 

@@ -82,14 +82,14 @@ class Conventions(APIView):
             body=request.data,
         )
         key = idempotency.validated_key(str(self._key(request)))
-        asked = idempotency.IdempotentRequest(f"user:{request.user.pk}", key, fingerprint)
+        idempotent = idempotency.IdempotentRequest(f"user:{request.user.pk}", key, fingerprint)
 
         def act() -> idempotency.StoredResponse:
             response = handler(request, *args, **kwargs)
             return idempotency.StoredResponse(response.status_code, JSONRenderer().render(response.data))
 
         secret = self.action in self.shown_once
-        answer, done_at = idempotency.respond_once(asked, act, secret=secret, now=clock.now())
+        answer, done_at = idempotency.respond_once(idempotent, act, secret=secret, now=clock.now())
         headers = {idempotency.REPLAYED: "true"} if done_at else None
         return Response(json.loads(answer.body), status=answer.status, headers=headers)
 

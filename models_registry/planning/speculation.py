@@ -1,6 +1,6 @@
 """What a model version says of speculation: a cheap guess of the next tokens that the model then verifies at once.
 
-Reads and checks the field `speculation`; how an engine is told is for the modules that render its arguments. Pure.
+Reads and checks the field `speculation`; the arguments of engines are for the modules that render them. Pure.
 """
 
 from collections.abc import Mapping

@@ -62,7 +62,7 @@ class Model:
         return self._violations + self._agents.violations
 
     def initial(self, budget: FaultBudget) -> State:
-        """All cells serve v1, and a rollout to v2 has just been asked for."""
+        """All cells serve v1, and a rollout to v2 has just been requested."""
         store = Store(self._fleet)
         orders = tuple(store.desired(node.id) for node in self._nodes)
         rollout = RolloutView(
@@ -147,7 +147,7 @@ class Model:
                 yield known[number]
 
     def _order(self, state: State, index: int) -> Desired:
-        """What this machine would be told now."""
+        """The desired state that this machine would be sent now."""
         key = (state.cells, state.deployed, state.rollout is None, index, state.versions[index])
         if key not in self._orders:
             self._orders[key] = self._store(state).desired(self._nodes[index].id)

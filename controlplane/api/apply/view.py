@@ -56,7 +56,7 @@ APPLIED: dict[str, Any] = {**PLAN, "applied": True, "effects": []}
 
 
 PREDICTED_MOST = 4
-"""Deployments whose future is told in one answer: each may take a second or two to simulate."""
+"""Deployments predicted in one response: each may take a second or two to simulate."""
 
 
 @extend_schema_serializer(examples=[OpenApiExample("one more cell", PREVIEW, request_only=True)])

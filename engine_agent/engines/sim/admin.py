@@ -23,7 +23,7 @@ from engine_agent.protocol.messages import StepTimes
 from engine_agent.protocol.states import MemberRole
 
 _CRASH_AFTER_S = 0.02
-"""Long enough for the answer to the one who asked for the crash to leave the process."""
+"""Long enough for the response to the request for the crash to leave the process."""
 
 
 class AdminServer:

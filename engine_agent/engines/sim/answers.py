@@ -1,7 +1,7 @@
 """What the simulator says: plausible words that depend on nothing but the prompt and the seeds.
 
 Every cell of a version has the same seed, so any prompt is a golden prompt: two healthy cells give the same answer. One
-word is one token. It never looks at time or at what was asked before.
+word is one token. It depends on neither time nor earlier requests.
 """
 
 import hashlib

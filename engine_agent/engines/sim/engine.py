@@ -50,7 +50,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         on_decode: Callable[[int, float], None] = lambda _sequences, _compute_ms: None,
     ) -> None:
-        """`on_decode` is told of every step without prefill: its sequences, and how long a healthy member computes."""
+        """`on_decode` is called for every step without prefill: its sequences, and a healthy member's time."""
         self.meters = meters
         self._on_decode = on_decode
         self.effects = Effects()

@@ -37,7 +37,7 @@ class CellWatcher(Protocol):
         """A member of this cell came and runs something else than the leader: the cell cannot form."""
 
     def follower_leaving(self, reason: str) -> None:
-        """One was told to stop and waits for the cell to finish its requests."""
+        """One is stopping and waits for the cell to finish its requests."""
 
     def effects_changed(self) -> None:
         """A follower's faults changed; see `LeaderLink.effects`."""
@@ -70,7 +70,7 @@ class LeaderLink:
         return self._settings.followers - len(self._followers)
 
     def effects(self) -> tuple[Effects, ...]:
-        """What each follower last said of its faults."""
+        """The faults that each follower last reported."""
         return tuple(follower.effects for follower in self._followers.values())
 
     async def listen(self) -> None:

@@ -1,4 +1,4 @@
-"""What the process was told on its command line, checked before anything starts. It opens no file and no socket."""
+"""The options of the command line, checked before anything starts. It opens no file and no socket."""
 
 import argparse
 import os

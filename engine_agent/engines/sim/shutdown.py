@@ -17,7 +17,7 @@ class ShutdownReason:
 
     @property
     def exit_status(self) -> int:
-        """1 after a failure, 0 after a stop that was asked for."""
+        """1 after a failure, 0 after a requested stop."""
         return 1 if self.failed else 0
 
 
@@ -33,7 +33,7 @@ class Shutdown:
             self._end.set_result(ShutdownReason(reason, failed))
 
     def on_signals(self) -> None:
-        """Let SIGTERM and SIGINT mean a stop that was asked for."""
+        """Let SIGTERM and SIGINT mean a requested stop."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.request, f"{number.name} received", False)

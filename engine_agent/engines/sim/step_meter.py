@@ -19,7 +19,7 @@ class StepMeter:
         self._add(batch_bucket(sequences), 1, compute_ms)
 
     def follow(self, cell: StepTimes, slow_factor: float) -> None:
-        """What the cell computed since it was last told of, as a member does it that needs `slow_factor` times as long.
+        """What the cell computed since the last call, as a member does it that needs `slow_factor` times as long.
 
         `cell` counts since the start, so that a beat that is lost loses nothing.
         """

@@ -37,7 +37,7 @@ class Kind(IntEnum):
     FAILED = 5
     """Follower: the exception that ends it, and with it the cell."""
     LEAVING = 6
-    """Follower: it was told to stop."""
+    """Follower: it is stopping."""
     FAREWELL = 7
     """Leader: the cell ends, and why."""
 

@@ -1,7 +1,7 @@
 """The cell's process groups: a rendezvous store of its own, the group that carries calls, and a way for the workers'
 own groups to meet in the same store.
 
-The store and gloo authenticate nobody, so the store's port is told to members alone, its keys begin with a token that
+The store and gloo authenticate nobody, so only members learn the store's port, its keys begin with a token that
 only they can derive, everything listens on the node's own address, and calls carry codes (`frames`). The workers' own
 collectives carry what the platform makes of them, and trust the network between the nodes.
 """

@@ -98,7 +98,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         return self._take_step(Step(held, grammar_output), non_block)
 
     def take_draft_token_ids(self) -> Any:
-        """Every rank drafted the same tokens in its step, so nobody else need be asked."""
+        """Every rank drafted the same tokens in its step, so no other rank needs a request."""
         return self.driver_worker.take_draft_token_ids()
 
     def _take_step(self, step: Step, non_block: bool) -> Any:

@@ -1,6 +1,6 @@
 """The life of a follower: join the leader, build the same worker from the leader's configuration, and do as called.
 
-It has no scheduler, no API and no will of its own; it ends with its leader. Its health is told by `follower_health`.
+It has no scheduler, no API and no will of its own; it ends with its leader. `follower_health` reports its health.
 """
 
 import os
@@ -33,7 +33,7 @@ from engine_agent.engines.vllm.cell.work import (
 from engine_agent.protocol.fingerprint import fingerprint_from
 
 LEAVING_GRACE_S = 5.0
-"""How long a follower that was told to stop goes on working for a leader that finishes its streams."""
+"""How long a follower that is stopping goes on working for a leader that finishes its streams."""
 LEADER_REASON_S = 0.5
 """A leader that ends breaks off its calls and says why on its connection, in any order."""
 Say = Callable[[str], None]
@@ -72,7 +72,7 @@ def _be_ready(member: Member, say: Say) -> None:
 
 
 def _leave(link: FollowerLink) -> None:
-    """Go on working while the leader, which was told to stop at the same time, finishes its streams."""
+    """Go on working while the leader, which is stopping too, finishes its streams."""
     link.announce_leaving()
     if link.ready:
         sleep(LEAVING_GRACE_S)

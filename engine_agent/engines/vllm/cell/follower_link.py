@@ -1,7 +1,7 @@
 """A follower's side of the cell: finds the leader, proves itself, keeps beating, and says when the leader is gone.
 
 It retries until `join_timeout_s` because members start in any order. Once connected it never reconnects: a cell that
-lost a member is over. Whatever ends the follower is said once, through `end`.
+lost a member is over. Whatever ends the follower is reported once, through `end`.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class FollowerLink:
 
     @property
     def ready(self) -> bool:
-        """Whether the leader said that the engine is up."""
+        """Whether the leader has reported that the engine is up."""
         return self._hang_detector is not None
 
     def connect(self, on_retry: Callable[[str], None]) -> bytes:
@@ -80,7 +80,7 @@ class FollowerLink:
         self._send(Kind.FAILED, reason.encode())
 
     def announce_leaving(self) -> None:
-        """Tell the leader that this follower was told to stop, and will once the leader is done."""
+        """Tell the leader that this follower is stopping, and will once the leader is done."""
         self._send(Kind.LEAVING)
 
     def close(self) -> None:

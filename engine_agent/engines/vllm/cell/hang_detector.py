@@ -30,7 +30,7 @@ class HangDetector:
         self._checked_at_s = now_s
 
     def note_beat(self, rank: int, done: int, now_s: float) -> None:
-        """A member said that it lives and that it has finished call number `done`."""
+        """A member reported that it lives and that it has finished call number `done`."""
         watched = self._watched[rank]
         watched.heard_at_s = now_s
         if done > watched.done:
@@ -45,7 +45,7 @@ class HangDetector:
                 watched.behind_since_s = now_s
 
     def verdict(self, now_s: float) -> str:
-        """Why the cell hangs; empty while it does not. To be asked several times a second."""
+        """Why the cell hangs; empty while it does not. To be called several times a second."""
         self._forgive_own_stall(now_s)
         for watched in self._watched.values():
             if now_s - watched.heard_at_s >= self._hang_s:

@@ -1,6 +1,6 @@
 """The leader's side of the cell: lets followers in who prove themselves, and notices at once when one is gone or hangs.
 
-Whatever ends the cell is said once, through `end`; deciding what that does to the process is the caller's. A caller
+Whatever ends the cell is reported once, through `end`; deciding what that does to the process is the caller's. A caller
 that does not prove itself changes nothing but a line in the log.
 """
 

@@ -1,6 +1,6 @@
-"""How a member's process ends because its cell does: at once and whatever its threads are doing, with its reason said.
+"""How a member's process ends because its cell does: at once, whatever its threads are doing, and with its reason.
 
-A thread may be in a collective that waits for a dead member for ever, so nothing is asked to return.
+A thread may be in a collective that waits for a dead member for ever, so no thread is waited for.
 """
 
 import os
