@@ -11,7 +11,7 @@ from controlplane.embedded.processes import GUARD
 
 ROOT = Path(__file__).resolve().parent.parent
 
-_STOP_WITHIN_S = 20.0
+_STOP_WITHIN_S = 60.0
 
 
 class EmbeddedServers:

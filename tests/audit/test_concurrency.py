@@ -24,7 +24,7 @@ def test_writers_that_lock_other_rows_in_any_order_all_get_through() -> None:
 
     def write(writer: int) -> None:
         try:
-            begin.wait(10)
+            begin.wait(60)
             for _ in range(EACH):
                 with transaction.atomic():
                     Region.objects.select_for_update().get(name=regions[writer % 2])
@@ -34,7 +34,7 @@ def test_writers_that_lock_other_rows_in_any_order_all_get_through() -> None:
 
     with ThreadPoolExecutor(WRITERS) as pool:
         for done in [pool.submit(write, writer) for writer in range(WRITERS)]:
-            done.result(30)
+            done.result(60)
     assert AuditRecord.objects.count() == WRITERS * EACH
     assert audit_verify().first_break is None
 

@@ -38,7 +38,7 @@ def test_streams_at_a_rate_are_counted_with_their_events_and_first_tokens(progra
 
 
 def test_an_agent_check_says_that_the_cell_is_up(program: Path) -> None:
-    with socket.create_connection(("127.0.0.1", PORT + 100), timeout=5) as connection:
+    with socket.create_connection(("127.0.0.1", PORT + 100), timeout=60) as connection:
         assert connection.makefile().readline() == "up 100%\n"
 
 

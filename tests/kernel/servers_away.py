@@ -24,8 +24,8 @@ def server_away(kind: str) -> Iterator[str]:
 
 
 def use_fresh_doorbells(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing remembered of earlier tests: neither a connection nor a failure."""
-    closed = circuit_breaker.CircuitBreaker(pause_s=2.0)
+    """Nothing remembered of earlier tests: neither a connection nor a failure. What fails stays unused from then on."""
+    closed = circuit_breaker.CircuitBreaker(pause_s=2.0, now_s=lambda: 0.0)
     monkeypatch.setattr(hints, "DOORBELLS", closed)
     monkeypatch.setattr(live, "DOORBELLS", closed)
     monkeypatch.setattr(hints, "_broker", hints._BrokerConnection())

@@ -60,7 +60,7 @@ class Client:
 
 
 async def until(truth: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while not truth():  # noqa: ASYNC110 - what it waits for has no event
             await asyncio.sleep(0.001)
 

@@ -81,5 +81,5 @@ def _follows_until_interrupted(environ: dict[str, str], folder: Path) -> None:
             assert json.loads(following.stdout.readline())["message"] == "meanwhile"
         finally:
             following.send_signal(signal.SIGINT)
-        assert following.wait(30) == 130
+        assert following.wait(60) == 130
         assert following.stderr.read() == ""

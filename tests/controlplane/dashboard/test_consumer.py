@@ -22,7 +22,7 @@ from tests.controlplane.dashboard.clients import signed_in
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 
 ORIGIN = "http://testserver"
-TIMEOUT_S = 10.0
+TIMEOUT_S = 60.0
 
 
 untyped: Any = ApplicationCommunicator

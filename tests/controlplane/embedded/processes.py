@@ -15,7 +15,7 @@ from controlplane.embedded.state_directory import StateDirectory
 
 ROOT = Path(__file__).resolve().parents[3]
 
-_DEADLINE_S = 20.0
+_DEADLINE_S = 60.0
 _POLL_S = 0.02
 
 

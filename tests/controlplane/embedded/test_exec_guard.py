@@ -27,7 +27,7 @@ time.sleep(600)
 
 def _guard(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(GUARD), "--parent", str(os.getpid()), "--death-signal", "15", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def _as_nobody(*options: str) -> subprocess.CompletedProcess[str]:
@@ -53,7 +53,7 @@ def test_the_program_ends_when_its_parent_is_killed(account: list[str]) -> None:
 
 def test_it_does_not_start_once_the_parent_is_gone() -> None:
     command = [sys.executable, str(GUARD), "--parent", "1", "--death-signal", "15", "--", "/bin/echo", "started"]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout) == (127, "")
     assert "the parent is gone already" in ended.stderr
 

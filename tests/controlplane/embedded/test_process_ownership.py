@@ -63,7 +63,7 @@ def test_neither_the_caller_nor_its_ancestors_are_found(monkeypatch: pytest.Monk
     )
     monkeypatch.setenv(HOME_MARK, str(tmp_path))
     shell = f"{sys.executable} -c '{program}' {tmp_path}; exit"
-    found = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, timeout=30, check=True)
+    found = subprocess.run(["/bin/sh", "-c", shell], capture_output=True, text=True, timeout=60, check=True)
     assert found.stdout == "0\n"
 
 

@@ -24,7 +24,7 @@ async def test_a_program_leads_a_session_of_its_own_and_says_what_it_says(tmp_pa
 async def test_its_end_is_seen_while_a_child_still_holds_its_output(tmp_path: Path) -> None:
     code = f"import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', '{SLEEP}']).pid)"
     process = await spawn(python_program(code, prepared_home(tmp_path)))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         assert await process.wait() == 0
     psutil.Process(int(await process.read())).kill()
     process.close()

@@ -109,6 +109,6 @@ async def test_stopping_one_that_waits_to_be_started_again_is_at_once(
     home: StateDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor, "wait_before_restart_s", lambda _: 3600.0)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         async with running("raise SystemExit(3)", home) as (kept, _):
             assert await eventually_async(lambda: kept.deaths == 1)

@@ -91,8 +91,8 @@ async def test_agents_that_end_and_come_back_find_the_same_engines_and_no_reques
 async def test_a_dead_follower_is_told_by_both_nodes_and_a_new_generation_heals_the_cell(cell: Cell) -> None:
     old = engines(cell)
     cell.follower.kill_engine()
-    follower = await cell.follower.says("failed", 1, within_s=5.0)
-    leader = await cell.leader.says("failed", 1, within_s=10.0)
+    follower = await cell.follower.says("failed", 1)
+    leader = await cell.leader.says("failed", 1)
     assert follower.reason == "the engine was killed by SIGKILL"
     assert "follower" in leader.reason, leader.reason
     (fault,) = cell.follower.faults
@@ -155,7 +155,7 @@ async def test_draining_finishes_what_runs_takes_nothing_new_and_keeps_the_engin
 
 async def is_refused(cell: Cell, client: httpx.AsyncClient) -> None:
     """Ask until the answer is no; the proxy hears of the drain a moment after the node says it."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         while (await complete(cell, client)).status_code != 503:
             pass
 

@@ -44,7 +44,7 @@ def engine_of(node: Node) -> ProcessRecord:
 
 async def proxy_says(node: Node, ready: bool) -> None:
     url = f"http://127.0.0.1:{node.port_base + PROXY}/healthz"
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(60):
         while await is_ready(url) is not ready:  # noqa: ASYNC110 - the other side is another process
             await asyncio.sleep(0.02)
 

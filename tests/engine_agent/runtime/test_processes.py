@@ -144,7 +144,7 @@ def started_by_an_earlier_agent(node: Node) -> ProcessRecord:
         "import os; os._exit(0)"
     )
     asked = [sys.executable, "-c", launcher, SLEEPS]
-    pid = int(subprocess.run(asked, env=env, stdout=subprocess.PIPE, check=True, timeout=20).stdout)
+    pid = int(subprocess.run(asked, env=env, stdout=subprocess.PIPE, check=True, timeout=60).stdout)
     found = procfs.stat(pid)
     assert found is not None
     return ProcessRecord(pid, procfs.boot_id(), found.started_ticks, "c-1", 3, 0)

@@ -64,7 +64,7 @@ async def opened(port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def ask(port: int, request: bytes) -> bytes:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         reader, writer = await opened(port)
         writer.write(request)
         answer = await reader.read()

@@ -43,7 +43,7 @@ from simulator.world import World
 from tests.fleet.cloud import Cloud
 from tests.fleet.rows import NOW
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 NEWS_FOR = timedelta(seconds=3)
 DISAGREE_ON = (plan_faults, plan_reconcile)
 """Of a rollout's words they must agree: each would correct the other's for ever."""

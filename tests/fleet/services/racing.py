@@ -8,7 +8,7 @@ from django.db import IntegrityError, connection, connections, transaction
 
 from kernel.transitions import StaleDecision
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0
 POLL_S = 0.01
 
 Step = Callable[[], None]

@@ -27,7 +27,7 @@ from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 class Clock:

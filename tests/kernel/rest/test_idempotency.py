@@ -148,7 +148,7 @@ def test_one_of_two_at_the_same_time_is_told_to_wait() -> None:
 
     def first() -> StoredResponse:
         with ThreadPoolExecutor(1) as other:
-            assert other.submit(second).result(timeout=10) == "1"
+            assert other.submit(second).result(timeout=60) == "1"
         return StoredResponse(200, b"{}")
 
     with transaction.atomic():

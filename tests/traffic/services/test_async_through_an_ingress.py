@@ -21,7 +21,7 @@ from traffic.services.async_sender import AsyncSender
 from traffic.services.key import key_create
 
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
-LIMIT_S = 30.0
+LIMIT_S = 60.0
 T = TypeVar("T")
 
 

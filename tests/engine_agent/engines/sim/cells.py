@@ -13,12 +13,12 @@ from typing import Any
 import httpx
 
 from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE, fingerprint_to_variable
+from tests.asking import CLIENT
 
 MODEL = "sim-70b"
-READY_WITHIN_S = 20.0
+DEADLINE_S = 60.0
+"""For all that must happen, on a busy machine too."""
 SECRET = "the cell's secret"
-CLIENT = httpx.Client(limits=httpx.Limits(max_keepalive_connections=0), timeout=10)
-"""A connection for each request, as the tests stop and kill who is at the other end."""
 FAST = ("--load-time-s", "0.05", "--decode-step-ms", "2", "--decode-step-per-seq-ms", "0", "--step-jitter", "0")
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "tell me a story"}]}
 ENDLESS = {**CHAT, "stream": True, "max_tokens": 8000, "ignore_eos": True}
@@ -39,11 +39,11 @@ class Member:
         """Its log so far."""
         return self.log.read_text()
 
-    def exit_status(self, within_s: float = 10.0) -> int:
+    def exit_status(self) -> int:
         """Its exit status, once it ends by itself."""
-        return self.process.wait(within_s)
+        return self.process.wait(DEADLINE_S)
 
-    def chat(self, body: dict[str, Any], timeout_s: float = 10.0) -> httpx.Response:
+    def chat(self, body: dict[str, Any], timeout_s: float = DEADLINE_S) -> httpx.Response:
         """Ask the leader, and read the whole answer."""
         return CLIENT.post(f"{self.url}/v1/chat/completions", json=body, timeout=timeout_s)
 
@@ -153,12 +153,12 @@ def running_cell(home: Path, followers: int, *arguments: str) -> Iterator[list[M
         cell.stop()
 
 
-def until(happened: Callable[[], bool], context: Callable[[], str], within_s: float = READY_WITHIN_S) -> None:
-    """Poll until it happened; fails with what `context` says after `within_s` seconds."""
-    deadline = time.monotonic() + within_s
+def until(happened: Callable[[], bool], context: Callable[[], str]) -> None:
+    """Poll until it happened; fails with what `context` says where it does not."""
+    deadline = time.monotonic() + DEADLINE_S
     while not happened():
         if time.monotonic() > deadline:
-            raise AssertionError(f"it did not happen within {within_s:g} s: {context()}")
+            raise AssertionError(f"it did not happen within {DEADLINE_S:g} s: {context()}")
         time.sleep(0.01)
 
 

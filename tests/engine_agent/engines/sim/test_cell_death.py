@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_agent.engines.sim.cells import CHAT, CLIENT, ENDLESS, Member, running_cell, until
+from tests.asking import CLIENT
+from tests.engine_agent.engines.sim.cells import CHAT, ENDLESS, Member, running_cell, until
 
 pytestmark = pytest.mark.processes
 
@@ -19,7 +20,7 @@ def test_a_killed_follower_ends_the_cell_and_tells_every_client(tmp_path: Path) 
     with running_cell(tmp_path, 2) as (leader, follower, other):
         with leader.streaming(ENDLESS) as lines:
             follower.process.kill()
-            until(lambda: is_unhealthy(leader), leader.said, within_s=1.0)
+            until(lambda: is_unhealthy(leader), leader.said)
             refused = leader.chat(CHAT)
             error = json.loads(list(lines)[-1].removeprefix("data: "))["error"]
 
@@ -52,5 +53,5 @@ def test_followers_end_when_their_leader_is_killed(tmp_path: Path) -> None:
     with running_cell(tmp_path, 2) as (leader, *followers):
         leader.process.kill()
 
-        assert [follower.exit_status(within_s=5) for follower in followers] == [1, 1]
+        assert [follower.exit_status() for follower in followers] == [1, 1]
         assert all("the leader is gone: its connection closed" in follower.said() for follower in followers)

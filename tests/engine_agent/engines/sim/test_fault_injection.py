@@ -7,7 +7,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.engine_agent.engines.sim.cells import CHAT, CLIENT, Member, running_cell, until
+from tests.asking import CLIENT
+from tests.engine_agent.engines.sim.cells import CHAT, Member, running_cell, until
 
 pytestmark = pytest.mark.processes
 

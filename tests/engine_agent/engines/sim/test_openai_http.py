@@ -8,7 +8,8 @@ import httpx
 import openai
 import pytest
 
-from tests.engine_agent.engines.sim.cells import CHAT, CLIENT, ENDLESS, MODEL, Member, until
+from tests.asking import CLIENT
+from tests.engine_agent.engines.sim.cells import CHAT, ENDLESS, MODEL, Member, until
 
 pytestmark = pytest.mark.processes
 

@@ -10,7 +10,8 @@ import httpx
 import psutil
 import pytest
 
-from tests.engine_agent.engines.sim.cells import CHAT, CLIENT, ENDLESS, Cell, Member, running_cell, until
+from tests.asking import CLIENT
+from tests.engine_agent.engines.sim.cells import CHAT, ENDLESS, Cell, Member, running_cell, until
 
 pytestmark = pytest.mark.processes
 
@@ -84,11 +85,11 @@ def test_a_member_that_is_stopped_before_its_cell_is_whole_ends_at_once(tmp_path
 def test_an_engine_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     cell = Cell(tmp_path, followers=0)
     arguments = [sys.executable, "-c", STARTER, *cell.command(0)]
-    started = subprocess.run(arguments, stdout=subprocess.PIPE, timeout=10, check=True)
+    started = subprocess.run(arguments, stdout=subprocess.PIPE, timeout=60, check=True)
     engine = psutil.Process(int(started.stdout))
     try:
         until(lambda: is_healthy(cell.ports(0)[0]), engine.status)
         assert cell.node_id(0) in engine.cmdline()
     finally:
         engine.send_signal(signal.SIGTERM)
-        engine.wait(10)
+        engine.wait(60)
