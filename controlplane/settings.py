@@ -192,7 +192,7 @@ API_READS_PER_MIN = int(os.environ.get("SWITCHYARD_API_READS_PER_MIN", "12000"))
 """Of one user, whatever the token; 0: no limit. Two hundred a second are more than a web process answers."""
 API_WRITES_PER_MIN = int(os.environ.get("SWITCHYARD_API_WRITES_PER_MIN", "1200"))
 API_ANONYMOUS_REQUESTS_PER_MIN = int(os.environ.get("SWITCHYARD_API_STRANGER_REQUESTS_PER_MIN", "1200"))
-"""Of one address, while nobody knows who it is."""
+"""Of one address without a login."""
 
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [

@@ -106,7 +106,7 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
 
     @extend_schema(operation_id="groups_change", request=ChangeGroupSerializer, responses={200: GroupSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given. 409 if nobody would be left who administers."""
+        """Change what is given. 409 if no admin would be left."""
         self.get_object()
         body = ChangeGroupSerializer(data=request.data)
         body.is_valid(raise_exception=True)
@@ -115,7 +115,7 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
 
     @extend_schema(operation_id="groups_delete", responses={200: GroupSerializer})
     def destroy(self, request: Request, name: str) -> Response:
-        """Remove a group with its grants. Answers what it was. 409 if nobody would be left who administers."""
+        """Remove a group with its grants. Answers what it was. 409 if no admin would be left."""
         was = GroupSerializer(self.get_object()).data
         group_delete(name=name, actor=actor_of(request), now=clock.now())
         return Response(was)

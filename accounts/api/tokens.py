@@ -186,7 +186,7 @@ class MeViewSet(ViewSet):
     def list(self, request: Request) -> Response:
         """Who you are here and what you may do."""
         access, user = access_of(request), request.user
-        assert isinstance(user, User)  # noqa: S101 - the permission let nobody else in
+        assert isinstance(user, User)  # noqa: S101 - the permission admits users only
         caller = {
             "username": user.username,
             "email": user.email,

@@ -130,7 +130,7 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
 
     @extend_schema(operation_id="users_create", request=CreateUserSerializer, responses={200: UserSerializer})
     def create(self, request: Request) -> Response:
-        """Add a person. 409 if the name is taken."""
+        """Add a user. 409 if the name is taken."""
         body = CreateUserSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         user = user_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
@@ -138,7 +138,7 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
 
     @extend_schema(operation_id="users_change", request=ChangeUserSerializer, responses={200: UserSerializer})
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given. 409 if nobody would be left who administers."""
+        """Change what is given. 409 if no admin would be left."""
         return Response(UserSerializer(_change(self, request, ChangeUserSerializer, name)).data)
 
 

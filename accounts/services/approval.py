@@ -20,7 +20,7 @@ from kernel.refusals import Conflict, InvalidInput, Refusal
 from kernel.tones import Tone
 
 WAITS = timedelta(hours=24)
-"""A request that nobody approved within a day speaks of a fleet that is no longer so."""
+"""A request not approved within a day is about a fleet that has changed since."""
 
 Perform = Callable[[Mapping[str, Any], str, datetime], str]
 """(arguments, who requested it, now) -> what was done, in a few words; raises a Refusal if it cannot be."""
@@ -90,11 +90,11 @@ def approval_approve(*, approval_id: int, actor: str, now: datetime) -> Approval
     """Approve a request and carry it out. What could not be done leaves it failed, with the reason.
 
     Raises:
-        Conflict: it is decided, its time is over, it is the approver's own, or nobody knows any more how to do it.
+        Conflict: it is decided, its time is over, it is the approver's own, or its action no longer exists.
     """
     row = _pending(approval_id, now)
     if row.requested_by == actor[:64]:
-        raise Conflict("nobody approves their own request; another admin has to")
+        raise Conflict("you cannot approve your own request; another admin has to")
     known = _actions.get(row.action)
     if known is None:
         raise Conflict(f"this release knows no action {row.action!r} any more; reject the request")
@@ -124,7 +124,7 @@ def approvals_expire(*, now: datetime) -> int:
     """End every request whose time is over. Returns how many."""
     due = list(Approval.objects.select_for_update().filter(state=ApprovalState.PENDING.value, expires_at__lte=now))
     for row in due:
-        _decide(row, ApprovalState.EXPIRED, "nobody decided in time", "switchyard", now)
+        _decide(row, ApprovalState.EXPIRED, "not decided in time", "switchyard", now)
     return len(due)
 
 

@@ -1,4 +1,4 @@
-"""Gives and takes roles for single deployments. A grant only adds: it never lowers what somebody may do."""
+"""Gives and takes roles for single deployments. A grant only adds: it never lowers what a user may do."""
 
 from datetime import datetime
 
@@ -22,12 +22,12 @@ def grant_give(*, deployment: str, role: Role, actor: str, now: datetime, user: 
     """
     if bool(user) == bool(group):
         raise InvalidInput(field="user", rule="one", message="name a user or a group, and not both")
-    person = User.objects.filter(username=user).first() if user else None
-    if user and person is None:
+    account = User.objects.filter(username=user).first() if user else None
+    if user and account is None:
         raise InvalidInput(field="user", rule="exists", message=f"there is no user {user!r}")
     team = groups_named([group])[0] if group else None
     row, _ = Grant.objects.update_or_create(
-        user=person,
+        user=account,
         group=team,
         deployment=deployment,
         defaults={"role": role.value, "created_by": actor, "created_at": now},

@@ -34,7 +34,7 @@ def group_change(
     """Change what is given.
 
     Raises:
-        Conflict: nobody would be left who administers.
+        Conflict: no admin would be left.
     """
     row = GroupRole.objects.select_for_update().get(group__name=name)
     row.role = row.role if role is None else role.value
@@ -50,7 +50,7 @@ def group_delete(*, name: str, actor: str, now: datetime) -> None:
     """Remove a group; its members keep what other groups give them, its grants end.
 
     Raises:
-        Conflict: nobody would be left who administers.
+        Conflict: no admin would be left.
     """
     Group.objects.get(name=name, role__isnull=False).delete()
     require_an_admin()

@@ -80,7 +80,7 @@ def user_change(
 
     Raises:
         InvalidInput: a weak password, a password for a program, or an unknown group.
-        Conflict: it would leave nobody who administers, or it would deactivate who asks for it.
+        Conflict: no admin would be left, or it would deactivate the caller.
     """
     with transaction.atomic():
         user = User.objects.select_for_update().get(username=username)
@@ -105,7 +105,7 @@ def user_change(
 
 @transaction.atomic
 def password_change(*, user: User, new: str, now: datetime) -> None:
-    """Somebody's own password; ends every session of theirs, so that whoever had the old one is out.
+    """A user's own password; ends every session of theirs, so that whoever had the old one is out.
 
     Raises:
         InvalidInput: the new one is empty or weak.
@@ -189,7 +189,7 @@ def require_an_admin() -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_ADMINS_LOCK])
     admin_users = User.objects.filter(admins(), service_account__isnull=True)
     if not admin_users.exists():
-        raise Conflict("nobody would be left who administers; make another admin first")
+        raise Conflict("no admin would be left; make another admin first")
 
 
 def operator_ensure(*, password: str, token_file: Path, now: datetime) -> tuple[User, bool]:

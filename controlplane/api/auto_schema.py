@@ -19,7 +19,7 @@ def described_header(description: str, kind: str = "string", **more: Any) -> Jso
 
 RATE_HEADERS: JsonObject = {
     "RateLimit-Limit": described_header(
-        "Requests that you may make in a minute; the headers are missing if nobody counts.", "integer"
+        "Requests that you may make in a minute; the headers are missing where requests are not counted.", "integer"
     ),
     "RateLimit-Remaining": described_header("Those that are left.", "integer"),
     "RateLimit-Reset": described_header("Seconds until the next minute begins.", "integer"),

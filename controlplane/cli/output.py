@@ -1,4 +1,4 @@
-"""Writes what a command found: for people as tables, for programs as JSON or YAML. Never colours what is piped.
+"""Writes the results of commands: for people as tables, for programs as JSON or YAML. Never colours what is piped.
 
 Tables of people fit their terminal; piped ones are as wide as they need to be, two spaces between columns.
 """

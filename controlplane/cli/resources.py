@@ -243,7 +243,7 @@ RESOURCES: tuple[Resource, ...] = (
 BY_NAME: Mapping[str, Resource] = {name: one for one in RESOURCES for name in (one.name, *one.names)}
 
 COLUMNS_MOST = 7
-"""Of a list for which nobody chose columns."""
+"""Of a list without chosen columns."""
 
 
 def columns_of(resource: Resource, rows: list[dict[str, Any]]) -> tuple[Column, ...]:

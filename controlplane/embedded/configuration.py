@@ -29,7 +29,7 @@ class Engine(StrEnum):
 class Configuration:
     """One launcher's settings. `wait_s` is how long the fleet may take until every cell is ready, in seconds.
 
-    `database_url` and `redis_url` are servers of somebody else's; None means that the launcher runs its own.
+    `database_url` and `redis_url` are servers run elsewhere; None means that the launcher runs its own.
     """
 
     home: Path

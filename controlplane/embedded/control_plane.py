@@ -61,7 +61,7 @@ def _python(
     arguments: list[str], environment: Mapping[str, str], *, death_signal: signal.Signals = signal.SIGTERM
 ) -> Program:
     return Program(
-        # Celery's advice not to run as root is for workers that unpickle what strangers send; ours reads JSON of ours.
+        # Celery's advice not to run as root is for workers that unpickle untrusted messages; ours reads JSON of ours.
         arguments=(sys.executable, "-W", "ignore:You're running the worker", "-m", *arguments),
         environment=environment,
         folder=CHECKOUT,

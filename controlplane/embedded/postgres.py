@@ -198,7 +198,7 @@ def _running_server(folder: Path) -> psutil.Process | None:
 
 
 def _restrict_connections(folder: Path, account: Account) -> None:
-    """Admit the launcher's own account and nobody else, by what the kernel says about the peer."""
+    """Admit the launcher's own account and no other, by what the kernel says about the peer."""
     import pwd
 
     us = pwd.getpwuid(os.geteuid()).pw_name

@@ -53,7 +53,7 @@ def require_free_port(wanted: WantedPort, home: Path) -> None:
     """Accept a port that is free, or held by a process of this home, which we adopt or replace.
 
     Raises:
-        CannotStart: somebody else listens there, or we may not.
+        CannotStart: another process listens there, or we may not.
     """
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -80,7 +80,7 @@ def prepare_socket_folder(folder: Path, account: Account) -> None:
     """Make `folder` exist, private to `account`.
 
     Raises:
-        CannotStart: somebody else's folder, or a link, lies there.
+        CannotStart: another user's folder, or a link, lies there.
     """
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()

@@ -2,7 +2,7 @@
 
 A cell lives and dies whole, so an engine that ended by itself is not started again within its generation while the
 control plane can be reached: the node says `failed` with the reason, and the control plane starts every member together
-under a new generation. Without contact nobody can do that, and a node must run its last order for ever (I9, I11): then
+under a new generation. Without contact none can do that, and a node must run its last order for ever (I9, I11): then
 the engine is started again, after a backoff, in the same generation. That keeps I5, which orders orders: a repeated
 order still does nothing, and what restarts is the last order taken. It keeps I2, because every rank that restarts this
 way holds the same generation. And it is safe when only some nodes are cut off: a peer in contact is moved to a higher

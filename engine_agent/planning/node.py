@@ -38,7 +38,7 @@ class RunningProcess:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An end that nobody ordered, or a start given up. `in_a_row` counts failures without a stable run in between."""
+    """An unexpected end, or a start given up. `in_a_row` counts failures without a stable run in between."""
 
     membership: Membership
     reason: str

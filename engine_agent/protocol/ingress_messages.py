@@ -133,7 +133,7 @@ class ApiKey(Struct, frozen=True):
 
 
 class RoutingTable(Struct, frozen=True, tag="routing_table"):
-    """Complete statement of what the ingresses of one region must do. `keys_required`: nobody is served without one.
+    """Complete statement of what the ingresses of one region must do. `keys_required`: none is served without a key.
 
     `hop_secrets` prove to another region's ingress that a request comes from one of ours: the first signs, both are
     believed. Without any no request leaves its region.

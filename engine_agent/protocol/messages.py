@@ -294,7 +294,7 @@ class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
 
 
 class Refused(Struct, frozen=True, tag="refused"):
-    """Why the control plane is about to close the connection. `retry` False: a person must act first."""
+    """Why the control plane is about to close the connection. `retry` False: an operator must act first."""
 
     reason: str
     retry: bool = True

@@ -39,7 +39,7 @@ CONVERGE_AT_LEAST_EVERY_S = 1.0
 PAUSE_AFTER_ERROR_S = 1.0
 BOUND_LOGS_EVERY_S = 60.0
 SEND_LOGS_EVERY_S = 1.0
-"""While somebody reads them; else this only looks whether somebody does."""
+"""While logs are being read; else this only checks whether they are."""
 READ_STACK_EVERY_S = 30.0
 """How late the control plane hears of software that was installed under a running agent."""
 

@@ -1,6 +1,6 @@
 """The last order that an agent received, on disk, so that it runs on without the control plane.
 
-It writes atomically and durably, and sets a damaged file aside for a person to look at. It never decides what to do
+It writes atomically and durably, and sets a damaged file aside for an operator to look at. It never decides what to do
 with what it holds, and it never deletes a record it could not read.
 """
 

@@ -1,4 +1,4 @@
-"""Reads declarative documents: what each kind may state, of which type. A field that nobody knows is refused by its
+"""Reads declarative documents: what each kind may state, of which type. An unknown field is refused by its
 path, with those that are allowed. Whether values make sense together is for the plan and the services.
 """
 

@@ -119,7 +119,7 @@ def create(
     days: Annotated[int, typer.Option(min=1, help="Until it expires.")] = 90,
     service_account: Annotated[str, typer.Option(autocompletion=names_of("service-accounts"))] = "",
 ) -> None:
-    """Make a token and print it: nobody can read it again.
+    """Make a token and print it: it cannot be read again.
 
     switchyard token create ci --scope write --days 30
     """

@@ -77,7 +77,7 @@ def _complete(run: Session, url: str, body: dict[str, Any], key: str) -> str:
     """Stream the answer; returns its text.
 
     Raises:
-        Failure: nobody answers, or the answer is an error.
+        Failure: no response, or an error.
     """
     import httpx
 

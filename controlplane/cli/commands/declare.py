@@ -1,4 +1,4 @@
-"""Declarative documents: the server's plan for them, the difference, and carrying it out after somebody has looked."""
+"""Declarative documents: the server's plan for them, the difference, and carrying it out once confirmed."""
 
 from typing import Annotated, Any
 

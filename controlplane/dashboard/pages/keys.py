@@ -131,7 +131,7 @@ KEY = Page(
         Fragment("key", "", ("keys:{key}", "usage"), "dashboard/keys/key.html", _key),
         Fragment("key-actions", "Actions", ("keys:{key}",), "dashboard/actions.html", _actions),
         Fragment("key-chart", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _key_chart),
-        Fragment("key-usage", "PageRequest by the hour", ("usage",), "dashboard/keys/usage.html", _key_usage),
+        Fragment("key-usage", "Requests, by hour", ("usage",), "dashboard/keys/usage.html", _key_usage),
         Fragment("key-tenant", "Its tenant, by hour", ("usage",), "dashboard/keys/tenant.html", _tenant_usage),
     ),
 )

@@ -1,4 +1,4 @@
-"""What happened, youngest first, in pages by id: new events never shift a page that somebody is reading."""
+"""What happened, youngest first, in pages by id: new events never shift a page while it is read."""
 
 from dataclasses import dataclass, replace
 from datetime import timedelta

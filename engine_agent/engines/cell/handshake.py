@@ -59,7 +59,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Decision:
-    """What the leader decided: the line that tells the follower, and who joined or the reason why nobody did.
+    """What the leader decided: the line that tells the follower, and who joined or the reason why none did.
 
     `incompatible`: it proved itself a member of this cell, and the cell cannot form because its software differs.
     """

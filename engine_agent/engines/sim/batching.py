@@ -1,6 +1,6 @@
 """The time model of continuous batching: which requests are in a step, how long it takes, and who gets a token.
 
-It decides and never acts: it reads no clock, sleeps never and talks to nobody; the caller says what time it is, waits
+It decides and never acts: it reads no clock, never sleeps and does no I/O; the caller says what time it is, waits
 until a step ends and then finishes it. Memory is reserved for a request's whole length when it is admitted, so nothing
 is ever preempted (vLLM preempts instead; the difference shows only with a full cache). Of a prompt whose beginning lies
 in the prefix cache only the rest is computed.
@@ -204,7 +204,7 @@ class BatchingModel:
         return tuple(self._give(name) for name in step.yielding if name in self._running)
 
     def _admit(self) -> dict[str, int]:
-        """Strictly in order: a long request at the head waits for room and nobody overtakes it, so none starves."""
+        """Strictly in order: a long request at the head waits for room and no request overtakes it, so none starves."""
         admitted: dict[str, int] = {}
         block_tokens = self.parameters.prefix_block_tokens
         while self._order and len(self._running) < self.parameters.max_num_seqs:

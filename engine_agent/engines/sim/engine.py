@@ -133,7 +133,7 @@ class Engine:
         return generation
 
     def cancel(self, generation: Generation) -> None:
-        """Forget a request that nobody waits for any more; harmless when it is already over."""
+        """Forget a request whose client has left; harmless when it is already over."""
         if self._generations.pop(generation.sequence.id, None) is not None:
             self._model.cancel(generation.sequence.id)
             self.meters.finished["abort"] += 1

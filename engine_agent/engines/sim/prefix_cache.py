@@ -41,7 +41,7 @@ class PrefixCache:
 
     @property
     def free_tokens(self) -> int:
-        """Tokens of blocks that nobody uses now and that the next prompt may find."""
+        """Tokens of blocks that are unused now and that the next prompt may find."""
         return len(self._free) * self.block_tokens
 
     def found(self, blocks: Iterable[int], at_most: int) -> tuple[int, ...]:
@@ -71,6 +71,6 @@ class PrefixCache:
                 self._free[block] = None
 
     def evict_beyond(self, room_tokens: int) -> None:
-        """Forget blocks that nobody uses, until the rest of them needs at most this room."""
+        """Forget unused blocks, until the rest of them needs at most this room."""
         while self._free and self.free_tokens > room_tokens:
             self._free.popitem(last=False)

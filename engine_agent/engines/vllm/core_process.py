@@ -82,7 +82,7 @@ def one_process_server(shutdown_hook: Callable[[], None]) -> Callable[[], None]:
         engine_processes.get_mp_context = CoreContext
         # vLLM inspects a model's class in a second interpreter so that this one does not initialise CUDA.
         model_registry._run_in_subprocess = _call
-        # Else the port closes at once, and nobody can read why; the core's own process object ends the server.
+        # Else the port closes at once, and no client can read why; the core's own process object ends the server.
         os.environ.setdefault("VLLM_KEEP_ALIVE_ON_ENGINE_DEATH", "1")
     server: Callable[[], None] = serve_api
     return server

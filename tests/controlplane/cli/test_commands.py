@@ -226,7 +226,7 @@ def test_what_needs_two_person_approval_waits(switchyard: Switchyard, cell: Cell
     assert started.code == 11
     assert f"switchyard approve {Approval.objects.get().pk}" in started.err
     own = switchyard("approve", str(Approval.objects.get().pk))
-    assert (own.code, "nobody approves their own request" in own.err) == (6, True)
+    assert (own.code, "you cannot approve your own request" in own.err) == (6, True)
     assert "is withdrawn" in switchyard("reject", str(Approval.objects.get().pk)).out
     file = tmp_path / "fleet.yaml"
     document = {"apiVersion": "switchyard/v1", "kind": "Deployment", "metadata": {"name": "sim-70b"}}

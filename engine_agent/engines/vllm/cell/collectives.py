@@ -23,7 +23,7 @@ SCHEME = "switchyard"
 MEETING_TIMEOUT = timedelta(minutes=5)
 """For members to find each other in the store, after all of them have joined."""
 IDLE_TIMEOUT = timedelta(days=3650)
-"""A follower waits in a broadcast for as long as nobody asks anything; heartbeats notice a leader that is gone."""
+"""A follower waits in a broadcast while no request comes; heartbeats notice a leader that is gone."""
 COLLECTIVES_VARIABLE = "SWITCHYARD_CELL_COLLECTIVES"
 """In a plan's environment: `shared-memory` or `network`, see `uses_shared_memory`."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Linux has it; nothing is created there under a guessable name)
