@@ -17,8 +17,8 @@ SIM: dict[str, Any] = {
 def draft(version: str = "1", *, based_on: str = "", **columns: Any) -> ModelVersion:
     """A draft of `toy` that needs no artifact and lacks nothing."""
     Model.objects.get_or_create(name="toy", defaults={"created_at": NOW})
-    said = columns if based_on else {**SIM, **columns}
-    return draft_create(model="toy", version=version, based_on=based_on, columns=said, actor="ada", now=NOW)
+    values = columns if based_on else {**SIM, **columns}
+    return draft_create(model="toy", version=version, based_on=based_on, columns=values, actor="ada", now=NOW)
 
 
 def stored(state: str, version: str = "1", **columns: Any) -> ModelVersion:

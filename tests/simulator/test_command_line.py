@@ -12,15 +12,15 @@ def test_a_run_prints_its_invariants_and_draws_a_figure(tmp_path: Path, capsys: 
 
     assert main(["bad_version_never_starts", "--first-seed", "3", "--figure", str(page), "-v"]) == 0
 
-    said = capsys.readouterr().out
-    assert "timeline of seed 3" in said
-    assert "rollout.rolled_back" in said
-    assert "I10  who takes a cell down is charged in the same write" in said
-    assert "1 seed in" in said
+    output = capsys.readouterr().out
+    assert "timeline of seed 3" in output
+    assert "rollout.rolled_back" in output
+    assert "I10  who takes a cell down is charged in the same write" in output
+    assert "1 seed in" in output
     assert "llama in east" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("arguments", [["nothing"], ["all_silent", "--seeds", "0"]])
 def test_a_wrong_question_is_refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 2
-    assert "must be at least 1" in (said := capsys.readouterr().err) or "there is no scenario" in said
+    assert "must be at least 1" in (output := capsys.readouterr().err) or "there is no scenario" in output

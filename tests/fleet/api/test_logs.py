@@ -36,6 +36,6 @@ def test_which_log_and_how_many_lines_can_be_said() -> None:
     rows.cell("c1", rows.node("n-1"))
     bearer().get("/api/v1/cells/c1/logs")
     node_logs_store(tails={"n-1": LogTail("c1", 1, {"proxy": ("one", "two")})}, now=clock.now())
-    asked = bearer().get("/api/v1/cells/c1/logs", {"source": "proxy", "lines": "1"})
-    assert asked.json()["lines"] == ["two"], asked.json()
+    response = bearer().get("/api/v1/cells/c1/logs", {"source": "proxy", "lines": "1"})
+    assert response.json()["lines"] == ["two"], response.json()
     assert rules(bearer().get("/api/v1/cells/c1/logs", {"source": "kernel"})) == {"source": "invalid_choice"}

@@ -110,7 +110,7 @@ async def test_who_reads_logs_is_told_to_the_agent_and_its_lines_are_kept(socket
 
 
 @pytest.mark.parametrize(
-    ("frame", "said"),
+    ("frame", "message"),
     [
         (encode(READY), "first message must be a hello"),
         (encode(hello(protocol=9)), "protocol 9 is not supported; 1 is"),
@@ -119,13 +119,13 @@ async def test_who_reads_logs_is_told_to_the_agent_and_its_lines_are_kept(socket
         (b'{"type": "report", "telemetry": {"x": ' + b"[" * 5000, "recursion"),
     ],
 )
-async def test_a_wrong_beginning_is_refused_with_the_reason(socket: AgentSocket, frame: bytes, said: str) -> None:
+async def test_a_wrong_beginning_is_refused_with_the_reason(socket: AgentSocket, frame: bytes, message: str) -> None:
     client = client_with(socket, await credential("n-a"))
     await client.connect()
     await client.send_message(frame)
     refusal = await client.receive_message()
     assert isinstance(refusal, Refused)
-    assert said in refusal.reason
+    assert message in refusal.reason
 
 
 async def test_a_flood_is_cut(socket: AgentSocket) -> None:

@@ -120,10 +120,10 @@ async def test_reports_survive_a_database_that_is_away(hub: AgentHub, monkeypatc
     agent = await joined(hub, Agent("n-a"))
     failures = iter([OperationalError("away")])
 
-    def flaky(said: list[Any]) -> object:
+    def flaky(batch: list[Any]) -> object:
         for failure in failures:
             raise failure
-        return reports_store(said)
+        return reports_store(batch)
 
     monkeypatch.setattr(node_handler, "reports_store", flaky)
     hub.receive(agent.session, READY)

@@ -21,8 +21,8 @@ def test_a_spare_is_told_to_run_nothing() -> None:
 
 def test_members_share_generation_secret_and_peers_and_differ_in_rank() -> None:
     rows.cell("c1", rows.node("n-a"), rows.node("n-b"), generation=4, secret="s")
-    told = desired_for(["n-a", "n-b"])
-    leader, follower = told["n-a"].assignment, told["n-b"].assignment
+    sent = desired_for(["n-a", "n-b"])
+    leader, follower = sent["n-a"].assignment, sent["n-b"].assignment
     assert leader is not None
     assert follower is not None
     assert (leader.rank, leader.role) == (0, MemberRole.LEADER)

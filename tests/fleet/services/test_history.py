@@ -34,13 +34,13 @@ def look(number: int, **by_node: Any) -> int:
     return load_sample(now=now)
 
 
-def said(requests: int, errors: int = 0, **more: Any) -> dict[str, Any]:
+def reported(requests: int, errors: int = 0, **more: Any) -> dict[str, Any]:
     return {"requests_total": requests, "errors_total": errors, "in_flight": 3, "tenants": {"a": {"since": 0}}, **more}
 
 
 def test_cells_add_up_to_their_deployment_their_region_and_the_fleet() -> None:
-    look(0, n_1=said(100), n_2=said(0))
-    look(1, n_1=said(130, 3), n_2=said(15))
+    look(0, n_1=reported(100), n_2=reported(0))
+    look(1, n_1=reported(130, 3), n_2=reported(15))
     last = last_windows(SUBJECTS, NOW + STEP)
     rates = {name: round(point.requests_per_s * FINE_S) for name, point in last.items()}
     assert rates == {**dict.fromkeys(SUBJECTS[:4], 45), "cell:c1": 30, "cell:c2": 15}
@@ -48,20 +48,20 @@ def test_cells_add_up_to_their_deployment_their_region_and_the_fleet() -> None:
 
 
 def test_looking_twice_in_a_window_counts_once() -> None:
-    look(0, n_1=said(100), n_2=said(0))
-    assert look(1, n_1=said(130)) > 0
-    assert look(1, n_1=said(130)) == 0
+    look(0, n_1=reported(100), n_2=reported(0))
+    assert look(1, n_1=reported(130)) > 0
+    assert look(1, n_1=reported(130)) == 0
 
 
 def test_a_cell_that_comes_while_somebody_looks_is_counted_from_its_first_request() -> None:
-    look(0, n_1=said(100))
-    look(1, n_1=said(100), n_2=said(12))
+    look(0, n_1=reported(100))
+    look(1, n_1=reported(100), n_2=reported(12))
     assert last_windows(["cell:c2"], NOW + STEP)["cell:c2"].requests_per_s == pytest.approx(12 / FINE_S)
 
 
 def test_a_leader_that_is_silent_adds_nothing() -> None:
-    look(0, n_1=said(100), n_2=said(0))
-    look(3, n_1=said(130))
+    look(0, n_1=reported(100), n_2=reported(0))
+    look(3, n_1=reported(130))
     assert last_windows(["cell:c1", "cell:c2"], NOW + 3 * STEP, within_s=20).keys() == {"cell:c1"}
 
 
@@ -72,7 +72,7 @@ def test_an_empty_fleet_is_looked_at_too() -> None:
 
 def test_a_series_has_a_gap_where_nobody_looked() -> None:
     for number in (0, 1, 4):
-        look(number, n_1=said(100 + number), n_2=said(0))
+        look(number, n_1=reported(100 + number), n_2=reported(0))
     series = load_series(["cell:c1", "cell:gone"], SPANS[0], NOW + 4 * STEP)
     assert [point is not None for point in series["cell:c1"].points[-5:]] == [True, True, False, False, True]
     assert series["cell:gone"].last is None
@@ -81,13 +81,13 @@ def test_a_series_has_a_gap_where_nobody_looked() -> None:
 
 def test_what_objectives_are_judged_by_is_summed_by_window() -> None:
     slow = {str(bucket_of(30.0)): 4}
-    look(0, n_1=said(0), n_2=said(0))
-    look(1, n_1=said(10, 2, ttft_counts=slow), n_2=said(10))
+    look(0, n_1=reported(0), n_2=reported(0))
+    look(1, n_1=reported(10, 2, ttft_counts=slow), n_2=reported(10))
     assert seen_in_windows("deployment:sim-70b", NOW + STEP)[300] == RequestCounts(20, 2, 4)
 
 
 def test_old_windows_and_subjects_are_forgotten() -> None:
-    look(0, n_1=said(0), n_2=said(0))
+    look(0, n_1=reported(0), n_2=reported(0))
     history_trim(now=NOW + timedelta(minutes=59))
     assert LoadWindow.objects.count() == 6
     history_trim(now=NOW + timedelta(minutes=61))
@@ -97,12 +97,12 @@ def test_old_windows_and_subjects_are_forgotten() -> None:
 
 
 def test_a_look_takes_as_many_queries_for_four_cells_as_for_two(django_assert_num_queries: Any) -> None:
-    look(0, n_1=said(0), n_2=said(0))
+    look(0, n_1=reported(0), n_2=reported(0))
     with django_assert_num_queries(11):
         look_only(1)
     for number in (3, 4):
         rows.cell(f"c{number}", rows.node(f"n-{number}"))
-    look(2, n_1=said(0), n_2=said(0), n_3=said(0), n_4=said(0))
+    look(2, n_1=reported(0), n_2=reported(0), n_3=reported(0), n_4=reported(0))
     with django_assert_num_queries(11):
         look_only(3)
 

@@ -75,7 +75,7 @@ def test_a_newer_rollout_supersedes_the_older_which_stays_the_way_back() -> None
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "rule"),
+    ("arguments", "field", "rule"),
     [
         ({"deployment": "llama"}, "deployment", "exists"),
         ({"version": "sim-70b@9"}, "version", "exists"),
@@ -86,14 +86,14 @@ def test_a_newer_rollout_supersedes_the_older_which_stays_the_way_back() -> None
         ({"policy": {"bake_s": -1}}, "policy.bake_s", "policy"),
     ],
 )
-def test_what_cannot_be_rolled_out_is_refused_by_name(asked: dict[str, Any], field: str, rule: str) -> None:
+def test_what_cannot_be_rolled_out_is_refused_by_name(arguments: dict[str, Any], field: str, rule: str) -> None:
     rows.version("draft", state=VersionState.DRAFT)
     rows.version("retired", state=VersionState.RETIRED)
     rows.version("elsewhere", state=VersionState.RELEASED, parallelism={"trn1.32xlarge": {"nodes": 1}})
     other = Model.objects.create(name="other", created_at=NOW)
     ModelVersion.objects.create(model=other, version="1", engine="sim", created_at=NOW)
     with pytest.raises(InvalidInput) as refused:
-        rollout_propose(**{"deployment": "sim-70b", "version": "sim-70b@2", "policy": {}, **asked})
+        rollout_propose(**{"deployment": "sim-70b", "version": "sim-70b@2", "policy": {}, **arguments})
     assert (refused.value.field, refused.value.rule) == (field, rule)
 
 

@@ -25,7 +25,7 @@ def node() -> Node:
     return node
 
 
-def said(steps: int, compute_ms: float, **changes: Any) -> None:
+def report_steps(steps: int, compute_ms: float, **changes: Any) -> None:
     totals = {"steps": {"3": steps}, "compute_ms": {"3": compute_ms}}
     NodeReport.objects.filter(node_id="n-a").update(steps=totals, **changes)
 
@@ -37,55 +37,55 @@ def windows() -> list[tuple[int, float, float]]:
 
 def test_a_window_holds_what_was_added_in_it() -> None:
     for number in range(3):
-        said(100 * (number + 1), 2000.0 * (number + 1))
+        report_steps(100 * (number + 1), 2000.0 * (number + 1))
         step_windows_cut(now=NOW + number * WINDOW)
     assert windows() == [(0, 100, 2000.0), (1, 100, 2000.0)]
 
 
 def test_the_last_five_are_kept() -> None:
     for number in range(9):
-        said(100 * (number + 1), 2000.0 * (number + 1))
+        report_steps(100 * (number + 1), 2000.0 * (number + 1))
         step_windows_cut(now=NOW + number * WINDOW)
     assert [index for index, _, _ in windows()] == [3, 4, 5, 6, 7]
 
 
 def test_looking_twice_in_a_window_changes_nothing() -> None:
-    said(100, 2000.0)
+    report_steps(100, 2000.0)
     step_windows_cut(now=NOW)
-    said(200, 4000.0)
+    report_steps(200, 4000.0)
     step_windows_cut(now=NOW)
     assert windows() == []
 
 
 def test_a_window_that_nobody_closed_in_time_is_left_out() -> None:
-    said(100, 2000.0)
+    report_steps(100, 2000.0)
     step_windows_cut(now=NOW)
-    said(200, 4000.0)
+    report_steps(200, 4000.0)
     step_windows_cut(now=NOW + 2 * WINDOW)
-    said(300, 6000.0)
+    report_steps(300, 6000.0)
     step_windows_cut(now=NOW + 3 * WINDOW)
     assert windows() == [(2, 100, 2000.0)]
 
 
 def test_a_new_generation_begins_anew() -> None:
-    said(100, 2000.0)
+    report_steps(100, 2000.0)
     step_windows_cut(now=NOW)
-    said(200, 4000.0)
+    report_steps(200, 4000.0)
     step_windows_cut(now=NOW + WINDOW)
-    said(5, 100.0, generation=2)
+    report_steps(5, 100.0, generation=2)
     step_windows_cut(now=NOW + 2 * WINDOW)
     assert windows() == []
 
 
 def test_an_idle_rank_has_no_window_and_one_that_counts_anew_neither() -> None:
     for number, steps in enumerate((100, 100, 50)):
-        said(steps, 20.0 * steps)
+        report_steps(steps, 20.0 * steps)
         step_windows_cut(now=NOW + number * WINDOW)
     assert windows() == []
 
 
 def test_what_a_retired_node_computed_is_forgotten() -> None:
-    said(100, 2000.0)
+    report_steps(100, 2000.0)
     step_windows_cut(now=NOW)
     Node.objects.update(state="retired")
     NodeReport.objects.all().delete()

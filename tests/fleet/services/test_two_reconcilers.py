@@ -127,4 +127,6 @@ def test_two_reconcilers_race_through_a_rollout_under_faults_and_break_nothing(
     assert Rollout.objects.get().state == "succeeded"
     assert DeploymentRegion.objects.get().cells == CELLS + 1
     for kind, why in FOUGHT_OVER:
-        assert any(said.startswith(kind) and why in said for said in both.refused), f"{kind} {why}: {both.refused}"
+        assert any(refusal.startswith(kind) and why in refusal for refusal in both.refused), (
+            f"{kind} {why}: {both.refused}"
+        )

@@ -45,12 +45,12 @@ def test_an_incident_is_told_when_it_opens_and_when_it_closes(server: Receiver) 
     open_incident()
     incidents_close(resolution="healed", now=NOW, node="n-a")
     assert deliveries_send(now=NOW, settings=HERE) == 2
-    told = [json.loads(body) for _, _, body in server.heard]
-    assert {(one["event"], one["data"]["state"]) for one in told} == {
+    delivered = [json.loads(body) for _, _, body in server.heard]
+    assert {(one["event"], one["data"]["state"]) for one in delivered} == {
         ("incident.opened", "open"),
         ("incident.closed", "closed"),
     }
-    assert {one["data"]["evidence"]["score"] for one in told} == {0.5}
+    assert {one["data"]["evidence"]["score"] for one in delivered} == {0.5}
     assert deliveries_send(now=NOW + timedelta(hours=1), settings=HERE) == 0
 
 

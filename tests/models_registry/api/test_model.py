@@ -39,23 +39,23 @@ def test_a_model_names_its_versions() -> None:
 
 
 def test_a_model_is_created_once() -> None:
-    asked = {"name": "llama", "description": "eight billion"}
-    created = bearer().post("/api/v1/models", asked, format="json").json()
+    body = {"name": "llama", "description": "eight billion"}
+    created = bearer().post("/api/v1/models", body, format="json").json()
     assert (created["name"], created["description"], created["versions"]) == ("llama", "eight billion", [])
-    taken = bearer().post("/api/v1/models", asked, format="json")
+    taken = bearer().post("/api/v1/models", body, format="json")
     assert (taken.status_code, taken.json()["detail"]) == (409, "there is a model 'llama' already")
 
 
 @pytest.mark.parametrize(
-    ("asked", "broken"),
+    ("body", "broken"),
     [
         ({}, {"name": "required"}),
         ({"name": "a b"}, {"name": "invalid"}),
         ({"name": "llama", "size": 8}, {"size": "unknown"}),
     ],
 )
-def test_a_model_that_cannot_be_is_refused_by_name(asked: dict[str, Any], broken: dict[str, str]) -> None:
-    assert rules(bearer().post("/api/v1/models", asked, format="json")) == broken
+def test_a_model_that_cannot_be_is_refused_by_name(body: dict[str, Any], broken: dict[str, str]) -> None:
+    assert rules(bearer().post("/api/v1/models", body, format="json")) == broken
 
 
 def test_models_are_found_by_the_engine_of_a_version() -> None:

@@ -52,7 +52,7 @@ def test_a_draft_may_be_unfinished_and_says_what_is_wrong_where() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "broken"),
+    ("fields", "broken"),
     [
         ({"model": "llama"}, {"model": "exists"}),
         ({"version": "a/b"}, {"version": "invalid"}),
@@ -74,9 +74,9 @@ def test_a_draft_may_be_unfinished_and_says_what_is_wrong_where() -> None:
         ({"golden_waiver": "none needed"}, {"golden_waiver": "either"}),
     ],
 )
-def test_what_breaks_a_rule_is_named_with_its_field(asked: dict[str, Any], broken: dict[str, str]) -> None:
+def test_what_breaks_a_rule_is_named_with_its_field(fields: dict[str, Any], broken: dict[str, str]) -> None:
     draft("1")
-    response = post("", {"model": "toy", "version": "2", **SIM, **asked})
+    response = post("", {"model": "toy", "version": "2", **SIM, **fields})
     assert rules(response) == broken
     assert not ModelVersion.objects.filter(version="2").exists()
 
@@ -88,8 +88,8 @@ def test_an_engine_is_needed_unless_a_version_has_one() -> None:
 
 def test_a_name_is_taken_once() -> None:
     draft("1")
-    asked = {"model": "toy", "version": "1", **SIM}
-    assert detail(post("", asked)) == "toy has a version '1' already; versions never change their meaning"
+    fields = {"model": "toy", "version": "1", **SIM}
+    assert detail(post("", fields)) == "toy has a version '1' already; versions never change their meaning"
 
 
 def test_a_draft_is_edited_at_the_revision_that_was_looked_at() -> None:
@@ -117,8 +117,12 @@ def test_a_draft_is_deleted_and_answers_what_it_was() -> None:
 
 def test_a_version_goes_its_whole_way() -> None:
     draft()
-    asked = post("/toy@1/validate").json()
-    assert (asked["state"], asked["validation"]["state"], asked["validation"]["actor"]) == ("draft", "running", "ada")
+    fields = post("/toy@1/validate").json()
+    assert (fields["state"], fields["validation"]["state"], fields["validation"]["actor"]) == (
+        "draft",
+        "running",
+        "ada",
+    )
     assert "is being validated already" in detail(post("/toy@1/validate"))
     validations_advance(Slice((), ArtifactLimits()))
     validated = bearer().get(f"{URL}/toy@1").json()
@@ -148,16 +152,16 @@ def test_what_cannot_be_taken_back_needs_a_reason(action: str) -> None:
 
 def test_steps_out_of_order_are_conflicts() -> None:
     draft()
-    said = detail(post("/toy@1/release", {"why": "now"}))
-    assert said == "toy@1 is draft; release needs one that is validated"
+    message = detail(post("/toy@1/release", {"why": "now"}))
+    assert message == "toy@1 is draft; release needs one that is validated"
     assert "retire needs one that is released or validated" in detail(post("/toy@1/retire", {"why": "now"}))
 
 
 def test_a_version_in_use_stays_and_says_for_whom() -> None:
     rows.deployment()
     Deployment.objects.update(model_version=stored("released"))
-    said = detail(post("/toy@1/retire", {"why": "old"}))
-    assert said == "toy@1 is in use by deployment sim-70b; it cannot be retired"
+    message = detail(post("/toy@1/retire", {"why": "old"}))
+    assert message == "toy@1 is in use by deployment sim-70b; it cannot be retired"
 
 
 def test_only_the_last_validation_of_each_is_shown() -> None:

@@ -41,7 +41,7 @@ def test_a_bare_list_of_heads_is_a_calibration_too(calibration: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("{", "is no calibration"),
         ('{"heads": []}', "is no calibration"),
@@ -49,9 +49,9 @@ def test_a_bare_list_of_heads_is_a_calibration_too(calibration: Path) -> None:
         ("[[0.7, 0.7]]", "accuracies of head 0 sum to 1.4000"),
     ],
 )
-def test_a_file_that_is_no_calibration_is_refused(calibration: Path, text: str, said: str) -> None:
+def test_a_file_that_is_no_calibration_is_refused(calibration: Path, text: str, message: str) -> None:
     calibration.write_text(text)
-    with pytest.raises(CommandError, match=said):
+    with pytest.raises(CommandError, match=message):
         call_command("medusa_tree", str(calibration))
 
 

@@ -35,7 +35,7 @@ def test_a_uri_is_a_folder_or_a_place_in_a_bucket(uri: str, place: Place, text: 
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "message"),
     [
         ("https://models.example.com/llama", "is no place of artifacts; it must be file:///absolute/path or s3://"),
         ("file://other-host/srv", "is no place of artifacts"),
@@ -51,8 +51,8 @@ def test_a_uri_is_a_folder_or_a_place_in_a_bucket(uri: str, place: Place, text: 
         ("s3://[models/llama", "is no URI"),
     ],
 )
-def test_everything_else_is_refused_by_name(uri: str, said: str) -> None:
-    with pytest.raises(BadArtifact, match=said):
+def test_everything_else_is_refused_by_name(uri: str, message: str) -> None:
+    with pytest.raises(BadArtifact, match=message):
         parse_place(uri)
 
 
@@ -88,7 +88,7 @@ def test_a_manifest_that_is_the_expected_one_passes_and_so_does_any_where_none_i
 
 
 @pytest.mark.parametrize(
-    ("manifest", "said"),
+    ("manifest", "message"),
     [
         (MANIFEST, "holds sha256:.*, but the version says sha256:00"),
         (Manifest({}, {}), "lists no file"),
@@ -96,22 +96,22 @@ def test_a_manifest_that_is_the_expected_one_passes_and_so_does_any_where_none_i
         (Manifest({str(n): "0" * 64 for n in range(4)}, {}), "lists 4 files; at most 3 may be"),
     ],
 )
-def test_a_manifest_is_refused_before_its_files_are_read(manifest: Manifest, said: str) -> None:
+def test_a_manifest_is_refused_before_its_files_are_read(manifest: Manifest, message: str) -> None:
     expected = "sha256:00" if manifest is MANIFEST else ""
-    with pytest.raises(BadArtifact, match=said):
+    with pytest.raises(BadArtifact, match=message):
         check_manifest(PLACE, manifest, expected, replace(LIMITS, files=3))
 
 
 @pytest.mark.parametrize(
-    ("sizes", "said"),
+    ("sizes", "message"),
     [
         ({"a": 1}, "s3://models/llama/3/b/c is missing, one of 1 files of manifest.json"),
         ({"a": 1, "b/c": 2, "d": 3}, "s3://models/llama/3/d is not in manifest.json"),
         ({"a": 5_000_000_000, "b/c": 2}, r"has 5.0 GB; an artifact may have 4.0 GB"),
     ],
 )
-def test_what_lies_there_must_be_what_the_manifest_lists(sizes: dict[str, int], said: str) -> None:
-    with pytest.raises(BadArtifact, match=said):
+def test_what_lies_there_must_be_what_the_manifest_lists(sizes: dict[str, int], message: str) -> None:
+    with pytest.raises(BadArtifact, match=message):
         check_sizes(PLACE, MANIFEST, sizes, replace(LIMITS, artifact_bytes=4_000_000_000))
 
 

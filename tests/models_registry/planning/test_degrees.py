@@ -33,7 +33,7 @@ def test_the_default_counts_over_the_whole_cell_and_leaves_room_for_stages() -> 
 
 
 @pytest.mark.parametrize(
-    ("engine", "machine", "degrees", "changes", "said"),
+    ("engine", "machine", "degrees", "changes", "message"),
     [
         ("vllm", P5, {"tp": 16}, {}, r"p5.48xlarge.tp is 16; .* = 16 ranks on 1 x 8 cores .* at most 8, or nodes = 2$"),
         ("vllm", P5, {"nodes": 2, "tp": 1}, {}, r"tp is 1; every node takes .* a multiple of nodes = 2"),
@@ -62,9 +62,9 @@ def test_the_default_counts_over_the_whole_cell_and_leaves_room_for_stages() -> 
     ],
 )  # fmt: skip
 def test_a_split_that_cannot_run_is_refused_with_field_value_and_rule(
-    engine: str, machine: InstanceShape, degrees: dict[str, Any], changes: dict[str, Any], said: str
+    engine: str, machine: InstanceShape, degrees: dict[str, Any], changes: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(InvalidVersion, match=said):
+    with pytest.raises(InvalidVersion, match=message):
         render_version(spec(engine, machine, degrees, **changes), machine)
 
 

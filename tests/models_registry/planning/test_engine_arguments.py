@@ -62,7 +62,7 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"engine": "tgi"}, r"llama@3: engine is 'tgi'; it must be one of neuron, sim, vllm"),
         ({"artifact_uri": ""}, r"llama@3: engine vllm needs artifact_uri"),
@@ -73,8 +73,8 @@ def test_a_simulated_version_needs_no_artifact_and_no_context_flag() -> None:
         ({"engine_options": {"stop": ["a"]}}, r"engine_options\.stop is list; it must be text, a number or true/false"),
     ],
 )
-def test_a_version_that_cannot_run_says_field_value_and_rule(change: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidVersion, match=said):
+def test_a_version_that_cannot_run_says_field_value_and_rule(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidVersion, match=message):
         render_engine_plan(replace(SPEC, **change), LOCAL)
 
 

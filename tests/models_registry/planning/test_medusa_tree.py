@@ -88,7 +88,7 @@ def test_every_built_tree_passes_the_check(heads: Accuracies, size: int) -> None
 
 
 @pytest.mark.parametrize(
-    ("given_heads", "size", "depth", "said"),
+    ("given_heads", "size", "depth", "message"),
     [
         ((), 1, 1, "there are no accuracies"),
         (((0.5,), ()), 1, 1, "head 1 has no accuracies"),
@@ -99,13 +99,13 @@ def test_every_built_tree_passes_the_check(heads: Accuracies, size: int) -> None
         (TWO_HEADS, 1, 3, "depth is 3; it must be from 1 to the number of heads, 2"),
     ],
 )
-def test_a_tree_that_cannot_be_built_says_why(given_heads: Accuracies, size: int, depth: int, said: str) -> None:
-    with pytest.raises(BadTree, match=said):
+def test_a_tree_that_cannot_be_built_says_why(given_heads: Accuracies, size: int, depth: int, message: str) -> None:
+    with pytest.raises(BadTree, match=message):
         build_tree(given_heads, size=size, depth=depth)
 
 
 @pytest.mark.parametrize(
-    ("tree", "said"),
+    ("tree", "message"),
     [
         ([], "must be a list of paths"),
         ({"0": 1}, "must be a list of paths"),
@@ -118,6 +118,6 @@ def test_a_tree_that_cannot_be_built_says_why(given_heads: Accuracies, size: int
         ([[0], [1, 0]], r"path \[1, 0\] lacks its prefix \[1\]"),
     ],
 )
-def test_a_bad_tree_is_named(tree: Any, said: str) -> None:
-    with pytest.raises(BadTree, match=said):
+def test_a_bad_tree_is_named(tree: Any, message: str) -> None:
+    with pytest.raises(BadTree, match=message):
         check_tree(tree, heads=2, top_k=4)

@@ -47,7 +47,7 @@ def test_the_plan_is_the_same_on_every_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"quantization": {"dtype": "int8"}}, r"quantization.checkpoints_path is None; it must be a text"),
         ({"quantization": {**INT8, "checkpoints_path": "q"}}, r"checkpoints_path is 'q'; it must be an absolute path"),
@@ -79,11 +79,11 @@ def test_the_plan_is_the_same_on_every_rank() -> None:
         ({"artifact_uri": ""}, r"engine neuron needs artifact_uri"),
     ],
 )  # fmt: skip
-def test_what_does_not_go_together_is_refused(changes: dict[str, Any], said: str) -> None:
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
     given = dict(changes)
     if "neuron" in given:
         given["engine_options"] = {"neuron_config": given.pop("neuron")}
-    with pytest.raises(InvalidVersion, match=said):
+    with pytest.raises(InvalidVersion, match=message):
         override(**given)
 
 

@@ -48,7 +48,7 @@ def test_medusa_carries_a_note_about_the_plugin() -> None:
 
 
 @pytest.mark.parametrize(
-    ("engine", "speculation", "said"),
+    ("engine", "speculation", "message"),
     [
         ("vllm", {"method": "medusa"}, r"method is 'medusa'; on engine vllm it must be one of ngram, draft_model"),
         ("neuron", {"method": "ngram"}, r"method is 'ngram'; on engine neuron it must be one of medusa, eagle, eagle3"),
@@ -66,7 +66,7 @@ def test_medusa_carries_a_note_about_the_plugin() -> None:
         ("neuron", {"method": "medusa", "heads": 1, "tree": [[0]]}, r"max_concurrency is 16; Medusa runs one sequence"),
     ],
 )  # fmt: skip
-def test_speculation_that_cannot_be_is_refused(engine: str, speculation: dict[str, Any], said: str) -> None:
+def test_speculation_that_cannot_be_is_refused(engine: str, speculation: dict[str, Any], message: str) -> None:
     machine = TRN1 if engine == "neuron" else LOCAL
-    with pytest.raises(InvalidVersion, match=said):
+    with pytest.raises(InvalidVersion, match=message):
         render_version(spec(engine, machine, speculation=speculation), machine)

@@ -31,7 +31,7 @@ def test_what_is_unfinished_is_no_mistake(changes: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "field", "rule", "said"),
+    ("changes", "field", "rule", "message"),
     [
         ({"engine": "vlm"}, "engine", "choice", r"engine is 'vlm'; .* \(did you mean vllm\?\)"),
         ({"artifact_uri": "http://x"}, "artifact_uri", "place", "it must be file:///absolute/path or s3://"),
@@ -52,7 +52,9 @@ def test_what_is_unfinished_is_no_mistake(changes: dict[str, Any]) -> None:
         ({"engine_env": {"A": "\x00"}}, "engine_env", "nul", "holds a NUL character"),
     ],
 )
-def test_a_mistake_is_named_with_its_field_and_rule(changes: dict[str, Any], field: str, rule: str, said: str) -> None:
-    with pytest.raises(BrokenRule, match=said) as raised:
+def test_a_mistake_is_named_with_its_field_and_rule(
+    changes: dict[str, Any], field: str, rule: str, message: str
+) -> None:
+    with pytest.raises(BrokenRule, match=message) as raised:
         check_draft(replace(DRAFT, **changes))
     assert (raised.value.field, raised.value.rule) == (field, rule)

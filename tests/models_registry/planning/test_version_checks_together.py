@@ -30,7 +30,7 @@ def test_one_instance_type_is_enough_and_the_others_say_why_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"parallelism": {}}, "parallelism names no instance type"),
         ({"parallelism": {LOCAL.name: {"tp": 2}, "own.gpu": {}}}, "local.cpu: .*; own.gpu: there is no instance type"),
@@ -40,8 +40,8 @@ def test_one_instance_type_is_enough_and_the_others_say_why_not() -> None:
         ({"artifact_uri": ""}, "needs artifact_uri, the place of the weights"),
     ],
 )
-def test_what_is_missing_is_said(changes: dict[str, Any], said: str) -> None:
-    assert re.search(said, judge_version(replace(GOOD, **changes), INSTANCE_TYPES).objection)
+def test_what_is_missing_is_said(changes: dict[str, Any], message: str) -> None:
+    assert re.search(message, judge_version(replace(GOOD, **changes), INSTANCE_TYPES).objection)
 
 
 def test_a_draft_model_is_an_artifact_too() -> None:

@@ -68,14 +68,14 @@ def test_a_bucket_may_be_an_artifact_by_itself(store: Store, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("uri", "said"),
+    ("uri", "message"),
     [
         ("s3://models/llama/4", "s3://models/llama/4/manifest.json is not there: write it with"),
         ("s3://nowhere/llama", "there is no bucket nowhere"),
     ],
 )
-def test_what_is_not_there_is_said(store: Store, uri: str, said: str) -> None:
-    with pytest.raises(BadArtifact, match=said):
+def test_what_is_not_there_is_said(store: Store, uri: str, message: str) -> None:
+    with pytest.raises(BadArtifact, match=message):
         store.open(uri, sources=uri)
 
 
@@ -99,14 +99,14 @@ def test_a_file_that_vanishes_is_named(store: Store) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "message"),
     [
         (replace(LIMITS, manifest_bytes=10), "has [0-9]+ bytes; at most 10 may be"),
         (replace(LIMITS, files=1), "lists 2 files; at most 1 may be"),
     ],
 )
-def test_limits_are_kept(store: Store, limits: ArtifactLimits, said: str) -> None:
-    with pytest.raises(BadArtifact, match=said):
+def test_limits_are_kept(store: Store, limits: ArtifactLimits, message: str) -> None:
+    with pytest.raises(BadArtifact, match=message):
         store.open(limits=limits)
 
 
@@ -144,21 +144,21 @@ def test_requests_go_to_one_host_alone() -> None:
 
 
 def test_a_redirect_is_not_followed(store: Store, s3_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with redirecting_server(s3_url) as (url, asked):
+    with redirecting_server(s3_url) as (url, requested):
         monkeypatch.setenv("AWS_ENDPOINT_URL", url)
         with pytest.raises(BadArtifact, match="is in another region; redirects are not followed"):
             store.open()
-    assert asked == ["/models/llama/3/manifest.json"]
+    assert requested == ["/models/llama/3/manifest.json"]
 
 
 @contextmanager
 def redirecting_server(target: str) -> Iterator[tuple[str, list[str]]]:
     """A server that sends everybody to the same path at `target`; gives its URL and what it was asked for."""
-    asked: list[str] = []
+    requested: list[str] = []
 
     class Redirecting(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            asked.append(self.path)
+            requested.append(self.path)
             self.send_response(307)
             self.send_header("Location", target + self.path)
             self.send_header("Content-Length", "0")
@@ -171,14 +171,14 @@ def redirecting_server(target: str) -> Iterator[tuple[str, list[str]]]:
         thread = Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", asked
+            yield f"http://127.0.0.1:{server.server_port}", requested
         finally:
             server.shutdown()
             thread.join()
 
 
 @pytest.mark.parametrize(
-    ("code", "status", "headers", "kind", "said"),
+    ("code", "status", "headers", "kind", "message"),
     [
         ("AccessDenied", 403, {}, BadArtifact, "may not read s3://models/a: it needs s3:GetObject"),
         ("PermanentRedirect", 301, {"x-amz-bucket-region": "eu-west-1"}, BadArtifact, "bucket models is in eu-west-1"),
@@ -187,9 +187,9 @@ def redirecting_server(target: str) -> Iterator[tuple[str, list[str]]]:
     ],
 )
 def test_what_s3_answers_is_explained(
-    code: str, status: int, headers: dict[str, str], kind: type[Exception], said: str
+    code: str, status: int, headers: dict[str, str], kind: type[Exception], message: str
 ) -> None:
     answer = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": status, "HTTPHeaders": headers}}
     explained = artifact_bucket._explain(ClientError(answer, "GetObject"), "s3://models/a", "models")
     assert isinstance(explained, kind)
-    assert said in str(explained)
+    assert message in str(explained)

@@ -43,18 +43,18 @@ def test_a_draft_takes_what_it_leaves_unsaid_from_the_version_that_it_is_based_o
 
 
 @pytest.mark.parametrize(
-    ("asked", "field", "rule"),
+    ("changes", "field", "rule"),
     [
         ({"model": "llama"}, "model", "exists"),
         ({"based_on": "toy@9"}, "based_on", "exists"),
         ({"columns": {"engine": "vlm"}}, "engine", "choice"),
     ],
 )
-def test_a_draft_that_cannot_be_is_refused_by_name(asked: dict[str, Any], field: str, rule: str) -> None:
+def test_a_draft_that_cannot_be_is_refused_by_name(changes: dict[str, Any], field: str, rule: str) -> None:
     rows.version()
     plain: dict[str, Any] = {"model": "sim-70b", "version": "9", "based_on": "", "columns": {"engine": "sim"}}
     with pytest.raises(InvalidInput) as refused:
-        draft_create(**{**plain, **asked}, actor="ada", now=NOW)
+        draft_create(**{**plain, **changes}, actor="ada", now=NOW)
     assert (refused.value.field, refused.value.rule) == (field, rule)
     assert not ModelVersion.objects.filter(version="9").exists()
 

@@ -35,7 +35,7 @@ def test_a_version_that_can_be_served_is_stored_as_it_was_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"parallelism": {}}, r"smollm2@1: parallelism is empty; it must name an instance type"),
         ({"parallelism": {"a1": {}}}, r"names instance type 'a1'; there are inf2.48xlarge, local.cpu, p5.48xlarge"),
@@ -44,7 +44,7 @@ def test_a_version_that_can_be_served_is_stored_as_it_was_said() -> None:
         ({"speculation": {"method": "medusa"}}, r"speculation.method is 'medusa'; on engine vllm it must be one of"),
     ],
 )
-def test_a_version_that_cannot_be_served_is_refused_whole(changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidVersion, match=said):
+def test_a_version_that_cannot_be_served_is_refused_whole(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidVersion, match=message):
         register(**changes)
     assert not ModelVersion.objects.exists()

@@ -66,15 +66,15 @@ def test_a_folder_that_is_a_link_out_of_the_sources_is_refused(folder: Path, tmp
 
 
 @pytest.mark.parametrize(
-    ("limits", "said"),
+    ("limits", "message"),
     [
         (replace(LIMITS, files=1), "lists 2 files; at most 1 may be"),
         (replace(LIMITS, manifest_bytes=10), "is larger than 10 bytes"),
         (replace(LIMITS, artifact_bytes=8001), "an artifact may have"),
     ],
 )
-def test_limits_are_kept(folder: Path, limits: ArtifactLimits, said: str) -> None:
-    with pytest.raises(BadArtifact, match=said):
+def test_limits_are_kept(folder: Path, limits: ArtifactLimits, message: str) -> None:
+    with pytest.raises(BadArtifact, match=message):
         opened(folder, limits)
 
 

@@ -124,7 +124,7 @@ def spoil(folder: Path, name: str, content: bytes | None) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "objection"),
     [
         ("model.safetensors", b"spoiled " * 1000, "model.safetensors is corrupt: sha256 .*, its manifest has"),
         ("tokenizer/vocab.json", None, "tokenizer/vocab.json is missing, one of 1 files"),
@@ -134,14 +134,14 @@ def spoil(folder: Path, name: str, content: bytes | None) -> None:
     ],
 )
 def test_an_artifact_that_is_not_whole_is_refused_by_its_file(
-    folder: Path, name: str, content: bytes | None, said: str
+    folder: Path, name: str, content: bytes | None, objection: str
 ) -> None:
     row = of_folder(folder)
     start(row)
     spoil(folder, name, content)
     found = advance(folder)
     assert found.state == "failed"
-    assert re.search(said, found.reason)
+    assert re.search(objection, found.reason)
     assert state(row) == "draft"
 
 

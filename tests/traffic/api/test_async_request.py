@@ -39,29 +39,33 @@ def code_of(answer: Any) -> tuple[int, str]:
 def test_a_request_is_accepted_and_can_be_polled() -> None:
     answer = post()
     assert answer.status_code == 202
-    said = json.loads(answer.content)
-    assert answer["Location"] == f"/v1/async/{said['id']}"
-    assert (said["object"], said["status"], said["endpoint"]) == ("async.request", "queued", "/v1/chat/completions")
-    assert said["deadline_at"] - said["created_at"] == 900
+    payload = json.loads(answer.content)
+    assert answer["Location"] == f"/v1/async/{payload['id']}"
+    assert (payload["object"], payload["status"], payload["endpoint"]) == (
+        "async.request",
+        "queued",
+        "/v1/chat/completions",
+    )
+    assert payload["deadline_at"] - payload["created_at"] == 900
     polled = Client().get(answer["Location"])
-    assert json.loads(polled.content) == said
+    assert json.loads(polled.content) == payload
 
 
 def test_an_outcome_is_shown_with_its_status_and_body() -> None:
     request_id = json.loads(post(path="/v1/async/completions").content)["id"]
     rows = AsyncRequest.objects.filter(id=request_id)
     async_request_end(rows, state=AsyncState.DONE, now=NOW, status=200, answer=ANSWER)
-    said = json.loads(Client().get(f"/v1/async/{request_id}").content)
-    assert (said["status"], said["error"]) == ("done", None)
-    assert said["response"] == {"status_code": 200, "body": json.loads(ANSWER)}
-    assert said["expires_at"] - said["ended_at"] == 86_400
+    payload = json.loads(Client().get(f"/v1/async/{request_id}").content)
+    assert (payload["status"], payload["error"]) == ("done", None)
+    assert payload["response"] == {"status_code": 200, "body": json.loads(ANSWER)}
+    assert payload["expires_at"] - payload["ended_at"] == 86_400
 
 
 def test_a_cancelled_request_says_so_and_cannot_be_cancelled_into_anything_else() -> None:
     request_id = json.loads(post().content)["id"]
     for _ in range(2):
-        said = json.loads(Client().delete(f"/v1/async/{request_id}").content)
-        assert (said["status"], said["error"]["code"], said["response"]) == ("cancelled", "cancelled", None)
+        payload = json.loads(Client().delete(f"/v1/async/{request_id}").content)
+        assert (payload["status"], payload["error"]["code"], payload["response"]) == ("cancelled", "cancelled", None)
 
 
 def test_a_callback_gets_its_secret_once() -> None:

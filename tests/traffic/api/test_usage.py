@@ -22,7 +22,7 @@ def used(tenant: str, key: str = "", hours_ago: int = 0, **counts: int) -> None:
     UsageHour.objects.create(tenant=tenant, key=key, hour=hour, **counts)
 
 
-def asked(text: str = "", **query: str) -> tuple[int, Any]:
+def get_usage(text: str = "", **query: str) -> tuple[int, Any]:
     headers = {"authorization": f"Bearer {text}"} if text else {}
     response = Client().get("/v1/usage", query, headers=headers)
     return response.status_code, response.json()
@@ -34,7 +34,7 @@ def test_a_tenant_sees_its_own_usage_whatever_else_it_asks_for() -> None:
     used("rufus", ours.key.prefix, requests=4, limited=1)
     used("other", requests=100)
     used("other", theirs.key.prefix, requests=100)
-    status, body = asked(ours.text, tenant="other", key=theirs.key.prefix)
+    status, body = get_usage(ours.text, tenant="other", key=theirs.key.prefix)
     assert (status, body["tenant"]) == (200, "rufus")
     assert [(row["key"], row["requests"]) for row in body["data"]] == [(None, 3), (ours.key.prefix, 4)]
     assert (body["data"][0]["completion_tokens"], body["data"][1]["limited"]) == (9, 1)
@@ -44,10 +44,10 @@ def test_only_as_many_hours_as_are_asked_for() -> None:
     key = a_key("rufus")
     for hours_ago in (0, 5, 30):
         used("rufus", hours_ago=hours_ago, requests=hours_ago)
-    assert [row["requests"] for row in asked(key.text)[1]["data"]] == [0, 5]
-    assert len(asked(key.text, hours="48")[1]["data"]) == 3
+    assert [row["requests"] for row in get_usage(key.text)[1]["data"]] == [0, 5]
+    assert len(get_usage(key.text, hours="48")[1]["data"]) == 3
     for wrong in ("0", "x", "2161", "-1", "999999999999"):
-        status, body = asked(key.text, hours=wrong)
+        status, body = get_usage(key.text, hours=wrong)
         assert (status, body["error"]["param"]) == (400, "hours")
 
 
@@ -56,5 +56,5 @@ def test_without_a_key_that_opens_nothing_is_told() -> None:
     used("rufus", requests=3)
     key_revoke(prefix=key.key.prefix, actor="ann", now=clock.now())
     for text, code in (("", "missing_api_key"), ("none", "missing_api_key"), (key.text, "invalid_api_key")):
-        status, body = asked(text)
+        status, body = get_usage(text)
         assert (status, body["error"]["code"]) == (401, code)

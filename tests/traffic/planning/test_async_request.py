@@ -79,11 +79,11 @@ def test_what_went_wrong_is_said_in_the_words_of_who_answered() -> None:
         AttemptResponse(400, b"plain words"),
         AttemptResponse(400),
     ]
-    said = [
+    messages = [
         judge(each, attempts=1, failures=0, deadline_at=NOW + timedelta(1), now=NOW, settings=SETTINGS).reason
         for each in answers
     ]
-    assert said == ["answered 400: no such thing", "answered 400: plain words", "answered 400"]
+    assert messages == ["answered 400: no such thing", "answered 400: plain words", "answered 400"]
 
 
 def test_pauses_double_and_are_bounded() -> None:

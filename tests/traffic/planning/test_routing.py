@@ -81,7 +81,7 @@ def test_tables_do_not_depend_on_the_order_of_rows_and_fractions_sum_to_one(
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "sentence"),
     [
         ([], [cell("c1")], "+c1; llama -> east 100%"),
         ([cell("c1")], [], "-c1; llama -> no region can serve"),
@@ -91,9 +91,9 @@ def test_tables_do_not_depend_on_the_order_of_rows_and_fractions_sum_to_one(
     ],
 )
 def test_a_change_of_tables_is_said_in_one_sentence(
-    before: list[RoutableCell], after: list[RoutableCell], said: str
+    before: list[RoutableCell], after: list[RoutableCell], sentence: str
 ) -> None:
-    assert describe_change((pool("east", *before),), (pool("east", *after),)) == said
+    assert describe_change((pool("east", *before),), (pool("east", *after),)) == sentence
 
 
 def test_a_pool_that_goes_is_named() -> None:

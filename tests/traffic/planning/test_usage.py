@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from traffic.planning.usage import SourceTotals, UsagePlan, plan_usage, totals_of_cell, totals_of_ingress
 
 
-def told(requests: int, since: str = "7@1", subject: str = "key:0a", source: str = "ingress:i") -> SourceTotals:
+def report(requests: int, since: str = "7@1", subject: str = "key:0a", source: str = "ingress:i") -> SourceTotals:
     return SourceTotals(source, subject, since, {"requests": requests})
 
 
@@ -21,21 +21,21 @@ def after(*looks: SourceTotals) -> UsagePlan:
 
 
 def test_the_first_look_counts_everything_and_the_next_only_what_is_new() -> None:
-    assert after(told(5)).used == {"key:0a": {"requests": 5}}
-    assert after(told(5), told(8)).used == {"key:0a": {"requests": 3}}
-    assert after(told(5), told(5)) == UsagePlan()
+    assert after(report(5)).used == {"key:0a": {"requests": 5}}
+    assert after(report(5), report(8)).used == {"key:0a": {"requests": 3}}
+    assert after(report(5), report(5)) == UsagePlan()
 
 
 def test_another_life_counts_from_0() -> None:
-    assert after(told(5), told(2, since="8@2")).used == {"key:0a": {"requests": 2}}
+    assert after(report(5), report(2, since="8@2")).used == {"key:0a": {"requests": 2}}
 
 
 def test_a_total_that_goes_back_is_no_use() -> None:
-    assert after(told(5), told(2)).used == {}
+    assert after(report(5), report(2)).used == {}
 
 
 def test_two_sources_of_one_subject_add_up() -> None:
-    plan = plan_usage([told(5), told(4, source="ingress:other")], {})
+    plan = plan_usage([report(5), report(4, source="ingress:other")], {})
     assert plan.used == {"key:0a": {"requests": 9}}
     assert len(plan.marks) == 2
 
@@ -46,7 +46,7 @@ def test_however_a_source_is_looked_at_all_its_lives_count_once(lives: list[list
     counted = 0
     for number, totals in enumerate(lives):
         for total in totals:
-            plan = plan_usage([told(total, since=str(number))], marks)
+            plan = plan_usage([report(total, since=str(number))], marks)
             marks |= {mark.place: mark for mark in plan.marks}
             counted += plan.used.get("key:0a", {}).get("requests", 0)
     assert counted == sum(totals[-1] for totals in lives)

@@ -120,11 +120,11 @@ def test_one_worker_at_a_time_looks() -> None:
 def test_a_pass_over_ten_deployments_asks_hardly_more_than_one_over_one() -> None:
     fleet = Steered({EAST: 2, WEST: 2}, {EAST: 1.0, WEST: 1.0})
     fleet.run(10)
-    asked = []
+    query_counts = []
     for number in range(2):
         with CaptureQueriesContext(connection) as captured:
             autopilot_run(now=fleet.now + timedelta(seconds=2 + 4 * number))
-        asked.append(len(captured))
+        query_counts.append(len(captured))
         for index in range(9 * (1 - number)):
             base = rows.deployment()
             Deployment.objects.create(
@@ -135,4 +135,4 @@ def test_a_pass_over_ten_deployments_asks_hardly_more_than_one_over_one() -> Non
             )
         autopilot_run(now=fleet.now + timedelta(seconds=4 + 4 * number))
     # Besides the looks, which are the same for any number, each deployment is one update in a savepoint.
-    assert asked[1] - asked[0] <= 9 * 3
+    assert query_counts[1] - query_counts[0] <= 9 * 3

@@ -54,7 +54,7 @@ def publish(now: datetime = NOW) -> dict[str, RoutingTable]:
     return latest_tables()
 
 
-def told(table: RoutingTable) -> tuple[ApiKey, ...]:
+def published_keys(table: RoutingTable) -> tuple[ApiKey, ...]:
     """Those of the keys in a table that applications were given."""
     given = set(ApplicationKey.objects.values_list("prefix", flat=True))
     return tuple(key for key in table_for_ingresses(table).keys if key.prefix in given)
@@ -87,21 +87,21 @@ def test_a_key_for_what_is_not_there_or_that_has_expired_is_refused() -> None:
 def test_every_change_makes_a_table_whose_ingresses_are_told_all_keys() -> None:
     rows.deployment()
     ingress()
-    assert told(publish()["us-east-1"]) == ()
+    assert published_keys(publish()["us-east-1"]) == ()
     first = new_key(deployments=["sim-70b"], tokens_per_min=1000, expires_at=LATER).key
     table = publish()["us-east-1"]
-    (key,) = told(table)
+    (key,) = published_keys(table)
     assert (table.revision, table.reason) == (2, "keys changed")
     assert (key.prefix, key.digest, key.tenant, key.pools) == (first.prefix, first.digest, "rufus", ("sim-70b",))
     assert (key.tokens_per_min, key.expires_at) == (1000, LATER.timestamp())
     assert "digest" not in str(table.body)
     key_change(prefix=first.prefix, actor="ann", now=NOW, tokens_per_min=500)
-    assert told(publish()["us-east-1"])[0].tokens_per_min == 500
+    assert published_keys(publish()["us-east-1"])[0].tokens_per_min == 500
     keys_require(required=True, actor="ann", now=NOW)
     table = publish()["us-east-1"]
     assert (table.revision, table.reason, table_for_ingresses(table).keys_required) == (4, "keys are required", True)
     key_revoke(prefix=first.prefix, actor="ann", now=NOW)
-    assert told(publish()["us-east-1"]) == ()
+    assert published_keys(publish()["us-east-1"]) == ()
     assert tables_publish(now=NOW) == []
 
 
@@ -110,7 +110,7 @@ def test_ingresses_of_one_region_share_the_limits_of_a_key() -> None:
     ingress()
     ingress(name="i-second")
     new_key(requests_per_min=101, max_concurrent=1)
-    (key,) = told(publish()["us-east-1"])
+    (key,) = published_keys(publish()["us-east-1"])
     assert (key.requests_per_min, key.tokens_per_min, key.max_concurrent) == (51, 0, 1)
 
 

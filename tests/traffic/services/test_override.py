@@ -46,8 +46,8 @@ def test_fixed_shares_hold_until_their_time_and_go_back_in_steps(fleet: Steered)
     assert (order.ended_at, order.end_reason) == (order.expires_at, "its time was over")
     fleet.run(80)
     assert fleet.row(EAST) == {EAST: 1.0}
-    said = list(Event.objects.filter(kind__startswith="traffic.shares").order_by("id").values_list("kind", "actor"))
-    assert said == [("traffic.shares.begun", "ada"), ("traffic.shares.ended", "switchyard")]
+    events = list(Event.objects.filter(kind__startswith="traffic.shares").order_by("id").values_list("kind", "actor"))
+    assert events == [("traffic.shares.begun", "ada"), ("traffic.shares.ended", "switchyard")]
 
 
 def test_an_evacuated_region_is_no_target_of_any_table(fleet: Steered) -> None:

@@ -135,15 +135,15 @@ def test_only_the_newest_revisions_are_kept() -> None:
 @pytest.mark.usefixtures("listening")
 def test_a_pass_over_thirty_cells_asks_as_often_as_one_over_five() -> None:
     ingress("us-east-1", 8080, revision=0)
-    asked = []
+    query_counts = []
     for count in (5, 25):
         for index in range(count):
             rows.cell(f"c{count}-{index}", rows.node(f"n-{count}-{index}"))
         tables_publish(now=NOW)
         with CaptureQueriesContext(connection) as captured:
             assert tables_publish(now=NOW) == []
-        asked.append(len(captured))
-    assert asked[0] == asked[1] <= 9
+        query_counts.append(len(captured))
+    assert query_counts[0] == query_counts[1] <= 9
 
 
 def test_a_policy_of_splits_and_prefixes_is_in_the_next_table() -> None:

@@ -86,9 +86,9 @@ def lost(view: FleetView) -> list[str]:
 def test_sixty_percent_of_a_zone_silent_freezes_it_whoever_witnesses() -> None:
     view = silent_zone(6, 10)
     assert lost(view) == []
-    said = incidents(view)
-    assert said["zone zone-a in east"].kind is IncidentKind.FROZEN
-    assert said["a0"].summary == (
+    summaries = incidents(view)
+    assert summaries["zone zone-a in east"].kind is IncidentKind.FROZEN
+    assert summaries["a0"].summary == (
         "Node a0 silent for 100 s, and ingress i-east cannot reach its cell c0; "
         "frozen: 6 of 10 nodes of zone zone-a in east are unhealthy"
     )

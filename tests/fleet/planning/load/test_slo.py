@@ -49,13 +49,13 @@ def test_what_is_not_stated_comes_from_the_serving_class() -> None:
 
 
 @pytest.mark.parametrize(
-    ("stated", "said"),
+    ("stated", "message"),
     [
         ({"uptime": 1}, "there is no objective 'uptime'; there are: availability, ttft_ms, ttft_share"),
         ({"availability": 1.0}, "availability is 1.0; it must be a number from 0.5 to 0.99999"),
         ({"ttft_ms": True}, "ttft_ms is True; it must be a number from 1 to 3.6e\\+06"),
     ],
 )
-def test_a_bad_objective_is_named(stated: dict[str, object], said: str) -> None:
-    with pytest.raises(InvalidObjective, match=said):
+def test_a_bad_objective_is_named(stated: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidObjective, match=message):
         parse_objective(stated, ServingClass.REALTIME)

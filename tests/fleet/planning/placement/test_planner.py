@@ -21,7 +21,7 @@ def order(count: int, name: str = "c1", **changes: Any) -> PlacementRequest:
 
 def chosen(view: FleetView, *orders: PlacementRequest) -> list[list[str] | None]:
     answers = Placement(view).place(orders)
-    found = [answers[asked.cell] for asked in orders]
+    found = [answers[request.cell] for request in orders]
     return [[n.id for n in answer.nodes] if isinstance(answer, Placed) else None for answer in found]
 
 

@@ -29,15 +29,15 @@ def keeping(kept: int, *spares: NodeView) -> FleetView:
 
 
 @pytest.mark.parametrize(
-    ("within", "said"),
+    ("within", "expected"),
     [
         (3, "needs 2 local.cpu under one network node; largest group has 1"),
         (2, "needs 2 local.cpu under one network node of level 2; largest group has 1"),
         (9, "needs 2 local.cpu under one network node; largest group has 1"),
     ],
 )
-def test_a_tight_cell_says_how_large_the_largest_group_is(within: int, said: str) -> None:
-    assert refusal(fleet(at("a", "s", "m", "r1"), at("b", "s", "n", "r2")), order(2, within=within)).reason == said
+def test_a_tight_cell_says_how_large_the_largest_group_is(within: int, expected: str) -> None:
+    assert refusal(fleet(at("a", "s", "m", "r1"), at("b", "s", "n", "r2")), order(2, within=within)).reason == expected
 
 
 def test_too_few_spares_are_counted() -> None:
@@ -47,15 +47,15 @@ def test_too_few_spares_are_counted() -> None:
 
 def test_spares_of_different_software_are_counted() -> None:
     spares = [at(name, "s", software={"driver": name}, fingerprint=name) for name in "ab"]
-    said = "needs 2 local.cpu with the same software; largest group has 1"
-    assert refusal(fleet(*spares), order(2)).reason == said
+    expected = "needs 2 local.cpu with the same software; largest group has 1"
+    assert refusal(fleet(*spares), order(2)).reason == expected
 
 
 def test_a_repair_that_nobody_fits_says_beside_whom() -> None:
     stays = member("x", topology=("s", "r1"))
-    asked = order(1, staying=(stays,), within=2, is_repair=True)
-    said = "needs 1 local.cpu with the software of x under one network node; none of 1 spare fits"
-    assert refusal(fleet(stays, at("a", "s", "r2")), asked).reason == said
+    request = order(1, staying=(stays,), within=2, is_repair=True)
+    expected = "needs 1 local.cpu with the software of x under one network node; none of 1 spare fits"
+    assert refusal(fleet(stays, at("a", "s", "r2")), request).reason == expected
 
 
 def test_new_cells_leave_what_is_kept_for_repair() -> None:

@@ -19,7 +19,7 @@ def test_some_can_be_for_repair_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "said"),
+    ("value", "message"),
     [
         ("two", "spares.a: warm is 'two'; it must be a whole number to 10000"),
         (True, "warm is True"),
@@ -29,7 +29,7 @@ def test_some_can_be_for_repair_alone() -> None:
         ({"warm": 1, "repair_only": 2}, "spares.a: repair_only is 2; it must be at most 1"),
     ],
 )
-def test_nonsense_is_refused_with_what_would_be_right(value: Any, said: str) -> None:
+def test_nonsense_is_refused_with_what_would_be_right(value: Any, message: str) -> None:
     with pytest.raises(InvalidWarmSpares) as refused:
         parse_warm_spares({"a": value})
-    assert said in str(refused.value)
+    assert message in str(refused.value)

@@ -86,8 +86,8 @@ def test_a_cell_whose_nodes_run_different_software_does_not_become_ready_and_say
     leader = member("l", software=same)
     follower = member("f", software={**same, "neuron_driver": "2.26"})
     view = fleet(leader, follower, cell("c1", "l", "f", state=STARTING))
-    said = "fingerprint mismatch: rank 1 (f) differs from rank 0 (l): neuron_driver is 2.26 instead of 2.27"
-    assert verdict(view) == (CellState.FAILED, said)
+    expected = "fingerprint mismatch: rank 1 (f) differs from rank 0 (l): neuron_driver is 2.26 instead of 2.27"
+    assert verdict(view) == (CellState.FAILED, expected)
 
 
 def test_another_engine_on_a_node_and_a_node_that_has_said_nothing_are_no_mismatch() -> None:

@@ -75,8 +75,8 @@ def test_what_a_cell_waits_for_is_said_once_and_again_when_it_changes() -> None:
 
 def test_a_broken_cell_that_waits_goes_on_saying_why_it_broke() -> None:
     broken = cell("c1", "a", "b", state=CellState.LOST, reason="rank 1 on b is lost; waits: something else")
-    (said,) = only(fleet(member("a"), member("b", state=NodeState.LOST), broken), ExplainCell)
-    assert said.reason == "rank 1 on b is lost; waits: needs 1 local.cpu; 0 are spare"  # type: ignore[attr-defined]
+    (explanation,) = only(fleet(member("a"), member("b", state=NodeState.LOST), broken), ExplainCell)
+    assert explanation.reason == "rank 1 on b is lost; waits: needs 1 local.cpu; 0 are spare"  # type: ignore[attr-defined]
 
 
 def test_one_pass_tells_a_bounded_number_of_cells_what_they_wait_for() -> None:

@@ -10,36 +10,39 @@ INCIDENT = {"id": 7, "kind": "node-slow", "subject": "n-1", "summary": "slower t
 HOOK = "https://hooks.slack.com/services/T0/B0/secret"
 
 
-def told(event: str, **data: Any) -> dict[str, Any]:
+def rendered(event: str, **data: Any) -> dict[str, Any]:
     message = slack_message(event=event, data=data, console_url="https://sw.example/")
     assert message["text"] == message["attachments"][0]["title"]
     return dict(message["attachments"][0])
 
 
 def test_an_incident_leads_to_its_page_and_mentions_nobody() -> None:
-    said = told("incident.opened", **INCIDENT)
-    assert said["title"] == "Incident: node-slow n-1"
-    assert said["title_link"] == "https://sw.example/incidents/7/"
-    assert said["text"] == "slower than &lt;!channel&gt; &amp; all"
-    assert said["fields"] == [{"title": "region", "value": "eu", "short": True}]
+    content = rendered("incident.opened", **INCIDENT)
+    assert content["title"] == "Incident: node-slow n-1"
+    assert content["title_link"] == "https://sw.example/incidents/7/"
+    assert content["text"] == "slower than &lt;!channel&gt; &amp; all"
+    assert content["fields"] == [{"title": "region", "value": "eu", "short": True}]
 
 
 def test_its_end_looks_well() -> None:
-    opened, closed = told("incident.opened", **INCIDENT), told("incident.closed", **INCIDENT, resolution="replaced")
+    opened, closed = (
+        rendered("incident.opened", **INCIDENT),
+        rendered("incident.closed", **INCIDENT, resolution="replaced"),
+    )
     assert closed["text"] == "replaced"
     assert closed["color"] != opened["color"]
 
 
 @pytest.mark.parametrize("state", ["running", "paused", "succeeded", "rolled_back"])
 def test_a_rollout_says_its_state_and_why(state: str) -> None:
-    said = told("rollout.changed", id=3, deployment="d", to_version="m@2", state=state, reason="asked")
-    assert said["title"] == f"Rollout of d to m@2: {state.replace('_', ' ')}"
-    assert said["text"] == "asked"
+    content = rendered("rollout.changed", id=3, deployment="d", to_version="m@2", state=state, reason="asked")
+    assert content["title"] == f"Rollout of d to m@2: {state.replace('_', ' ')}"
+    assert content["text"] == "asked"
 
 
 def test_a_test_and_an_endless_text_are_fine_too() -> None:
-    assert "reach this channel" in told("test", asked_by="ada")["title"]
-    assert len(told("incident.opened", **{**INCIDENT, "summary": 9000 * "x"})["text"]) == LONGEST_TEXT
+    assert "reach this channel" in rendered("test", asked_by="ada")["title"]
+    assert len(rendered("incident.opened", **{**INCIDENT, "summary": 9000 * "x"})["text"]) == LONGEST_TEXT
 
 
 def test_programs_get_everything() -> None:
