@@ -135,7 +135,7 @@ class AgentConnection:
             opened_at = asyncio.get_running_loop().time()
             refused_for_good = False
             try:
-                reason = await self._one_connection()
+                reason = await self._serve_connection()
             except _Refusal as refusal:
                 reason, refused_for_good = str(refusal), refusal.person_must_act
             was_stable = asyncio.get_running_loop().time() - opened_at >= self._settings.stable_after_s
@@ -150,7 +150,7 @@ class AgentConnection:
             log.warning("no control plane: %s; next try in %.1f s", reason, wait_s)
         self.status = ConnectionStatus(connected=False, reason=reason)
 
-    async def _one_connection(self) -> str:
+    async def _serve_connection(self) -> str:
         """Connect and serve until the connection ends; return why it ended."""
         try:
             credential = await self._credential()

@@ -60,22 +60,22 @@ def reconcile(*, settings: FleetSettings | None = None) -> int:
     if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
         return 0
     try:
-        return _rounds(chosen, holder)
+        return _run_rounds(chosen, holder)
     finally:
         lease_release(name=LEASE, holder=holder, now=clock.now())
 
 
-def _rounds(settings: FleetSettings, holder: str) -> int:
+def _run_rounds(settings: FleetSettings, holder: str) -> int:
     applied = 0
     for _ in range(MAX_ROUNDS):
-        done = _round(settings, holder)
+        done = _run_round(settings, holder)
         applied += done
         if not done:
             break
     return applied
 
 
-def _round(settings: FleetSettings, holder: str) -> int:
+def _run_round(settings: FleetSettings, holder: str) -> int:
     """The first planner whose decisions change something ends the round: the next one needs to see what it changed."""
     now = clock.now()
     view = _view(settings, now)

@@ -78,7 +78,7 @@ def plan_pools(
     for cell in cells:
         if cell.state in ROUTED:
             by_pool[cell.deployment, cell.region].append(cell)
-    named = with_unshared_names(deployments)
+    named = resolve_model_names(deployments)
     addresses = {
         ingress.region: ingress
         for ingress in sorted(ingresses, key=lambda ingress: (ingress.region, ingress.port), reverse=True)
@@ -89,7 +89,7 @@ def plan_pools(
     )
 
 
-def with_unshared_names(deployments: Iterable[ServedDeployment]) -> list[ServedDeployment]:
+def resolve_model_names(deployments: Iterable[ServedDeployment]) -> list[ServedDeployment]:
     """In the order of their names, each with the model names that lead to it alone.
 
     Versions of one model share its name: that leads to the deployment that is called so, else to the first that has it.
@@ -142,7 +142,7 @@ def _pool(
 def plan_splits(deployments: Iterable[ServedDeployment], steerings: Mapping[str, Steering]) -> tuple[Split, ...]:
     """The names that several deployments answer, in a stable order. Shares of deployments that are gone fall to the
     others; a split without any left is none."""
-    served = {deployment.name: deployment for deployment in with_unshared_names(deployments)}
+    served = {deployment.name: deployment for deployment in resolve_model_names(deployments)}
     splits = []
     for name in sorted(served):
         policy = steerings.get(name, UNSTEERED).policy

@@ -33,9 +33,9 @@ def main(argv: Sequence[str], become: Become = os.execv) -> int:
     try:
         for artifact in artifacts:
             if artifact.uri.startswith("s3://"):
-                fetch_artifact(artifact, read.artifacts, _say)
+                fetch_artifact(artifact, read.artifacts, _print_line)
     except CannotFetch as error:
-        _say(str(error))
+        _print_line(str(error))
         return EXIT_BAD_ARTIFACT
     compiled = os.environ.get("NEURON_COMPILED_ARTIFACTS", "")
     if compiled.startswith("/"):
@@ -50,7 +50,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     return given[:at], given[at + 1 :]
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     sys.stderr.write(line + "\n")
     sys.stderr.flush()
 
