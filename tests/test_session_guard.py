@@ -15,10 +15,10 @@ import pytest
 
 from tests.session_guard import POLL_S
 
-pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).resolve().parents[1]
-LIMIT_S = 120.0
+LIMIT_S = 240.0
 AGAIN_AFTER_S = 20.0
 INTERRUPTED = """
 import json, os, subprocess, sys, tempfile, threading
