@@ -126,8 +126,9 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Keep what the summary counts."""
-    _REPORTED.append(report)
+    """Keep what the summary counts: a test's time has that of its subtests in it."""
+    if not isinstance(report, pytest.SubtestReport):
+        _REPORTED.append(report)
 
 
 @pytest.hookimpl(trylast=True)
