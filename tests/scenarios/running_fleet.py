@@ -67,7 +67,8 @@ class RunningFleet:
         done = subprocess.run(
             command, cwd=CHECKOUT, env=self.environment, capture_output=True, text=True, timeout=limit_s, check=False
         )
-        assert done.returncode == 0, f"{' '.join(arguments)}: {done.returncode}\n{done.stdout[-6000:]}\n{done.stderr}"
+        said = f"{' '.join(arguments)}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr}"
+        assert done.returncode == 0, f"{said}\n{self.ends_of_logs()}"
         return done.stdout
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
@@ -131,6 +132,11 @@ class RunningFleet:
 
             times = {renewed()}
             eventually(seen)
+
+    def ends_of_logs(self) -> str:
+        """What the worker decided last, and what each node last wrote."""
+        logs = [self.home / "logs/worker.log", *sorted(self.home.glob("nodes/*/*.log"))]
+        return "\n".join(f"--- {log}\n{log.read_text(errors='replace')[-1500:]}" for log in logs if log.is_file())
 
     def processes(self) -> list[psutil.Process]:
         """Every live process that belongs to this home."""
