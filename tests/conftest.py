@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.embedded_servers import EmbeddedServers
-from tests.layers import DISTRIBUTED, FAST, LAYERS, FilesAndLanes, Spent, layer_of
+from tests.layers import DISTRIBUTED, FAST, LAYERS, FilesAndLanes, Spent, layer_of, marks_of
 from tests.session_guard import POLL_S, processes_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -101,14 +101,15 @@ def _load_django() -> None:
     quicken()
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """With --fast no file of the slow layers is imported."""
+    return True if config.getoption("fast") and marks_of(collection_path) else None
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """By layer; within a layer the order is pytest-randomly's."""
     layers = {item.nodeid: layer_of(item) for item in items}
-    if config.getoption("fast"):
-        slow = [item for item in items if layers[item.nodeid] not in FAST]
-        config.hook.pytest_deselected(items=slow)
-        items[:] = [item for item in items if layers[item.nodeid] in FAST]
     for item in items:
         item.user_properties.append(("layer", layers[item.nodeid]))
     order = DISTRIBUTED if hasattr(config, "workerinput") else LAYERS

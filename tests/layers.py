@@ -40,15 +40,15 @@ class FilesAndLanes(LoadScopeScheduling):  # type: ignore[misc]  # xdist has no 
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return _lane(file) or file
+        return next((lane for lane in LANES if lane in marks_of(ROOT / file)), file)
 
 
 @cache
-def _lane(file: str) -> str | None:
-    path = ROOT / file
-    text = path.read_text() if path.is_file() else ""  # what a test writes and runs lies outside of the checkout
+def marks_of(file: Path) -> frozenset[str]:
+    """Which layers and lanes a file's `pytestmark` names; none where there is no such file in the checkout."""
+    text = file.read_text() if file.is_file() else ""
     marks = next((line for line in text.splitlines() if line.startswith("pytestmark =")), "")
-    return next((lane for lane in LANES if f"pytest.mark.{lane}" in marks), None)
+    return frozenset(layer for layer in LAYERS if f"pytest.mark.{layer}" in marks)
 
 
 @dataclass
