@@ -6,7 +6,7 @@ from bench.traffic.report import filled, proxies, routing, spread
 
 
 def rows_of(contender: str, requests: int, first_us: int) -> list[dict[str, Any]]:
-    common = {"contender": contender, "asked": 300, "seconds": 2.0, "errors": 0, "cpu_s": 0.5, "resident_mib": 9.0}
+    common = {"contender": contender, "count": 300, "seconds": 2.0, "errors": 0, "cpu_s": 0.5, "resident_mib": 9.0}
     first = {"0.5": first_us, "0.99": 2 * first_us}
     return [
         {**common, "kind": "closed", "requests": requests, "events": 0, "first_us": {}},

@@ -28,16 +28,18 @@ WITH busy AS (
     FROM traffic_asyncrequest waiting LEFT JOIN busy USING (tenant)
     WHERE {waiting} AND NOT ((waiting.region_id || ' ' || waiting.model) = ANY(%(full)s))
 ), chosen AS (
-    SELECT waiting.id FROM traffic_asyncrequest waiting JOIN ranked USING (id)
+    SELECT waiting.id, ranked.turn, ranked.due_at FROM traffic_asyncrequest waiting JOIN ranked USING (id)
     WHERE ranked.turn <= ranked.most AND {waiting}
     ORDER BY ranked.turn, ranked.due_at LIMIT %(count)s
     FOR UPDATE OF waiting SKIP LOCKED
+), leased AS (
+    UPDATE traffic_asyncrequest request
+    SET state = 'sending', leased_until = %(until)s, attempts = attempts + 1
+    FROM chosen WHERE request.id = chosen.id
+    RETURNING request.*, chosen.turn, chosen.due_at AS was_due_at
 )
-UPDATE traffic_asyncrequest request
-SET state = 'sending', leased_until = %(until)s, attempts = attempts + 1
-FROM chosen WHERE request.id = chosen.id
-RETURNING request.id, request.tenant, request.region_id, request.path, request.model, request.serving_class,
-    request.body, request.attempts, request.failures, request.deadline_at
+SELECT id, tenant, region_id, path, model, serving_class, body, attempts, failures, deadline_at
+FROM leased ORDER BY turn, was_due_at
 """.format(  # noqa: S608 - the condition is the constant below
     waiting="""waiting.ended_at IS NULL AND waiting.deadline_at > %(now)s
         AND ((waiting.state = 'queued' AND waiting.due_at <= %(now)s)
