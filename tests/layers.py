@@ -1,8 +1,8 @@
 """The layers of the suite, from cheap to dear: in which order they run, on which workers, and where the time went.
 
-Pure tests first, over all workers, a file at a time. Then those that start a fleet or vLLM, each kind in a lane: within
-a lane one test follows another, on one worker, because what they start is shared and needs the cores. They wait more
-than they compute, so the other workers run what is left beside them. One process alone runs all layers in their order.
+Fast layers first, over all workers, a file at a time. Then those that start a fleet or vLLM, each kind in a lane:
+within a lane one test follows another, on one worker, because what they start is shared. More at a time would cost more
+in all: what waits for its turn on two cores goes on probing and beating.
 Only whole files belong to a layer or lane, by their `pytestmark`.
 """
 
@@ -20,10 +20,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FAST = ("pure", "services")
 """What `make test FAST=1` runs: no process but PostgreSQL and Valkey."""
 LANES = ("scenario", "vllm")
-LAYERS = (*FAST, "processes", *LANES, "browser")
-"""In the order of one process alone. A browser test that is in the lane of scenarios looks at their fleet."""
-DISTRIBUTED = ("pure", "scenario", "browser", "vllm", "processes", "services")
-"""In the order in which workers are given them: what takes longest begins as early as the fastest tests let it."""
+LAYERS = (*FAST, "processes", "scenario", "browser", "vllm")
+"""In their order. A browser test that is in the lane of scenarios looks at their fleet."""
 
 
 def layer_of(item: pytest.Item) -> str:

@@ -8,11 +8,11 @@ from typing import Any
 from playwright.sync_api import Browser
 
 from tests.controlplane.dashboard import page_urls
-from tests.scenarios.browser.watched import Look, Watched
+from tests.scenarios.browser.watched import JUDGED, LOOKS, Look, Watched
 from tests.scenarios.running_fleet import RunningFleet
 
 IN_EVERY_LOOK = frozenset({"overview", "cell", "rollout", "traffic", "playground"})
-"""Shown in all four looks; the others in those in which they are opened."""
+"""Their screenshots are taken in all four looks; those of the others where axe-core judges."""
 SCREENS = os.environ.get("SWITCHYARD_SCREENS", "")
 """A folder: screenshots are written there. Empty, as in CI: nothing is."""
 
@@ -52,30 +52,22 @@ def all_pages(fleet: RunningFleet) -> list[Page]:
     return [Page(*each) for each in {**LISTS, **details}.items()]
 
 
-def complaints(
-    browser: Browser,
-    url: str,
-    look: Look,
-    session: Any,
-    pages: list[Page],
-    *,
-    shoot: bool = False,
-) -> dict[str, list[str]]:
-    """What is wrong with each page, of those with which anything is: opened in one look, where axe-core judges it, then
-    changed into the opposite one under the reader's eyes."""
-    tab = Watched(browser, url, look, session)
+def complaints(browser: Browser, url: str, session: Any, pages: list[Page]) -> dict[str, list[str]]:
+    """What is wrong with each page, of those with which anything is: opened in one look, then changed into the others
+    under the reader's eyes."""
+    tab = Watched(browser, url, LOOKS[0], session)
     found: dict[str, list[str]] = {}
     for page in pages:
-        tab.change(look.theme)
+        tab.change(LOOKS[0])
         tab.open(page.path)
-        wrong = tab.trouble() + tab.barriers()
-        if shoot and SCREENS:
-            _shoot(tab, page, look)
-        tab.change(look.opposite.theme)
-        wrong += [f"{look.opposite.theme}, {look.opposite.width} px: {each}" for each in tab.trouble()]
-        if shoot and SCREENS and page.name in IN_EVERY_LOOK:
-            tab.open(page.path)
-            _shoot(tab, page, look.opposite)
+        wrong: list[str] = []
+        for look in LOOKS:
+            tab.change(look)
+            barriers = tab.barriers() if look in JUDGED else []
+            wrong += [f"{look}: {each}" for each in tab.trouble() + barriers]
+            if SCREENS and (look in JUDGED or page.name in IN_EVERY_LOOK):
+                tab.open(page.path)  # charts take their time to follow a change of width
+                _shoot(tab, page, look)
         if wrong:
             found[page.name] = wrong
     tab.close()

@@ -36,14 +36,14 @@ class Look:
         """Of a screenshot's name; the light one on a desk has none."""
         return ("-phone" if self.width == PHONE else "") + ("-dark" if self.theme == "dark" else "")
 
-    @property
-    def opposite(self) -> "Look":
-        """The other theme at the same width."""
-        return Look("dark" if self.theme == "light" else "light", self.width)
+    def __str__(self) -> str:
+        return f"{self.theme}, {self.width} px"
 
 
-LOOKS = (Look("light", DESK), Look("dark", PHONE))
-"""With their opposites all four: each theme at each width."""
+LOOKS = (Look("dark", PHONE), Look("light", PHONE), Look("dark", DESK), Look("light", DESK))
+"""Each theme at each width, in the order in which a page that was opened on a phone is changed under the reader."""
+JUDGED = (LOOKS[0], LOOKS[-1])
+"""Where axe-core judges: once each theme, and once each width."""
 
 
 @contextmanager
@@ -89,9 +89,10 @@ class Watched:
         if connection.count():
             expect(connection).to_have_attribute("data-state", "live")
 
-    def change(self, theme: Theme) -> None:
-        """Into another theme, as an operating system does under an open page."""
-        self.page.emulate_media(color_scheme=theme)
+    def change(self, look: Look) -> None:
+        """Into another theme and width, as an operating system does under an open page."""
+        self.page.emulate_media(color_scheme=look.theme)
+        self.page.set_viewport_size({"width": look.width, "height": HEIGHT})
 
     def trouble(self) -> list[str]:
         found, self._trouble = self._trouble, []
