@@ -20,7 +20,7 @@ import psutil
 import pytest
 
 from tests.embedded_servers import EmbeddedServers
-from tests.layers import FAST, LAYERS, FilesAndLanes, Spent, layer_of, marks_of
+from tests.layers import FAST, LAYERS, RANKS, FilesAndLanes, Spent, layer_of, marks_of
 from tests.session_guard import POLL_S, processes_of
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -112,9 +112,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     layers = {item.nodeid: layer_of(item) for item in items}
     for item in items:
         item.user_properties.append(("layer", layers[item.nodeid]))
-    # Services and processes side by side: the one computes while the other waits.
-    ranks = {layer: max(0, index - LAYERS.index("processes")) for index, layer in enumerate(LAYERS)}
-    items.sort(key=lambda item: ranks[layers[item.nodeid]])
+    rank = RANKS.__getitem__ if hasattr(config, "workerinput") else LAYERS.index
+    items.sort(key=lambda item: rank(layers[item.nodeid]))
 
 
 _REPORTED: list[pytest.TestReport] = []
