@@ -58,7 +58,7 @@ def test_the_overview_takes_few_queries() -> None:
         "/cells/nope/",
         "/nodes/nope/",
         "/incidents/nope/",
-        "/incidents/99/",
+        "/incidents/0/",
         "/deployments/nope/",
         "/models/nope/",
         "/models/nope@1/",

@@ -114,7 +114,7 @@ def test_only_signed_in_users_may_act_and_only_by_a_form(rollout: Rollout) -> No
     assert rollout.state == "running"
 
 
-@pytest.mark.parametrize("path", ["/rollouts/99/", "/rollouts/x/", "/rollouts/99999999999999/"])
+@pytest.mark.parametrize("path", ["/rollouts/0/", "/rollouts/x/", "/rollouts/99999999999999/"])
 def test_an_unknown_rollout_is_not_found(path: str) -> None:
     assert signed_in().get(path).status_code == 404
 

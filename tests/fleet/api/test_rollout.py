@@ -71,7 +71,7 @@ def test_an_operator_steers_a_rollout() -> None:
     assert rules(post(f"{path}/skip-bake")) == {"why": "required"}
     assert post(f"{path}/roll-back").json()["state"] == "rolling_back"
     assert post(f"{path}/abort").json()["state"] == "failed"
-    assert post("/99/abort").status_code == 404
+    assert post("/0/abort").status_code == 404
 
 
 def test_nobody_else_may_read_or_steer() -> None:
