@@ -91,8 +91,8 @@ class FingerprintsSerializer(serializers.Serializer[StackComparison]):
         groups = [{"digest": group.digest, "nodes": [r.node for r in group.ranks]} for group in instance.groups]
         nodes = [rank.node for rank in instance.ranks]
         differing = [
-            {"field": field.field, "values": dict(zip(nodes, field.values, strict=True))}
-            for field in instance.differing
+            {"field": difference.field, "values": dict(zip(nodes, difference.values, strict=True))}
+            for difference in instance.differing
         ]
         return {"groups": groups, "differing": differing}
 

@@ -1,8 +1,9 @@
 """The fleet's tables, a noun and what belongs to it a file."""
 
 from fleet.models.cell import Cell, CellMember, Disruption
-from fleet.models.deployment import Deployment, DeploymentRegion, LoadSubject, LoadWindow
+from fleet.models.deployment import Deployment, DeploymentRegion
 from fleet.models.fault import CellSighting, FaultRule, Repair, Replacement, Signal, StepRecord
+from fleet.models.history import LoadSubject, LoadWindow
 from fleet.models.incident import Incident
 from fleet.models.node import AgentCredential, JoinToken, Node, NodeLog, NodeReport
 from fleet.models.region import InstanceType, Region
