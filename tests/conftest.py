@@ -11,7 +11,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ import pytest
 
 from tests.embedded_servers import EmbeddedServers
 from tests.layers import FAST, LAYERS, RANKS, FilesAndLanes, Spent, layer_of, marks_of
-from tests.session_guard import POLL_S, processes_of
+from tests.session_guard import holds_within, processes_of
 
 ROOT = Path(__file__).resolve().parent.parent
 GONE_WITHIN_S = 20.0
@@ -157,10 +156,12 @@ def _left_behind(config: pytest.Config) -> list[str]:
     if config.stash[_servers].pid:
         servers = psutil.Process(config.stash[_servers].pid)
         own |= {servers.pid, *(process.pid for process in servers.children(recursive=True))}
-    deadline = time.monotonic() + GONE_WITHIN_S
-    while (left := set(processes_of(str(config.stash[_folder]))) - own) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    return [described for pid in left if (described := _command_line(pid))]
+
+    def left() -> set[int]:
+        return set(processes_of(str(config.stash[_folder]))) - own
+
+    holds_within(lambda: not left(), GONE_WITHIN_S)
+    return [described for pid in left() if (described := _command_line(pid))]
 
 
 def _command_line(pid: int) -> str:

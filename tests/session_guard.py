@@ -16,7 +16,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 WORKER_GRACE_S = 10.0
 """How long a worker may go on without its session: it takes a moment to notice that by itself."""
@@ -25,7 +25,7 @@ STOP_GRACE_S = 3.0
 KILL_LIMIT_S = 60.0
 """How long killed processes may take to be gone; one that the disk holds up takes seconds."""
 POLL_S = 0.05
-"""Between two looks of a wait that has a limit."""
+"""Between two looks of `holds_within`."""
 
 
 def main(pid: int, folder: str, session_pid: int) -> None:
@@ -52,13 +52,25 @@ def _wait_for_end(pid: int, session_pid: int) -> None:
 
 def _end_all(folder: str, how: signal.Signals, limit_s: float) -> None:
     signalled: set[int] = set()
-    deadline = time.monotonic() + limit_s
-    while time.monotonic() < deadline and (alive := set(processes_of(folder))):
+
+    def all_gone() -> bool:
+        alive = set(processes_of(folder))
         for each in alive - signalled:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(each, how)
-        signalled |= alive
+        signalled.update(alive)
+        return not alive
+
+    holds_within(all_gone, limit_s)
+
+
+def holds_within(condition: Callable[[], bool], limit_s: float) -> bool:
+    """Whether the condition comes to hold within `limit_s`. For what sends no event: which processes name a folder, and
+    the end of those that somebody else started and has yet to reap."""
+    deadline = time.monotonic() + limit_s
+    while not (holds := condition()) and time.monotonic() < deadline:
         time.sleep(POLL_S)
+    return holds
 
 
 def processes_of(folder: str) -> Iterator[int]:

@@ -6,14 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.session_guard import POLL_S
+from tests.session_guard import holds_within
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(900)]
 
@@ -60,11 +59,8 @@ def interrupted_session(home: Path) -> Session:
         process = subprocess.Popen(
             [*command, str(test)], cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
         )
-    deadline = time.monotonic() + LIMIT_S
-    while not started.exists():
-        assert process.poll() is None, (home / "session.log").read_text()
-        assert time.monotonic() < deadline, (home / "session.log").read_text()
-        time.sleep(POLL_S)
+    holds_within(lambda: started.exists() or process.poll() is not None, LIMIT_S)
+    assert started.exists(), (home / "session.log").read_text()
     facts = json.loads(started.read_text())
     test_process, *others = (psutil.Process(pid) for pid in facts["pids"])
     servers = [child for child in test_process.children(recursive=True) if child not in others]
@@ -92,10 +88,8 @@ def test_a_worker_that_is_killed_leaves_nothing_and_fails_the_session(tmp_path: 
 
 
 def nothing_is_left(session: Session) -> None:
-    deadline = time.monotonic() + LIMIT_S
     watched = [session.test_process, *session.started]
-    while (session.folder.exists() or any(is_alive(each) for each in watched)) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
+    holds_within(lambda: not session.folder.exists() and not any(is_alive(each) for each in watched), LIMIT_S)
     assert [each for each in watched if is_alive(each)] == []
     assert not session.folder.exists()
 
