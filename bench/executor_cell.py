@@ -61,7 +61,7 @@ class Engine:
     ) -> None:
         self._base = FIRST_PORT + place * 2 * PORTS_PER_NODE
         self._hosts = hosts
-        self.url = f"http://{hosts[0].address}:{self._base + 3}"
+        self.url = f"http://127.0.0.1:{self._base + 3}"
         self._nodes = [f"n-be{place:04x}{rank:02x}" for rank in range(nodes)]
         self.logs = Path(tempfile.mkdtemp(prefix="switchyard-bench-"))
         self.ranks = [self._start(rank, args, env) for rank in range(nodes)]

@@ -81,7 +81,7 @@ def _engine_command(
     model = ((f"--{each.name.replace('_', '-')}", str(getattr(parameters, each.name))) for each in fields(parameters))
     return (
         *(sys.executable, "-m", "engine_agent.engines.sim", *name),
-        *("--rank", "0", "--role", "leader", "--followers", "0", "--leader", "127.0.0.1:1", "--host", "127.0.0.1"),
+        *("--rank", "0", "--role", "leader", "--followers", "0", "--leader", "127.0.0.1:1"),
         *("--port", str(ports.engine), "--admin-port", str(ports.engine_admin)),
         *("--served-model", contenders.MODEL, "--max-model-len", str(longest_tokens), "--load-time-s", "0"),
         *chain.from_iterable(model),

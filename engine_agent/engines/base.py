@@ -26,8 +26,9 @@ class EngineUnavailable(Exception):
 class EngineContext:
     """What only the node knows.
 
-    `host` is the address that its processes listen on, `port_base` the first of its ports, `repo_root` the folder that
-    holds the package `engine_agent`, `engine_pythons` the interpreter of each installed engine environment by engine.
+    `host` is the address that its cell proxy and leader listen on, `port_base` the first of its ports, `repo_root` the
+    folder that holds the package `engine_agent`, `engine_pythons` the interpreter of each installed engine environment
+    by engine.
     """
 
     node_id: str
@@ -77,14 +78,14 @@ class MeasuresSteps(Protocol):
 
 
 def member_args(assignment: Assignment, context: EngineContext) -> tuple[str, ...]:
-    """Which member of the cell this rank is, where it listens, and whom it meets: options that every engine takes."""
+    """Which member of the cell this rank is, on which ports it listens, and whom it meets: options that every engine
+    takes. What an engine serves, it serves on loopback, to the cell proxy beside it."""
     return (
         *("--node-id", context.node_id),
         *("--cell", assignment.cell),
         *("--generation", str(assignment.generation)),
         *("--rank", str(assignment.rank)),
         *("--role", assignment.role.value),
-        *("--host", context.host),
         *("--port", str(context.port_base + ENGINE)),
         *("--admin-port", str(context.port_base + ENGINE_ADMIN)),
         *("--leader", leader_endpoint(assignment, context)),
@@ -103,11 +104,9 @@ def member_environment(assignment: Assignment, context: EngineContext) -> dict[s
 
 
 def member_health_url(assignment: Assignment, context: EngineContext) -> str:
-    """`/health` of the leader's API; a follower has no API and answers on its administration port, which listens on
-    loopback only."""
-    if assignment.role is MemberRole.LEADER:
-        return f"http://{context.host}:{context.port_base + ENGINE}/health"
-    return f"http://{LOOPBACK}:{context.port_base + ENGINE_ADMIN}/health"
+    """`/health` of the leader's API; a follower has no API and answers on its administration port."""
+    port = ENGINE if assignment.role is MemberRole.LEADER else ENGINE_ADMIN
+    return f"http://{LOOPBACK}:{context.port_base + port}/health"
 
 
 def follower_count(assignment: Assignment) -> int:

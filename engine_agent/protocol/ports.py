@@ -13,7 +13,7 @@ AGENT_CHECK = 1
 PROXY_ADMIN = 2
 """Cell proxy: `/status`, `/phase`, `/metrics` on loopback (leader only)."""
 ENGINE = 3
-"""Engine: OpenAI HTTP, `/health`, `/metrics` (leader only)."""
+"""Engine: OpenAI HTTP, `/health`, `/metrics` on loopback (leader only)."""
 ENGINE_ADMIN = 4
 """Engine: administration and fault injection on loopback (`sim` only)."""
 ROOT_COMMUNICATOR = 5

@@ -52,7 +52,7 @@ def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:
         *("--port", str(base + PROXY)),
         *("--agent-check-port", str(base + AGENT_CHECK)),
         *("--admin-port", str(base + PROXY_ADMIN)),
-        *("--engine", f"http://{context.host}:{base + ENGINE}"),
+        *("--engine", f"http://{LOOPBACK}:{base + ENGINE}"),
         *("--model", assignment.plan.served_model),
         *("--max-concurrency", str(assignment.plan.max_concurrency)),
         *("--golden", msgspec.json.encode(assignment.plan.golden).decode()),

@@ -42,6 +42,7 @@ class NeuronAdapter:
             *_fetch_args(plan),
             "--",
             *member_args(assignment, context),
+            *("--host", context.host),
             *("--join-timeout-s", f"{plan.ready_timeout_s:g}"),
             *("--served-model", plan.served_model),
             *("--model-dir", str(local_folder(plan.artifact, artifacts))),

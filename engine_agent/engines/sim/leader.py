@@ -46,7 +46,7 @@ class Leader:
         )
         admin = AdminServer(self._faults, self.health, settings.role, self._steps.times)
         self._listeners = HttpListeners(
-            {Endpoint(settings.host, settings.port): serving, Endpoint(LOOPBACK, settings.admin_port): admin}
+            {Endpoint(LOOPBACK, settings.port): serving, Endpoint(LOOPBACK, settings.admin_port): admin}
         )
         self._faults.subscribe(self.effects_changed)
         if settings.fault is not None:

@@ -14,7 +14,7 @@ from engine_agent.protocol.fingerprint import BadFingerprint, Fingerprint, finge
 from engine_agent.protocol.states import MemberRole
 
 LOOPBACK = "127.0.0.1"
-"""Where administration listens, whatever the host that serves."""
+"""Where the API and administration listen: only the cell proxy and the agent beside it speak to an engine."""
 HEARTBEAT_S = 0.5
 """Between two heartbeats of a member, and the longest that a fault takes to reach the leader."""
 SILENT_BEATS = 4
@@ -47,7 +47,6 @@ class Settings:
     generation: int
     rank: int
     role: MemberRole
-    host: str
     port: int
     admin_port: int
     served_model: str
@@ -117,7 +116,6 @@ def _parser() -> argparse.ArgumentParser:
     member.add_argument("--followers", type=_count, required=True)
     member.add_argument("--rendezvous-timeout-s", type=_positive, default=120.0)
     serving = parser.add_argument_group("serving")
-    serving.add_argument("--host", required=True)
     serving.add_argument("--port", type=_port, required=True)
     serving.add_argument("--admin-port", type=_port, required=True)
     serving.add_argument("--served-model", required=True)

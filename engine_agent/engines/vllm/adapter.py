@@ -32,6 +32,7 @@ class VllmAdapter:
         argv = (
             *(str(python), "-m", "engine_agent.engines.vllm.serve"),
             *member_args(assignment, context),
+            *("--host", context.host),
             *("--join-timeout-s", f"{assignment.plan.ready_timeout_s:g}"),
             *("--served-model", assignment.plan.served_model),
             *("--model-dir", str(_local_folder(artifact))),

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine_agent.engines.artifact import verify_folder
-from engine_agent.engines.vllm.cell.follower_health import FollowerHealth
+from engine_agent.engines.vllm.cell.follower_health import LOOPBACK, FollowerHealth
 from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, left_reason, secret_from
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
 from engine_agent.engines.vllm.core_process import one_process_server
@@ -79,14 +79,16 @@ class Server:
 
 
 def vllm_argv(options: ServeOptions, own: Sequence[str] = ()) -> list[str]:
-    """Options of vLLM's server: the node's, the server's `own`, the plan's, which win.
+    """Options of vLLM's server: the node's, the server's `own`, the plan's, which win where they may state them.
+
+    It listens on loopback: only the cell proxy beside it speaks to it, whoever reaches the node's address.
 
     The access log would be the node's own health probes.
     """
     return [
         *("--model", str(options.model_dir)),
         *("--served-model-name", options.served_model),
-        *("--host", options.host),
+        *("--host", LOOPBACK),
         *("--port", str(options.port)),
         "--disable-uvicorn-access-log",
         *own,
@@ -225,7 +227,7 @@ def main(argv: Sequence[str], server: Server | None = None) -> int:
             _check_secret()
         if options.role is MemberRole.FOLLOWER:
             return _follow(options)
-        with hold_address(options.host, options.port):
+        with hold_address(LOOPBACK, options.port):
             check_artifacts(options)
             return _serve(options, server or OWN_SERVER)
     except CannotServe as error:

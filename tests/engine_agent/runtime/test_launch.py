@@ -1,12 +1,16 @@
 """Every engine is told what its rank runs, whatever its adapter says, and every proxy what its engine can do."""
 
+from dataclasses import replace
+
 import pytest
 
 from engine_agent.engines.base import Launch
+from engine_agent.engines.sim.adapter import SimAdapter
 from engine_agent.protocol.fingerprint import fingerprint_from, flags_digest
 from engine_agent.protocol.messages import Artifact, EnginePlan
+from engine_agent.protocol.ports import ENGINE
 from engine_agent.runtime.launch import proxy_launch, with_fingerprint
-from tests.engine_agent.engines.contexts import context
+from tests.engine_agent.engines.contexts import PORT_BASE, context
 from tests.engine_agent.orders import assignment
 
 MACHINE = {"kernel": "6.8", "vllm.engine": "vllm 0.16.0", "sim.engine": "sim 1"}
@@ -25,6 +29,14 @@ def test_an_engine_gets_the_fields_of_its_machine_engine_flags_and_weights() -> 
         "flags": flags_digest(("--dtype", "float32"), {"A": "1"}),
         "weights": "sha256:ab",
     }
+
+
+def test_an_engine_is_reached_on_loopback_only_whatever_the_nodes_address_is() -> None:
+    node = replace(context(), host="10.0.0.1")
+    argv = proxy_launch(assignment(), node).argv
+    assert argv[argv.index("--host") + 1] == "10.0.0.1"
+    assert argv[argv.index("--engine") + 1] == f"http://127.0.0.1:{PORT_BASE + ENGINE}"
+    assert "10.0.0.1" not in "".join(SimAdapter().launch(assignment(), node).argv).replace("10.0.0.1:", "")
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def test_an_environment_or_a_link_to_one_counts_as_installed(tmp_path: Path) -> 
 
 
 def test_leader_and_follower_are_asked_for_health_where_they_answer() -> None:
-    assert NeuronAdapter().health_url(TWO_NODES[0], node(0)) == "http://10.0.0.0:9403/health"
+    assert NeuronAdapter().health_url(TWO_NODES[0], node(0)) == "http://127.0.0.1:9403/health"
     assert NeuronAdapter().health_url(TWO_NODES[1], node(1)) == "http://127.0.0.1:9404/health"
 
 

@@ -105,7 +105,7 @@ class Cell:
         return [
             *(sys.executable, "-m", "engine_agent.engines.sim", "--node-id", self.node_id(rank), "--cell", "c-1"),
             *("--generation", generation, "--rank", str(rank), "--role", "follower" if rank else "leader"),
-            *("--host", "127.0.0.1", "--port", str(port), "--admin-port", str(admin_port), "--served-model", MODEL),
+            *("--port", str(port), "--admin-port", str(admin_port), "--served-model", MODEL),
             *("--leader", f"127.0.0.1:{self.rendezvous_port}", "--followers", str(self._followers)),
             *(*FAST, *arguments),
         ]

@@ -9,7 +9,7 @@ from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE
 from engine_agent.protocol.states import MemberRole
 
 LEADER = (
-    "--node-id n-0000000a --cell c-1 --generation 3 --rank 0 --role leader --host 127.0.0.1 --port 1003 "
+    "--node-id n-0000000a --cell c-1 --generation 3 --rank 0 --role leader --port 1003 "
     "--admin-port 1004 --served-model sim-70b --leader 127.0.0.1:1008 --followers 1"
 )
 

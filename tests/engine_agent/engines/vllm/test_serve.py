@@ -112,6 +112,12 @@ def test_the_plans_options_come_last() -> None:
     assert argv[-2:] == ["--max-model-len", "2048"]
 
 
+def test_the_api_listens_on_loopback_whatever_the_nodes_address_is() -> None:
+    argv = vllm_argv(options(host="10.0.0.1"))
+    assert argv[argv.index("--host") + 1] == "127.0.0.1"
+    assert "10.0.0.1" not in argv
+
+
 def test_the_worker_runs_in_the_engines_core() -> None:
     argv = vllm_argv(options())
     assert argv[argv.index("--distributed-executor-backend") + 1] == ONE_PROCESS_EXECUTOR
