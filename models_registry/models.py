@@ -1,13 +1,18 @@
 """Models, their versions, and validations of drafts. A version describes how a model is served, and is immutable once
 it was validated."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
 from django.db import models
 
 from kernel.tones import Tone
 from models_registry.planning.lifecycle import VALIDATION_TONE, VERSION_TONE, ValidationState, VersionState, choices
 from models_registry.planning.version_spec import HeadCounts, VersionSpec
 
-__all__ = ["Model", "ModelVersion", "Validation", "VersionState"]
+__all__ = ["EngineAllowance", "Model", "ModelVersion", "Validation", "VersionState"]
+
+NO_ALLOWANCES: Mapping[str, Sequence[str]] = MappingProxyType({})
 
 
 class Model(models.Model):
@@ -74,8 +79,8 @@ class ModelVersion(models.Model):
     def tone(self) -> Tone:
         return VERSION_TONE[VersionState(self.state)]
 
-    def spec(self) -> VersionSpec:
-        """The row as the pure planners take it."""
+    def spec(self, allowances: Mapping[str, Sequence[str]] = NO_ALLOWANCES) -> VersionSpec:
+        """The row as the pure planners take it. `allowances`: what admins allow, by engine (`engine_allowances`)."""
         return VersionSpec(
             model=self.model_id,
             version=self.version,
@@ -93,7 +98,26 @@ class ModelVersion(models.Model):
             heads=HeadCounts(attention=self.attention_heads, kv=self.kv_heads, layers=self.layers),
             speculation=self.speculation,
             quantization=self.quantization,
+            widened=tuple(allowances.get(self.engine, ())),
         )
+
+
+class EngineAllowance(models.Model):
+    """An option (`--trust-remote-code`) or variable (`LD_PRELOAD`) that an admin allows an engine beyond the lists of
+    `engine_agent.protocol.engine_options`."""
+
+    engine = models.CharField(max_length=32)
+    name = models.CharField(max_length=128)
+    why = models.CharField(max_length=200)
+    actor = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["engine", "name"]
+        constraints = [models.UniqueConstraint(fields=["engine", "name"], name="engine_allowance_once")]
+
+    def __str__(self) -> str:
+        return f"{self.name} for {self.engine}"
 
 
 class Validation(models.Model):

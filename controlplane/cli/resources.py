@@ -208,6 +208,10 @@ RESOURCES: tuple[Resource, ...] = (
         _of(("RULE", "rule"), ("MODE", "mode"), ("ACTOR", "actor"), Column("CHANGED", age("changed_at"), right=True)),
     ),
     Resource(
+        "engine-allowances", "engine-allowances", "id", ("engine-allowance", "allowances"),
+        _of(number("ID", "id"), ("ENGINE", "engine"), ("NAME", "name"), ("ACTOR", "actor"), ("WHY", "why"), AGE),
+    ),
+    Resource(
         "keys", "keys", "prefix", ("key",),
         _of(("PREFIX", "prefix"), ("NAME", "name"), ("TENANT", "tenant"), STATE, AGE),
     ),

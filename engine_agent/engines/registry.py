@@ -9,6 +9,8 @@ from engine_agent.engines.neuron.adapter import installed_python as installed_ne
 from engine_agent.engines.sim.adapter import SimAdapter
 from engine_agent.engines.vllm.adapter import VllmAdapter
 from engine_agent.engines.vllm.environment import installed_python as installed_vllm
+from engine_agent.protocol.engine_options import refused_in_plan
+from engine_agent.protocol.messages import EnginePlan
 
 ADAPTERS: Mapping[str, EngineAdapter] = {
     adapter.name: adapter for adapter in (NeuronAdapter(), SimAdapter(), VllmAdapter())
@@ -25,6 +27,17 @@ def engine_adapter(engine: str) -> EngineAdapter:
     if adapter is None:
         raise EngineUnavailable(f"unknown engine {engine!r}; this agent knows {', '.join(sorted(ADAPTERS))}")
     return adapter
+
+
+def check_plan(plan: EnginePlan) -> None:
+    """Refuse what an engine may not be given, whoever ordered it and whenever.
+
+    Raises:
+        EngineUnavailable: an option or a variable of the plan is not on the lists and was not widened.
+    """
+    refused = refused_in_plan(plan.engine, plan.args, plan.env, plan.widened)
+    if refused is not None:
+        raise EngineUnavailable(refused.message)
 
 
 def engine_pythons(cache: Path) -> dict[str, Path]:

@@ -37,6 +37,7 @@ class EnginePlan(Struct, frozen=True):
     `args` and `env` are the engine's own; the agent's adapter adds what only the node knows (ports, rank, paths).
     `max_concurrency` is the number of requests that the cell runs at once; the ingress queues the rest. `draft` holds
     the weights of a second, smaller model that guesses tokens for the first; `args` name it as if it lay at its URI.
+    `widened`: which names in `args` and `env` an admin allowed beyond `engine_agent.protocol.engine_options`.
     """
 
     engine: str
@@ -48,6 +49,7 @@ class EnginePlan(Struct, frozen=True):
     args: tuple[str, ...] = ()
     env: dict[str, str] = field(default_factory=dict)
     golden: tuple[GoldenPrompt, ...] = ()
+    widened: tuple[str, ...] = ()
 
 
 class Peer(Struct, frozen=True):

@@ -9,7 +9,7 @@ from time import monotonic
 import msgspec
 
 from engine_agent.engines.base import EngineUnavailable, MeasuresSteps
-from engine_agent.engines.registry import engine_adapter
+from engine_agent.engines.registry import check_plan, engine_adapter
 from engine_agent.planning.node import (
     LIMITS,
     Failure,
@@ -209,6 +209,7 @@ class LocalNode:
         log.info("starting the engine: %s", step.reason)
         self.seen = watch.without_engine(self.seen)
         try:
+            check_plan(given.plan)
             launch = with_fingerprint(
                 engine_adapter(given.plan.engine).launch(given, self.place.context()), given.plan, self._stack()
             )

@@ -9,10 +9,11 @@ from fleet.planning.states import CellState
 from fleet.selectors.rollout import ACTIVE
 from kernel.refusals import InvalidInput
 from models_registry.models import ModelVersion, VersionState
-from models_registry.planning.engine_arguments import render_engine_plan
+from models_registry.planning.engine_arguments import check_engine_options, render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES, InstanceShape
 from models_registry.planning.lifecycle import may_be_rolled_out
 from models_registry.planning.version_spec import InvalidVersion
+from models_registry.selectors.engine_allowance import engine_allowances
 from models_registry.selectors.model import version_by_reference
 
 NAMED = 5
@@ -43,7 +44,9 @@ def version_fit(
     if not may_be_rolled_out(VersionState(version.state), allow_unreleased=allow_unreleased):
         raise refuse("released", f"{reference} is {version.state}; release it, or say allow_unreleased")
     try:
-        render_engine_plan(version.spec(), kind.shape())
+        spec = version.spec(engine_allowances())
+        check_engine_options(spec)
+        render_engine_plan(spec, kind.shape())
     except InvalidVersion as wrong:
         raise refuse("runs_there", str(wrong)) from None
     return version

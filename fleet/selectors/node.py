@@ -3,7 +3,7 @@ number of nodes. A desired state is complete: built from the cell that the node 
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 from django.db.models import Count, QuerySet, Value
 from django.db.models.functions import Coalesce
@@ -14,6 +14,7 @@ from fleet.models import CellMember, Node, NodeLog
 from fleet.planning.states import CELL_PHASE, CellState, NodeState
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.version_spec import InvalidVersion
+from models_registry.selectors.engine_allowance import engine_allowances
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +45,7 @@ def desired_versions(node_ids: Iterable[str]) -> dict[str, int]:
 
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
-    """The desired state of these nodes, in three queries; without those whose version cannot be rendered."""
+    """The desired state of these nodes, in four queries; without those whose version cannot be rendered."""
     nodes = {node.id: node for node in Node.objects.filter(id__in=list(node_ids)).select_related("log")}
     own = {
         member.node_id: member
@@ -59,10 +60,11 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
             Peer(node=member.node_id, rank=member.rank, address=member.node.address, port_base=member.node.port(0))
         )
     desired = {}
+    allowances = engine_allowances() if own else {}
     for node in nodes.values():
         place = own.get(node.id)
         try:
-            assignment = _assignment(place, tuple(peers[place.cell_id])) if place is not None else None
+            assignment = _assignment(place, tuple(peers[place.cell_id]), allowances) if place is not None else None
         except InvalidVersion as error:
             # It goes on with what it was sent last; the others get their changes all the same.
             log.error("cannot render the desired state of node %s: %s", node.id, error)
@@ -71,7 +73,7 @@ def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:
     return desired
 
 
-def _assignment(member: CellMember, peers: tuple[Peer, ...]) -> Assignment:
+def _assignment(member: CellMember, peers: tuple[Peer, ...], allowances: Mapping[str, Sequence[str]]) -> Assignment:
     cell = member.cell
     return Assignment(
         cell=cell.id,
@@ -79,7 +81,7 @@ def _assignment(member: CellMember, peers: tuple[Peer, ...]) -> Assignment:
         rank=member.rank,
         role=member.role,
         phase=CELL_PHASE.get(CellState(cell.state), Phase.STOP),
-        plan=render_engine_plan(cell.model_version.spec(), cell.deployment.instance_type.shape()),
+        plan=render_engine_plan(cell.model_version.spec(allowances), cell.deployment.instance_type.shape()),
         peers=peers,
         secret=cell.secret,
         drain_deadline_s=cell.deployment.drain_deadline_s,

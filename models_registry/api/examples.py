@@ -103,3 +103,14 @@ DIFF: dict[str, Any] = {
         }
     ],
 }
+
+ALLOWANCE: dict[str, Any] = {
+    "id": 3,
+    "engine": "vllm",
+    "name": "--trust-remote-code",
+    "why": "our own modelling code, reviewed in models#114",
+    "actor": "admin",
+    "created_at": "2026-11-22T12:00:00Z",
+}
+
+NEW_ALLOWANCE: dict[str, Any] = {name: ALLOWANCE[name] for name in ("engine", "name", "why")}

@@ -1,9 +1,11 @@
 """What the model registry shows under /api/v1/: (path, view set, noun)."""
 
+from models_registry.api.engine_allowance import EngineAllowanceViewSet
 from models_registry.api.model import ModelViewSet
 from models_registry.api.version import ModelVersionViewSet
 
 ROUTES = (
     ("models", ModelViewSet, "model"),
     ("model-versions", ModelVersionViewSet, "model-version"),
+    ("engine-allowances", EngineAllowanceViewSet, "engine-allowance"),
 )

@@ -8,6 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine_agent.protocol.engine_options import (
+    RefusedOption,
+    is_agents_own,
+    option_name,
+    refused_option,
+    refused_variable,
+)
 from engine_agent.protocol.messages import Artifact, EnginePlan, GoldenPrompt
 from models_registry.planning.degree_rules import check_degrees
 from models_registry.planning.fields import one_of
@@ -98,8 +105,46 @@ def render_version(spec: VersionSpec, machine: InstanceShape) -> Rendering:
         args=tuple(_flags(_options(spec, degrees, speculation, quantization), spec.reference)),
         env={name: str(value) for name, value in spec.engine_env.items()},
         golden=tuple(GoldenPrompt(prompt, expect) for prompt, expect in spec.golden_prompts),
+        widened=_widened(spec),
     )
     return Rendering(degrees, plan, (*notes, MEDUSA_NOTE) if isinstance(speculation, Medusa) else notes)
+
+
+def refused_engine_option(spec: VersionSpec) -> tuple[str, RefusedOption] | None:
+    """The field with the first option or variable that its engine may not be given, and why; None if all of them may.
+
+    Rendering does not ask: a version of before a list became shorter goes on as a cell until its agent starts it anew.
+    """
+    for name, value in spec.engine_options.items():
+        if (spec.engine == "neuron" and name in NEURON_OWN_OPTIONS) or _stated_elsewhere(name):
+            continue  # read, or refused, where the version is rendered
+        if refused := refused_option(spec.engine, name, value, spec.widened):
+            return f"engine_options.{name}", refused
+    for name in spec.engine_env:
+        if refused := refused_variable(spec.engine, name, spec.widened):
+            return f"engine_env.{name}", refused
+    return None
+
+
+def check_engine_options(spec: VersionSpec) -> None:
+    """Check what the engine is given against the lists.
+
+    Raises:
+        InvalidVersion: it may not be given one of them; the text names it and the nearest that it may.
+    """
+    if refused := refused_engine_option(spec):
+        raise InvalidVersion(f"{spec.reference}: {refused[1].message}")
+
+
+def _stated_elsewhere(name: str) -> str:
+    """The field that states this option, however it is spelled; empty if none does."""
+    return STATED_ELSEWHERE.get(name.replace("-", "_"), "")
+
+
+def _widened(spec: VersionSpec) -> tuple[str, ...]:
+    """Of what admins allow, what this version uses."""
+    used = {option_name(name) for name in spec.engine_options} | set(spec.engine_env)
+    return tuple(name for name in spec.widened if name in used and not is_agents_own(name))
 
 
 def _options(
@@ -107,11 +152,9 @@ def _options(
 ) -> dict[str, Any]:
     if spec.engine == "sim":
         return {"max_num_seqs": spec.max_concurrency, **spec.engine_options}
-    for name, field in STATED_ELSEWHERE.items():
-        if name in spec.engine_options:
-            raise InvalidVersion(
-                f"{spec.reference}: engine_options.{name} is {spec.engine_options[name]!r}; state it in {field}"
-            )
+    for name, value in spec.engine_options.items():
+        if field := _stated_elsewhere(name):
+            raise InvalidVersion(f"{spec.reference}: engine_options.{name} is {value!r}; state it in {field}")
     policy = spec.engine_options.get("scheduling_policy", SCHEDULING_POLICIES[0])
     if policy not in SCHEDULING_POLICIES:
         rule = one_of(SCHEDULING_POLICIES, str(policy))

@@ -17,7 +17,7 @@ _NAMES = """
     activation_quantization_type allow_input_truncation apply_seq_ids_mask async_mode attention_dp_degree
     attention_dtype attn_block_cte_nki_kernel_enabled attn_block_tkg_nki_kernel_cache_update
     attn_block_tkg_nki_kernel_cascaded_attention attn_block_tkg_nki_kernel_disable_gpsimd_sb2sb
-    attn_block_tkg_nki_kernel_enabled attn_block_tkg_nki_kernel_use_online_softmax attn_cls attn_kernel_enabled
+    attn_block_tkg_nki_kernel_enabled attn_block_tkg_nki_kernel_use_online_softmax attn_kernel_enabled
     attn_tkg_builtin_kernel_enabled attn_tkg_nki_kernel_enabled batch_size blockwise_matmul_config
     bucket_n_active_tokens buckets capacity_factor cast_type cc_pipeline_tiling_factor chunked_prefill_config
     context_encoding_buckets cp_degree ctx_batch_size disable_argmax_kernel disable_kv_cache_tiling
@@ -30,7 +30,7 @@ _NAMES = """
     hidden_act_scaling_factor hybrid_sharding_config is_block_kv_layout is_continuous_batching is_eagle3
     is_eagle_draft is_full_model_shuffled is_medusa is_mxfp4_compute is_prefix_caching k_cache_transposed
     kv_cache_batch_size kv_cache_padding_size kv_cache_quant kv_quant_config layer_boundary_markers lm_head_pad
-    lm_head_pad_alignment_size local_ranks_size logical_nc_config lora_config max_batch_size max_context_length
+    lm_head_pad_alignment_size local_ranks_size logical_nc_config max_batch_size max_context_length
     max_length max_new_tokens medusa_speculation_length medusa_tree mlp_cp_degree mlp_kernel_enabled
     mlp_kernel_fuse_residual_add mlp_tkg_nki_kernel_enabled modules_to_not_convert moe_ep_degree
     moe_fused_nki_kernel_enabled moe_mask_padded_tokens moe_tp_degree n_active_tokens n_positions num_medusa_heads
@@ -43,13 +43,14 @@ _NAMES = """
     router_config router_topk_nki_kernel_enabled rpl_reduce_dtype save_sharded_checkpoint scratchpad_page_size
     seq_len seq_len_threshold_for_cc_tiling sequence_parallel_enabled shared_experts_sequence_parallel_enabled
     shared_mlp_nki_kernel_enabled skip_sharding skip_warmup spec_batch_size speculation_length start_rank_id
-    strided_context_parallel_kernel_enabled switch_cc target tensor_capture_config tensor_replacement_config
+    strided_context_parallel_kernel_enabled switch_cc target
     tkg_batch_size token_generation_batches token_generation_buckets token_tree_config torch_dtype tp_degree
     transpose_shared_experts_weights up_clamp_lower_limit up_clamp_upper_limit use_index_calc_kernel vocab_parallel
     weight_gather_seq_len_threshold weights_to_skip_layout_optimization windowed_context_encoding_size world_size
 """
 NEURON_CONFIG_KEYS = frozenset(_NAMES.split())
-"""The names that NxDI's configuration knows, because it only logs a warning about others and then ignores them.
+"""The names that NxDI's configuration knows, because it only logs a warning about others and then ignores them. Not
+those that name classes or files: attn_cls, lora_config, tensor_capture_config, tensor_replacement_config.
 
 Of NeuronConfig and MoENeuronConfig in the library of Neuron SDK 2.29, the last that takes INT8, Medusa, Trn1 and Inf2:
 https://github.com/aws-neuron/neuronx-distributed-inference, src/neuronx_distributed_inference/models/config.py."""

@@ -12,7 +12,13 @@ import msgspec
 from engine_agent.protocol.manifest import BadArtifact
 from engine_agent.protocol.messages import Artifact
 from models_registry.planning.artifact_rules import parse_place
-from models_registry.planning.engine_arguments import ENGINES, WITH_WEIGHTS, render_version
+from models_registry.planning.engine_arguments import (
+    ENGINES,
+    WITH_WEIGHTS,
+    check_engine_options,
+    refused_engine_option,
+    render_version,
+)
 from models_registry.planning.fields import one_of
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.parallelism import stated_degrees
@@ -47,9 +53,9 @@ def check_draft(spec: VersionSpec) -> None:
     if spec.engine not in ENGINES:
         raise BrokenRule("engine", "choice", f"engine is {spec.engine!r}; {one_of(ENGINES, spec.engine)}")
     _check_artifact(spec)
+    _check_storable(spec)
     _check_engine(spec)
     _check_golden(spec)
-    _check_storable(spec)
     for kind in spec.parallelism:
         _read("parallelism", stated_degrees, spec.reference, spec.parallelism, kind)
     _read("speculation", read_speculation, spec.reference, spec.engine, spec.speculation)
@@ -89,6 +95,9 @@ def _check_engine(spec: VersionSpec) -> None:
         if not _VARIABLE.fullmatch(name):
             message = f"engine_env names {name!r}; a variable has letters, digits and _, and starts with no digit"
             raise BrokenRule("engine_env", "name", message)
+    if refused := refused_engine_option(spec):
+        field, why = refused
+        raise BrokenRule(field, why.rule, why.message)
 
 
 def _check_golden(spec: VersionSpec) -> None:
@@ -150,6 +159,7 @@ def _problem(spec: VersionSpec, name: str, machines: Mapping[str, InstanceShape]
     if name not in machines:
         return f"there is no instance type {name!r}; there are {', '.join(sorted(machines))}"
     try:
+        check_engine_options(spec)
         plan = render_version(spec, machines[name]).plan
     except InvalidVersion as error:
         return str(error)

@@ -24,7 +24,8 @@ class HeadCounts:
 @dataclass(frozen=True, slots=True)
 class VersionSpec:
     """A model version as planners see it. `parallelism` maps instance type -> {degree: number} (see
-    `models_registry.planning.parallelism.Degrees`)."""
+    `models_registry.planning.parallelism.Degrees`). `widened`: names of options and variables that admins allow this
+    engine beyond the lists."""
 
     model: str
     version: str
@@ -42,6 +43,7 @@ class VersionSpec:
     heads: HeadCounts = HeadCounts()
     speculation: Mapping[str, Any] = field(default_factory=dict)
     quantization: Mapping[str, Any] = field(default_factory=dict)
+    widened: tuple[str, ...] = ()
 
     @property
     def reference(self) -> str:

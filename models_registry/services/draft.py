@@ -12,11 +12,12 @@ from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 from models_registry.models import Model, ModelVersion
-from models_registry.planning.engine_arguments import render_version
+from models_registry.planning.engine_arguments import check_engine_options, render_version
 from models_registry.planning.instance_types import InstanceShape
 from models_registry.planning.lifecycle import VersionState
 from models_registry.planning.version_checks import BrokenRule, check_draft
 from models_registry.planning.version_spec import InvalidVersion
+from models_registry.selectors.engine_allowance import engine_allowances
 from models_registry.selectors.fleet_hooks import version_uses
 from models_registry.selectors.model import version_by_reference
 
@@ -175,7 +176,7 @@ def _set(row: ModelVersion, columns: Mapping[str, Any]) -> None:
     for name, value in columns.items():
         setattr(row, name, value)
     try:
-        check_draft(row.spec())
+        check_draft(row.spec(engine_allowances()))
     except BrokenRule as broken:
         raise InvalidInput(field=broken.field, rule=broken.rule, message=broken.message) from None
 
@@ -205,11 +206,13 @@ def version_register(
         columns: the other columns of `ModelVersion`.
 
     Raises:
-        InvalidVersion: it names no instance type, or one that there is not, or cannot be rendered for one; the text
+        InvalidVersion: it names no instance type, or one that there is not, or cannot be rendered for one, or
+            gives its engine what it may not be given; the text
             names field, value and rule.
     """
     made = ModelVersion(model=model, version=version, created_at=now, **columns)
-    spec = made.spec()
+    spec = made.spec(engine_allowances())
+    check_engine_options(spec)
     if not spec.parallelism:
         raise InvalidVersion(f"{spec.reference}: parallelism is empty; it must name an instance type")
     for name in spec.parallelism:

@@ -23,6 +23,7 @@ from models_registry.models import ModelVersion, Validation
 from models_registry.planning.artifact_rules import ArtifactLimits, Place, size_words
 from models_registry.planning.lifecycle import ValidationState, VersionState
 from models_registry.planning.version_checks import artifacts_of, judge_version
+from models_registry.selectors.engine_allowance import engine_allowances
 from models_registry.selectors.fleet_hooks import instance_shapes
 from models_registry.services.artifact_source import SourceTrouble
 from models_registry.services.draft import draft_locked
@@ -133,7 +134,7 @@ def _opened(validation: Validation, turn: Slice) -> list[OpenArtifact]:
         raise BadArtifact("the draft was changed meanwhile; validate it again")
     if (turn.clock_now() - validation.started_at).total_seconds() > limits.validation_s:
         raise BadArtifact(f"not done after {limits.validation_s / 3600:g} h (SWITCHYARD_ARTIFACT_LIMIT_S)")
-    objection = judge_version(version.spec(), instance_shapes()).objection
+    objection = judge_version(version.spec(engine_allowances()), instance_shapes()).objection
     if objection:
         raise BadArtifact(objection)
     return [artifact_open(artifact, turn.sources, limits) for artifact in artifacts_of(version.spec())]
@@ -247,7 +248,7 @@ def _pass(validation: Validation, artifacts: list[OpenArtifact], now: datetime) 
 
 
 def _evidence(version: ModelVersion, artifacts: list[OpenArtifact]) -> dict[str, Any]:
-    problems: Mapping[str, str] = judge_version(version.spec(), instance_shapes()).problems
+    problems: Mapping[str, str] = judge_version(version.spec(engine_allowances()), instance_shapes()).problems
     return {
         "artifacts": [
             {

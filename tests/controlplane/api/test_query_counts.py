@@ -27,7 +27,7 @@ from fleet.models import (
 from fleet.planning.fault_rules import SETTABLE_RULES
 from fleet.planning.policy import UpdatePolicy, policy_as_json
 from kernel.models import Event
-from models_registry.models import Model, ModelVersion
+from models_registry.models import EngineAllowance, Model, ModelVersion
 from tests.controlplane.api.client import DescribedClient, bearer, lists
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -55,6 +55,7 @@ def one_more_of_everything(number: int) -> None:
     kind, _ = InstanceType.objects.get_or_create(name=f"kind-{number}", defaults={"accelerator": "cpu"})
     model = Model.objects.create(name=f"model-{number}", created_at=NOW)
     versions = [ModelVersion.objects.create(model=model, version=v, engine="sim", created_at=NOW) for v in ("1", "2")]
+    EngineAllowance.objects.create(engine="sim", name=f"--option-{number}", why="w", actor="a", created_at=NOW)
     deployment = Deployment.objects.create(
         name=f"deployment-{number}", model_version=versions[0], instance_type=kind, created_at=NOW
     )

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -112,6 +113,25 @@ async def test_an_engine_that_this_node_cannot_run_fails_with_the_reason(held: H
     assert snapshot.failure.reason.startswith(reason)
     (fault,) = held.faults
     assert (fault.signature, fault.summary) == ("engine_not_started", snapshot.failure.reason)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "stored",
+    [
+        {"args": ("--middleware", "os.system")},
+        {"env": {"PYTHONWARNINGS": "all:0:antigravity.x:0:0", "BROWSER": "touch broken-out #%s"}},
+        {"env": {"PYTHONPATH": "/tmp"}, "widened": ("PYTHONPATH",)},
+    ],
+)
+async def test_an_order_of_before_the_lists_starts_no_engine(held: Held, stored: dict[str, Any]) -> None:
+    given = assignment(plan=EnginePlan("sim", "m", max_concurrency=1, ready_timeout_s=1.0, **stored))
+    held.node.take_order(order(1, given))
+    held.node.apply(StartEngine(given, "test"))
+    snapshot = held.node.snapshot(None)
+    assert snapshot.engine is None
+    assert snapshot.failure is not None
+    assert snapshot.failure.reason.startswith("engine sim may not be given the ")
 
 
 @pytest.mark.asyncio

@@ -50,6 +50,19 @@ def test_a_version_that_asks_for_priority_scheduling_gets_it() -> None:
     assert plan.args[-2:] == ("--scheduling-policy", "priority")
 
 
+def test_the_plan_names_what_admins_allow_and_the_version_uses() -> None:
+    allowed = ("--middleware", "--trust-remote-code", "LD_PRELOAD", "PYTHONPATH")
+    env = {"LD_PRELOAD": "x", "PYTHONPATH": "y"}
+    spec = replace(SPEC, engine_options={"trust_remote_code": True}, engine_env=env, widened=allowed)
+    assert render_engine_plan(spec, LOCAL).widened == ("--trust-remote-code", "LD_PRELOAD")
+
+
+@pytest.mark.parametrize("spelled", ["speculative_config", "speculative-config"])
+def test_no_spelling_gets_around_the_field_that_states_an_option(spelled: str) -> None:
+    with pytest.raises(InvalidVersion, match="state it in speculation"):
+        render_engine_plan(replace(SPEC, engine_options={spelled: '{"method": "custom_class"}'}), LOCAL)
+
+
 def test_a_cell_of_two_machines_gets_the_degree_of_the_whole_cell() -> None:
     spec = replace(SPEC, parallelism={"local.cpu": {"nodes": 2, "tp": 2}}, engine_options={})
     assert render_engine_plan(spec, LOCAL).args[-2:] == ("--tensor-parallel-size", "2")

@@ -23,7 +23,10 @@ DRAFT = spec("vllm", LOCAL, artifact_uri="file:///weights", artifact_digest=DIGE
         {"parallelism": {"local.cpu": {"tp": 2}}},
         {"golden_prompts": (("2 + 2 =", "4"),)},
         {"golden_waiver": "a toy"},
-        {"engine_options": {"seed": None, "neuron_config": {"buckets": [1]}, "enforce_eager": True}},
+        {"engine_options": {"seed": None, "enforce_eager": True, "tensor_parallel_size": 2}},
+        {"engine": "neuron", "engine_options": {"neuron_config": {"buckets": [1]}}},
+        {"engine_options": {"trust_remote_code": True}, "widened": ("--trust-remote-code",)},
+        {"engine_env": {"LD_PRELOAD": "libtcmalloc.so"}, "widened": ("LD_PRELOAD",)},
     ],
 )
 def test_what_is_unfinished_is_no_mistake(changes: dict[str, Any]) -> None:
@@ -43,6 +46,18 @@ def test_what_is_unfinished_is_no_mistake(changes: dict[str, Any]) -> None:
         ({"quantization": {"method": ""}}, "quantization", "readable", "a text that is not empty"),
         ({"engine_options": {"a": [1]}}, "engine_options.a", "type", "it must be text, a number or true/false"),
         ({"engine_env": {"1A": "x"}}, "engine_env", "name", "starts with no digit"),
+        (
+            {"engine_options": {"trust_remote_code": True}},
+            *("engine_options.trust_remote_code", "allowed", "an admin can allow it"),
+        ),
+        ({"engine_options": {"max-num-seq": 2}}, "engine_options.max-num-seq", "allowed", "nearest .* --max-num-seqs"),
+        ({"engine_options": {"load_format": "pt"}}, "engine_options.load_format", "value", "auto, dummy, safetensors"),
+        ({"engine_options": {"dtype": "--uds"}}, "engine_options.dtype", "value", "a value cannot begin with -"),
+        ({"engine_env": {"LD_PRELOAD": "/x.so"}}, "engine_env.LD_PRELOAD", "allowed", "the variable LD_PRELOAD"),
+        (
+            {"engine_env": {"PYTHONPATH": "/x"}, "widened": ("PYTHONPATH",)},
+            *("engine_env.PYTHONPATH", "allowed", "which the agent sets itself"),
+        ),
         ({"golden_prompts": (("p", "e"),) * 17}, "golden_prompts", "count", "17 golden prompts; at most 16"),
         (
             {"golden_prompts": (("p", "e"),), "golden_waiver": "none needed"},

@@ -37,6 +37,7 @@ def test_one_instance_type_is_enough_and_the_others_say_why_not() -> None:
         ({"golden_prompts": ()}, "it has no golden prompts; add some, or say in golden_waiver why it has none"),
         ({"golden_prompts": (), "golden_waiver": "  "}, "it has no golden prompts"),
         ({"golden_prompts": (("p" * 200_000, "e"),)}, r"its engine plan has \d+ bytes; agents take 196608"),
+        ({"engine_options": {"middleware": "a.b"}}, "may not be given the option --middleware"),
         ({"artifact_uri": ""}, "needs artifact_uri, the place of the weights"),
     ],
 )
