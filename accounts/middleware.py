@@ -1,11 +1,55 @@
-"""Notes which sessions are used. Decides nothing."""
+"""Checks passwords in front of the transaction in which every other change runs, and notes which sessions are used."""
 
+import math
 from collections.abc import Callable
+from typing import Any
 
 from django.http import HttpRequest, HttpResponse
+from django.shortcuts import render
 
+from accounts.devices import device_of
+from accounts.services.login import LoginLimited, password_login
+from accounts.services.login_limit import Attempt, login_name
 from accounts.services.session import session_seen
+from accounts.views import Login
 from kernel import clock
+from kernel.refusals import Busy
+
+
+class PasswordLoginMiddleware:
+    """A password that is sent to the login is checked here, or refused at once: then the view never runs. Behind the
+    check for forged requests, in front of whatever asks the database."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self.get_response(request)
+
+    def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
+        """Leaves the user on the request, for the view."""
+        if request.method != "POST" or getattr(view, "view_class", None) is not Login:
+            return None
+        name = login_name(request.POST.get("username", ""))
+        address = str(request.META.get("REMOTE_ADDR") or "")
+        attempt = Attempt(username=name, address=address, device=device_of(request, name))
+        password = request.POST.get("password", "")
+        try:
+            user = password_login(request=request, attempt=attempt, password=password, now=clock.now())
+        except Busy as busy:
+            return _try_again(request, 503, busy.retry_after_s)
+        except LoginLimited as limited:
+            return _try_again(request, 429, limited.wait_s)
+        request.password_user = user  # type: ignore[attr-defined]  # read by the view's form
+        return None
+
+
+def _try_again(request: HttpRequest, status: int, wait_s: float) -> HttpResponse:
+    wait = math.ceil(wait_s)
+    context = {"busy": status == 503, "wait_s": wait, "wait_min": math.ceil(wait / 60)}
+    response = render(request, "accounts/limited.html", context, status=status)
+    response.headers["Retry-After"] = str(wait)
+    return response
 
 
 class SessionTrackingMiddleware:

@@ -138,7 +138,8 @@ class ApiToken(models.Model):
 
 
 class LoginFailure(models.Model):
-    """One wrong password. `subject` digests user name and address: people type passwords into the wrong field."""
+    """One attempt to log in that was not, or not yet, a good one. `subject` digests what it counts against
+    (accounts.services.login_limit): people type passwords into the wrong field."""
 
     subject = models.CharField(max_length=64)
     at = models.DateTimeField(db_index=True)

@@ -1,8 +1,6 @@
-"""Login by password or by the identity provider. Wrong passwords are counted per user name and address; too many
-answer 429 for a while."""
+"""Login by password or by the identity provider. Passwords were checked before (accounts.middleware)."""
 
 import logging
-import math
 from typing import Any
 
 from django.conf import settings
@@ -16,15 +14,9 @@ from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
 from django.views.decorators.http import require_GET
 
+from accounts.devices import device_remember
 from accounts.oidc import Provider, ProviderFault, login_begin, login_finish, provider
-from accounts.services.login import (
-    Attempt,
-    NotAdmitted,
-    identity_login,
-    login_failure_record,
-    login_failures_forget,
-    login_wait_s,
-)
+from accounts.services.login import NotAdmitted, identity_login
 from accounts.services.session import METHOD
 from kernel import clock
 
@@ -33,32 +25,28 @@ NEXT = "_oidc_next"
 log = logging.getLogger(__name__)
 
 
+class CheckedForm(AuthenticationForm):
+    """The login's form; who it is was found out before the view's transaction."""
+
+    def clean(self) -> dict[str, Any]:
+        self.user_cache = getattr(self.request, "password_user", None)
+        if self.user_cache is None:
+            raise self.get_invalid_login_error()
+        return self.cleaned_data
+
+
 class Login(LoginView):
     template_name = "accounts/login.html"
+    form_class = CheckedForm
     redirect_authenticated_user = True
 
     def get_context_data(self, **kwargs: Any) -> dict[str, Any]:
         return {**super().get_context_data(**kwargs), "provider": provider()}
 
-    def post(self, request: HttpRequest, *args: Any, **kwargs: Any) -> HttpResponse:
-        wait_s = math.ceil(login_wait_s(attempt=_attempt(request), now=clock.now()))
-        if wait_s > 0:
-            response = render(request, "accounts/limited.html", {"wait_min": math.ceil(wait_s / 60)}, status=429)
-            response.headers["Retry-After"] = str(wait_s)
-            return response
-        return super().post(request, *args, **kwargs)
-
     def form_valid(self, form: AuthenticationForm) -> HttpResponse:
-        login_failures_forget(attempt=_attempt(self.request))
-        return super().form_valid(form)
-
-    def form_invalid(self, form: AuthenticationForm) -> HttpResponse:
-        login_failure_record(attempt=_attempt(self.request), now=clock.now())
-        return super().form_invalid(form)
-
-
-def _attempt(request: HttpRequest) -> Attempt:
-    return Attempt(username=request.POST.get("username", "").strip(), address=request.META.get("REMOTE_ADDR") or "")
+        response = super().form_valid(form)
+        device_remember(response, form.get_user().get_username())
+        return response
 
 
 @never_cache

@@ -15,19 +15,23 @@ http_application = get_asgi_application()  # loads the apps; what follows needs 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
 from django.conf import settings  # noqa: E402
 from django.urls import path  # noqa: E402
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware  # noqa: E402
 
 from controlplane.api.change_feed import ChangeFeed  # noqa: E402
 from controlplane.api.watch_middleware import WatchMiddleware  # noqa: E402
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
+from controlplane.secret_key import require_secret_key  # noqa: E402
 from engine_agent.protocol.states import AgentKind  # noqa: E402
 from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
 from fleet.consumers.hub import AgentHub  # noqa: E402
 from fleet.consumers.node_handler import NodeHandler  # noqa: E402
 from traffic.consumers.ingress_handler import IngressHandler  # noqa: E402
 
+require_secret_key()
+
 hub = AgentHub({AgentKind.NODE: NodeHandler(), AgentKind.INGRESS: IngressHandler()})
 
-application = ProtocolTypeRouter(
+routes = ProtocolTypeRouter(
     {
         "http": WatchMiddleware(cast(Any, http_application), ChangeFeed()),
         "websocket": URLRouter(
@@ -38,6 +42,11 @@ application = ProtocolTypeRouter(
         ),
     }
 )
+
+application = (
+    ProxyHeadersMiddleware(cast(Any, routes), settings.TRUSTED_PROXIES) if settings.TRUSTED_PROXIES else routes
+)
+"""Uvicorn itself believes every process of this host; it is started with `--no-proxy-headers`."""
 
 import_module(settings.ROOT_URLCONF)  # every view, so that no first request waits for it
 gc.freeze()  # what was imported lives for ever: a collection that looked at it again would stop every request

@@ -4,6 +4,7 @@
 """
 
 import os
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,16 @@ def _figures(name: str, default: str) -> dict[str, float]:
         return {key: float(value) for key, _, value in pairs}
     except ValueError:
         raise SystemExit(f"{name} must be a list such as a:b=12,a:c=40, not {os.environ[name]!r}") from None
+
+
+def _networks(name: str) -> list[str]:
+    """Addresses and networks; a misspelt one must not quietly trust nobody, or everybody."""
+    try:
+        return [str(ip_network(part)) for part in _list(name, "")]
+    except ValueError as error:
+        raise SystemExit(
+            f"{name} must be a list of addresses and networks such as 127.0.0.1,10.0.0.0/8: {error}"
+        ) from None
 
 
 # --- Switchyard itself ------------------------------------------------------------------------------------------------
@@ -62,15 +73,19 @@ from where they lie (traffic.planning.demand_placement)."""
 # --- Django -----------------------------------------------------------------------------------------------------------
 
 DEBUG = _flag("SWITCHYARD_DEBUG", False)
-SECRET_KEY = os.environ.get("SWITCHYARD_SECRET_KEY", "") or "only-for-commands-that-sign-nothing"
+SECRET_KEY = os.environ.get("SWITCHYARD_SECRET_KEY", "")
+"""No default: Django refuses to sign without one, and what serves does not start (controlplane.secret_key)."""
 ALLOWED_HOSTS = _list("SWITCHYARD_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1],testserver")
 CSRF_TRUSTED_ORIGINS = _list("SWITCHYARD_TRUSTED_ORIGINS", "")
+TRUSTED_PROXIES = _networks("SWITCHYARD_TRUSTED_PROXIES")
+"""Proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` count; from all others these headers say nothing."""
 HTTPS = _flag("SWITCHYARD_HTTPS", False)
 SESSION_COOKIE_SECURE = CSRF_COOKIE_SECURE = HTTPS
 SECURE_HSTS_SECONDS = 365 * 86_400 if HTTPS else 0
-"""Django sends it with answers over HTTPS only; uvicorn takes `X-Forwarded-Proto` from the proxy that it trusts."""
+"""Django sends it with answers over HTTPS only: `X-Forwarded-Proto` of a trusted proxy says so."""
 SESSION_COOKIE_NAME = f"switchyard_session_{SWITCHYARD_PORT}"
 SESSION_COOKIE_SAMESITE = "Lax"
+DEVICE_COOKIE_NAME = f"switchyard_device_{SWITCHYARD_PORT}"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
 
@@ -106,6 +121,7 @@ MIDDLEWARE = [
     "django.middleware.common.CommonMiddleware",
     "django.middleware.csrf.CsrfViewMiddleware",
     "django.contrib.auth.middleware.AuthenticationMiddleware",
+    "accounts.middleware.PasswordLoginMiddleware",  # before whatever asks the database
     "accounts.middleware.SessionTrackingMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
@@ -148,6 +164,7 @@ DATABASES = {
     },
 }
 
+PASSWORD_HASHERS = ["accounts.hashing.SlottedPasswordHasher"]
 AUTH_PASSWORD_VALIDATORS = [
     {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},

@@ -16,3 +16,11 @@ class InvalidInput(Refusal):
 
 class Conflict(Refusal):
     """The request does not fit the present state; trying again later may work."""
+
+
+class Busy(Refusal):
+    """There is no room for it now: it is refused at once, not kept waiting. `retry_after_s`: when to try again."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s

@@ -1,69 +1,50 @@
-"""Slows down guessing of passwords: after `failures_allowed` wrong ones for a user name from an address, none is tried.
-The count lives in PostgreSQL, so it holds over several web processes and restarts.
-
-Lets in who an identity provider vouches for: finds or makes the user, and gives it the groups that its claims name.
-Groups without a claim are given by hand and stay. A name that a local user has already is never taken over.
+"""Lets people in: by a password, in few hash slots and after its attempt was counted; and who an identity provider
+vouches for: finds or makes the user, and gives it the groups that its claims name. Groups without a claim are given by
+hand and stay. A name that a local user has already is never taken over.
 """
 
-import hashlib
 import re
-from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
+from django.contrib.auth import authenticate
 from django.contrib.auth.models import Group, User
 from django.db import transaction
+from django.http import HttpRequest
 
-from accounts.models import Identity, LoginFailure
+from accounts.hashing import hash_slot
+from accounts.models import Identity
 from accounts.oidc import Claims
+from accounts.services.login_limit import Attempt, attempt_count, attempt_forget
 from kernel.events import event_record
 from kernel.refusals import Refusal
 
 USERNAME = re.compile(r"[A-Za-z0-9][-\w.@+]{0,149}")
 
 
-@dataclass(frozen=True, slots=True)
-class LoginLimit:
-    """Ten in five minutes is far above human mistyping and leaves a guesser under 3,000 tries a day."""
+class LoginLimited(Refusal):
+    """Too many wrong passwords; none is heard for `wait_s`."""
 
-    failures_allowed: int = 10
-    window_s: float = 300.0
-
-
-LIMIT = LoginLimit()
+    def __init__(self, wait_s: float) -> None:
+        super().__init__("too many wrong passwords; try again in a few minutes")
+        self.wait_s = wait_s
 
 
-@dataclass(frozen=True, slots=True)
-class Attempt:
-    """Who tries to log in, and from where."""
+def password_login(*, request: HttpRequest, attempt: Attempt, password: str, now: datetime) -> User | None:
+    """The user with this name and password, or None. Never part of a transaction: no connection waits for the hash.
 
-    username: str
-    address: str
-
-    @property
-    def subject(self) -> str:
-        """Digest under which failures are counted."""
-        return hashlib.sha256(f"{self.username.casefold()}\0{self.address}".encode()).hexdigest()
-
-
-def login_wait_s(*, attempt: Attempt, now: datetime, limit: LoginLimit = LIMIT) -> float:
-    """Seconds until another attempt is heard; 0 if one may be made now."""
-    since = now - timedelta(seconds=limit.window_s)
-    failures = LoginFailure.objects.filter(subject=attempt.subject, at__gt=since).order_by("-at")
-    newest = list(failures.values_list("at", flat=True)[: limit.failures_allowed])
-    if len(newest) < limit.failures_allowed:
-        return 0.0
-    return (newest[-1] - since).total_seconds()
-
-
-def login_failure_record(*, attempt: Attempt, now: datetime, limit: LoginLimit = LIMIT) -> None:
-    """Count a wrong password, and forget those that no longer matter."""
-    LoginFailure.objects.filter(at__lte=now - timedelta(seconds=limit.window_s)).delete()
-    LoginFailure.objects.create(subject=attempt.subject, at=now)
-
-
-def login_failures_forget(*, attempt: Attempt) -> None:
-    """After a good login."""
-    LoginFailure.objects.filter(subject=attempt.subject).delete()
+    Raises:
+        Busy: too many passwords are being checked.
+        LoginLimited: too many were wrong.
+    """
+    with hash_slot(known=bool(attempt.device)):
+        with transaction.atomic(durable=True):
+            wait_s = attempt_count(attempt=attempt, now=now)
+        if wait_s > 0:
+            raise LoginLimited(wait_s)
+        user = authenticate(request, username=attempt.username, password=password)
+        if user is not None:
+            attempt_forget(attempt=attempt, at=now)
+    return user if isinstance(user, User) else None
 
 
 class NotAdmitted(Refusal):

@@ -15,7 +15,7 @@ from rest_framework.renderers import JSONRenderer
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from kernel.refusals import Conflict, InvalidInput
+from kernel.refusals import Busy, Conflict, InvalidInput
 
 CONTENT_TYPE = "application/problem+json"
 API_ROOT = "/api/"
@@ -26,6 +26,15 @@ log = logging.getLogger(__name__)
 class StateConflict(exceptions.APIException):
     status_code = HTTPStatus.CONFLICT
     default_code = "conflict"
+
+
+class NoRoom(exceptions.APIException):
+    status_code = HTTPStatus.SERVICE_UNAVAILABLE
+    default_code = "busy"
+
+    def __init__(self, refusal: Busy) -> None:
+        super().__init__(str(refusal))
+        self.wait = refusal.retry_after_s
 
 
 class ServerFault(exceptions.APIException):
@@ -69,6 +78,8 @@ def _as_api_exception(error: Exception, context: dict[str, Any]) -> exceptions.A
             return exceptions.ValidationError({error.field: [exceptions.ErrorDetail(str(error), error.rule)]})
         case Conflict():
             return StateConflict(str(error))
+        case Busy():
+            return NoRoom(error)
         case Http404():
             return exceptions.NotFound(_what_is_missing(context))
         case PermissionDenied():

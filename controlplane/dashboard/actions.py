@@ -5,6 +5,7 @@ Here is what all of them share: login and role, the typed name where the action 
 are pending, and the forms themselves. Nothing is decided here; the service decides, writes its events and is audited.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -22,7 +23,7 @@ from accounts.models import Approval
 from controlplane.dashboard.fragments import Context, View, storable
 from kernel import clock
 from kernel.access import Role, require
-from kernel.refusals import InvalidInput, Refusal
+from kernel.refusals import Busy, InvalidInput, Refusal
 
 T = TypeVar("T")
 MAX_TEXT = 500
@@ -207,6 +208,10 @@ def action_view(*actions: Action[T]) -> View:
             raise Http404(f"There is no action {name!r} for this {action.target.noun}.")
         try:
             return _act(action, Submission(request, clock.now()), thing)
+        except Busy as busy:
+            response = refused(request, action.target, thing, str(busy), 503)
+            response.headers["Retry-After"] = str(math.ceil(busy.retry_after_s))
+            return response
         except Refusal as refusal:
             return refused(request, action.target, thing, str(refusal))
 

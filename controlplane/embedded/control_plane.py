@@ -26,6 +26,7 @@ def web(configuration: Configuration, environment: Mapping[str, str]) -> Service
     arguments = ["uvicorn", "controlplane.asgi:application", "--host", HOST, "--port", str(configuration.port)]
     arguments += ["--ws", "websockets-sansio", "--ws-max-size", str(MAX_FRAME_BYTES)]
     arguments += ["--ws-per-message-deflate", "false", "--no-access-log", "--lifespan", "off"]
+    arguments += ["--no-proxy-headers"]  # whose headers count, the settings say (controlplane.asgi)
     arguments += ["--timeout-graceful-shutdown", str(_WEB_GRACE_S), "--no-use-colors"]
     arguments += ["--log-level", "warning"]
     return Service(name="web", program=_python(arguments, environment), stop_within_s=_WEB_GRACE_S + 5.0)

@@ -15,6 +15,7 @@ from rest_framework.permissions import SAFE_METHODS
 from rest_framework.request import Request
 from rest_framework.throttling import BaseThrottle
 
+from kernel.addresses import client_network
 from kernel.circuit_breaker import CircuitBreaker
 
 if TYPE_CHECKING:  # it loads this module, by its name in the settings
@@ -92,7 +93,8 @@ class CallerRateThrottle(BaseThrottle):
 def _bucket(request: Request) -> tuple[str, str, int]:
     user = getattr(request, "_user", None)  # `request.user` would authenticate once more, and fail again
     if user is None or not user.is_authenticated:
-        return "anonymous", str(request.META.get("REMOTE_ADDR", "")), settings.API_ANONYMOUS_REQUESTS_PER_MIN
+        network = client_network(str(request.META.get("REMOTE_ADDR", "")))
+        return "anonymous", network, settings.API_ANONYMOUS_REQUESTS_PER_MIN
     if request.method in SAFE_METHODS:
         return "read", str(user.pk), settings.API_READS_PER_MIN
     return "write", str(user.pk), settings.API_WRITES_PER_MIN

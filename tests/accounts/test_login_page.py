@@ -8,6 +8,7 @@ from django.urls import reverse
 pytestmark = pytest.mark.django_db
 
 PASSWORD = "correct horse"
+FULL_WIDTH = "".join(chr(ord(letter) + 0xFEE0) for letter in "operator")
 
 
 @pytest.fixture(autouse=True)
@@ -68,3 +69,11 @@ def test_a_good_login_starts_the_count_anew(client: Client) -> None:
     assert attempt(client, PASSWORD) == 302
     client.post(reverse("logout"))
     assert attempt(client, "wrong") == 200
+
+
+@pytest.mark.parametrize("spelling", [FULL_WIDTH, "operator\u00a0", "\u2003operator"])
+def test_guesses_under_other_spellings_count_as_the_same(client: Client, spelling: str) -> None:
+    for _ in range(10):
+        assert attempt(client, "wrong") == 200
+    form = {"username": spelling, "password": PASSWORD}
+    assert client.post(reverse("login"), form).status_code == 429

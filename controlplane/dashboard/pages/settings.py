@@ -15,13 +15,14 @@ from django.urls import reverse
 from accounts.api.groups import ChangeGroupSerializer, CreateGroupSerializer, GiveSerializer
 from accounts.api.tokens import CreateTokenSerializer
 from accounts.api.users import CreateServiceAccountSerializer, CreateUserSerializer
+from accounts.hashing import hash_slot
 from accounts.models import Approval, Grant, GroupRole
 from accounts.permissions import require_human, require_may_reject, token_owner
 from accounts.selectors import visible_sessions, visible_tokens
 from accounts.services.approval import approval_approve, approval_reject, approval_rule_set
 from accounts.services.grant import grant_give, grant_take
 from accounts.services.group import group_change, group_create, group_delete
-from accounts.services.login import Attempt, login_failure_record, login_wait_s
+from accounts.services.login_limit import Attempt, attempt_count, attempt_forget
 from accounts.services.session import session_end
 from accounts.services.token import token_create_within, token_revoke
 from accounts.services.user import password_change, service_account_create, user_change, user_create
@@ -85,6 +86,8 @@ WEBHOOKS = _page(
 FAULT_RULES = _page("Rules", Role.VIEWER, _part("fault-rules", "Fault rules", lambda request: read.fault_rules()))
 
 OWN = page_target("settings")
+LOGGED_IN = "logged in"
+"""Under which a user's wrong old passwords are counted: whoever guesses at the login does not use them up."""
 USERS_PAGE = page_target("settings-users")
 GROUPS_PAGE = page_target("settings-groups")
 APPROVALS_PAGE = page_target("approvals")
@@ -124,15 +127,16 @@ def session_end_action(form: Submission, session_id: int) -> None:
 
 @action(OWN, Role.VIEWER)
 def password_change_action(form: Submission, _: None) -> HttpResponse | None:
-    """One's own password. A wrong old one counts as a failed login; a right one leads to the login."""
-    user = get_object_or_404(User, pk=form.request.user.pk or 0)
-    attempt = Attempt(username=user.username, address=form.request.META.get("REMOTE_ADDR") or "")
-    if login_wait_s(attempt=attempt, now=form.now) > 0:
-        return refused(form.request, OWN, None, "too many wrong passwords; try again in a few minutes", 429)
-    if not user.check_password(form.secret("old_password")):
-        login_failure_record(attempt=attempt, now=form.now)
-        return refused(form.request, OWN, None, "the old password is wrong", 403)
-    password_change(user=user, new=form.secret("new_password"), now=form.now)
+    """One's own password. Wrong old ones are counted, by themselves; a right one leads to the login."""
+    with hash_slot(known=True):  # before the lock, so that few wait for it
+        user = get_object_or_404(User.objects.select_for_update(), pk=form.request.user.pk or 0)
+        attempt = Attempt(username=user.username, address="", device=LOGGED_IN)
+        if attempt_count(attempt=attempt, now=form.now) > 0:
+            return refused(form.request, OWN, None, "too many wrong passwords; try again in a few minutes", 429)
+        if not user.check_password(form.secret("old_password")):
+            return refused(form.request, OWN, None, "the old password is wrong", 403)
+        attempt_forget(attempt=attempt, at=form.now)
+        password_change(user=user, new=form.secret("new_password"), now=form.now)
     return None
 
 

@@ -1,0 +1,28 @@
+"""Whether the key that signs sessions, marks of ingresses and keys of the fleet's own requests is one. There is none by
+default: what signs without one fails, and a process that serves does not start."""
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+
+SHORTEST = 50
+FEWEST_LETTERS = 5
+"""As Django's own deployment check has them (security.W009)."""
+
+
+def require_secret_key() -> None:
+    """Part of the start of web, worker, beat and sender.
+
+    Raises:
+        SystemExit: there is no key, or one that could be guessed.
+    """
+    try:
+        key = settings.SECRET_KEY
+    except ImproperlyConfigured:
+        key = ""
+    if len(key) < SHORTEST or len(set(key)) < FEWEST_LETTERS:
+        what = f"has {len(key)} characters" if key else "is not set"
+        raise SystemExit(
+            f"SWITCHYARD_SECRET_KEY {what}: it signs sessions, and whoever knows it is an admin. Set it to {SHORTEST} "
+            "or more random characters, the same for all processes of this installation, such as "
+            "`python3 -c 'import secrets; print(secrets.token_urlsafe(48))'` prints."
+        )

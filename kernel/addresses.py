@@ -1,0 +1,21 @@
+"""Whose requests count together: one address of IPv4, one /64 of IPv6, which is what one customer of a provider has at
+least. Pure."""
+
+import ipaddress
+
+IPV6_PREFIX = 64
+"""RFC 6177: no site gets less, so single addresses in it cost an attacker nothing."""
+
+
+def client_network(address: str) -> str:
+    """The network of a client's address, in its one spelling; what is no address stands for itself."""
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address[:64]
+    mapped = getattr(known, "ipv4_mapped", None)
+    if mapped is not None:
+        return str(mapped)
+    if known.version == 4:
+        return str(known)
+    return str(ipaddress.ip_network((known, IPV6_PREFIX), strict=False))

@@ -1,0 +1,56 @@
+"""From whom a request comes: as the connection says, unless it is a configured proxy's."""
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from controlplane.embedded import control_plane
+from controlplane.embedded.configuration import read_configuration
+
+PROGRAM = """
+import asyncio, json
+from controlplane import asgi
+
+async def client_of(host):
+    seen = []
+    async def inner(scope, receive, send):
+        seen.append([scope["client"][0], scope["scheme"]])
+    routes = asgi.routes
+    application = asgi.application
+    if application is routes:
+        application = inner
+    else:
+        application.app = inner
+    headers = [(b"x-forwarded-for", b"203.0.113.9, 198.51.100.7"), (b"x-forwarded-proto", b"https")]
+    scope = {"type": "http", "client": (host, 5000), "scheme": "http", "headers": headers}
+    await application(scope, None, None)
+    return seen[0]
+
+print(json.dumps([asyncio.run(client_of(host)) for host in ("127.0.0.1", "10.1.2.3")]))
+"""
+
+
+def seen_with(proxies: str) -> list[list[str]]:
+    environment = {**os.environ, "SWITCHYARD_TRUSTED_PROXIES": proxies}
+    done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
+    return list(json.loads(done.stdout))
+
+
+@pytest.mark.parametrize(
+    ("proxies", "seen"),
+    [
+        ("", [["127.0.0.1", "http"], ["10.1.2.3", "http"]]),
+        ("10.0.0.0/8", [["127.0.0.1", "http"], ["198.51.100.7", "https"]]),
+    ],
+)
+def test_forwarded_headers_count_from_configured_proxies_only(proxies: str, seen: Any) -> None:
+    assert seen_with(proxies) == seen
+
+
+def test_uvicorn_believes_nobody_by_itself() -> None:
+    service = control_plane.web(read_configuration({}), {})
+    assert "--no-proxy-headers" in service.program.arguments
