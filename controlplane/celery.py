@@ -5,11 +5,13 @@ Messages are hints to look again: every task loads the truth from PostgreSQL, so
 
 import os
 
-from celery import Celery
+from celery import Celery, signals
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 from django.conf import settings
+
+from controlplane.secret_key import require_secret_key
 
 app = Celery("switchyard")
 app.conf.update(
@@ -61,4 +63,6 @@ app.conf.update(
         "kernel-trim-idempotent": {"task": "kernel.trim_idempotent_answers", "schedule": 3600.0},
     },
 )
+signals.celeryd_init.connect(lambda **_: require_secret_key(), weak=False)
+signals.beat_init.connect(lambda **_: require_secret_key(), weak=False)
 app.autodiscover_tasks(["audit", "kernel", "accounts", "models_registry", "fleet", "traffic"])

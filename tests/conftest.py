@@ -7,6 +7,7 @@ DATABASE_URL or REDIS_URL is set already, that server is used instead.
 
 import gc
 import os
+import secrets
 import shutil
 import subprocess
 import sys
@@ -54,6 +55,7 @@ def pytest_configure(config: pytest.Config) -> None:
     addresses = servers.start()
     os.environ.setdefault("DATABASE_URL", addresses["database_url"])
     os.environ.setdefault("REDIS_URL", addresses["redis_url"])
+    os.environ.setdefault("SWITCHYARD_SECRET_KEY", "of-tests-" + secrets.token_urlsafe(48))
     # Tests that commit empty all tables after them; the table of audit records takes that only when told so.
     os.environ.setdefault("PGOPTIONS", "-c switchyard.audit_truncate=on")
     os.environ["SWITCHYARD_HOME"] = str(folder / "home")

@@ -7,6 +7,7 @@ from typing import Any
 from django.core.management.base import BaseCommand
 
 from controlplane.observability.exposition import serve_metrics
+from controlplane.secret_key import require_secret_key
 from traffic.services.async_sender import AsyncSender
 
 
@@ -15,6 +16,7 @@ class Command(BaseCommand):
     requires_system_checks = []
 
     def handle(self, *args: Any, **options: Any) -> None:
+        require_secret_key()
         serve_metrics()
         asyncio.run(_send())
 
