@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
+from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -131,14 +132,20 @@ def end_session(session: int, number: signal.Signals) -> None:
 
 _GRACE_S = 5.0
 _OUTPUT_DRAIN_S = 1.0
+_LINES_KEPT = 10
 
 
 @dataclass(frozen=True, slots=True)
 class OneshotResult:
-    """How a command ended: its exit status and the last line that it wrote."""
+    """How a command ended: its exit status and the last lines that it wrote."""
 
     status: int
-    last_line: str
+    last_lines: tuple[str, ...]
+
+    @property
+    def last_line(self) -> str:
+        """Empty: it wrote nothing."""
+        return self.last_lines[-1] if self.last_lines else ""
 
 
 async def run_oneshot(
@@ -155,14 +162,14 @@ async def run_oneshot(
     try:
         async with asyncio.timeout(deadline_s):
             status = await process.wait()
-        return OneshotResult(status, await output.last_line())
+        return OneshotResult(status, await output.last_lines())
     except TimeoutError:
         raise CannotStart(
             f"{name} was not done after {deadline_s:.0f} s; what it said is in {home.logs / name}.log."
         ) from None
     finally:
         await _end(process)
-        await output.last_line()
+        await output.last_lines()
         process.close()
         log.close()
 
@@ -177,6 +184,8 @@ async def require_oneshot(
     """
     outcome = await run_oneshot(name, program, home, console, deadline_s=deadline_s, quiet=quiet)
     if outcome.status != 0:
+        if quiet:  # the reason often stands some lines before the last
+            console.progress_lines(name, list(outcome.last_lines))
         raise CannotStart(
             f"{name} failed ({outcome.last_line or f'exit status {outcome.status}'}); "
             f"the whole story is in {home.logs / name}.log."
@@ -185,24 +194,24 @@ async def require_oneshot(
 
 
 class _OutputReader:
-    """Shows and logs what a command says, and remembers the last of it."""
+    """Shows and logs what a command writes, and keeps the end of it."""
 
     def __init__(self, process: Spawned, name: str, log: RotatingLog, console: Console | None) -> None:
         self._process = process
         self._name = name
         self._log = log
         self._console = console
-        self._last_line = ""
+        self._last_lines: deque[str] = deque(maxlen=_LINES_KEPT)
         self._task = asyncio.create_task(self._listen())
 
-    async def last_line(self) -> str:
-        """The last line that says something, once the command is over.
+    async def last_lines(self) -> tuple[str, ...]:
+        """The last lines that are not blank, once the command is over.
 
         What it started may hold the pipe for ever, so the wait for the pipe's end is short.
         """
         await asyncio.wait([self._task], timeout=_OUTPUT_DRAIN_S)
         self._task.cancel()
-        return self._last_line
+        return tuple(self._last_lines)
 
     async def _listen(self) -> None:
         splitter = LineSplitter()
@@ -214,7 +223,7 @@ class _OutputReader:
         self._log.write(lines)
         if self._console:
             self._console.progress_lines(self._name, lines)
-        self._last_line = next((line for line in reversed(lines) if line.strip()), self._last_line)
+        self._last_lines.extend(line for line in lines if line.strip())
 
 
 async def _end(process: Spawned) -> None:

@@ -134,8 +134,8 @@ class RunningFleet:
             eventually(seen)
 
     def ends_of_logs(self) -> str:
-        """What the worker decided last, and what each node last wrote."""
-        logs = [self.home / "logs/worker.log", *sorted(self.home.glob("nodes/*/*.log"))]
+        """What each service and each node last wrote."""
+        logs = [*sorted(self.home.glob("logs/*.log")), *sorted(self.home.glob("nodes/*/*.log"))]
         return "\n".join(f"--- {log}\n{log.read_text(errors='replace')[-1500:]}" for log in logs if log.is_file())
 
     def processes(self) -> list[psutil.Process]:

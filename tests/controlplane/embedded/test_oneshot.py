@@ -16,7 +16,7 @@ async def test_it_is_shown_and_logged_and_its_last_line_is_the_answer(tmp_path: 
     home, screen = prepared_home(tmp_path), io.StringIO()
     program = python_program("print('working'); print('done'); print()", home)
     outcome = await run_oneshot("seed", program, home, Console(screen), deadline_s=30)
-    assert outcome == OneshotResult(status=0, last_line="done")
+    assert outcome == OneshotResult(status=0, last_lines=("working", "done"))
     assert screen.getvalue().startswith("seed     | working\nseed     | done\n")
     assert (home.logs / "seed.log").read_text() == "working\ndone\n\n"
 
@@ -28,6 +28,14 @@ async def test_a_failure_says_its_last_line_and_where_the_rest_is(tmp_path: Path
         await require_oneshot("migrate", program, home, silent_console(), deadline_s=30)
     log = home.logs / "migrate.log"
     assert str(failure.value) == f"migrate failed (no such table); the whole story is in {log}."
+
+
+async def test_a_quiet_command_that_fails_shows_what_it_last_wrote(tmp_path: Path) -> None:
+    home, screen = prepared_home(tmp_path), io.StringIO()
+    program = python_program("import sys; print('no space'); print('removing files'); sys.exit(1)", home)
+    with pytest.raises(CannotStart, match="removing files"):
+        await require_oneshot("initdb", program, home, Console(screen), deadline_s=30, quiet=True)
+    assert "no space" in screen.getvalue()
 
 
 async def test_one_that_takes_too_long_is_ended_with_all_it_started(tmp_path: Path) -> None:

@@ -97,6 +97,7 @@ class FakeCell:
             for conversation in self._conversations:
                 conversation.cancel()
             await asyncio.gather(*self._conversations, return_exceptions=True)
+            await asyncio.gather(*(writer.wait_closed() for writer in self._writers), return_exceptions=True)
 
     def _begin(
         self, converse: Callable[..., Coroutine[None, None, None]], reader: asyncio.StreamReader, writer: Writer
@@ -105,7 +106,6 @@ class FakeCell:
 
         def end(task: asyncio.Task[None]) -> None:
             self._conversations.discard(task)
-            self._writers.discard(writer)
             writer.close()
 
         self._writers.add(writer)

@@ -1,6 +1,7 @@
 """Near-real-time requests go to the control plane, key and all, and to nobody else."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -56,6 +57,8 @@ class ControlPlane:
             pass
         finally:
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
 
 
 @asynccontextmanager
