@@ -6,8 +6,10 @@ class AccountsConfig(AppConfig):
     label = "accounts"
 
     def ready(self) -> None:
-        """Follow logins from now on; register the action that relaxes an approval rule."""
+        """Follow logins from now on; register what takes two people whenever anything does."""
         import accounts.signals  # noqa: F401 - its receivers register themselves
+        from accounts.services.account_change import ACCOUNTS
         from accounts.services.approval import RELAX, fleet_action_register
 
         fleet_action_register(RELAX)
+        fleet_action_register(ACCOUNTS)

@@ -152,7 +152,9 @@ class LoginFailure(models.Model):
 
 
 class Approval(models.Model):
-    """One person's request that a second one must approve. `arguments` are all that carrying it out takes.
+    """One person's request that a second one must approve. `arguments` and `secrets` are all that carrying it out
+    takes; secrets are never shown. `approvers`: the primary keys of those who could approve it when it was requested;
+    nobody joins them later.
 
     `outcome`: what came of it, in a sentence, once it is decided.
     """
@@ -160,6 +162,8 @@ class Approval(models.Model):
     action = models.CharField(max_length=48)
     summary = models.TextField()
     arguments = models.JSONField(default=dict, blank=True)
+    secrets = models.JSONField(default=dict, blank=True)
+    approvers = models.JSONField(default=list, blank=True)
     deployment = models.CharField(max_length=128, blank=True)
     region = models.CharField(max_length=64, blank=True)
     why = models.CharField(max_length=200, blank=True)

@@ -1,7 +1,9 @@
 """Reads accounts: tokens by what a caller presents, what a user may do, and what of all that a caller may see."""
 
+from dataclasses import dataclass
 from datetime import datetime
 
+from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.contrib.auth.models import User
 from django.db.models import Q, QuerySet
 
@@ -36,6 +38,54 @@ def _grants(user: User) -> dict[str, Role]:
     for deployment, role in mine:
         roles[deployment] = max(roles.get(deployment, Role.VIEWER), Role(role), key=lambda each: each.rank)
     return roles
+
+
+def admins() -> Q:
+    """Condition on users: may administer, by a group or as superuser, and is active."""
+    return Q(is_active=True) & (Q(is_superuser=True) | Q(groups__role__role=Role.ADMIN.value))
+
+
+def second_persons(requester: str) -> list[int]:
+    """Who may approve what this user requests now: people who administer, and did not make the program that asks."""
+    people = User.objects.filter(admins(), service_account__isnull=True).distinct()
+    makers = {
+        *ServiceAccount.objects.filter(user__username=requester).values_list("created_by", flat=True),
+        *ApiToken.objects.filter(user__username=requester, user__service_account__isnull=False).values_list(
+            "created_by", flat=True
+        ),
+    }
+    return sorted(user.pk for user in people if user.username != requester and user.username not in makers)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Power:
+    """A way to be a second person: an account that administers, members of a group elsewhere that do here, or a
+    password (its hash, as `secret`)."""
+
+    kind: str
+    name: str
+    secret: str = ""
+
+    @property
+    def described(self) -> str:
+        return {
+            "admin": f"{self.name} becomes an admin",
+            "claim": f"members of {self.name} at the identity provider become admins",
+            "password": f"{self.name} gets a password",
+        }[self.kind]
+
+
+def powers_beside(actor: str) -> frozenset[Power]:
+    """All there are but the actor's own password."""
+    claims = GroupRole.objects.filter(role=Role.ADMIN.value).exclude(claim="").values_list("claim", flat=True)
+    passwords = User.objects.exclude(username=actor).exclude(password__startswith=UNUSABLE_PASSWORD_PREFIX)
+    return frozenset(
+        {
+            *(Power("admin", name) for name in User.objects.filter(admins()).values_list("username", flat=True)),
+            *(Power("claim", claim) for claim in claims),
+            *(Power("password", name, text) for name, text in passwords.values_list("username", "password") if text),
+        }
+    )
 
 
 def role_by_groups(user: User) -> Role:

@@ -22,6 +22,7 @@ EXCLUDED = frozenset({"auth.Permission"})
 ALWAYS_HIDDEN = frozenset({"password", "secret", "own_secret", "callback_secret", "session_key"})
 HIDDEN = {
     "accounts.ApiToken": {"digest"},
+    "accounts.Approval": {"secrets"},
     "fleet.JoinToken": {"digest"},
     "fleet.AgentCredential": {"digest"},
     "traffic.ApplicationKey": {"digest"},

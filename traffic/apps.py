@@ -7,6 +7,7 @@ class TrafficConfig(AppConfig):
     def ready(self) -> None:
         """Register what may need a second approval; approvals lie below traffic."""
         from accounts.services.approval import fleet_action_register
-        from traffic.services.override import EVACUATE
+        from traffic.services.override import EVACUATE, FIX_SHARES
 
         fleet_action_register(EVACUATE)
+        fleet_action_register(FIX_SHARES)

@@ -8,10 +8,12 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from accounts.api import examples
+from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.api.users import ADMIN_WRITES
-from accounts.models import ROLES, Grant, GroupRole
+from accounts.models import ROLES, Approval, Grant, GroupRole
+from accounts.services.account_change import account_change
 from accounts.services.grant import grant_give, grant_take
-from accounts.services.group import group_change, group_create, group_delete
+from accounts.services.group import group_delete
 from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
@@ -96,21 +98,34 @@ class GroupViewSet(ReadOnlyModelViewSet[GroupRole]):
     def get_queryset(self) -> QuerySet[GroupRole]:
         return GroupRole.objects.select_related("group").annotate(members=Count("group__user"))
 
-    @extend_schema(operation_id="groups_create", request=CreateGroupSerializer, responses={200: GroupSerializer})
+    @extend_schema(
+        operation_id="groups_create",
+        request=CreateGroupSerializer,
+        responses={200: GroupSerializer, 202: ApprovalSerializer},
+    )
     def create(self, request: Request) -> Response:
-        """Add a group. 409 if the name is taken."""
+        """Add a group. 409 if the name is taken. 202 with a request for new admins while anything takes two people."""
         body = CreateGroupSerializer(data=request.data)
         body.is_valid(raise_exception=True)
-        row = group_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
+        row = account_change("create group", actor=actor_of(request), now=clock.now(), **body.validated_data)
+        if isinstance(row, Approval):
+            return waiting(row)
         return Response(GroupSerializer(self.get_queryset().get(pk=row.pk)).data)
 
-    @extend_schema(operation_id="groups_change", request=ChangeGroupSerializer, responses={200: GroupSerializer})
+    @extend_schema(
+        operation_id="groups_change",
+        request=ChangeGroupSerializer,
+        responses={200: GroupSerializer, 202: ApprovalSerializer},
+    )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given. 409 if no admin would be left."""
+        """Change what is given. 409 if no admin would be left. 202 with a request for new admins while anything takes
+        two people."""
         self.get_object()
         body = ChangeGroupSerializer(data=request.data)
         body.is_valid(raise_exception=True)
-        group_change(name=name, actor=actor_of(request), now=clock.now(), **body.validated_data)
+        row = account_change("change group", name=name, actor=actor_of(request), now=clock.now(), **body.validated_data)
+        if isinstance(row, Approval):
+            return waiting(row)
         return Response(GroupSerializer(self.get_object()).data)
 
     @extend_schema(operation_id="groups_delete", responses={200: GroupSerializer})

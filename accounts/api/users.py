@@ -11,9 +11,10 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from accounts.api import examples
-from accounts.models import ROLES, ServiceAccount
+from accounts.api.approvals import ApprovalSerializer, waiting
+from accounts.models import ROLES, Approval, ServiceAccount
 from accounts.selectors import role_by_groups, service_accounts_described, users_described
-from accounts.services.user import service_account_create, user_change, user_create
+from accounts.services.account_change import account_change
 from kernel import clock
 from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
@@ -128,18 +129,30 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
     def get_queryset(self) -> QuerySet[User]:
         return users_described()
 
-    @extend_schema(operation_id="users_create", request=CreateUserSerializer, responses={200: UserSerializer})
+    @extend_schema(
+        operation_id="users_create",
+        request=CreateUserSerializer,
+        responses={200: UserSerializer, 202: ApprovalSerializer},
+    )
     def create(self, request: Request) -> Response:
-        """Add a user. 409 if the name is taken."""
+        """Add a user. 409 if the name is taken. 202 with a request for an admin, or one with a password, while anything
+        takes two people."""
         body = CreateUserSerializer(data=request.data)
         body.is_valid(raise_exception=True)
-        user = user_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
+        user = account_change("create user", actor=actor_of(request), now=clock.now(), **body.validated_data)
+        if isinstance(user, Approval):
+            return waiting(user)
         return Response(UserSerializer(self.get_queryset().get(pk=user.pk)).data)
 
-    @extend_schema(operation_id="users_change", request=ChangeUserSerializer, responses={200: UserSerializer})
+    @extend_schema(
+        operation_id="users_change",
+        request=ChangeUserSerializer,
+        responses={200: UserSerializer, 202: ApprovalSerializer},
+    )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given. 409 if no admin would be left."""
-        return Response(UserSerializer(_change(self, request, ChangeUserSerializer, name)).data)
+        """Change what is given. 409 if no admin would be left. 202 with a request for a new admin, or another's
+        password, while anything takes two people."""
+        return _change(self, request, ChangeUserSerializer, name)
 
 
 class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
@@ -158,28 +171,34 @@ class ServiceAccountViewSet(ReadOnlyModelViewSet[ServiceAccount]):
     @extend_schema(
         operation_id="service_accounts_create",
         request=CreateServiceAccountSerializer,
-        responses={200: ServiceAccountSerializer},
+        responses={200: ServiceAccountSerializer, 202: ApprovalSerializer},
     )
     def create(self, request: Request) -> Response:
-        """Add a program; make its token with `POST tokens`. 409 if the name is taken."""
+        """Add a program; make its token with `POST tokens`. 409 if the name is taken. 202 as for users."""
         body = CreateServiceAccountSerializer(data=request.data)
         body.is_valid(raise_exception=True)
-        account = service_account_create(actor=actor_of(request), now=clock.now(), **body.validated_data)
+        account = account_change(
+            "create service account", actor=actor_of(request), now=clock.now(), **body.validated_data
+        )
+        if isinstance(account, Approval):
+            return waiting(account)
         return Response(ServiceAccountSerializer(self.get_queryset().get(pk=account.pk)).data)
 
     @extend_schema(
         operation_id="service_accounts_change",
         request=ChangeServiceAccountSerializer,
-        responses={200: ServiceAccountSerializer},
+        responses={200: ServiceAccountSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
-        """Change what is given."""
-        return Response(ServiceAccountSerializer(_change(self, request, ChangeServiceAccountSerializer, name)).data)
+        """Change what is given. 202 as for users."""
+        return _change(self, request, ChangeServiceAccountSerializer, name)
 
 
-def _change(view: Any, request: Request, serializer: type[StrictSerializer], name: str) -> Any:
+def _change(view: Any, request: Request, serializer: type[StrictSerializer], name: str) -> Response:
     view.get_object()
     body = serializer(data=request.data)
     body.is_valid(raise_exception=True)
-    user_change(username=name, actor=actor_of(request), now=clock.now(), **body.validated_data)
-    return view.get_object()
+    user = account_change("change user", username=name, actor=actor_of(request), now=clock.now(), **body.validated_data)
+    if isinstance(user, Approval):
+        return waiting(user)
+    return Response(view.get_serializer(view.get_object()).data)

@@ -6,13 +6,15 @@ requires approval is not switched off without one.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
 
+from django.contrib.auth.models import User
 from django.db import transaction
 
 from accounts.models import Approval, ApprovalRule
+from accounts.selectors import second_persons
 from accounts.states import ApprovalState
 from kernel import live
 from kernel.events import event_record
@@ -38,7 +40,7 @@ class FleetAction:
 
 @dataclass(frozen=True, slots=True)
 class ApprovalRequest:
-    """A request: what exactly, why, and what it is about."""
+    """A request: what exactly, why, and what it is about. `secrets`: arguments that nobody is shown."""
 
     summary: str
     arguments: Mapping[str, Any]
@@ -47,6 +49,7 @@ class ApprovalRequest:
     why: str = ""
     deployment: str = ""
     region: str = ""
+    secrets: Mapping[str, str] = field(default_factory=dict)
 
 
 _actions: dict[str, FleetAction] = {}
@@ -67,13 +70,20 @@ def requires_approval(name: str) -> bool:
     return ApprovalRule.objects.filter(action=name, required=True).exists()
 
 
+def is_two_person_rule_on() -> bool:
+    """Whether any action takes two people; then so does what makes one person two (account_change.py)."""
+    return ApprovalRule.objects.filter(required=True).exists()
+
+
 @transaction.atomic
 def approval_request(name: str, request: ApprovalRequest) -> Approval:
-    """Put down a request; nothing else happens until another admin approves it."""
+    """Put down a request; nothing else happens until another admin approves it, one who is an admin already."""
     row = Approval.objects.create(
         action=name,
         summary=request.summary,
         arguments=dict(request.arguments),
+        secrets=dict(request.secrets),
+        approvers=second_persons(request.actor),
         deployment=request.deployment,
         region=request.region,
         why=request.why[:200],
@@ -90,17 +100,23 @@ def approval_approve(*, approval_id: int, actor: str, now: datetime) -> Approval
     """Approve a request and carry it out. What could not be done leaves it failed, with the reason.
 
     Raises:
-        Conflict: it is decided, its time is over, it is the approver's own, or its action no longer exists.
+        Conflict: it is decided, its time is over, it is the approver's own or of a program that the approver made, the
+            approver was no admin yet when it was requested, or its action no longer exists.
     """
     row = _pending(approval_id, now)
     if row.requested_by == actor[:64]:
         raise Conflict("you cannot approve your own request; another admin has to")
+    if not User.objects.filter(pk__in=row.approvers, username=actor).exists():
+        raise Conflict(
+            "you were no admin yet when this was requested, or made the program that requests it; another admin has to "
+            "approve it"
+        )
     known = _actions.get(row.action)
     if known is None:
         raise Conflict(f"this release knows no action {row.action!r} any more; reject the request")
     try:
         with transaction.atomic():
-            outcome = known.perform(row.arguments, row.requested_by, now)
+            outcome = known.perform({**row.arguments, **row.secrets}, row.requested_by, now)
         state = ApprovalState.DONE
     except Refusal as refused:
         state, outcome = ApprovalState.FAILED, str(refused)
@@ -174,7 +190,8 @@ def _pending(approval_id: int, now: datetime) -> Approval:
 
 def _decide(row: Approval, state: ApprovalState, outcome: str, actor: str, now: datetime) -> Approval:
     row.state, row.outcome, row.decided_by, row.decided_at = state.value, outcome, actor[:64], now
-    row.save(update_fields=["state", "outcome", "decided_by", "decided_at"])
+    row.secrets = {}
+    row.save(update_fields=["state", "outcome", "decided_by", "decided_at", "secrets"])
     what = "approved" if state in {ApprovalState.DONE, ApprovalState.FAILED} else state.value
     message = f"{row.summary} (requested by {row.requested_by}) {what} by {actor}" + (f": {outcome}" if outcome else "")
     _event(row, what, message, actor, now)

@@ -13,13 +13,11 @@ from django.contrib.auth.models import Group, User
 from django.contrib.auth.password_validation import validate_password
 from django.core.exceptions import ValidationError
 from django.db import connection, transaction
-from django.db.models import Q
 
 from accounts.models import ApiToken, GroupRole, ServiceAccount
-from accounts.selectors import token_by_text
+from accounts.selectors import admins, token_by_text
 from accounts.services.session import sessions_end
 from accounts.services.token import token_create, token_revoke
-from kernel.access import Role
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
@@ -28,6 +26,10 @@ _ADMINS_LOCK = 0x5357_0025
 """Of this database; any number that nothing else takes."""
 OPERATOR = "operator"
 TOKEN_NAME = "operator-token"  # noqa: S105 - the name of a token, not a secret
+
+
+class HashedPassword(str):
+    """A password that was found good and hashed when it was requested."""
 
 
 @transaction.atomic
@@ -118,11 +120,6 @@ def password_change(*, user: User, new: str, now: datetime) -> None:
     event_record(kind="user.changed", message=f"user {actor} changed their password", now=now, actor=actor)
 
 
-def admins() -> Q:
-    """Condition on users: may administer, by a group or as superuser, and is active."""
-    return Q(is_active=True) & (Q(is_superuser=True) | Q(groups__role__role=Role.ADMIN.value))
-
-
 def groups_named(names: Iterable[str]) -> list[Group]:
     """The groups of these names.
 
@@ -170,6 +167,8 @@ def _new_user(username: str, email: str, groups: Iterable[str]) -> User:
 def _set_password(user: User, password: str) -> None:
     if not password:
         user.set_unusable_password()
+    elif isinstance(password, HashedPassword):
+        user.password = str(password)
     else:
         try:
             validate_password(password, user)

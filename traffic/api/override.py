@@ -29,8 +29,8 @@ from traffic.services.override import (
     evacuation_order,
     evacuation_request,
     override_end,
-    shares_fix,
     shares_order,
+    shares_request,
 )
 
 
@@ -162,11 +162,19 @@ class OverrideViewSet(ReadOnlyModelViewSet[TrafficOverride]):
     def get_queryset(self) -> QuerySet[TrafficOverride]:
         return TrafficOverride.objects.all()
 
-    @extend_schema(operation_id="traffic_overrides_fix", request=FixSerializer, responses={200: OverrideSerializer})
+    @extend_schema(
+        operation_id="traffic_overrides_fix",
+        request=FixSerializer,
+        responses={200: OverrideSerializer, 202: ApprovalSerializer},
+    )
     def create(self, request: Request) -> Response:
         """Fix where an origin's requests of a deployment are served. It holds at once, even above caps and while the
-        autopilot holds; residency and closed regions bind it. What was fixed there before ends."""
-        return Response(self.get_serializer(shares_fix(**_checked(FixSerializer, request))).data)
+        autopilot holds; residency and closed regions bind it. What was fixed there before ends. 202 with a request for
+        shares that empty a region, where evacuations take two people."""
+        order = shares_request(**_checked(FixSerializer, request))
+        if isinstance(order, Approval):
+            return waiting(order)
+        return Response(self.get_serializer(order).data)
 
     @extend_schema(operation_id="traffic_overrides_preview", request=FixSerializer, responses={200: EffectsSerializer})
     @action(detail=False, methods=["post"])

@@ -12,7 +12,7 @@ from django.db import models, transaction
 
 from accounts.models import Approval
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, requires_approval
-from fleet.models import Deployment, Region
+from fleet.models import Deployment, DeploymentRegion, Region
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -26,6 +26,8 @@ from traffic.selectors.steering import traffic_policies
 AUTOPILOT_TASK = "traffic.autopilot"
 SHORTEST_S, LONGEST_S = 10, 7 * 86_400
 """An order that is needed for longer than a week is a policy."""
+EMPTIED_BELOW = 0.1
+"""A region that serves less than a tenth of its own requests is empty for those who would not have it emptied."""
 OVERRIDES_KEPT = 500
 """Orders that have ended; the timeline has them too."""
 
@@ -241,4 +243,41 @@ def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
     return f"{describe_order(order)} begun"
 
 
+def shares_request(
+    *, deployment: str, origin: str, shares: Mapping[str, float], terms: Terms
+) -> TrafficOverride | Approval:
+    """Fix shares or, where they empty a region and evacuations need two-person approval, request it.
+
+    Raises:
+        InvalidInput: as `shares_fix` does.
+    """
+    order = shares_order(deployment=deployment, origin=origin, shares=shares, terms=terms)
+    if not _empties_its_region(order) or not requires_approval(EVACUATE.name):
+        return shares_fix(deployment=deployment, origin=origin, shares=shares, terms=terms)
+    arguments = {
+        "deployment": deployment,
+        "origin": origin,
+        "shares": dict(shares),
+        "duration_s": terms.duration_s,
+        "why": terms.why,
+    }
+    request = ApprovalRequest(describe_order(order), arguments, terms.actor, terms.now, terms.why, deployment, origin)
+    return approval_request(FIX_SHARES.name, request)
+
+
+def _empties_its_region(order: TrafficOverride) -> bool:
+    """Whether a region with cells of the deployment keeps next to none of its own requests."""
+    served = DeploymentRegion.objects.filter(
+        deployment_id=order.deployment_id, region_id=order.region_id, cells__gt=0
+    ).exists()
+    return served and order.shares.get(order.region_id, 0.0) < EMPTIED_BELOW
+
+
+def _perform_shares(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
+    terms = Terms(duration_s=arguments["duration_s"], why=arguments["why"], actor=actor, now=now)
+    deployment, origin, shares = arguments["deployment"], arguments["origin"], arguments["shares"]
+    return f"{describe_order(shares_fix(deployment=deployment, origin=origin, shares=shares, terms=terms))} begun"
+
+
+FIX_SHARES = FleetAction("fix-shares", "Fix shares that empty a region", _perform_shares, settable=False)
 EVACUATE = FleetAction("evacuate-region", "Evacuate a region for real", _perform)

@@ -19,13 +19,14 @@ from accounts.hashing import hash_slot
 from accounts.models import Approval, Grant, GroupRole
 from accounts.permissions import require_human, require_may_reject, token_owner
 from accounts.selectors import visible_sessions, visible_tokens
+from accounts.services.account_change import account_change
 from accounts.services.approval import approval_approve, approval_reject, approval_rule_set
 from accounts.services.grant import grant_give, grant_take
-from accounts.services.group import group_change, group_create, group_delete
+from accounts.services.group import group_delete
 from accounts.services.login_limit import Attempt, attempt_count, attempt_forget
 from accounts.services.session import session_end
 from accounts.services.token import token_create_within, token_revoke
-from accounts.services.user import password_change, service_account_create, user_change, user_create
+from accounts.services.user import password_change
 from controlplane.dashboard.actions import Submission, action, page_target, refused, secret_shown
 from controlplane.dashboard.fragments import Fragment, Load, Page, storable
 from controlplane.dashboard.selectors import settings as read
@@ -141,19 +142,19 @@ def password_change_action(form: Submission, _: None) -> HttpResponse | None:
 
 
 @action(USERS_PAGE, Role.ADMIN)
-def user_new(form: Submission, _: None) -> None:
+def user_new(form: Submission, _: None) -> object:
     fields = form.valid(CreateUserSerializer, "username", groups=form.texts("groups"), password=form.secret("password"))
-    user_create(actor=form.actor, now=form.now, **fields)
+    return account_change("create user", actor=form.actor, now=form.now, **fields)
 
 
 @action(USERS_PAGE, Role.ADMIN)
-def service_account_new(form: Submission, _: None) -> None:
+def service_account_new(form: Submission, _: None) -> object:
     fields = form.valid(CreateServiceAccountSerializer, "name", "description", groups=form.texts("groups"))
-    service_account_create(actor=form.actor, now=form.now, **fields)
+    return account_change("create service account", actor=form.actor, now=form.now, **fields)
 
 
 @action(USERS_PAGE, Role.ADMIN)
-def user_change_action(form: Submission, username: str) -> None:
+def user_change_action(form: Submission, username: str) -> object:
     """Groups, password or whether active: only what the form's `what` names."""
     user = get_object_or_404(User, username=storable(username))
     changes: dict[str, Callable[[], dict[str, Any]]] = {
@@ -162,20 +163,20 @@ def user_change_action(form: Submission, username: str) -> None:
         "active": lambda: {"active": form.text("active") == "yes"},
     }
     change = changes.get(form.text("what"), dict)()
-    user_change(username=user.username, actor=form.actor, now=form.now, **change)
+    return account_change("change user", username=user.username, actor=form.actor, now=form.now, **change)
 
 
 @action(GROUPS_PAGE, Role.ADMIN)
-def group_new(form: Submission, _: None) -> None:
+def group_new(form: Submission, _: None) -> object:
     fields = form.valid(CreateGroupSerializer, "name", "role", "claim")
-    group_create(actor=form.actor, now=form.now, **fields)
+    return account_change("create group", actor=form.actor, now=form.now, **fields)
 
 
 @action(GROUPS_PAGE, Role.ADMIN)
-def group_change_action(form: Submission, name: str) -> None:
+def group_change_action(form: Submission, name: str) -> object:
     role = form.valid(ChangeGroupSerializer, "role").get("role")
     claim = form.text("claim", longest=MAX_CLAIM)
-    group_change(name=_group(name), role=role, claim=claim, actor=form.actor, now=form.now)
+    return account_change("change group", name=_group(name), role=role, claim=claim, actor=form.actor, now=form.now)
 
 
 @action(GROUPS_PAGE, Role.ADMIN)

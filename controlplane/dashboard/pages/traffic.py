@@ -43,8 +43,8 @@ from traffic.services.override import (
     evacuation_order,
     evacuation_request,
     override_end,
-    shares_fix,
     shares_order,
+    shares_request,
 )
 
 PREVIEWED_S = 3600
@@ -189,9 +189,11 @@ def _fractions(shares: SharesForm) -> dict[str, float]:
     return {region: percent / total for region, percent in percents.items()}
 
 
-def _fix_shares(form: Submission, thing: None) -> None:
+def _fix_shares(form: Submission, thing: None) -> object:
     shares = _shares_form(form)
-    shares_fix(deployment=shares.deployment, origin=shares.origin, shares=_fractions(shares), terms=_terms(form))
+    return shares_request(
+        deployment=shares.deployment, origin=shares.origin, shares=_fractions(shares), terms=_terms(form)
+    )
 
 
 def _shares_effect(form: Submission, thing: None) -> Context:

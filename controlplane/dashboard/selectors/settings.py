@@ -154,11 +154,11 @@ def group_names() -> tuple[str, ...]:
     return tuple(Group.objects.filter(role__isnull=False).order_by("name").values_list("name", flat=True))
 
 
-def pending_approvals(caller: Caller) -> tuple[tuple[Approval, bool], ...]:
-    """Each with whether the caller requested it."""
+def pending_approvals(caller: Caller) -> tuple[tuple[Approval, bool, bool], ...]:
+    """Each with whether the caller requested it, and whether they may approve it."""
     own = caller.user.get_username()[:64]
     pending = Approval.objects.filter(state=ApprovalState.PENDING.value)[:SHOWN]
-    return tuple((approval, approval.requested_by == own) for approval in pending)
+    return tuple((approval, approval.requested_by == own, caller.user.pk in approval.approvers) for approval in pending)
 
 
 def past_approvals() -> tuple[Approval, ...]:

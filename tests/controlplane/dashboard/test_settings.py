@@ -160,14 +160,14 @@ def test_webhooks_and_rules_are_set(admin: Client) -> None:
 
 
 def test_a_second_admin_approves_and_the_first_cannot(admin: Client) -> None:
+    second = Client()
+    second.force_login(make_user("grace", Role.ADMIN))
     post(admin, "approval-rules/evacuate-region/", required="yes")
     post(admin, "approval-rules/evacuate-region/", required="no")
     waiting = Approval.objects.get()
     assert 'title="pending approvals"' in admin.get("/").text
     assert 'approve/"' not in admin.get("/settings/approvals/").text
     assert post(admin, f"approvals/{waiting.pk}/approve/") == 409
-    second = Client()
-    second.force_login(make_user("grace", Role.ADMIN))
     assert 'approve/"' in second.get("/settings/approvals/").text
     assert post(second, f"approvals/{waiting.pk}/approve/") == 302
     assert not ApprovalRule.objects.get().required

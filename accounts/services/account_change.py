@@ -1,0 +1,77 @@
+"""Changes of accounts, as a person requests them. While any action takes two people, so does whatever gives somebody a
+way to be a second person: an admin more, or a password on an account that is not one's own. What a change gives is seen
+from its outcome, by making it and taking it back, so that no way to an admin can be forgotten here.
+"""
+
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from django.contrib.auth.models import User
+from django.db import transaction
+
+from accounts.selectors import Power, powers_beside
+from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, is_two_person_rule_on
+from accounts.services.group import group_change, group_create
+from accounts.services.user import HashedPassword, service_account_create, user_change, user_create
+from kernel.access import Role
+
+CHANGES: Mapping[str, Callable[..., Any]] = {
+    "create user": user_create,
+    "change user": user_change,
+    "create service account": service_account_create,
+    "create group": group_create,
+    "change group": group_change,
+}
+
+
+class _TakesTwo(Exception):
+    """Takes the change back; `password` is the hash that it set, "" for none."""
+
+    def __init__(self, gained: list[Power], password: str) -> None:
+        super().__init__()
+        self.gained = gained
+        self.password = password
+
+
+def account_change(change: str, *, actor: str, now: datetime, why: str = "", **fields: Any) -> Any:
+    """Carry out one of `CHANGES` and return what its service does, or an `Approval` where a second person has to agree.
+
+    Raises:
+        Refusal: as the service does, also where it would only be requested.
+    """
+    if not is_two_person_rule_on():
+        return CHANGES[change](actor=actor, now=now, **fields)
+    try:
+        return _carry_out(change, actor, now, fields)
+    except _TakesTwo as found:
+        name = fields.get("username") or fields.get("name", "")
+        summary = f"{change} {name}: {', '.join(power.described for power in found.gained)}"
+        plain = {key: part for key, part in fields.items() if key != "password"}
+        secrets = {"password": found.password} if found.password else {}
+        request = ApprovalRequest(summary, {"change": change, "fields": plain}, actor, now, why, secrets=secrets)
+        return approval_request(ACCOUNTS.name, request)
+
+
+@transaction.atomic
+def _carry_out(change: str, actor: str, now: datetime, fields: Mapping[str, Any]) -> Any:
+    before = powers_beside(actor)
+    result = CHANGES[change](actor=actor, now=now, **fields)
+    gained = powers_beside(actor) - before
+    if gained:
+        user = User.objects.filter(username=fields.get("username", "")).first() if fields.get("password") else None
+        raise _TakesTwo(sorted(gained), user.password if user is not None else "")
+    return result
+
+
+def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
+    fields = dict(arguments["fields"])
+    if fields.get("role") is not None:
+        fields["role"] = Role(fields["role"])
+    if arguments.get("password"):
+        fields["password"] = HashedPassword(arguments["password"])
+    CHANGES[arguments["change"]](actor=actor, now=now, **fields)
+    return "done"
+
+
+ACCOUNTS = FleetAction("change-accounts", "Make an admin, or set another's password", _perform, settable=False)

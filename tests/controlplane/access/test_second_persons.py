@@ -1,0 +1,175 @@
+"""Nobody makes their own second person: not by an account, a role, a password, a group, a claim or a program."""
+
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from rest_framework.test import APIClient
+
+from accounts.models import Approval, GroupRole
+from accounts.services.approval import approval_rule_set
+from fleet.models import Deployment, DeploymentRegion
+from kernel import clock
+from kernel.access import Role
+from tests.controlplane.access.callers import calls, make_user
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+from traffic.models import Ingress, TrafficOverride
+
+pytestmark = pytest.mark.django_db
+
+V1 = "/api/v1"
+PASSWORD = "correct horse battery"
+SHARES = {"deployment": "sim-70b", "origin": "us-east-1", "duration_s": 600, "why": "fire"}
+
+
+@pytest.fixture
+def ada() -> APIClient:
+    return calls(make_user("ada", Role.ADMIN))
+
+
+@pytest.fixture
+def grace() -> APIClient:
+    return calls(make_user("grace", Role.ADMIN))
+
+
+@pytest.fixture
+def _rule(ada: APIClient, grace: APIClient) -> None:
+    approval_rule_set(name="evacuate-region", required=True, actor="root", now=clock.now())
+
+
+def post(client: APIClient, path: str, body: dict[str, Any] | None = None) -> Any:
+    return client.post(f"{V1}/{path}", body or {}, format="json")
+
+
+def patch(client: APIClient, path: str, body: dict[str, Any]) -> Any:
+    return client.patch(f"{V1}/{path}", body, format="json")
+
+
+WAYS = {
+    "a new admin": lambda ada: post(ada, "users", {"username": "eve", "groups": ["admins"]}),
+    "an account with a password": lambda ada: post(ada, "users", {"username": "eve", "password": PASSWORD}),
+    "a program that administers": lambda ada: post(ada, "service-accounts", {"name": "bot", "groups": ["admins"]}),
+    "a role": lambda ada: patch(ada, "users/oscar", {"groups": ["admins"]}),
+    "a password": lambda ada: patch(ada, "users/grace", {"password": PASSWORD}),
+    "a deactivated admin": lambda ada: patch(ada, "users/olaf", {"active": True}),
+    "a group's role": lambda ada: patch(ada, "groups/operators", {"role": "admin"}),
+    "a group's claim": lambda ada: patch(ada, "groups/admins", {"claim": "everybody"}),
+    "a new group's claim": lambda ada: post(ada, "groups", {"name": "x", "role": "admin", "claim": "everybody"}),
+}
+
+
+@pytest.fixture
+def _people(_rule: None) -> None:
+    make_user("oscar", Role.OPERATOR)
+    User.objects.filter(pk=make_user("olaf", Role.ADMIN).pk).update(is_active=False)
+
+
+def state() -> list[Any]:
+    return [
+        sorted(User.objects.values_list("username", "is_active", "password", "groups")),
+        sorted(GroupRole.objects.values_list("group__name", "role", "claim")),
+    ]
+
+
+@pytest.mark.usefixtures("_people")
+@pytest.mark.parametrize("way", WAYS)
+def test_while_anything_takes_two_so_does_what_makes_a_second_person(
+    way: str, ada: APIClient, grace: APIClient
+) -> None:
+    before = state()
+    response = WAYS[way](ada)
+    assert response.status_code == 202, response.content
+    assert state() == before
+    assert PASSWORD not in response.content.decode()
+    assert "pbkdf2" not in response.content.decode()
+    assert post(ada, f"approvals/{response.json()['id']}/approve").status_code == 409
+    assert post(grace, f"approvals/{response.json()['id']}/approve").json()["state"] == "done"
+    assert state() != before
+    assert Approval.objects.get().secrets == {}
+
+
+@pytest.mark.usefixtures("_people")
+def test_a_password_that_was_approved_is_the_one_that_was_requested(ada: APIClient, grace: APIClient) -> None:
+    waits = patch(ada, "users/oscar", {"password": PASSWORD}).json()["id"]
+    assert post(grace, f"approvals/{waits}/approve").json()["state"] == "done"
+    assert User.objects.get(username="oscar").check_password(PASSWORD)
+
+
+@pytest.mark.usefixtures("_people")
+@pytest.mark.parametrize(
+    ("path", "change"),
+    [
+        ("users/oscar", {"active": False}),
+        ("users/grace", {"groups": []}),
+        ("users/oscar", {"groups": ["viewers"]}),
+        ("groups/operators", {"claim": "sre"}),
+    ],
+)
+def test_what_makes_nobody_takes_one(path: str, change: dict[str, Any], ada: APIClient) -> None:
+    make_user("vera", Role.VIEWER)
+    assert patch(ada, path, change).status_code == 200
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_without_a_rule_one_person_is_enough(way: str, ada: APIClient) -> None:
+    make_user("grace", Role.ADMIN)
+    make_user("oscar", Role.OPERATOR)
+    User.objects.filter(pk=make_user("olaf", Role.ADMIN).pk).update(is_active=False)
+    assert WAYS[way](ada).status_code == 200
+
+
+@pytest.fixture
+def _region() -> None:
+    Ingress.objects.create(id="i-1", region=rows.region(), address="a", port=1, created_at=NOW)
+    Ingress.objects.create(id="i-2", region=rows.region("us-west-2"), address="a", port=2, created_at=NOW)
+
+
+def evacuates(client: APIClient) -> int:
+    body = {"region": "us-east-1", "mode": "real", "confirm": "us-east-1", "duration_s": 600, "why": "fire"}
+    response = post(client, "traffic/evacuations", body)
+    assert response.status_code == 202, response.content
+    return int(response.json()["id"])
+
+
+@pytest.mark.usefixtures("_region", "_rule")
+def test_who_becomes_an_admin_after_the_request_does_not_approve_it(ada: APIClient, grace: APIClient) -> None:
+    oscar = make_user("oscar", Role.OPERATOR)
+    waits = evacuates(ada)
+    make_user("eve", Role.ADMIN)
+    oscar.groups.add(GroupRole.objects.get(role="admin").group)
+    for late in ("eve", "oscar"):
+        response = post(calls(User.objects.get(username=late)), f"approvals/{waits}/approve")
+        assert (response.status_code, "no admin yet" in response.json()["detail"]) == (409, True)
+    assert not TrafficOverride.objects.exists()
+    assert post(grace, f"approvals/{waits}/approve").status_code == 200
+
+
+@pytest.mark.usefixtures("_region", "_rule")
+@pytest.mark.parametrize("made_by", ["ada", "somebody"])
+def test_who_made_a_program_or_its_token_does_not_approve_what_it_requests(
+    made_by: str, ada: APIClient, grace: APIClient
+) -> None:
+    maker = ada if made_by == "ada" else grace
+    make_user("root", Role.OPERATOR)
+    assert post(maker, "service-accounts", {"name": "bot", "groups": ["operators"]}).status_code == 200
+    token = post(ada, "tokens", {"name": "t", "scope": "write", "service_account": "bot"}).json()["token"]
+    bot = APIClient()
+    bot.credentials(HTTP_AUTHORIZATION=f"Bearer {token}")
+    waits = evacuates(bot)
+    assert post(ada, f"approvals/{waits}/approve").status_code == 409
+    assert post(grace, f"approvals/{waits}/approve").status_code == (200 if made_by == "ada" else 409)
+
+
+@pytest.mark.usefixtures("_region", "_rule")
+def test_fixed_shares_that_empty_a_region_take_two_as_its_evacuation_does(ada: APIClient, grace: APIClient) -> None:
+    deployment = rows.deployment(cells=2)
+    assert isinstance(deployment, Deployment)
+    emptied = {**SHARES, "shares": {"us-west-2": 0.95, "us-east-1": 0.05}}
+    waits = post(ada, "traffic/overrides", emptied)
+    assert (waits.status_code, TrafficOverride.objects.count()) == (202, 0)
+    assert post(grace, f"approvals/{waits.json()['id']}/approve").json()["state"] == "done"
+    assert TrafficOverride.objects.get().actor == "ada"
+    assert post(ada, "traffic/overrides", {**SHARES, "shares": {"us-west-2": 0.5, "us-east-1": 0.5}}).status_code == 200
+    DeploymentRegion.objects.all().delete()
+    assert post(ada, "traffic/overrides", emptied).status_code == 200
