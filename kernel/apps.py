@@ -1,6 +1,31 @@
+from datetime import datetime
+from typing import Any
+
 from django.apps import AppConfig
+
+from kernel.clock import DATABASE_CLOCK
 
 
 class KernelConfig(AppConfig):
+    """Compares our clock with PostgreSQL's whenever a connection is made and the last comparison is old."""
+
     name = "kernel"
     label = "kernel"
+
+    def ready(self) -> None:
+        from django.db.backends.signals import connection_created
+
+        connection_created.connect(_compare_clocks, dispatch_uid="kernel.clock")
+
+
+def _compare_clocks(connection: Any, **_: Any) -> None:
+    if connection.vendor != "postgresql" or not DATABASE_CLOCK.is_due:
+        return
+
+    def read() -> datetime:
+        # The driver's own cursor: this is no query of whoever connects, and no transaction is open yet.
+        with connection.connection.cursor() as cursor:
+            (moment,) = cursor.execute("SELECT clock_timestamp()").fetchone()
+        return moment  # type: ignore[no-any-return]
+
+    DATABASE_CLOCK.compare(read)

@@ -1,8 +1,68 @@
-"""The one place that reads the wall clock. Everything that decides takes `now` as an argument instead."""
+"""The one place that reads a clock. Everything that decides takes `now` as an argument instead.
 
-from datetime import UTC, datetime
+The time is PostgreSQL's: all processes write and compare times there, so a host whose own clock is wrong, or is set
+while a process runs, must not make a lease end early or a report look old. Between two comparisons, which every new
+connection makes (kernel.apps), the host's monotonic clock counts on. A process without a database has its host's time.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from time import monotonic
+
+COMPARE_EVERY_S = 10.0
+"""A monotonic clock is a millisecond off after 10 s at the worst rate that NTP corrects (500 ppm: 5 ms)."""
+DOUBTFUL_AFTER_S = 1.0
+"""A comparison that took longer may be half of that wrong; an older one is better."""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """PostgreSQL's time at a moment of the monotonic clock."""
+
+    time: datetime
+    at_s: float
+
+
+class DatabaseClock:
+    """Counts on from the last comparison. Threads share one."""
+
+    def __init__(
+        self, wall: Callable[[], datetime] = lambda: datetime.now(UTC), ticks_s: Callable[[], float] = monotonic
+    ) -> None:
+        self._wall = wall
+        self._ticks_s = ticks_s
+        self._last: Comparison | None = None
+        self._tried_at_s = float("-inf")
+        self._comparing = threading.Lock()
+
+    def now(self) -> datetime:
+        """Current time, aware, in UTC."""
+        last = self._last
+        return self._wall() if last is None else last.time + timedelta(seconds=self._ticks_s() - last.at_s)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether to compare anew."""
+        return self._ticks_s() - self._tried_at_s >= COMPARE_EVERY_S
+
+    def compare(self, read: Callable[[], datetime]) -> None:
+        """Take over the time that `read` gets from PostgreSQL. One thread at a time: the others go on with the last."""
+        if not self._comparing.acquire(blocking=False):
+            return
+        try:
+            self._tried_at_s = began_s = self._ticks_s()
+            time, ended_s = read(), self._ticks_s()
+            if self._last is None or ended_s - began_s < DOUBTFUL_AFTER_S:
+                self._last = Comparison(time.astimezone(UTC), (began_s + ended_s) / 2)
+        finally:
+            self._comparing.release()
+
+
+DATABASE_CLOCK = DatabaseClock()
 
 
 def now() -> datetime:
     """Current time, aware, in UTC."""
-    return datetime.now(UTC)
+    return DATABASE_CLOCK.now()
