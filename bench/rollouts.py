@@ -183,7 +183,7 @@ def kills(bench: Bench) -> list[Row]:
                 ended.append(row)
                 rollout = bench.start(bench.other(), {**UNBAKED, "min_healthy_s": 8})
             time.sleep(0.5)
-        resumed.append(kill_and_wait(("worker", "beat") if number % 2 else ("worker",)))
+        resumed.append(kill_and_wait(("controller", "beat") if number % 2 else ("controller",)))
         print(f"  kill {number + 1}: the next pass began {resumed[-1]:.1f} s after it", flush=True)
     print(
         f"  resumed after {statistics.median(resumed):.1f} s (median), {max(resumed):.1f} s at most of {len(resumed)}"

@@ -8,3 +8,4 @@ class ControlplaneConfig(AppConfig):
 
     def ready(self) -> None:
         from controlplane import celery  # noqa: F401 - from here on `celery.current_app` is ours
+        from controlplane.observability import signals  # noqa: F401 - from here on tasks are numbered and counted

@@ -1,4 +1,5 @@
-"""The Celery application and the whole beat table.
+"""The Celery application and the whole beat table: housekeeping, which may wait. What must not is a control loop
+(kernel.control_loops).
 
 Messages are hints to look again: every task loads the truth from PostgreSQL, so a lost or repeated one is harmless.
 """
@@ -12,6 +13,11 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 from django.conf import settings
 
 from controlplane.secret_key import require_secret_key
+from kernel.control_standing import HEARTBEAT_EVERY_S
+
+EXPIRES_S = 60.0
+"""Of what beat rings every few seconds. Far above the delay of a worker that is merely slow, else all of it would
+expire in turn and none would run; and low enough that a worker which was away does not begin with an hour of it."""
 
 app = Celery("switchyard")
 app.conf.update(
@@ -38,26 +44,27 @@ app.conf.update(
     task_publish_retry=False,
     timezone="UTC",
     beat_schedule={
-        "fleet-reconcile": {"task": "fleet.reconcile", "schedule": 1.0, "options": {"expires": 2.0}},
-        "fleet-step-windows": {"task": "fleet.step_windows", "schedule": 5.0, "options": {"expires": 10.0}},
-        "fleet-sample-load": {"task": "fleet.sample_load", "schedule": 5.0, "options": {"expires": 10.0}},
+        "kernel-heartbeat": {
+            "task": "kernel.heartbeat",
+            "schedule": HEARTBEAT_EVERY_S,
+            "options": {"expires": EXPIRES_S},
+        },
+        "fleet-step-windows": {"task": "fleet.step_windows", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
+        "fleet-sample-load": {"task": "fleet.sample_load", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-history": {"task": "fleet.trim_history", "schedule": 600.0, "options": {"expires": 600.0}},
-        "fleet-send-webhooks": {"task": "fleet.send_webhooks", "schedule": 5.0, "options": {"expires": 10.0}},
+        "fleet-send-webhooks": {"task": "fleet.send_webhooks", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},
-        "models-validate": {"task": "models_registry.validate", "schedule": 5.0, "options": {"expires": 10.0}},
+        "models-validate": {"task": "models_registry.validate", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-join-tokens": {"task": "fleet.trim_join_tokens", "schedule": 3600.0},
-        "traffic-publish": {"task": "traffic.publish", "schedule": 1.0, "options": {"expires": 2.0}},
-        "traffic-count-usage": {"task": "traffic.count_usage", "schedule": 5.0, "options": {"expires": 10.0}},
+        "traffic-count-usage": {"task": "traffic.count_usage", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "traffic-trim-usage": {"task": "traffic.trim_usage", "schedule": 3600.0},
-        "traffic-autopilot": {"task": "traffic.autopilot", "schedule": 2.0, "options": {"expires": 4.0}},
-        "traffic-ensure-ingresses": {"task": "traffic.ensure_ingresses", "schedule": 1.0, "options": {"expires": 2.0}},
         "traffic-trim-async": {"task": "traffic.trim_async", "schedule": 60.0, "options": {"expires": 60.0}},
         "accounts-expire-approvals": {
             "task": "accounts.expire_approvals",
             "schedule": 60.0,
             "options": {"expires": 60.0},
         },
-        "audit-export": {"task": "audit.export", "schedule": 5.0, "options": {"expires": 10.0}},
+        "audit-export": {"task": "audit.export", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "kernel-trim-events": {"task": "kernel.trim_events", "schedule": 3600.0},
         "kernel-trim-changes": {"task": "kernel.trim_changes", "schedule": 600.0},
         "kernel-trim-idempotent": {"task": "kernel.trim_idempotent_answers", "schedule": 3600.0},

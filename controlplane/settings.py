@@ -11,6 +11,7 @@ from typing import Any
 import dj_database_url
 
 from engine_agent.protocol.log_lines import log_format
+from kernel.database_limits import connection_options
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 
@@ -65,6 +66,14 @@ METRICS_LISTEN = os.environ.get("SWITCHYARD_METRICS_LISTEN", "")
 """HOST:PORT on which worker, beat or sender answer Prometheus, where none of them shares a host with web."""
 AUDIT_EXPORT = os.environ.get("SWITCHYARD_AUDIT_EXPORT", "")
 """Where audit records go continuously: `s3://bucket/prefix`, `file:///var/log/audit.jsonl`, `syslog://host:514`."""
+
+CONTROL_LOOPS = {
+    "fleet.reconcile": ("fleet.tasks.reconcile_fleet", 1.0),
+    "traffic.publish": ("traffic.tasks.publish", 1.0),
+    "traffic.autopilot": ("traffic.tasks.autopilot", 2.0),
+    "traffic.ensure_ingresses": ("traffic.tasks.ensure_ingresses", 1.0),
+}
+"""Name -> its pass, and seconds between two looks (kernel.control_loops). The process `controller` runs them."""
 
 REGION_LATENCY_MS = _figures("SWITCHYARD_REGION_LATENCY_MS", "")
 """Measured round trips between regions, such as `us-east-1:us-west-2=62,us-east-1:eu-west-1=71`; the rest is estimated
@@ -158,7 +167,7 @@ DATABASES = {
             conn_health_checks=True,
         ),
         "OPTIONS": {
-            "connect_timeout": 5,
+            **connection_options(os.environ),
             **({"pool": {"min_size": 1, "max_size": DATABASE_POOL, "timeout": 10}} if DATABASE_POOL else {}),
         },
     },

@@ -1,4 +1,4 @@
-"""Celery's way into the fleet's services."""
+"""The way of the controller and of Celery's worker into the fleet's services."""
 
 from celery import shared_task
 
@@ -6,14 +6,14 @@ from fleet.services.enrolment import join_tokens_trim
 from fleet.services.fault_evidence import step_windows_cut
 from fleet.services.history import history_trim, load_sample
 from fleet.services.node_log import node_logs_trim
-from fleet.services.reconcile import reconcile
+from fleet.services.reconcile import reconcile_alone
 from fleet.services.webhook_delivery import deliveries_send, deliveries_trim
 from kernel import clock
 
 
-@shared_task(name="fleet.reconcile")
-def reconcile_fleet() -> None:
-    reconcile()
+def reconcile_fleet() -> bool:
+    """A pass of the control loop; False: another controller is at it."""
+    return reconcile_alone() is not None
 
 
 @shared_task(name="fleet.step_windows")

@@ -1,4 +1,4 @@
-"""Doorbells to the worker: after the commit, ask Celery to look at something now instead of at its next tick.
+"""Doorbells: after the commit, ask the controller or Celery's worker to look at something now instead of later.
 
 A doorbell that cannot ring is logged and forgotten: the periodic pass does the same work a second later. It never
 holds up its caller for longer than `RING_LIMIT_S`, because threads that serve many ring it.
@@ -12,6 +12,7 @@ from celery import Celery, current_app
 from django.db import transaction
 
 from kernel.circuit_breaker import DOORBELLS
+from kernel.control_loops import is_control_loop, loop_ring
 
 RING_LIMIT_S = 1.0
 """For each of connecting, sending and being answered; a broker in reach needs about a millisecond."""
@@ -20,7 +21,10 @@ log = logging.getLogger(__name__)
 
 
 def ring(task: str, **arguments: str) -> None:
-    """Send the named task after the current transaction commits (at once outside one)."""
+    """Ring the named control loop, or send the named task, after the current transaction (at once outside one)."""
+    if is_control_loop(task):
+        loop_ring(task)
+        return
     transaction.on_commit(lambda: _send(task, arguments), robust=True)
 
 

@@ -52,6 +52,20 @@ class Lease(models.Model):
         return f"{self.name} held by {self.holder} until {self.expires_at:%H:%M:%S}"
 
 
+class LoopPass(models.Model):
+    """When one control loop last made a whole pass, by PostgreSQL's clock (kernel.loop_passes). `waited_s`: how long
+    the message had waited that asked for it."""
+
+    loop = models.CharField(max_length=64, primary_key=True)
+    holder = models.CharField(max_length=96)
+    passed_at = models.DateTimeField()
+    took_s = models.FloatField(default=0.0)
+    waited_s = models.FloatField(default=0.0)
+
+    def __str__(self) -> str:
+        return f"{self.loop} passed at {self.passed_at:%H:%M:%S}"
+
+
 class TransactionIdField(_Field):
     """PostgreSQL's `xid8`: the id of a transaction, which never comes again. Only SQL compares it."""
 

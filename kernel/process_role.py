@@ -9,6 +9,7 @@ class ProcessRole(StrEnum):
     """The long-running ones, and everything else."""
 
     WEB = "web"
+    CONTROLLER = "controller"
     WORKER = "worker"
     BEAT = "beat"
     SENDER = "sender"
@@ -28,4 +29,5 @@ def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
         return ProcessRole.WEB
     if "celery" in program:
         return next((role for role in (ProcessRole.WORKER, ProcessRole.BEAT) if role in arguments), ProcessRole.COMMAND)
-    return ProcessRole.SENDER if arguments[1:2] == ["sender"] else ProcessRole.COMMAND
+    commands = (ProcessRole.CONTROLLER, ProcessRole.SENDER)
+    return next((role for role in commands if arguments[1:2] == [role]), ProcessRole.COMMAND)

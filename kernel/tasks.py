@@ -1,15 +1,29 @@
 """Housekeeping tasks of the kernel."""
 
 from datetime import timedelta
+from time import time
+from typing import Any
 
 from celery import shared_task
 
 from kernel import clock
+from kernel.control_standing import HOUSEKEEPING
+from kernel.loop_passes import loop_passed
 from kernel.models import Event, IdempotentAnswer
 from kernel.rest.changes import changes_trim
 
 EVENTS_KEPT = timedelta(days=30)
 CHANGES_KEPT = timedelta(hours=2)
+SENT_AT = "switchyard_sent_at"
+"""Header of every message: when it was sent, in seconds since 1970 by the sending host's clock."""
+
+
+@shared_task(name="kernel.heartbeat", bind=True)
+def heartbeat(self: Any) -> None:
+    """Beat's message came through the queue of housekeeping: say how long that took. Of two hosts, the difference of
+    their clocks is in it."""
+    sent_at = self.request.get(SENT_AT) or (self.request.headers or {}).get(SENT_AT)
+    loop_passed(HOUSEKEEPING, waited_s=max(0.0, time() - float(sent_at)) if sent_at else 0.0)
 
 
 @shared_task(name="kernel.trim_events")

@@ -1,4 +1,4 @@
-"""Celery's way into the services of traffic."""
+"""The way of the controller and of Celery's worker into the services of traffic."""
 
 from celery import shared_task
 
@@ -12,17 +12,25 @@ from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.usage import usage_count, usage_trim
 
 
-@shared_task(name="traffic.publish")
-def publish() -> None:
+def publish() -> bool:
+    """A pass of the control loop. Controllers may run it at once: a revision is published once."""
     tables_publish(now=clock.now())
     drained_cells_mark(now=clock.now())
     revocations_confirm(now=clock.now())
+    return True
 
 
-@shared_task(name="traffic.autopilot")
-def autopilot() -> None:
+def autopilot() -> bool:
+    """A pass of the control loop; while another controller is at it, nothing is done."""
     if autopilot_run(now=clock.now()):
         tables_publish(now=clock.now())
+    return True
+
+
+def ensure_ingresses() -> bool:
+    """A pass of the control loop; each ingress is booted by one controller at a time."""
+    ingresses_ensure(now=clock.now())
+    return True
 
 
 @shared_task(name="traffic.count_usage")
@@ -34,11 +42,6 @@ def count_usage() -> None:
 def trim_usage() -> None:
     usage_trim(now=clock.now())
     keys_retire(now=clock.now())
-
-
-@shared_task(name="traffic.ensure_ingresses")
-def ensure_ingresses() -> None:
-    ingresses_ensure(now=clock.now())
 
 
 @shared_task(name="traffic.trim_async")

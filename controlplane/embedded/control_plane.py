@@ -4,6 +4,7 @@ and its deadline."""
 import signal
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 
 from controlplane.embedded.configuration import CHECKOUT, CannotStart, Configuration, Engine
 from controlplane.embedded.console import Console
@@ -14,6 +15,9 @@ from controlplane.embedded.state_directory import StateDirectory
 from controlplane.embedded.supervisor import Service
 
 WORKER_CONCURRENCY = 2
+CONTROL_NICE = -5
+"""Of what notices faults and heals them: before engines and housekeeping of this host, in about three shares to one."""
+HOUSEKEEPING_NICE = 5
 MAX_FRAME_BYTES = 256 * 1024
 """The agent protocol's limit (engine_agent.protocol.codec)."""
 _WEB_GRACE_S = 3
@@ -29,15 +33,23 @@ def web(configuration: Configuration, environment: Mapping[str, str]) -> Service
     arguments += ["--no-proxy-headers"]  # whose headers count, the settings say (controlplane.asgi)
     arguments += ["--timeout-graceful-shutdown", str(_WEB_GRACE_S), "--no-use-colors"]
     arguments += ["--log-level", "warning"]
-    return Service(name="web", program=_python(arguments, environment), stop_within_s=_WEB_GRACE_S + 5.0)
+    program = _python(arguments, environment, nice=CONTROL_NICE)
+    return Service(name="web", program=program, stop_within_s=_WEB_GRACE_S + 5.0)
+
+
+def controller(environment: Mapping[str, str]) -> Service:
+    """The control loops: reconciling, publishing, the autopilot. Nothing else runs in it."""
+    program = replace(management_command(["controller"], environment), nice=CONTROL_NICE)
+    return Service(name="controller", program=program, stop_within_s=10.0)
 
 
 def worker(environment: Mapping[str, str]) -> Service:
-    """Celery's worker. On the launcher's death it stops cold: its tasks are acknowledged late and come again."""
+    """Celery's worker, for housekeeping. On the launcher's death it stops cold: its tasks are acknowledged late and
+    come again."""
     arguments = ["celery", "--quiet", "-A", "controlplane.celery:app", "worker"]
     arguments += ["--without-gossip", "--without-mingle"]
     arguments += ["--pool", "prefork", "--concurrency", str(WORKER_CONCURRENCY), "--loglevel", "info"]
-    program = _python(arguments, {**environment, **UNCHECKED}, death_signal=signal.SIGQUIT)
+    program = _python(arguments, {**environment, **UNCHECKED}, death_signal=signal.SIGQUIT, nice=HOUSEKEEPING_NICE)
     return Service(name="worker", program=program, stop_within_s=10.0)
 
 
@@ -59,7 +71,11 @@ def management_command(arguments: list[str], environment: Mapping[str, str]) -> 
 
 
 def _python(
-    arguments: list[str], environment: Mapping[str, str], *, death_signal: signal.Signals = signal.SIGTERM
+    arguments: list[str],
+    environment: Mapping[str, str],
+    *,
+    death_signal: signal.Signals = signal.SIGTERM,
+    nice: int = 0,
 ) -> Program:
     return Program(
         # Celery's advice not to run as root is for workers that unpickle untrusted messages; ours reads JSON of ours.
@@ -67,6 +83,7 @@ def _python(
         environment=environment,
         folder=CHECKOUT,
         death_signal=death_signal,
+        nice=nice,
     )
 
 

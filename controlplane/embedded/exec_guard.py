@@ -6,6 +6,7 @@ and never returns: it either becomes the program or exits with 127 and one line 
 """
 
 import argparse
+import contextlib
 import ctypes
 import os
 import pwd
@@ -50,10 +51,13 @@ def main(arguments: list[str]) -> None:
     parser = argparse.ArgumentParser(prog="guard")
     parser.add_argument("--parent", type=int, required=True)
     parser.add_argument("--death-signal", type=int, required=True)
+    parser.add_argument("--nice", type=int, default=0)
     parser.add_argument("--account")
     parser.add_argument("--traverse", action="store_true")
     parser.add_argument("program", nargs="+")
     options = parser.parse_args(arguments)
+    if options.nice:
+        prioritise(options.nice)
     if options.account:
         become(options.account, traverse=options.traverse)
     # After the change of account, because that clears it.
@@ -63,6 +67,15 @@ def main(arguments: list[str]) -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # Python ignores it, and exec would pass that on
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     os.execv(options.program[0], options.program)  # noqa: S606 - becoming the program is the purpose
+
+
+def prioritise(nice: int) -> None:
+    """Take a place in the queue for the processor, as a process and, where the kernel shares by session, as a session.
+    Only root may go before others; anybody else runs as before."""
+    with contextlib.suppress(PermissionError):
+        os.setpriority(os.PRIO_PROCESS, 0, nice)
+    with contextlib.suppress(OSError), open("/proc/self/autogroup", "w", encoding="ascii") as group:
+        group.write(str(nice))
 
 
 def become(account: str, *, traverse: bool) -> None:

@@ -1,7 +1,7 @@
 """`make up`: brings everything up in order, keeps it running, and on a signal takes it down in order.
 
-The order of the end differs from the reverse of the beginning in one point: whoever would heal the fleet (beat,
-worker) goes before the fleet does.
+The order of the end differs from the reverse of the beginning in one point: whoever would heal the fleet
+(controller, beat, worker) goes before the fleet does.
 """
 
 import asyncio
@@ -99,6 +99,7 @@ class Launcher:
             await management.resume()
         for service in (
             control_plane.web(self._configuration, self._environment),
+            control_plane.controller(self._environment),
             control_plane.worker(self._environment),
             control_plane.beat(self._home, self._environment),
             control_plane.sender(self._environment),
@@ -197,7 +198,7 @@ class Launcher:
             self._publish(phase=LauncherPhase.STOPPING)
         if self._supervisor.runs_anything:
             self._console.own("stopping")
-        await self._supervisor.stop("beat", "worker")
+        await self._supervisor.stop("beat", "worker", "controller")
         if self._fleet_may_run:
             await Management(self._environment, self._home, self._console).stop_fleet()
         await self._supervisor.stop_all()

@@ -27,7 +27,8 @@ _CHUNK_BYTES = 65536
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What to run. `account` drops root for that account; `traverse` keeps its right to pass closed folders."""
+    """What to run. `account` drops root for that account; `traverse` keeps its right to pass closed folders. `nice`:
+    below 0 goes before others, where we may."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
@@ -35,11 +36,14 @@ class Program:
     death_signal: signal.Signals = signal.SIGTERM
     account: str | None = None
     traverse: bool = False
+    nice: int = 0
 
 
 def guarded(program: Program) -> list[str]:
     """The command line that runs `program` behind the guard."""
     options = ["--parent", str(os.getpid()), "--death-signal", str(int(program.death_signal))]
+    if program.nice:
+        options += ["--nice", str(program.nice)]
     if program.account:
         options += ["--account", program.account]
     if program.traverse:

@@ -2,7 +2,7 @@
 to Celery's signals; it changes no task."""
 
 import logging
-from time import perf_counter
+from time import perf_counter, time
 from typing import Any
 
 from celery import signals
@@ -11,6 +11,7 @@ from controlplane.observability.exposition import serve_metrics
 from kernel.metrics import FOLDER, TASK_RUNS, TASK_SECONDS, TASKS_SENT
 from kernel.process_role import process_role
 from kernel.request_id import bind_request_id, request_id
+from kernel.tasks import SENT_AT
 from kernel.tracing import span, spans_flush, traceparent
 
 REQUEST_ID, TRACEPARENT = "switchyard_request_id", "traceparent"
@@ -24,6 +25,7 @@ _running: dict[str, tuple[Any, Any, dict[str, Any], float]] = {}
 def _sending(sender: str = "", headers: dict[str, Any] | None = None, **_: Any) -> None:
     TASKS_SENT.labels(sender, process_role().value).inc()
     if headers is not None:
+        headers[SENT_AT] = str(time())
         headers |= {name: text for name, text in ((REQUEST_ID, request_id()), (TRACEPARENT, traceparent())) if text}
 
 

@@ -27,6 +27,8 @@ KILL_AGAIN_AFTER_S = 1.0
 """SIGKILL needs no grace; a session that still has members after this long may have grown new ones meanwhile."""
 KILL_TRIES = 10
 LEFTOVER_POLL_S = 0.02
+ENGINE_NICE = 5
+"""An engine takes every core it gets; what watches it, proxies for it and heals it must still get its turn."""
 PRIVATE_VARIABLES = ("SWITCHYARD_JOIN_TOKEN",)
 """The agent's own secrets, which nothing that it starts may see."""
 
@@ -114,6 +116,8 @@ class Processes:
                 env=child_environment(os.environ, launch.env, self._node_id, kind),
                 start_new_session=True,
             )
+        if kind is ProcessKind.ENGINE:
+            _step_back(child.pid)
         started = procfs.stat(child.pid)
         record = ProcessRecord(
             pid=child.pid,
@@ -219,6 +223,11 @@ class Processes:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _step_back(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.setpriority(os.PRIO_PROCESS, pid, ENGINE_NICE)
 
 
 def child_environment(

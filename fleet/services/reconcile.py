@@ -54,11 +54,16 @@ log = logging.getLogger(__name__)
 
 
 def reconcile(*, settings: FleetSettings | None = None) -> int:
-    """Run a pass unless another worker does. Returns the number of decisions applied."""
+    """Run a pass unless another process does. Returns the number of decisions applied."""
+    return reconcile_alone(settings=settings) or 0
+
+
+def reconcile_alone(*, settings: FleetSettings | None = None) -> int | None:
+    """Run a pass; None: another process does. Returns the number of decisions applied."""
     chosen = settings or FleetSettings()
     holder = this_holder()
     if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
-        return 0
+        return None
     try:
         return _run_rounds(chosen, holder)
     finally:

@@ -61,7 +61,7 @@ def test_a_bad_version_touches_one_cell_and_is_rolled_back(
     assert {cell["model_version"] for cell in after.values()} == {cell["model_version"] for cell in before.values()}
 
 
-def test_a_good_version_waits_while_paused_and_reaches_every_cell_though_the_worker_is_killed(
+def test_a_good_version_waits_while_paused_and_reaches_every_cell_though_the_controller_is_killed(
     fleet: RunningFleet,
 ) -> None:
     _, goal = fleet.versions()
@@ -77,8 +77,8 @@ def test_a_good_version_waits_while_paused_and_reaches_every_cell_though_the_wor
         assert versions(fleet) == held
         fleet.post(f"rollouts/{rollout}/resume", {"why": "back"})
         eventually(lambda: goal in versions(fleet, "starting"))
-        worker = fleet.service("worker")
-        gone = [*worker.children(recursive=True), worker]
+        controller = fleet.service("controller")
+        gone = [*controller.children(recursive=True), controller]
         for process in gone:
             process.kill()
         psutil.wait_procs(gone, timeout=60)

@@ -16,13 +16,17 @@ NODE_VARIABLE = "SWITCHYARD_NODE_ID"
 HOME_VARIABLE = "SWITCHYARD_HOME"
 TERM_GRACE_S = 3.0
 SPAWN_LIMIT_S = 10.0
-_DETACH = "import os, sys; os.setsid(); os.fork() and os._exit(0); os.execv(sys.argv[1], sys.argv[1:])"
+_DETACH = (
+    "import os, sys; os.nice(max(0, -os.nice(0))); os.setsid(); os.fork() and os._exit(0); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
 
 
 def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> None:
     """Start a program in a session of its own and detached from the process tree, its output appended to `log`.
 
-    A machine must not hang on the worker that booted it, neither by its session nor by its place in the process tree.
+    A machine must not hang on the process that booted it, neither by its session nor by its place in the process tree,
+    and does not take its priority over.
     """
     with log.open("ab") as output:
         subprocess.run(

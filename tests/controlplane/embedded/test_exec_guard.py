@@ -89,3 +89,9 @@ def test_the_account_keeps_no_other_right_of_root() -> None:
     assert set(fields["Uid"].split()) == {"65534"}
     assert int(fields["CapEff"], 16).bit_count() == 1
     assert fields["Groups"].strip() == ""
+
+
+def test_the_program_steps_back_and_nobody_but_root_goes_before_others() -> None:
+    assert _guard("--nice", "7", "--", "/usr/bin/nice").stdout.strip() == "7"
+    before = _guard("--nice", "-5", "--", "/usr/bin/nice")
+    assert (before.returncode, before.stdout.strip() in {"-5", str(os.nice(0))}) == (0, True), before.stderr

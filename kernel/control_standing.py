@@ -1,0 +1,66 @@
+"""How far behind the control loops and housekeeping are, and from when on somebody must know. Pure: ages in, verdicts
+out."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+HOUSEKEEPING = "housekeeping"
+"""The row of Celery's worker, beside those of the loops."""
+LATE_AFTER_S = 10.0
+"""Pages say so from here on: ten passes are missing."""
+HEARTBEAT_EVERY_S = 5.0
+"""How often beat asks housekeeping to make its mark (controlplane.celery)."""
+STALE_AFTER_S = 30.0
+"""An incident: longer than the lease of a dead controller, its restart and one slow pass take together."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopAge:
+    """One loop: seconds since its last whole pass ended, what that took, and how long its message had waited."""
+
+    loop: str
+    age_s: float
+    took_s: float
+    waited_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ControlStanding:
+    """How far behind the control loops and housekeeping are. None: nothing is known, which a new database says."""
+
+    loops: tuple[LoopAge, ...]
+    queue_s: float | None
+
+    @property
+    def last_pass_s(self) -> float | None:
+        """Age of the last pass of the loop that is most behind."""
+        return max((loop.age_s for loop in self.loops), default=None)
+
+    @property
+    def late(self) -> tuple[LoopAge, ...]:
+        return tuple(loop for loop in self.loops if loop.age_s > LATE_AFTER_S)
+
+    @property
+    def stale(self) -> tuple[LoopAge, ...]:
+        return tuple(loop for loop in self.loops if loop.age_s > STALE_AFTER_S)
+
+    @property
+    def is_late(self) -> bool:
+        return bool(self.late) or (self.queue_s or 0.0) > STALE_AFTER_S
+
+    def __str__(self) -> str:
+        passed = "no pass yet" if self.last_pass_s is None else f"last pass {self.last_pass_s:.0f} s ago"
+        return passed if self.queue_s is None else f"{passed}, queue {self.queue_s:.0f} s old"
+
+
+def standing_of(ages: Iterable[LoopAge]) -> ControlStanding:
+    """What the rows of all loops, in any order, say together."""
+    known = sorted(ages, key=lambda age: age.loop)
+    loops = tuple(age for age in known if age.loop != HOUSEKEEPING)
+    queues = [_queue_age_s(age) for age in known if age.loop == HOUSEKEEPING]
+    return ControlStanding(loops, max(queues, default=None))
+
+
+def _queue_age_s(queue: LoopAge) -> float:
+    """What ran last had waited so long, and since then nothing has run that should have."""
+    return max(0.0, queue.waited_s) + max(0.0, queue.age_s - HEARTBEAT_EVERY_S)

@@ -1,0 +1,56 @@
+"""What travels with the messages of Celery, so that a task knows of which request it is, and how long it waited."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from django.conf import settings as configured
+
+from kernel import hints
+from kernel.control_standing import HOUSEKEEPING
+from kernel.loop_passes import control_standing
+from kernel.models import LoopPass
+from kernel.request_id import bind_request_id
+from kernel.tasks import SENT_AT, heartbeat
+from tests.kernel.servers_away import use_fresh_doorbells
+
+ROOT = Path(__file__).resolve().parents[3]
+QUEUE = "switchyard:celery"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_message_says_when_it_was_sent_and_of_which_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fresh_doorbells(monkeypatch)
+    client = redis.Redis.from_url(configured.REDIS_URL)
+    client.delete(QUEUE)
+    with bind_request_id("r-9"):
+        hints.ring("fleet.send_webhooks")
+    (message,) = client.lrange(QUEUE, 0, -1)
+    headers: dict[str, Any] = json.loads(message)["headers"]
+    assert headers["switchyard_request_id"] == "r-9"
+    assert float(headers[SENT_AT]) > 0
+
+
+def test_every_process_of_django_counts_its_tasks() -> None:
+    """A worker has no URLs, views or tests that would import what counts."""
+    looked = "import django; django.setup(); from celery import signals; print(len(signals.task_prerun.receivers))"
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "controlplane.settings"}
+    ended = subprocess.run(
+        [sys.executable, "-c", looked], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert int(ended.stdout.split()[-1]) >= 1
+
+
+@pytest.mark.django_db
+def test_the_heartbeat_of_housekeeping_says_how_long_its_message_waited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernel.tasks.time", lambda: 1060.0)
+    heartbeat.apply(headers={SENT_AT: "1000.0"})
+    assert LoopPass.objects.get(loop=HOUSEKEEPING).waited_s == 60.0
+    queue_s = control_standing().queue_s
+    assert queue_s is not None
+    assert queue_s >= 60.0
