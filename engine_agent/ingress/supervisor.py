@@ -7,7 +7,7 @@ interrupted by a failure: its reason is kept for the report.
 import asyncio
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
@@ -17,6 +17,7 @@ from engine_agent.ingress.plan import Reload, RemoveServer, Step, plan_steps
 from engine_agent.ingress.running import RunningHaproxy, UnexpectedOutput
 from engine_agent.ingress.runtime_api import apply_step, read_worker
 from engine_agent.ingress.settings import Times
+from engine_agent.protocol.watchdog import AwakeClock, Watchdog
 from engine_agent.runtime.connection import ConnectionSettings, backoff_s
 
 log = logging.getLogger(__name__)
@@ -78,15 +79,16 @@ class HaproxySupervisor:
         self._structure_of = structure_of
         self._draw = draw
         self._structure_cache: tuple[DesiredHaproxy, str] | None = None
-        self._responded_at_s = 0.0
+        self._awake = AwakeClock(lambda: _now_s())  # noqa: PLW0108 - looked up at each reading, as the loop is
+        self._watchdog = Watchdog(patience_s=times.silent_after_s)
         self._restarts = RestartBackoff()
 
     def adopt(self) -> None:
         """Take over what an earlier agent left running, if it did."""
         if self.process.adopt():
             log.info("adopted %s %s", self._name, self.process.pid)
-            self._responded_at_s = _now_s()
-            self._restarts.note_start(self._responded_at_s)
+            self._watchdog.answered()
+            self._restarts.note_start(_now_s())
 
     async def reconcile(self, desired: DesiredHaproxy | None, fallback: DesiredHaproxy) -> bool:
         """One pass. Returns whether `desired` is in force after it.
@@ -104,9 +106,11 @@ class HaproxySupervisor:
         return desired is not None and not self.problem
 
     async def _keep_alive(self, desired: DesiredHaproxy) -> None:
-        unresponsive_s = _now_s() - self._responded_at_s
-        if self.process.is_alive() and unresponsive_s > self._times.silent_after_s:
-            self._note_problem(f"no response for {unresponsive_s:.0f} s: killed")
+        """Judge by what it was asked in earlier passes: a pass that comes late has asked nothing meanwhile."""
+        now_s = self._awake.now_s()
+        if self.process.is_alive() and self._watchdog.is_silent(now_s):
+            silent_s, asked = self._watchdog.silent_s(now_s), self._watchdog.unanswered
+            self._note_problem(f"no response to {asked} questions in {silent_s:.0f} s: killed")
             await self.process.kill()
         if self.process.is_alive():
             return
@@ -117,13 +121,12 @@ class HaproxySupervisor:
             self._restarts.note_start(_now_s())
             await self.process.start(desired)
             self.starts_total += 1
-            self._responded_at_s = _now_s()
+            self._watchdog.answered()
             log.info("%s %s serves revision %s", self._name, self.process.pid, desired.revision)
 
     async def _converge(self, desired: DesiredHaproxy | None) -> None:
         map_names = desired.maps if desired else ()
-        self.running = await read_worker(self.process.admin, map_names)
-        self._responded_at_s = _now_s()
+        self.running = await self._ask_worker(map_names)
         if desired is None:
             return
         steps = plan_steps(self.running, desired, self._structure(desired))
@@ -131,6 +134,19 @@ class HaproxySupervisor:
             await self._apply(step, desired)
         if steps:
             self.running = await read_worker(self.process.admin, map_names)
+
+    async def _ask_worker(self, map_names: Iterable[str]) -> RunningHaproxy:
+        asked_at_s = self._awake.now_s()
+        try:
+            running = await read_worker(self.process.admin, map_names)
+        except (Unreachable, OSError):
+            self._watchdog.missed(asked_at_s)
+            raise
+        except UnexpectedOutput:
+            self._watchdog.answered()  # it lives, and speaks another version
+            raise
+        self._watchdog.answered()
+        return running
 
     def _structure(self, desired: DesiredHaproxy) -> str:
         """Computed only when the desired state is another object: passes are four a second."""

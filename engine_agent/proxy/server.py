@@ -10,6 +10,7 @@ from functools import partial
 from time import monotonic
 
 from engine_agent.protocol.states import Phase
+from engine_agent.protocol.watchdog import LateWakeUp
 from engine_agent.proxy import endpoints, refusal
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
@@ -22,6 +23,8 @@ from engine_agent.proxy.wire import RequestHead
 BACKLOG = 1024
 _FLUSH_S = 0.2
 """For the last bytes to leave, at the end of the grace."""
+_LATE_GRACE_S = 2.0
+"""After this process itself stood still: what clients and the engine sent meanwhile is read first."""
 _LAST_SPANS_S = 1.0
 """For the last spans to reach their collector."""
 
@@ -105,9 +108,12 @@ class ProxyServer:
 
     async def _sweep(self) -> None:
         """Enforce every time limit, for ever."""
+        own = LateWakeUp(grace_s=_LATE_GRACE_S)
         while True:
             await asyncio.sleep(self.settings.limits.sweep_interval_s)
             now = monotonic()
+            if not own.may_judge(now):
+                continue
             for client in tuple(self._clients):
                 client.check(now)
             for request in tuple(self.cell.in_flight):

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
-from time import monotonic
 
 from msgspec import structs
 
@@ -21,6 +20,7 @@ from engine_agent.protocol.ingress_messages import RoutingTable
 from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, StepTimes
 from engine_agent.protocol.ports import AGENT_METRICS
 from engine_agent.protocol.states import EngineState
+from engine_agent.protocol.watchdog import AwakeClock
 from engine_agent.runtime.connection import AgentConnection, report_interval_s
 from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.runtime.launch import NodePlace
@@ -58,14 +58,22 @@ class NodeAgent:
         limits: ConvergeLimits = LIMITS,
     ) -> None:
         self._limits = limits
+        self._awake = AwakeClock()
+        """Of every limit: an agent that was stopped has asked nothing meanwhile, and judges nobody by its own sleep."""
         self._wake = asyncio.Event()
         self._hello = hello
         self._stack = stack
         self._sent_fingerprint: Fingerprint = {}
         self._connection = AgentConnection(enrolment=enrolment, hello=self._make_hello, on_message=self._on_message)
-        self._node = LocalNode(place, stack=stack, on_change=self._wake.set, on_fault=self._connection.send_fault)
+        self._node = LocalNode(
+            place,
+            stack=stack,
+            on_change=self._wake.set,
+            on_fault=self._connection.send_fault,
+            now_s=self._awake.now_s,
+        )
         self._accelerators = accelerators(self._connection.send_fault)
-        self._no_contact_since_s: float | None = monotonic()
+        self._no_contact_since_s: float | None = self._awake.now_s()
         self._last_observed: Observed | None = None
         self._steps: StepTimes | None = None
         self._logs = LogTailSender(place.home)
@@ -118,7 +126,7 @@ class NodeAgent:
         until_s = self._converge()
         pause_s = CONVERGE_AT_LEAST_EVERY_S
         if until_s is not None:
-            pause_s = min(pause_s, max(0.01, until_s - monotonic()))
+            pause_s = min(pause_s, max(0.01, until_s - self._awake.now_s()))
         try:
             async with asyncio.timeout(pause_s):
                 await self._wake.wait()
@@ -131,7 +139,7 @@ class NodeAgent:
         self._note_contact()
         until_s = None
         node = self._node.snapshot(self._no_contact_since_s)
-        for step in plan_convergence(self._node.desired, node, monotonic(), self._limits):
+        for step in plan_convergence(self._node.desired, node, self._awake.now_s(), self._limits):
             self._node.apply(step)
             if isinstance(step, Wait):
                 until_s = step.until_s
@@ -184,11 +192,11 @@ class NodeAgent:
         if self._connection.status.connected:
             self._no_contact_since_s = None
         elif self._no_contact_since_s is None:
-            self._no_contact_since_s = monotonic()
+            self._no_contact_since_s = self._awake.now_s()
 
     def _observed(self) -> Observed:
         node = self._node.snapshot(self._no_contact_since_s)
-        return observe(self._node.desired, node, monotonic(), self._limits)
+        return observe(self._node.desired, node, self._awake.now_s(), self._limits)
 
     def _send_report(self, steps: StepTimes | None = None) -> None:
         observed = self._observed()

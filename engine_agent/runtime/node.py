@@ -51,7 +51,7 @@ PHASE_TIMEOUT_S = 1.0
 class LocalNode:
     """The state of this node. `on_change` is called when there may be something to plan, `on_fault` with evidence.
 
-    `stack` returns what the machine runs; it is called at every start of an engine.
+    `stack` returns what the machine runs; it is called at every start of an engine. `now_s` is the clock of all limits.
     """
 
     def __init__(
@@ -61,15 +61,19 @@ class LocalNode:
         stack: Callable[[], Fingerprint],
         on_change: Callable[[], None],
         on_fault: Callable[[Fault], None],
+        now_s: Callable[[], float] = monotonic,
     ) -> None:
         self.place = place
+        self._now_s = now_s
         self._stack = stack
         self.seen = watch.ProbeResults()
         self._on_change = on_change
         self._on_fault = on_fault
         self._journal = Journal(place.home / JOURNAL_FILE, NodeRecord)
         self._record = NodeRecord(place.node_id)
-        self._processes = Processes(place.node_id, place.home, on_end=self._process_ended, on_free=on_change)
+        self._processes = Processes(
+            place.node_id, place.home, on_end=self._process_ended, on_free=on_change, now_s=now_s
+        )
         self._last_engine_failure: Failure | None = None
         self._failure: Failure | None = None
         self._proxy_failure: Failure | None = None
@@ -95,7 +99,7 @@ class LocalNode:
             self._record = self._journal.load() or self._record
         except CorruptJournal as error:
             log.error("%s", error)
-        now_s = monotonic()
+        now_s = self._now_s()
         if self._record.failure is not None:
             self._failure = self._last_engine_failure = self._record.failure.failure(now_s)
         engine, proxy = self._record.engine, self._record.proxy
@@ -160,7 +164,7 @@ class LocalNode:
             after = watch.after_engine(before, await watch.probe_engine(url))
         elif proxy is not None and proxy.membership == engine.membership:
             status = await watch.fetch_proxy_status(proxy_admin_url(self.place.context(), "/status"))
-            after = watch.after_proxy(before, status, monotonic())
+            after = watch.after_proxy(before, status, self._now_s())
         else:
             return
         if self.seen is before:  # else a process started or ended meanwhile, and the answer speaks of the past
@@ -268,14 +272,14 @@ class LocalNode:
     def _set_failure(self, member: Membership, reason: str, ran_stably: bool) -> None:
         previous = self._last_engine_failure
         same = previous if previous is not None and previous.membership == member else None
-        self._failure = Failure(member, reason, monotonic(), next_in_a_row(same, ran_stably))
+        self._failure = Failure(member, reason, self._now_s(), next_in_a_row(same, ran_stably))
         self._last_engine_failure = self._failure
         self._save(failure=FailureRecord.of(self._failure))
 
     def _proxy_failed(self, member: Membership, reason: str, ran_stably: bool) -> None:
         previous = self._proxy_failure
         same = previous if previous is not None and previous.membership == member else None
-        self._proxy_failure = Failure(member, reason, monotonic(), next_in_a_row(same, ran_stably))
+        self._proxy_failure = Failure(member, reason, self._now_s(), next_in_a_row(same, ran_stably))
 
     def _last_lines(self, kind: ProcessKind) -> list[str]:
         return last_lines(self._processes.log_path(kind), EVIDENCE_LINES)

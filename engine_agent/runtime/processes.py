@@ -14,6 +14,7 @@ import subprocess
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 
 from engine_agent.engines.base import NODE_ID_VARIABLE, Launch
 from engine_agent.planning.node import Membership, ProcessKind, RunningProcess
@@ -76,7 +77,9 @@ class Processes:
         *,
         on_end: Callable[[ProcessEnd], None],
         on_free: Callable[[], None],
+        now_s: Callable[[], float] = monotonic,
     ) -> None:
+        self._now_s = now_s
         self._node_id = node_id
         self._home = home
         self._on_end = on_end
@@ -175,7 +178,7 @@ class Processes:
         self, kind: ProcessKind, record: ProcessRecord, pidfd: int, child: subprocess.Popen[bytes] | None
     ) -> None:
         loop = asyncio.get_running_loop()
-        held = _Supervised(record, pidfd, loop.time(), child)
+        held = _Supervised(record, pidfd, self._now_s(), child)
         self._slots[kind] = held
         loop.add_reader(pidfd, self._ended, kind, held)
 
@@ -190,7 +193,7 @@ class Processes:
         held.ended.set()
         code = held.child.wait() if held.child is not None else None
         was_ordered, held.stopping = held.stopping, True
-        ran_s = asyncio.get_running_loop().time() - held.since_s
+        ran_s = self._now_s() - held.since_s
         self._on_end(ProcessEnd(kind, held.record, code, was_ordered, ran_s))
         self._spawn_task(self._clear_session(kind, held))
 

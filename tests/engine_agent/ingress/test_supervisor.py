@@ -1,8 +1,17 @@
-"""A HAProxy that died once is back at once; one that keeps dying is started more and more slowly."""
+"""A HAProxy that died once is back at once; one that keeps dying is started more and more slowly; one that is silent is
+killed, but only for what it was asked."""
+
+from typing import cast
 
 import pytest
 
-from engine_agent.ingress.supervisor import STABLE_AFTER_S, RestartBackoff
+from engine_agent.ingress import supervisor
+from engine_agent.ingress.command_socket import COMMAND_TIMEOUT_S, Unreachable
+from engine_agent.ingress.desired import EMPTY_DESIRED
+from engine_agent.ingress.haproxy import HaproxyProcess
+from engine_agent.ingress.running import RunningHaproxy
+from engine_agent.ingress.settings import Times
+from engine_agent.ingress.supervisor import STABLE_AFTER_S, HaproxySupervisor, RestartBackoff
 
 pytestmark = pytest.mark.processes
 
@@ -30,3 +39,75 @@ def test_one_that_dies_young_waits_longer_each_time_up_to_a_limit() -> None:
         waits.append(round(restarts.due_at_s - 100.1, 2))
     assert waits == [0.0, 1.0, 2.0, 4.0, 5.0, 5.0, 5.0, 5.0]
     assert not restarts.may_start(102.0)
+
+
+class Hanging(Exception):
+    """The test's HAProxy was killed."""
+
+
+class StandInProcess:
+    """A HAProxy that lives until it is killed."""
+
+    pid = 4711
+    admin = None
+
+    def is_alive(self) -> bool:
+        return True
+
+    async def kill(self) -> None:
+        raise Hanging
+
+    def adopt(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def supervised(monkeypatch: pytest.MonkeyPatch) -> "Supervised":
+    return Supervised(monkeypatch)
+
+
+class Supervised:
+    """A supervisor on virtual time, and whether its HAProxy answers."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 1000.0
+        self.answers = True
+        monkeypatch.setattr(supervisor, "_now_s", lambda: self.now_s)
+        monkeypatch.setattr(supervisor, "read_worker", self._read_worker)
+        process = cast(HaproxyProcess, StandInProcess())
+        self.haproxy = HaproxySupervisor("HAProxy", process, Times(), lambda desired: "")
+        self.haproxy.adopt()
+
+    async def _read_worker(self, *_: object) -> RunningHaproxy:
+        if not self.answers:
+            self.now_s += COMMAND_TIMEOUT_S
+            raise Unreachable("it does not respond")
+        return RunningHaproxy("", 1, (), (), {})
+
+    async def look(self, *, after_s: float = 0.25) -> None:
+        self.now_s += after_s
+        await self.haproxy.reconcile(None, EMPTY_DESIRED)
+
+    async def look_until(self, end_s: float) -> None:
+        while self.now_s < end_s:
+            await self.look()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("stopped_s", [5.0, 15.0, 60.0, 3600.0])
+async def test_an_agent_that_was_stopped_asks_before_it_judges(supervised: Supervised, stopped_s: float) -> None:
+    await supervised.look()
+    for _ in range(3):
+        await supervised.look(after_s=stopped_s)
+        assert supervised.haproxy.problem == ""
+
+
+@pytest.mark.asyncio
+async def test_one_that_does_not_answer_is_killed_after_its_patience(supervised: Supervised) -> None:
+    await supervised.look()
+    supervised.answers = False
+    began_s = supervised.now_s
+    with pytest.raises(Hanging):
+        await supervised.look_until(began_s + 60.0)
+    assert supervised.haproxy.problem.startswith("HAProxy: no response to 5 questions in 1")
+    assert supervised.now_s - began_s < Times().silent_after_s + 2 * (COMMAND_TIMEOUT_S + 0.25)
