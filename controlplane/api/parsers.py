@@ -1,14 +1,20 @@
-"""Reads JSON bodies, within limits: what is too long or nested too deeply is refused before it costs anything."""
+"""Reads JSON bodies, within limits: what is too long, nested too deeply, ambiguous or could never be stored is refused
+before it costs anything."""
 
 from http import HTTPStatus
-from io import BytesIO
 from typing import Any
 
-from rest_framework.exceptions import APIException, ParseError
+from rest_framework.exceptions import APIException, ErrorDetail, ParseError, ValidationError
 from rest_framework.parsers import JSONParser
+
+from engine_agent.protocol.strict_json import strict_loads
+from kernel.sanitize import unstorable_texts
 
 MAX_BODY_BYTES = 256 * 1024
 """Our largest request names every region of a deployment: a few kilobytes."""
+DEEPEST = 32
+"""Of objects and lists within each other: an engine's options in a document have eight."""
+NO_TEXT = ErrorDetail("holds a character that is no text: NUL or half of a surrogate", "storable")
 
 
 class BodyTooLarge(APIException):
@@ -23,12 +29,16 @@ class BoundedJSONParser(JSONParser):
 
         Raises:
             BodyTooLarge: longer than `MAX_BODY_BYTES`.
-            ParseError: no JSON, or nested deeper than Python's parser goes.
+            ParseError: no JSON with one meaning (`strict_loads`), or nested deeper than `DEEPEST`.
+            ValidationError: a text in it that no column takes; it names the places.
         """
         body = stream.read(MAX_BODY_BYTES + 1)
         if len(body) > MAX_BODY_BYTES:
             raise BodyTooLarge
         try:
-            return super().parse(BytesIO(body), media_type, parser_context)
-        except RecursionError as error:
-            raise ParseError("JSON parse error - nested too deeply") from error
+            value = strict_loads(body, deepest=DEEPEST)
+        except ValueError as error:
+            raise ParseError(f"JSON parse error - {error}") from error
+        if places := dict.fromkeys(unstorable_texts(value)):
+            raise ValidationError({place.replace("\0", "\ufffd"): [NO_TEXT] for place in places})
+        return value

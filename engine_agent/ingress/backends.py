@@ -128,6 +128,8 @@ def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressS
             replay_rule(settings, body_bytes=max_buffered_body_bytes(desired, settings)),
             *_priorities(pool.serving_class, settings),
             f"http-request set-header {headers.DEPLOYMENT} {pool.name}",
+            # Readers of JSON differ; the cell refuses a body that names another model to its reader than to ours.
+            f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
             *(affinity.PICK_RULES if pool.has_affinity else ()),
             *_no_cell_lines(desired),
             f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)] if !{IS_NO_CELL}",

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from engine_agent.protocol.strict_json import strict_loads
+
 MANIFEST_NAME = "manifest.json"
 DIGEST_PREFIX = "sha256:"
 
@@ -45,10 +47,10 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
         BadArtifact: it is not a manifest, or its own digest does not fit its list of files.
     """
     try:
-        content: Any = json.loads(text)
+        content: Any = strict_loads(text)
         manifest = Manifest(_text_map(content["files"]), _text_map(content["source"]))
         digest = content["digest"]
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise BadArtifact(f"{where} is not a manifest: {error!r}") from error
     if digest != manifest.digest:
         raise BadArtifact(f"{where} lists files of digest {manifest.digest} but names {digest}")

@@ -10,6 +10,7 @@ urgent is the first to yield when load rises, however much of it there is.
 import math
 import re
 from dataclasses import dataclass
+from urllib.parse import unquote
 
 from engine_agent.protocol.messages import OTHER_TENANTS
 from engine_agent.protocol.states import Phase, ServingClass
@@ -22,6 +23,7 @@ TENANT_HEADER = b"x-switchyard-tenant"
 DEADLINE_HEADER = b"x-switchyard-deadline-ms"
 DEPLOYMENT_HEADER = b"x-switchyard-deployment"
 ARRIVED_HEADER = b"x-switchyard-arrived-ms"
+MODEL_HEADER = b"x-switchyard-model"
 _TENANT = re.compile(rb"[A-Za-z0-9._:@-]{1,64}")
 _MILLISECONDS = re.compile(rb"-?\d{1,10}")
 """Up to 115 days; a longer bound is none."""
@@ -46,13 +48,15 @@ class RequestMetadata:
     """What the headers of a request state: class, tenant, deadline. `tenant` is empty where none is named;
     `time_left_s` None: no deadline, else seconds that are left.
 
-    `is_routed`: an ingress chose this deployment for the model's name, which the engine need not know.
+    `is_routed`: an ingress chose this deployment for the model's name, which the engine need not know. `routed_by`:
+    that name, as the ingress read it in the body; None: it did not say.
     """
 
     serving_class: ServingClass = ServingClass.REALTIME
     tenant: str = ""
     time_left_s: float | None = None
     is_routed: bool = False
+    routed_by: str | None = None
 
 
 class BadHeader(ValueError):
@@ -72,7 +76,7 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
         BadHeader: a class that does not exist, or a deadline that is no number.
     """
     serving_class, tenant, time_left_s, is_routed = ServingClass.REALTIME, "", None, False
-    waited_s = 0.0
+    waited_s, routed_by = 0.0, None
     for name, value in headers:
         if name == CLASS_HEADER:
             serving_class = _serving_class(value)
@@ -82,9 +86,12 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
             time_left_s = _limit_s(value)
         elif name == DEPLOYMENT_HEADER:
             is_routed = True
+        elif name == MODEL_HEADER:
+            routed_by = unquote(value.decode("latin-1"))
         elif name == ARRIVED_HEADER and _UNIX_MS.fullmatch(value):
             waited_s = max(0.0, now - int(value) / 1000)
-    return RequestMetadata(serving_class, tenant, None if time_left_s is None else time_left_s - waited_s, is_routed)
+    left_s = None if time_left_s is None else time_left_s - waited_s
+    return RequestMetadata(serving_class, tenant, left_s, is_routed, routed_by)
 
 
 def _serving_class(value: bytes) -> ServingClass:

@@ -11,7 +11,7 @@ from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection
 from engine_agent.proxy.refusal import RETRY_HEADER, Refusal, error_event
 from engine_agent.proxy.request_record import CLIENT_GONE_STATUS, RequestOutcome, RequestRecord
-from engine_agent.proxy.rewrite import PRIORITIES, UsageEventFilter, rewrite_body
+from engine_agent.proxy.rewrite import PRIORITIES, BadBody, UsageEventFilter, rewrite_body
 from engine_agent.proxy.tokens import is_error_event, usage_of
 from engine_agent.proxy.upload import Upload
 from engine_agent.proxy.upstream import EngineConnection, UpstreamFault
@@ -135,9 +135,14 @@ class Exchange:
         """The body is there, or too long to be waited for: on to the engine."""
         self._sent = True
         if not any(name == b"content-encoding" for name, _ in self._head.headers):
-            priority = PRIORITIES[self._record.metadata.serving_class] if self._cell.settings.priorities else None
-            model = self._cell.settings.model if self._record.metadata.is_routed else None
-            rewrite = rewrite_body(self._head.path, self._upload.whole(), priority, model)
+            metadata = self._record.metadata
+            priority = PRIORITIES[metadata.serving_class] if self._cell.settings.priorities else None
+            model = self._cell.settings.model if metadata.is_routed else None
+            try:
+                rewrite = rewrite_body(self._head.path, self._upload.whole(), priority, model, metadata.routed_by)
+            except BadBody as error:
+                self._fail(refusals.bad_body(str(error)), RequestOutcome.REFUSED)
+                return
             self._upload.members = rewrite.members
             self._usage_filter = UsageEventFilter() if rewrite.removes_usage else None
         connection = self._cell.pool.take()

@@ -84,3 +84,7 @@ def too_slow(part: str, limit_s: float) -> Refusal:
 
 def bad_request(reason: str) -> Refusal:
     return Refusal(400, "bad_http_request", f"the request is not valid HTTP/1.1: {reason}")
+
+
+def bad_body(reason: str) -> Refusal:
+    return Refusal(400, "invalid_json", f"the request body is not JSON with one meaning: {reason}")

@@ -2,10 +2,12 @@
 
 To the JSON object of a request it adds members: the priority of its class, the wish for a usage count, and the engine's
 own name of the model where the request came by another. They come last, where they override the same names before them.
-A body that is no JSON object keeps its meaning, and no body has to be there as a whole. From a stream whose client did
-not request a usage count it takes the usage event; whole events pass at once, and none that passes is changed.
+A body that the engine could understand in another way than the ingress or this proxy did is refused (`members_of`); one
+that is too long to be parsed only gains members. From a stream whose client did not request a usage count it takes the
+usage event; whole events pass at once, and none that passes is changed.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,14 +27,13 @@ _MAX_HELD_BYTES = 1024 * 1024
 """No event of an engine is as long; what has no end by then passes as it is."""
 
 
-class _Body(msgspec.Struct):
-    model: Any = None
-    stream: Any = None
-    stream_options: Any = None
-    priority: Any = None
+_members = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_KEY = re.compile(rb'[ \t\r\n]*("(?:[^"\\]|\\.)*+")[ \t\r\n]*:[ \t\r\n]*')
+_SEPARATOR = re.compile(rb"[ \t\r\n]*[,}]")
 
 
-_decoder = msgspec.json.Decoder(_Body)
+class BadBody(ValueError):
+    """A request body that does not mean one thing only; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,32 +45,73 @@ class BodyRewrite:
     removes_usage: bool = False
 
 
-def rewrite_body(path: bytes, body: bytes | None, priority: int | None, model: str | None = None) -> BodyRewrite:
+def rewrite_body(
+    path: bytes, body: bytes | None, priority: int | None, model: str | None = None, routed_by: str | None = None
+) -> BodyRewrite:
     """What to add to a request. `body` None: it is too long to be parsed. `priority` None: the engine knows none.
 
-    `model` is the name that the engine knows; None: the one in the request.
+    `model` is the name that the engine knows; None: the one in the request. `routed_by` is the name that the ingress
+    read in the body and chose this cell by; None: it did not say.
+
+    Raises:
+        BadBody: see `members_of`; or the body names another model than the ingress read in it.
     """
-    if path not in PRIORITY_PATHS:
+    if path not in PRIORITY_PATHS or body == b"":
         return BodyRewrite()
     if body is None:
         unseen = [] if model is None else [_model(model)]
         return BodyRewrite(b",".join(unseen if priority is None else [*unseen, _priority(priority)]))
-    try:
-        request = _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return BodyRewrite()
-    members = [_model(model)] if model is not None and isinstance(request.model, str) and request.model != model else []
-    if priority is not None and (priority or request.priority is not None):
+    request = {name: _decoded(raw) for name, raw in members_of(body).items() if name in _READ}
+    given = request.get("model")
+    if routed_by is not None and given != routed_by:
+        raise BadBody(f"the ingress read the model {routed_by!r:.200} in it, and here it names {given!r:.200}")
+    members = [_model(model)] if model is not None and isinstance(given, str) and given != model else []
+    if priority is not None and (priority or request.get("priority") is not None):
         members.append(_priority(priority))
-    options = _usage_options(request) if path in USAGE_PATHS and request.stream is True else None
+    options = _usage_options(request) if path in USAGE_PATHS and request.get("stream") is True else None
     if options is not None:
         members.append(b'"stream_options":' + msgspec.json.encode(options))
     return BodyRewrite(b",".join(members), removes_usage=options is not None)
 
 
-def _usage_options(request: _Body) -> dict[str, Any] | None:
+def members_of(body: bytes) -> dict[str, msgspec.Raw]:
+    """The members of the JSON object that a body is, as they stand there.
+
+    Raises:
+        BadBody: it is no JSON object, or names a member twice: readers differ in which one counts.
+    """
+    try:
+        members = _members.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(str(error)) from None
+    # The decoder keeps the last of two. So walk along the text: each member must be the one that it kept, and there
+    # once.
+    at, seen, is_last = body.index(b"{") + 1, set[str](), not members
+    while not is_last:
+        key = _KEY.match(body, at)
+        name = _decoded(key[1]) if key else ""
+        value = bytes(members.get(name, b""))
+        separator = _SEPARATOR.match(body, key.end() + len(value)) if key else None
+        if key is None or separator is None or name in seen or not body.startswith(value, key.end()):
+            raise BadBody(f"the member {name[:80]!r} is there twice: name each member once")
+        seen.add(name)
+        at, is_last = separator.end(), separator[0].endswith(b"}")
+    return members
+
+
+_READ = frozenset({"model", "stream", "stream_options", "priority"})
+
+
+def _decoded(text: bytes | msgspec.Raw) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadBody(str(error)) from None
+
+
+def _usage_options(request: dict[str, Any]) -> dict[str, Any] | None:
     """The client's stream options with usage, or None where it has that already, or for what no engine knows."""
-    options = request.stream_options
+    options = request.get("stream_options")
     if options is None:
         return {"include_usage": True}
     if not isinstance(options, dict) or options.get("include_usage") not in {None, False}:

@@ -1,6 +1,5 @@
 """Nodes over HTTP: read them, act on one, and enrol their agents. Decides nothing; services do."""
 
-import json
 from typing import Any
 
 from django.db.models import Q, QuerySet
@@ -15,6 +14,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from engine_agent.protocol.states import EngineState, MemberRole
+from engine_agent.protocol.strict_json import strict_loads
 from fleet.api import examples
 from fleet.api.filters import EndedHidden
 from fleet.models import CellMember, Node, NodeReport
@@ -172,9 +172,9 @@ def enrol(request: HttpRequest) -> JsonResponse:
     if scheme.lower() != "bearer" or not token:
         return JsonResponse({"error": "send the join token as 'Authorization: Bearer <token>'"}, status=401)
     try:
-        body = json.loads(request.body) if len(request.body) <= MAX_ENROLMENT_BYTES else None
+        body = strict_loads(request.body) if len(request.body) <= MAX_ENROLMENT_BYTES else None
         kind, subject = body["kind"], body["id"]  # type: ignore[index]
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         return JsonResponse({"error": 'the body must be {"kind": "node" or "ingress", "id": "…"}'}, status=400)
     try:
         credential = agent_enrol(token=token.strip(), kind=str(kind), subject=str(subject), now=clock.now())

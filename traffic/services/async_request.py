@@ -12,6 +12,7 @@ from django.db import transaction
 from django.db.models import QuerySet
 
 from engine_agent.protocol.states import ServingClass
+from engine_agent.protocol.strict_json import strict_loads
 from fleet.planning.webhooks.delivery import RefusedUrl, WebhookSettings, check_url, parse_networks
 from fleet.services.webhook_outbox import delivery_create_to
 from kernel.refusals import Refusal
@@ -62,7 +63,8 @@ def async_request_accept(
         AsyncRefused: it is not accepted.
     """
     chosen = settings or AsyncSettings()
-    model = _checked_model(submission.body, chosen)
+    payload = _checked_body(submission.body, chosen)
+    model = payload["model"]
     columns = {**_checked_headers(submission, now, chosen), **_place(application, submission, model)}
     digest = hashlib.sha256(submission.path.encode() + b"\0" + submission.body).hexdigest()
     if submission.idempotency_key and (earlier := _earlier(application, submission.idempotency_key, digest)):
@@ -72,7 +74,7 @@ def async_request_accept(
         "tenant": application.tenant,
         "path": submission.path,
         "model": model,
-        "body": submission.body,
+        "body": canonical_body(payload),
         "digest": digest,
     }
     columns |= {"key": application.key, "max_concurrent": application.max_concurrent, "created_at": now, "due_at": now}
@@ -127,12 +129,18 @@ def async_requests_trim(*, now: datetime, settings: AsyncSettings | None = None)
     return AsyncRequest.objects.filter(ended_at__lt=now - timedelta(seconds=kept_s)).delete()[0]
 
 
-def _checked_model(body: bytes, settings: AsyncSettings) -> str:
+def canonical_body(payload: dict[str, Any]) -> bytes:
+    """The body that is kept and sent: what was checked, written anew, so that no reader on the way finds anything else
+    in it. The model comes first and in plain ASCII, where the quickest reader finds it."""
+    return json.dumps({"model": payload["model"], **payload}, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _checked_body(body: bytes, settings: AsyncSettings) -> dict[str, Any]:
     if len(body) > settings.max_body_bytes:
         raise AsyncRefused(413, "request_too_large", f"the body is longer than {settings.max_body_bytes} bytes")
     try:
-        payload = json.loads(body)
-    except (ValueError, RecursionError) as error:
+        payload = strict_loads(body)
+    except ValueError as error:
         raise AsyncRefused(400, "invalid_json", f"the request body is not valid JSON: {error}") from error
     if not isinstance(payload, dict):
         raise AsyncRefused(400, "invalid_json", "the request body must be a JSON object")
@@ -141,7 +149,7 @@ def _checked_model(body: bytes, settings: AsyncSettings) -> str:
         raise AsyncRefused(400, "missing_required_parameter", "the field `model` must name a model", "model")
     if payload.get("stream"):
         raise AsyncRefused(400, "invalid_value", "a near-real-time request cannot stream: leave out `stream`", "stream")
-    return model
+    return payload
 
 
 def _checked_headers(submission: AsyncSubmission, now: datetime, settings: AsyncSettings) -> dict[str, Any]:

@@ -2,9 +2,7 @@
 path, with those that are allowed. Whether values make sense together is for the plan and the services.
 """
 
-import re
-from collections.abc import Iterable, Mapping
-from math import isfinite
+from collections.abc import Mapping
 from typing import Any
 
 from rest_framework import serializers
@@ -23,8 +21,6 @@ API_VERSION = "switchyard/v1"
 DOCUMENTS_MOST = 500
 NAME = r"^[-a-zA-Z0-9_]+\Z"
 VERSION_NAME = r"^[-a-zA-Z0-9_]+@[A-Za-z0-9][A-Za-z0-9._-]*\Z"
-DEEPEST = 32
-"""Of objects and lists within a spec; an engine's options have three or four."""
 
 
 class RegionSpec(ChangeRegionSerializer):
@@ -67,9 +63,6 @@ SPECS: Mapping[Kind, type[StrictSerializer]] = {
 NAME_MAX: Mapping[Kind, int] = {Kind.REGION: Region._meta.pk.max_length or 64, Kind.MODEL_VERSION: 161}
 
 
-_NO_TEXT = re.compile("[\\x00\\ud800-\\udfff]")
-
-
 class MetadataSerializer(StrictSerializer):
     name = serializers.CharField(max_length=170, help_text="Of a ModelVersion: `model@version`.")
 
@@ -87,8 +80,6 @@ class DocumentSerializer(StrictSerializer):
     def validate(self, attrs: dict[str, Any]) -> dict[str, Any]:
         kind, name = Kind(attrs["kind"]), attrs["metadata"]["name"]
         _check_name(kind, name)
-        if trouble := unstorable(attrs["spec"]):
-            raise serializers.ValidationError({"spec": [serializers.ErrorDetail(trouble, "storable")]})
         spec = SPECS[kind](data=attrs["spec"])
         if not spec.is_valid():
             raise serializers.ValidationError({"spec": spec.errors})
@@ -110,22 +101,6 @@ def _check_name(kind: Kind, name: str) -> None:
         there = ", ".join(rule.value for rule in SETTABLE_RULES)
         refusal = serializers.ErrorDetail(f"there is no fault rule {name!r}; there are: {there}", "exists")
         raise serializers.ValidationError({"metadata": {"name": [refusal]}})
-
-
-def unstorable(value: Any, depth: int = 0) -> str:
-    """Why no JSON column would take a value; empty: one would."""
-    if depth > DEEPEST:
-        return f"is nested deeper than {DEEPEST} levels"
-    if isinstance(value, float) and not isfinite(value):
-        return "holds a number that is too large"
-    if isinstance(value, str):
-        return "holds a character that is no text: NUL or half of a surrogate" if _NO_TEXT.search(value) else ""
-    parts: Iterable[Any] = ()
-    if isinstance(value, Mapping):
-        parts = (*value, *value.values())
-    elif isinstance(value, list | tuple):
-        parts = value
-    return next(filter(None, (unstorable(part, depth + 1) for part in parts)), "")
 
 
 def plain(value: Any) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
+from engine_agent.protocol.strict_json import strict_loads
 from models_registry.planning.medusa_tree import BadTree, build_tree, check_tree
 
 EXAMPLE = """
@@ -68,7 +69,7 @@ class Command(BaseCommand):
 
 def _accuracies(name: str) -> tuple[tuple[float, ...], ...]:
     try:
-        stated: Any = json.loads(sys.stdin.read() if name == "-" else Path(name).read_text())
+        stated: Any = strict_loads(sys.stdin.read() if name == "-" else Path(name).read_text())
         heads = stated["accuracies"] if isinstance(stated, dict) else stated
         return tuple(tuple(float(share) for share in head) for head in heads)
     except OSError as error:

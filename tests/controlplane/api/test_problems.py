@@ -71,7 +71,35 @@ def test_malformed_json_says_where() -> None:
 def test_json_nested_without_end_is_refused() -> None:
     rows.deployment()
     response = bearer().patch("/api/v1/deployments/sim-70b", 100_000 * "[", content_type="application/json")
-    assert "nested too deeply" in assert_problem(response, 400)["detail"]
+    assert "nested deeper than 32 levels" in assert_problem(response, 400)["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('{"regions":[],"regions":[]}', "the member 'regions' is there twice"),
+        ('{"slo":{"ttft_ms":{"p":1,"p":2}}}', "the member 'p' is there twice"),
+        ('{"drain_deadline_s":NaN}', "NaN is no number"),
+        (40 * "[" + 40 * "]", "nested deeper than 32 levels"),
+        ('{"why":"a"}'.encode("utf-16"), "codec"),
+    ],
+)
+def test_a_body_that_two_readers_could_understand_in_two_ways_is_refused(body: str | bytes, said: str) -> None:
+    rows.deployment()
+    response = bearer().patch("/api/v1/deployments/sim-70b", body, content_type="application/json")
+    assert said in assert_problem(response, 400)["detail"]
+
+
+def test_a_text_that_no_column_takes_is_refused_by_its_place() -> None:
+    rows.deployment()
+    body = '{"slo":{"a":["\\u0000"]},"regions":[{"region":"\\ud800"}],"x\\u0000":1}'
+    response = bearer().patch("/api/v1/deployments/sim-70b", body, content_type="application/json")
+    errors = assert_problem(response, 400)["errors"]
+    assert {(error["field"], error["rule"]) for error in errors} == {
+        ("slo.a.0", "storable"),
+        ("regions.0.region", "storable"),
+        ("", "storable"),
+    }
 
 
 def test_a_body_without_end_is_refused() -> None:

@@ -29,7 +29,7 @@ async def test_pipelined_requests_are_answered_in_their_order() -> None:
 
     async with running_engine(script) as engine, running_proxy(engine) as proxy:
         reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
-        bodies = [b"one", b"two", b"three"]
+        bodies = [b'{"n":1}', b'{"n":2}', b'{"n":3}']
         writer.write(b"".join(request("/v1/completions", body) for body in bodies))
         assert [(await read_message(reader)).body for _ in bodies] == bodies
         writer.close()

@@ -62,13 +62,13 @@ async def test_a_chunked_body_in_pieces_arrives_whole() -> None:
         reader, writer = await open_to(proxy)
         writer.write(b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n")
         await until(lambda: in_flight_is(proxy, 1), "the request goes on without its body")
-        for piece in (b"a" * 10, b"b" * 20):
+        for piece in (b'{"prompt":', b'"hi"}'):
             writer.write(chunk(piece))
             await writer.drain()
         writer.write(b"0\r\n\r\n")
         assert (await read_message(reader)).status == 200
         writer.close()
-        assert engine.requests[0].body == b"a" * 10 + b"b" * 20
+        assert engine.requests[0].body == b'{"prompt":"hi"}'
 
 
 async def in_flight_is(proxy: ProxyProcess, count: int) -> bool:
@@ -128,3 +128,28 @@ async def test_beyond_twice_its_concurrency_the_cell_refuses_and_recovers() -> N
         go_on.set()
         assert [answer.status for answer in await asyncio.gather(*running)] == [200] * 4
         assert (await proxy.complete()).status == 200
+
+
+async def test_a_body_with_two_meanings_never_reaches_the_engine() -> None:
+    async with running_engine() as engine, running_proxy(engine) as proxy:
+        for headers, body in (
+            (b"", b'{"model":"a","model":"b"}'),
+            (b"", b'{"model":"a","priority":-9,"x":NaN}'),
+            (b"x-switchyard-model: org%2fa\r\n", b'{"model":"b"}'),
+        ):
+            reader, writer = await open_to(proxy)
+            writer.write(
+                b"POST /v1/completions HTTP/1.1\r\n%bcontent-length: %d\r\n\r\n%b" % (headers, len(body), body)
+            )
+            refused = await read_message(reader)
+            assert (refused.status, refused.json()["error"]["code"]) == (400, "invalid_json"), body
+            writer.close()
+        assert engine.requests == []
+        reader, writer = await open_to(proxy)
+        body = b'{"model":"org/a"}'
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nx-switchyard-model: org%%2fa\r\ncontent-length: 17\r\n\r\n%b" % body
+        )
+        assert (await read_message(reader)).status == 200
+        writer.close()
+        assert b"x-switchyard-model" not in str(engine.requests[0]).encode()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine_agent.proxy.rewrite import BodyRewrite, MemberAppender, rewrite_body
+from engine_agent.protocol.strict_json import strict_loads
+from engine_agent.proxy.rewrite import BadBody, BodyRewrite, MemberAppender, members_of, rewrite_body
 
 CHAT = b"/v1/chat/completions"
 
@@ -29,8 +30,6 @@ CHAT = b"/v1/chat/completions"
         ),
         (b'{"stream":true,"stream_options":"nonsense"}', None, b"", False),
         (b'{"stream":false}', None, b"", False),
-        (b'{"stream":', 200, b"", False),
-        (b"[1]", 200, b"", False),
         (b"", 200, b"", False),
         (None, 200, b'"priority":200', False),
         (None, None, b"", False),
@@ -47,6 +46,30 @@ def test_a_request_that_came_by_another_name_is_given_the_engines() -> None:
     assert rewrite_body(CHAT, None, 0, 'o"wn') == BodyRewrite(b'"model":"o\\"wn","priority":0'), (
         "too long to be looked at"
     )
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b'{"stream":', "truncated"),
+        (b"[1]", "Expected `object`"),
+        (b'{"model":"m","priority":-9,"x":NaN}', "invalid character"),
+        (b'{"model":"m","model":"n"}', "'model' is there twice"),
+        (b'{"model":"m","mod\\u0065l":"m"}', "'model' is there twice"),
+        (b'{"max_tokens":12,"max_tokens":1}', "'max_tokens' is there twice"),
+        (b'{"a":{"x":1},"b":2,"a":{"x":1},"a":{"x":1}}', "'a' is there twice"),
+    ],
+)
+def test_what_two_readers_could_understand_in_two_ways_is_refused(body: bytes, said: str) -> None:
+    with pytest.raises(BadBody, match=said):
+        rewrite_body(CHAT, body, 0)
+
+
+def test_a_body_that_names_another_model_than_the_ingress_read_is_refused() -> None:
+    assert rewrite_body(CHAT, b'{"model":"a"}', None, "own", "a") == BodyRewrite(b'"model":"own"')
+    for body in (b'{"model":"b"}', b'{"model":["a"]}', b"{}"):
+        with pytest.raises(BadBody, match="the ingress read the model 'a'"):
+            rewrite_body(CHAT, body, None, "own", "a")
 
 
 def test_other_paths_are_left_alone() -> None:
@@ -96,6 +119,30 @@ def test_what_is_no_json_does_not_become_any(text: str, sizes: list[int]) -> Non
     else:
         expected = {**value, "priority": 200} if isinstance(value, dict) else value
         assert json.loads(appended(text.encode(), sizes)) == expected
+
+
+BLANKS = st.text(alphabet=" \t\r\n", max_size=2)
+NAMES = st.sampled_from(['"a"', '"b"', '"\\u0061"', '""', '"a\\""', '"model"', '"mod\\u0065l"'])
+VALUES = st.sampled_from(
+    ["1", "12", "-1.5e3", '"a"', '"},\\"a\\":1"', "{}", '{"a":1,"a":2}', "[1, {}]", "null", "true"]
+)
+
+
+@given(st.lists(st.tuples(BLANKS, NAMES, BLANKS, BLANKS, VALUES, BLANKS), max_size=5), BLANKS)
+def test_members_are_found_exactly_as_python_finds_them_unless_one_is_there_twice(
+    parts: list[tuple[str, ...]], blanks: str
+) -> None:
+    inside = ",".join(f"{a}{name}{b}:{c}{value}{d}" for a, name, b, c, value, d in parts)
+    body = f"{blanks}{{{inside}}}{blanks}".encode()
+    names = [json.loads(name) for _, name, *_ in parts]
+    if len(set(names)) < len(names):
+        with pytest.raises(ValueError, match="twice"):
+            strict_loads(body)
+        with pytest.raises(BadBody, match="twice"):
+            members_of(body)
+    else:
+        found = {name: json.loads(bytes(raw)) for name, raw in members_of(body).items()}
+        assert found == json.loads(body)
 
 
 def test_an_appender_without_members_holds_nothing_back() -> None:

@@ -67,7 +67,7 @@ def test_a_draft_may_be_unfinished_and_says_what_is_wrong_where() -> None:
         ({"parallelism": {"local.cpu": {"tq": 1}}}, {"parallelism": "readable"}),
         ({"speculation": {"method": "ngram"}}, {"speculation": "readable"}),
         ({"engine_options": {"a": [1]}}, {"engine_options.a": "type"}),
-        ({"engine_options": {"a": "\x00"}}, {"engine_options": "nul"}),
+        ({"engine_options": {"a": "\x00"}}, {"engine_options.a": "storable"}),
         ({"engine_env": {"A": None}}, {"engine_env.A": "null"}),
         ({"golden_prompts": [{"prompt": "a"}]}, {"golden_prompts.0.expect": "required"}),
         ({"golden_prompts": [{"prompt": "a", "expect": "b", "c": 1}]}, {"golden_prompts.0.c": "unknown"}),

@@ -42,6 +42,12 @@ def test_what_is_accepted_waits_for_a_sender_with_its_deadline() -> None:
     assert (request.due_at, request.ended_at) == (NOW, None)
 
 
+def test_what_is_kept_is_what_was_checked_written_anew_with_the_model_first() -> None:
+    spaced = b' { "messages" : [ "\\u0061\xc3\xa9\\ud83d" ] ,\t"mod\\u0065l" : "sim\\u002d70b" , "top_p" : 1.0 }\r\n'
+    kept = bytes(AsyncRequest.objects.get(id=accepted(body=spaced).id).body)
+    assert kept == b'{"model":"sim-70b","messages":["a\\u00e9\\ud83d"],"top_p":1.0}'
+
+
 def test_a_key_for_batch_work_is_not_made_more_urgent() -> None:
     assert accept(Application("acme", serving_class=ServingClass.BATCH)).serving_class == "batch"
 
@@ -53,6 +59,11 @@ def test_a_key_for_batch_work_is_not_made_more_urgent() -> None:
         (b"[]", 400, "invalid_json"),
         (b"\xff", 400, "invalid_json"),
         (b"[" * 100_000, 400, "invalid_json"),
+        (b'{"model":"sim-70b","model":"other"}', 400, "invalid_json"),
+        (b'{"model":"sim-70b","mod\\u0065l":"other"}', 400, "invalid_json"),
+        (b'{"model":"sim-70b","messages":[{"role":"user","role":"system"}]}', 400, "invalid_json"),
+        (b'{"model":"sim-70b","seed":NaN}', 400, "invalid_json"),
+        (b'{"model":"sim-70b","a":' + b"[" * 250 + b"]" * 250 + b"}", 400, "invalid_json"),
         (b'{"messages":[]}', 400, "missing_required_parameter"),
         (b'{"model":5}', 400, "missing_required_parameter"),
         (b'{"model":"sim-70b","stream":true}', 400, "invalid_value"),

@@ -1,0 +1,97 @@
+"""JSON of strangers has one meaning, or is refused."""
+
+import ast
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine_agent.protocol.strict_json import strict_loads
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"a":1,"a":1}', "the member 'a' is there twice"),
+        ('{"a":1,"\\u0061":2}', "the member 'a' is there twice"),
+        ('[{"x":{"b":1,"c":2,"b":3}}]', "the member 'b' is there twice"),
+        ("[NaN]", "NaN is no number"),
+        ("-Infinity", "-Infinity is no number"),
+        ("1e999", "the number 1e999 is too large"),
+        ("9" * 5000, "digits"),
+        ("[" * 201 + "]" * 201, "nested deeper than 200 levels"),
+        ('{"a":' * 100_000, "nested deeper than 200 levels"),
+        ('{"a"', "Expecting"),
+        ("{} {}", "Extra data"),
+    ],
+)
+def test_what_has_no_one_meaning_is_refused_by_name(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        strict_loads(text)
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=20,
+    )
+)
+def test_everything_else_is_what_it_is(value: object) -> None:
+    assert strict_loads(json.dumps(value)) == value
+
+
+TRUSTED = {
+    "audit/row_capture.py": "our own triggers wrote it",
+    "controlplane/api/audit.py": "our own records",
+    "controlplane/chat_stream.py": "an answer of our own cells, shown and never acted on",
+    "controlplane/cli/commands/rollouts.py": "a value of one's own command line; the server judges the whole again",
+    "controlplane/cli/profiles.py": "one's own file",
+    "controlplane/cli/server_target.py": "our own file",
+    "controlplane/dashboard/playground/stream.py": "an answer of our own ingress, shown and never acted on",
+    "controlplane/dashboard/selectors/audit.py": "our own records",
+    "controlplane/embedded": "files and programs of this host's own account",
+    "engine_agent/engines": "files and ranks of one cell: one reader on both sides",
+    "engine_agent/runtime/enrolment.py": "an answer of the control plane",
+    "engine_agent/telemetry": "programs of this host",
+    "engine_agent/protocol/fingerprint.py": "a digest covers the text",
+    "engine_agent/protocol/strict_json.py": "here it is made strict",
+    "fleet/services": "encoded by ourselves a line before",
+    "kernel/rest/view_sets.py": "our own stored answer",
+    "models_registry/planning/diff.py": "a version that was judged when it was made",
+    "traffic/api/async_request.py": "an answer of our own cells, shown and never acted on",
+    "traffic/planning/async_request.py": "an answer of our own cells",
+}
+"""Who may read JSON loosely, and why that text is no stranger's."""
+
+
+def loose_readers() -> Iterator[str]:
+    for package in (
+        "accounts",
+        "audit",
+        "controlplane",
+        "engine_agent",
+        "fleet",
+        "kernel",
+        "models_registry",
+        "traffic",
+    ):
+        for path in sorted((ROOT / package).rglob("*.py")):
+            calls = (node.func for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call))
+            if any(
+                isinstance(call, ast.Attribute) and ast.unparse(call) in {"json.loads", "json.load"} for call in calls
+            ):
+                yield path.relative_to(ROOT).as_posix()
+
+
+def test_whoever_reads_json_loosely_reads_no_strangers() -> None:
+    readers = set(loose_readers())
+    allowed = {reader for reader in readers for place in TRUSTED if reader == place or reader.startswith(f"{place}/")}
+    assert readers == allowed, "use strict_loads, or say here why nobody else could have written the text"
+    unused = {place for place in TRUSTED if not any(f"{reader}/".startswith(f"{place}/") for reader in readers)}
+    assert not unused
