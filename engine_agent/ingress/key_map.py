@@ -54,10 +54,12 @@ def key_entries(table: RoutingTable, backend_of: dict[str, str]) -> dict[str, st
         BadTable: a key that cannot be meant.
     """
     _check_distinct("prefix", (key.prefix for key in table.keys))
-    _check_distinct("digest", (key.digest for key in table.keys))
+    _check_distinct("digest", (digest for key in table.keys for digest in (key.digest, key.sender_digest) if digest))
     entries = {REQUIRED_ENTRY: "1" if table.keys_required else "0"}
     for key in table.keys:
         entries[key.digest] = _record(key)
+        if key.sender_digest:
+            entries[key.sender_digest] = _record(key, most_urgent=ServingClass.NEAR_REALTIME)
         # A pool that this region does not know has no requests to open, and is no mistake: deployments come and go.
         entries |= {f"{key.prefix}/{backend_of[pool]}": "1" for pool in key.pools if pool in backend_of}
     return entries | {CONTENT_ENTRY: _digest_of(entries)}
@@ -68,8 +70,8 @@ def urgency_of(serving_class: ServingClass) -> int:
     return list(ServingClass).index(serving_class)
 
 
-def _record(key: ApiKey) -> str:
-    if not (PREFIX.fullmatch(key.prefix) and DIGEST.fullmatch(key.digest)):
+def _record(key: ApiKey, most_urgent: ServingClass = ServingClass.REALTIME) -> str:
+    if not (PREFIX.fullmatch(key.prefix) and all(map(DIGEST.fullmatch, (key.digest, key.sender_digest or key.digest)))):
         raise BadTable(f"key {key.prefix!r}: prefix and digest must be lower-case hexadecimal, the digest a SHA-256")
     if not TENANT.fullmatch(key.tenant):
         raise BadTable(f"tenant {key.tenant!r} of key {key.prefix}: 1 to 64 letters, digits and ._- are allowed")
@@ -86,7 +88,7 @@ def _record(key: ApiKey) -> str:
     fields = {
         KeyField.PREFIX: key.prefix,
         KeyField.TENANT: key.tenant,
-        KeyField.URGENCY: urgency,
+        KeyField.URGENCY: max(urgency, urgency_of(most_urgent)),
         KeyField.EXPIRES_AT: expires_at,
         KeyField.REQUESTS_PER_MIN: key.requests_per_min,
         KeyField.TOKENS_PER_MIN: key.tokens_per_min,

@@ -118,7 +118,8 @@ class ApiKey(Struct, frozen=True):
     """An application's key as an ingress checks it. `digest` is the SHA-256 of its whole text, in hexadecimal.
 
     `pools` are those it opens (empty: all), `serving_class` the most urgent it may ask for, `expires_at` in seconds
-    since 1970. A limit of 0 is none.
+    since 1970. A limit of 0 is none. `sender_digest` is that of a second text, by which the control plane sends what
+    the application handed in for later: it opens the same, counts in the same limits, and is near-real-time at most.
     """
 
     prefix: str
@@ -130,6 +131,7 @@ class ApiKey(Struct, frozen=True):
     requests_per_min: int = 0
     tokens_per_min: int = 0
     max_concurrent: int = 0
+    sender_digest: str = ""
 
 
 class RoutingTable(Struct, frozen=True, tag="routing_table"):

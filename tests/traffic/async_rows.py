@@ -26,9 +26,11 @@ def serving_fleet(port: int = 9) -> Ingress:
     return ingress
 
 
-def accepted(tenant: str = "", *, now: datetime = NOW, body: bytes = BODY, **headers: str | None) -> AsyncRequest:
+def accepted(
+    tenant: str = "", *, key: str = "", now: datetime = NOW, body: bytes = BODY, **headers: str | None
+) -> AsyncRequest:
     request, _ = async_request_accept(
-        application=Application(tenant=tenant),
+        application=Application(tenant=tenant, key=key),
         submission=AsyncSubmission("/v1/chat/completions", body, "", **headers),
         now=now,
     )

@@ -1,7 +1,8 @@
 """Application keys: what state one is in, what the ingresses get of them, when a revoked one is refused everywhere, and
-what revoking or requiring keys would do. Also the internal keys, by which the control plane itself sends a tenant's
-accepted requests: each is derived from the installation's secret, so nothing is stored or handed over; routing tables
-carry its digest like that of any other key. They have no limits, because the work was admitted. Pure."""
+what revoking or requiring keys would do. Also the texts by which the control plane itself sends what applications
+handed in for later: each is derived from the installation's secret, so nothing is stored or handed over, and routing
+tables carry its digest beside the application's own. Such a text is another way to show the same key: what the key does
+not open, or has no more tokens for, it does not open later either. Pure."""
 
 import hashlib
 import hmac
@@ -119,7 +120,7 @@ def requiring_effect(*, required: bool, active_keys: int) -> str:
     return f"Requests without a key are refused with 401; {keys} would open the fleet{warning}."
 
 
-_PURPOSE = "switchyard accepted work"
+_SENDER, _PLAYGROUND = "switchyard sender", "switchyard playground"
 _SECRET_LETTERS = 48
 
 
@@ -127,25 +128,34 @@ PLAYGROUND_TENANT = "switchyard-playground"
 """Whose requests those of the dashboard's playground are, where keys are required."""
 
 
-def internal_key_text(tenant: str, secret: str) -> str:
-    """The text to show for a tenant."""
-    digest = hmac.new(secret.encode(), f"{_PURPOSE}\0{tenant}".encode(), "sha256").hexdigest()
-    return f"sw_{_prefix(tenant)}_{digest[:_SECRET_LETTERS]}"
+def sender_key_text(prefix: str, secret: str) -> str:
+    """What the sender shows for a request that came with the key of this prefix."""
+    return _internal_text(_SENDER, prefix, secret)
 
 
-def internal_keys(tenants: Iterable[str], secret: str) -> tuple[ApiKey, ...]:
-    """One key for each tenant, as routing tables carry it, in the order of their names."""
-    return tuple(
-        ApiKey(
-            prefix=_prefix(tenant),
-            digest=hashlib.sha256(internal_key_text(tenant, secret).encode()).hexdigest(),
-            tenant=tenant,
-            serving_class=ServingClass.NEAR_REALTIME.value,
-        )
-        for tenant in sorted(set(tenants))
-    )
+def with_sender(key: ApiKey, secret: str) -> ApiKey:
+    """The key with the digest of the text that the sender shows for it."""
+    return msgspec.structs.replace(key, sender_digest=_digest(sender_key_text(key.prefix, secret)))
 
 
-def _prefix(tenant: str) -> str:
-    """Twice as long as those of other keys, so that it is none of them."""
-    return hashlib.sha256(f"{_PURPOSE}\0{tenant}".encode()).hexdigest()[:16]
+def playground_key_text(secret: str) -> str:
+    """What the playground shows; people who may use it are bound by their roles, not by this key."""
+    return _internal_text(_PLAYGROUND, "", secret)
+
+
+def playground_key(secret: str) -> ApiKey:
+    """The key of the playground, as routing tables carry it."""
+    text = playground_key_text(secret)
+    prefix, tenant = text.split("_")[1], PLAYGROUND_TENANT
+    return ApiKey(prefix, _digest(text), tenant, serving_class=ServingClass.NEAR_REALTIME.value)
+
+
+def _internal_text(purpose: str, name: str, secret: str) -> str:
+    """The middle part is twice as long as in other keys, so that it is none of them."""
+    prefix = hashlib.sha256(f"{purpose}\0{name}".encode()).hexdigest()[:16]
+    proof = hmac.new(secret.encode(), f"{purpose}\0{name}".encode(), "sha256").hexdigest()
+    return f"sw_{prefix}_{proof[:_SECRET_LETTERS]}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -11,7 +11,7 @@ from django.db.models.functions import Cast, Coalesce
 
 from engine_agent.protocol.ingress_messages import ApiKey
 from traffic.models import ApplicationKey, Ingress, KeyPolicy, RoutingTable, UsageHour
-from traffic.planning.key import PLAYGROUND_TENANT, KeyStanding, KeyState, internal_keys
+from traffic.planning.key import LIMITS, KeyStanding, KeyState, playground_key, with_sender
 
 COUNT: "BigIntegerField[int, int]" = BigIntegerField()
 KEY_RING = "key_ring"
@@ -43,15 +43,22 @@ def keys_for_ingresses() -> tuple[ApiKey, ...]:
 def _unrevoked_keys(change: str) -> tuple[ApiKey, ...]:
     rows = ApplicationKey.objects.filter(revoked_at=None).order_by("id")
     columns = rows.values_list(
-        "prefix", "digest", "tenant", "serving_class", "deployments", "expires_at",
-        "requests_per_min", "tokens_per_min", "max_concurrent",
+        "prefix", "digest", "tenant", "serving_class", "deployments", "expires_at", *LIMITS
     )  # fmt: skip
     keys = tuple(
-        ApiKey(prefix, digest, tenant, serving_class, tuple(pools), expires.timestamp() if expires else None, *limits)
+        ApiKey(
+            prefix,
+            digest,
+            tenant,
+            serving_class,
+            tuple(pools),
+            expires.timestamp() if expires else None,
+            **dict(zip(LIMITS, limits, strict=True)),
+        )
         for prefix, digest, tenant, serving_class, pools, expires, *limits in columns.iterator(chunk_size=5000)
     )
-    tenants = (PLAYGROUND_TENANT, *(key.tenant for key in keys))
-    return keys + internal_keys(tenants, settings.SECRET_KEY)
+    secret = settings.SECRET_KEY
+    return (*(with_sender(key, secret) for key in keys), playground_key(secret))
 
 
 def ingresses_with_keys() -> QuerySet[Ingress]:

@@ -38,7 +38,7 @@ WITH busy AS (
     FROM chosen WHERE request.id = chosen.id
     RETURNING request.*, chosen.turn, chosen.due_at AS was_due_at
 )
-SELECT id, tenant, region_id, path, model, serving_class, body, attempts, failures, deadline_at
+SELECT id, tenant, key, region_id, path, model, serving_class, body, attempts, failures, deadline_at
 FROM leased ORDER BY turn, was_due_at
 """.format(  # noqa: S608 - the condition is the constant below
     waiting="""waiting.ended_at IS NULL AND waiting.deadline_at > %(now)s
@@ -54,6 +54,7 @@ class LeasedRequest:
 
     id: str
     tenant: str
+    key: str
     region: str
     path: str
     model: str
@@ -86,8 +87,8 @@ def async_requests_claim(
 
 
 def _leased(*columns: Any) -> LeasedRequest:
-    id, tenant, region, path, model, serving_class, body, *rest = columns
-    return LeasedRequest(id, tenant, region, path, model, serving_class, bytes(body), *rest)
+    id, tenant, key, region, path, model, serving_class, body, *rest = columns
+    return LeasedRequest(id, tenant, key, region, path, model, serving_class, bytes(body), *rest)
 
 
 def async_leases_renew(*, leased: Iterable[LeasedRequest], now: datetime, settings: AsyncSettings) -> set[str]:

@@ -16,7 +16,7 @@ from django.db import DatabaseError, close_old_connections, connections
 from kernel import clock
 from kernel.metrics import ASYNC_ATTEMPTS
 from traffic.planning.async_request import AsyncSettings, AsyncState, AttemptResponse, Window
-from traffic.planning.key import internal_key_text
+from traffic.planning.key import sender_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region
 from traffic.services.async_lease import (
     LeasedRequest,
@@ -137,8 +137,8 @@ class AsyncSender:
             "X-Switchyard-Deadline-Ms": str(max(1, int(left_s * 1000))),
             "X-Request-Id": f"{leased.id}-{leased.attempts}",
         }
-        if leased.tenant:
-            headers["Authorization"] = f"Bearer {internal_key_text(leased.tenant, django_settings.SECRET_KEY)}"
+        if leased.key:
+            headers["Authorization"] = f"Bearer {sender_key_text(leased.key, django_settings.SECRET_KEY)}"
         return await ingress_post(
             addresses[leased.attempts % len(addresses)],
             leased.path,

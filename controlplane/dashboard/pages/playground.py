@@ -17,7 +17,7 @@ from fleet.models import Deployment
 from fleet.planning.states import CellState
 from kernel.access import Role, access_of
 from kernel.refusals import InvalidInput
-from traffic.planning.key import PLAYGROUND_TENANT, internal_key_text
+from traffic.planning.key import playground_key_text
 from traffic.selectors.async_request import ingress_addresses_by_region
 from traffic.selectors.key import key_standing
 
@@ -96,7 +96,7 @@ def _ingress(chat: ChatRequest) -> tuple[tuple[str, int], dict[str, str]]:
         raise InvalidInput(field="region", rule="exists", message=f"region {chat.region!r} has no ingress")
     key = chat.key
     if not key and key_standing().required:
-        key = internal_key_text(PLAYGROUND_TENANT, settings.SECRET_KEY)
+        key = playground_key_text(settings.SECRET_KEY)
     return ingresses[0], {"Authorization": f"Bearer {key}"} if key else {}
 
 

@@ -31,6 +31,14 @@ def test_a_key_without_limits_pools_and_expiry_says_so() -> None:
     assert entries(open_key)[DIGEST] == f"0a1b2c3d|rufus|0|{NEVER}|0|0|0|0|0"
 
 
+def test_what_the_sender_shows_is_the_same_key_but_never_realtime() -> None:
+    sender, there = "cd" * 32, {}
+    for serving_class, urgency in (("realtime", 1), ("near_realtime", 1), ("batch", 2)):
+        there = entries(msgspec.structs.replace(KEY, serving_class=serving_class, sender_digest=sender))
+        assert there[sender] == f"0a1b2c3d|rufus|{urgency}|1795000000|60|9000|4|1|1"
+    assert len(there) == 5
+
+
 def test_equal_keys_give_one_mark_and_any_change_another() -> None:
     changes: list[dict[str, Any]] = [{"tenant": "other"}, {"requests_per_min": 61}, {"pools": ()}, {"expires_at": None}]
     marks = {entries(msgspec.structs.replace(KEY, **change))[CONTENT_ENTRY] for change in changes}
@@ -49,6 +57,8 @@ def test_whether_keys_are_required_is_an_entry() -> None:
     [
         ({"prefix": "Xy"}, "prefix and digest must be lower-case hexadecimal"),
         ({"digest": "ab"}, "prefix and digest must be lower-case hexadecimal"),
+        ({"sender_digest": "ab"}, "prefix and digest must be lower-case hexadecimal"),
+        ({"sender_digest": DIGEST}, "digest abab.* is of two keys"),
         ({"tenant": "a b"}, "tenant 'a b' of key 0a1b2c3d"),
         ({"tenant": "~others"}, "tenant '~others' of key 0a1b2c3d"),
         ({"serving_class": "soon"}, "serving class 'soon' of key 0a1b2c3d is none of realtime, near_realtime, batch"),

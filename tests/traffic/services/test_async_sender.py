@@ -21,7 +21,7 @@ from tests.fleet.services.receiver import Answer, Receiver
 from tests.traffic.async_rows import ANSWER, BODY, accepted, answering_json, serving_fleet, standin_ingress
 from traffic.models import AsyncRequest, Ingress
 from traffic.planning.async_request import AsyncSettings
-from traffic.planning.key import internal_key_text
+from traffic.planning.key import sender_key_text
 from traffic.selectors.application import Application
 from traffic.services.async_request import async_request_cancel
 from traffic.services.async_sender import AsyncSender
@@ -72,17 +72,17 @@ def all_ended() -> bool:
     return not AsyncRequest.objects.filter(ended_at=None).exists()
 
 
-def now_accepted(tenant: str = "", limit_ms: str | None = None) -> AsyncRequest:
-    return accepted(tenant, now=timezone.now(), limit_ms=limit_ms)
+def now_accepted(tenant: str = "", limit_ms: str | None = None, key: str = "") -> AsyncRequest:
+    return accepted(tenant, key=key, now=timezone.now(), limit_ms=limit_ms)
 
 
-def test_a_request_is_sent_as_its_tenants_at_its_class_within_its_time(ingress: Receiver) -> None:
-    request = now_accepted("acme", limit_ms="60000")
+def test_a_request_is_sent_by_its_own_key_at_its_class_within_its_time(ingress: Receiver) -> None:
+    request = now_accepted("acme", limit_ms="60000", key="ab12cd34")
     send_until(all_ended)
     ((path, headers, body),) = ingress.heard
     assert (path, body) == ("/v1/chat/completions", BODY)
     assert headers["X-Switchyard-Class"] == "near_realtime"
-    assert headers["Authorization"] == f"Bearer {internal_key_text('acme', django_settings.SECRET_KEY)}"
+    assert headers["Authorization"] == f"Bearer {sender_key_text('ab12cd34', django_settings.SECRET_KEY)}"
     assert 0 < int(headers["X-Switchyard-Deadline-Ms"]) <= 60000
     row = AsyncRequest.objects.get(id=request.id)
     assert (row.state, row.status, bytes(row.answer or b""), bytes(row.body)) == ("done", 200, ANSWER, b"")

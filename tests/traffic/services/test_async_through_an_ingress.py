@@ -1,4 +1,4 @@
-"""Accepted work reaches a cell through the real HAProxy, as its tenant's, where keys are required."""
+"""Accepted work reaches a cell through the real HAProxy, as its key's, where keys are required; and no other cell."""
 
 import asyncio
 from collections.abc import Callable
@@ -45,9 +45,9 @@ async def test_the_ingress_takes_it_for_the_tenants_and_the_cell_is_told_its_cla
     async with RunningIngress(tmp_path / "home").running() as ingress, FakeCell().running() as cell:
 
         def accept() -> AsyncRequest:
-            key_create(name="app", tenant="acme", actor="root", now=NOW)
             serving_fleet(ingress.settings.port)
-            return accepted("acme", now=timezone.now())
+            key = key_create(name="app", tenant="acme", actor="root", now=NOW, requests_per_min=5).key
+            return accepted("acme", key=key.prefix, now=timezone.now())
 
         request = await asked_of_the_database(accept)
         keys = await asked_of_the_database(keys_for_ingresses)
@@ -64,3 +64,31 @@ async def test_the_ingress_takes_it_for_the_tenants_and_the_cell_is_told_its_cla
         assert heard.headers["x-switchyard-class"] == "near_realtime"
         assert 0 < int(heard.headers["x-switchyard-deadline-ms"]) <= 900_000
         assert "authorization" not in heard.headers
+
+
+async def test_whatever_a_stored_body_says_its_key_opens_no_other_deployment(tmp_path: Path) -> None:
+    async with RunningIngress(tmp_path / "home").running() as ingress, FakeCell().running() as cell:
+
+        def accept() -> AsyncRequest:
+            serving_fleet(ingress.settings.port)
+            scope = ["sim-70b"]
+            key = key_create(name="app", tenant="acme", actor="root", now=NOW, deployments=scope).key
+            request = accepted("acme", key=key.prefix, now=timezone.now())
+            AsyncRequest.objects.filter(id=request.id).update(body=b'{"model":"other","model":"sim-70b"}')
+            return request
+
+        request = await asked_of_the_database(accept)
+        keys = await asked_of_the_database(keys_for_ingresses)
+        await ingress.route(
+            pool(name="sim-70b", models=("sim-70b",)),
+            pool(cell, name="other", models=("other",)),
+            keys=keys,
+            keys_required=True,
+        )
+        await ingress.sees(**{cell.name: "up"})
+        await send_all()
+        row = await asked_of_the_database(lambda: AsyncRequest.objects.get(id=request.id))
+        await asked_of_the_database(connections.close_all)
+        assert (row.state, row.status) == ("failed", 403)
+        assert "not for the model `other`" in row.reason
+        assert cell.requests == []

@@ -14,7 +14,7 @@ from controlplane.dashboard.playground.request import parse_chat_request
 from tests.controlplane.dashboard.clients import signed_in
 from tests.controlplane.dashboard.fleets import one_more_of_everything
 from traffic.models import KeyPolicy
-from traffic.planning.key import PLAYGROUND_TENANT, internal_key_text
+from traffic.planning.key import playground_key_text
 
 pytestmark = pytest.mark.django_db
 
@@ -66,6 +66,6 @@ def test_a_key_is_sent_only_where_one_is_required_or_given() -> None:
     assert _ingress(plain) == (("127.0.0.1", 8080), {})
     assert _ingress(named)[1] == {"Authorization": "Bearer sw_a_b"}
     KeyPolicy.objects.update_or_create(defaults={"required": True})
-    internal = internal_key_text(PLAYGROUND_TENANT, settings.SECRET_KEY)
+    internal = playground_key_text(settings.SECRET_KEY)
     assert _ingress(plain)[1] == {"Authorization": f"Bearer {internal}"}
     assert _ingress(named)[1] == {"Authorization": "Bearer sw_a_b"}
