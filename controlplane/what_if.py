@@ -1,6 +1,6 @@
 """Predicts the effect of a change from the live snapshot. Reads only; nothing that it predicts is done."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from statistics import median
 from typing import Any
@@ -13,6 +13,8 @@ from kernel.models import Event
 from kernel.refusals import InvalidInput
 from simulator.prediction import Change, Forecast, LoseRegion, RollOut, Scale, predict
 
+HasTime = Callable[[], bool]
+"""Whether a forecast may look on (controlplane.forecast_budget): nobody makes one without."""
 EVENTS_READ = 2000
 SHARE_OF_TIMEOUT = 0.25
 """Where no start was seen yet: a ready timeout is commonly set to a few times what a start takes."""
@@ -44,7 +46,13 @@ def _measured() -> dict[str, list[float]]:
 
 
 def plan_rollout(
-    *, deployment: str, version: str, policy: Mapping[str, Any], allow_unreleased: bool, now: datetime
+    *,
+    deployment: str,
+    version: str,
+    policy: Mapping[str, Any],
+    allow_unreleased: bool,
+    now: datetime,
+    has_time: HasTime,
 ) -> Forecast:
     """What this rollout would do.
 
@@ -55,10 +63,10 @@ def plan_rollout(
     size = version_view(proposal.version, proposal.deployment.instance_type_id)
     view = fleet_view(now=now)
     change = RollOut(deployment, proposal.version.reference, proposal.policy, size)
-    return _predict(view, change, now, {change.to_version: _usual(view, deployment)})
+    return _predict(view, change, now, has_time, {change.to_version: _usual(view, deployment)})
 
 
-def plan_scale(*, deployment: str, cells: Mapping[str, int], now: datetime) -> Forecast:
+def plan_scale(*, deployment: str, cells: Mapping[str, int], now: datetime, has_time: HasTime) -> Forecast:
     """What this number of cells would do.
 
     Raises:
@@ -68,10 +76,10 @@ def plan_scale(*, deployment: str, cells: Mapping[str, int], now: datetime) -> F
     if deployment not in view.deployments:
         raise InvalidInput(field="scale.deployment", rule="exists", message=f"there is no deployment {deployment!r}")
     _known_regions(view, cells, "scale.regions")
-    return _predict(view, Scale(deployment, cells), now)
+    return _predict(view, Scale(deployment, cells), now, has_time)
 
 
-def plan_lost_region(*, region: str, now: datetime) -> Forecast:
+def plan_lost_region(*, region: str, now: datetime, has_time: HasTime) -> Forecast:
     """What the loss of every machine of a region would do.
 
     Raises:
@@ -79,16 +87,16 @@ def plan_lost_region(*, region: str, now: datetime) -> Forecast:
     """
     view = fleet_view(now=now)
     _known_regions(view, {region: 0}, "lose_region")
-    return _predict(view, LoseRegion(region), now)
+    return _predict(view, LoseRegion(region), now, has_time)
 
 
-def plan_onwards(*, view: FleetView, deployment: str, now: datetime) -> Forecast:
+def plan_onwards(*, view: FleetView, deployment: str, now: datetime, has_time: HasTime) -> Forecast:
     """What would become of a deployment from this snapshot on, which may say what is only considered.
 
     Raises:
         KeyError: the snapshot has no such deployment.
     """
-    return _predict(view, Scale(deployment, dict(view.deployments[deployment].cells_wanted)), now)
+    return _predict(view, Scale(deployment, dict(view.deployments[deployment].cells_wanted)), now, has_time)
 
 
 def _known_regions(view: FleetView, regions: Mapping[str, Any], field: str) -> None:
@@ -102,5 +110,7 @@ def _usual(view: FleetView, deployment: str) -> float:
     return typical_load_s(view)[view.deployments[deployment].version]
 
 
-def _predict(view: FleetView, change: Change, now: datetime, more: Mapping[str, float] | None = None) -> Forecast:
-    return predict(view, change, now, load_s={**typical_load_s(view), **(more or {})})
+def _predict(
+    view: FleetView, change: Change, now: datetime, has_time: HasTime, more: Mapping[str, float] | None = None
+) -> Forecast:
+    return predict(view, change, now, load_s={**typical_load_s(view), **(more or {})}, has_time=has_time)

@@ -5,7 +5,7 @@ and has no part in it is left out. Nothing is changed.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 
@@ -97,8 +97,10 @@ def predict(
     load_s: Mapping[str, float],
     settings: FleetSettings | None = None,
     horizon_s: float = HORIZON_S,
+    has_time: Callable[[], bool] = lambda: True,
 ) -> Forecast:
-    """Let the change happen to this fleet. `load_s`: version -> typical seconds from a start until it is ready."""
+    """Let the change happen to this fleet. `load_s`: version -> typical seconds from a start until it is ready;
+    `has_time`: whether to look on, asked now and then."""
     queue = EventQueue(now)
     chosen = settings or FleetSettings()
     part = replace(_relevant(fleet, change), listening_since=fleet.listening_since or now)
@@ -108,7 +110,7 @@ def predict(
     world.reconciler.pace = PACE if len(part.nodes) <= LARGE_FLEET_NODES else LARGE_FLEET_PACE
     before = dict(world.ready)
     _begin(world, change)
-    is_over = _run(world, change, horizon_s)
+    is_over = _run(world, change, horizon_s, has_time)
     forecast = _forecast(world, change, before, is_over)
     return replace(forecast, places=tuple(sorted((*forecast.places, *_others(fleet, world)), key=_by_name)))
 
@@ -149,9 +151,9 @@ def _begin(world: World, change: Change) -> None:
             world.provider.sold_out.add(region)
 
 
-def _run(world: World, change: Change, horizon_s: float) -> bool:
+def _run(world: World, change: Change, horizon_s: float, has_time: Callable[[], bool]) -> bool:
     calm_since_s: float | None = None
-    while world.queue.now_s < horizon_s and world.queue.done < MAX_EVENTS:
+    while world.queue.now_s < horizon_s and world.queue.done < MAX_EVENTS and has_time():
         world.run_until(world.queue.now_s + POLL_EVERY_S)
         if not _is_at_rest(world, change):
             calm_since_s = None

@@ -8,7 +8,8 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from controlplane.what_if import plan_lost_region, plan_rollout, plan_scale
+from controlplane.forecast_budget import FORECASTS
+from controlplane.what_if import HasTime, plan_lost_region, plan_rollout, plan_scale
 from fleet.api.deployment_requests import ScaleSerializer
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer
@@ -137,21 +138,23 @@ class PlanViewSet(ViewSet):
     @extend_schema(operation_id="plan", request=QuestionSerializer, responses={200: ForecastSerializer})
     def create(self, request: Request) -> Response:
         """Let the change happen to a simulation that begins as the fleet is now, with the live planners and typical
-        durations, and list what it did."""
+        durations, and list what it did. 503 with `Retry-After` while another forecast is made, or you had your share of
+        this minute."""
         question = QuestionSerializer(data=request.data)
         question.is_valid(raise_exception=True)
         now = clock.now()
-        forecast = _predict(question.validated_data, now)
+        with FORECASTS.take(request.user.get_username()) as has_time:
+            forecast = _predict(question.validated_data, now, has_time)
         return Response(ForecastSerializer(forecast_response(forecast, now)).data)
 
 
-def _predict(change: dict[str, Any], now: datetime) -> Forecast:
+def _predict(change: dict[str, Any], now: datetime, has_time: HasTime) -> Forecast:
     if "rollout" in change:
-        return plan_rollout(**change["rollout"], now=now)
+        return plan_rollout(**change["rollout"], now=now, has_time=has_time)
     if "scale" in change:
         cells = {place["region"]: place["cells"] for place in change["scale"]["regions"]}
-        return plan_scale(deployment=change["scale"]["deployment"], cells=cells, now=now)
-    return plan_lost_region(region=change["lose_region"], now=now)
+        return plan_scale(deployment=change["scale"]["deployment"], cells=cells, now=now, has_time=has_time)
+    return plan_lost_region(region=change["lose_region"], now=now, has_time=has_time)
 
 
 def forecast_response(forecast: Forecast, now: datetime) -> dict[str, Any]:

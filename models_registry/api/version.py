@@ -19,6 +19,7 @@ from rest_framework.request import Request
 from rest_framework.response import Response
 
 from kernel import clock
+from kernel.access import access_of
 from kernel.refusals import InvalidInput
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
@@ -28,6 +29,7 @@ from models_registry.api.version_requests import CreateDraftSerializer, EditDraf
 from models_registry.models import ModelVersion, Validation
 from models_registry.planning.diff import Change, diff_versions
 from models_registry.planning.lifecycle import ValidationState, VersionState, choices
+from models_registry.planning.variables import FIELD, diff_without_values, names_only
 from models_registry.selectors.fleet_hooks import instance_shapes
 from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
 from models_registry.selectors.rendering import renderings
@@ -118,7 +120,7 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
         help_text="Instance type -> nodes per cell, and degrees over the whole cell: `tp`, `cp`, `dp`, `pp`.",
     )
     engine_options = serializers.DictField(help_text="The engine's own options, by name.")
-    engine_env = serializers.DictField(help_text="Environment variables of the engine.")
+    engine_env = serializers.DictField(help_text="Environment variables of the engine; viewers see their names only.")
     golden_prompts = GoldenPromptSerializer(many=True)
     golden_waiver = serializers.CharField(help_text="Why there are no golden prompts, if there are none.")
     speculation = serializers.DictField(
@@ -136,6 +138,13 @@ class ModelVersionSerializer(serializers.ModelSerializer[ModelVersion]):
             "layers", "parallelism", "speculation", "quantization", "engine_options", "engine_env", "golden_prompts",
             "golden_waiver", "renderings", "validation", "created_at", "state_since",
         ]  # fmt: skip
+
+    def to_representation(self, instance: ModelVersion) -> dict[str, Any]:
+        """Without the values of variables, for who only looks."""
+        shown: dict[str, Any] = super().to_representation(instance)
+        if not access_of(self.context["request"]).operate:
+            shown[FIELD] = names_only(shown[FIELD])
+        return shown
 
     @extend_schema_field(RenderingSerializer(many=True))
     def get_renderings(self, version: ModelVersion) -> list[dict[str, Any]]:
@@ -266,6 +275,8 @@ class ModelVersionViewSet(ReadOnlyModelViewSet[ModelVersion]):
             message = f"there is no model version {fields['against']!r}; it reads model@version"
             raise InvalidInput(field="against", rule="exists", message=message)
         difference = diff_versions(against.spec(), version.spec(), instance_shapes())
+        if not access_of(request).operate:
+            difference = diff_without_values(difference)
         return Response(VersionDiffSerializer(difference).data)
 
     def _move(self, service: Any, request: Request) -> Response:

@@ -1,6 +1,7 @@
 """Declarative documents over HTTP: what applying them would do, and doing it. Decides nothing; plan and services do."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -18,14 +19,17 @@ from controlplane.api.apply.execution import (
     documents_apply,
     documents_preview,
 )
-from controlplane.api.apply.planning import Action, Kind, Objection, Step
+from controlplane.api.apply.planning import Action, Change, Document, Kind, Objection, Step
 from controlplane.api.what_if import FORECAST, ForecastSerializer, forecast_response
-from controlplane.what_if import plan_onwards
+from controlplane.forecast_budget import FORECASTS
+from controlplane.what_if import HasTime, plan_onwards
 from fleet.planning.states import choices
 from kernel import clock
+from kernel.access import access_of
 from kernel.refusals import Conflict
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ViewSet
+from models_registry.planning.variables import is_variable, names_only
 
 DEPLOYMENT: dict[str, Any] = {
     "apiVersion": "switchyard/v1",
@@ -138,9 +142,7 @@ class ApplyViewSet(ViewSet):
         payload = _checked(ApplyDocumentsSerializer, request)
         documents, requester = documents_of(payload["documents"]), _sender(request, payload["why"])
         if payload["dry_run"]:
-            return _preview_response(
-                _or_refused(documents_preview, documents=documents, requester=requester), requester.now
-            )
+            return _preview(request, documents, requester)
         result = _or_refused(documents_apply, documents=documents, requester=requester, revision=payload["revision"])
         return Response(AppliedSerializer(_result_fields(result, applied=True)).data)
 
@@ -148,11 +150,10 @@ class ApplyViewSet(ViewSet):
     @action(detail=False, methods=["post"])
     def preview(self, request: Request) -> Response:
         """What applying these documents would do, and what would become of the deployments that it touches, by letting
-        it happen to a simulation. Changes nothing; refuses what applying would refuse."""
+        it happen to a simulation. Changes nothing; refuses what applying would refuse. 503 with `Retry-After` while
+        another forecast is made, or you had your share of this minute. Viewers see no values of engines' variables."""
         payload = _checked(PreviewDocumentsSerializer, request)
-        requester = _sender(request, "")
-        result = _or_refused(documents_preview, documents=documents_of(payload["documents"]), requester=requester)
-        return _preview_response(result, requester.now)
+        return _preview(request, documents_of(payload["documents"]), _sender(request, ""))
 
 
 def deployment_described(body: Any) -> str:
@@ -202,15 +203,36 @@ def _by_path(objections: Sequence[Objection]) -> dict[str, list[str]]:
     return errors
 
 
-def _preview_response(result: ApplyResult, now: datetime) -> Response:
-    """A plan, with the future of what it touches."""
+def _preview(request: Request, documents: Sequence[Document], requester: Requester) -> Response:
+    """A plan, with the future of what it touches, as far as there is time to look."""
+    with FORECASTS.take(request.user.get_username()) as has_time:
+        result = _or_refused(documents_preview, documents=documents, requester=requester)
+        shown = result if access_of(request).operate else _without_values(result)
+        return _preview_response(shown, requester.now, has_time)
+
+
+def _without_values(result: ApplyResult) -> ApplyResult:
+    """For who only looks."""
+
+    def shown(change: Change) -> Change:
+        if not is_variable(change.field):
+            return change
+        return replace(change, before=names_only(change.before), after=names_only(change.after))
+
+    steps = tuple(replace(step, changes=tuple(map(shown, step.changes))) for step in result.plan.steps)
+    return replace(result, plan=replace(result.plan, steps=steps))
+
+
+def _preview_response(result: ApplyResult, now: datetime, has_time: HasTime) -> Response:
     touched = list(
         dict.fromkeys(one.document.name for one in result.plan.steps if one.document.kind is Kind.DEPLOYMENT)
     )
     effects = [
         {
             "deployment": name,
-            "forecast": forecast_response(plan_onwards(view=result.fleet, deployment=name, now=now), now),
+            "forecast": forecast_response(
+                plan_onwards(view=result.fleet, deployment=name, now=now, has_time=has_time), now
+            ),
         }
         for name in touched[:PREDICTED_MOST]
     ]

@@ -1,5 +1,6 @@
 """The list of deployments, the page of one, and the page that scales it after predicting the effect."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from django.http import Http404
@@ -25,11 +26,13 @@ from controlplane.dashboard.selectors.deployments import (
 )
 from controlplane.dashboard.selectors.events import EventList, deployment_events
 from controlplane.dashboard.selectors.load_charts import LoadCharts, Slo, load_charts, slo_of
+from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import plan_scale
 from fleet.models import Deployment, DeploymentRegion, Region
 from fleet.selectors.history import deployment_subject
 from fleet.services.deployment import CELLS_PER_REGION_MAX, deployment_scale
 from kernel.refusals import InvalidInput, Refusal
+from simulator.prediction import Forecast
 
 EVENTS_OF_ONE_DEPLOYMENT = 30
 MAX_DIGITS = 5
@@ -156,6 +159,11 @@ def _scale_form(form: Submission, deployment: Deployment) -> Context:
     return {"deployment": deployment, "regions": cells, "most": CELLS_PER_REGION_MAX}
 
 
+def _forecast(form: Submission, deployment: Deployment, cells: Mapping[str, int]) -> Forecast:
+    with FORECASTS.take(form.request.user.get_username()) as has_time:
+        return plan_scale(deployment=deployment.pk, cells=cells, now=form.now, has_time=has_time)
+
+
 def _scale_forecast(form: Submission, deployment: Deployment) -> Context:
     """What the form's numbers would do; nothing if they change none."""
     cells = _cells_by_region(deployment, form)
@@ -163,7 +171,7 @@ def _scale_forecast(form: Submission, deployment: Deployment) -> Context:
         return {}
     fields = tuple(Field(one.field, kind="hidden", value=one.new) for one in cells)
     return {
-        "forecast": plan_scale(deployment=deployment.pk, cells=changes, now=form.now),
+        "forecast": _forecast(form, deployment, changes),
         "confirmation": SCALE.confirmation(deployment, reverse("deployment-scale", args=(deployment.pk,)), "", fields),
     }
 

@@ -74,7 +74,7 @@ def _version_of(request: PageRequest) -> ModelVersion:
 
 
 def _version(request: PageRequest) -> VersionPage:
-    return version_page(request.once(_version_of))
+    return version_page(request.once(_version_of), values=request.caller.access.operate)
 
 
 def _cells(request: PageRequest) -> tuple[CellOfVersion, ...]:
@@ -98,7 +98,7 @@ def _events(request: PageRequest) -> EventList:
 
 
 def _diff(request: PageRequest) -> DiffPage:
-    page = version_diff(request.once(_version_of), request.text("against"))
+    page = version_diff(request.once(_version_of), request.text("against"), values=request.caller.access.operate)
     if page.against and page.diff is None:
         raise Http404(f"There is no model version {page.against!r}.")
     return page

@@ -23,6 +23,7 @@ from models_registry.planning.diff import (
     diff_versions,
     said_by,
 )
+from models_registry.planning.variables import diff_without_values, is_variable, names_only
 from models_registry.selectors.fleet_hooks import instance_shapes, version_uses
 from models_registry.selectors.model import latest_validation, version_by_reference, versions_described
 from models_registry.selectors.rendering import renderings
@@ -244,10 +245,13 @@ def version_find(reference: str) -> ModelVersion | None:
     return version_by_reference(versions_described().select_related("model"), reference)
 
 
-def version_page(version: ModelVersion) -> VersionPage:
+def version_page(version: ModelVersion, *, values: bool) -> VersionPage:
+    """With or without the `values` of the engine's variables."""
+    said = {name: value for name, value in said_by(version.spec()).items() if _is_option(name)}
+    shown = {name: names_only(value) if is_variable(name) and not values else value for name, value in said.items()}
     return VersionPage(
         version=version,
-        options=tuple(sorted((name, value) for name, value in said_by(version.spec()).items() if _is_option(name))),
+        options=tuple(sorted(shown.items())),
         validation=latest_validation(version),
         uses=tuple(version_uses(version.pk)),
         siblings=_siblings(version),
@@ -304,11 +308,13 @@ def _region_cells(deployment: str, region: str, states: Counter[str]) -> RegionC
     return RegionCells(deployment, region, states.total(), counts)
 
 
-def version_diff(version: ModelVersion, against: str) -> DiffPage:
-    """How it differs from the version that `against` names; from any, also of another model."""
+def version_diff(version: ModelVersion, against: str, *, values: bool) -> DiffPage:
+    """How it differs from the version that `against` names; from any, also of another model. With or without the
+    `values` of the engine's variables."""
     other = version_by_reference(ModelVersion.objects.all(), against) if against else None
     diff = diff_versions(other.spec(), version.spec(), instance_shapes()) if other else None
-    return DiffPage(version, against, diff, _siblings(version))
+    shown = diff_without_values(diff) if diff is not None and not values else diff
+    return DiffPage(version, against, shown, _siblings(version))
 
 
 def _siblings(version: ModelVersion) -> tuple[str, ...]:
