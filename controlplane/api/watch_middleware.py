@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,10 @@ _HEADER = UNCHANGED.lower().encode()
 AT_ONCE = 8
 """Watchers of one process that ask Django at once: a change that all wait for must not starve other requests."""
 
+OF_ONE_USER = 200
+"""Watches of one user that wait in this process; a browser and a command line have a handful, an operator's program
+some for each kind. All together have places for 25 such users (controlplane.api.change_feed)."""
+
 log = logging.getLogger(__name__)
 
 
@@ -42,12 +47,13 @@ class BufferedResponse:
         self.messages.append(message)
 
     @property
-    def would_wait(self) -> tuple[str, float] | None:
-        """The kind that was looked at and how many seconds to wait for a change of it, or None: there is something."""
+    def would_wait(self) -> tuple[str, float, str] | None:
+        """The kind that was looked at, how many seconds to wait for a change of it, and whose watch it is; None: there
+        is something."""
         for name, value in self.messages[0].get("headers", ()) if self.messages else ():
             if name.lower() == _HEADER:
-                kind, _, seconds = value.decode().partition(" ")
-                return kind, float(seconds)
+                user, kind, seconds = value.decode().split(" ")
+                return kind, float(seconds), user
         return None
 
     async def give(self, send: Send) -> None:
@@ -65,6 +71,7 @@ class WatchMiddleware:
         self._feed = feed
         self._monotonic = monotonic
         self._turns = asyncio.Semaphore(AT_ONCE)
+        self._waiting: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not _is_watch(scope):
@@ -85,9 +92,9 @@ class WatchMiddleware:
             async with self._feed.watcher() as watcher:
                 answer = await self._request(scope, client)
                 while (waits := answer.would_wait) is not None:
-                    kind, patience_s = waits
+                    kind, patience_s, user = waits
                     left_s = patience_s - (self._monotonic() - began)
-                    if left_s <= 0 or not await self._wait(watcher.changed(kind), client, left_s):
+                    if left_s <= 0 or not await self._wait_as(user, watcher.changed(kind), client, left_s):
                         return None if client.is_gone else answer
                     answer = await self._request({**scope, WATCH_RETRY: True}, client)
         except CannotWait as refusal:
@@ -100,6 +107,18 @@ class WatchMiddleware:
         async with self._turns:
             await self._application(dict(scope), client.receive_again(), answer.take)
         return answer
+
+    async def _wait_as(self, user: str, change: Coroutine[Any, Any, None], client: "_Client", left_s: float) -> bool:
+        """As `_wait` does, unless this user has as many that wait as one may: then this one is answered at once."""
+        if self._waiting[user] >= OF_ONE_USER:
+            change.close()
+            return False
+        self._waiting[user] += 1
+        try:
+            return await self._wait(change, client, left_s)
+        finally:
+            self._waiting[user] -= 1
+            self._waiting += Counter()  # forgets users of whom none waits
 
     @staticmethod
     async def _wait(change: Awaitable[None], client: "_Client", left_s: float) -> bool:

@@ -32,7 +32,8 @@ Row = TypeVar("Row", bound=Model)
 Handler = Callable[..., Response]
 
 UNCHANGED = "Switchyard-Unchanged"
-"""In the response of a watch without news: kind and seconds that it would wait (controlplane.api.watch_middleware)."""
+"""In the response of a watch without news: the user's number, the kind, and the seconds that it would wait
+(controlplane.api.watch_middleware)."""
 
 
 class Conventions(APIView):
@@ -152,7 +153,8 @@ class Listed(Conventions):
             gone |= {str(row.pk): self.watch_key(row) for row in rows.filter(pk__in=unnamed)}
         results = view.get_serializer(changed, many=True).data
         body = {"next": None, "previous": None, "results": results, "gone": sorted(filter(None, gone.values()))}
-        unchanged = {} if changed or body["gone"] else {UNCHANGED: f"{self.watch_kind} {_patience_s(request)}"}
+        waits = f"{request.user.pk} {self.watch_kind} {_patience_s(request)}"
+        unchanged = {} if changed or body["gone"] else {UNCHANGED: waits}
         return Response({**body, "revision": changes.revision}, headers=unchanged)
 
     def list(self, request: Request, *args: Any, **kwargs: Any) -> Response:

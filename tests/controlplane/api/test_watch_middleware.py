@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from controlplane.api.change_feed import ChangeFeed
-from controlplane.api.watch_middleware import WatchMiddleware
+from controlplane.api.watch_middleware import OF_ONE_USER, WatchMiddleware
 from kernel.rest.throttling import WATCH_RETRY
 
 SCOPE = {"type": "http", "method": "GET", "path": "/api/v1/cells", "query_string": b"since=r1-1-&timeout=9"}
@@ -20,6 +20,8 @@ class World:
         self.news = False
         self.requests: list[dict[str, Any]] = []
         self.patience_s = patience_s
+        self.user = 0
+        """Whose watches they are; 0: each another's."""
 
     def look(self, since: str | None) -> tuple[str, list[str]]:
         kinds, self.kinds = self.kinds, []
@@ -28,7 +30,11 @@ class World:
     async def application(self, scope: Any, receive: Any, send: Any) -> None:
         self.requests.append(scope)
         assert (await receive())["type"] == "http.request"
-        waits = [] if self.news else [(b"switchyard-unchanged", f"cell {self.patience_s:g}".encode())]
+        waits = (
+            []
+            if self.news
+            else [(b"switchyard-unchanged", f"{self.user or len(self.requests)} cell {self.patience_s:g}".encode())]
+        )
         await send({"type": "http.response.start", "status": 200, "headers": waits})
         await send({"type": "http.response.body", "body": b"news" if self.news else b"nothing"})
 
@@ -181,3 +187,24 @@ async def test_without_a_database_a_watcher_is_answered_at_once(monkeypatch: pyt
     await asyncio.wait_for(watch(gate, client), 10)
     assert client.body == b"nothing"
     gate._feed._running.cancel()  # type: ignore[union-attr]
+
+
+@pytest.mark.asyncio
+async def test_one_user_takes_no_more_places_than_are_for_one() -> None:
+    world = World()
+    world.user = 1
+    gate = gate_to(world)
+    waiting = [Client() for _ in range(OF_ONE_USER)]
+    tasks = [asyncio.create_task(watch(gate, client)) for client in waiting]
+    await until(lambda: gate._waiting["1"] == OF_ONE_USER)
+    one_more = Client()
+    await watch(gate, one_more)
+    assert one_more.body == b"nothing"
+    world.user = 2
+    another = Client()
+    tasks.append(asyncio.create_task(watch(gate, another)))
+    await until(lambda: gate._waiting["2"] == 1)
+    for client in (*waiting, another):
+        client.hung_up.set()
+    await asyncio.gather(*tasks)
+    assert not gate._waiting
