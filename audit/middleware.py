@@ -18,7 +18,7 @@ from rest_framework.exceptions import APIException
 from audit.actors import request_actor
 from audit.models import Outcome, Proof
 from audit.row_capture import Changes, RowCapture
-from audit.services.record import Act, Actor, audit_record
+from audit.services.record import Act, Actor, audit_record, denial_record
 from audit.signals import RequestLogin, current_login, login_recording
 from kernel import clock
 
@@ -129,11 +129,11 @@ def _record_login(request: HttpRequest, changes: Changes, login: RequestLogin, p
 
 
 def _record_denial(request: HttpRequest, response: HttpResponse) -> None:
-    """One record of an attempt that was refused, if its actor is known."""
+    """A record of an attempt that was refused, if its actor is known; of many alike, only of the first in a minute."""
     if (actor := request_actor(request)) is not None:
         action, thing = _action_and_object(request, response)
         act = Act(action=action, outcome=Outcome.DENIED, object=thing, reason=_denial_reason(response))
-        audit_record(actor=actor, act=act, now=clock.now())
+        denial_record(actor=actor, act=act, now=clock.now())
 
 
 def _action_and_object(request: HttpRequest, response: HttpResponse) -> tuple[str, str]:

@@ -4,7 +4,7 @@ other in a circle."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from django.db import transaction
@@ -16,6 +16,9 @@ from kernel.metrics import AUDIT_RECORDS
 from kernel.request_id import request_id
 
 LONGEST_ABOUT = 50
+DENIALS_RECORDED = 3
+DENIALS_WITHIN = timedelta(minutes=1)
+"""Of one actor and action: enough to see who tries what, whatever program tries it in a loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,29 @@ class Act:
     about: Sequence[str] = ()
     reason: str = ""
     changes: dict[str, Any] = field(default_factory=dict)
+
+
+def denial_record(*, actor: Actor, act: Act, now: datetime) -> AuditRecord | None:
+    """Add the record of a refusal; None where the actor was refused the same often enough in the last minute. The
+    chain has one writer at a time and keeps everything for ever: whoever is refused decides about neither."""
+    if _is_recorded_enough(actor, act, now):
+        return None
+    with transaction.atomic():
+        AuditChain.objects.select_for_update().get_or_create(pk=ONLY_CHAIN)
+        if _is_recorded_enough(actor, act, now):  # by those who came first to the lock
+            return None
+        return audit_record(actor=actor, act=act, now=now)
+
+
+def _is_recorded_enough(actor: Actor, act: Act, now: datetime) -> bool:
+    lately = AuditRecord.objects.filter(
+        actor=clean(actor.name)[:150],
+        action=clean(act.action)[:96],
+        outcome=Outcome.DENIED,
+        at__gt=now - DENIALS_WITHIN,
+    )
+    numbers = lately.order_by("-number").values_list("number", flat=True)
+    return len(numbers[:DENIALS_RECORDED]) >= DENIALS_RECORDED
 
 
 @transaction.atomic

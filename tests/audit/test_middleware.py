@@ -13,6 +13,7 @@ from django.test import Client, RequestFactory
 
 from accounts.models import ApiToken
 from audit import middleware
+from audit.services.record import DENIALS_RECORDED, DENIALS_WITHIN
 from audit.signals import login_recording
 from engine_agent.protocol.states import AgentKind
 from fleet.models import Node
@@ -90,6 +91,20 @@ def test_a_revoked_token_is_recorded_as_its_users() -> None:
     client.get("/api/v1/nodes")
     record = only_record()
     assert (record.outcome, record.actor, record.token_prefix) == ("denied", "visitor", ApiToken.objects.get().prefix)
+
+
+def test_refusals_in_a_loop_are_recorded_a_few_times_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    User.objects.create_user("visitor")
+    client = bearer("visitor")
+    for number in range(30):
+        assert client.get(f"/api/v1/audit/{number}").status_code == 403
+    assert len(recorded()) == DENIALS_RECORDED
+    assert client.get("/api/v1/audit").status_code == 403
+    assert len(recorded()) == DENIALS_RECORDED + 1
+    later = clock.now() + DENIALS_WITHIN
+    monkeypatch.setattr(clock, "now", lambda: later)
+    client.get("/api/v1/audit/1")
+    assert len(recorded()) == DENIALS_RECORDED + 2
 
 
 def test_strangers_are_not_recorded() -> None:
