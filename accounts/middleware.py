@@ -4,13 +4,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from django.contrib.auth import logout
 from django.http import HttpRequest, HttpResponse
 from django.shortcuts import render
 
 from accounts.devices import device_of
 from accounts.services.login import LoginLimited, password_login
 from accounts.services.login_limit import Attempt, login_name
-from accounts.services.session import session_seen
+from accounts.services.session import session_is_over, session_seen
 from accounts.views import Login
 from kernel import clock
 from kernel.refusals import Busy
@@ -53,12 +54,16 @@ def _try_again(request: HttpRequest, status: int, wait_s: float) -> HttpResponse
 
 
 class SessionTrackingMiddleware:
-    """A session that is used is noted, once a minute."""
+    """A session that is used is noted, once a minute; one that is over is ended, and its user anonymous."""
 
     def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
         self.get_response = get_response
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
         if request.session.session_key and request.user.is_authenticated:
-            session_seen(request=request, now=clock.now())
+            now = clock.now()
+            if session_is_over(request=request, now=now):
+                logout(request)
+            else:
+                session_seen(request=request, now=now)
         return self.get_response(request)

@@ -105,7 +105,8 @@ class LoginSession(models.Model):
 
 
 class ApiToken(models.Model):
-    """A bearer token of the REST API, acting as its user, within its scope."""
+    """A bearer token of the REST API, acting as its user, within its scope. `made_with`: the token that requested it,
+    and with which it is revoked."""
 
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
@@ -113,6 +114,7 @@ class ApiToken(models.Model):
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="api_tokens")
     scope = models.CharField(max_length=8, choices=SCOPES, default=Scope.ADMIN.value)
     created_by = models.CharField(max_length=64, blank=True)
+    made_with = models.ForeignKey("self", on_delete=models.SET_NULL, null=True, related_name="made")
     created_at = models.DateTimeField()
     last_used_at = models.DateTimeField(null=True)
     expires_at = models.DateTimeField(null=True)

@@ -94,6 +94,10 @@ SECURE_HSTS_SECONDS = 365 * 86_400 if HTTPS else 0
 """Django sends it with answers over HTTPS only: `X-Forwarded-Proto` of a trusted proxy says so."""
 SESSION_COOKIE_NAME = f"switchyard_session_{SWITCHYARD_PORT}"
 SESSION_COOKIE_SAMESITE = "Lax"
+SESSION_COOKIE_AGE = 2 * 86_400
+"""After this long without use a session is over; every use within begins it anew."""
+SESSION_LONGEST_S = 7 * 86_400
+"""A session is over after a week, however much it is used (OWASP ASVS 5, 7.3.2)."""
 DEVICE_COOKIE_NAME = f"switchyard_device_{SWITCHYARD_PORT}"
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
@@ -175,8 +179,13 @@ DATABASES = {
 
 PASSWORD_HASHERS = ["accounts.hashing.SlottedPasswordHasher"]
 AUTH_PASSWORD_VALIDATORS = [
-    {"NAME": "django.contrib.auth.password_validation.MinimumLengthValidator"},
+    {
+        "NAME": "django.contrib.auth.password_validation.MinimumLengthValidator",
+        "OPTIONS": {"min_length": 12},
+    },
     {"NAME": "django.contrib.auth.password_validation.CommonPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.NumericPasswordValidator"},
+    {"NAME": "django.contrib.auth.password_validation.UserAttributeSimilarityValidator"},
 ]
 ACCESS_SOURCE = "accounts.selectors.access_of_user"
 """Says what a user may do (kernel.access)."""

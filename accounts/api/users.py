@@ -10,6 +10,7 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from accounts import names
 from accounts.api import examples
 from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.models import ROLES, Approval, ServiceAccount
@@ -20,11 +21,16 @@ from kernel.access import Role
 from kernel.rest.serializers import StrictSerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 
-USERNAME = r"^[A-Za-z0-9][-\w.@+]{0,149}\Z"
 ADMIN_WRITES = {"create": Role.ADMIN, "partial_update": Role.ADMIN, "destroy": Role.ADMIN}
 Groups = serializers.ListField(
     child=serializers.CharField(max_length=150), max_length=100, required=False, help_text="All of them, by name."
 )
+
+
+def valid_name(name: str) -> None:
+    """A field's validator."""
+    if refusal := names.name_refusal(name):
+        raise serializers.ValidationError(refusal, "name")
 
 
 @extend_schema_serializer(examples=[OpenApiExample("user", examples.USER, response_only=True)])
@@ -59,14 +65,14 @@ class UserSerializer(serializers.Serializer[User]):
 class ChangeUserSerializer(StrictSerializer):
     email = serializers.EmailField(required=False, allow_blank=True)
     password = serializers.CharField(
-        required=False, max_length=128, trim_whitespace=False, help_text="Ends the user's sessions."
+        required=False, max_length=128, trim_whitespace=False, help_text="Ends the user's sessions and tokens."
     )
     active = serializers.BooleanField(required=False, help_text="False ends the user's sessions and tokens.")
     groups = Groups
 
 
 class CreateUserSerializer(StrictSerializer):
-    username = serializers.RegexField(USERNAME)
+    username = serializers.CharField(max_length=names.LONGEST, help_text=names.RULE, validators=[valid_name])
     email = serializers.EmailField(required=False, allow_blank=True)
     password = serializers.CharField(
         required=False, max_length=128, trim_whitespace=False, help_text="Without it: by the identity provider only."
@@ -100,7 +106,7 @@ class ChangeServiceAccountSerializer(StrictSerializer):
 
 
 class CreateServiceAccountSerializer(StrictSerializer):
-    name = serializers.RegexField(USERNAME)
+    name = serializers.CharField(max_length=names.LONGEST, help_text=names.RULE, validators=[valid_name])
     description = serializers.CharField(required=False, allow_blank=True, max_length=200)
     groups = Groups
 

@@ -3,7 +3,6 @@ vouches for: finds or makes the user, and gives it the groups that its claims na
 hand and stay. A name that a local user has already is never taken over.
 """
 
-import re
 from datetime import datetime
 
 from django.contrib.auth import authenticate
@@ -13,12 +12,11 @@ from django.http import HttpRequest
 
 from accounts.hashing import hash_slot
 from accounts.models import Identity
+from accounts.names import name_refusal
 from accounts.oidc import Claims
 from accounts.services.login_limit import Attempt, attempt_count, attempt_forget
 from kernel.events import event_record
 from kernel.refusals import Refusal
-
-USERNAME = re.compile(r"[A-Za-z0-9][-\w.@+]{0,149}")
 
 
 class LoginLimited(Refusal):
@@ -74,8 +72,8 @@ def identity_login(*, claims: Claims, admit_all: bool, now: datetime) -> User:
 
 
 def _new_user(claims: Claims, now: datetime) -> User:
-    if not USERNAME.fullmatch(claims.username):
-        raise NotAdmitted(f"{claims.username!r} cannot be a user name here; letters, digits and -_.@+ can")
+    if refusal := name_refusal(claims.username):
+        raise NotAdmitted(refusal)
     if User.objects.filter(username__iexact=claims.username).exists():
         raise NotAdmitted(f"there is another user {claims.username} here already; ask an admin")
     user = User.objects.create(username=claims.username, email=claims.email[:254])

@@ -1,6 +1,8 @@
-"""Keeps a list of logins, and ends them. A session whose row is gone from Django's table opens nothing any more."""
+"""Keeps a list of logins, and ends them. A session whose row is gone from Django's table opens nothing any more, and
+one that is not used for a while, or older than its longest life however much it is used, is over.
+"""
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
 from typing import Any
 
@@ -16,6 +18,7 @@ from kernel.events import event_record
 SEEN_EVERY_S = 60
 """How exact `seen_at` is; finer would write a row at every request."""
 SEEN = "_seen_s"
+BEGAN = "_login_at_s"
 METHOD = "_login_method"
 
 
@@ -33,10 +36,16 @@ def session_begin(*, request: HttpRequest, user: User, now: datetime) -> None:
             "browser": str(request.META.get("HTTP_USER_AGENT") or "").replace("\x00", "\ufffd")[:200],
             "created_at": now,
             "seen_at": now,
-            "expires_at": now + timedelta(seconds=request.session.get_expiry_age()),
+            "expires_at": _expires_at(request, now, now),
         },
     )
-    request.session[SEEN] = now.timestamp()
+    request.session[SEEN] = request.session[BEGAN] = now.timestamp()
+
+
+def session_is_over(*, request: HttpRequest, now: datetime) -> bool:
+    """Whether a session has lasted for its longest life; one that says nothing of its beginning has."""
+    began_s = float(request.session.get(BEGAN, 0.0))
+    return now.timestamp() - began_s >= settings.SESSION_LONGEST_S
 
 
 def session_seen(*, request: HttpRequest, now: datetime) -> None:
@@ -44,7 +53,8 @@ def session_seen(*, request: HttpRequest, now: datetime) -> None:
     if now.timestamp() - float(request.session.get(SEEN, 0.0)) < SEEN_EVERY_S:
         return
     request.session[SEEN] = now.timestamp()
-    until = now + timedelta(seconds=request.session.get_expiry_age())
+    began = datetime.fromtimestamp(float(request.session.get(BEGAN, 0.0)), UTC)
+    until = _expires_at(request, began, now)
     LoginSession.objects.filter(session_key=request.session.session_key).update(seen_at=now, expires_at=until)
 
 
@@ -71,6 +81,11 @@ def session_forget(*, session_key: str | None) -> None:
     """After a logout: the sockets of that browser's other tabs are closed."""
     if LoginSession.objects.filter(session_key=session_key or "").delete()[0]:
         live.push_goodbye(session_key or "")
+
+
+def _expires_at(request: HttpRequest, began: datetime, now: datetime) -> datetime:
+    unused = now + timedelta(seconds=request.session.get_expiry_age())
+    return min(unused, began + timedelta(seconds=settings.SESSION_LONGEST_S))
 
 
 def _end(keys: list[str]) -> None:

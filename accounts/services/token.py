@@ -1,4 +1,5 @@
-"""Creates and revokes API tokens, each with its event. The secret itself is returned once and never stored."""
+"""Creates and revokes API tokens, each with its event. The secret itself is returned once and never stored. What a
+token made lives no longer than the token."""
 
 from datetime import datetime, timedelta
 
@@ -26,6 +27,7 @@ def token_create(
     expires_at: datetime | None = None,
     scope: Scope = Scope.ADMIN,
     actor: str = "",
+    made_with: ApiToken | None = None,
 ) -> tuple[ApiToken, str]:
     """A new token and its text, which nobody can ever read again."""
     issued = secret_issue()
@@ -37,6 +39,7 @@ def token_create(
         user=user,
         scope=scope.value,
         created_by=actor,
+        made_with=made_with,
         created_at=now,
         expires_at=expires_at,
     )
@@ -66,7 +69,7 @@ def token_create_within(
         raise InvalidInput(field="scope", rule="within", message=message)
     if shown is not None and shown.expires_at is not None:
         expires_at = min(expires_at, shown.expires_at)
-    return token_create(user=user, name=name, now=now, expires_at=expires_at, scope=scope, actor=actor)
+    return token_create(user=user, name=name, now=now, expires_at=expires_at, scope=scope, actor=actor, made_with=shown)
 
 
 def token_used(*, token: ApiToken, now: datetime) -> None:
@@ -77,11 +80,20 @@ def token_used(*, token: ApiToken, now: datetime) -> None:
 
 @transaction.atomic
 def token_revoke(*, token: ApiToken, actor: str, now: datetime) -> bool:
-    """Refuse a token from now on. Returns False if it was revoked already."""
+    """Refuse a token from now on, and all that were made with it. Returns False if it was revoked already."""
     if ApiToken.objects.filter(pk=token.pk, revoked_at=None).update(revoked_at=now) == 0:
         return False
     token.revoked_at = now
     event_record(
         kind="token.revoked", message=f"API token {token.name!r} ({token.prefix}…) revoked", now=now, actor=actor
     )
+    for made in ApiToken.objects.filter(made_with=token):
+        token_revoke(token=made, actor=actor, now=now)
     return True
+
+
+@transaction.atomic
+def tokens_revoke(*, user: User, actor: str, now: datetime) -> int:
+    """Revoke every token of a user. Returns how many there were."""
+    tokens = list(ApiToken.objects.filter(user=user, revoked_at=None))
+    return sum(token_revoke(token=token, actor=actor, now=now) for token in tokens)

@@ -15,9 +15,10 @@ from django.core.exceptions import ValidationError
 from django.db import connection, transaction
 
 from accounts.models import ApiToken, GroupRole, ServiceAccount
+from accounts.names import name_refusal
 from accounts.selectors import admins, token_by_text
 from accounts.services.session import sessions_end
-from accounts.services.token import token_create, token_revoke
+from accounts.services.token import token_create, token_revoke, tokens_revoke
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
@@ -39,7 +40,7 @@ def user_create(
     """A user who logs in with a password, or without one: who then comes by the identity provider only.
 
     Raises:
-        InvalidInput: a weak password, or an unknown group.
+        InvalidInput: a name that nobody may have, a weak password, or an unknown group.
         Conflict: the name is taken.
     """
     user = _new_user(username, email, groups)
@@ -55,7 +56,7 @@ def service_account_create(
     """A user that is a program; give it a token next.
 
     Raises:
-        InvalidInput: an unknown group.
+        InvalidInput: a name that nobody may have, or an unknown group.
         Conflict: the name is taken, by a person or a program.
     """
     user = _new_user(name, "", groups)
@@ -78,7 +79,7 @@ def user_change(
     groups: Iterable[str] | None = None,
     description: str | None = None,
 ) -> User:
-    """Change what is given. A new password or a deactivation ends the user's sessions.
+    """Change what is given. A new password or a deactivation ends the user's sessions and tokens.
 
     Raises:
         InvalidInput: a weak password, a password for a program, or an unknown group.
@@ -98,6 +99,7 @@ def user_change(
             require_an_admin()
         if "password" in changed or active is False:
             sessions_end(user=user, actor=actor, now=now)
+            tokens_revoke(user=user, actor=actor, now=now)
         if changed:
             what = ", ".join(changed)
             message = f"user {username} changed by {actor}: {what}"
@@ -107,7 +109,7 @@ def user_change(
 
 @transaction.atomic
 def password_change(*, user: User, new: str, now: datetime) -> None:
-    """A user's own password; ends every session of theirs, so that whoever had the old one is out.
+    """A user's own password; ends every session and token of theirs, so that whoever had the old one is out.
 
     Raises:
         InvalidInput: the new one is empty or weak.
@@ -117,6 +119,7 @@ def password_change(*, user: User, new: str, now: datetime) -> None:
     _set_password(user, new)
     actor = user.get_username()[:64]
     sessions_end(user=user, actor=actor, now=now)
+    tokens_revoke(user=user, actor=actor, now=now)
     event_record(kind="user.changed", message=f"user {actor} changed their password", now=now, actor=actor)
 
 
@@ -157,6 +160,8 @@ def _change(
 
 
 def _new_user(username: str, email: str, groups: Iterable[str]) -> User:
+    if refusal := name_refusal(username):
+        raise InvalidInput(field="username", rule="name", message=refusal)
     if User.objects.filter(username__iexact=username).exists():
         raise Conflict(f"there is a user {username} already; choose another name")
     user = User.objects.create(username=username, email=email)
@@ -201,7 +206,7 @@ def operator_ensure(*, password: str, token_file: Path, now: datetime) -> tuple[
         OSError: the file cannot be written; then no token was created either.
     """
     with transaction.atomic():
-        user = _operator_user(password)
+        user = _operator_user(password, now)
         if _token_works(token_file, user, now):
             return user, False
         for old in ApiToken.objects.filter(user=user, name=TOKEN_NAME, revoked_at=None):
@@ -211,11 +216,13 @@ def operator_ensure(*, password: str, token_file: Path, now: datetime) -> tuple[
     return user, True
 
 
-def _operator_user(password: str) -> User:
+def _operator_user(password: str, now: datetime) -> User:
     user, _ = User.objects.select_for_update().get_or_create(username=OPERATOR)
     user.is_superuser = user.is_staff = user.is_active = True
     if not user.check_password(password):
         user.set_password(password)
+        sessions_end(user=user, actor=OPERATOR, now=now)
+        tokens_revoke(user=user, actor=OPERATOR, now=now)
     user.save()
     return user
 

@@ -1,6 +1,7 @@
 """Sessions: listed with where they are, ended at once, and noted no more often than once a minute."""
 
 from datetime import timedelta
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -8,7 +9,7 @@ from django.contrib.sessions.models import Session
 from django.test import Client
 
 from accounts.models import LoginSession
-from accounts.services.session import SEEN
+from accounts.services.session import BEGAN, SEEN
 from accounts.services.user import user_change
 from kernel import clock
 
@@ -76,3 +77,32 @@ def test_what_is_over_is_not_listed_and_goes_with_the_next_login() -> None:
     assert client.get("/api/v1/sessions").json()["results"] == []
     logged_in("root")
     assert LoginSession.objects.count() == 1
+
+
+def test_a_session_is_over_after_its_longest_life_however_much_it_is_used(settings: Any) -> None:
+    client = logged_in()
+    assert client.get("/settings/").status_code == 200
+    session = client.session
+    session[BEGAN] -= settings.SESSION_LONGEST_S
+    session.save()
+    assert client.get("/settings/").status_code == 302
+    assert not LoginSession.objects.exists()
+    assert not Session.objects.exists()
+
+
+def test_a_session_that_says_nothing_of_its_beginning_is_over() -> None:
+    client = logged_in()
+    session = client.session
+    del session[BEGAN]
+    session.save()
+    assert client.get("/api/v1/me").status_code in {401, 403}
+
+
+def test_use_makes_a_session_last_no_longer_than_it_may(settings: Any) -> None:
+    client = logged_in()
+    session = client.session
+    session[SEEN] -= 61
+    session[BEGAN] -= settings.SESSION_LONGEST_S - 600
+    session.save()
+    client.get("/settings/")
+    assert LoginSession.objects.get().expires_at <= clock.now() + timedelta(seconds=600)

@@ -1,10 +1,15 @@
 """Creating and revoking tokens leaves a trace, and never the secret."""
 
+from typing import Any
+
 import pytest
 from django.contrib.auth.models import User
 
 from accounts.models import ApiToken
 from accounts.services import token_create, token_revoke
+from accounts.services.token import token_create_within
+from accounts.services.user import password_change, user_change
+from kernel.access import Scope
 from kernel.models import Event
 from tests.fleet.rows import NOW
 
@@ -32,3 +37,38 @@ def test_revoking_twice_changes_nothing() -> None:
     assert token_revoke(token=row, actor="ada", now=NOW)
     assert not token_revoke(token=row, actor="ada", now=NOW)
     assert Event.objects.filter(kind="token.revoked").count() == 1
+
+
+def test_what_a_token_made_is_revoked_with_it() -> None:
+    user = User.objects.create(username="ada")
+    stolen, _ = token_create(user=user, name="laptop", now=NOW)
+    own, _ = token_create(user=user, name="ci", now=NOW)
+
+    def made_with(token: ApiToken) -> ApiToken:
+        made, _ = token_create_within(
+            user=user, name="made", days=9, scope=Scope.READ, shown=token, actor="ada", now=NOW
+        )
+        return made
+
+    child = made_with(stolen)
+    grandchild = made_with(child)
+    assert token_revoke(token=stolen, actor="ada", now=NOW)
+    active = ApiToken.objects.filter(revoked_at=None)
+    assert [token.pk for token in active] == [own.pk]
+    assert ApiToken.objects.get(pk=grandchild.pk).refusal(NOW) is not None
+
+
+@pytest.mark.parametrize("change", [{"active": False}, {"password": "another horse battery"}])
+def test_a_deactivation_and_a_new_password_revoke_all_tokens(change: dict[str, Any]) -> None:
+    ada, grace = User.objects.create(username="ada"), User.objects.create_superuser("grace")
+    for user in (ada, grace):
+        token_create(user=user, name="laptop", now=NOW)
+    user_change(username="ada", actor="grace", now=NOW, **change)
+    assert [token.user for token in ApiToken.objects.filter(revoked_at=None)] == [grace]
+
+
+def test_an_own_new_password_revokes_all_tokens() -> None:
+    ada = User.objects.create(username="ada")
+    token_create(user=ada, name="laptop", now=NOW)
+    password_change(user=ada, new="another horse battery", now=NOW)
+    assert not ApiToken.objects.filter(revoked_at=None).exists()
