@@ -41,10 +41,16 @@ class EngineContext:
 
 @dataclass(frozen=True)
 class Launch:
-    """How to start an engine process; `env` is what to add to the agent's own environment."""
+    """How to start an engine process; `env` is what to add to the agent's own environment.
+
+    `reads` and `writes` are folders beside its installation, `programs` what the first program becomes.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
+    reads: tuple[Path, ...] = ()
+    writes: tuple[Path, ...] = ()
+    programs: tuple[Path, ...] = ()
 
 
 class EngineAdapter(Protocol):

@@ -39,9 +39,9 @@ PICK_RULES = (
 """In the backend of a pool with affinity: the key's sticky cell, if it has room; else another takes its place."""
 
 
-def peers_section(ingress_id: str) -> list[str]:
-    """Lets a reload keep the sticky cells: the old worker hands its stick table to the new one."""
-    return [f"peers {PEERS}\n  peer {ingress_id} unix@{PEERS_SOCKET}\n"]
+def peers_section(ingress_id: str, listen: str) -> list[str]:
+    """Lets a reload keep the sticky cells: the old worker hands its stick table to the new one, where `listen` says."""
+    return [f"peers {PEERS}\n  {listen}\n  server {ingress_id}\n"]
 
 
 def cells_entry(pool: Pool, servers: Iterable[tuple[str, CellEndpoint]]) -> str:

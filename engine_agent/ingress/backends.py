@@ -154,10 +154,10 @@ def _no_cell_lines(desired: DesiredHaproxy) -> list[str]:
     ]
 
 
-def no_cell_frontend() -> str:
+def no_cell_frontend(settings: IngressSettings) -> str:
     """Answers every request with "no cell is ready", with a status that is not retried; the backend makes it 503."""
     rule = f"http-request return status 500 {responses.return_arguments(responses.NO_READY_CELL_OF_DEPLOYMENT)}"
-    return section("frontend no-cell", [f"bind unix@{NO_CELL_SOCKET} mode 600", "no log", rule])
+    return section("frontend no-cell", [settings.own_socket(NO_CELL_SOCKET), "no log", rule])
 
 
 def _queue_limits(pool_class: ServingClass, desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:

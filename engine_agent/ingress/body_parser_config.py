@@ -55,7 +55,7 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, tier: BodyParser
 
 def _frontend(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     return [
-        f"bind unix@{PARSER_SOCKET} mode 600",
+        settings.own_socket(PARSER_SOCKET),
         f"http-request wait-for-body time {settings.times.request_body_s}s",
         refuse_longer_than(desired.max_body_bytes, "req.body_size"),
         *model_rules(),

@@ -61,13 +61,17 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) 
             extra_lines=extra_lines,
         ),
         defaults_section(desired, settings),
-        *(affinity.peers_section(settings.ingress_id) if desired.features.affinity else ()),
+        *(_peers_section(settings) if desired.features.affinity else ()),
         *(_frontends(desired, settings) if desired.has_table else _frontend_without_table(desired, settings)),
     ]
     for pool in desired.pools:
         sections.append(pool_backend(pool, desired, settings))
         sections.append(spill_backend(pool, desired, settings))
     return "\n".join(sections)
+
+
+def _peers_section(settings: IngressSettings) -> list[str]:
+    return affinity.peers_section(settings.ingress_id, settings.own_socket(affinity.PEERS_SOCKET))
 
 
 def _refusals(desired: DesiredHaproxy) -> list[ErrorResponse]:
@@ -109,7 +113,7 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     lines += [*frontend_rules.backend_choice(features), *frontend_rules.body_parser_choice(desired, settings)]
     lines += [*backends.control_plane_choice(settings), f"default_backend {DEFAULT_BACKEND}"]
     # What comes through here is logged where it came from outside.
-    parsed = [f"bind unix@{PARSED_SOCKET} mode 600", "no log", *frontend_rules.parsed_body_rules()]
+    parsed = [settings.own_socket(PARSED_SOCKET), "no log", *frontend_rules.parsed_body_rules()]
     parsed += [*frontend_rules.pool_rules(features, has_body=False), *keys.parsed_body_scope_rules()]
     parsed += [*availability, *frontend_rules.backend_choice(features)]
     return [
@@ -117,7 +121,7 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         section("frontend parsed", parsed),
         section(f"backend {DEFAULT_BACKEND}", _default_backend_lines(features, settings)),
         *(body_parser_backend(tier, desired, settings) for tier in settings.body_parsers),
-        no_cell_frontend(),
+        no_cell_frontend(settings),
         keys.key_store(),
         *backends.control_plane_backend(settings, desired.retry_after_s, _caller_rules(features, settings)),
     ]

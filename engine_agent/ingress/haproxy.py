@@ -22,6 +22,7 @@ from engine_agent.ingress.config import map_file
 from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.sections import ADMIN_SOCKET, CONFIG_FILE, MASTER_SOCKET, SCRIPTS
 from engine_agent.runtime import procfs
+from engine_agent.runtime.accounts import without_new_rights
 from engine_agent.runtime.logs import bound, last_lines
 
 CHECK_TIMEOUT_S = 15.0
@@ -132,9 +133,11 @@ class HaproxyProcess:
         log = self._state_dir / LOG_FILE
         if log.exists():
             log.replace(log.with_name(f"{LOG_FILE}.1"))
+        master, config = f"unix@{MASTER_SOCKET},mode,600", str(self._state_dir / CONFIG_FILE)
+        command = [*without_new_rights(), str(self._binary), "-W", "-S", master, "-f", config]
         with log.open("ab") as errors, self._access_log(errors) as output:
             self._child = subprocess.Popen(  # noqa: ASYNC220 - a fork takes a millisecond, and the handle is kept
-                [self._binary, "-W", "-S", f"unix@{MASTER_SOCKET},mode,600", "-f", str(self._state_dir / CONFIG_FILE)],
+                command,
                 cwd=self._state_dir,
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -22,6 +22,7 @@ from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
+from engine_agent.runtime.accounts import Service, open_way, service_account
 from engine_agent.runtime.connection import AgentConnection
 from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.telemetry.scraping import serve_metrics
@@ -41,6 +42,7 @@ HIGHEST_PORT = 65535
 
 def run(argv: list[str]) -> int:
     """Run an ingress agent with these arguments; return the exit status."""
+    os.umask(0o077)
     arguments = _parser().parse_args(argv)
     state_dir: Path = arguments.home.resolve()
     try:
@@ -49,7 +51,9 @@ def run(argv: list[str]) -> int:
             arguments.server, AgentKind.INGRESS, arguments.ingress_id, state_dir, os.environ.get(JOIN_TOKEN_VARIABLE)
         )
         with _only_agent_of(state_dir):
-            asyncio.run(_serve(_settings(arguments, state_dir), find_binary(), enrolment, _metrics_port(arguments)))
+            settings = _settings(arguments, state_dir)
+            _open_folders(settings)
+            asyncio.run(_serve(settings, find_binary(), enrolment, _metrics_port(arguments)))
     except (ValueError, OSError) as error:
         print(f"ingress {arguments.ingress_id}: {error}", file=sys.stderr)  # noqa: T201 - to whoever started it
         return 1
@@ -88,6 +92,7 @@ def _metrics_port(arguments: argparse.Namespace) -> int:
 
 
 def _settings(arguments: argparse.Namespace, state_dir: Path) -> IngressSettings:
+    account = service_account(Service.INGRESS)
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return IngressSettings(
         ingress_id=arguments.ingress_id,
@@ -100,7 +105,15 @@ def _settings(arguments: argparse.Namespace, state_dir: Path) -> IngressSettings
         max_connections=max(100, min(MAX_CONNECTIONS, (open_files - SPARE_FILES) // 2)),
         threads=arguments.threads,
         access_log=arguments.access_log,
+        worker_account=(account.uid, account.gid) if account else None,
     )
+
+
+def _open_folders(settings: IngressSettings) -> None:
+    """Let HAProxy's workers pass to each other's sockets; they read nothing that lies beside."""
+    for folder in (settings.state_dir, *(settings.state_dir / tier.name for tier in settings.body_parsers)):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        open_way(folder, settings.worker_account is not None)
 
 
 @contextlib.contextmanager

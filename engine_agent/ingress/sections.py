@@ -63,6 +63,7 @@ def global_section(
             f"node {settings.ingress_id}",
             f"maxconn {settings.max_connections}",
             f"nbthread {threads}",
+            *_account_lines(settings),
             f"stats socket unix@{ADMIN_SOCKET} mode 600 level admin expose-fd listeners",
             "stats timeout 10s",
             f"hard-stop-after {settings.times.old_worker_s}s",
@@ -75,6 +76,14 @@ def global_section(
             "log stderr format raw daemon",
         ],
     )
+
+
+def _account_lines(settings: IngressSettings) -> list[str]:
+    """The workers give up root once they listen; the master keeps it, to listen again in a reload."""
+    if settings.worker_account is None:
+        return []
+    uid, gid = settings.worker_account
+    return [f"uid {uid}", f"gid {gid}"]
 
 
 def defaults_section(desired: DesiredHaproxy, settings: IngressSettings) -> str:

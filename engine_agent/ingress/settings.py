@@ -91,6 +91,8 @@ class IngressSettings:
     """A line for every request costs it about 5 µs of processor, a sixth of the whole path."""
     max_connections: int = 4000
     threads: int = 2
+    worker_account: tuple[int, int] | None = None
+    """uid and gid of HAProxy's workers, where its master is root; None: they run as the agent does."""
     retries: int = 11
     """Times that a request is sent once more, elsewhere. A cell is taken for dead after 5 failures (`backends`), and
     those that died together have the fewest requests: one that meets two of them in turn needs ten."""
@@ -108,6 +110,11 @@ class IngressSettings:
     def max_requests_at(self, tier: BodyParserTier) -> int:
         """Requests that may be at this body parser at once."""
         return max(1, self.max_connections // tier.connections_per_request)
+
+    def own_socket(self, path: str) -> str:
+        """How a frontend listens on a socket that only this ingress's workers may use."""
+        owner = "" if self.worker_account is None else " uid {} gid {}".format(*self.worker_account)
+        return f"bind unix@{path} mode 600{owner}"
 
     @property
     def max_outside_connections(self) -> int:

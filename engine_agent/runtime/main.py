@@ -29,6 +29,7 @@ REPO_ROOT = Path(__file__).resolve().parents[2]
 
 def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
     """Run the agent that `argv` describes until SIGTERM or SIGINT; return the exit status."""
+    os.umask(0o077)
     options = _arguments(argv)
     home: Path = options.home.resolve()
     home.mkdir(parents=True, exist_ok=True, mode=0o700)

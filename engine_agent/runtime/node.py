@@ -34,6 +34,7 @@ from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import watch
+from engine_agent.runtime.accounts import Service, open_way, service_account
 from engine_agent.runtime.http import NoResponse, request
 from engine_agent.runtime.journal import CorruptJournal, Journal
 from engine_agent.runtime.launch import NodePlace, proxy_admin_url, proxy_launch, with_fingerprint
@@ -71,8 +72,18 @@ class LocalNode:
         self._on_fault = on_fault
         self._journal = Journal(place.home / JOURNAL_FILE, NodeRecord)
         self._record = NodeRecord(place.node_id)
+        accounts = {
+            ProcessKind.ENGINE: service_account(Service.ENGINE),
+            ProcessKind.PROXY: service_account(Service.PROXY),
+        }
+        open_way(place.home, any(accounts.values()))
         self._processes = Processes(
-            place.node_id, place.home, on_end=self._process_ended, on_free=on_change, now_s=now_s
+            place.node_id,
+            place.home,
+            on_end=self._process_ended,
+            on_free=on_change,
+            accounts=accounts,
+            now_s=now_s,
         )
         self._last_engine_failure: Failure | None = None
         self._failure: Failure | None = None

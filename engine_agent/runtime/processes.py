@@ -20,6 +20,7 @@ from engine_agent.engines.base import NODE_ID_VARIABLE, Launch
 from engine_agent.planning.node import Membership, ProcessKind, RunningProcess
 from engine_agent.protocol.messages import Fault, JsonObject
 from engine_agent.runtime import logs, procfs
+from engine_agent.runtime.accounts import Account, confined
 from engine_agent.runtime.record import ProcessRecord
 
 log = logging.getLogger(__name__)
@@ -65,7 +66,7 @@ class _Supervised:
 
 
 class Processes:
-    """At most one process of each kind.
+    """At most one process of each kind, under the account of its kind if it has one.
 
     `on_end` is called once for each end, at once; `on_free` when nothing of the process is left and its slot is free.
     """
@@ -77,11 +78,13 @@ class Processes:
         *,
         on_end: Callable[[ProcessEnd], None],
         on_free: Callable[[], None],
+        accounts: Mapping[ProcessKind, Account | None] | None = None,
         now_s: Callable[[], float] = monotonic,
     ) -> None:
         self._now_s = now_s
         self._node_id = node_id
         self._home = home
+        self._accounts = accounts or {}
         self._on_end = on_end
         self._on_free = on_free
         self._slots: dict[ProcessKind, _Supervised] = {}
@@ -107,6 +110,8 @@ class Processes:
         """
         if kind in self._slots:
             raise RuntimeError(f"the slot of the {kind} is taken by pid {self._slots[kind].record.pid}")
+        if account := self._accounts.get(kind):
+            launch = confined(launch, account, self._home / kind)
         path = self.log_path(kind)
         logs.set_aside(path)  # so that what is quoted of a log is of this process
         with path.open("ab") as output:

@@ -11,7 +11,7 @@ from engine_agent.engines.base import (
     member_environment,
     member_health_url,
 )
-from engine_agent.engines.neuron.rank import local_folder, rank_args, rank_environment
+from engine_agent.engines.neuron.rank import NEURON_FOLDER, local_folder, rank_args, rank_environment
 from engine_agent.protocol.messages import Assignment, EnginePlan
 
 ENVIRONMENT = "engines/neuron"
@@ -52,7 +52,9 @@ class NeuronAdapter:
             *rank_args(assignment, artifacts),
         )
         env = {**rank_environment(assignment, context), **member_environment(assignment, context)}
-        return Launch(argv=argv, env=env)
+        reads = (local_folder(each, artifacts) for each in (plan.artifact, plan.draft) if each is not None)
+        writes = (artifacts, context.home / NEURON_FOLDER)
+        return Launch(argv=argv, env=env, reads=tuple(reads), writes=writes, programs=(python,))
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`."""

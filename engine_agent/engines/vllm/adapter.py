@@ -41,7 +41,9 @@ class VllmAdapter:
             "--",
             *assignment.plan.args,
         )
-        return Launch(argv=argv, env=member_environment(assignment, context))
+        drafts = () if assignment.plan.draft is None else (_local_folder(assignment.plan.draft),)
+        reads = (_local_folder(artifact), *drafts)
+        return Launch(argv=argv, env=member_environment(assignment, context), reads=reads)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`."""

@@ -10,18 +10,21 @@ from pathlib import Path
 
 import httpx
 import pytest
+from msgspec import structs
 
 from engine_agent.ingress.haproxy import find_master
 from engine_agent.ingress.sections import CONFIG_FILE
 from engine_agent.ingress.settings import BODY_PARSERS
-from engine_agent.protocol.ingress_messages import IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.ingress_messages import Affinity, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
+from engine_agent.runtime.accounts import Service, service_account
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOME, free_port, pool
 from tests.engine_agent.ingress.traffic import SteadyTraffic
+from tests.engine_agent.process_status import children_of, status_of
 
 pytestmark = pytest.mark.processes
 
@@ -115,6 +118,27 @@ async def test_it_enrols_obeys_and_acknowledges_and_a_change_is_reported_at_once
         assert plane.of(IngressReport)[-1].cells[cell.name].reason
         assert await agent.end(signal.SIGTERM) == 0
         assert agent.haproxies == [], "SIGTERM stops HAProxy too"
+
+
+@pytest.mark.asyncio
+async def test_what_meets_applications_is_not_root_even_if_the_agent_is(
+    plane: FakeControlPlane, tmp_path: Path
+) -> None:
+    account = service_account(Service.INGRESS)
+    uid = account.uid if account else os.geteuid()
+    long = {"model": "demo", "messages": [{"role": "user", "content": "x" * 100_000}]}
+    async with plane.running(), FakeCell().running() as cell, agent_of(plane, tmp_path) as agent:
+        await eventually(lambda: plane.connections == 1, 60)
+        affine = structs.replace(pool(cell), affinity=Affinity())
+        await plane.push(RoutingTable(7, HOME, (affine,)))
+        await agent.reports(7, cell)
+        for workers in map(children_of, agent.haproxies):
+            assert [status_of(pid)["Uid"] for pid in workers] == [str(uid)]
+            assert [status_of(pid)["NoNewPrivs"] for pid in workers] == ["1" if account else "0"]
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(f"{agent.url}/v1/chat/completions", json=long)
+        assert answer.status_code == 200, "the parsers' sockets are the account's"
+        assert [file.name for file in agent.home.iterdir() if file.is_file() and file.stat().st_mode & 0o077] == []
 
 
 @pytest.mark.asyncio

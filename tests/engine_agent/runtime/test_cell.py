@@ -11,8 +11,12 @@ import httpx
 import pytest
 import pytest_asyncio
 
+from engine_agent.planning.node import ProcessKind
 from engine_agent.protocol.states import Phase
+from engine_agent.runtime import procfs
+from engine_agent.runtime.accounts import Service, service_account
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
+from tests.engine_agent.process_status import status_of
 from tests.engine_agent.runtime.agents import MODEL, Cell, running_cell
 
 pytestmark = pytest.mark.processes
@@ -56,6 +60,22 @@ async def test_it_serves_and_says_so_with_health_load_and_what_it_is(cell: Cell)
     hello = cell.plane.heard[cell.leader.id][0]
     assert hello.topology == ("a", "b")  # type: ignore[union-attr]
     assert hello.fingerprint.keys() >= {"kernel", "agent", "sim.engine", "sim.python"}  # type: ignore[union-attr]
+
+
+@pytest.mark.asyncio
+async def test_engines_and_proxies_run_under_accounts_of_their_own_if_the_agent_is_root(cell: Cell) -> None:
+    kinds = {ProcessKind.ENGINE: service_account(Service.ENGINE), ProcessKind.PROXY: service_account(Service.PROXY)}
+    for process in cell.leader.left():
+        account = kinds[ProcessKind(procfs.environment(process.pid)[procfs.PROCESS_KIND_VARIABLE])]
+        status = status_of(process.pid)
+        assert status["Uid"] == str(account.uid if account else os.geteuid())
+        if account:
+            assert (status["NoNewPrivs"], int(status["CapPrm"], 16), int(status["CapAmb"], 16)) == ("1", 0, 0)
+            assert set(os.listdir(f"/proc/{process.pid}/root{Path.home()}")) <= {".pyenv", ".local", "code"}
+    private = [path for path in cell.leader.home.iterdir() if path.is_file()]
+    assert {path.name for path in private} >= {"credential", "journal.json", "agent.lock"}
+    readable = [path.name for path in private if path.stat().st_mode & 0o077 and path.name != "agent.log"]
+    assert readable == [], "agent.log is the test's own"
 
 
 @pytest.mark.asyncio

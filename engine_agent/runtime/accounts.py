@@ -1,0 +1,104 @@
+"""Under which accounts an agent that is root starts what it starts: engines, cell proxies and HAProxy each under one of
+their own. An agent that is not root starts everything as itself. It decides and prepares folders; `confine` does it."""
+
+import os
+import pwd
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from engine_agent.engines.base import Launch
+
+FIRST_UID_VARIABLE = "SWITCHYARD_SERVICE_UIDS"
+FIRST_UID = 60900
+"""Of the three uids for services whose account does not exist: nobody's, neither people's nor packages' nor those that
+systemd hands out (https://systemd.io/UIDS-GIDS)."""
+CONFINE = Path(__file__).with_name("confine.py")
+LONGEST_LINK_CHAIN = 40
+
+
+class Service(StrEnum):
+    """What runs under an account of its own, by the account's name."""
+
+    ENGINE = "switchyard-engine"
+    PROXY = "switchyard-proxy"
+    INGRESS = "switchyard-ingress"
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """Whom a service runs as."""
+
+    name: str
+    uid: int
+    gid: int
+
+
+def service_account(service: Service, environment: Mapping[str, str] = os.environ) -> Account | None:
+    """The account of a service; None: it runs as the agent does, which is not root or was told so.
+
+    Raises:
+        ValueError: `SWITCHYARD_SERVICE_UIDS` is no number.
+    """
+    if os.geteuid() != 0:
+        return None
+    stated = environment.get(FIRST_UID_VARIABLE) or str(FIRST_UID)
+    if not stated.isdecimal():
+        raise ValueError(f"{FIRST_UID_VARIABLE} is {stated!r}; it must be the first of three uids, or 0 for none")
+    if int(stated) == 0:
+        return None
+    try:
+        known = pwd.getpwnam(service)
+        return Account(service, known.pw_uid, known.pw_gid)
+    except KeyError:
+        uid = int(stated) + list(Service).index(service)
+        return Account(service, uid, uid)
+
+
+def confined(launch: Launch, account: Account, home: Path) -> Launch:
+    """The launch under the account, `home` its own folder. Folders that it writes are made, and given to it.
+
+    Raises:
+        OSError: a folder cannot be made.
+    """
+    kept = (home, *launch.writes)
+    for folder in kept:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.chown(folder, account.uid, account.gid, follow_symlinks=False)
+    programs = (Path(launch.argv[0]), *launch.programs)
+    code = [Path(part) for part in launch.env.get("PYTHONPATH", "").split(":") if part.startswith("/")]
+    shown = sorted({*(folder for program in programs for folder in program_folders(program)), *code, *launch.reads})
+    argv = (
+        *(sys.executable, "-I", "-S", str(CONFINE), "--uid", str(account.uid), "--gid", str(account.gid)),
+        *(part for folder in kept for part in ("--keep", str(folder))),
+        *(part for folder in shown if folder.is_dir() for part in ("--show", str(folder))),
+        "--",
+        *launch.argv,
+    )
+    # Libraries ask for the user's name, and an account by number alone has none.
+    names = {"HOME": str(home), "USER": account.name, "LOGNAME": account.name}
+    return Launch(argv, {**launch.env, **names}, launch.reads, launch.writes, launch.programs)
+
+
+def without_new_rights() -> tuple[str, ...]:
+    """What a command line begins with whose command, and all that it starts, must never get more rights than it has."""
+    return (sys.executable, "-I", "-S", str(CONFINE), "--") if os.geteuid() == 0 else ()
+
+
+def open_way(folder: Path, has_accounts: bool) -> None:
+    """Let accounts pass through a folder of the agent to their own in it; all else there only its owner may read."""
+    if has_accounts:
+        folder.chmod(0o711)
+
+
+def program_folders(program: Path) -> list[Path]:
+    """The installation that a program belongs to, wherever links lead: `/x/bin/python` needs `/x`."""
+    folders, path = [], Path(os.path.abspath(program))
+    for _ in range(LONGEST_LINK_CHAIN):
+        folders.append(path.parent.parent)
+        if not path.is_symlink():
+            break
+        path = Path(os.path.normpath(path.parent / os.readlink(path)))
+    return [*folders, Path(os.path.realpath(program)).parent.parent]
