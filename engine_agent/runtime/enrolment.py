@@ -5,6 +5,7 @@ The credential is readable by its owner only and is never logged. Nothing here r
 
 import asyncio
 import json
+import secrets
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from engine_agent.runtime.journal import write_durably
 ENROL_TIMEOUT_S = 10.0
 MAX_RESPONSE_BYTES = 64 * 1024
 CREDENTIAL_FILE = "credential"
+NONCE_FILE = "enrolment-nonce"
+NONCE_BYTES = 32
 
 
 class EnrolmentRefused(Exception):
@@ -65,20 +68,32 @@ class Enrolment:
         Raises:
             EnrolmentRefused: there is no join token, or the answer was 4xx (not 429); the text carries the reason.
             EnrolmentUnreachable: no answer within `ENROL_TIMEOUT_S`, a 5xx or 429, or an answer without a credential.
-            OSError: the home refused the credential.
+            OSError: the home refused the nonce or the credential.
         """
         if self.join_token is None:
             raise EnrolmentRefused(f"{self.agent_id} has no usable credential and was given no join token")
-        credential = await asyncio.to_thread(_exchange, self, self.join_token)
+        credential = await asyncio.to_thread(_exchange, self, self.join_token, self._nonce())
         write_durably(self.home / CREDENTIAL_FILE, credential.encode() + b"\n", mode=0o600)
         return credential
 
+    def _nonce(self) -> str:
+        """What only this agent knows: the first use binds the join token to it. Kept before it is sent."""
+        path = self.home / NONCE_FILE
+        try:
+            if known := path.read_text(encoding="ascii").strip():
+                return known
+        except (FileNotFoundError, UnicodeDecodeError):
+            pass
+        nonce = secrets.token_hex(NONCE_BYTES)
+        write_durably(path, nonce.encode() + b"\n", mode=0o600)
+        return nonce
 
-def _exchange(enrolment: Enrolment, join_token: str) -> str:
+
+def _exchange(enrolment: Enrolment, join_token: str, nonce: str) -> str:
     url = f"{enrolment.server.rstrip('/')}/agents/enrol"
     request = urllib.request.Request(  # noqa: S310 - the scheme was checked when the enrolment was made
         url,
-        data=json.dumps({"kind": enrolment.kind, "id": enrolment.agent_id}).encode(),
+        data=json.dumps({"kind": enrolment.kind, "id": enrolment.agent_id, "nonce": nonce}).encode(),
         headers={"Authorization": f"Bearer {join_token}", "Content-Type": "application/json"},
     )
     # The control plane is inside the network: a proxy from the environment would only lose the way.

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from django.conf import settings
 from django.db.models import Q, QuerySet
 from django.http import HttpRequest, JsonResponse
 from django.views.decorators.csrf import csrf_exempt
@@ -23,7 +24,9 @@ from fleet.selectors.node import nodes_described
 from fleet.services.enrolment import EnrolmentRefused, agent_enrol
 from fleet.services.node_actions import node_cordon, node_drain, node_replacement_request, node_uncordon
 from kernel import clock
+from kernel.addresses import client_network
 from kernel.rest.serializers import WhySerializer, actor_of
+from kernel.rest.throttling import count_request
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from kernel.tones import Tone
 
@@ -166,18 +169,25 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
 def enrol(request: HttpRequest) -> JsonResponse:
     """`POST /agents/enrol`: an agent exchanges its join token for a credential.
 
-    200 {"credential"}; 400: the body is no enrolment; 401: no token; 403: the token does not allow it.
+    200 {"credential"}; 400: the body is no enrolment; 401: no token; 403: the token does not allow it; 429: this
+    network tries too often, whether its tokens are good or not.
     """
+    network = client_network(request.META.get("REMOTE_ADDR", ""))
+    rate = count_request("enrol", network, settings.API_ANONYMOUS_REQUESTS_PER_MIN)
+    if rate is not None and rate.count > rate.limit:
+        message = f"more than {rate.limit} enrolments a minute from one network; try again in {rate.reset_s} s"
+        return JsonResponse({"error": message}, status=429, headers={"Retry-After": str(rate.reset_s)})
     scheme, _, token = request.headers.get("Authorization", "").partition(" ")
     if scheme.lower() != "bearer" or not token:
         return JsonResponse({"error": "send the join token as 'Authorization: Bearer <token>'"}, status=401)
     try:
         body = strict_loads(request.body) if len(request.body) <= MAX_ENROLMENT_BYTES else None
-        kind, subject = body["kind"], body["id"]  # type: ignore[index]
+        kind, subject, nonce = (str(body[name]) for name in ("kind", "id", "nonce"))  # type: ignore[index]
     except (ValueError, KeyError, TypeError):
-        return JsonResponse({"error": 'the body must be {"kind": "node" or "ingress", "id": "…"}'}, status=400)
+        message = 'the body must be {"kind": "node" or "ingress", "id": "…", "nonce": "…"}'
+        return JsonResponse({"error": message}, status=400)
     try:
-        credential = agent_enrol(token=token.strip(), kind=str(kind), subject=str(subject), now=clock.now())
+        credential = agent_enrol(token=token.strip(), kind=kind, subject=subject, nonce=nonce, now=clock.now())
     except EnrolmentRefused as refusal:
         return JsonResponse({"error": str(refusal)}, status=403)
     return JsonResponse({"credential": credential})

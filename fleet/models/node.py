@@ -112,7 +112,8 @@ class NodeLog(models.Model):
 
 
 class JoinToken(models.Model):
-    """A short-lived right to enrol, bound to one agent that the control plane itself launched."""
+    """A short-lived right to enrol, bound to one agent that the control plane itself launched and, from its first use
+    on, to the process that used it: `nonce_digest` is of a number that only that one knows."""
 
     prefix = models.CharField(max_length=16, unique=True)
     digest = models.CharField(max_length=64)
@@ -121,6 +122,7 @@ class JoinToken(models.Model):
     region = models.CharField(max_length=64)
     expires_at = models.DateTimeField()
     used_at = models.DateTimeField(null=True)
+    nonce_digest = models.CharField(max_length=64, blank=True)
 
     def __str__(self) -> str:
         return f"join token {self.prefix} for {self.subject}"

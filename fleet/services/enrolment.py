@@ -1,5 +1,8 @@
 """How an agent gets its credential: a join token, bound to one agent and short-lived, is exchanged once."""
 
+import hashlib
+import hmac
+import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -11,6 +14,8 @@ from kernel.secrets import secret_issue, secret_matches, secret_prefix
 
 JOIN_TOKENS_KEPT = timedelta(days=7)
 """After they expired: until then the refusal says so, instead of that the token is unknown."""
+
+_NONCE = re.compile(r"[0-9a-f]{32,128}")
 
 
 class EnrolmentRefused(Exception):
@@ -41,13 +46,15 @@ def join_token_issue(*, kind: AgentKind, subject: str, region: str, expires_at: 
     return issued.text
 
 
-def agent_enrol(*, token: str, kind: str, subject: str, now: datetime) -> str:
+def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime) -> str:
     """Exchange a join token for a credential; older credentials of the agent are revoked.
 
-    A token may be used again until it expires, by the same agent: the first response may have been lost.
+    A token may be used again until it expires by whoever used it first, because the first response may have been lost:
+    `nonce` is a number that this agent made, keeps, and shows with every try. Whoever else got hold of the token gets
+    nothing for it, and cannot have the agent's credential revoked.
 
     Raises:
-        EnrolmentRefused: unknown, expired, or issued for another agent.
+        EnrolmentRefused: unknown, expired, issued for another agent, used with another nonce, or a nonce that is none.
     """
     with transaction.atomic():
         row = JoinToken.objects.select_for_update().filter(prefix=secret_prefix(token) or "").first()
@@ -57,8 +64,9 @@ def agent_enrol(*, token: str, kind: str, subject: str, now: datetime) -> str:
             raise EnrolmentRefused(f"the join token expired at {row.expires_at:%Y-%m-%d %H:%M:%S} UTC")
         if (row.kind, row.subject) != (kind, subject):
             raise EnrolmentRefused(f"the join token is for {row.kind} {row.subject}, not for {kind} {subject}")
+        _bind(row, nonce)
         row.used_at = now
-        row.save(update_fields=["used_at"])
+        row.save(update_fields=["used_at", "nonce_digest"])
         AgentCredential.objects.filter(subject=subject, revoked_at__isnull=True).update(revoked_at=now)
         issued = secret_issue()
         AgentCredential.objects.create(
@@ -70,6 +78,15 @@ def agent_enrol(*, token: str, kind: str, subject: str, now: datetime) -> str:
             created_at=now,
         )
     return issued.text
+
+
+def _bind(row: JoinToken, nonce: str) -> None:
+    if not _NONCE.fullmatch(nonce):
+        raise EnrolmentRefused("nonce must be 32 to 128 hexadecimal digits that the agent drew at random, and keeps")
+    digest = hashlib.sha256(nonce.encode()).hexdigest()
+    if row.nonce_digest and not hmac.compare_digest(row.nonce_digest, digest):
+        raise EnrolmentRefused(f"the join token was used by another process already; {row.subject} needs a new one")
+    row.nonce_digest = digest
 
 
 def join_tokens_trim(*, now: datetime) -> int:

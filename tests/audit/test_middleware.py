@@ -153,7 +153,7 @@ def test_login_and_logout_are_recorded_and_a_wrong_password_as_denied() -> None:
 def test_an_agents_enrolment_is_recorded_as_the_agents() -> None:
     until = clock.now() + timedelta(hours=1)
     token = join_token_issue(kind=AgentKind.NODE, subject="n-00000001", region="us-east-1", expires_at=until)
-    body = {"kind": "node", "id": "n-00000001"}
+    body = {"kind": "node", "id": "n-00000001", "nonce": "5e" * 32}
     headers = {"Authorization": f"Bearer {token}"}
     answer = Client().post("/agents/enrol", body, content_type="application/json", headers=headers)
     assert answer.status_code == 200

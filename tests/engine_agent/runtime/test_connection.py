@@ -13,7 +13,7 @@ from engine_agent.protocol.ingress_messages import ApiKey, IngressObserved, Ingr
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Desired, Fault, Hello, Refused
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.connection import AgentConnection, ConnectionSettings, backoff_s, report_interval_s
-from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 
 JOIN_TOKEN = "join-1"
@@ -66,7 +66,11 @@ async def test_enrols_once_keeps_the_credential_private_and_says_hello_first(
             async with Agent(plane, tmp_path).running():
                 seen = len(plane.received)
                 await eventually(lambda seen=seen: len(plane.received) > seen)  # type: ignore[misc]
-    assert plane.enrolled == [{"kind": "ingress", "id": "i-a"}]
+    (asked,) = plane.enrolled
+    nonce = asked.pop("nonce")
+    assert asked == {"kind": "ingress", "id": "i-a"}
+    kept = tmp_path / NONCE_FILE
+    assert (kept.read_text().strip(), kept.stat().st_mode & 0o777) == (nonce, 0o600)
     assert plane.received == [HELLO, HELLO]
     assert stat.S_IMODE((tmp_path / "credential").stat().st_mode) == 0o600
 
@@ -118,7 +122,8 @@ async def test_a_credential_the_control_plane_forgot_is_replaced(plane: FakeCont
         plane.credentials.clear()
         await plane.hang_up()
         await eventually(lambda: plane.connections == 2)
-    assert len(plane.enrolled) == 2
+    first, second = plane.enrolled
+    assert first == second, "the same nonce, or a token would not be taken twice"
 
 
 @pytest.mark.asyncio

@@ -14,7 +14,7 @@ from kernel import clock
 
 pytestmark = pytest.mark.django_db
 
-BODY = {"kind": "node", "id": "n-a"}
+BODY = {"kind": "node", "id": "n-a", "nonce": "5e" * 32}
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ def test_without_a_token_the_answer_says_how_to_send_one(authorization: str) -> 
         b"[]",
         b"7",
         b'{"kind": "node"}',
+        b'{"kind": "node", "id": "n-a"}',
         b"\xff",
         b"[" * MAX_ENROLMENT_BYTES,
         json.dumps({**BODY, "more": "x" * MAX_ENROLMENT_BYTES}).encode(),
@@ -65,7 +66,9 @@ def test_a_body_that_is_no_enrolment_is_told_what_one_is(token: str, raw: bytes)
     assert '"kind": "node" or "ingress"' in answer["error"]
 
 
-@pytest.mark.parametrize("body", [{**BODY, "id": "n-b"}, {**BODY, "kind": "ingress"}, {"kind": None, "id": ["\0"]}])
+@pytest.mark.parametrize(
+    "body", [{**BODY, "id": "n-b"}, {**BODY, "kind": "ingress"}, {**BODY, "kind": None, "id": ["\0"]}]
+)
 def test_a_token_of_another_agent_is_refused_with_the_reason(token: str, body: dict[str, Any]) -> None:
     status, answer = enrol(f"Bearer {token}", body)
     assert status == 403
@@ -74,6 +77,13 @@ def test_a_token_of_another_agent_is_refused_with_the_reason(token: str, body: d
 
 def test_an_unknown_token_is_refused() -> None:
     assert enrol("Bearer sw_00000000_11") == (403, {"error": "unknown join token"})
+
+
+def test_a_network_that_tries_too_often_waits_whether_its_tokens_are_good_or_not(token: str, settings: Any) -> None:
+    settings.API_ANONYMOUS_REQUESTS_PER_MIN = 1
+    answers = [enrol("Bearer sw_00000000_11") for _ in range(3)] + [enrol(f"Bearer {token}")]
+    assert [status for status, _ in answers][-2:] == [429, 429]
+    assert "enrolments a minute from one network" in answers[-1][1]["error"]
 
 
 def test_it_is_no_page_to_look_at() -> None:

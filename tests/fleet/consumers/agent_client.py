@@ -27,7 +27,7 @@ def credential(node: str) -> str:
     token = join_token_issue(
         kind=AgentKind.NODE, subject=node, region="us-east-1", expires_at=clock.now() + timedelta(minutes=1)
     )
-    return agent_enrol(token=token, kind="node", subject=node, now=clock.now())
+    return agent_enrol(token=token, kind="node", subject=node, nonce="5e" * 32, now=clock.now())
 
 
 def hello(node: str = "n-a", protocol: int = 1) -> Hello:

@@ -19,6 +19,7 @@ from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db
 
+NONCE = "5e" * 32
 LATER = NOW + timedelta(minutes=15)
 
 
@@ -26,8 +27,8 @@ def token(subject: str = "n-a") -> str:
     return join_token_issue(kind=AgentKind.NODE, subject=subject, region="us-east-1", expires_at=LATER)
 
 
-def enrol(text: str, *, kind: str = "node", subject: str = "n-a") -> str:
-    return agent_enrol(token=text, kind=kind, subject=subject, now=NOW)
+def enrol(text: str, *, kind: str = "node", subject: str = "n-a", nonce: str = NONCE) -> str:
+    return agent_enrol(token=text, kind=kind, subject=subject, nonce=nonce, now=NOW)
 
 
 def test_a_join_token_is_exchanged_for_a_credential_that_says_who_it_is() -> None:
@@ -80,6 +81,20 @@ def test_enrolling_again_revokes_the_older_credential() -> None:
     assert credentials_revoked(prefixes) == {prefixes[0]}
 
 
+def test_a_stolen_token_is_worth_nothing_once_its_agent_has_used_it() -> None:
+    text = token()
+    credential = enrol(text)
+    with pytest.raises(EnrolmentRefused, match="used by another process already; n-a needs a new one"):
+        enrol(text, nonce="00" * 32)
+    assert agent_identify(credential) is not None, "the agent's own goes on"
+
+
+@pytest.mark.parametrize("nonce", ["", "ab", "z" * 64, "5e" * 65])
+def test_a_nonce_that_anybody_could_guess_is_refused(nonce: str) -> None:
+    with pytest.raises(EnrolmentRefused, match="32 to 128 hexadecimal digits"):
+        enrol(token(), nonce=nonce)
+
+
 @pytest.mark.parametrize("credential", ["", "x", "sw_11111111_22", "Bearer"])
 def test_nobody_is_identified_by_nonsense(credential: str) -> None:
     assert agent_identify(credential) is None
@@ -90,6 +105,6 @@ def test_tokens_are_forgotten_a_week_after_they_expired() -> None:
     agent = enrol(text)
     assert join_tokens_trim(now=LATER + JOIN_TOKENS_KEPT) == 0
     with pytest.raises(EnrolmentRefused, match="expired at"):
-        agent_enrol(token=text, kind="node", subject="n-a", now=LATER + JOIN_TOKENS_KEPT)
+        agent_enrol(token=text, kind="node", subject="n-a", nonce=NONCE, now=LATER + JOIN_TOKENS_KEPT)
     assert join_tokens_trim(now=LATER + JOIN_TOKENS_KEPT + timedelta(seconds=1)) == 1
     assert agent_identify(agent) is not None

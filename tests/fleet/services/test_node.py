@@ -81,7 +81,7 @@ def test_launched_nodes_have_ports_places_and_tokens_of_their_own(cloud: Cloud) 
     assert len({node.port_base for node in made}) == 5
     assert set(Node.objects.values_list("state", "reason")) == {("joining", "needed")}
     spec = cloud.launched[0]
-    agent_enrol(token=spec.join_token, kind=AgentKind.NODE, subject=spec.id, now=NOW)
+    agent_enrol(token=spec.join_token, kind=AgentKind.NODE, subject=spec.id, nonce="5e" * 32, now=NOW)
     assert set(JoinToken.objects.values_list("expires_at", flat=True)) == {NOW + JOIN_TOKEN_TTL}
 
 
@@ -121,7 +121,7 @@ def test_a_launch_that_fails_is_a_lost_node_with_the_reason(cloud: Cloud) -> Non
 def test_a_retired_node_loses_its_credential_its_report_and_its_machine(cloud: Cloud) -> None:
     rows.node("n-a", state=NodeState.LOST)
     token = join_token_issue(kind=AgentKind.NODE, subject="n-a", region="us-east-1", expires_at=LATER)
-    credential = agent_enrol(token=token, kind="node", subject="n-a", now=NOW)
+    credential = agent_enrol(token=token, kind="node", subject="n-a", nonce="5e" * 32, now=NOW)
     Incident.objects.create(kind="node-lost", subject="n-a", node="n-a", summary="s", opened_at=NOW)
     node_retire(RETIRE, now=LATER)
     assert Node.objects.values_list("state", "terminated_at").get() == ("retired", LATER)

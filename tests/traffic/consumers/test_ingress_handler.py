@@ -42,7 +42,7 @@ def credential(region: str) -> str:
     ingress_create(region=rows.region(region), address="127.0.0.1", port=8080, now=clock.now())
     soon = clock.now() + timedelta(minutes=1)
     token = join_token_issue(kind=AgentKind.INGRESS, subject=f"i-{region}", region=region, expires_at=soon)
-    return agent_enrol(token=token, kind="ingress", subject=f"i-{region}", now=clock.now())
+    return agent_enrol(token=token, kind="ingress", subject=f"i-{region}", nonce="5e" * 32, now=clock.now())
 
 
 @asynccontextmanager
