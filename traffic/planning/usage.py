@@ -11,14 +11,14 @@ from typing import Any
 from engine_agent.protocol.messages import OTHER_TENANTS, JsonObject
 
 Totals = Mapping[str, int]
-KEY, TENANT = "key:", "tenant:"
+KEY, TENANT, POOL = "key:", "tenant:", "pool:"
 """What subjects begin with."""
 INGRESS_FIELDS = ("requests", "limited", "errors")
 """In the order in which an ingress reports them for a key."""
 TENANT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}|" + re.escape(OTHER_TENANTS))
-"""Counts of nodes are trusted; names are checked."""
 MOST = 2**53
 """No total that is meant is as large; it keeps one that is not from breaking the sums of others."""
+TOKENS = ("prompt_tokens", "completion_tokens")
 CELL_FIELDS = {
     "requests_total": "requests",
     "prompt_tokens_total": "prompt_tokens",
@@ -68,6 +68,54 @@ def _new(before: SourceTotals | None, now: SourceTotals) -> dict[str, int]:
     known = before.totals if before is not None and before.since == now.since else {}
     # A total that went back within one life is no use at all, rather than a second time.
     return {name: max(0, total - known.get(name, 0)) for name, total in now.totals.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class CellBounds:
+    """What the leader of a cell can have counted at most: for these tenants (and for nobody in particular), so many
+    tokens a request, and together with the deployment's other cells so many requests as ingresses sent."""
+
+    deployment: str
+    tenants: frozenset[str]
+    tokens_per_request: int
+
+
+def bound_claims(
+    claimed: Iterable[tuple[SourceTotals, CellBounds]],
+    marks: Mapping[tuple[str, str], SourceTotals],
+    credits: Mapping[str, int],
+) -> tuple[list[SourceTotals], dict[str, int]]:
+    """What of the claims of leaders can be so, and what is left of each deployment's credit: requests that ingresses
+    sent and no cell has claimed yet. A claim beyond it waits: their next report may be about the same requests.
+    """
+    left, allowed = dict(credits), []
+    for claim, bounds in claimed:
+        tenant = claim.subject.removeprefix(TENANT)
+        if tenant not in bounds.tenants and tenant != OTHER_TENANTS:
+            continue
+        before = marks.get(claim.place)
+        known = before.totals if before is not None and before.since == claim.since else {}
+        requests = min(_new(before, claim).get("requests", 0), left.get(bounds.deployment, 0))
+        left[bounds.deployment] = left.get(bounds.deployment, 0) - requests
+        total = known.get("requests", 0) + requests
+        most = {"requests": total} | dict.fromkeys(TOKENS, total * bounds.tokens_per_request)
+        totals = {name: min(count, most.get(name, 0)) for name, count in claim.totals.items()}
+        allowed.append(SourceTotals(claim.source, claim.subject, claim.since, totals))
+    return allowed, left
+
+
+def pools_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:
+    """Requests that an ingress sent to the cells of each deployment."""
+    pools = telemetry.get("pools")
+    if not isinstance(pools, dict):
+        return []
+    return [
+        SourceTotals(
+            f"ingress:{ingress}", f"{POOL}{name}"[:80], str(telemetry.get("worker_pid"))[:40], {"requests": sent}
+        )
+        for name, row in pools.items()
+        if isinstance(row, dict) and isinstance(sent := row.get("requests_total"), int) and 0 < sent <= MOST
+    ]
 
 
 def totals_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:

@@ -1,6 +1,7 @@
 """Adds up what tenants and keys used, from what ingresses and cells report, into rows by the hour. Each total that was
 reported counts once, however often it is read: the rows and how far they go are written in one transaction."""
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from django.db import connection, transaction
@@ -10,9 +11,24 @@ from fleet.models import NodeReport
 from kernel import live
 from kernel.leases import lease_release, lease_take, this_holder
 from traffic.models import ApplicationKey, IngressReport, UsageHour, UsageMark
-from traffic.planning.usage import KEY, TENANT, SourceTotals, UsagePlan, plan_usage, totals_of_cell, totals_of_ingress
+from traffic.planning.usage import (
+    KEY,
+    MOST,
+    POOL,
+    TENANT,
+    CellBounds,
+    SourceTotals,
+    UsagePlan,
+    bound_claims,
+    plan_usage,
+    pools_of_ingress,
+    totals_of_cell,
+    totals_of_ingress,
+)
 
 LEASE = "traffic:usage"
+CREDIT = "credit"
+"""The source of the marks that say how many requests of a deployment no cell has claimed yet."""
 COUNT_LIMIT_S = 60.0
 """After this another worker may count; one look takes well below a second."""
 HOURS_KEPT = timedelta(days=90)
@@ -46,13 +62,15 @@ def usage_trim(*, now: datetime) -> None:
 
 
 def _count(now: datetime) -> int:
-    reported = _reported()
-    sources = {each.source for each in reported}
+    sent, claimed = _sent(), _claimed()
+    sources = {each.source for each in sent} | {claim.source for claim, _ in claimed} | {CREDIT}
     with transaction.atomic():
         rows = {(mark.source, mark.subject): mark for mark in UsageMark.objects.filter(source__in=sources)}
         marks = {place: SourceTotals(*place, mark.since, mark.totals) for place, mark in rows.items()}
-        plan = plan_usage(reported, marks)
-        _remember(plan, now)
+        seen = plan_usage(sent, marks)
+        allowed, credit = bound_claims(claimed, marks, _credit(seen, marks))
+        plan = plan_usage([*sent, *allowed], marks)
+        _remember(UsagePlan(marks=(*plan.marks, *_credit_marks(credit, marks))), now)
         stale = [row.pk for place, row in rows.items() if row.at < now - MARKS_RENEWED]
         UsageMark.objects.filter(pk__in=stale).update(at=now)
         added = _add(plan, now)
@@ -61,11 +79,43 @@ def _count(now: datetime) -> int:
     return added
 
 
-def _reported() -> list[SourceTotals]:
-    ingresses = IngressReport.objects.filter(telemetry__has_key="keys").values_list("ingress_id", "telemetry")
-    leaders = NodeReport.objects.filter(~Q(load__tenants={}), load__has_key="tenants").values_list("node_id", "load")
-    reported = [each for ingress, telemetry in ingresses for each in totals_of_ingress(ingress, telemetry)]
-    return reported + [each for node, load in leaders for each in totals_of_cell(node, load)]
+def _sent() -> list[SourceTotals]:
+    """What ingresses counted, by key and by deployment."""
+    ingresses = IngressReport.objects.exclude(telemetry={}).values_list("ingress_id", "telemetry")
+    return [
+        each
+        for ingress, telemetry in ingresses
+        for each in (*totals_of_ingress(ingress, telemetry), *pools_of_ingress(ingress, telemetry))
+    ]
+
+
+def _claimed() -> list[tuple[SourceTotals, CellBounds]]:
+    """What leaders count of tenants, each about its own cell. Other nodes have nothing to count."""
+    cell = "node__member__cell__"
+    fields = ("node_id", "load", f"{cell}deployment_id", f"{cell}model_version__context_length")
+    leaders = NodeReport.objects.filter(~Q(load__tenants={}), load__has_key="tenants", node__member__rank=0)
+    keys = list(ApplicationKey.objects.values_list("tenant", "deployments").distinct())
+    claimed = []
+    for node, load, deployment, context_length in leaders.values_list(*fields):
+        tenants = frozenset(tenant for tenant, scope in keys if not scope or deployment in scope)
+        bounds = CellBounds(deployment, tenants, context_length)
+        claimed += [(claim, bounds) for claim in totals_of_cell(node, load)]
+    return claimed
+
+
+def _credit(seen: UsagePlan, marks: Mapping[tuple[str, str], SourceTotals]) -> dict[str, int]:
+    """Deployment -> requests that ingresses sent and no cell has claimed yet."""
+    credit = {subject: mark.totals["requests"] for (source, subject), mark in marks.items() if source == CREDIT}
+    for subject, counts in seen.used.items():
+        if subject.startswith(POOL):
+            deployment = subject.removeprefix(POOL)
+            credit[deployment] = credit.get(deployment, 0) + counts["requests"]
+    return {deployment: min(left, MOST) for deployment, left in credit.items()}
+
+
+def _credit_marks(credit: Mapping[str, int], marks: Mapping[tuple[str, str], SourceTotals]) -> list[SourceTotals]:
+    fresh = [SourceTotals(CREDIT, deployment, "", {"requests": left}) for deployment, left in sorted(credit.items())]
+    return [mark for mark in fresh if marks.get(mark.place) != mark]
 
 
 def _remember(plan: UsagePlan, now: datetime) -> None:
@@ -88,6 +138,8 @@ def _add(plan: UsagePlan, now: datetime) -> int:
     rows: list[tuple[str | int | datetime, ...]] = []
     for subject, counts in sorted(plan.used.items()):  # in one order, so that no two writers wait for each other
         key = subject.removeprefix(KEY) if subject.startswith(KEY) else ""
+        if subject.startswith(POOL):
+            continue
         tenant = tenants.get(key) if key else subject.removeprefix(TENANT)
         if tenant is not None:
             rows.append((tenant, key, hour, *(counts.get(name, 0) for name in FIELDS)))
