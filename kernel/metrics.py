@@ -43,6 +43,12 @@ HTTP_SECONDS = Histogram(
 AGENTS_CONNECTED = Gauge(
     "switchyard_agents_connected", "Agents with an open socket.", ["kind"], multiprocess_mode="livesum", registry=OURS
 )
+FAULTS_DROPPED = Counter(
+    "switchyard_faults_dropped",
+    "Evidence of faults that was too large, or too much of one node.",
+    ["reason"],
+    registry=OURS,
+)
 TASK_RUNS = Counter("switchyard_task_runs", "Tasks that workers ran.", ["task", "outcome"], registry=OURS)
 TASK_SECONDS = Histogram(
     "switchyard_task_seconds",

@@ -4,9 +4,11 @@ from typing import TypeVar
 
 import msgspec
 
-from engine_agent.protocol.messages import DownMessage, UpMessage
+from engine_agent.protocol.messages import SIGNATURE_CHARS_MAX, SUMMARY_CHARS_MAX, DownMessage, Fault, UpMessage
 
 MAX_FRAME_BYTES = 256 * 1024
+FAULT_BYTES_MAX = 32 * 1024
+"""Twice what the last lines of a log take."""
 
 _encoder = msgspec.json.Encoder()
 _up: "msgspec.json.Decoder[UpMessage]" = msgspec.json.Decoder(UpMessage)
@@ -38,6 +40,15 @@ def encode(message: UpMessage | DownMessage) -> bytes:
 def encode_unbounded(message: UpMessage | DownMessage) -> bytes:
     """Encode one message that is to be taken apart, however long it is."""
     return _encoder.encode(message)
+
+
+def bounded_fault(fault: Fault) -> Fault:
+    """The fault within the limits of the protocol: evidence that is too long is left out whole, and that is said."""
+    short = Fault(fault.signature[:SIGNATURE_CHARS_MAX], fault.summary[:SUMMARY_CHARS_MAX], fault.evidence)
+    size = len(_encoder.encode(short))
+    if size <= FAULT_BYTES_MAX:
+        return short
+    return Fault(short.signature, short.summary, {"evidence_left_out_bytes": size})
 
 
 def decode_up(frame: bytes | str) -> UpMessage:

@@ -5,9 +5,9 @@ Messages carry state, not commands: losing, repeating or reordering one is harml
 says everything again. Units are in the field names: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable, TablePart
 from engine_agent.protocol.states import AgentKind, EngineState, MemberRole, Phase
@@ -242,11 +242,18 @@ class Report(Struct, frozen=True, tag="report"):
     steps: StepTimes | None = None
 
 
-class Fault(Struct, frozen=True, tag="fault"):
-    """Evidence of a fault, sent once at the moment it is seen; the next report repeats the state it led to."""
+SIGNATURE_CHARS_MAX = 64
+SUMMARY_CHARS_MAX = 2000
 
-    signature: str
-    summary: str
+
+class Fault(Struct, frozen=True, tag="fault"):
+    """Evidence of a fault, sent once at the moment it is seen; the next report repeats the state it led to.
+
+    It is kept for ever, so the whole has a limit (`engine_agent.protocol.codec.FAULT_BYTES_MAX`): more is dropped.
+    """
+
+    signature: Annotated[str, Meta(max_length=SIGNATURE_CHARS_MAX)]
+    summary: Annotated[str, Meta(max_length=SUMMARY_CHARS_MAX)]
     evidence: JsonObject = field(default_factory=dict)
 
 

@@ -16,7 +16,7 @@ import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
-from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, decode_down, encode
+from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, bounded_fault, decode_down, encode
 from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable, TablePart
 from engine_agent.protocol.messages import Desired, Fault, Hello, LogTail, Refused, Report, UpMessage
 from engine_agent.protocol.parts import TableAssembly
@@ -112,7 +112,7 @@ class AgentConnection:
 
     def send_fault(self, fault: Fault) -> None:
         """Send evidence of a fault; up to `MAX_WAITING_FAULTS` wait for a connection, the oldest give way."""
-        self._faults.append(fault)
+        self._faults.append(bounded_fault(fault))
         self._waiting.set()
 
     def send_logs(self, logs: LogTail) -> None:

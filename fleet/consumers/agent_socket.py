@@ -14,7 +14,7 @@ from django.db import DatabaseError
 from engine_agent.protocol.codec import BadMessage, decode_up
 from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello, Refused
 from engine_agent.protocol.parts import frames_of
-from fleet.consumers.hub import AgentHub, AgentSession
+from fleet.consumers.hub import AgentHub, AgentSession, TokenBucket
 from fleet.services.enrolment import AgentIdentity, agent_identify
 from kernel.refusals import Conflict
 
@@ -22,6 +22,9 @@ HELLO_TIMEOUT_S = 10.0
 REFUSAL_LIMIT_S = 1.0
 FRAMES_PER_S = 20.0
 FRAMES_BURST = 100.0
+BYTES_PER_S = 256.0 * 1024
+BYTES_BURST = 4.0 * 1024 * 1024
+"""A report has some kilobytes every 2 s; the lines of three logs, while somebody reads them, up to a frame a second."""
 CLOSE_REFUSED = 4403
 
 Message = dict[str, Any]
@@ -29,25 +32,6 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 log = logging.getLogger(__name__)
-
-
-class TokenBucket:
-    """Limits one agent's messages: `per_s` a second on average, `burst` at once. The caller brings the time."""
-
-    def __init__(self, *, per_s: float, burst: float, now: float) -> None:
-        self.per_s = per_s
-        self.burst = burst
-        self._tokens = burst
-        self._at = now
-
-    def take(self, now: float) -> bool:
-        """Use one token; False if there is none left."""
-        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.per_s)
-        self._at = now
-        if self._tokens < 1:
-            return False
-        self._tokens -= 1
-        return True
 
 
 class _Closed(Exception):
@@ -114,13 +98,16 @@ class AgentSocket:
 
     async def _receive_messages(self, receive: Receive, session: AgentSession) -> None:
         clock = asyncio.get_running_loop().time
-        bucket = TokenBucket(per_s=FRAMES_PER_S, burst=FRAMES_BURST, now=clock())
+        frames = TokenBucket(per_s=FRAMES_PER_S, burst=FRAMES_BURST, now=clock())
+        volume = TokenBucket(per_s=BYTES_PER_S, burst=BYTES_BURST, now=clock())
         while True:
             frame = await _frame(receive)
             if session.is_cut:
                 raise _Closed
-            if not bucket.take(clock()):
+            if not frames.take(clock()):
                 raise BadMessage(f"more than {FRAMES_PER_S:.0f} messages a second")
+            if not volume.take(clock(), len(frame)):
+                raise BadMessage(f"more than {BYTES_PER_S / 1024:.0f} KiB a second")
             message = decode_up(frame)
             if isinstance(message, Hello):
                 raise BadMessage("a second hello on one connection")

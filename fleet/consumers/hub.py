@@ -61,6 +61,25 @@ class AgentSession:
     is_cut: bool = False
 
 
+class TokenBucket:
+    """Limits one agent's messages: `per_s` a second on average, `burst` at once. The caller brings the time."""
+
+    def __init__(self, *, per_s: float, burst: float, now: float) -> None:
+        self.per_s = per_s
+        self.burst = burst
+        self._tokens = burst
+        self._at = now
+
+    def take(self, now: float, tokens: float = 1.0) -> bool:
+        """Use this many tokens; False if there are not so many left."""
+        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.per_s)
+        self._at = now
+        if self._tokens < tokens:
+            return False
+        self._tokens -= tokens
+        return True
+
+
 class AgentHandler(Protocol):
     """What differs between kinds of agents: how reports are kept, and what is sent.
 

@@ -7,17 +7,22 @@ from datetime import datetime
 
 import msgspec
 
+from engine_agent.protocol.codec import FAULT_BYTES_MAX, encode_unbounded
 from engine_agent.protocol.messages import DownMessage, Fault, LogTail, Report, UpMessage
-from fleet.consumers.hub import AgentSession
+from fleet.consumers.hub import AgentSession, TokenBucket
 from fleet.consumers.report_buffer import ReportBuffer
 from fleet.selectors.node import desired_for, desired_versions
 from fleet.services.node_log import node_logs_store
 from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store
 from kernel import clock
+from kernel.metrics import FAULTS_DROPPED
 from kernel.sanitize import UNSTORABLE_ERRORS
 
 FAULTS_KEPT = 1000
-"""While PostgreSQL is away; then the oldest evidence goes. At most 256 MiB, at the limit of a frame each."""
+"""While PostgreSQL is away; then the oldest evidence goes. At most 32 MiB."""
+FAULTS_PER_S = 0.5
+FAULTS_BURST = 30.0
+"""Of one node: a machine whose devices all fail at once stays below; what comes beyond says nothing new."""
 
 LOGS_KEPT = 200
 """Nodes whose lines wait to be written; more are not read at once."""
@@ -32,6 +37,7 @@ class NodeHandler:
         self._reports: ReportBuffer[ReceivedReport] = ReportBuffer()
         self._faults: deque[tuple[str, Fault, datetime]] = deque(maxlen=FAULTS_KEPT)
         self._logs: dict[str, LogTail] = {}
+        self._fault_budgets: dict[str, TokenBucket] = {}
 
     def on_hello(self, session: AgentSession) -> None:
         hello_store(session.hello)
@@ -39,8 +45,7 @@ class NodeHandler:
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
         node = session.identity.id
         if isinstance(message, Fault):
-            self._faults.append((node, message, clock.now()))
-            return True
+            return self._take_fault(node, message)
         if isinstance(message, LogTail):
             if len(self._logs) < LOGS_KEPT or node in self._logs:
                 self._logs[node] = message
@@ -50,6 +55,24 @@ class NodeHandler:
         received = _received(session, message)
         previous = self._reports.put(node, received)
         return previous is None or _urgent_part(previous) != _urgent_part(received)
+
+    def _take_fault(self, node: str, fault: Fault) -> bool:
+        """Keep evidence within the limits of the protocol and of a node's share; the rest is dropped and counted."""
+        now = clock.now()
+        budget = self._fault_budgets.setdefault(
+            node, TokenBucket(per_s=FAULTS_PER_S, burst=FAULTS_BURST, now=now.timestamp())
+        )
+        reason = ""
+        if len(encode_unbounded(fault)) > FAULT_BYTES_MAX:
+            reason = "size"
+        elif not budget.take(now.timestamp()):
+            reason = "rate"
+        if reason:
+            FAULTS_DROPPED.labels(reason).inc()
+            log.warning("dropped a fault that %s sent: too much by %s", node, reason)
+            return False
+        self._faults.append((node, fault, now))
+        return True
 
     def on_disconnect(self, session: AgentSession) -> None:
         self._reports.end(session.identity.id, session.key, _disconnected)

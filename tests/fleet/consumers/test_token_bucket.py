@@ -1,6 +1,6 @@
 """The token bucket that limits one peer."""
 
-from fleet.consumers.agent_socket import TokenBucket
+from fleet.consumers.hub import TokenBucket
 
 
 def test_a_burst_is_allowed_and_then_the_rate() -> None:
@@ -8,6 +8,12 @@ def test_a_burst_is_allowed_and_then_the_rate() -> None:
     assert [bucket.take(0) for _ in range(4)] == [True, True, True, False]
     assert not bucket.take(0.4)
     assert bucket.take(0.6)
+
+
+def test_what_weighs_more_takes_more() -> None:
+    bucket = TokenBucket(per_s=10, burst=100, now=0)
+    assert [bucket.take(0, 60) for _ in range(2)] == [True, False]
+    assert bucket.take(2, 60)
 
 
 def test_what_is_not_used_is_saved_up_to_the_burst_only() -> None:
