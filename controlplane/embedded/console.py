@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
 ROTATE_AT_BYTES = 10 * 1024 * 1024
 KEPT_FILES = 3
@@ -21,32 +21,41 @@ class RotatingLog:
         self._path = path
         self._rotate_at_bytes = rotate_at_bytes
         self._kept_files = kept_files
-        self._file = path.open("ab")
+        self._file: BinaryIO | None = path.open("ab")
         self._bytes = self._file.tell()
 
     def write(self, lines: list[str]) -> None:
-        """Append `lines`. A full disk costs the lines, never the process that wrote them."""
+        """Append `lines`. A disk that refuses costs the lines, never the process that wrote them; each write tries
+        anew, whatever became of the file by then."""
         content = "".join(f"{line}\n" for line in lines).encode(errors="replace")
         with contextlib.suppress(OSError):
             if self._bytes and self._bytes + len(content) > self._rotate_at_bytes:
                 self._rotate()
-            self._file.write(content)
-            self._file.flush()
+            file = self._opened()
+            file.write(content)
+            file.flush()
             self._bytes += len(content)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
-            self._file.close()
+        if self._file is not None:
+            file, self._file = self._file, None
+            with contextlib.suppress(OSError):
+                file.close()
+
+    def _opened(self) -> BinaryIO:
+        if self._file is None:
+            self._file = self._path.open("ab")
+            self._bytes = self._file.tell()
+        return self._file
 
     def _rotate(self) -> None:
-        self._file.close()
+        self.close()
         for age in range(self._kept_files - 1, 0, -1):
             older = self._path.with_name(f"{self._path.name}.{age}")
             newer = self._path if age == 1 else self._path.with_name(f"{self._path.name}.{age - 1}")
             with contextlib.suppress(FileNotFoundError):
                 newer.replace(older)
-        self._file = self._path.open("ab")
-        self._bytes = 0
+        self._opened()
 
 
 LONGEST_LINE_CHARS = 4000

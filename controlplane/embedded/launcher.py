@@ -10,7 +10,7 @@ import shutil
 import signal
 from collections.abc import Coroutine
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 
@@ -28,11 +28,13 @@ from controlplane.embedded.preflight import (
 from controlplane.embedded.privileges import remove_socket_folder, socket_folder
 from controlplane.embedded.process_environment import control_plane_environment
 from controlplane.embedded.process_ownership import describe_all, end_all, in_sessions, processes_of
-from controlplane.embedded.processes import run_together
+from controlplane.embedded.processes import OneshotResult, run_together
 from controlplane.embedded.servers import Servers, choose_servers
 from controlplane.embedded.state_directory import LauncherPhase, LauncherState, StateDirectory
 from controlplane.embedded.status import print_final_block
 from controlplane.embedded.supervisor import Supervisor
+
+T = TypeVar("T")
 
 _LEFTOVERS_END_WITHIN_S = 10.0
 _SHORTEST_WAIT_S = 1.0
@@ -105,7 +107,7 @@ class Launcher:
             control_plane.sender(self._environment),
         ):
             await self._supervisor.start(service)
-        await self._unless_crash_looping(self._wait_for_cells(management))
+        await self._wait_for_cells(management)
 
     async def _check(self) -> Servers:
         previous = self._home.read_state()
@@ -159,13 +161,17 @@ class Launcher:
             self._console.own("ENGINE=sim: smollm2 runs on the simulator, not on vLLM")
 
     async def _wait_for_cells(self, management: Management) -> None:
-        """Say when every cell is ready; after the promised time say why not, and keep watching."""
+        """Say when every cell is ready; after the promised time say why not, and keep watching.
+
+        What runs by then is left running, however slow it is: nothing that this looks at may stop it.
+        """
         wait_s = max(_SHORTEST_WAIT_S, self._configuration.wait_s - self._console.elapsed_s)
-        while (outcome := await management.wait_for_cells(wait_s)).status != 0:
+        outcome = await self._unless_crash_looping(_cells_ready(management, wait_s))
+        while outcome.status != 0:
             reason = f"not every cell is ready after {self._console.elapsed_s:.0f} s ({outcome.last_line})"
             self._publish(phase=LauncherPhase.NOT_READY, reason=reason)
             self._console.own(f"{reason}; still trying")
-            wait_s = _KEEP_WATCHING_S
+            outcome = await _cells_ready(management, _KEEP_WATCHING_S)
         self._console.own(f"every cell is ready after {self._console.elapsed_s:.1f} s")
         self._publish(phase=LauncherPhase.READY, reason="")
         if self._foreground:
@@ -178,17 +184,17 @@ class Launcher:
                 foreground=True,
             )
 
-    async def _unless_crash_looping(self, waiting: Coroutine[Any, Any, None]) -> None:
+    async def _unless_crash_looping(self, waiting: Coroutine[Any, Any, T]) -> T:
         """Wait, but give up at once when a process that we need keeps dying."""
-        tasks = {asyncio.create_task(waiting), asyncio.create_task(self._supervisor.fail_when_crash_looping())}
+        waited = asyncio.create_task(waiting)
+        watching = asyncio.create_task(self._supervisor.fail_when_crash_looping())
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            await asyncio.wait({waited, watching}, return_when=asyncio.FIRST_COMPLETED)
+            return waited.result() if waited.done() else watching.result()
         finally:
-            for task in tasks:
+            for task in (waited, watching):
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await asyncio.gather(waited, watching, return_exceptions=True)
 
     # --- down ---------------------------------------------------------------------------------------------------------
 
@@ -236,5 +242,17 @@ class Launcher:
         os._exit(130)
 
     def _publish(self, **changes: object) -> None:
+        """Keep the state for others to read. A disk that refuses it must not stop what runs, nor start it twice."""
         self._state = replace(self._state, **changes)  # type: ignore[arg-type]
-        self._home.write_state(self._state)
+        try:
+            self._home.write_state(self._state)
+        except OSError as error:
+            self._console.own(f"cannot write {self._home.state}: {error}; `make status` shows an older state")
+
+
+async def _cells_ready(management: Management, wait_s: float) -> OneshotResult:
+    """As `Management.wait_for_cells`; a look that did not end in time is one that saw no ready fleet."""
+    try:
+        return await management.wait_for_cells(wait_s)
+    except (CannotStart, OSError) as error:
+        return OneshotResult(1, (str(error),))

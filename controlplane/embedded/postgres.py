@@ -30,7 +30,10 @@ ROLE = "switchyard"
 
 _INITDB_WITHIN_S = 120.0
 _READY_WITHIN_S = 60.0
-_LEFTOVER_ENDS_WITHIN_S = 20.0
+_FAST_WITHIN_S = 20.0
+_IMMEDIATE_WITHIN_S = 10.0
+"""The postmaster itself kills sessions 5 s after it asked for an immediate end."""
+_KILLED_WITHIN_S = 5.0
 _POLL_S = 0.05
 _CONNECT_TIMEOUT_S = 5
 
@@ -63,7 +66,8 @@ class Postgres:
         return f"postgres://{ROLE}@{quote(str(self.sockets), safe='')}/{database}"
 
     def service(self, inherited: Mapping[str, str]) -> Service:
-        """The server, as the supervisor runs it. SIGINT is PostgreSQL's fast shutdown: end sessions, then stop."""
+        """The server, as the supervisor runs it. SIGINT is PostgreSQL's fast shutdown: end sessions, then stop. SIGQUIT
+        is the immediate one, for a session that does not end: it stops at once, and recovers when it starts again."""
         settings = _SETTINGS if self.durable else {**_SETTINGS, **_TESTS_ONLY}
         options = [f"--{name}={text}" for name, text in settings.items()]
         arguments = ("postgres", "-D", str(self.home.postgres), "-k", str(self.sockets), *options)
@@ -71,7 +75,8 @@ class Postgres:
             name="postgres",
             program=self._program(arguments, inherited),
             stop_signal=signal.SIGINT,
-            stop_within_s=30.0,
+            stop_within_s=_FAST_WITHIN_S,
+            then=((signal.SIGQUIT, _IMMEDIATE_WITHIN_S),),
             prepare=self._prepare,
         )
 
@@ -166,24 +171,46 @@ def _major_version() -> str:
 
 
 def _end_leftover(folder: Path) -> None:
-    """End the server that still runs in `folder`, if one does; its launcher was killed a moment ago.
+    """End the server that still runs in `folder`, if one does, and every process of it that it left.
+
+    A session that hangs outlives a killed postmaster, and holds the memory without which no other one starts.
 
     Raises:
-        CannotStart: it does not end.
+        CannotStart: one does not end.
     """
     server = _running_server(folder)
-    if server is None:
-        return
-    for ask in (signal.SIGINT, signal.SIGQUIT):
+    if server is not None:
+        _end(server, ((signal.SIGINT, _FAST_WITHIN_S), (signal.SIGQUIT, _IMMEDIATE_WITHIN_S)))
+    for process in _processes_in(folder):
+        _end(process, ())
+    if left := _processes_in(folder):
+        pids = ", ".join(str(process.pid) for process in left)
+        raise CannotStart(f"An older PostgreSQL (pid {pids}) still runs in {folder} and does not end: stop it.")
+
+
+def _end(process: psutil.Process, asked: tuple[tuple[signal.Signals, float], ...]) -> None:
+    """Ask, each time harder, and kill at last; a process that is stopped hears nothing but that."""
+    for number, within_s in (*asked, (signal.SIGKILL, _KILLED_WITHIN_S)):
         try:
-            server.send_signal(ask)
-            server.wait(_LEFTOVER_ENDS_WITHIN_S)
+            process.send_signal(number)
+            process.wait(within_s)
         except psutil.NoSuchProcess:
             return
         except psutil.TimeoutExpired:
             continue
         return
-    raise CannotStart(f"An older PostgreSQL (pid {server.pid}) still runs in {folder} and does not end: stop it.")
+
+
+def _processes_in(folder: Path) -> list[psutil.Process]:
+    """PostgreSQL's processes that work in `folder`: sessions and helpers of a postmaster that may be gone."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.name().startswith("postgres") and process.cwd() == str(folder):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
 
 
 def _running_server(folder: Path) -> psutil.Process | None:

@@ -5,6 +5,7 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import NoReturn
 
 from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.console import Console, LineSplitter, RotatingLog
@@ -43,6 +44,8 @@ class Service:
     program: Program
     stop_signal: signal.Signals = signal.SIGTERM
     stop_within_s: float = 10.0
+    then: tuple[tuple[signal.Signals, float], ...] = ()
+    """Harder ways to ask, in turn, each with the seconds that it has; SIGKILL follows the last."""
     prepare: Callable[[], Awaitable[None]] = _nothing_to_prepare
 
 
@@ -87,11 +90,16 @@ class Supervised:
         self._log.close()
 
     async def _stop_process(self, process: Spawned) -> None:
-        process.send_signal(self.service.stop_signal)
-        try:
-            await asyncio.wait_for(process.wait(), self.service.stop_within_s)
-        except TimeoutError:
-            self._console.own(f"{self.service.name} did not stop within {self.service.stop_within_s:g} s: killed")
+        name, asked = self.service.name, ((self.service.stop_signal, self.service.stop_within_s), *self.service.then)
+        for number, within_s in asked:
+            process.send_signal(number)
+            try:
+                await asyncio.wait_for(process.wait(), within_s)
+                break
+            except TimeoutError:
+                self._console.own(f"{name} did not stop within {within_s:g} s of {number.name}")
+        else:
+            self._console.own(f"{name} is killed")
             end_session(process.pid, signal.SIGKILL)
         await self._after_death(process)
 
@@ -99,7 +107,10 @@ class Supervised:
         await self.service.prepare()
         self._process = await spawn(self.service.program)
         self._reading = asyncio.create_task(self._read(self._process))
-        self._on_start(self.service.name, self._process.pid)
+        try:
+            self._on_start(self.service.name, self._process.pid)
+        except OSError as error:  # it runs, and is ours: whatever could not be noted of it, no second one may start
+            self._console.own(f"{self.service.name} runs as {self._process.pid}, which could not be noted: {error}")
 
     async def _keep(self) -> None:
         loop = asyncio.get_running_loop()
@@ -184,7 +195,7 @@ class Supervisor:
         """Stop what still runs, the last started first."""
         await self.stop(*reversed(self._running))
 
-    async def fail_when_crash_looping(self) -> None:
+    async def fail_when_crash_looping(self) -> NoReturn:
         """Return never; watch until a service keeps dying.
 
         Raises:

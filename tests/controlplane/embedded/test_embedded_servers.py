@@ -79,6 +79,26 @@ def test_stale_files_of_dead_servers_do_not_stop_them(servers: EmbeddedServers, 
         assert client.ping()
 
 
+def test_a_session_that_hangs_keeps_no_server_down(servers: EmbeddedServers, home: Path) -> None:
+    url = servers.start()["database_url"]
+    with psycopg.connect(url) as connection:
+        hung = connection.info.backend_pid
+        os.kill(hung, signal.SIGSTOP)  # as one in an uninterruptible wait: it hears of no end
+        postmaster = int((home / "pg" / "postmaster.pid").read_text().split()[0])
+        os.kill(postmaster, signal.SIGKILL)
+
+        def answers() -> bool:
+            try:
+                with psycopg.connect(url, connect_timeout=2) as fresh:
+                    return fresh.execute("SELECT 1").fetchone() == (1,)
+            except psycopg.OperationalError:
+                return False
+
+        assert eventually(lambda: not psutil.pid_exists(postmaster))
+        assert eventually(answers)
+    assert not psutil.pid_exists(hung)
+
+
 def test_a_server_that_dies_is_back_with_its_data(servers: EmbeddedServers, home: Path) -> None:
     urls = servers.start()
     postmaster = int((home / "pg" / "postmaster.pid").read_text().split()[0])

@@ -85,6 +85,41 @@ async def test_a_later_start_that_is_impossible_is_tried_again(home: StateDirect
         assert await eventually_async(lambda: len(attempts) >= 3)
 
 
+async def test_what_could_not_be_noted_runs_all_the_same_and_once(home: StateDirectory) -> None:
+    pids: list[int] = []
+
+    def disk_refuses(_: str, pid: int) -> None:
+        pids.append(pid)
+        raise OSError("no space left on device")
+
+    kept = Supervised(Service("sender", python_program(SLEEP, home)), home, silent_console(), on_start=disk_refuses)
+    await kept.start()
+    try:
+        assert await eventually_async(lambda: kept.last_line == "up")
+        psutil.Process(pids[0]).kill()
+        assert await eventually_async(lambda: len(pids) == 2)
+        assert await eventually_async(lambda: kept.pid == pids[1]), "the second one is held, so no third one starts"
+        psutil.Process(pids[1]).kill()
+        assert await eventually_async(lambda: len(pids) == 3)
+        assert not any(psutil.pid_exists(pid) for pid in pids[:2])
+    finally:
+        await kept.stop()
+    assert not psutil.pid_exists(pids[2])
+
+
+async def test_what_hears_nothing_is_asked_harder_before_it_is_killed(home: StateDirectory) -> None:
+    service = Service(
+        "web", python_program(DEAF, home), stop_within_s=0.1, then=((signal.SIGUSR1, 30.0),)
+    )  # fmt: skip
+    kept = Supervised(service, home, silent_console(), on_start=lambda _, __: None)
+    await kept.start()
+    assert await eventually_async(lambda: kept.last_line == "up")
+    pid = kept.pid
+    await kept.stop()
+    assert pid is not None
+    assert not psutil.pid_exists(pid)
+
+
 async def test_its_output_lies_in_its_log(home: StateDirectory) -> None:
     async with running("import sys, time; print('out'); print('err', file=sys.stderr); time.sleep(600)", home):
         log = home.logs / "web.log"

@@ -1,0 +1,64 @@
+"""What a launcher does while its fleet is slow, its disk full, or what it asks silent. No process of it runs."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.embedded.configuration import CannotStart, read_configuration
+from controlplane.embedded.console import Console
+from controlplane.embedded.control_plane import Management
+from controlplane.embedded.launcher import Launcher
+from controlplane.embedded.processes import OneshotResult
+from controlplane.embedded.state_directory import LauncherPhase, StateDirectory
+from tests.controlplane.embedded.processes import prepared_home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> StateDirectory:
+    return prepared_home(tmp_path / "home")
+
+
+def launcher_of(home: StateDirectory, screen: io.StringIO) -> Launcher:
+    configuration = read_configuration({"SWITCHYARD_HOME": str(home.path), "ENGINE": "sim"})
+    return Launcher(configuration, home, Console(screen), foreground=False)
+
+
+class SlowFleet(Management):
+    """Looks that end late, then one that sees every cell ready."""
+
+    def __init__(self, home: StateDirectory) -> None:
+        super().__init__({}, home, Console(io.StringIO()))
+        self._looks: Iterator[OneshotResult | CannotStart] = iter(
+            [CannotStart("fleet was not done after 60 s"), OneshotResult(1, ("1 of 5 cells",)), OneshotResult(0, ())]
+        )
+
+    async def wait_for_cells(self, wait_s: float) -> OneshotResult:
+        look = next(self._looks)
+        if isinstance(look, CannotStart):
+            raise look
+        return look
+
+
+@pytest.mark.asyncio
+async def test_a_fleet_that_is_slow_is_left_running_as_promised(home: StateDirectory) -> None:
+    screen = io.StringIO()
+    await launcher_of(home, screen)._wait_for_cells(SlowFleet(home))
+    shown = screen.getvalue()
+    assert "(fleet was not done after 60 s); still trying" in shown
+    assert "(1 of 5 cells); still trying" in shown
+    state = home.read_state()
+    assert state is not None
+    assert state.phase is LauncherPhase.READY
+
+
+def test_a_disk_that_refuses_the_state_stops_nothing(home: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    screen = io.StringIO()
+    launcher = launcher_of(home, screen)
+    monkeypatch.setattr(home, "write_state", refuse)
+    launcher._publish(sessions={"web": 7})
+    assert "no space left on device; `make status` shows an older state" in screen.getvalue()
