@@ -33,13 +33,14 @@ from engine_agent.planning.steps import (
 from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole, Phase
-from engine_agent.runtime import watch
+from engine_agent.runtime import procfs, watch
 from engine_agent.runtime.accounts import Service, open_way, service_account
 from engine_agent.runtime.http import NoResponse, request
 from engine_agent.runtime.journal import CorruptJournal, Journal
 from engine_agent.runtime.launch import NodePlace, proxy_admin_url, proxy_launch, with_fingerprint
 from engine_agent.runtime.logs import bound, last_lines
 from engine_agent.runtime.processes import ProcessEnd, Processes, end_reason, ended_fault, not_started_fault
+from engine_agent.runtime.rebuild import newest_record, with_order
 from engine_agent.runtime.record import JOURNAL_FILE, FailureRecord, NodeRecord, ProcessRecord
 from engine_agent.telemetry.neuron_errors import runtime_faults
 
@@ -105,11 +106,19 @@ class LocalNode:
     # --- from one agent process to the next -------------------------------------------------------------------------
 
     def resume(self) -> None:
-        """Go on where an earlier agent of this node ended: its order, its processes, its last failure."""
+        """Go on where an earlier agent of this node ended: its order, its processes, its last failure.
+
+        Where the journal is lost, torn or older than what runs, what runs says so itself.
+        """
         try:
             self._record = self._journal.load() or self._record
-        except CorruptJournal as error:
+        except (CorruptJournal, OSError) as error:
             log.error("%s", error)
+        rebuilt = newest_record(self._record, self.place.node_id, procfs.boot_id())
+        if rebuilt is not self._record and rebuilt.desired is not None:
+            log.warning("the journal is behind: taking order %d from the engine that runs", rebuilt.desired.version)
+            self._record = rebuilt
+            self._save()
         now_s = self._now_s()
         if self._record.failure is not None:
             self._failure = self._last_engine_failure = self._record.failure.failure(now_s)
@@ -228,7 +237,7 @@ class LocalNode:
             launch = with_fingerprint(
                 engine_adapter(given.plan.engine).launch(given, self.place.context()), given.plan, self._stack()
             )
-            record = self._processes.start(ProcessKind.ENGINE, member, launch)
+            record = self._processes.start(ProcessKind.ENGINE, member, with_order(launch, self.order))
         except (EngineUnavailable, OSError) as error:
             self._give_up(member, str(error))
             return

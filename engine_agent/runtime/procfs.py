@@ -56,6 +56,14 @@ def environment(pid: int) -> dict[str, str]:
     return {name: value for name, equals, value in pairs if equals}
 
 
+def command(pid: int) -> list[str]:
+    """The command line of the process; empty if it has ended."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
+    except OSError:
+        return []
+
+
 def belongs_to_node(pid: int, node_id: str) -> bool:
     """Whether the process was started for this node."""
     return environment(pid).get(NODE_ID_VARIABLE) == node_id

@@ -121,9 +121,7 @@ async def test_it_enrols_obeys_and_acknowledges_and_a_change_is_reported_at_once
 
 
 @pytest.mark.asyncio
-async def test_what_meets_applications_is_not_root_even_if_the_agent_is(
-    plane: FakeControlPlane, tmp_path: Path
-) -> None:
+async def test_workers_of_haproxy_are_not_root_even_if_the_agent_is(plane: FakeControlPlane, tmp_path: Path) -> None:
     account = service_account(Service.INGRESS)
     uid = account.uid if account else os.geteuid()
     long = {"model": "demo", "messages": [{"role": "user", "content": "x" * 100_000}]}

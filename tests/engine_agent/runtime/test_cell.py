@@ -15,6 +15,7 @@ from engine_agent.planning.node import ProcessKind
 from engine_agent.protocol.states import Phase
 from engine_agent.runtime import procfs
 from engine_agent.runtime.accounts import Service, service_account
+from engine_agent.runtime.record import JOURNAL_FILE
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.engine_agent.process_status import status_of
 from tests.engine_agent.runtime.agents import MODEL, Cell, running_cell
@@ -71,7 +72,6 @@ async def test_engines_and_proxies_run_under_accounts_of_their_own_if_the_agent_
         assert status["Uid"] == str(account.uid if account else os.geteuid())
         if account:
             assert (status["NoNewPrivs"], int(status["CapPrm"], 16), int(status["CapAmb"], 16)) == ("1", 0, 0)
-            assert set(os.listdir(f"/proc/{process.pid}/root{Path.home()}")) <= {".pyenv", ".local", "code"}
     private = [path for path in cell.leader.home.iterdir() if path.is_file()]
     assert {path.name for path in private} >= {"credential", "journal.json", "agent.lock"}
     readable = [path.name for path in private if path.stat().st_mode & 0o077 and path.name != "agent.log"]
@@ -105,6 +105,26 @@ async def test_agents_that_end_and_come_back_find_the_same_engines_and_no_reques
     assert engines(cell) == before
     assert [found.pid for found in cell.leader.left()] == proxies
     assert set(statuses) == {200}
+
+
+@pytest.mark.asyncio
+async def test_engines_that_serve_outlive_a_torn_and_a_lost_journal(cell: Cell) -> None:
+    before, proxies = engines(cell), [found.pid for found in cell.leader.left()]
+    torn, lost = (node.home / JOURNAL_FILE for node in cell.nodes)
+    for node in cell.nodes:
+        node.kill_agent()
+    torn.write_bytes(torn.read_bytes()[:100])
+    lost.unlink()
+    seen = [len(node.reports) for node in cell.nodes]
+    for node in cell.nodes:
+        node.start_agent()
+    for node, first in zip(cell.nodes, seen, strict=True):
+        await eventually(lambda node=node, first=first: len(node.reports) > first, 30.0)  # type: ignore[misc]
+        await node.says("ready", 1)
+    assert engines(cell) == before
+    assert [found.pid for found in cell.leader.left()] == proxies
+    async with httpx.AsyncClient() as client:
+        assert (await complete(cell, client)).status_code == 200
 
 
 @pytest.mark.asyncio
