@@ -1,0 +1,97 @@
+"""Every socket that a running fleet listens on is in the table of docs/security.md, and is protected as it says."""
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from controlplane.embedded.process_ownership import processes_of
+from engine_agent.protocol import ports
+from tests.docs.pages import text_of
+from tests.scenarios.running_fleet import NODE_PORTS, RunningFleet
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+
+LISTENS = "00010000"
+"""Flag of a listening socket in /proc/net/unix."""
+OF_NODES = {
+    ports.PROXY: "cell proxy", ports.AGENT_CHECK: "agent check", ports.PROXY_ADMIN: "cell proxy administration",
+    ports.ENGINE: "engine", ports.ENGINE_ADMIN: "engine administration", ports.AGENT_METRICS: "node agent metrics",
+    **dict.fromkeys(range(ports.RENDEZVOUS, ports.RENDEZVOUS + ports.RENDEZVOUS_SLOTS), "rendezvous"),
+}  # fmt: skip
+FILES = {
+    ".s.PGSQL.5432": "PostgreSQL", "valkey.sock": "Valkey", "admin.sock": "HAProxy administration",
+    "master.sock": "HAProxy administration",
+    **dict.fromkeys(("parsed.sock", "parser.sock", "no-cell.sock", "sticky.sock"), "HAProxy internal"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Listening:
+    """One socket: its name in the table, and where it listens: an address, or who may open its file."""
+
+    name: str
+    where: str
+
+
+def documented() -> dict[str, str]:
+    """Name -> where it listens, as the table says."""
+    table = text_of("docs/security.md").partition("### Listening sockets")[2]
+    rows = (line.split("|") for line in table.splitlines() if line.startswith("| ") and "---" not in line)
+    return {cells[1].strip(): cells[2].strip() for cells in rows if cells[1].strip() != "socket"}
+
+
+def listening(fleet: RunningFleet) -> set[Listening]:
+    files = {
+        line.split()[6]: line.split()[7]
+        for line in Path("/proc/net/unix").read_text().splitlines()[1:]
+        if line.split()[3] == LISTENS and len(line.split()) > 7
+    }
+    found: set[Listening] = set()
+    for process in processes_of(fleet.home):
+        for connection in process.net_connections("inet"):
+            if connection.status == psutil.CONN_LISTEN:
+                found.add(Listening(name_of(fleet, connection.laddr.port, process), connection.laddr.ip))
+        found.update(Listening(*of_file(process, files[inode])) for inode in sockets_of(process) if inode in files)
+    return found
+
+
+def name_of(fleet: RunningFleet, port: int, process: psutil.Process) -> str:
+    if port == fleet.port:
+        return "web"
+    for first, name in ((fleet.ingress_port, "ingress"), (fleet.ingress_port + 1000, "ingress agent metrics")):
+        if first <= port < first + 2:
+            return name
+    if NODE_PORTS <= port < NODE_PORTS + 1000:
+        return OF_NODES.get((port - NODE_PORTS) % ports.PORTS_PER_NODE, f"offset of {port}")
+    return f"port {port} of {' '.join(process.cmdline())}"
+
+
+def of_file(process: psutil.Process, path: str) -> tuple[str, str]:
+    """Name, and who may open it. HAProxy listens under a temporary name first, and in its own folder."""
+    file = Path(process.cwd()) / re.sub(r"\.\d+\.tmp$", "", path)
+    is_private = any(not stat.S_IMODE(each.stat().st_mode) & 0o077 for each in (file, file.parent) if each.exists())
+    return FILES.get(file.name, str(file)), "its owner" if is_private else "anybody"
+
+
+def sockets_of(process: psutil.Process) -> Iterator[str]:
+    for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
+        try:
+            target = os.readlink(descriptor)
+        except OSError:  # closed meanwhile
+            continue
+        if target.startswith("socket:["):
+            yield target[8:-1]
+
+
+def test_every_listening_socket_is_documented_and_protected_as_it_says(fleet: RunningFleet) -> None:
+    table, found = documented(), listening(fleet)
+    assert {each.name for each in found} == set(table)
+    reachable = {"loopback": {"127.0.0.1", "::1"}, "a file": {"its owner"}}
+    for each in found:
+        assert each.where in reachable.get(table[each.name].partition(",")[0], {each.where}), each
