@@ -12,6 +12,10 @@ import dj_database_url
 
 from engine_agent.protocol.log_lines import log_format
 from kernel.database_limits import connection_options
+from kernel.process_role import ProcessRole, process_role
+
+if process_role() is not ProcessRole.COMMAND:
+    os.umask(0o077)  # whatever a service writes is its account's own: locks, schedules, metrics, logs
 
 BASE_DIR = Path(__file__).resolve().parent.parent
 

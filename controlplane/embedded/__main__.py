@@ -22,7 +22,8 @@ from controlplane.embedded.status import print_final_block, show_status, wait_fo
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; the exit status for the shell."""
+    """Run one command; the exit status for the shell. What it writes, and what it starts writes, is its own."""
+    os.umask(0o077)
     options = _parser().parse_args(arguments)
     try:
         configuration = read_configuration(os.environ)

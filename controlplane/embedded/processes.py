@@ -28,7 +28,7 @@ _CHUNK_BYTES = 65536
 @dataclass(frozen=True, slots=True)
 class Program:
     """What to run. `account` drops root for that account; `traverse` keeps its right to pass closed folders. `nice`:
-    below 0 goes before others, where we may."""
+    below 0 goes before others, where we may. `umask`: what it writes is its own, unless that says else."""
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
@@ -37,6 +37,7 @@ class Program:
     account: str | None = None
     traverse: bool = False
     nice: int = 0
+    umask: int = 0o077
 
 
 def guarded(program: Program) -> list[str]:
@@ -113,6 +114,7 @@ async def _start(program: Program) -> Spawned:
             stdout=writing,
             stderr=STDOUT,
             start_new_session=True,
+            umask=program.umask,
         )
     except BaseException:
         os.close(reading)

@@ -74,7 +74,9 @@ class StateDirectory:
         # Others may pass (the embedded servers run under another account when we are root) but not list.
         mode = 0o711 if os.geteuid() == 0 else 0o700
         try:
-            self.path.mkdir(mode=mode, parents=True, exist_ok=True)
+            if not self.path.exists():
+                self.path.mkdir(mode=mode, parents=True)
+                self.path.chmod(mode)  # whatever the umask
             self.logs.mkdir(mode=0o700, exist_ok=True)
             probe = self.path / f".writable-{os.getpid()}"
             probe.write_bytes(b"")

@@ -1,4 +1,5 @@
-"""Every socket that a running fleet listens on is in the table of docs/security.md, and is protected as it says."""
+"""Every socket that a running fleet listens on is in the table of docs/security.md, and is protected as it says; and
+nothing that it writes is for others to read."""
 
 import os
 import re
@@ -95,3 +96,15 @@ def test_every_listening_socket_is_documented_and_protected_as_it_says(fleet: Ru
     reachable = {"loopback": {"127.0.0.1", "::1"}, "a file": {"its owner"}}
     for each in found:
         assert each.where in reachable.get(table[each.name].partition(",")[0], {each.where}), each
+
+
+def test_no_file_of_a_fleet_is_for_others(fleet: RunningFleet) -> None:
+    files = [path for path in fleet.home.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert len(files) > 20
+    readable = []
+    for path in files:
+        try:
+            readable += [str(path)] if stat.S_IMODE(path.stat().st_mode) & 0o077 else []
+        except FileNotFoundError:  # written anew meanwhile
+            continue
+    assert readable == []
