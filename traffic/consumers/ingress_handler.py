@@ -1,5 +1,6 @@
 """Keeps what ingress agents report and sends them their region's routing table."""
 
+import logging
 from collections.abc import Sequence
 
 import msgspec
@@ -9,8 +10,10 @@ from engine_agent.protocol.messages import DownMessage, UpMessage
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
 from kernel import clock
-from traffic.selectors.routing import latest_revisions, latest_tables, table_for_ingresses
+from traffic.selectors.routing import UnreadableTable, latest_revisions, latest_tables, table_for_ingresses
 from traffic.services.ingress_report import IngressRow, ingress_reports_store
+
+log = logging.getLogger(__name__)
 
 
 class IngressHandler:
@@ -45,10 +48,13 @@ class IngressHandler:
         if not regions:
             return {}
         tables = latest_tables()
-        return {
-            ingress: (tables[region].revision, table_for_ingresses(tables[region]))
-            for ingress, region in regions.items()
-        }
+        messages: dict[str, tuple[int, DownMessage]] = {}
+        for ingress, region in regions.items():
+            try:
+                messages[ingress] = (tables[region].revision, table_for_ingresses(tables[region]))
+            except UnreadableTable as error:  # it goes on with the last one; others get theirs all the same
+                log.error("ingress %s gets no table: %s", ingress, error)
+        return messages
 
 
 def _urgent_part(row: IngressRow) -> tuple[object, ...]:

@@ -4,7 +4,7 @@ from datetime import datetime, timedelta
 
 from traffic.models import AsyncRequest, Ingress, RoutingTable
 from traffic.selectors.application import Application
-from traffic.selectors.routing import table_message
+from traffic.selectors.routing import UnreadableTable, table_message
 
 
 def async_request_of(application: Application, request_id: str) -> AsyncRequest | None:
@@ -30,11 +30,15 @@ def serving_region(named: str) -> str | None:
 
 
 def deployments_of_model(region: str, model: str) -> frozenset[str] | None:
-    """Deployments that answer to a model's name, by the region's newest table; None before the first table."""
+    """Deployments that answer to a model's name, by the region's newest table; None before the first, or where that
+    cannot be read."""
     table = RoutingTable.objects.filter(region_id=region).order_by("-revision").first()
     if table is None:
         return None
-    message = table_message(table)
+    try:
+        message = table_message(table)
+    except UnreadableTable:
+        return None
     split = {name for split in message.splits if split.model == model for name in split.shares}
     return frozenset(split | {pool.name for pool in message.pools if model in pool.models})
 

@@ -4,7 +4,7 @@ from django.db.models import OuterRef, QuerySet, Subquery, TextField, Value
 from django.db.models.functions import Coalesce
 
 from traffic.models import Ingress, RoutingTable
-from traffic.selectors.routing import latest_tables
+from traffic.selectors.routing import UnreadableTable, latest_tables, routed_cells, table_message
 
 
 def ingresses_described() -> QuerySet[Ingress]:
@@ -34,10 +34,15 @@ def ingresses_waiting() -> tuple[str, ...]:
         elif report.revision < table.revision:
             waiting.append(f"ingress {ingress.id} runs revision {report.revision} of {table.revision}")
         else:
-            routed = [cell["cell"] for pool in table.body["pools"] for cell in pool["cells"] if not cell["drain"]]
-            waiting += [
-                f"ingress {ingress.id} sees {cell} {report.cells.get(cell, 'not at all')}"
-                for cell in routed
-                if report.cells.get(cell) != "up"
-            ]
+            waiting += _cells_not_up(ingress.id, table, report.cells)
     return tuple(waiting)
+
+
+def _cells_not_up(ingress: str, table: RoutingTable, seen: dict[str, str]) -> list[str]:
+    try:
+        routed = sorted(routed_cells(table_message(table)))
+    except UnreadableTable as error:
+        return [str(error)]
+    return [
+        f"ingress {ingress} sees {cell} {seen.get(cell, 'not at all')}" for cell in routed if seen.get(cell) != "up"
+    ]

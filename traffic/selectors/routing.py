@@ -7,7 +7,7 @@ from django.utils.crypto import salted_hmac
 
 from engine_agent.protocol.ingress_messages import RoutingTable as TableMessage
 from engine_agent.protocol.ports import AGENT_CHECK, PROXY
-from fleet.models import CellMember, Deployment
+from fleet.models import Cell, CellMember, Deployment
 from fleet.planning.states import CellState
 from traffic.models import Ingress, IngressReport, RoutingTable
 from traffic.planning.ingress import FollowingIngress, TableInForce
@@ -64,11 +64,21 @@ def latest_revisions() -> dict[str, int]:
     return {row["region_id"]: row["latest"] for row in rows}
 
 
+class UnreadableTable(Exception):
+    """A stored table is of a shape that this version does not know; the text names it and says what is wrong."""
+
+
 def table_message(table: RoutingTable) -> TableMessage:
-    """A stored table as it goes over the wire, less its keys."""
-    return msgspec.convert(
-        {**table.body, "revision": table.revision, "region": table.region_id, "type": "routing_table"}, TableMessage
-    )
+    """A stored table as it goes over the wire, less its keys. The only way to read one.
+
+    Raises:
+        UnreadableTable: its body is none. That is its own region's trouble: whoever reads many goes on without it.
+    """
+    try:
+        stated = {**table.body, "revision": table.revision, "region": table.region_id, "type": "routing_table"}
+        return msgspec.convert(stated, TableMessage)
+    except (msgspec.ValidationError, TypeError, ValueError) as error:
+        raise UnreadableTable(f"{table.region_id} revision {table.revision} cannot be read: {error}") from error
 
 
 def table_for_ingresses(table: RoutingTable) -> TableMessage:
@@ -85,13 +95,20 @@ def table_for_ingresses(table: RoutingTable) -> TableMessage:
 
 def tables_in_force() -> dict[str, TableInForce]:
     """Region -> its newest table, as far as drains care."""
-    return {
-        region: TableInForce(
-            revision=table.revision,
-            routed=frozenset(cell.cell for pool in table_message(table).pools for cell in pool.cells if not cell.drain),
-        )
-        for region, table in latest_tables().items()
-    }
+    return {region: TableInForce(table.revision, _routed(table)) for region, table in latest_tables().items()}
+
+
+def _routed(table: RoutingTable) -> frozenset[str]:
+    """Cells that get new requests by this table. One that cannot be read may route every cell of its region."""
+    try:
+        return routed_cells(table_message(table))
+    except UnreadableTable:
+        return frozenset(Cell.objects.filter(region=table.region_id).values_list("id", flat=True))
+
+
+def routed_cells(table: TableMessage) -> frozenset[str]:
+    """Cells that get new requests."""
+    return frozenset(cell.cell for pool in table.pools for cell in pool.cells if not cell.drain)
 
 
 def following_ingresses() -> list[FollowingIngress]:

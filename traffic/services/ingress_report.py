@@ -11,7 +11,7 @@ from fleet.services.fault_evidence import cell_sightings_store
 from kernel import hints, live
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from traffic.models import Ingress, IngressReport, RoutingTable
-from traffic.selectors.routing import table_message
+from traffic.selectors.routing import UnreadableTable, table_message
 
 DOWN = "down"
 """As an ingress agent says it."""
@@ -71,7 +71,10 @@ def _down(row: IngressRow) -> dict[str, int]:
     if not down:
         return {}
     table = RoutingTable.objects.filter(region__ingresses=row.ingress, revision=row.revision).first()
-    pools = table_message(table).pools if table else ()
+    try:
+        pools = table_message(table).pools if table else ()
+    except UnreadableTable:
+        return {}
     return {cell.cell: cell.generation for pool in pools for cell in pool.cells if cell.cell in down and not cell.drain}
 
 

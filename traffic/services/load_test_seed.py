@@ -5,6 +5,11 @@ Plain rows, in a shape that does not depend on chance. Nothing of it runs.
 
 from datetime import datetime, timedelta
 
+import msgspec
+
+from engine_agent.protocol.ingress_messages import CellEndpoint
+from engine_agent.protocol.messages import JsonObject
+from engine_agent.protocol.states import ServingClass
 from fleet.models import Cell, Deployment, Region
 from fleet.planning.states import CellState
 from traffic.models import ApplicationKey, Ingress, IngressReport, RoutingTable, TrafficMatrix, TrafficShift, UsageHour
@@ -53,7 +58,10 @@ def _region(region: Region, now: datetime) -> None:
         {
             "name": deployment,
             "models": [deployment],
-            "cells": [{"cell": cell, "address": "10.0.0.1", "port": 20_003} for cell, of in cells if of == deployment],
+            "serving_class": ServingClass.REALTIME.value,
+            "cells": [_endpoint(cell) for cell, of in cells if of == deployment],
+            "spill": [],
+            "fractions": {region.name: 1.0},
         }
         for deployment in sorted({deployment for _, deployment in cells})
     ]
@@ -67,6 +75,11 @@ def _region(region: Region, now: datetime) -> None:
         )
         for revision in range(1, TABLES + 1)
     )
+
+
+def _endpoint(cell: str) -> JsonObject:
+    endpoint: JsonObject = msgspec.to_builtins(CellEndpoint(cell, 1, "10.0.0.1", 20_003, 20_004, max_connections=32))
+    return endpoint
 
 
 def _keys(now: datetime) -> None:

@@ -1,6 +1,8 @@
 """Publishes routing tables: a new revision whenever what a region's ingresses must do has changed."""
 
+import logging
 from collections import Counter
+from dataclasses import dataclass
 from datetime import datetime
 
 import msgspec
@@ -12,6 +14,7 @@ from fleet.models import Cell, Region
 from fleet.planning.states import CellState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.cell import cell_mark_unrouted
+from fleet.services.incident import incident_open, incidents_close
 from kernel import live
 from kernel.events import event_record
 from kernel.leases import lease_held_since
@@ -22,17 +25,23 @@ from traffic.planning.key import describe_keys, key_ring
 from traffic.planning.routing import describe_change, describe_splits, plan_pools, plan_splits
 from traffic.selectors.key import KEY_RING, key_standing
 from traffic.selectors.routing import (
+    UnreadableTable,
     following_ingresses,
     ingress_addresses,
     latest_tables,
     routable_cells,
     served_deployments,
+    table_message,
     tables_in_force,
 )
 from traffic.selectors.steering import steerings
 
+UNREADABLE = "routing-table-unreadable"
 TABLES_KEPT = 200
 """Old revisions per region that stay for the history page."""
+
+
+log = logging.getLogger(__name__)
 
 
 def tables_publish(*, now: datetime) -> list[str]:
@@ -46,31 +55,56 @@ def tables_publish(*, now: datetime) -> list[str]:
     published = []
     for region in Region.objects.values_list("name", flat=True):
         pools = plan_pools(region, deployments, cells, ingresses, shared)
-        if _publish(region, pools, splits, key_ring(standing, ingresses_of[region]), current.get(region), now):
+        wanted = _Wanted(pools, splits, key_ring(standing, ingresses_of[region]))
+        before, problem = _in_force(current.get(region))
+        is_new = before != wanted and _publish(region, wanted, before or _NOTHING, current.get(region), now)
+        if is_new:
             published.append(region)
+        if problem is not None:
+            _note_unreadable(region, problem, replaced=is_new, now=now)
     return published
 
 
-def _publish(
-    region: str,
-    pools: tuple[Pool, ...],
-    splits: tuple[Split, ...],
-    keys: JsonObject,
-    current: RoutingTable | None,
-    now: datetime,
-) -> bool:
-    before = msgspec.convert(current.body["pools"], tuple[Pool, ...]) if current else ()
-    splits_before = msgspec.convert(current.body.get("splits", ()), tuple[Split, ...]) if current else ()
-    keys_before = current.body.get(KEY_RING, {}) if current else {}
-    if current is not None and (before, splits_before, keys_before) == (pools, splits, keys):
-        return False
-    revision = current.revision + 1 if current else 1
-    changes = [describe_change(before, pools)] if current is None or before != pools else []
-    reason = "; ".join([*changes, *describe_splits(splits_before, splits), *describe_keys(keys_before, keys)])
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """What a table states, less its number."""
+
+    pools: tuple[Pool, ...]
+    splits: tuple[Split, ...]
+    keys: JsonObject
+
+
+_NOTHING = _Wanted((), (), {})
+
+
+def _in_force(current: RoutingTable | None) -> tuple[_Wanted | None, UnreadableTable | None]:
+    """What a table states. None: there is none yet, or nobody can say, so that another one has to take its place."""
+    if current is None:
+        return None, None
+    try:
+        message = table_message(current)
+    except UnreadableTable as problem:
+        return None, problem
+    return _Wanted(message.pools, message.splits, current.body.get(KEY_RING, {})), None
+
+
+def _note_unreadable(region: str, problem: UnreadableTable, *, replaced: bool, now: datetime) -> None:
+    """A bad row costs its own region an incident, which is over once another table has taken its place."""
+    log.error("%s", problem)
+    summary = f"The routing table {problem}"
+    incident_open(kind=UNREADABLE, subject=region, region=region, summary=summary, evidence={}, now=now)
+    if replaced:
+        incidents_close(kind=UNREADABLE, subject=region, resolution="a new table took its place", now=now)
+
+
+def _publish(region: str, wanted: _Wanted, before: _Wanted, current: RoutingTable | None, now: datetime) -> bool:
+    changes = [describe_change(before.pools, wanted.pools)] if current is None or before.pools != wanted.pools else []
+    changes += [*describe_splits(before.splits, wanted.splits), *describe_keys(before.keys, wanted.keys)]
+    revision, reason = current.revision + 1 if current else 1, "; ".join(changes) or "the one before cannot be read"
     body = {
-        "pools": msgspec.to_builtins(pools),
-        **({"splits": msgspec.to_builtins(splits)} if splits else {}),
-        **({KEY_RING: keys} if keys else {}),
+        "pools": msgspec.to_builtins(wanted.pools),
+        **({"splits": msgspec.to_builtins(wanted.splits)} if wanted.splits else {}),
+        **({KEY_RING: wanted.keys} if wanted.keys else {}),
     }
     try:
         _store(RoutingTable(region_id=region, revision=revision, body=body, reason=reason, created_at=now))
