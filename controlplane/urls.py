@@ -3,7 +3,7 @@
 from django.urls import URLPattern, URLResolver, include, path
 
 from controlplane.admin import record_site
-from controlplane.observability.views import Metrics
+from controlplane.observability.views import Metrics, healthz
 from fleet.api.node import enrol
 from traffic.api.usage import own_usage
 
@@ -11,6 +11,7 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("api/", include("controlplane.api.urls")),
     path("admin/", record_site().urls),
     path("agents/enrol", enrol, name="agents-enrol"),
+    path("healthz", healthz, name="healthz"),
     path("metrics", Metrics.as_view(), name="metrics"),
     path("v1/async/", include("traffic.api.routes")),
     path("v1/usage", own_usage, name="own-usage"),

@@ -15,6 +15,7 @@ from fleet.planning.webhooks.delivery import DeliveryState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from kernel import clock
 from kernel.leases import lease_held_since
+from kernel.loop_passes import control_standing
 from traffic.models import AsyncRequest, IngressReport, RoutingTable
 
 Row = tuple[Sequence[str], float]
@@ -36,6 +37,8 @@ class FleetGauges(Collector):
         yield _gauge("webhook_deliveries_waiting", "Messages to webhooks that wait.", (), _deliveries())
         yield _gauge("async_requests", "Near-real-time requests by state.", ("state",), _async_requests())
         yield _gauge("agents_listened", "1 while a web process listens to agents.", (), _listened())
+        yield _gauge("control_pass_age_seconds", "Since a control loop's last whole pass.", ("loop",), _pass_ages())
+        yield _gauge("housekeeping_queue_age_seconds", "How long housekeeping waits in its queue.", (), _queue_age())
         yield _gauge("audit_head", "Number of the last audit record.", (), _audit_head())
         yield _gauge("audit_records_unexported", "Audit records that wait for export.", ("target",), _unexported())
 
@@ -114,6 +117,16 @@ def _async_requests() -> Iterator[Row]:
 
 def _listened() -> Iterator[Row]:
     yield (), float(lease_held_since(name=LISTENING_LEASE, now=clock.now()) is not None)
+
+
+def _pass_ages() -> Iterator[Row]:
+    for loop in control_standing().loops:
+        yield (loop.loop,), loop.age_s
+
+
+def _queue_age() -> Iterator[Row]:
+    if (queue_s := control_standing().queue_s) is not None:
+        yield (), queue_s
 
 
 def _audit_head() -> Iterator[Row]:

@@ -1,9 +1,14 @@
-"""`GET /metrics`: what Prometheus scrapes. It takes an API token that may read, as every other answer about the fleet
-does (`authorization` in Prometheus's configuration); it shows no secret and no name of a tenant."""
+"""`GET /healthz`, for load balancers and everybody, and `GET /metrics`: what Prometheus scrapes. The latter takes an
+API token that may read, as every other answer about the fleet does (`authorization` in Prometheus's configuration); it
+shows no secret and no name of a tenant."""
 
+from time import monotonic
 from typing import Any
 
-from django.http import HttpResponse
+from django.db import DatabaseError
+from django.http import HttpRequest, HttpResponse, JsonResponse
+from django.views.decorators.cache import never_cache
+from django.views.decorators.http import require_safe
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from rest_framework.request import Request
@@ -11,6 +16,40 @@ from rest_framework.views import APIView
 
 from controlplane.observability.exposition import host_registry
 from controlplane.observability.fleet import FleetGauges
+from kernel.loop_passes import control_standing
+
+HEALTH_KEPT_S = 1.0
+"""Anybody may ask, and asking must cost nothing."""
+_health: tuple[float, int, dict[str, Any]] = (float("-inf"), 503, {})
+
+
+@never_cache
+@require_safe
+def healthz(request: HttpRequest) -> JsonResponse:
+    """200 while this process answers and its database does; how far behind the control loops are is said, and is not
+    this process's fault: 503 would only take the screens away, too."""
+    global _health  # noqa: PLW0603 - the last answer, for whoever asks within a second
+    if monotonic() - _health[0] > HEALTH_KEPT_S:
+        _health = (monotonic(), *_look())
+    return JsonResponse(_health[2], status=_health[1])
+
+
+def _look() -> tuple[int, dict[str, Any]]:
+    try:
+        standing = control_standing()
+    except DatabaseError:
+        return 503, {"status": "the database does not answer"}
+    return 200, {
+        "status": "late" if standing.is_late else "ok",
+        "summary": str(standing),
+        "last_pass_s": _rounded(standing.last_pass_s),
+        "queue_s": _rounded(standing.queue_s),
+        "loops": {loop.loop: _rounded(loop.age_s) for loop in standing.loops},
+    }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
 
 
 class Metrics(APIView):

@@ -65,8 +65,8 @@ class Watchdog:
 
 @dataclass(slots=True)
 class LateWakeUp:
-    """For loops that enforce others' deadlines: after a gap of their own they hold back for `grace_s`, so that what
-    came in meanwhile is read before anybody is judged by it."""
+    """For loops that enforce others' deadlines: at first, and after a gap of their own, they hold back for `grace_s`,
+    so that what came in meanwhile is read before anybody is judged by it."""
 
     grace_s: float
     longest_pause_s: float = LONGEST_PAUSE_S
@@ -75,7 +75,7 @@ class LateWakeUp:
 
     def may_judge(self, now_s: float) -> bool:
         """To be called at every look."""
-        if self._looked_at_s is not None and now_s - self._looked_at_s > self.longest_pause_s:
+        if self._looked_at_s is None or now_s - self._looked_at_s > self.longest_pause_s:
             self._hold_until_s = now_s + self.grace_s
         self._looked_at_s = now_s
         return now_s >= self._hold_until_s

@@ -14,7 +14,7 @@ from django.db import DatabaseError
 from engine_agent.protocol.codec import BadMessage, decode_up
 from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello, Refused
 from engine_agent.protocol.parts import frames_of
-from fleet.consumers.hub import AgentHub, AgentSession, TokenBucket
+from fleet.consumers.hub import AgentHub, AgentSession, Lane, TokenBucket
 from fleet.services.enrolment import AgentIdentity, agent_identify
 from kernel.refusals import Conflict
 
@@ -80,7 +80,7 @@ class AgentSocket:
         scheme, _, credential = header.partition(" ")
         if scheme.lower() != "bearer":
             return None
-        return await self.hub.in_database(agent_identify, credential.strip())
+        return await self.hub.in_database(Lane.CREDENTIALS, agent_identify, credential.strip())
 
     async def _hello(self, receive: Receive, identity: AgentIdentity) -> Hello:
         try:

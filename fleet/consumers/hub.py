@@ -1,7 +1,9 @@
 """The sessions of the agents that are connected to this process.
 
 Reports are coalesced and written once a second, at once when something changed. Desired state is looked up when a
-doorbell rings, and anyway every second. One thread talks to PostgreSQL; the event loop never does.
+doorbell rings, and anyway every second. Threads talk to PostgreSQL; the event loop never does. Each kind of work has
+one of its own, with a connection that no pool gives and no request can take: what strangers keep busy with look-ups of
+credentials stores no report.
 """
 
 import asyncio
@@ -12,17 +14,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 import msgspec
 from channels.layers import get_channel_layer
-from django.db import close_old_connections, connections
+from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections
 
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import Cause, Desired, DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.enrolment import AgentIdentity, credentials_revoked
+from fleet.services.loop_watch import LOOK_EVERY_S, ControlLoopWatch
 from kernel import clock
 from kernel.leases import lease_take
 from kernel.live import AGENT_SOCKETS
@@ -127,6 +131,32 @@ class PendingCauses:
         return msgspec.structs.replace(message, cause=cause) if cause and isinstance(message, Desired) else message
 
 
+class Lane(StrEnum):
+    """What has a thread and a connection of its own."""
+
+    REPORTS = "reports"
+    """And the lease that says that they are written: one proves the other."""
+    ORDERS = "orders"
+    HELLOS = "hellos"
+    CREDENTIALS = "credentials"
+    """Strangers' look-ups."""
+
+
+CONNECTION_KEPT_S = 60
+
+
+def take_own_connection() -> None:
+    """The calling thread's connection is its own from here on, and none of the pool that requests share."""
+    own = connections[DEFAULT_DB_ALIAS].copy()
+    own.settings_dict["OPTIONS"].pop("pool", None)
+    own.settings_dict["CONN_MAX_AGE"] = CONNECTION_KEPT_S
+    connections[DEFAULT_DB_ALIAS] = own
+
+
+def _lane_thread(lane: Lane) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"agents-{lane}", initializer=take_own_connection)
+
+
 class AgentHub:
     """All agents of this process, and the loops that serve them. Started by the first connection."""
 
@@ -134,13 +164,14 @@ class AgentHub:
         self.handlers = handlers
         self.sessions: dict[str, AgentSession] = {}
         self.causes = PendingCauses()
-        self._database = ThreadPoolExecutor(max_workers=1, thread_name_prefix="agent-hub-db")
+        self._lanes = {lane: _lane_thread(lane) for lane in Lane}
+        self._loop_watch = ControlLoopWatch()
         self._urgent = asyncio.Event()
         self._doorbell = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
 
-    async def in_database(self, call: Callable[..., T], *arguments: Any) -> T:
-        """Run a blocking call in the thread that owns this process's agent connection to PostgreSQL."""
+    async def in_database(self, lane: Lane, call: Callable[..., T], *arguments: Any) -> T:
+        """Run a blocking call in the thread of this lane."""
 
         def guarded() -> T:
             close_old_connections()
@@ -149,12 +180,15 @@ class AgentHub:
             finally:
                 close_old_connections()
 
-        return await asyncio.get_running_loop().run_in_executor(self._database, guarded)
+        return await asyncio.get_running_loop().run_in_executor(self._lanes[lane], guarded)
 
     def start(self) -> None:
         """Start the loops; a second call does nothing."""
         if not self._loops:
-            loops = (self._lease_loop, self._flush_loop, self._send_loop, self._doorbell_loop, self._revocation_loop)
+            loops = (
+                *(self._lease_loop, self._flush_loop, self._send_loop),
+                *(self._doorbell_loop, self._revocation_loop, self._watch_loop),
+            )
             self._loops = [asyncio.create_task(self._for_ever(loop)) for loop in loops]
 
     async def stop(self) -> None:
@@ -164,12 +198,13 @@ class AgentHub:
             for task in ending:
                 task.cancel()
             _, ending = await asyncio.wait(ending, timeout=0.2)
-        await self.in_database(connections.close_all)
-        self._database.shutdown()
+        for lane, thread in self._lanes.items():
+            await self.in_database(lane, connections.close_all)
+            thread.shutdown()
 
     async def connect(self, session: AgentSession) -> None:
         """Start a session; an older one of the same agent is cut."""
-        await self.in_database(self._handler(session).on_hello, session)
+        await self.in_database(Lane.HELLOS, self._handler(session).on_hello, session)
         older = self.sessions.get(session.identity.id)
         self.sessions[session.identity.id] = session
         if older is not None:
@@ -216,7 +251,7 @@ class AgentHub:
                 await asyncio.sleep(1.0)
 
     async def _lease_loop(self) -> None:
-        await self.in_database(self._renew_listening)
+        await self.in_database(Lane.REPORTS, self._renew_listening)
         await asyncio.sleep(1.0)
 
     @staticmethod
@@ -234,7 +269,7 @@ class AgentHub:
         self._urgent.clear()
         for kind in self.handlers:
             AGENTS_CONNECTED.labels(kind.value).set(sum(s.identity.kind is kind for s in self.sessions.values()))
-        flushes = (self.in_database(handler.flush) for handler in self.handlers.values())
+        flushes = (self.in_database(Lane.REPORTS, handler.flush) for handler in self.handlers.values())
         failed = [error for error in await asyncio.gather(*flushes, return_exceptions=True) if error is not None]
         if failed:  # after all had their turn: what one handler cannot write keeps no other from writing
             raise failed[0]
@@ -249,7 +284,7 @@ class AgentHub:
         for kind, handler in self.handlers.items():
             idle = [s for s in self.sessions.values() if s.identity.kind is kind and s.sending is None]
             if idle:
-                messages = await self.in_database(handler.desired_messages, idle)
+                messages = await self.in_database(Lane.ORDERS, handler.desired_messages, idle)
                 for session in idle:
                     if session.identity.id in messages:
                         version, message = messages[session.identity.id]
@@ -285,5 +320,10 @@ class AgentHub:
         await asyncio.sleep(REVOKED_EVERY_S)
         prefixes = {session.identity.prefix: session for session in self.sessions.values()}
         if prefixes:
-            for prefix in await self.in_database(credentials_revoked, list(prefixes)):
+            for prefix in await self.in_database(Lane.ORDERS, credentials_revoked, list(prefixes)):
                 await self._cut(prefixes[prefix], "its credential was revoked")
+
+    async def _watch_loop(self) -> None:
+        """Whether the controller makes passes: it cannot say itself that it does not."""
+        await asyncio.sleep(LOOK_EVERY_S)
+        await self.in_database(Lane.ORDERS, lambda: self._loop_watch.look(clock.now()))

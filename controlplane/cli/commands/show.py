@@ -15,6 +15,7 @@ from controlplane.cli.session import Session, path_of, resource_named, session_o
 app = typer.Typer()
 
 EVENTS_SHOWN = 10
+INCIDENTS_SHOWN = 20
 EVENTS_OF = {"cells": "cell", "nodes": "node", "regions": "region", "deployments": "deployment"}
 """Kinds of which events speak, and by which parameter."""
 WATCH_EVERY_S = 2.0
@@ -109,3 +110,19 @@ def describe(
         events = list(run.connection.pages("events", filters, EVENTS_SHOWN))
         run.output.plain("events:")
         run.output.rows(resource_named("events").columns, events, empty="  none in the last 30 days")
+
+
+@app.command()
+def status(context: typer.Context) -> None:
+    """Show how far behind the control loops are, and which incidents are open.
+
+    switchyard status
+    """
+    run = session_of(context)
+    health = run.connection.get("/healthz")
+    incidents = list(run.connection.pages("incidents", {"state": "open"}, INCIDENTS_SHOWN))
+    if run.output.is_for_programs:
+        run.output.document({**health, "incidents": incidents})
+        return
+    run.output.toned(f"control loops: {health['summary']}", "ok" if health["status"] == "ok" else "bad")
+    run.output.rows(resource_named("incidents").columns, incidents, empty="No incident is open.")

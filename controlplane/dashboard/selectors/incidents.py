@@ -10,6 +10,8 @@ from accounts.models import Approval
 from accounts.states import ApprovalState
 from fleet.models import Cell, Incident, Node, Replacement
 from fleet.planning.states import CELL_TONE, CellState, IncidentState, NodeState
+from kernel.control_standing import ControlStanding
+from kernel.loop_passes import control_standing
 from kernel.tones import Tone
 
 INCIDENTS_SHOWN = 100
@@ -31,7 +33,7 @@ class IncidentList:
 @dataclass(frozen=True, slots=True)
 class FleetHealth:
     """The fleet in numbers. `problems`: open incidents that are no shadow ones, and broken cells without an
-    incident. `approvals`: those that are pending."""
+    incident. `approvals`: those that are pending. `control`: how far behind the control loops are."""
 
     incidents: int
     cells: int
@@ -40,6 +42,7 @@ class FleetHealth:
     cells_unexplained: int
     nodes: int
     approvals: int
+    control: ControlStanding
 
     @property
     def problems(self) -> int:
@@ -148,7 +151,7 @@ def _commands(incident: Incident) -> list[Command]:
 
 
 def fleet_health() -> FleetHealth:
-    """The whole fleet in four queries."""
+    """The whole fleet in five queries."""
     explained = Incident.objects.filter(state=IncidentState.OPEN, shadow=False, cell=OuterRef("pk"))
     broken = Q(state__in=BAD_CELL_STATES)
     cells = Cell.objects.exclude(state=CellState.STOPPED).aggregate(
@@ -165,4 +168,5 @@ def fleet_health() -> FleetHealth:
         cells_unexplained=cells["unexplained"],
         nodes=Node.objects.exclude(state=NodeState.RETIRED).count(),
         approvals=Approval.objects.filter(state=ApprovalState.PENDING.value).count(),
+        control=control_standing(),
     )

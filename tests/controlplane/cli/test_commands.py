@@ -7,7 +7,8 @@ import pytest
 
 from accounts.models import Approval, ApprovalRule
 from fleet.models import Cell, DeploymentRegion, Incident, Node, Region, Rollout
-from kernel.models import Event
+from kernel.loop_passes import loop_passed
+from kernel.models import Event, LoopPass
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from traffic.models import Ingress, TrafficOverride
@@ -64,6 +65,15 @@ def test_programs_get_failures_as_json(switchyard: Switchyard) -> None:
     ended = switchyard("-o", "json", "get", "cells", "nothing")
     failure = json.loads(ended.err)
     assert (failure["status"], failure["exit_code"]) == (404, 4)
+
+
+def test_status_says_how_far_behind_the_control_loops_are(switchyard: Switchyard) -> None:
+    LoopPass.objects.all().delete()
+    loop_passed("fleet.reconcile")
+    shown = switchyard("status")
+    assert (shown.code, shown.out) == (0, "control loops: last pass 0 s ago\n")
+    assert "No incident is open." in shown.err
+    assert set(json.loads(switchyard("status", "-o", "json").out)["loops"]) == {"fleet.reconcile"}
 
 
 def test_one_thing_is_described_with_its_events(switchyard: Switchyard, cell: Cell) -> None:

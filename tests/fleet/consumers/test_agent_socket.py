@@ -1,5 +1,7 @@
 """The agents' end of the control plane, over real PostgreSQL and Valkey: who gets in, what is kept, what is told."""
 
+import asyncio
+import threading
 from collections.abc import AsyncIterator
 
 import pytest
@@ -10,8 +12,9 @@ from django.db import DatabaseError, connections
 from engine_agent.protocol.codec import encode
 from engine_agent.protocol.messages import Desired, Fault, Health, Load, LogTail, Observed, Refused, Report
 from engine_agent.protocol.states import AgentKind, EngineState
+from fleet.consumers import agent_socket
 from fleet.consumers.agent_socket import AgentSocket
-from fleet.consumers.hub import AgentHub
+from fleet.consumers.hub import AgentHub, Lane
 from fleet.consumers.node_handler import NodeHandler
 from fleet.models import AgentCredential, Node, NodeLog
 from fleet.planning.decisions import StartCell
@@ -202,3 +205,40 @@ async def test_an_agent_that_cannot_be_introduced_is_asked_to_come_again(
 async def test_while_somebody_listens_the_fleet_knows_it(socket: AgentSocket) -> None:
     async with connected(socket):
         assert await eventually(lambda: lease_held_since(name=LISTENING_LEASE, now=clock.now()))
+
+
+async def test_strangers_whose_look_ups_take_long_hold_up_nobody_who_is_known(
+    socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, looked_up = threading.Event(), threading.Event()
+
+    def slow(_: str) -> None:
+        looked_up.set()
+        assert held.wait(DEADLINE_S)
+
+    try:
+        async with connected(socket) as client:
+            await client.receive_message()
+            monkeypatch.setattr(agent_socket, "agent_identify", slow)
+            strangers = [asyncio.create_task(AgentClient(socket, "Bearer sw_0_1").connect()) for _ in range(50)]
+            assert await eventually(looked_up.is_set)
+            await client.send_message(encode(READY))
+            assert await eventually(report_of("n-a", connected=True))
+            await sync_to_async(rows.cell)("c1", state=CellState.PENDING, generation=0)
+            decision = StartCell("c1", CellState.PENDING, 0, ("n-a",), "placed")
+            await sync_to_async(cell_start)(decision, now=clock.now())
+            assert (await client.receive_message()).version == 2
+    finally:
+        held.set()
+    assert {message["code"] for message in await asyncio.gather(*strangers)} == {4403}
+
+
+async def test_no_request_can_take_the_connections_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests share a pool, and the one connection that it has is taken."""
+    before = connections.settings["default"]
+    options = {**before["OPTIONS"], "pool": {"min_size": 1, "max_size": 1, "timeout": 1}}
+    monkeypatch.setitem(connections.settings, "default", {**before, "OPTIONS": options})
+    hub = AgentHub({AgentKind.NODE: NodeHandler()})
+    seen = [await hub.in_database(lane, lambda: dict(connections["default"].settings_dict["OPTIONS"])) for lane in Lane]
+    await hub.stop()
+    assert [each for each in seen if "pool" in each] == []
