@@ -42,7 +42,7 @@ class Listening:
 
 def documented() -> dict[str, str]:
     """Name -> where it listens, as the table says."""
-    table = text_of("docs/security.md").partition("### Listening sockets")[2]
+    table = text_of("docs/security.md").partition("### Listening sockets")[2].partition("\n## ")[0]
     rows = (line.split("|") for line in table.splitlines() if line.startswith("| ") and "---" not in line)
     return {cells[1].strip(): cells[2].strip() for cells in rows if cells[1].strip() != "socket"}
 
