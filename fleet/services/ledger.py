@@ -11,9 +11,9 @@ from typing import Any
 from django.db import connection
 from django.db.models import Count, QuerySet, Sum
 
-from fleet.models import Cell, Deployment, DeploymentRegion, Disruption
+from fleet.models import Cell, Deployment, DeploymentRegion, Disruption, Rollout
 from fleet.planning.ledger import LedgerCounts, LedgerLimits, refusal
-from fleet.planning.states import CellState, DisruptionCause
+from fleet.planning.states import ROLLOUT_ACTIVE, CellState, DisruptionCause
 from fleet.selectors.rollout import policy_in_force
 from kernel.transitions import StaleDecision
 
@@ -24,12 +24,15 @@ LOCK = 0x53_57_4C_47
 def disruption_charge(
     *, cell: Cell, cause: DisruptionCause, reason: str, rollout: int | None, now: datetime, limits: LedgerLimits
 ) -> None:
-    """Open an entry for a ready cell that is about to go down, if the budget still allows it.
+    """Open an entry for a ready cell that is about to go down, if the budget still allows it, and its rollout, if it is
+    one's, is still active.
 
     Raises:
-        StaleDecision: it does not any more.
+        StaleDecision: they do not any more.
     """
     _lock(cell.deployment_id)
+    if rollout is not None:
+        _require_active(rollout, cell)
     policy = policy_in_force(cell.deployment_id)
     standing = _standing(cell, policy.min_healthy_s, now)
     if refused := refusal(standing, cause, policy.max_unavailable, limits):
@@ -65,6 +68,13 @@ def _lock(deployment: str) -> None:
     Deployment.objects.select_for_update().get(name=deployment)
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
+
+
+def _require_active(rollout: int, cell: Cell) -> None:
+    """Until the commit nobody ends it. Who aborted or superseded it before is obeyed, whatever a pass saw."""
+    state = Rollout.objects.select_for_update().values_list("state", flat=True).get(pk=rollout)
+    if state not in ROLLOUT_ACTIVE:
+        raise StaleDecision(f"cell {cell.pk} stays: rollout {rollout} is {state}")
 
 
 def _standing(cell: Cell, min_healthy_s: float, now: datetime) -> LedgerCounts:

@@ -1,5 +1,6 @@
 """The disruption ledger on real PostgreSQL: charged with the step, closed with its end, never overspent in a race."""
 
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 
@@ -11,7 +12,7 @@ from fleet.planning.states import CellState, DisruptionCause
 from fleet.services.cell import cell_drain_charged, cell_move, cell_start, cell_stop
 from fleet.services.cell_actions import cell_drain
 from fleet.services.deployment import deployment_scale
-from fleet.services.rollout_actions import rollout_propose, rollout_start
+from fleet.services.rollout_actions import Proposal, rollout_abort, rollout_propose, rollout_start
 from kernel.transitions import StaleDecision
 from models_registry.models import VersionState
 from tests.fleet import rows
@@ -96,6 +97,27 @@ def test_a_rollouts_own_copy_of_the_policy_counts_while_it_is_active() -> None:
     drain("a")
     drain("b")
     assert [cell for cell, _ in open_entries()] == ["a", "b"]
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("three_cells")
+def test_a_rollout_that_was_superseded_or_aborted_meanwhile_takes_no_cell_down() -> None:
+    rows.version("2", state=VersionState.RELEASED)
+    rows.version("3", state=VersionState.RELEASED)
+    first = rollout_start(proposal=_proposal("2"), actor="ada", now=NOW)
+    decided = DrainCell("a", 1, DisruptionCause.ROLLOUT, "moves it to sim-70b@2", first.pk)
+    second = rollout_start(proposal=_proposal("3"), actor="ada", now=NOW)
+    with pytest.raises(StaleDecision, match=f"cell a stays: rollout {first.pk} is failed"):
+        cell_drain_charged(decided, now=LATER)
+    rollout_abort(rollout_id=second.pk, actor="ada", now=NOW)
+    with pytest.raises(StaleDecision, match=f"rollout {second.pk} is failed"):
+        cell_drain_charged(replace(decided, rollout=second.pk), now=LATER)
+    assert Cell.objects.get(id="a").state == CellState.READY
+    assert open_entries() == []
+
+
+def _proposal(version: str) -> Proposal:
+    return rollout_propose(deployment="sim-70b", version=f"sim-70b@{version}", policy={})
 
 
 @pytest.mark.django_db(transaction=True)
