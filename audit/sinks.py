@@ -11,6 +11,8 @@ from urllib.parse import urlsplit
 
 CONNECT_TIMEOUT_S = 5.0
 READ_TIMEOUT_S = 10.0
+LONGEST_LINE = 1024 * 1024
+"""Of a file, to find its last one; a record has a few kilobytes, and 32 KiB of changes at most."""
 SYSLOG_PORT = 514
 LONGEST_DATAGRAM = 8 * 1024
 """What receivers of syslog over UDP take at least in practice (RFC 5426 asks for 2 KiB)."""
@@ -54,6 +56,19 @@ class FileSink:
                 os.fsync(file.fileno())
         except OSError as error:
             raise ExportFailed(f"{self.path}: {error.strerror or error}") from error
+
+    def last_line(self) -> str:
+        """The last whole line; "" where there is none.
+
+        Raises:
+            OSError: there is a file that cannot be read.
+        """
+        if not self.path.exists():
+            return ""
+        with self.path.open("rb") as file:
+            file.seek(max(0, self.path.stat().st_size - LONGEST_LINE))
+            whole = file.read().rpartition(b"\n")[0]
+        return whole.rpartition(b"\n")[2].decode(errors="replace")
 
 
 class BucketSink:

@@ -68,8 +68,12 @@ LOG_FORMAT = str(log_format(os.environ))
 """`SWITCHYARD_LOG_FORMAT`: `line`, or `json` with the numbers by which lines of one request are found everywhere."""
 METRICS_LISTEN = os.environ.get("SWITCHYARD_METRICS_LISTEN", "")
 """HOST:PORT on which worker, beat or sender answer Prometheus, where none of them shares a host with web."""
-AUDIT_EXPORT = os.environ.get("SWITCHYARD_AUDIT_EXPORT", "")
-"""Where audit records go continuously: `s3://bucket/prefix`, `file:///var/log/audit.jsonl`, `syslog://host:514`."""
+AUDIT_FILE = SWITCHYARD_HOME / "audit" / "records.jsonl"
+AUDIT_EXPORT = os.environ.get("SWITCHYARD_AUDIT_EXPORT", "") or AUDIT_FILE.as_uri()
+"""Where audit records go continuously: `s3://bucket/prefix`, `file:///var/log/audit.jsonl`, `syslog://host:514`. The
+owner of the database can rewrite what is in it, so they go somewhere unless `off` says otherwise."""
+if AUDIT_EXPORT == "off":
+    AUDIT_EXPORT = ""
 
 CONTROL_LOOPS = {
     "fleet.reconcile": ("fleet.tasks.reconcile_fleet", 1.0),

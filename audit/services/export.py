@@ -8,7 +8,8 @@ from typing import Any
 
 from audit.chain import COVERED, instant
 from audit.models import AuditExport, AuditRecord
-from audit.sinks import BadTarget, ExportFailed, Sink, sink_of
+from audit.services.chain import Head, parse_head
+from audit.sinks import BadTarget, ExportFailed, FileSink, Sink, sink_of
 from kernel.leases import lease_release, lease_take, this_holder
 
 BATCH = 500
@@ -37,6 +38,24 @@ def audit_export(*, target: str, after: int) -> int:
         _send(sink, batch)
         after, exported = batch[-1].number, exported + len(batch)
     return exported
+
+
+def exported_head(target: str) -> Head | None:
+    """The last record that a file of exported ones holds: a head that the database's owner cannot rewrite with the
+    chain. None for other places, and for a file that holds none.
+
+    Raises:
+        BadTarget: the target is none, or its last line is no record.
+    """
+    sink = sink_of(target) if target else None
+    line = sink.last_line() if isinstance(sink, FileSink) else ""
+    if not line:
+        return None
+    try:
+        record = json.loads(line)
+        return parse_head(f"{record['number']}:{record['digest']}")
+    except (ValueError, KeyError, TypeError) as error:
+        raise BadTarget(f"the last line of {target} is no audit record: {error}") from error
 
 
 def audit_export_on(*, target: str, now: datetime) -> int:

@@ -10,10 +10,12 @@ from typing import Any
 
 import boto3
 import pytest
+from django.conf import settings
 from django.core.management import CommandError, call_command
+from django.db import connection
 
 from audit.chain import START, record_digest
-from audit.models import AuditExport, Proof
+from audit.models import AuditChain, AuditExport, AuditRecord, Proof
 from audit.services.export import audit_export_on
 from audit.services.record import Act, Actor, audit_record
 from audit.sinks import BadTarget, sink_of
@@ -50,6 +52,34 @@ def test_continuous_export_goes_on_from_where_it_stopped(tmp_path: Path) -> None
     assert audit_export_on(target=target, now=NOW) == 0
     assert len((tmp_path / "audit.jsonl").read_text().splitlines()) == 3
     assert AuditExport.objects.get().number == 3
+
+
+def test_records_leave_the_database_unless_somebody_decides_otherwise() -> None:
+    assert (settings.SWITCHYARD_HOME / "audit" / "records.jsonl").as_uri() == settings.AUDIT_EXPORT
+
+
+def test_a_chain_that_was_rewritten_whole_does_not_match_what_was_exported(tmp_path: Path, settings: Any) -> None:
+    settings.AUDIT_EXPORT = f"file://{tmp_path}/audit.jsonl"
+    write(3)
+    audit_export_on(target=settings.AUDIT_EXPORT, now=NOW)
+    write(1)
+    output = StringIO()
+    call_command("audit_verify", stdout=output)
+    assert "record 3 is the one that was kept" in output.getvalue()
+    rewrite_chain()
+    with pytest.raises(CommandError, match="record 3 is broken"):
+        call_command("audit_verify")
+
+
+def rewrite_chain() -> None:
+    """As the owner of the database can: other records, and digests that fit."""
+    with connection.cursor() as cursor:
+        cursor.execute("ALTER TABLE audit_auditrecord DISABLE TRIGGER USER")
+        AuditRecord.objects.all().delete()
+        AuditChain.objects.all().delete()
+        cursor.execute("ALTER TABLE audit_auditrecord ENABLE TRIGGER USER")
+    for _ in range(4):
+        audit_record(actor=Actor("eve", Proof.TOKEN), act=Act(action="a.b", reason="nothing"), now=NOW)
 
 
 def test_a_place_that_takes_nothing_is_asked_again_later(tmp_path: Path) -> None:

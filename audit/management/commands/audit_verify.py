@@ -2,23 +2,30 @@
 
 from typing import Any
 
+from django.conf import settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from audit.services.chain import audit_verify, parse_head
+from audit.services.export import exported_head
 
 
 class Command(BaseCommand):
     help = "Check every audit record; name the first broken one and end with 1. Prints the head, to be kept elsewhere."
 
     def add_arguments(self, parser: CommandParser) -> None:
-        parser.add_argument("--head", default="", help="NUMBER:DIGEST that was printed earlier: must still be so")
+        parser.add_argument(
+            "--head",
+            default="",
+            help="NUMBER:DIGEST that was printed earlier, and must still be so; by default the last exported record",
+        )
 
     def handle(self, *args: Any, **options: Any) -> None:
         try:
-            kept = parse_head(options["head"]) if options["head"] else None
-        except ValueError as error:
+            kept = parse_head(options["head"]) if options["head"] else exported_head(settings.AUDIT_EXPORT)
+        except (ValueError, OSError) as error:
             raise CommandError(str(error)) from error
         verdict = audit_verify(kept)
         if verdict.first_break is not None:
             raise CommandError(f"record {verdict.first_break.number} is broken: {verdict.first_break.why}")
-        self.stdout.write(f"{verdict.checked} records hold; head {verdict.head}")
+        since = f", and record {kept.number} is the one that was kept" if kept is not None else ""
+        self.stdout.write(f"{verdict.checked} records hold{since}; head {verdict.head}")
