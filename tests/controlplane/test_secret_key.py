@@ -15,6 +15,7 @@ SERVING = {
     "worker": ["-m", "celery", "-A", "controlplane.celery:app", "worker", "--pool", "solo"],
     "beat": ["-m", "celery", "-A", "controlplane.celery:app", "beat", "--pidfile="],
     "sender": ["manage.py", "sender"],
+    "controller": ["manage.py", "controller"],
 }
 
 
@@ -31,7 +32,7 @@ def test_web_does_not_start_with_a_key_that_could_be_guessed(key: str) -> None:
     assert ended.stderr.strip().splitlines()[-1].startswith("SWITCHYARD_SECRET_KEY ")
 
 
-@pytest.mark.parametrize("process", ["worker", "beat", "sender"])
+@pytest.mark.parametrize("process", ["worker", "beat", "sender", "controller"])
 def test_neither_does_any_other_process_that_serves(process: str, tmp_path: Path) -> None:
     schedule = ["--schedule", str(tmp_path / "schedule")] if process == "beat" else []
     ended = run([*SERVING[process], *schedule], "")
