@@ -2,7 +2,7 @@
 # into this checkout (.venv, .cache, .switchyard).
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status engine test check check-code check-format check-types check-imports check-templates
+.PHONY: help up down status engine test check check-code check-format check-types check-imports check-templates check-patterns
 .PHONY: fmt screens bench bench-fleet simulate environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
@@ -51,7 +51,7 @@ test: environment-dev ## Run the whole test suite, fast layers first (FAST=1: on
 screens: environment-dev ## Look at every page in a browser and write what it saw to docs/screens/.
 	SWITCHYARD_SCREENS=docs/screens $(VENV) -m pytest tests/scenarios/browser -p no:randomly
 
-check: check-code check-format check-types check-imports check-templates ## Lint, format, types, who may import whom, templates.
+check: check-code check-format check-types check-imports check-templates check-patterns ## Lint, format, types, who may import whom, templates, patterns.
 
 check-code: environment-dev
 	$(VENV) -m ruff check .
@@ -67,6 +67,9 @@ check-imports: environment-dev
 
 check-templates: environment-dev
 	$(VENV) -m djlint --lint --quiet templates
+
+check-patterns: environment-dev
+	$(VENV) -m controlplane.linear_patterns
 
 lock: environment ## Write requirements*.lock again from requirements*.txt: all packages, with versions and hashes.
 	$(VENV) -m controlplane.lock

@@ -10,18 +10,23 @@ LONGEST_CHANGES = 32 * 1024
 """Of a record's `changes`, in letters of JSON: a request of ours has a few kilobytes."""
 DEEPEST = 12
 
+LONGEST_NAME = 100
+"""Of what is looked for in a name; names of secrets say so at their end."""
+
 _SECRET_NAME = re.compile(
     r"(?i)(^|[_\-. ])(secrets?|passwords?[12]?|passwd|passphrase|token|credentials?|api[_-]?key|authorization|cookie"
-    r"|csrfmiddlewaretoken|private[_-]?key|access[_-]?key([_-]?id)?)$"
+    r"|csrfmiddlewaretoken|private[_-]?key|access[_-]?key([_-]?id)?)\Z"
 )
-_OWN_SECRET = re.compile(r"\bsw_([0-9a-f]{4,16})_[0-9a-f]{16,}")
-_USER_IN_URL = re.compile(r"(\w+://)[^/\s:@]+:[^/\s@]+@")
+# Whoever writes a text chooses how long these look at it: each takes time in proportion
+# (controlplane/linear_patterns.py).
+_OWN_SECRET = re.compile(r"\bsw_([0-9a-f]{4,16})_[0-9a-f]+")
+_USER_IN_URL = re.compile(r"\b(\w{1,20}://)[^/\s:@]{1,256}:[^/\s@]{1,512}@")
 _SLACK = re.compile(r"(https://hooks\.slack\.com/)\S+")
 
 
 def is_secret_name(name: str) -> bool:
     """Whether a field of this name is never shown: `secret`, `new_password1`, `HF_TOKEN`; not `max_tokens`."""
-    return _SECRET_NAME.search(name) is not None
+    return _SECRET_NAME.search(name[-LONGEST_NAME:]) is not None
 
 
 def without_secrets(value: Any, depth: int = 0) -> Any:
@@ -42,10 +47,14 @@ def without_secrets(value: Any, depth: int = 0) -> Any:
 
 def clean(text: str) -> str:
     """A text without secrets of a known look, storable, and of bounded length."""
+    is_cut = len(text) > LONGEST_TEXT
+    if is_cut:  # before anything looks at it; a word that is cut could be half of a secret, which has no known look
+        text = text[: LONGEST_TEXT - 1]
+        text = text[: max(map(text.rfind, " \n\t"))].rstrip() if len(text.split(None, 1)) > 1 else text
     text = text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
     text = _OWN_SECRET.sub(r"sw_\1_…", text)
     text = _SLACK.sub(r"\1…", _USER_IN_URL.sub(r"\1…@", text))
-    return text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 1] + "…"
+    return text + "…" if is_cut else text
 
 
 def as_json(changes: dict[str, Any]) -> str:

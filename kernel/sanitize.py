@@ -12,13 +12,18 @@ UNSTORABLE_ERRORS = (DataError, IntegrityError, ValueError, OverflowError, Recur
 """What comes of storing a thing that no column takes: a number out of range, a text too long, a nesting too deep."""
 
 _NO_TEXT = re.compile("[\x00\ud800-\udfff]")
-_NUL = re.compile(r"(?<!\\)((?:\\\\)*)\\u0000")
+_NUL = re.compile(r"\\(?:\\|u0000)")
+"""Or a backslash that is escaped itself, so that what follows it is none of these."""
 
 
 def json_without_nul(encoded: bytes) -> str:
     """The same JSON with U+FFFD, the replacement character, in the place of every NUL."""
     text = encoded.decode()
-    return _NUL.sub(r"\1\\ufffd", text) if "\\u0000" in text else text
+    return _NUL.sub(_without_nul, text) if "\\u0000" in text else text
+
+
+def _without_nul(found: re.Match[str]) -> str:
+    return "\\ufffd" if found[0].endswith("0") else found[0]
 
 
 def unstorable_texts(value: Any, path: str = "") -> Iterator[str]:

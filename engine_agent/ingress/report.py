@@ -22,7 +22,7 @@ KEYS_PER_REPORT = 2000
 TURN_S = 15.0
 """Three times the time after which the control plane reads reports again, so that it misses none."""
 EJECTED_REASON = "ejected: its responses are errors while those of other cells are not"
-_ENTRY = re.compile(r"key=(\S+) .*\bhttp_req_cnt=(\d+) http_fail_cnt=(\d+) gpc0=(\d+)")
+_ENTRY = re.compile(r"key=(\S{1,80}) .{0,300}\bhttp_req_cnt=(\d+) http_fail_cnt=(\d+) gpc0=(\d+)")
 
 KeyTotals = Mapping[str, tuple[int, int, int]]
 """Prefix of a key -> its requests, those over a limit among them, and those answered with 5xx."""

@@ -24,7 +24,7 @@ from engine_agent.ingress.settings import Times
 
 SHOW_STATS = "show stat -1 6 -1"
 """All proxies (-1), types backend (2) and server (4), all server ids (-1): HAProxy management guide, `show stat`."""
-MAP_VALUE = re.compile(r'found=yes\b.*\bvalue="([^"]*)"')
+MAP_VALUE = re.compile(r'found=yes\b.{0,1000}\bvalue="([^"]*)"')
 """In the output of `get map`."""
 BYTES_PER_COMMAND = 16 * 1024
 """Of map entries sent at once, far below the buffer that a command must fit into. One entry may be longer."""

@@ -27,8 +27,9 @@ SHORTEST_SECRET = 8
 
 _NAMED = re.compile(
     r"""(?ix)
-    (?P<name> [\w-]* (?: secret | password | passwd | token | api[_-]?key | access[_-]?key | credential ) [\w-]*
-        ["']? \s* [=:] \s* ["']?)
+    (?P<name> [\w-]{0,64} (?: secret | password | passwd | token | api[_-]?key | access[_-]?key | credential )
+    [\w-]{0,64}
+        ["']? \s{0,8} [=:] \s{0,8} ["']?)
     (?P<value> (?!\d{1,9}\b) [^\s"',;&}]{4,})
     """
 )
@@ -36,12 +37,12 @@ _NAMED = re.compile(
 _FORMS = re.compile(
     r"""(?x)
     (?: sw_[0-9a-f]{4,}_[\w-]{8,} | sk-[\w-]{8,} | hf_[A-Za-z0-9]{8,} | gh[pousr]_[A-Za-z0-9]{16,}
-      | (?:AKIA|ASIA)[A-Z0-9]{16} | eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]* )
+      | (?:AKIA|ASIA)[A-Z0-9]{16} | eyJ[\w-]{8}[\w.-]* )
     """
 )
 """Credentials of ours, OpenAI's, Hugging Face's, GitHub's and AWS's keys, JSON web tokens."""
 _HEADER = re.compile(r"(?i)(authorization[\"']?\s*[:=]\s*[\"']?(?:bearer|basic)\s+|\bbearer\s+)[\w.~+/=-]{4,}")
-_USER_INFO = re.compile(r"(?i)(\b[a-z][a-z0-9+.-]*://)[^\s/@:]*:[^\s/@]+@")
+_USER_INFO = re.compile(r"(?i)(\b[a-z][a-z0-9+.-]{0,31}://)[^\s/@:]{0,256}:[^\s/@]{1,1024}@")
 
 
 class LogTailSender:

@@ -35,7 +35,9 @@ RUNTIME_STATUSES: Mapping[str, tuple[int, FaultSignature]] = {
 _KERNEL_ERROR = re.compile(r"\bNEURON_HW_ERR=(?P<name>[A-Z][A-Z0-9_]*)(?P<rest>[^\n]*)")
 _KERNEL_FIELD = re.compile(r"(?P<name>nd-id|nc-id|serial-num|action)=(?P<value>\S+)")
 _STATUS_NAME = re.compile(rf"\b(?:{'|'.join(RUNTIME_STATUSES)})\b")
-_STATUS_CODE = re.compile(r"\b(?:NRT\w*|nrt_\w+|status|error(?: code)?)\W{0,3}(?P<code>120[0-6])\b", re.IGNORECASE)
+_STATUS_CODE = re.compile(
+    r"\b(?:NRT\w{0,64}|nrt_\w{1,64}|status|error(?: code)?)\W{0,3}(?P<code>120[0-6])\b", re.IGNORECASE
+)
 _NAME_BY_CODE = {code: name for name, (code, _) in RUNTIME_STATUSES.items()}
 
 

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from audit.redaction import HIDDEN, LONGEST_CHANGES, as_json, clean, is_secret_name
+from audit.redaction import HIDDEN, LONGEST_CHANGES, LONGEST_TEXT, as_json, clean, is_secret_name
 
 
 @pytest.mark.parametrize(
@@ -45,6 +45,19 @@ def test_values_are_hidden_at_any_depth_and_empty_ones_are_not() -> None:
 )
 def test_texts_lose_what_looks_like_a_secret_or_cannot_be_stored(text: str, shown: str) -> None:
     assert clean(text) == shown
+
+
+@pytest.mark.parametrize("text", [2_000_000 * "a", 400_000 * "a://", 500_000 * "_", 100_000 * "sw_0a1b2c3d_"])
+def test_a_text_is_cut_before_anything_looks_at_it(text: str) -> None:
+    assert len(clean(text)) <= LONGEST_TEXT
+    assert not is_secret_name(text)
+
+
+def test_half_of_a_secret_where_a_text_is_cut_is_not_shown() -> None:
+    for length in range(LONGEST_TEXT - 90, LONGEST_TEXT + 10):
+        shown = clean("x" * (length - 1) + f" sw_0a1b2c3d_{48 * 'f'} " + 100 * "y")
+        assert "ffff" not in shown
+        assert "pass" not in clean("x" * (length - 1) + " postgres://me:password@host/db " + 100 * "y")
 
 
 def test_what_is_too_long_gives_way_and_the_rest_stays() -> None:
