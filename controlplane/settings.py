@@ -92,7 +92,7 @@ from where they lie (traffic.planning.demand_placement)."""
 DEBUG = _flag("SWITCHYARD_DEBUG", False)
 SECRET_KEY = os.environ.get("SWITCHYARD_SECRET_KEY", "")
 """No default: Django refuses to sign without one, and what serves does not start (controlplane.secret_key)."""
-ALLOWED_HOSTS = _list("SWITCHYARD_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1],testserver")
+ALLOWED_HOSTS = _list("SWITCHYARD_ALLOWED_HOSTS", "127.0.0.1,localhost,[::1]")
 CSRF_TRUSTED_ORIGINS = _list("SWITCHYARD_TRUSTED_ORIGINS", "")
 TRUSTED_PROXIES = _networks("SWITCHYARD_TRUSTED_PROXIES")
 """Proxies whose `X-Forwarded-For` and `X-Forwarded-Proto` count; from all others these headers say nothing."""

@@ -41,7 +41,7 @@ class Tab:
     def __init__(self, client: Client, origin: str | None = ORIGIN) -> None:
         cookie = client.cookies.get(settings.SESSION_COOKIE_NAME)
         headers = [(b"cookie", f"{settings.SESSION_COOKIE_NAME}={cookie.value}".encode())] if cookie else []
-        headers += [(b"origin", origin.encode())] if origin else []
+        headers += [(b"host", b"testserver")] + ([(b"origin", origin.encode())] if origin else [])
         scope = {"type": "websocket", "path": "/live", "query_string": b"", "headers": headers, "subprotocols": []}
         self._wire: Any = untyped(URLRouter(websocket_urlpatterns), scope)
 
@@ -69,8 +69,19 @@ async def test_a_stranger_is_refused() -> None:
     assert not await Tab(Client()).opens()
 
 
-@pytest.mark.parametrize("origin", ["http://elsewhere.example", None])
-async def test_a_page_of_another_host_is_refused(origin: str | None) -> None:
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "http://elsewhere.example",
+        "http://testserver:9000",
+        "https://testserver:8443",
+        "ftp://testserver",
+        "http://testserver/",
+        "null",
+        None,
+    ],
+)
+async def test_a_page_of_another_origin_is_refused(origin: str | None) -> None:
     assert not await Tab(await sync_to_async(signed_in)(), origin).opens()
 
 
