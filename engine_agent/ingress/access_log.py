@@ -7,9 +7,8 @@ for `log_pipe`.
 
 from engine_agent.ingress import headers
 
-QUIET_PATHS = ("/healthz", "/metrics")
+QUIET_RULE = "http-request set-log-level silent if { path /healthz }"
 """Polled several times a second by machines."""
-QUIET_RULE = f"http-request set-log-level silent if {{ path {' '.join(QUIET_PATHS)} }}"
 ARRIVAL_RULE = "http-request set-var(txn.arrived_ms) date(0,ms)"
 """From here, where all that is to be read was read, the time to the first token counts."""
 MAX_LINE_BYTES = 4096
@@ -30,9 +29,12 @@ RESPONSE_HEADERS = {
 
 def request_id_rules() -> list[str]:
     """Every request has an id: the client's, if it looks like one, else a new one. Every response carries it."""
-    given = f"req.hdr({headers.REQUEST_ID})"
+    given = f"req.fhdr({headers.REQUEST_ID})"
+    # Judged as a whole, and there once: what is judged here is what every line says, unescaped.
+    is_fit = f"{{ {given} -m reg ^[A-Za-z0-9._:/+=-]{{1,128}}$ }}"
     return [
-        f"http-request set-header {headers.REQUEST_ID} %[uuid] if !{{ {given} -m reg ^[A-Za-z0-9._:/+=-]{{1,128}}$ }}",
+        f"http-request set-header {headers.REQUEST_ID} %[uuid]"
+        f" if !{is_fit} or {{ req.fhdr_cnt({headers.REQUEST_ID}) gt 1 }}",
         f"http-request set-var(txn.request_id) {given}",
         f"http-after-response set-header {headers.REQUEST_ID} %[var(txn.request_id)]"
         " if { var(txn.request_id) -m found }",

@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 """How old the view of a cell may be."""
+WRITE_AGAIN_S = 2.0
+"""After a table that could not be written. The control plane has sent it and does not send it again: a full disk must
+not cost more than its own time."""
 JOURNAL_FILE = "journal.json"
 
 
@@ -63,6 +66,7 @@ class IngressAgent:
         self._draw = draw
         self._journal = Journal(settings.state_dir / JOURNAL_FILE, RoutingTable)
         self._pending_table: RoutingTable | None = None
+        self._accept_at_s = 0.0
         self._newest_revision = 0
         self._wake = asyncio.Event()
         self._key_counts = KeyCounts()
@@ -84,7 +88,7 @@ class IngressAgent:
             log.error("ignored: this is an ingress, not a node")
         elif message.revision >= self._newest_revision:
             self._newest_revision = message.revision
-            self._pending_table = message
+            self._pending_table, self._accept_at_s = message, 0.0
             self._wake.set()
 
     async def run(self, send: Callable[[IngressReport], None]) -> None:
@@ -116,7 +120,7 @@ class IngressAgent:
 
     async def _supervise_serving(self, send: Callable[[IngressReport], None]) -> None:
         while True:
-            if self._pending_table is not None:
+            if self._pending_table is not None and asyncio.get_running_loop().time() >= self._accept_at_s:
                 await self._accept(self._pending_table)
             desired = drain_ejected(self._desired, self._ejected) if self._desired else None
             if await self.serving.reconcile(desired, EMPTY_DESIRED) and desired is not None:
@@ -159,7 +163,8 @@ class IngressAgent:
             )
 
     async def _accept(self, table: RoutingTable) -> None:
-        """Journal a valid table and put it in force; keep the reason why another was refused."""
+        """Journal a valid table and put it in force; keep the reason why another was refused. One that could not be
+        written stays pending, unless a newer one came meanwhile."""
         self._pending_table = None
         try:
             if table.region != self._settings.region:
@@ -171,6 +176,9 @@ class IngressAgent:
             await self.serving.process.check(desired)
             self._journal.save(table)
         except (BadTable, ConfigRejected, OSError) as error:
+            if isinstance(error, OSError) and self._pending_table is None:
+                self._pending_table = table
+                self._accept_at_s = asyncio.get_running_loop().time() + WRITE_AGAIN_S
             self._refusal = f"revision {table.revision} refused: {error}"
             log.error("%s", self._refusal)
             return

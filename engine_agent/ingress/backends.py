@@ -4,8 +4,8 @@ Pure. It never decides which of the servers changes; that is `plan`."""
 from collections.abc import Iterable
 from urllib.parse import quote, urlsplit
 
-from engine_agent.ingress import access_log, affinity, headers, hops, keys, responses
-from engine_agent.ingress.desired import DesiredHaproxy, PoolBackends, Server
+from engine_agent.ingress import access_log, affinity, bad_bodies, headers, hops, keys, responses
+from engine_agent.ingress.desired import LOCAL_PREFIX, SPILL_PREFIX, DesiredHaproxy, Features, PoolBackends, Server
 from engine_agent.ingress.keys import SCHEME
 from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.running import NO_CELL_SERVER
@@ -77,6 +77,9 @@ def _control_plane_unavailable(retry_after_s: int) -> ErrorResponse:
 
 
 IS_NO_CELL = f"{{ srv_name {NO_CELL_SERVER} }}"
+IS_UNSERVED = f"{{ res.hdr({headers.UNSERVED}) -m found }}"
+IS_ANSWERED_HERE = f"!{IS_NO_CELL} or {IS_UNSERVED}"
+"""Else another region answered, and said so."""
 HAPROXY_PRIORITY = 0
 """Of a request that no rule gave a priority."""
 FAILURES_IN_A_ROW = 5
@@ -133,31 +136,50 @@ def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressS
             *(affinity.PICK_RULES if pool.has_affinity else ()),
             *_no_cell_lines(desired),
             f"http-response set-header {headers.CELL} %[srv_name,regsub(-g[0-9]+$,)] if !{IS_NO_CELL}",
-            f"http-response set-header {headers.REGION} {settings.region}",
-            f"http-response set-header {headers.DEPLOYMENT} {pool.name}",
+            f"http-response set-header {headers.REGION} {settings.region} if {IS_ANSWERED_HERE}",
+            f"http-response set-header {headers.DEPLOYMENT} {pool.name} if {IS_ANSWERED_HERE}",
+            f"http-response del-header {headers.UNSERVED}",
             *_servers(pool.local, desired, settings.times),
         ],
     )
 
 
 def _no_cell_lines(desired: DesiredHaproxy) -> list[str]:
-    """The backup server that answers while no cell can take a request.
+    """The backup server that stands in for cells while none can take a request.
 
-    Without, one that was sent and came back unanswered as the last cell went down would end in a closed connection:
-    HAProxy takes it for a keep-alive connection that idled too long.
+    A request that came back unanswered as the last cell went down has chosen its backend, and would else end here.
     """
     return [
-        f"http-response set-status 503 if {IS_NO_CELL}",
+        f"http-response set-status 503 if {IS_NO_CELL} {IS_UNSERVED}",
         f"http-response set-header Retry-After {responses.retry_after(desired.retry_after_s)}"
         " if { status 503 } !{ res.hdr(Retry-After) -m found }",
         f"server {NO_CELL_SERVER} unix@{NO_CELL_SOCKET} backup",
     ]
 
 
-def no_cell_frontend(settings: IngressSettings) -> str:
-    """Answers every request with "no cell is ready", with a status that is not retried; the backend makes it 503."""
-    rule = f"http-request return status 500 {responses.return_arguments(responses.NO_READY_CELL_OF_DEPLOYMENT)}"
-    return section("frontend no-cell", [settings.own_socket(NO_CELL_SOCKET), "no log", rule])
+def no_cell_frontend(features: Features, settings: IngressSettings) -> str:
+    """Sends what no cell here could take to another region, or answers "no cell is ready". A 503 goes back with a
+    status that is not retried; the backend makes it 503 again."""
+    lines = [
+        settings.own_socket(NO_CELL_SOCKET),
+        "no log",
+        f"http-after-response set-header {headers.UNSERVED} 1 if {{ status 503 }}",
+        "http-after-response set-status 500 if { status 503 }",
+    ]
+    if features.hops:
+        lines += [
+            f"http-request set-var(txn.deployment) req.hdr({headers.DEPLOYMENT})",
+            f"http-request set-var(txn.pool) str({LOCAL_PREFIX}),concat(,txn.deployment)",
+            f"http-request set-var(txn.spill) str({SPILL_PREFIX}),concat(,txn.deployment)",
+            f"http-request set-var(txn.request_id) req.hdr({headers.REQUEST_ID})",
+            "acl may_leave var(txn.spill),nbsrv gt 0",
+            # Proven: the frontend that took it from outside has taken away every other mark.
+            f"acl is_marked req.hdr({headers.HOP}) -m found",
+            "use_backend %[var(txn.spill)] if may_leave !is_marked",
+        ]
+    lines.append("default_backend no-cell")
+    rule = f"http-request return status 503 {responses.return_arguments(responses.NO_READY_CELL_OF_DEPLOYMENT)}"
+    return "\n".join([section("frontend no-cell", lines), section("backend no-cell", [rule])])
 
 
 def _queue_limits(pool_class: ServingClass, desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
@@ -237,7 +259,8 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
             if features.affinity or features.sticky_splits
             else ()
         ),
-        *((keys.unparsed_body_scope_rule(), *keys.limit_rules()) if features.keys else ()),
+        *((keys.unparsed_body_scope_rule(), *keys.token_rules()) if features.keys else ()),
+        *bad_bodies.refused_by_parser_rules(),
         # For the access log: the name came out of the body.
         f"http-response set-var(txn.model) res.hdr({headers.MODEL}),url_dec if {{ res.hdr({headers.MODEL}) -m found }}",
         f"http-response del-header {headers.MODEL}",

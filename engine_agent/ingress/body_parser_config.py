@@ -58,7 +58,7 @@ def _frontend(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         settings.own_socket(PARSER_SOCKET),
         f"http-request wait-for-body time {settings.times.request_body_s}s",
         refuse_longer_than(desired.max_body_bytes, "req.body_size"),
-        *model_rules(),
+        *model_rules(after=["http-request use-service lua.refuse if { var(txn.refusal) -m found }"]),
         f"{responses.BAD_BODY_RULE} if {{ var(txn.body_error) -m found }}",
         # Each query of the body takes as long as finding the model, so a header states whether the affinity key is
         # needed.

@@ -8,12 +8,13 @@ hold go through a body parser (`body_parser_config`), which sends them back with
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine_agent.ingress import access_log, affinity, backends, frontend_rules, hops, keys, responses
+from engine_agent.ingress import access_log, affinity, backends, bad_bodies, frontend_rules, hops, keys, responses
 from engine_agent.ingress.backends import body_parser_backend, no_cell_frontend, pool_backend, spill_backend
 from engine_agent.ingress.desired import DesiredHaproxy, Features
 from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.sections import (
     CELLS_UP_LUA,
+    LIST_MODELS_LUA,
     MAX_HEAD_BYTES,
     PARSED_SOCKET,
     PICK_CELL_LUA,
@@ -25,7 +26,9 @@ from engine_agent.ingress.sections import (
 )
 from engine_agent.ingress.settings import IngressSettings
 
-METRICS_RULE = "http-request use-service prometheus-exporter if METH_GET { path /metrics } { src 127.0.0.0/8 ::1 }"
+ORIGIN_FORM_RULE = "http-request set-uri %[pathq] if !{ url_beg / }"
+"""Of `POST http://host/path` our rules read the path; a cell would read another one, and take it for no request that it
+has to judge."""
 DEFAULT_BACKEND = "default"
 """The default backend has no cells: it answers everything but inference, and requests that name no model."""
 
@@ -48,6 +51,7 @@ def map_file(entries: Mapping[str, str]) -> str:
 def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) -> str:
     body_bytes = max_buffered_body_bytes(desired, settings)
     extra_lines = [f"lua-load-per-thread {CELLS_UP_LUA}"]
+    extra_lines += [f"lua-load {LIST_MODELS_LUA}"] if desired.features.keys else []
     if desired.features.affinity:
         extra_lines += [f"lua-load-per-thread {PICK_CELL_LUA}", f"localpeer {settings.ingress_id}"]
     sections = [
@@ -82,12 +86,14 @@ def _refusals(desired: DesiredHaproxy) -> list[ErrorResponse]:
         responses.head_too_large(MAX_HEAD_BYTES),
         responses.too_large(desired.max_body_bytes),
         responses.body_parser_unavailable(desired.retry_after_s),
+        bad_bodies.TOO_MANY,
+        responses.DOUBLED_HEADER,
     ]
 
 
 def _frontend_without_table(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     """The only frontend until the first table: there are no models yet."""
-    lines = [*_listener_lines(settings), access_log.QUIET_RULE, *frontend_rules.health_rules(), METRICS_RULE]
+    lines = [*_listener_lines(settings), access_log.QUIET_RULE, *frontend_rules.health_rules()]
     return [section("frontend ingress", [*lines, responses.return_rule(responses.no_table(desired.retry_after_s))])]
 
 
@@ -95,19 +101,27 @@ def _listener_lines(settings: IngressSettings) -> list[str]:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     limit = f"maxconn {settings.max_outside_connections}"
     log_lines = access_log.log_lines() if settings.access_log else ["no log"]
-    return [f"bind {host}:{settings.port}", limit, *log_lines, *access_log.request_id_rules()]
+    # One way to frame requests: else a connection could begin with HTTP/2's preface and speak that.
+    return [
+        f"bind {host}:{settings.port} proto h1",
+        limit,
+        *log_lines,
+        ORIGIN_FORM_RULE,
+        *access_log.request_id_rules(),
+    ]
 
 
 def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     features = desired.features
     availability = [*frontend_rules.availability_rules(desired)]
     lines = [*_listener_lines(settings), *frontend_rules.inference_rules(), *_caller_rules(features, settings)]
+    lines += keys.admission_rules() if features.keys else []
     lines += [*frontend_rules.deadline_rules(), *frontend_rules.body_rules(desired, settings)]
     lines += [access_log.ARRIVAL_RULE] if settings.access_log else []
     lines += [*frontend_rules.pool_rules(features, has_body=True), *(keys.scope_rules() if features.keys else ())]
     lines += [
         *availability,
-        *(keys.limit_rules() if features.keys else ()),
+        *(keys.token_rules() if features.keys else ()),
         *keys.meter_lines(features=features.token_limits),
     ]
     lines += [*frontend_rules.backend_choice(features), *frontend_rules.body_parser_choice(desired, settings)]
@@ -121,19 +135,26 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         section("frontend parsed", parsed),
         section(f"backend {DEFAULT_BACKEND}", _default_backend_lines(features, settings)),
         *(body_parser_backend(tier, desired, settings) for tier in settings.body_parsers),
-        no_cell_frontend(settings),
+        no_cell_frontend(features, settings),
         keys.key_store(),
+        bad_bodies.source_store(),
         *backends.control_plane_backend(settings, desired.retry_after_s, _caller_rules(features, settings)),
     ]
 
 
 def _caller_rules(features: Features, settings: IngressSettings) -> list[str]:
     """The rules that identify the caller: which region sent the request here, and which tenant it is of."""
+    once = frontend_rules.once_rules()
     hop_rules = hops.proof_rules() if features.hops else hops.strip_rules()
     captures = access_log.capture_rules(has_tenant=features.keys or features.hops) if settings.access_log else []
-    return [*hop_rules, *keys.identity_rules(features=features.keys), *captures]
+    return [*once, *hop_rules, *keys.identity_rules(features=features.keys), *captures]
 
 
 def _default_backend_lines(features: Features, settings: IngressSettings) -> list[str]:
-    lines = [*frontend_rules.model_error_rules(), access_log.QUIET_RULE, *frontend_rules.health_rules(), METRICS_RULE]
-    return [*lines, *_caller_rules(features, settings), *frontend_rules.listing_rules(), *frontend_rules.path_rules()]
+    lines = [*frontend_rules.model_error_rules(), access_log.QUIET_RULE, *frontend_rules.health_rules()]
+    return [
+        *lines,
+        *_caller_rules(features, settings),
+        *frontend_rules.listing_rules(features),
+        *frontend_rules.path_rules(),
+    ]

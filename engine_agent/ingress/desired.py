@@ -46,7 +46,7 @@ STANDBY_SUFFIX = ".standby"
 MODELS_MAP = "models.map"
 """Model -> backend of its pool."""
 LISTING_MAP = "listing.map"
-"""`all` -> the body of GET /v1/models."""
+"""`all` -> the body of GET /v1/models; `/MODEL` -> the backends of the pools that it leads to, with blanks between."""
 MAP_NAMES = (MODELS_MAP, LISTING_MAP, KEYS_MAP, SPLITS_MAP, FALLBACKS_MAP, HOPS_MAP)
 """Those that are always there."""
 
@@ -178,7 +178,7 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
     cells = {backends[pool.name]: cells_entry(pool, _named_cells(pool)) for pool in pools if pool.affinity}
     return {
         MODELS_MAP: models,
-        LISTING_MAP: {"all": _listing(models)},
+        LISTING_MAP: {"all": _listing(models), **_pools_of_models(table, of_pools, backends)},
         KEYS_MAP: key_entries(table, backends),
         SPLITS_MAP: split_ranges(table.splits, backends),
         FALLBACKS_MAP: split_fallbacks(table.splits, backends),
@@ -273,6 +273,15 @@ def _spilled_share(pool: Pool, own_region: str) -> str:
         raise BadTable(f"fractions of pool {pool.name} sum to {total:.6g}, not to 1")
     away = math.fsum(pool.fractions.get(region, 0.0) for region in {t.region for t in pool.spill} - {own_region})
     return str(round(SHARE_SCALE * away))
+
+
+def _pools_of_models(table: RoutingTable, of_pools: dict[str, str], backends: dict[str, str]) -> dict[str, str]:
+    of_splits = {
+        split.model: " ".join(backends[pool] for pool, share in sorted(split.shares.items()) if share > 0)
+        for split in table.splits
+        if split.shares.keys() <= backends.keys()
+    }
+    return {f"/{model}": pools for model, pools in (of_pools | of_splits).items()}
 
 
 def _listing(models: Iterable[str]) -> str:

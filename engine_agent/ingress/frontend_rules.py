@@ -5,7 +5,7 @@ is not rendered, and what few requests need stands where only those come. A rule
 found in a variable; none of them picks a cell.
 """
 
-from engine_agent.ingress import affinity, headers, responses, splits
+from engine_agent.ingress import affinity, bad_bodies, headers, keys, responses, splits
 from engine_agent.ingress.desired import LISTING_MAP, MODELS_MAP, SHARE_SCALE, DesiredHaproxy, Features
 from engine_agent.ingress.sections import (
     MAX_HEAD_BYTES,
@@ -54,7 +54,16 @@ def _split_health_rules() -> list[str]:
     ]
 
 
-def listing_rules() -> list[str]:
+def once_rules() -> list[str]:
+    """Refuse a request that has a header twice which decides about it. Two classes in one header are two, too."""
+    return [
+        *(f"acl is_doubled req.{'hdr' if name == headers.CLASS else 'fhdr'}_cnt({name}) gt 1" for name in headers.ONCE),
+        responses.refuse_rule(responses.DOUBLED_HEADER, "is_doubled"),
+    ]
+
+
+def listing_rules(features: Features) -> list[str]:
+    """The models that there are; to a key that is for some pools, those that it opens."""
     of_one = """'{"id":"%[var(txn.model),json(utf8s)]","object":"model","created":0,"owned_by":"switchyard"}'"""
     listing = f"'%[str(all),map_str({LISTING_MAP})]'"
     return [
@@ -62,9 +71,13 @@ def listing_rules() -> list[str]:
         "acl is_one_model path_beg /v1/models/",
         responses.return_rule(responses.ONLY_GET, ("Allow", "GET"))
         + " if is_listing !METH_GET or is_one_model !METH_GET",
+        *(keys.listing_rules("is_listing") if features.keys else ()),
+        f"http-request return status 200 {responses.JSON_CONTENT_TYPE} lf-string '%[var(txn.listing)]'"
+        " if is_listing { var(txn.listing) -m found }",
         f"http-request return status 200 {responses.JSON_CONTENT_TYPE} lf-string {listing} if is_listing",
         "http-request set-var(txn.model) path,regsub(^/v1/models/,),url_dec if is_one_model",
         f"http-request set-var(txn.pool) var(txn.model),map_str({MODELS_MAP}) if is_one_model",
+        *(keys.listing_rules("is_one_model") if features.keys else ()),
         responses.return_rule(responses.UNKNOWN_MODEL) + " if is_one_model !{ var(txn.pool) -m found }",
         f"http-request return status 200 {responses.JSON_CONTENT_TYPE} lf-string {of_one} if is_one_model",
     ]
@@ -106,10 +119,12 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         "http-request set-header Content-Type application/json",
         f"acl is_large req.hdr_val(content-length) gt {longest}",
         f"acl is_large req.body_size gt {longest}",
+        *bad_bodies.source_rules("is_large"),
         f"http-request allow if {{ req.hdr_val(content-length) gt {longest} }}",
         f"http-request wait-for-body time {settings.times.request_body_s}s",
+        *bad_bodies.source_rules(f"{{ req.body_size gt {longest} }}"),
         f"http-request allow if {{ req.body_size gt {longest} }}",
-        *model_rules(),
+        *model_rules(bad_bodies.source_rules("!has_pool !is_name"), bad_bodies.refused_rules()),
         "http-request allow if !has_pool",
     ]
 

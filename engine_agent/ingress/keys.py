@@ -79,6 +79,11 @@ def scope_rules() -> list[str]:
     ]
 
 
+def listing_rules(condition: str) -> list[str]:
+    """Only keys with a scope come to the script, which leaves out what they do not open."""
+    return [f"http-request lua.list_models if {condition} has_key {_IS_SCOPED}"]
+
+
 def unparsed_body_scope_rule() -> str:
     """The model of a large request is not known yet: its key goes with it to where it will be."""
     return f"http-request set-header {headers.KEY} %[var(txn.key_prefix)] if {_HAS_KEY} {_IS_SCOPED}"
@@ -94,15 +99,27 @@ def parsed_body_scope_rules() -> list[str]:
     ]
 
 
-def limit_rules() -> list[str]:
-    """Rate limits of the key; the last of all checks, so that a request refused for another reason costs nothing.
-    Only keys with limits come to the script, which counts and refuses."""
+def admission_rules() -> list[str]:
+    """Limits of the key, before anything of the body is read: what is refused for its body counts, too, so nobody makes
+    the ingress read bodies beyond a limit. Only keys with limits come to the script, which counts and refuses."""
     return [
         f"http-request track-sc0 var(txn.key_prefix) table {KEY_TABLE} if {_HAS_KEY}",
         f"http-request lua.admit_key if {_HAS_KEY} {{ {_value(KeyField.LIMITED)} 1 }}",
+        *_over_limit_rules(),
+        "http-response lua.settle_key if { var(txn.limited) -m found }",
+    ]
+
+
+def token_rules() -> list[str]:
+    """The limit of tokens, which only the body tells; the last of all checks."""
+    charges = "{ var(txn.charges) -m found }"
+    return [f"http-request lua.charge_tokens if {charges}", *(f"{rule} {charges}" for rule in _over_limit_rules())]
+
+
+def _over_limit_rules() -> list[str]:
+    return [
         f"http-request sc-inc-gpc(0,0) if {_IS_OVER_LIMIT}",
         f"http-request use-service lua.refuse if {_IS_OVER_LIMIT}",
-        "http-response lua.settle_key if { var(txn.limited) -m found }",
     ]
 
 

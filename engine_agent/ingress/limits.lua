@@ -1,10 +1,12 @@
 -- Limits of application keys: requests and tokens per minute, and requests at once. A limit of N per minute is a bucket
 -- of N that fills at N a minute: N may come at once, and a response of "too many" states exactly when to retry. Tokens
--- are charged at admission, by an estimate, and settled when the completion ends, by what was really generated. Only requests
--- of keys with limits come here; it never routes, and what it knows is this process's own and gone with it.
+-- are charged when the model is known, by an estimate, and settled when the completion ends, by what was really generated.
+-- Requests are counted before anything of their body is read, so a body that is refused counts, too. Only requests of keys
+-- with limits come here; it never routes, and what it knows is this process's own and gone with it.
 --
 -- In (admit_key): txn.key, the record of the key in its map; the request, tracked as sc0 by the key.
--- Out: of a request over a limit txn.refusal, as refuse.lua takes it; of every one txn.limited.
+-- Out: of a request over a limit txn.refusal, as refuse.lua takes it; of every one txn.limited; of one whose tokens are to be
+-- charged (charge_tokens) txn.charges.
 
 local PREFIX, REQUESTS, TOKENS, CONCURRENT = 1, 5, 6, 7 -- places in the record; key_map.py has all of them
 local BYTES_PER_TOKEN = 4     -- OpenAI's rule of thumb for English text
@@ -95,24 +97,36 @@ local function admit_key(txn)
     local now = now_s()
     account.requests = rpm > 0 and filled(account.requests, rpm, now) or nil
     account.tokens = tpm > 0 and filled(account.tokens, tpm, now) or nil
-    local prompt, completion = 0, 0
-    if account.tokens then prompt, completion = estimate(txn, account) end
-    -- One request may need more than a minute's tokens: it passes when all of them are there, and leaves a debt.
-    local wanted = math.min(prompt + completion, tpm)
     if account.requests and account.requests.level < 1 then
         refuse_for_now(txn, "requests", account.requests, rpm, 1)
-    elseif account.tokens and account.tokens.level < wanted then
-        refuse_for_now(txn, "tokens", account.tokens, tpm, wanted)
-    else
-        if account.requests then account.requests.level = account.requests.level - 1 end
-        if account.tokens then
-            account.tokens.level = account.tokens.level - prompt - completion
-            txn:set_var("txn.charged_prompt", prompt)
-            txn:set_var("txn.charged_completion", completion)
-        end
+    elseif account.tokens and account.tokens.level < 1 then
+        refuse_for_now(txn, "tokens", account.tokens, tpm, 1)
+    elseif account.requests then
+        account.requests.level = account.requests.level - 1
     end
     if account.requests then keep_limit(txn, "requests", account.requests, rpm) end
-    if account.tokens then keep_limit(txn, "tokens", account.tokens, tpm) end
+    if account.tokens then
+        keep_limit(txn, "tokens", account.tokens, tpm)
+        txn:set_var("txn.charges", 1)
+    end
+end
+
+local function charge_tokens(txn)
+    local prefix, _, tpm = fields_of(txn:get_var("txn.key"))
+    local account = accounts[prefix]
+    if not (account and account.tokens and tpm > 0) then return end
+    account.tokens = filled(account.tokens, tpm, now_s())
+    local prompt, completion = estimate(txn, account)
+    -- One request may need more than a minute's tokens: it passes when all of them are there, and leaves a debt.
+    local wanted = math.min(prompt + completion, tpm)
+    if account.tokens.level < wanted then
+        refuse_for_now(txn, "tokens", account.tokens, tpm, wanted)
+    else
+        account.tokens.level = account.tokens.level - prompt - completion
+        txn:set_var("txn.charged_prompt", prompt)
+        txn:set_var("txn.charged_completion", completion)
+    end
+    keep_limit(txn, "tokens", account.tokens, tpm)
 end
 
 -- Puts what was really used in the place of the estimate, once. `completion` nil: there was none, so nothing was used.
@@ -190,5 +204,6 @@ end
 
 core.register_filter("token_meter", Meter, function(meter) return meter end)
 core.register_action("admit_key", { "http-req" }, admit_key)
+core.register_action("charge_tokens", { "http-req" }, charge_tokens)
 core.register_action("settle_key", { "http-res" }, settle_key)
 core.register_task(sweep)

@@ -101,6 +101,11 @@ UNKNOWN_MODEL = ErrorResponse(
 UNKNOWN_URL = ErrorResponse(
     404, "unknown_url", "Unknown request URL: %[method] %[path,json(utf8s)]. Did you mean /v1/chat/completions?"
 )
+DOUBLED_HEADER = ErrorResponse(
+    400,
+    "doubled_header",
+    "a header that decides about the request is there twice; send Authorization and X-... once each",
+)
 ONLY_POST = ErrorResponse(405, "method_not_allowed", "%[method] is not allowed on %[path,json(utf8s)]; use POST")
 ONLY_GET = ErrorResponse(405, "method_not_allowed", "%[method] is not allowed on %[path,json(utf8s)]; use GET")
 

@@ -21,7 +21,8 @@ REFUSE_LUA = "refuse.lua"
 LUA_FILES = ("read_body.lua", "limits.lua")
 PICK_CELL_LUA, CELLS_UP_LUA = "pick_cell.lua", "cells_up.lua"
 """Every thread has these for itself, because most requests may come to them."""
-SCRIPTS = (*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA)
+LIST_MODELS_LUA = "list_models.lua"
+SCRIPTS = (*LUA_FILES, REFUSE_LUA, PICK_CELL_LUA, CELLS_UP_LUA, LIST_MODELS_LUA)
 """The files that lie beside a configuration."""
 NO_CELL_SOCKET = "no-cell.sock"
 """Behind it a frontend answers for pools without a cell."""
@@ -34,6 +35,9 @@ MAX_HEAD_BYTES = 8 * 1024
 """Half the room, because HAProxy keeps some of it for itself and a few bytes for each header."""
 HOT_BUFFERS = 64
 """Free buffers that each thread keeps, because memory fresh from the system must be cleared first."""
+MODEL_NAME = "^[A-Za-z][^[:cntrl:]]{0,199}$"
+"""What the quick query takes out of a body and may be the name of a model. Numbers, booleans and lists, which it finds,
+too, begin otherwise; the script says what is wrong with those."""
 MODEL_LOOKUP_RULE = f"http-request set-var(txn.pool) var(txn.model),map_str({MODELS_MAP})"
 
 
@@ -125,16 +129,20 @@ def max_parsed_body_bytes(desired: DesiredHaproxy, tier: BodyParserTier) -> int:
     return min(tier.body_bytes or desired.max_body_bytes, desired.max_body_bytes)
 
 
-def model_rules() -> list[str]:
-    """Rules that find the model which the body names, or what is wrong with the body. Declares `has_pool`.
+def model_rules(before: Sequence[str] = (), after: Sequence[str] = ()) -> list[str]:
+    """Rules that find the model which the body names, or what is wrong with the body. Declares `has_pool` and, for what
+    the quick query finds and no table has to know, `is_name`.
 
-    What the quick query finds counts only if it is a model of the table; otherwise a script parses the body in full.
+    A script reads only what the query finds no name in, after the rules `before` and before the rules `after`.
     """
     return [
         "http-request set-var(txn.model) req.body,json_query('$.model')",
         MODEL_LOOKUP_RULE,
         "acl has_pool var(txn.pool) -m found",
-        "http-request lua.read_body if !has_pool",
+        f"acl is_name var(txn.model) -m reg {MODEL_NAME}",
+        *before,
+        "http-request lua.read_body if !has_pool !is_name",
+        *after,
     ]
 
 

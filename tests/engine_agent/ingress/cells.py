@@ -176,10 +176,12 @@ async def _read_request(reader: asyncio.StreamReader) -> Request:
 async def _read_chunks(reader: asyncio.StreamReader) -> bytes:
     body = b""
     while True:
-        chunk = await reader.readexactly(int(await reader.readline(), 16) + 2)
-        if chunk == b"\r\n":
+        size = int(await reader.readline(), 16)
+        if size == 0:
+            while await reader.readline() != b"\r\n":
+                pass  # a trailer
             return body
-        body += chunk[:-2]
+        body += (await reader.readexactly(size + 2))[:-2]
 
 
 def _write_head(writer: asyncio.StreamWriter, status: int, length: int, more: str = "") -> None:

@@ -63,12 +63,17 @@ async def test_what_failed_has_a_line_too_and_nothing_from_outside_breaks_it(ing
         long = await ingress.post(b'{"model": "demo", "prompt": "%s"}' % (b"x" * 300_000))
         assert long.headers["x-request-id"] == cell.requests[-1].headers["x-request-id"]
         await ingress.http.get("/healthz")
+        forged = [("X-Request-Id", "fit"), ("X-Request-Id", '","tenant":"forged')]
+        twice = await ingress.http.get("/v1/twice", headers=forged)
+        assert len(twice.headers["x-request-id"]) == 36
         reader, writer = await asyncio.open_connection("127.0.0.1", ingress.settings.port)
         writer.write(b"no http\r\n\r\n")
         await reader.read()
         writer.close()
-        seen = await logged(ingress, 4)
-    assert [(line["status"], line["cell"]) for line in seen] == [(404, "-"), (404, "-"), (200, "a"), (400, "-")]
+        seen = await logged(ingress, 5)
+    statuses = [(line["status"], line["cell"]) for line in seen]
+    assert statuses == [(404, "-"), (404, "-"), (200, "a"), (404, "-"), (400, "-")]
+    assert [line["tenant"] for line in seen] == ["-"] * 5
     assert seen[0]["model"].startswith('"quote\\ ')
     assert seen[1]["tenant"] == "-"
     assert (seen[2]["model"], seen[2]["deployment"]) == ("demo", "demo")

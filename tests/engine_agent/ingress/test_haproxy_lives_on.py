@@ -1,6 +1,7 @@
 """HAProxy outlives its agent, is healed when it dies, and keeps the last valid table whatever it is told."""
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from engine_agent.ingress import agent
 from engine_agent.protocol.ingress_messages import RoutingTable
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
@@ -92,6 +94,26 @@ async def test_a_damaged_journal_is_said_and_leaves_a_running_haproxy_alone(tmp_
                 assert await ask(client) == cell.name
                 await later.route(pool(cell))
                 assert later.reports[-1].observed.reason == ""
+
+
+@pytest.mark.asyncio
+async def test_a_table_that_could_not_be_written_is_in_force_once_it_can(
+    ingress: RunningIngress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = ingress.ingress._journal
+    save, full = journal.save, [OSError(errno.ENOSPC, "No space left on device")] * 2
+
+    def save_if_there_is_room(table: RoutingTable) -> None:
+        if full:
+            raise full.pop()
+        save(table)
+
+    monkeypatch.setattr(journal, "save", save_if_there_is_room)
+    monkeypatch.setattr(agent, "WRITE_AGAIN_S", 0.05)
+    ingress.ingress.receive(RoutingTable(1, HOME, ()))
+    await eventually(lambda: any("No space left" in report.observed.reason for report in ingress.reports))
+    await eventually(lambda: ingress.revision_in_force == 1, what="the table that was sent once is in force")
+    assert ingress.reports[-1].observed.reason == ""
 
 
 @pytest.mark.asyncio

@@ -4,6 +4,7 @@ import time
 
 import pytest
 
+from engine_agent.protocol.ingress_messages import Split
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOP_SECRET, RunningIngress, pool
 from tests.engine_agent.ingress.keyed import Keyed, keyed
@@ -122,3 +123,48 @@ async def test_a_request_from_another_region_was_asked_there_and_keeps_its_tenan
         assert await asked(ingress, headers=said) == 401, "anybody can say that"
         assert await asked(ingress, headers={**tenant, **marked(HOP_SECRET)}) == 200
         assert cell.requests[0].headers["x-switchyard-tenant"] == "rufus"
+
+
+@pytest.mark.asyncio
+async def test_a_key_for_some_pools_is_shown_the_models_that_it_opens_and_no_others(ingress: RunningIngress) -> None:
+    scoped, free = keyed("0a0a0a0a", pools=("demo",)), keyed("0b0b0b0b")
+    splits = (Split("both", {"demo": 1, "other": 1}), Split("theirs", {"other": 1}))
+    async with FakeCell().running() as cell:
+        await ingress.route(
+            pool(cell), pool(name="other", models=("org/o",)), splits=splits, keys=(scoped.entry, free.entry)
+        )
+
+        async def shown(key: Keyed) -> list[str]:
+            listing = (await ingress.http.get("/v1/models", headers=key.headers)).json()
+            assert listing["object"] == "list"
+            return [model["id"] for model in listing["data"]]
+
+        assert await shown(scoped) == ["both", "demo"]
+        assert await shown(free) == ["both", "demo", "org/o", "theirs"]
+        one = {
+            model: (await ingress.http.get(f"/v1/models/{model}", headers=scoped.headers)).status_code
+            for model in ("demo", "both", "org/o", "theirs", "none")
+        }
+        assert one == {"demo": 200, "both": 200, "org/o": 404, "theirs": 404, "none": 404}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [("X-Switchyard-Class", "batch"), ("X-Switchyard-Class", "realtime")],
+        [("X-Switchyard-Class", "batch, realtime")],
+        [("X-Switchyard-Deadline-Ms", "5"), ("x-switchyard-deadline-ms", "6")],
+        [("Authorization", "Bearer sw_a"), ("Authorization", "Bearer b")],
+        [("X-Switchyard-Hop", "a|1|x"), ("X-Switchyard-Hop", "b|1|y")],
+        [("X-Session-Id", "a"), ("X-Session-Id", "b")],
+    ],
+)
+async def test_a_header_that_decides_is_there_once(ingress: RunningIngress, headers: list[tuple[str, str]]) -> None:
+    key = keyed(serving_class="batch")
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys=(key.entry,))
+        await ingress.sees(**{cell.name: "up"})
+        answer = await ingress.http.post("/v1/chat/completions", content=BODY, headers=[*key.headers.items(), *headers])
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "doubled_header")
+        assert cell.requests == []

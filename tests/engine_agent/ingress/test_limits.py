@@ -59,11 +59,11 @@ async def test_requests_over_the_limit_are_told_when_to_come_back_in_the_form_th
 
 
 @pytest.mark.asyncio
-async def test_what_is_wrong_otherwise_costs_no_request(ingress: RunningIngress) -> None:
-    key = keyed(requests_per_min=1)
+async def test_what_is_refused_for_its_body_counts_too_and_over_the_limit_none_is_read(ingress: RunningIngress) -> None:
+    key = keyed(requests_per_min=3)
     async with FakeCell().running() as cell:
         await route(ingress, cell, key)
-        for body, status in ((b"{", 400), (b'{"model": "nobody"}', 404), (BODY, 200), (BODY, 429)):
+        for body, status in ((b"{", 400), (b'{"model": "nobody"}', 404), (BODY, 200), (b"{", 429), (BODY, 429)):
             assert (await ingress.post(body, **key.headers)).status_code == status
 
 

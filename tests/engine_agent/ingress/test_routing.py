@@ -44,12 +44,13 @@ async def test_a_model_after_a_long_prompt_or_deep_nesting_or_escapes_is_found(i
         assert [len(request.body) for request in cell.requests] == [len(body) for body in bodies]
 
 
-BAD_BODIES = [
+BAD_BODIES: list[tuple[bytes, str, str | None]] = [
     (b"", "it is empty", None),
     (b"hello", "not a value at byte 1", None),
-    (b'{"model": "nobody"', "',' or '}' was expected at byte 19", None),
-    (b'{"model": "nobody",}', "a key in quotes was expected at byte 20", None),
-    (b'{"model": "nobody"} x', "more text after the end at byte 21", None),
+    (b'{"a": "nobody"', "',' or '}' was expected at byte 15", None),
+    (b'{"a": "nobody",}', "a key in quotes was expected at byte 16", None),
+    (b'{"a": "nobody"} x', "more text after the end at byte 17", None),
+    (b'{"a": [' + b"1," * 5000 + b'1], "mod\\u0065l": "demo"}', "5000 values name no model; put `model` first", None),
     (b'{"a": "\x01"}', "a control character in a string at byte 8", None),
     (b'{"a": "\\q"}', "an unknown escape at byte 8", None),
     (b'{"a": "', "a string without its end at byte 7", None),
@@ -148,4 +149,5 @@ async def test_health_is_of_the_process_and_with_a_model_of_its_cells(ingress: R
         await ingress.sees(**{cell.name: "up"})
         statuses = [(await client.get(f"/healthz?model={model}")).status_code for model in ("org%2Fm", "e", "x")]
         assert statuses == [200, 503, 503]
-        assert "haproxy_process_uptime_seconds" in (await client.get("/metrics")).text
+        for path in ("/metrics", "/stats", "/haproxy?stats"):
+            assert (await client.get(path)).status_code == 404, "what is for operators is not on the applications' port"

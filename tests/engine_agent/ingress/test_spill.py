@@ -1,5 +1,6 @@
 """Requests go to another region by the table's shares, or when no cell here can serve, and never come back."""
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -135,3 +136,42 @@ async def test_without_a_secret_no_request_leaves_its_region(ingress: RunningIng
         await ingress.route(pool(spill=[away], fractions={AWAY: 1.0}))
         assert (await ingress.post(BODY)).json()["error"]["code"] == "no_ready_cell"
         assert not far.requests
+
+
+@pytest.mark.asyncio
+async def test_requests_in_flight_at_a_last_cell_that_dies_are_served_by_another_region(
+    ingress: RunningIngress, away: RunningIngress
+) -> None:
+    async with FakeCell("near", max_connections=8).running() as near, FakeCell("far").running() as far:
+        await away.route(pool(far, spill=[ingress]))
+        await ingress.route(pool(near, spill=[away], fractions={HOME: 1.0}))
+        await ingress.sees(near="up")
+        await until_spill_is(True, ingress)
+        near.release.clear()
+        sent = [asyncio.create_task(ingress.post(body)) for body in (BODY,) * 6]
+        await eventually(lambda: near.in_flight == 6)
+        near.die()
+        answers = await asyncio.gather(*sent)
+        assert [answer.status_code for answer in answers] == [200] * 6
+        assert {answer.headers["x-switchyard-cell"] for answer in answers} == {"far"}
+        assert {answer.headers["x-switchyard-region"] for answer in answers} == {AWAY}
+        assert "x-switchyard-unserved" not in answers[0].headers
+
+
+@pytest.mark.asyncio
+async def test_a_last_cell_that_dies_while_the_other_region_refuses_is_503_and_asked_once(
+    ingress: RunningIngress, away: RunningIngress
+) -> None:
+    async with FakeCell("near").running() as near, FakeCell("far").running() as far:
+        await away.route(pool(far, spill=[ingress]))
+        await ingress.route(pool(near, spill=[away], fractions={HOME: 1.0}))
+        await ingress.sees(near="up")
+        await until_spill_is(True, ingress)
+        far.refuses = True
+        near.release.clear()
+        sent = asyncio.create_task(ingress.post(BODY))
+        await eventually(lambda: near.in_flight == 1)
+        near.die()
+        answer = await sent
+        assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
+        assert "x-switchyard-unserved" not in answer.headers
