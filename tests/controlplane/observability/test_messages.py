@@ -46,6 +46,20 @@ def test_every_process_of_django_counts_its_tasks() -> None:
     assert int(ended.stdout.split()[-1]) >= 1
 
 
+@pytest.mark.parametrize("program", [["uvicorn"], ["manage.py", "controller"], ["celery", "worker"]])
+def test_processes_of_one_host_count_into_one_folder(program: list[str], tmp_path: Path) -> None:
+    looked = (
+        f"import sys; sys.argv = {program!r}; import django; django.setup(); "
+        "from prometheus_client import values; print(values.ValueClass.__name__)"
+    )
+    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "controlplane.settings", "SWITCHYARD_HOME": str(tmp_path)}
+    environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
+    ended = subprocess.run(
+        [sys.executable, "-c", looked], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.split()[-1] == "MmapedValue"
+
+
 @pytest.mark.django_db
 def test_the_heartbeat_of_housekeeping_says_how_long_its_message_waited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernel.tasks.time", lambda: 1060.0)
