@@ -37,6 +37,7 @@ class IncidentKind(StrEnum):
     FROZEN = "repairs-frozen"
     ALL_SILENT = "all-agents-silent"
     WITNESSED = "silent-node"
+    UNREACHABLE = "agent-unreachable"
 
 
 NEEDS_OPERATOR = frozenset({IncidentKind.REPEATED_REPAIRS})

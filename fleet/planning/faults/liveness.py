@@ -55,6 +55,14 @@ def held_back(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple
     return tuple((case.node, verdict, why) for case, verdict in verdicts if verdict and (why := _why_not(case)))
 
 
+def unreachable(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[tuple[NodeView, float], ...]:
+    """Nodes that stay suspect, because nothing says that their machine is dead, and their seconds of silence: agents
+    that cannot reach the control plane, or have no credential that it takes."""
+    suspects = (node for node in fleet.nodes.values() if node.state is NodeState.SUSPECT)
+    silences = ((node, _silence_s(node, fleet, now)) for node in suspects)
+    return tuple((node, silence_s) for node, silence_s in silences if silence_s > settings.unreachable_after_s)
+
+
 def _is_well(node: NodeView, fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
     """Reported just now, and nothing to take back: nearly all nodes, in nearly every pass."""
     is_connected = node.state is NodeState.READY and node.report.connected

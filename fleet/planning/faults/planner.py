@@ -25,7 +25,7 @@ from fleet.planning.fault_rules import NEEDS_OPERATOR, IncidentKind, Rule, RuleM
 from fleet.planning.faults.common_cause import CommonCause, find_common_causes
 from fleet.planning.faults.fail_slow import find_slow
 from fleet.planning.faults.guards import CONDEMNED, Guards
-from fleet.planning.faults.liveness import are_all_silent, held_back
+from fleet.planning.faults.liveness import are_all_silent, held_back, unreachable
 from fleet.planning.faults.suspicions import Suspicion, find_suspicions
 from fleet.planning.ledger import Ledger
 from fleet.planning.reconcile.drains import drain_ended
@@ -78,6 +78,8 @@ def plan_faults(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
         _report_incident(work, IncidentKind.FROZEN, freeze.scope, summary, evidence, region=freeze.region)
     for node, verdict, why_not in held_back(fleet, settings, now):
         _report_held_back(work, node, verdict, why_not)
+    for node, silence_s in unreachable(fleet, settings, now):
+        _report_unreachable(work, node, silence_s)
     for suspicion in find_suspicions(fleet, slow, settings.faults):
         _act_on(work, suspicion, causes)
     for replacement in fleet.faults.replacements:
@@ -120,6 +122,15 @@ def _report_held_back(work: _Pass, node: NodeView, verdict: str, why_not: str) -
     _report_incident(
         work, IncidentKind.WITNESSED, node.id, summary, {"held_back": why_not}, **_where(work, node), shadow=shadow
     )
+
+
+def _report_unreachable(work: _Pass, node: NodeView, silence_s: float) -> None:
+    summary = (
+        f"Node {node.id}: no report for {silence_s:.0f} s, and nothing says that its machine is dead. Its agent cannot "
+        "reach the control plane, or has lost its credential: replace the node, or look at its agent.log"
+    )
+    evidence = {"provider": str(node.provider or ""), "connected": node.report.connected}
+    _report_incident(work, IncidentKind.UNREACHABLE, node.id, summary, evidence, **_where(work, node))
 
 
 def _halt_rollouts(work: _Pass, cause: CommonCause) -> None:

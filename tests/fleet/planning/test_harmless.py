@@ -63,7 +63,9 @@ def test_nor_that_its_followers_machine_is_gone() -> None:
 @pytest.mark.parametrize("silence_s", [31, 3600])
 def test_a_silent_follower_of_a_leader_that_serves_is_suspect_and_never_lost(silence_s: float) -> None:
     view = pair({}, {"last_seen_at": ago(silence_s)}, state=NodeState.SUSPECT)
-    assert first_round(view) == ()
+    told = [decision for decision in first_round(view) if isinstance(decision, OpenIncident)]
+    assert first_round(view) == tuple(told), "an operator is told of it after a while, and nothing else is done"
+    assert len(told) == (silence_s > SETTINGS.unreachable_after_s)
 
 
 @pytest.mark.parametrize("verdict", [ProviderStatus.GONE, ProviderStatus.UNKNOWN])

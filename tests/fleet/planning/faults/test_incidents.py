@@ -5,7 +5,7 @@ from typing import Any
 from fleet.planning.decisions import CloseIncident, NoteIncident, OpenIncident
 from fleet.planning.fault_rules import IncidentKind
 from fleet.planning.faults.planner import plan_faults
-from fleet.planning.snapshot import FleetView
+from fleet.planning.snapshot import FleetView, ProviderStatus
 from fleet.planning.states import NodeState
 from tests.fleet.planning.faults.faulty import SOFT, incident, signal, with_faults
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, fleet, node
@@ -53,6 +53,14 @@ def test_all_agents_silent_is_one_incident_and_nothing_else() -> None:
     (opened,) = plan(with_faults(view, signal("a")))
     assert isinstance(opened, OpenIncident)
     assert opened.kind is IncidentKind.ALL_SILENT
+
+
+def test_an_agent_that_stays_away_from_a_machine_that_runs_is_told_to_an_operator() -> None:
+    away: dict[str, Any] = {"state": NodeState.SUSPECT, "provider": ProviderStatus.RUNNING}
+    for silence_s, kinds in ((119, []), (121, [IncidentKind.UNREACHABLE])):
+        report = {"connected": False, "last_seen_at": ago(silence_s), "connection_changed_at": ago(silence_s)}
+        opened = plan(fleet(node("a", **away, report=report), node("b"), node("c")))
+        assert [decision.kind for decision in opened] == kinds
 
 
 def test_while_nobody_listens_nothing_is_decided() -> None:
