@@ -6,10 +6,11 @@ connect to. Where some values do, the harmless ones are listed (`VALUES`). Admin
 (`EnginePlan.widened`), except by what the agent sets itself (`AGENTS_OWN`).
 """
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+
+from engine_agent.protocol.strict_json import strict_loads
 
 _VLLM_OPTIONS = """
     async-scheduling attention-backend block-size calculate-kv-scales cpu-offload-gb disable-cascade-attn
@@ -147,7 +148,7 @@ def refused_in_plan(
 def _wrong_part(option: str, value: object) -> str:
     """What a JSON option holds that it may not; empty if nothing."""
     try:
-        stated = json.loads(str(value))
+        stated = strict_loads(str(value))
     except ValueError:
         stated = None
     if not isinstance(stated, dict):
