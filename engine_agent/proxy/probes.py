@@ -101,7 +101,7 @@ class Prober:
 
     async def _probe_token(self) -> None:
         judge = self._cell.judge
-        result = await self._complete(self._token_request)
+        result = await self._complete(self._token_request, self._times.token_timeout_s)
         if isinstance(result, CallResponse):
             judge.token_seen(time.monotonic())
         elif result != NO_RESPONSE or len(self._cell.in_flight) < self._cell.settings.max_concurrency:
@@ -112,7 +112,8 @@ class Prober:
         """Send them in turn; the first that is not answered as it must be ends it."""
         judge, settings = self._cell.judge, self._cell.settings
         for golden in settings.golden:
-            result = await self._complete(_completion_request(settings.model, golden.prompt, max_tokens=GOLDEN_TOKENS))
+            request = _completion_request(settings.model, golden.prompt, max_tokens=GOLDEN_TOKENS)
+            result = await self._complete(request, self._times.golden_timeout_s)
             if not isinstance(result, CallResponse):
                 judge.token_failed(time.monotonic(), f"golden prompt {golden.prompt!r}: {result}")
                 break
@@ -125,10 +126,10 @@ class Prober:
             judge.golden_passed(time.monotonic())
         self._log_change()
 
-    async def _complete(self, body: bytes) -> CallResponse | str:
+    async def _complete(self, body: bytes, timeout_s: float) -> CallResponse | str:
         """The engine's answer, or why there is none."""
         try:
-            response = await call(self._pool, b"POST", b"/v1/completions", body, self._times.token_timeout_s)
+            response = await call(self._pool, b"POST", b"/v1/completions", body, timeout_s)
         except TimeoutError:
             return NO_RESPONSE
         except OSError as error:

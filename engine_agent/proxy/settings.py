@@ -54,6 +54,9 @@ class ProbeTimes:
     """An engine that made no token for this long, and has a free slot, is probed for one."""
     token_retry_s: float = 1.0
     token_timeout_s: float = 10.0
+    golden_timeout_s: float = 120.0
+    """For a whole answer, of 32 tokens at most: it decides about the start, which has a limit of its own, and an engine
+    that shares its cores with much else makes 1.7 tokens/s."""
     golden_strikes: int = 2
     """So many wrong answers in a row to golden prompts condemn this start of the engine. Greedy answers repeat, so
     the second only rules out that the first was disturbed."""

@@ -1,7 +1,15 @@
 """The real proxy asks its engine the version's golden prompts before it calls it healthy."""
 
+import asyncio
+import os
+
 import pytest
 
+from engine_agent.protocol.messages import GoldenPrompt
+from engine_agent.proxy.cell import Cell
+from engine_agent.proxy.log import LineLog
+from engine_agent.proxy.probes import Prober
+from engine_agent.proxy.settings import ProbeTimes, ProxySettings
 from tests.engine_agent.proxy.engine import json_answer, running_engine
 from tests.engine_agent.proxy.proxy_process import running_proxy, until
 
@@ -46,3 +54,21 @@ async def test_an_engine_that_fails_on_a_golden_prompt_is_asked_again() -> None:
             await until(lambda: engine.token_probes > 0, "it is asked")
             engine.token = says(" Paris")
             await until(proxy.is_healthy, "it answers")
+
+
+async def test_its_answer_may_take_longer_than_one_token() -> None:
+    """An engine that shares its cores takes 19 s for what takes one otherwise: slow, and right."""
+    golden = (GoldenPrompt(prompt="The capital of France is", expect="Paris"),)
+    times = ProbeTimes(token_timeout_s=0.0, token_interval_s=1000.0)
+    null = os.open(os.devnull, os.O_WRONLY)
+    async with running_engine() as engine:
+        engine.token = says(" Paris")
+        address = ("127.0.0.1", engine.port, "tiny", 4)
+        settings = ProxySettings("n-1", "c-1", 1, "127.0.0.1", 0, 0, 0, *address, golden=golden, probes=times)
+        cell = Cell(settings, LineLog(null, requests=False))
+        probing = asyncio.create_task(Prober(cell).run())
+        await until(lambda: cell.judge.ok, "it is healthy")
+        probing.cancel()
+        await asyncio.gather(probing, return_exceptions=True)
+        cell.pool.close()
+    os.close(null)
