@@ -7,8 +7,7 @@ import signal
 import socket
 import subprocess
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
@@ -19,7 +18,7 @@ import httpx
 import msgspec
 import psutil
 
-from engine_agent.engines.base import CELL_SECRET_VARIABLE, EngineContext
+from engine_agent.engines.base import EngineContext
 from engine_agent.engines.registry import engine_adapter, engine_pythons
 from engine_agent.engines.vllm.options import HANG_VARIABLE
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
@@ -29,6 +28,7 @@ from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.version_spec import HeadCounts, VersionSpec
 from tests.asking import CLIENT
+from tests.session_guard import holds_within
 
 ROOT = Path(__file__).resolve().parents[4]
 CACHE = Path(os.environ.get("SWITCHYARD_CACHE") or ROOT / ".cache").resolve()
@@ -97,17 +97,13 @@ class RunningCell:
 
     # --- starting and ending ----------------------------------------------------------------------------------------
 
-    def start(self, rank: int, name: str = "", **env: str) -> "subprocess.Popen[bytes]":
+    def start(self, rank: int) -> "subprocess.Popen[bytes]":
         """Start the engine process of a rank."""
         launch = engine_adapter("vllm").launch(self._assignment(rank), self._context(rank))
-        argv = list(launch.argv)
-        if name:  # one more process of that rank: it needs an administration port and a node of its own
-            argv[argv.index("--admin-port") + 1] = str(free_ports(1))
-            argv[argv.index("--node-id") + 1] = name
-        with (self.home / f"{name or rank}.log").open("wb") as output:
+        with (self.home / f"{rank}.log").open("wb") as output:
             return subprocess.Popen(
-                argv,
-                env={**os.environ, **launch.env, **env},
+                launch.argv,
+                env={**os.environ, **launch.env},
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -145,12 +141,9 @@ class RunningCell:
             return None, str(error)
         return answer.status_code, answer.json().get("reason", "") if answer.content else ""
 
-    def log(self, name: str | int) -> str:
-        return (self.home / f"{name}.log").read_text(errors="replace")
-
-    def last_words(self, name: str | int) -> str:
+    def last_words(self, rank: int) -> str:
         """The last line of a log, which becomes the reason that the agent reports."""
-        return self.log(name).rstrip().rpartition("\n")[2]
+        return (self.home / f"{rank}.log").read_text(errors="replace").rstrip().rpartition("\n")[2]
 
     def complete(self, **asked: Any) -> dict[str, Any]:
         """One completion, greedy unless asked otherwise."""
@@ -180,13 +173,10 @@ class RunningCell:
         return parts_of(self.ranks[rank])
 
     def wait_until(self, condition: Callable[[], bool], limit_s: float) -> None:
-        deadline = time.monotonic() + limit_s
-        while not condition():
-            ends = "\n".join(
-                f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}" for log in self.home.iterdir()
-            )
-            assert time.monotonic() < deadline, f"not within {limit_s} s; logs end with\n{ends}"
-            time.sleep(0.05)
+        assert holds_within(condition, limit_s), f"not within {limit_s} s; logs end with\n{self._ends_of_logs()}"
+
+    def _ends_of_logs(self) -> str:
+        return "\n".join(f"--- {log.name}\n{log.read_text(errors='replace')[-2000:]}" for log in self.home.iterdir())
 
     def _assignment(self, rank: int) -> Assignment:
         role = MemberRole.LEADER if rank == 0 else MemberRole.FOLLOWER
@@ -228,10 +218,6 @@ def runtime_folder(node: str) -> Path:
 def shared_memory() -> set[str]:
     """Segments of cells in /dev/shm."""
     return {name for name in os.listdir("/dev/shm") if "switchyard-" in name}
-
-
-def wrong_secret() -> Mapping[str, str]:
-    return {CELL_SECRET_VARIABLE: "another secret"}
 
 
 def free_ports(count: int) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED
 from engine_agent.protocol.messages import Artifact
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.running_cell import (
@@ -20,14 +21,12 @@ from tests.engine_agent.engines.vllm.running_cell import (
     plan_of,
     running_cell,
     shared_memory,
-    wrong_secret,
 )
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
 
 NOTICED_WITHIN_S = 90.0
 """Generous, for busy machines; bench/executor_detection.py says how long it takes."""
-START_S = 240.0
 HANG_S = 60.0
 """A step takes 0.1 s, and many seconds where busy processes share the cores."""
 NGRAM = {"method": "ngram", "tokens": 3, "lookup_max": 3, "lookup_min": 1}
@@ -73,7 +72,7 @@ def leaves_nothing(cell: RunningCell, *ranks: int) -> None:
     assert shared_memory() == set()
 
 
-def test_two_processes_say_what_one_says_until_a_follower_is_killed(
+def test_two_processes_give_the_text_of_one_until_a_follower_is_killed(
     artifact: Artifact, texts: dict[str, str], tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
     with running_cell(plan_of(artifact, nodes=2), tmp_path / "logs") as cell:
@@ -82,16 +81,6 @@ def test_two_processes_say_what_one_says_until_a_follower_is_killed(
         with subtests.test("outputs can be structured"):
             answer = cell.complete(prompt="Paris is", max_tokens=8, structured_outputs={"choice": ["small", "large"]})
             assert answer["text"] in {"small", "large"}
-        with subtests.test("who comes late ends and says why"):
-            late = cell.start(1, name="n-late0001")
-            assert late.wait(START_S) == 70
-            assert "too late: rank 1" in cell.last_words("n-late0001")
-        with subtests.test("who has another secret is kept out and says why"):
-            stranger = cell.start(1, name="n-wrong001", **wrong_secret())
-            cell.wait_until(lambda: "does not prove that it knows the secret" in cell.log(0), START_S)
-            stranger.terminate()
-            assert stranger.wait(NOTICED_WITHIN_S) == 0
-            assert cell.complete(prompt="The capital of France is", max_tokens=4)["text"].startswith(" Paris")
         with subtests.test("killed while it works, it ends the cell and its streams"):
             stream = streaming(cell)
             cell.kill(1)
@@ -114,10 +103,8 @@ def test_speculation_changes_no_token_and_a_hang_is_named(
             cell.wait_until(is_over(cell, "rank 1"), HANG_S + NOTICED_WITHIN_S)
             assert stream.error()
             leaves_nothing(cell, 0)
-
-
-def test_followers_do_not_outlive_their_leader(artifact: Artifact, tmp_path: Path) -> None:
-    with running_cell(plan_of(artifact, nodes=2), tmp_path / "logs") as cell:
-        cell.kill(0)
-        leaves_nothing(cell, 0, 1)
-        assert "the leader is gone" in cell.last_words(1)
+        with subtests.test("a follower does not outlive its leader, and says why it ends"):
+            cell.kill(1, signal.SIGCONT)
+            assert cell.ranks[1].wait(NOTICED_WITHIN_S) == EXIT_CELL_ENDED
+            leaves_nothing(cell, 0, 1)
+            assert "the leader ended the cell: rank 1" in cell.last_words(1)
