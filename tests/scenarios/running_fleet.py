@@ -34,7 +34,7 @@ REGIONS = ("us-east-1", "us-west-2")
 class RunningFleet:
     """Starts and stops through the same commands as the Makefile's targets."""
 
-    def __init__(self, home: Path, engine: str = "vllm") -> None:
+    def __init__(self, home: Path) -> None:
         self.home = home
         self.port = free_ports(1)
         self.ingress_port = free_ports(len(REGIONS))
@@ -51,7 +51,7 @@ class RunningFleet:
             "SWITCHYARD_INGRESS_PORT": str(self.ingress_port),
             "SWITCHYARD_NODE_PORTS": str(NODE_PORTS),
             "WAIT_S": str(START_LIMIT_S - 20),
-            "ENGINE": engine,
+            "ENGINE": "vllm",
         }
 
     # --- the Makefile's verbs -----------------------------------------------------------------------------------------
@@ -105,18 +105,18 @@ class RunningFleet:
         nodes = self.api("nodes")["results"]
         return {node["id"]: node["engine"]["pid"] for node in nodes if node["cell"]}
 
-    def wait_until_whole(self, limit_s: float = LIMIT_S) -> None:
-        """Until every wanted cell is ready and routed, and one node per region is spare."""
+    def is_whole(self) -> bool:
+        """Whether every wanted cell is ready and routed, and one node per region is spare."""
+        cells = self.cells()
+        if any(cell["state"] != "ready" for cell in cells.values()):
+            return False  # what else there is to ask would cost the cores on which they start
+        spares = [node for node in self.api("nodes", state="ready")["results"] if not node["cell"]]
+        routed = set().union(*(self.routed_cells(region) for region in REGIONS))
+        return set(cells) == routed and {node["region"] for node in spares} == set(REGIONS)
 
-        def is_whole() -> bool:
-            cells = self.cells()
-            if any(cell["state"] != "ready" for cell in cells.values()):
-                return False  # what else there is to ask would cost the cores on which they start
-            spares = [node for node in self.api("nodes", state="ready")["results"] if not node["cell"]]
-            routed = set().union(*(self.routed_cells(region) for region in REGIONS))
-            return set(cells) == routed and {node["region"] for node in spares} == set(REGIONS)
-
-        eventually(is_whole, limit_s)
+    def wait_until_whole(self) -> None:
+        """As long as a start of vLLM may take."""
+        eventually(self.is_whole, START_LIMIT_S)
 
     def wait_for_passes(self, count: int) -> None:
         """Until the reconciler has begun so many more passes: with each it renews its lease."""

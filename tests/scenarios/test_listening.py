@@ -70,7 +70,9 @@ def name_of(fleet: RunningFleet, port: int, process: psutil.Process) -> str:
             return name
     if NODE_PORTS <= port < NODE_PORTS + 1000:
         return OF_NODES.get((port - NODE_PORTS) % ports.PORTS_PER_NODE, f"offset of {port}")
-    return f"port {port} of {' '.join(process.cmdline())}"
+    command = " ".join(process.cmdline())
+    is_vllm = "engine_agent.engines.vllm" in command or command.startswith("vllm ")
+    return "vLLM between ranks" if is_vllm else f"port {port} of {command}"
 
 
 def of_file(process: psutil.Process, path: str) -> tuple[str, str]:

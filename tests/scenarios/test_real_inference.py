@@ -8,11 +8,10 @@ from tests.load import Answer, agent_and_engine
 from tests.scenarios.running_fleet import RunningFleet, eventually
 from tests.scenarios.test_healing import REGION, under_load
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.scenario, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
-def test_real_inference_over_two_nodes_heals_when_its_follower_is_killed(vllm_fleet: RunningFleet) -> None:
-    fleet = vllm_fleet
+def test_real_inference_over_two_nodes_heals_when_its_follower_is_killed(fleet: RunningFleet) -> None:
     cell = next(iter(fleet.cells(deployment="smollm2").values()))
     leader, follower = (node["id"] for node in cell["nodes"])
     started_again_at = 0.0
