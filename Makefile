@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up down status engine test check check-code check-format check-types check-imports check-templates check-patterns
-.PHONY: fmt screens bench bench-fleet simulate environment environment-dev lock
+.PHONY: fmt screens bench bench-fleet simulate chaos environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
@@ -97,6 +97,9 @@ bench-fleet: environment-dev ## Measure the cell proxy, placement, and how the f
 
 simulate: environment ## Run a scenario on virtual time: make simulate S=rollout_under_faults SEEDS=200 (without S: list).
 	@exec $(VENV) -m simulator $(if $(S),$(S) --seeds $(or $(SEEDS),1) --first-seed $(or $(SEED),0) --figure .cache/simulations/$(S).html $(if $(SWEEP),--sweep) $(if $(V),-v),--help)
+
+chaos: environment-dev ## Break the running sim fleet at random and judge it: make chaos SECONDS=1800 SEED=1 (600 s, seed 0).
+	@exec $(VENV) -m bench.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
 
 environment:
 	@$(if $(PYTHON),$(PYTHON),echo "Python 3.11 or newer is needed and there is no python3 here." >&2; false) controlplane/bootstrap.py

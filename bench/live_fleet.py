@@ -40,6 +40,8 @@ class Fleet:
 
     def ask(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
         answer = self._client.request(method, f"{path.strip('/')}/", json=body, params=query)
+        if answer.is_server_error:
+            raise httpx.NetworkError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
         if answer.is_error:
             raise SystemExit(f"{method} {path}: {answer.status_code} {answer.text}")
         return answer.json()
