@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,7 +56,7 @@ def interrupted_session(home: Path) -> Session:
         environment.pop(name, None)
     command = [sys.executable, "-m", "pytest", "-c", str(ROOT / "pyproject.toml"), "-p", "tests.conftest"]
     command += ["-n", "1", "--max-worker-restart", "0"]
-    with (home / "session.log").open("wb") as log:
+    with (home / "session.log").open("wb") as log, interruptible():
         process = subprocess.Popen(
             [*command, str(test)], cwd=ROOT, env=environment, stdout=log, stderr=log, start_new_session=True
         )
@@ -65,6 +66,17 @@ def interrupted_session(home: Path) -> Session:
     test_process, *others = (psutil.Process(pid) for pid in facts["pids"])
     servers = [child for child in test_process.children(recursive=True) if child not in others]
     return Session(process, test_process, [*others, *servers], Path(facts["folder"]))
+
+
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """What starts meanwhile hears Ctrl-C, as at a terminal: a shell has what it starts with `&` ignore it, and so would
+    all that starts from there."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL], ids=["Ctrl-C", "kill -9"])
