@@ -79,7 +79,8 @@ def of_file(process: psutil.Process, path: str) -> tuple[str, str]:
     """Name, and who may open it. HAProxy listens under a temporary name first, and in its own folder."""
     file = Path(process.cwd()) / re.sub(r"\.\d+\.tmp$", "", path)
     is_private = any(not stat.S_IMODE(each.stat().st_mode) & 0o077 for each in (file, file.parent) if each.exists())
-    return FILES.get(file.name, str(file)), "its owner" if is_private else "anybody"
+    is_vllm = file.parent.name.startswith("switchyard-engine-")
+    return "vLLM internal" if is_vllm else FILES.get(file.name, str(file)), "its owner" if is_private else "anybody"
 
 
 def sockets_of(process: psutil.Process) -> Iterator[str]:
