@@ -41,7 +41,7 @@ def show_status(configuration: Configuration, home: StateDirectory, console: Con
     console.plain(f"Launcher {state.pid}: {state.phase}{f' ({state.reason})' if state.reason else ''}")
     console.plain(f"Dashboard http://127.0.0.1:{state.port}/")
     for name, pid in state.sessions.items():
-        console.plain(f"  {name:<9} {_process_line(pid)}")
+        console.plain(f"  {name:<10} {_process_line(pid)}")
     resident = sum(_resident_bytes(process) for process in running) // _MIB
     console.plain(f"  {len(running)} processes in all, {resident} MiB resident")
     return 1 if state.phase is LauncherPhase.STOPPING else wait_for_cells(configuration, home, _PROBE_ONCE_S)
