@@ -25,6 +25,8 @@ CELL_FIELDS = {
     "completion_tokens_total": "completion_tokens",
 }
 """What a cell proxy reports of a tenant -> what it is here."""
+CREDIT = "credit"
+"""The source of the marks that say how many requests of a deployment no cell has claimed yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,22 @@ def bound_claims(
         totals = {name: min(count, most.get(name, 0)) for name, count in claim.totals.items()}
         allowed.append(SourceTotals(claim.source, claim.subject, claim.since, totals))
     return allowed, left
+
+
+def unclaimed_requests(seen: UsagePlan, marks: Mapping[tuple[str, str], SourceTotals]) -> dict[str, int]:
+    """Deployment -> requests that ingresses sent and no cell has claimed yet."""
+    credit = {subject: mark.totals["requests"] for (source, subject), mark in marks.items() if source == CREDIT}
+    for subject, counts in seen.used.items():
+        if subject.startswith(POOL):
+            deployment = subject.removeprefix(POOL)
+            credit[deployment] = credit.get(deployment, 0) + counts["requests"]
+    return {deployment: min(left, MOST) for deployment, left in credit.items()}
+
+
+def credit_marks(credit: Mapping[str, int], marks: Mapping[tuple[str, str], SourceTotals]) -> list[SourceTotals]:
+    """Marks to write, of what changed."""
+    fresh = [SourceTotals(CREDIT, deployment, "", {"requests": left}) for deployment, left in sorted(credit.items())]
+    return [mark for mark in fresh if marks.get(mark.place) != mark]
 
 
 def pools_of_ingress(ingress: str, telemetry: JsonObject) -> list[SourceTotals]:

@@ -20,14 +20,12 @@ from kernel.tones import Tone
 from kernel.transitions import compare_and_set
 from traffic.models import Ingress, TrafficOverride
 from traffic.planning.matrix import whole_row
-from traffic.planning.overrides import EvacuationMode, OverrideKind
+from traffic.planning.overrides import EvacuationMode, OverrideKind, empties_origin
 from traffic.selectors.steering import traffic_policies
 
 AUTOPILOT_TASK = "traffic.autopilot"
 SHORTEST_S, LONGEST_S = 10, 7 * 86_400
 """An order that is needed for longer than a week is a policy."""
-EMPTIED_BELOW = 0.1
-"""A region that serves less than a tenth of its own requests is empty for those who would not have it emptied."""
 OVERRIDES_KEPT = 500
 """Orders that have ended; the timeline has them too."""
 
@@ -270,7 +268,7 @@ def _empties_its_region(order: TrafficOverride) -> bool:
     served = DeploymentRegion.objects.filter(
         deployment_id=order.deployment_id, region_id=order.region_id, cells__gt=0
     ).exists()
-    return served and order.shares.get(order.region_id, 0.0) < EMPTIED_BELOW
+    return served and empties_origin(order.shares, order.region_id)
 
 
 def _perform_shares(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:

@@ -1,7 +1,6 @@
 """Adds up what tenants and keys used, from what ingresses and cells report, into rows by the hour. Each total that was
 reported counts once, however often it is read: the rows and how far they go are written in one transaction."""
 
-from collections.abc import Mapping
 from datetime import datetime, timedelta
 
 from django.db import connection, transaction
@@ -12,23 +11,23 @@ from kernel import live
 from kernel.leases import lease_release, lease_take, this_holder
 from traffic.models import ApplicationKey, IngressReport, UsageHour, UsageMark
 from traffic.planning.usage import (
+    CREDIT,
     KEY,
-    MOST,
     POOL,
     TENANT,
     CellBounds,
     SourceTotals,
     UsagePlan,
     bound_claims,
+    credit_marks,
     plan_usage,
     pools_of_ingress,
     totals_of_cell,
     totals_of_ingress,
+    unclaimed_requests,
 )
 
 LEASE = "traffic:usage"
-CREDIT = "credit"
-"""The source of the marks that say how many requests of a deployment no cell has claimed yet."""
 COUNT_LIMIT_S = 60.0
 """After this another worker may count; one look takes well below a second."""
 HOURS_KEPT = timedelta(days=90)
@@ -68,9 +67,9 @@ def _count(now: datetime) -> int:
         rows = {(mark.source, mark.subject): mark for mark in UsageMark.objects.filter(source__in=sources)}
         marks = {place: SourceTotals(*place, mark.since, mark.totals) for place, mark in rows.items()}
         seen = plan_usage(sent, marks)
-        allowed, credit = bound_claims(claimed, marks, _credit(seen, marks))
+        allowed, credit = bound_claims(claimed, marks, unclaimed_requests(seen, marks))
         plan = plan_usage([*sent, *allowed], marks)
-        _remember(UsagePlan(marks=(*plan.marks, *_credit_marks(credit, marks))), now)
+        _remember(UsagePlan(marks=(*plan.marks, *credit_marks(credit, marks))), now)
         stale = [row.pk for place, row in rows.items() if row.at < now - MARKS_RENEWED]
         UsageMark.objects.filter(pk__in=stale).update(at=now)
         added = _add(plan, now)
@@ -101,21 +100,6 @@ def _claimed() -> list[tuple[SourceTotals, CellBounds]]:
         bounds = CellBounds(deployment, tenants, context_length)
         claimed += [(claim, bounds) for claim in totals_of_cell(node, load)]
     return claimed
-
-
-def _credit(seen: UsagePlan, marks: Mapping[tuple[str, str], SourceTotals]) -> dict[str, int]:
-    """Deployment -> requests that ingresses sent and no cell has claimed yet."""
-    credit = {subject: mark.totals["requests"] for (source, subject), mark in marks.items() if source == CREDIT}
-    for subject, counts in seen.used.items():
-        if subject.startswith(POOL):
-            deployment = subject.removeprefix(POOL)
-            credit[deployment] = credit.get(deployment, 0) + counts["requests"]
-    return {deployment: min(left, MOST) for deployment, left in credit.items()}
-
-
-def _credit_marks(credit: Mapping[str, int], marks: Mapping[tuple[str, str], SourceTotals]) -> list[SourceTotals]:
-    fresh = [SourceTotals(CREDIT, deployment, "", {"requests": left}) for deployment, left in sorted(credit.items())]
-    return [mark for mark in fresh if marks.get(mark.place) != mark]
 
 
 def _remember(plan: UsagePlan, now: datetime) -> None:
