@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import httpx
-from live_fleet import HOME, SERVER, Fleet, Row, wait_for
+from live_fleet import HOME, Fleet, Row, last_pass_age_s, wait_for
 
 from tests.load import agent_and_engine
 
@@ -50,8 +50,7 @@ class PassAges(threading.Thread):
     def run(self) -> None:
         while not self.ends.wait(1):
             try:
-                loops = httpx.get(f"{SERVER}/healthz", timeout=10).json()["loops"]
-                self.oldest_s = max(self.oldest_s, loops["fleet.reconcile"])
+                self.oldest_s = max(self.oldest_s, last_pass_age_s())
             except httpx.HTTPError:
                 self.unanswered += 1
 

@@ -3,11 +3,9 @@
 It starts and judges nothing. Who calls it needs a fleet from `make up` with the same SWITCHYARD_HOME.
 """
 
-import asyncio
 import json
 import os
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +18,7 @@ import psutil
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tests.load import Answer, steady_load
+from tests.load import Answer, background_load
 
 HOME = Path(os.environ.get("SWITCHYARD_HOME", ".switchyard")).resolve()
 SERVER = f"http://127.0.0.1:{os.environ.get('SWITCHYARD_PORT', '8000')}"
@@ -106,26 +104,15 @@ def wait_for(condition: Callable[[], Any], limit_s: float, what: str) -> Any:
 @contextmanager
 def load(urls: list[str], model: str, rate: float, max_tokens: int) -> Iterator[list[Answer]]:
     """`rate` streaming requests a second to each address while the block runs, and what became of them all."""
-    answers: list[Answer] = []
-    ends = threading.Event()
-
-    async def send() -> None:
-        stop = asyncio.Event()
-        streams = [steady_load(url, model, rate, stop, answers, max_tokens=max_tokens) for url in urls]
-        sending = asyncio.gather(*streams)
-        await asyncio.to_thread(ends.wait)
-        stop.set()
-        await sending
-
-    thread = threading.Thread(target=lambda: asyncio.run(send()))
-    thread.start()
-    try:
+    with background_load(urls, model, rate, max_tokens=max_tokens) as answers:
         time.sleep(3)
         yield answers
         time.sleep(3)
-    finally:
-        ends.set()
-        thread.join()
+
+
+def last_pass_age_s(server: str = SERVER, loop: str = "fleet.reconcile") -> float:
+    """Seconds since a control loop ended a pass, as web says it."""
+    return float(httpx.get(f"{server}/healthz", timeout=10).json()["loops"][loop])
 
 
 def at(event: Row) -> float:

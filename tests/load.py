@@ -6,7 +6,10 @@ Used by scenario tests and by the benches under bench.
 import asyncio
 import os
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Thread
 
 import httpx
 import psutil
@@ -70,6 +73,25 @@ async def steady_load(
         while not stop.is_set():
             group.create_task(one_request(client, url, model, max_tokens, answers))
             await asyncio.sleep(1 / rate)
+
+
+@contextmanager
+def background_load(urls: Sequence[str], model: str, rate: float, *, max_tokens: int = 24) -> Iterator[list[Answer]]:
+    """`rate` requests a second to each address from a thread while the block runs, and what became of them all."""
+    answers: list[Answer] = []
+    loop, stop = asyncio.new_event_loop(), asyncio.Event()
+
+    async def send() -> None:
+        await asyncio.gather(*(steady_load(url, model, rate, stop, answers, max_tokens=max_tokens) for url in urls))
+
+    thread = Thread(target=loop.run_until_complete, args=(send(),), name="load")
+    thread.start()
+    try:
+        yield answers
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+        loop.close()
 
 
 def node_processes(node: str, *, home: os.PathLike[str]) -> list[psutil.Process]:

@@ -10,17 +10,12 @@ import argparse
 import sys
 from datetime import UTC, datetime
 
-import psycopg
-
 from bench.chaos.campaign import Campaign, FleetUnderTest, Report
 from bench.chaos.schedule import PAUSES_S, every_kind, schedule
-from bench.live_fleet import HOME, Fleet, launched, load, wait_for
+from bench.live_fleet import HOME, Fleet, last_pass_age_s, launched, load, wait_for
 
 DEPLOYMENT = "sim-70b"
 WHOLE_WITHIN_S = 120.0
-_PASSED_AGO = """
-SELECT max(extract(epoch FROM clock_timestamp() - passed_at)) FROM kernel_looppass WHERE loop <> 'housekeeping'
-"""
 
 
 def main() -> None:
@@ -48,21 +43,8 @@ def _under_test(fleet: Fleet) -> FleetUnderTest:
         is_whole=lambda: fleet.is_whole(DEPLOYMENT),
         open_incidents=lambda: [row["summary"] for row in fleet.rows("incidents", state="open")],
         sessions=lambda: launched()["sessions"],
-        last_pass_age_s=lambda: last_pass_age_s(launched()["database_url"]),
+        last_pass_age_s=last_pass_age_s,
     )
-
-
-def last_pass_age_s(database_url: str) -> float:
-    """Seconds since the control loop that is most behind ended a pass; 0 while the database is away."""
-    try:
-        with psycopg.connect(database_url, autocommit=True, connect_timeout=2) as database:
-            query = (
-                "SELECT extract(epoch FROM clock_timestamp() - renewed_at) FROM kernel_lease WHERE name = 'reconciler'"
-            )
-            row = database.execute(query).fetchone()
-    except psycopg.OperationalError:
-        return 0.0
-    return float(row[0]) if row and row[0] is not None else 0.0
 
 
 def _print(report: Report) -> None:

@@ -1,16 +1,13 @@
 """The scenarios' fleet, with a little traffic so that there is something to see. Each test leaves it whole. A browser
 for each file: two of Playwright's event loops in one thread do not get along."""
 
-import asyncio
 import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 from playwright.sync_api import Browser
 
-from tests.load import Answer, steady_load
+from tests.load import background_load
 from tests.scenarios.browser.watched import DESK, Look, Theme, Watched, chromium_running
 from tests.scenarios.running_fleet import REGIONS, RunningFleet
 
@@ -21,24 +18,8 @@ RATE = 2.0
 @pytest.fixture(scope="package")
 def running(started: RunningFleet) -> Iterator[RunningFleet]:
     started.wait_until_whole()
-    with _some_traffic(started):
+    with background_load([started.ingress(REGIONS[0])], "sim-70b", RATE):
         yield started
-
-
-@contextmanager
-def _some_traffic(fleet: RunningFleet) -> Iterator[None]:
-    answers: list[Answer] = []
-    loop = asyncio.new_event_loop()
-    stop = asyncio.Event()
-    load = steady_load(fleet.ingress(REGIONS[0]), "sim-70b", RATE, stop, answers)
-    thread = threading.Thread(target=loop.run_until_complete, args=(load,), name="traffic")
-    thread.start()
-    try:
-        yield
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
-        loop.close()
 
 
 @pytest.fixture
