@@ -15,16 +15,18 @@ from kernel.transitions import compare_and_set
 from tests.controlplane.dashboard.web import browser_binary, web_process
 from tests.fleet import rows
 
-pytestmark = [pytest.mark.browser, pytest.mark.django_db(transaction=True)]
+pytestmark = [pytest.mark.browser, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
 
 Theme = Literal["light", "dark"]
 CELL = "sim-70b-us-east-1-1"
+UNTIL_CHARTS = """new Promise((done) =>
+    window.Plotly ? done() : document.getElementById("plotly").addEventListener("load", done))"""
 GROUND = "getComputedStyle(document.body).backgroundColor"
 LIMIT_MS = 120_000
 """For whatever must happen: generous, for machines that do much else."""
 POLL = "const POLL_MS = 10000;"
-HINTS_ONLY = "const POLL_MS = 1e9;"
-"""Without its slow poll a page changes by a hint or not at all."""
+HINTS_ONLY = 10**9
+"""Without its slow poll a page changes by a hint or not at all. In ms."""
 
 
 @pytest.fixture(scope="module")
@@ -62,14 +64,13 @@ class Watched:
     """A signed-in page that remembers errors and requests to other hosts."""
 
     def __init__(
-        self, browser: Browser, url: str, *, theme: Theme = "light", width: int = 1440, polls: bool = False
+        self, browser: Browser, url: str, *, theme: Theme = "light", width: int = 1440, poll_ms: int = HINTS_ONLY
     ) -> None:
         self.url = url
         self.trouble: list[str] = []
         context = browser.new_context(color_scheme=theme, viewport={"width": width, "height": 900})
         context.set_default_timeout(LIMIT_MS)
-        if not polls:
-            context.route("**/live.js", _without_poll)
+        context.route("**/live.js", lambda route: _polling_each(poll_ms, route))
         self.page: Page = context.new_page()
         self.page.on("console", lambda entry: self._note(entry.text) if entry.type in {"error", "warning"} else None)
         self.page.on("pageerror", lambda error: self._note(str(error)))
@@ -95,11 +96,11 @@ class Watched:
         expect(self.page.locator("#connection")).to_have_attribute("data-state", "live")
 
 
-def _without_poll(route: Route) -> None:
+def _polling_each(ms: int, route: Route) -> None:
     response = route.fetch()
     script = response.text()
     assert POLL in script
-    route.fulfill(response=response, body=script.replace(POLL, HINTS_ONLY))
+    route.fulfill(response=response, body=script.replace(POLL, f"const POLL_MS = {ms};"))
 
 
 def aside(work: Callable[[], object]) -> None:
@@ -198,8 +199,34 @@ def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     assert watched.trouble == []
 
 
+def test_a_page_does_not_wait_for_its_charts(chromium: Browser, url: str) -> None:
+    watched = Watched(chromium, url)
+    page = watched.page
+    held: list[Route] = []
+    page.route("**/plotly*.js", lambda route: held.append(route))  # noqa: PLW0108  (the library marks the function)
+    page.goto(f"{url}/cells/{CELL}/", wait_until="commit")
+    there(page, CELL)
+    page.keyboard.press("/")
+    page.keyboard.type(CELL)
+    expect(page.locator("#search-results [data-row]")).to_have_text([CELL])
+    assert page.evaluate("window.Plotly") is None
+    page.keyboard.press("Escape")
+    held[0].continue_()
+    page.evaluate(UNTIL_CHARTS)
+    assert watched.trouble == []
+
+
+def test_a_search_that_got_no_response_is_sent_again(chromium: Browser, url: str) -> None:
+    page = Watched(chromium, url, poll_ms=500).page
+    there(page, "Overview")
+    page.route("**/search/*", lambda route: route.abort(), times=1)
+    page.keyboard.press("/")
+    page.keyboard.type(CELL)
+    expect(page.locator("#search-results [data-row]")).to_have_text([CELL])
+
+
 def test_an_outage_is_shown_with_its_age_and_ends_by_itself(chromium: Browser, url: str) -> None:
-    page = Watched(chromium, url, polls=True).page
+    page = Watched(chromium, url, poll_ms=500).page
     page.context.set_offline(True)
     change("draining", "scaled down")
     page.evaluate("htmx.trigger('#broken', 'refetch')")

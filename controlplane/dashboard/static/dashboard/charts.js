@@ -46,6 +46,11 @@ function drawAll(within) {
   for (const place of within.querySelectorAll("[data-figure]")) draw(place);
 }
 
+// It is large and may come late: the page, its keys and its fragments do not wait for it.
+if (!window.Plotly) {
+  await new Promise((loaded) => document.getElementById("plotly").addEventListener("load", loaded, { once: true }));
+}
+
 document.body.addEventListener("htmx:beforeSwap", (event) => {
   for (const place of event.detail.target.querySelectorAll("[data-figure]")) window.Plotly.purge(place);
 });

@@ -83,7 +83,7 @@ function pressed(event) {
   event.preventDefault();
 }
 
-document.addEventListener("keydown", (event) => {
+function keydown(event) {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const step = { ArrowDown: 1, ArrowUp: -1 }[event.key];
   if (step && search?.open) {
@@ -94,7 +94,7 @@ document.addEventListener("keydown", (event) => {
   } else if (event.key === "Escape" && !search?.open) {
     event.target.blur();
   }
-});
+}
 
 // Enter opens the first result, if the results are those of the text now in the box; else it opens the search page.
 search?.querySelector("form").addEventListener("submit", (event) => {
@@ -120,17 +120,23 @@ function showTheme(button) {
   button.querySelector("[data-theme-name]").textContent = theme;
 }
 
-const themeButton = document.getElementById("theme");
-if (themeButton) {
-  themeButton.hidden = false;
-  showTheme(themeButton);
-  themeButton.addEventListener("click", () => {
+function offerThemes(button) {
+  button.hidden = false;
+  showTheme(button);
+  button.addEventListener("click", () => {
     const next = THEMES[(THEMES.indexOf(document.documentElement.dataset.theme) + 1) % THEMES.length];
     document.documentElement.dataset.theme = next;
     localStorage.setItem("switchyard-theme", next);
-    showTheme(themeButton);
+    showTheme(button);
   });
 }
+
+// From this event on htmx listens to the fields: a key that opened one before would lose what is typed into it.
+document.addEventListener("DOMContentLoaded", () => {
+  document.addEventListener("keydown", keydown);
+  const themeButton = document.getElementById("theme");
+  if (themeButton) offerThemes(themeButton);
+});
 
 const menuButton = document.getElementById("menu-button");
 if (menuButton) {
