@@ -1,0 +1,179 @@
+"""Thousands of node agents in one process, each with the agent's own connection: its protocol, its hello, its report
+every two seconds, its way of coming back. What they report is made up; what they are sent, they say that they do.
+
+`python -m bench.crowd.agents` reads a `Crowd` as JSON from its input and writes a `Standing` a second to its output.
+"""
+
+import asyncio
+import logging
+import random
+import resource
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+from msgspec import structs
+
+from engine_agent.protocol.ingress_messages import RoutingTable
+from engine_agent.protocol.messages import (
+    PROTOCOL_VERSION,
+    Desired,
+    Health,
+    Hello,
+    Inventory,
+    Load,
+    NodeTelemetry,
+    Observed,
+    Report,
+)
+from engine_agent.protocol.states import AgentKind, EngineState, Phase
+from engine_agent.runtime.connection import AgentConnection, report_interval_s
+from engine_agent.runtime.enrolment import Enrolment
+
+STANDING_EVERY_S = 1.0
+
+
+class Member(msgspec.Struct, frozen=True):
+    """One agent: its node, its credential, and the cell that it starts as a member of. `rank` None: a spare."""
+
+    node: str
+    credential: str
+    address: str
+    cell: str | None = None
+    generation: int = 0
+    rank: int | None = None
+
+
+class Crowd(msgspec.Struct, frozen=True):
+    """Agents of one process. They begin over `ramp_s` seconds. `load` is what a leader reports."""
+
+    servers: tuple[str, ...]
+    members: tuple[Member, ...]
+    load: Load
+    ramp_s: float
+
+
+class Standing(msgspec.Struct, frozen=True):
+    """How a process's agents stand. `tries` to connect count since its start; `reasons` say why others are not."""
+
+    agents: int
+    connected: int
+    tries: int
+    reasons: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class KnownAgent(Enrolment):
+    """An agent that enrolled before: its credential is not in a file."""
+
+    credential: str = ""
+    tries: Counter[str] = field(default_factory=Counter)
+
+    def stored_credential(self) -> str | None:
+        self.tries[self.agent_id] += 1
+        return self.credential
+
+
+@dataclass
+class SimulatedAgent:
+    """One agent with a healthy engine, if it is to have one. A report's `agent_rss_bytes` is the microsecond at which
+    it was made, so that whoever reads the stored report knows its age from end to end."""
+
+    member: Member
+    load: Load
+    server: str
+    tries: Counter[str]
+    observed: Observed = field(default_factory=lambda: Observed(state=EngineState.IDLE))
+
+    def __post_init__(self) -> None:
+        place = self.member
+        if place.cell is not None:
+            self.observed = _ready(place.cell, place.generation, place.rank)
+        enrolment = KnownAgent(
+            self.server, AgentKind.NODE, place.node, Path("/"), credential=place.credential, tries=self.tries
+        )
+        self.connection = AgentConnection(enrolment=enrolment, hello=self._hello, on_message=self._take)
+
+    async def run(self, begins_after_s: float) -> None:
+        await asyncio.sleep(begins_after_s)
+        connected = asyncio.create_task(self.connection.run())
+        while not connected.done():
+            self._report()
+            await asyncio.sleep(report_interval_s(random.random()))
+
+    def _hello(self) -> Hello:
+        inventory = Inventory("local-cpu", self.member.address, 20_000, cores=8, memory_bytes=2**35)
+        return Hello(
+            protocol=PROTOCOL_VERSION,
+            kind=AgentKind.NODE,
+            id=self.member.node,
+            boot_id="boot",
+            agent_version="1",
+            inventory=inventory,
+            fingerprint={"sim.engine": "sim 1", "host.kernel": "6.8", "python": "3.11"},
+        )
+
+    def _take(self, message: Desired | RoutingTable) -> None:
+        if isinstance(message, Desired):
+            place = message.assignment
+            idle = Observed(state=EngineState.IDLE)
+            now = _ready(place.cell, place.generation, place.rank) if place and place.phase is Phase.SERVE else idle
+            if now != self.observed:
+                self.observed = now
+                self._report()
+
+    def _report(self) -> None:
+        telemetry = NodeTelemetry(
+            host_cpu_percent=12.5, host_memory_used_bytes=2**31, agent_rss_bytes=time.time_ns() // 1000
+        )
+        report = Report(seq=0, observed=self.observed, telemetry=telemetry)
+        if self.observed.state is EngineState.READY:
+            report = structs.replace(report, health=Health(ok=True, probe_ms=3.2, checked_s_ago=1.5))
+            if self.observed.rank == 0:
+                report = structs.replace(report, load=self.load)
+        self.connection.send(report)
+
+
+def _ready(cell: str, generation: int, rank: int | None) -> Observed:
+    return Observed(state=EngineState.READY, cell=cell, generation=generation, rank=rank, engine_pid=4711)
+
+
+def _standing(agents: list[SimulatedAgent], tries: Counter[str]) -> Standing:
+    reasons: Counter[str] = Counter()
+    for agent in agents:
+        status = agent.connection.status
+        if not status.connected:
+            reasons[status.reason.rpartition("agents/ws ")[2][:60]] += 1
+    return Standing(len(agents), len(agents) - reasons.total(), tries.total(), reasons)
+
+
+async def main() -> None:
+    crowd = msgspec.json.decode(sys.stdin.buffer.read(), type=Crowd)
+    draw = random.Random(0)
+    tries: Counter[str] = Counter()
+    agents = [
+        SimulatedAgent(member, crowd.load, crowd.servers[number % len(crowd.servers)], tries)
+        for number, member in enumerate(crowd.members)
+    ]
+    running = [asyncio.create_task(agent.run(draw.uniform(0, crowd.ramp_s))) for agent in agents]
+    while True:
+        await asyncio.sleep(STANDING_EVERY_S)
+        sys.stdout.buffer.write(msgspec.json.encode(_standing(agents, tries)) + b"\n")
+        sys.stdout.flush()
+        for ended in (task for task in running if task.done()):
+            ended.result()
+
+
+if __name__ == "__main__":
+    logging.disable()
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        import uvloop
+
+        uvloop.run(main())
+    except KeyboardInterrupt:
+        pass

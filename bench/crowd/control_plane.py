@@ -1,0 +1,190 @@
+"""What the bench measures: PostgreSQL, Valkey, web, controller and worker of its own, with a calm seeded fleet."""
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any
+
+import httpx
+import msgspec
+import psutil
+
+from bench.crowd.agents import Crowd, Member
+from controlplane.embedded import control_plane
+from controlplane.embedded.configuration import read_configuration
+from controlplane.embedded.supervisor import Service
+from tests.embedded_servers import EmbeddedServers
+
+ROOT = Path(__file__).resolve().parents[2]
+UP_WITHIN_S = 120.0
+NO_PROVIDER = "crowd"
+"""A name that no provider has: none says of a node that its machine is gone, and none launches one."""
+
+
+@contextmanager
+def database(folder: Path, port: int) -> Iterator[EmbeddedServers]:
+    """Servers of our own, and Django in this process with them."""
+    servers = EmbeddedServers(folder / "servers")
+    addresses = servers.start()
+    os.environ.update(
+        DATABASE_URL=addresses["database_url"],
+        REDIS_URL=addresses["redis_url"],
+        DJANGO_SETTINGS_MODULE="controlplane.settings",
+        SWITCHYARD_HOME=str(folder / "home"),
+        SWITCHYARD_PORT=str(port),
+        SWITCHYARD_SECRET_KEY=secrets.token_hex(),
+    )
+    try:
+        import django
+
+        django.setup()
+        yield servers
+    finally:
+        from django.db import connections
+
+        connections.close_all()
+        servers.stop()
+
+
+def seed(nodes: int, cells: int) -> list[Member]:
+    """A fleet in which nothing is to be done, and its agents."""
+    from django.core.management import call_command
+
+    from fleet.models import AgentCredential, Cell, CellMember, Incident, Node, NodeReport, Region, Rollout
+    from kernel import clock
+    from kernel.secrets import secret_issue
+
+    call_command("migrate", verbosity=0)
+    call_command("seed_scale", cells=cells, nodes=nodes, verbosity=0)
+    Region.objects.update(provider=NO_PROVIDER)
+    Node.objects.update(state="ready", cordoned=False)
+    Cell.objects.update(state="ready", reason="")
+    Incident.objects.all().delete()
+    Rollout.objects.all().delete()
+    NodeReport.objects.update(last_seen_at=clock.now())
+    places = {member.node_id: member for member in CellMember.objects.select_related("cell")}
+    nodes_known = list(Node.objects.order_by("id"))
+    issued = [secret_issue() for _ in nodes_known]
+    AgentCredential.objects.bulk_create(
+        AgentCredential(
+            prefix=own.prefix,
+            digest=own.digest,
+            kind="node",
+            subject=node.id,
+            region=node.region_id,
+            created_at=clock.now(),
+        )
+        for node, own in zip(nodes_known, issued, strict=True)
+    )
+    return [_member(node, own.text, places.get(node.id)) for node, own in zip(nodes_known, issued, strict=True)]
+
+
+def _member(node: Any, credential: str, place: Any) -> Member:
+    if place is None:
+        return Member(node.id, credential, node.address)
+    return Member(node.id, credential, node.address, place.cell_id, place.cell.generation, place.rank)
+
+
+class ControlPlane:
+    """The processes of the control plane. Web number n listens at `port` + n."""
+
+    def __init__(self, port: int, webs: int, log: Path) -> None:
+        self.ports = [port + number for number in range(webs)]
+        self._log = log
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+
+    @property
+    def servers(self) -> tuple[str, ...]:
+        return tuple(f"http://127.0.0.1:{port}" for port in self.ports)
+
+    def start(self) -> None:
+        environment = dict(os.environ)
+        for service in (control_plane.controller(environment), control_plane.worker(environment)):
+            self._run(service.name, service)
+        for port in self.ports:
+            self.start_web(port)
+        for port in self.ports:
+            self.wait_for_web(port)
+
+    def start_web(self, port: int) -> None:
+        environment = {**os.environ, "SWITCHYARD_PORT": str(port)}
+        self._run(f"web-{port}", control_plane.web(read_configuration(environment), environment))
+
+    def wait_for_web(self, port: int) -> None:
+        deadline = time.monotonic() + UP_WITHIN_S
+        while time.monotonic() < deadline:
+            try:
+                httpx.get(f"http://127.0.0.1:{port}/healthz", timeout=10)
+            except httpx.TransportError:
+                time.sleep(0.2)
+            else:
+                return
+        raise SystemExit("web does not answer")
+
+    def kill_webs(self) -> None:
+        for port in self.ports:
+            self.processes[f"web-{port}"].kill()
+        for port in self.ports:
+            self.processes[f"web-{port}"].wait()
+
+    def stop(self) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+    def _run(self, name: str, service: Service) -> None:
+        program = service.program
+        with self._log.open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                program.arguments,
+                env=dict(program.environment),
+                cwd=program.folder,
+                stdout=log,
+                stderr=log,
+            )
+
+
+def run_crowd(crowd: Crowd) -> subprocess.Popen[bytes]:
+    """Start a process of agents; its standing is on its output."""
+    with TemporaryFile() as stated:
+        stated.write(msgspec.json.encode(crowd))
+        stated.seek(0)
+        command = [sys.executable, "-m", "bench.crowd.agents"]
+        return subprocess.Popen(command, cwd=ROOT, stdin=stated, stdout=subprocess.PIPE)
+
+
+def shares(members: list[Member], processes: int) -> list[tuple[Member, ...]]:
+    """The agents of each process."""
+    return [tuple(members[number::processes]) for number in range(processes)]
+
+
+def cpu_s(pids: Mapping[str, int]) -> dict[str, float]:
+    """CPU seconds of each process with its children, ended ones too."""
+    return {name: sum(map(_own_s, _family(pid))) for name, pid in pids.items()}
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    try:
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _own_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.NoSuchProcess:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
