@@ -44,7 +44,10 @@ def receiver() -> Iterator[Receiver]:
         def log_message(self, format: str, *args: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 128  # five are the default: on a busy machine the kernel resets what comes beyond
+
+    server = Server(("127.0.0.1", 0), Handler)
     known.append(Receiver(server.server_address[1]))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
