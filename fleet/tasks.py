@@ -6,6 +6,7 @@ from fleet.services.enrolment import join_tokens_trim
 from fleet.services.fault_evidence import step_windows_cut
 from fleet.services.history import history_trim, load_sample
 from fleet.services.node_log import node_logs_trim
+from fleet.services.provisioning import Provisioning
 from fleet.services.reconcile import reconcile_alone
 from fleet.services.webhook_delivery import deliveries_send, deliveries_trim
 from kernel import clock
@@ -14,6 +15,14 @@ from kernel import clock
 def reconcile_fleet() -> bool:
     """A pass of the control loop; False: another controller is at it."""
     return reconcile_alone() is not None
+
+
+_provisioning = Provisioning()
+
+
+def provision() -> bool:
+    """A pass of the control loop. Several controllers may make one at once: each order is taken by one."""
+    return _provisioning.run_pass()
 
 
 @shared_task(name="fleet.step_windows")

@@ -6,6 +6,7 @@ from fleet.models.fault import CellSighting, FaultRule, Repair, Replacement, Sig
 from fleet.models.history import LoadSubject, LoadWindow
 from fleet.models.incident import Incident
 from fleet.models.node import AgentCredential, JoinToken, Node, NodeLog, NodeReport
+from fleet.models.provider_call import MachineStatus, ProviderCall
 from fleet.models.region import InstanceType, Region
 from fleet.models.rollout import Rollout
 from fleet.models.webhook import Webhook, WebhookDelivery
@@ -24,9 +25,11 @@ __all__ = [
     "JoinToken",
     "LoadSubject",
     "LoadWindow",
+    "MachineStatus",
     "Node",
     "NodeLog",
     "NodeReport",
+    "ProviderCall",
     "Region",
     "Repair",
     "Replacement",

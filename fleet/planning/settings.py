@@ -55,6 +55,8 @@ class FleetSettings:
 
     doubt_after_s: float = 3.0
     """Silence after which the provider is queried: one missed report (every 2 s ± 10 %) and some."""
+    described_for_s: float = 15.0
+    """How long what a provider said of a machine in doubt counts; it is asked again every second or so."""
     agent_restart_after_s: float = 1.0
     """Wait after a connection closed before its agent is started again: the machine may be dying, not the agent."""
     suspect_after_s: float = 10.0
@@ -64,7 +66,7 @@ class FleetSettings:
     unreachable_after_s: float = 120.0
     """Silence that nobody confirms, after which an operator is told: a restart of agent and machine take less."""
     launch_grace_s: float = 10.0
-    """How long a provider may not know yet of a machine that was requested: clouds list new ones seconds later."""
+    """How long a provider may not know yet of a machine that it shall launch: clouds list new ones seconds later."""
     join_timeout_s: float = 120.0
     """A machine that has not enrolled by then will not: GPUStack gives a worker 150 s."""
     unhealthy_after_s: float = 10.0

@@ -11,7 +11,7 @@ from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.fingerprints import stack_digest
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.policy import UpdatePolicy
-from fleet.planning.states import CellState, DisruptionCause, NodeState, RolloutState
+from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction, RolloutState
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,8 @@ class ReportView:
 @dataclass(frozen=True, slots=True)
 class NodeView:
     """One machine. `topology`: its network nodes, widest first; empty: unknown. `fingerprint`: digest of what the
-    machine's software is; empty: not reported yet. `software`: its fields, those of engines as `<engine>.<field>`."""
+    machine's software is; empty: not reported yet. `software`: its fields, those of engines as `<engine>.<field>`.
+    `ordered`: what its provider was told to do and has not done yet."""
 
     id: str
     region: str
@@ -145,6 +146,7 @@ class NodeView:
     topology: tuple[str, ...] = ()
     spare_since: datetime | None = None
     provider: ProviderStatus = ProviderStatus.UNKNOWN
+    ordered: ProviderAction | None = None
     fingerprint: str = ""
     software: Fingerprint = field(default_factory=dict)
 

@@ -25,6 +25,14 @@ class NodeState(StrEnum):
     RETIRED = "retired"
 
 
+class ProviderAction(StrEnum):
+    """What a provider is to do with a machine, the most urgent first."""
+
+    LAUNCH = "launch"
+    RESTART_AGENT = "restart_agent"
+    TERMINATE = "terminate"
+
+
 class IncidentState(StrEnum):
     OPEN = "open"
     CLOSED = "closed"

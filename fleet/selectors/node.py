@@ -4,13 +4,16 @@ number of nodes. A desired state is complete: built from the cell that the node 
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 
-from django.db.models import Count, QuerySet, Value
+from django.db.models import Count, Q, QuerySet, Value
 from django.db.models.functions import Coalesce
 
 from engine_agent.protocol.messages import Assignment, Desired, LogRequest, Peer
 from engine_agent.protocol.states import Phase
 from fleet.models import CellMember, Node, NodeLog
+from fleet.planning.faults.liveness import WATCHED
+from fleet.planning.settings import FleetSettings
 from fleet.planning.states import CELL_PHASE, CellState, NodeState
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.version_spec import InvalidVersion
@@ -28,6 +31,17 @@ def nodes_described() -> QuerySet[Node]:
         connected=Coalesce("report__connected", Value(False)),
         agent_version=Coalesce("report__agent_version", Value("")),
     )
+
+
+def machines_in_doubt(*, now: datetime, settings: FleetSettings) -> dict[str, list[str]]:
+    """By provider, the nodes that it should be asked about: those of `nodes_in_doubt`, without loading the fleet."""
+    silent = Q(report=None) | Q(report__connected=False)
+    quiet = Q(report__last_seen_at__lt=now - timedelta(seconds=settings.doubt_after_s))
+    watched = Node.objects.filter(state__in=[state.value for state in WATCHED], provider_call=None)
+    found: dict[str, list[str]] = defaultdict(list)
+    for node, provider in watched.filter(silent | quiet).order_by("id").values_list("id", "region__provider"):
+        found[provider].append(node)
+    return found
 
 
 def node_counts_by_region() -> dict[str, dict[str, int]]:

@@ -5,12 +5,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 
-from django.db.models import Q
+from django.db.models import Q, QuerySet
 
 from engine_agent.protocol.fingerprint import fingerprint_digest
 from engine_agent.protocol.states import EngineState
-from fleet.models import Cell, CellMember, Deployment, DeploymentRegion, Disruption, Node, NodeReport, Region, Rollout
+from fleet.models import (
+    Cell,
+    CellMember,
+    Deployment,
+    DeploymentRegion,
+    Disruption,
+    MachineStatus,
+    Node,
+    NodeReport,
+    ProviderCall,
+    Region,
+    Rollout,
+)
+from fleet.planning.faults.liveness import status_in_force
 from fleet.planning.policy import InvalidPolicy
+from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import (
     CellView,
     DeploymentView,
@@ -23,7 +37,7 @@ from fleet.planning.snapshot import (
     RolloutView,
     VersionView,
 )
-from fleet.planning.states import CellState, DisruptionCause, NodeState
+from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction
 from fleet.selectors.faults import faults_view
 from fleet.selectors.rollout import active_rollouts, counters_reported, rollout_view
 from kernel.leases import lease_held_since
@@ -35,18 +49,18 @@ LISTENING_LEASE = "agent-ingest"
 """Held by the processes that agents are connected to; while it is not held, silence means nothing."""
 
 
-def fleet_view(*, now: datetime, provider: dict[str, ProviderStatus] | None = None) -> FleetView:
-    """The whole fleet. `provider` adds how providers describe the nodes in doubt."""
-    statuses = provider or {}
+def fleet_view(*, now: datetime, settings: FleetSettings | None = None) -> FleetView:
+    """The whole fleet, with how providers described the nodes in doubt, as far as `settings` lets that count."""
+    chosen = settings or FleetSettings()
     # A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
     done = Q(state=NodeState.RETIRED, member__isnull=True, terminated_at__isnull=False)
-    nodes = {node.id: node for node in Node.objects.exclude(done).select_related("report")}
+    nodes = {node.id: node for node in _nodes(done)}
     cells = list(Cell.objects.exclude(state=CellState.STOPPED).select_related("model_version"))
     active = active_rollouts()
     rollouts, unreadable = _rollouts(active)
     return FleetView(
         regions={region.name: _region(region) for region in Region.objects.all()},
-        nodes={node.id: node_view(node, statuses.get(node.id, ProviderStatus.UNKNOWN)) for node in nodes.values()},
+        nodes={node.id: node_view(node, chosen, now) for node in nodes.values()},
         cells={cell.id: cell for cell in _cells(cells, nodes, set(rollouts))},
         deployments={view.name: view for view in _deployments(cells, active, unreadable)},
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
@@ -64,8 +78,19 @@ def _region(region: Region) -> RegionView:
     )
 
 
-def node_view(node: Node, provider: ProviderStatus) -> NodeView:
-    report = getattr(node, "report", None)
+def _nodes(done: Q) -> "QuerySet[Node]":
+    return Node.objects.exclude(done).select_related("report", "machine_status", "provider_call")
+
+
+def node_view(node: Node, settings: FleetSettings, now: datetime) -> NodeView:
+    """One node, with its report, its machine's status and its provider's order loaded."""
+    stored: NodeReport | None = getattr(node, "report", None)
+    report = report_view(stored) if stored else ReportView(connected=False, last_seen_at=None)
+    machine: MachineStatus | None = getattr(node, "machine_status", None)
+    order: ProviderCall | None = getattr(node, "provider_call", None)
+    provider = ProviderStatus.UNKNOWN
+    if machine is not None:
+        provider = status_in_force(ProviderStatus(machine.status), machine.described_at, report, settings, now)
     return NodeView(
         id=node.id,
         region=node.region_id,
@@ -73,11 +98,12 @@ def node_view(node: Node, provider: ProviderStatus) -> NodeView:
         state=NodeState(node.state),
         created_at=node.created_at,
         state_since=node.state_since,
-        report=report_view(report) if report else ReportView(connected=False, last_seen_at=None),
+        report=report,
         cordoned=node.cordoned,
         topology=tuple(node.topology),
         spare_since=node.spare_since,
         provider=provider,
+        ordered=ProviderAction(order.action) if order else None,
         fingerprint=fingerprint_digest(node.fingerprint) if node.fingerprint else "",
         software=node.fingerprint,
     )

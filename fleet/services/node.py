@@ -1,34 +1,34 @@
-"""Applies decisions about nodes. Calls to a provider are made outside every transaction."""
+"""Applies decisions about nodes. What a provider is to do is written down beside them; the loop `fleet.provision` does
+it (fleet.services.provisioning).
+"""
 
+import contextlib
 import logging
 import secrets
-from datetime import datetime, timedelta
+from datetime import datetime
 from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, Cell, CellMember, InstanceType, Node, NodeReport, Region
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode, StartCell
 from fleet.planning.fault_rules import Rule
 from fleet.planning.snapshot import ProviderStatus
-from fleet.planning.states import NODE_ALLOWED, NODE_TONE, CellState, NodeState
-from fleet.providers import embedded_providers, provider_named
-from fleet.providers.base import EmbeddedProvider, LaunchSpec, Machine, ProviderError
+from fleet.planning.states import NODE_ALLOWED, NODE_TONE, CellState, NodeState, ProviderAction
+from fleet.providers import embedded_providers
+from fleet.providers.base import EmbeddedProvider, Machine, ProviderError
 from fleet.services.cell import cell_start
 from fleet.services.desired import desired_changed
-from fleet.services.enrolment import join_token_issue
-from fleet.services.fault_evidence import hardware_faults_settle, repair_record
+from fleet.services.fault_evidence import hardware_faults_settle
 from fleet.services.incident import incident_open, incidents_close
+from fleet.services.provider_call import machines_forget, provider_order
 from fleet.services.replacement import replacement_begin
 from kernel import live
 from kernel.events import event_record
 from kernel.refusals import Conflict
-from kernel.tones import Tone
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
 RESUMED = (CellState.STARTING, CellState.READY)
-JOIN_TOKEN_TTL = timedelta(minutes=15)
 
 log = logging.getLogger(__name__)
 
@@ -69,39 +69,35 @@ def _lock_unless_it_reported(decision: MoveNode) -> None:
 
 
 def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
-    """Record new nodes and have their provider launch them, one by one. A node whose launch fails is lost.
+    """Record new nodes, and with each the order to its provider to launch it.
 
     Raises:
-        StaleDecision: nodes were launched or retired since, if only while a provider took its time.
+        StaleDecision: nodes were launched or retired since.
     """
     region = Region.objects.get(name=decision.region)
     instance_type = InstanceType.objects.get(name=decision.instance_type)
-    for number in range(decision.count):
-        node = _node_record(region, instance_type, decision, decision.there + number, now)
-        try:
-            _node_launch(node, decision, now)
-        except ProviderError as error:
-            log.error("launch of %s failed: %s", node.id, error)
-            with transaction.atomic():
-                _move(node.id, NodeState.JOINING, NodeState.LOST, f"its launch failed: {error}", now)
+    with transaction.atomic():
+        _lock_pool(region, instance_type, decision.there)
+        for _ in range(decision.count):
+            node = Node.objects.create(
+                id=f"n-{secrets.token_hex(4)}",
+                region=region,
+                instance_type=instance_type,
+                state=NodeState.JOINING.value,
+                reason=decision.reason,
+                created_at=now,
+                state_since=now,
+            )
+            provider_order(
+                node=node.id, action=ProviderAction.LAUNCH, reason=decision.reason, near=decision.near, now=now
+            )
+            _node_event(node, NodeState.JOINING, decision.reason, now)
 
 
-def _node_launch(node: Node, decision: LaunchNodes, now: datetime) -> None:
-    region = node.region
-    token = join_token_issue(kind=AgentKind.NODE, subject=node.id, region=region.name, expires_at=now + JOIN_TOKEN_TTL)
-    spec = LaunchSpec(
-        id=node.id,
-        kind=AgentKind.NODE,
-        region=region.name,
-        join_token=token,
-        instance_type=node.instance_type_id,
-        near=decision.near,
-    )
-    machine = provider_named(region.provider).launch(spec)
-    try:
-        machine_store(node=node.id, machine=machine)
-    except Conflict as conflict:
-        raise ProviderError(str(conflict)) from conflict
+def launch_failed(*, node: str, reason: str, now: datetime) -> None:
+    """A node without a machine is lost; unless it has joined, or was lost or retired, meanwhile."""
+    with contextlib.suppress(StaleDecision), transaction.atomic():
+        _move(node, NodeState.JOINING, NodeState.LOST, f"its launch failed: {reason}", now)
 
 
 def machine_store(*, node: str, machine: Machine) -> None:
@@ -122,66 +118,37 @@ def machine_store(*, node: str, machine: Machine) -> None:
 
 
 def node_retire(decision: RetireNode, *, now: datetime) -> None:
-    """Give a machine back. Its credential dies with it, and its incidents close.
-
-    Deciding it again for a node that is retired ends the machine that a crash or its provider left running.
+    """Give a machine back: its credential dies with the node, its incidents close, and its provider is told to end it.
 
     Raises:
-        StaleDecision: the node changed, or has joined a cell meanwhile.
-        ProviderError: the machine may still run.
+        StaleDecision: the node changed, has joined a cell meanwhile, or its provider has been told.
     """
-    if decision.seen is not NodeState.RETIRED:
-        _retire(decision, now)
-    node = Node.objects.select_related("region").get(id=decision.node)
-    provider_named(node.region.provider).terminate(node.id)
-    Node.objects.filter(id=node.id).update(terminated_at=now)
+    with transaction.atomic():
+        if decision.seen is not NodeState.RETIRED:
+            _retire(decision, now)
+        provider_order(node=decision.node, action=ProviderAction.TERMINATE, reason=decision.reason, now=now)
 
 
 def _retire(decision: RetireNode, now: datetime) -> None:
-    with transaction.atomic():
-        # Locked first and read then: a statement that does both sees the members as they were before it waited.
-        Node.objects.select_for_update().filter(id=decision.node).first()
-        if CellMember.objects.filter(node_id=decision.node).exists():
-            raise StaleDecision(f"node {decision.node} joined a cell")
-        node = _move(decision.node, decision.seen, NodeState.RETIRED, decision.reason, now)
-        AgentCredential.objects.filter(subject=node.id, revoked_at__isnull=True).update(revoked_at=now)
-        NodeReport.objects.filter(node=node).delete()
-        incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
-        hardware_faults_settle(node_id=node.id, now=now)
+    # Locked first and read then: a statement that does both sees the members as they were before it waited.
+    Node.objects.select_for_update().filter(id=decision.node).first()
+    if CellMember.objects.filter(node_id=decision.node).exists():
+        raise StaleDecision(f"node {decision.node} joined a cell")
+    node = _move(decision.node, decision.seen, NodeState.RETIRED, decision.reason, now)
+    AgentCredential.objects.filter(subject=node.id, revoked_at__isnull=True).update(revoked_at=now)
+    NodeReport.objects.filter(node=node).delete()
+    incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
+    hardware_faults_settle(node_id=node.id, now=now)
 
 
 def agent_restart(decision: RestartAgent, *, now: datetime) -> None:
-    """Have the provider start a dead agent again; the engine goes on."""
-    node = Node.objects.select_related("region").get(id=decision.node)
-    provider_named(node.region.provider).restart_agent(node.id)
-    with transaction.atomic():
-        repair_record(node=node.id, what="agent_restart", reason=decision.reason, now=now)
-        event_record(
-            kind="node.agent_restarted",
-            message=f"{node.id}: {decision.reason}; started it again",
-            tone=Tone.WARN,
-            now=now,
-            region=node.region_id,
-            node=node.id,
-        )
+    """Tell the provider to start a dead agent again; the engine goes on.
 
-
-def _node_record(region: Region, instance_type: InstanceType, decision: LaunchNodes, there: int, now: datetime) -> Node:
-    """Written before its launch, so that a crash in between leaves no machine that no row names."""
-    node = Node(
-        id=f"n-{secrets.token_hex(4)}",
-        region=region,
-        instance_type=instance_type,
-        state=NodeState.JOINING.value,
-        reason=decision.reason,
-        created_at=now,
-        state_since=now,
-    )
+    Raises:
+        StaleDecision: its provider has been told, or is to do something else.
+    """
     with transaction.atomic():
-        _lock_pool(region, instance_type, there)
-        node.save(force_insert=True)
-        _node_event(node, NodeState.JOINING, decision.reason, now)
-    return node
+        provider_order(node=decision.node, action=ProviderAction.RESTART_AGENT, reason=decision.reason, now=now)
 
 
 def _lock_pool(region: Region, instance_type: InstanceType, there: int) -> None:
@@ -226,7 +193,8 @@ def embedded_fleet_resume(*, now: datetime) -> int:
 
 def _resume(provider: EmbeddedProvider, now: datetime) -> int:
     regions = Region.objects.filter(provider=provider.name)
-    nodes = Node.objects.filter(region__in=regions).exclude(state__in=[NodeState.RETIRED, NodeState.LOST])
+    nodes = Node.objects.filter(region__in=regions, provider_call=None)
+    nodes = nodes.exclude(state__in=[NodeState.RETIRED, NodeState.LOST])
     statuses = provider.describe(list(nodes.values_list("id", flat=True)))
     gone = {node for node, status in statuses.items() if status is ProviderStatus.GONE}
     for cell in Cell.objects.filter(state__in=RESUMED, members__node__in=gone).distinct():
@@ -238,6 +206,7 @@ def _resume(provider: EmbeddedProvider, now: datetime) -> int:
             booted += 1
         except ProviderError as error:
             log.warning("%s", error)
+    machines_forget(gone, now=now)
     return booted
 
 

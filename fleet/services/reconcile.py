@@ -10,7 +10,6 @@ from datetime import datetime
 
 from django.db import IntegrityError
 
-from fleet.models import Node
 from fleet.planning.decisions import (
     ChangeRollout,
     CloseIncident,
@@ -32,12 +31,8 @@ from fleet.planning.decisions import (
     StartCell,
     StopCell,
 )
-from fleet.planning.faults.liveness import nodes_in_doubt
 from fleet.planning.planners import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
 from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import FleetView, ProviderStatus
-from fleet.providers import provider_named
-from fleet.providers.base import ProviderError
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import cell as cells
 from fleet.services import incident as incidents
@@ -83,11 +78,11 @@ def _run_rounds(settings: FleetSettings, holder: str) -> int:
 def _run_round(settings: FleetSettings, holder: str) -> int:
     """The first planner whose decisions change something ends the round: the next one needs to see what it changed."""
     now = clock.now()
-    view = _view(settings, now)
+    view = fleet_view(now=now, settings=settings)
     for planner in PLANNERS:
         done = 0
         for decision in planner(view, settings, now):
-            # Providers take their time: who has lost the lease meanwhile leaves the rest to the new holder.
+            # Who has lost the lease meanwhile leaves the rest to the new holder.
             if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
                 log.warning("another reconciler took over")
                 return done
@@ -97,33 +92,11 @@ def _run_round(settings: FleetSettings, holder: str) -> int:
     return 0
 
 
-def _view(settings: FleetSettings, now: datetime) -> FleetView:
-    view = fleet_view(now=now)
-    doubt = nodes_in_doubt(view, settings, now)
-    return fleet_view(now=now, provider=_describe_by_providers(doubt)) if doubt else view
-
-
-def _describe_by_providers(node_ids: tuple[str, ...]) -> dict[str, ProviderStatus]:
-    by_provider: dict[str, list[str]] = {}
-    for node_id, provider in Node.objects.filter(id__in=node_ids).values_list("id", "region__provider"):
-        by_provider.setdefault(provider, []).append(node_id)
-    statuses: dict[str, ProviderStatus] = {}
-    for provider, ids in by_provider.items():
-        try:
-            statuses |= provider_named(provider).describe(ids)
-        except ProviderError as error:
-            log.warning("provider %s did not answer: %s", provider, error)
-    return statuses
-
-
 def _apply_one(decision: Decision) -> bool:
     try:
         apply(decision, clock.now())
     except (StaleDecision, IntegrityError) as stale:
         log.info("dropped, the next pass replans: %s (%s)", decision, stale)
-        return False
-    except ProviderError as error:
-        log.error("%s: %s", decision, error)
         return False
     log.info("%s", decision)
     return True
@@ -134,7 +107,6 @@ def apply(decision: Decision, now: datetime) -> None:
 
     Raises:
         StaleDecision: what the decision saw is no longer so.
-        ProviderError: a provider refused.
     """
     APPLY[type(decision)](decision, now=now)
 

@@ -110,6 +110,8 @@ def _store(rows: list[ReceivedReport]) -> list[str]:
         if changed:
             live.push("nodes")
             hints.ring("fleet.reconcile")
+        if not all(row.connected for row in rows):
+            hints.ring("fleet.provision")
     return changed
 
 

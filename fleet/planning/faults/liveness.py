@@ -12,20 +12,31 @@ from fleet.planning.decisions import Decision, MoveNode, RestartAgent
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.faults.guards import Guards
 from fleet.planning.settings import FleetSettings
-from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus
-from fleet.planning.states import NodeState
+from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus, ReportView
+from fleet.planning.states import NodeState, ProviderAction
 
 WATCHED = frozenset({NodeState.JOINING, NodeState.READY, NodeState.SUSPECT})
 
 
 def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[str, ...]:
-    """Nodes to look up at the provider before `plan_liveness`."""
+    """Nodes to look up at the provider before `plan_liveness`; not those for which it has something to do."""
     return tuple(
         node.id
         for node in fleet.nodes.values()
         if node.state in WATCHED
+        and node.ordered is None
         and (not node.report.connected or _silence_s(node, fleet, now) > settings.doubt_after_s)
     )
+
+
+def status_in_force(
+    status: ProviderStatus, described_at: datetime, report: ReportView, settings: FleetSettings, now: datetime
+) -> ProviderStatus:
+    """What a provider said, as far as it counts: it was asked after the silence had begun, and not long ago."""
+    silent_since = report.last_seen_at if report.connected else report.connection_changed_at
+    is_about_it = silent_since is None or described_at >= silent_since
+    is_recent = (now - described_at).total_seconds() <= settings.described_for_s
+    return status if is_about_it and is_recent else ProviderStatus.UNKNOWN
 
 
 def plan_liveness(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[Decision, ...]:
@@ -92,6 +103,8 @@ def _is_cut_off(watched: list[NodeView], fleet: FleetView, settings: FleetSettin
 
 def _judge(case: _Case) -> Decision | None:
     node = case.node
+    if node.ordered is ProviderAction.LAUNCH:
+        return None
     quiet = _silence_s(node, case.fleet, case.now) > case.settings.doubt_after_s
     if not node.report.connected or quiet:
         if node.provider is ProviderStatus.GONE and not _may_still_boot(case):
@@ -102,14 +115,14 @@ def _judge(case: _Case) -> Decision | None:
 
 
 def _may_still_boot(case: _Case) -> bool:
-    age_s = (case.now - case.node.created_at).total_seconds()
+    age_s = (case.now - case.node.state_since).total_seconds()
     return case.node.state is NodeState.JOINING and age_s < case.settings.launch_grace_s
 
 
 def _restart_agent(case: _Case) -> RestartAgent | None:
     closed_at = case.node.report.connection_changed_at or case.node.created_at
     waited = (case.now - closed_at).total_seconds() >= case.settings.agent_restart_after_s
-    if case.node.provider is not ProviderStatus.AGENT_DEAD or not waited:
+    if case.node.provider is not ProviderStatus.AGENT_DEAD or case.node.ordered or not waited:
         return None
     return RestartAgent(case.node.id, "its agent process is dead, the machine runs")
 
@@ -117,7 +130,7 @@ def _restart_agent(case: _Case) -> RestartAgent | None:
 def _judge_joining(case: _Case) -> Decision | None:
     if case.node.report.connected:
         return case.move(NodeState.READY, "its agent joined")
-    if case.fleet.listening_for_s(case.node.created_at, case.now) > case.settings.join_timeout_s:
+    if case.fleet.listening_for_s(case.node.state_since, case.now) > case.settings.join_timeout_s:
         return case.move(NodeState.LOST, f"it did not join within {case.settings.join_timeout_s:.0f} s")
     return None
 

@@ -15,7 +15,7 @@ from fleet.planning.placement.planner import Placed, PlacementRequest, Placement
 from fleet.planning.placement.spares import PoolKey, Spares, is_idle
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView
-from fleet.planning.states import NodeState
+from fleet.planning.states import NodeState, ProviderAction
 
 ENDED = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
 """Machines to end. A retired one that the snapshot shows may still run."""
@@ -59,7 +59,7 @@ def plan_supply(
     decisions: list[Decision] = [
         RetireNode(node.id, node.state, f"it is {node.state} and in no cell")
         for node in outside
-        if node.state in ENDED and not _is_kept(node, settings, now) and not _awaits_operator(node, fleet)
+        if _may_end(node) and not _is_kept(node, settings, now) and not _awaits_operator(node, fleet)
     ]
     ended = {decision.node for decision in decisions if isinstance(decision, RetireNode)}
     stock: dict[PoolKey, Stock] = defaultdict(Stock)
@@ -125,6 +125,10 @@ def _is_coming(node: NodeView, settings: FleetSettings, now: datetime) -> bool:
     if node.cordoned or is_idle(node):
         return False
     return node.state in {NodeState.JOINING, NodeState.READY} or _is_kept(node, settings, now)
+
+
+def _may_end(node: NodeView) -> bool:
+    return node.state in ENDED and node.ordered is not ProviderAction.TERMINATE
 
 
 def _awaits_operator(node: NodeView, fleet: FleetView) -> bool:

@@ -1,5 +1,6 @@
 """How far behind the control loops are stands where people and programs look: quietly while all is well."""
 
+import re
 from typing import Any
 
 import pytest
@@ -71,11 +72,11 @@ def test_who_asks_again_within_a_second_costs_the_database_nothing(
 
 
 def test_every_page_says_it_and_raises_its_voice_only_when_they_are_late() -> None:
-    assert '<p class="control-loops">Last pass 0 s ago, queue 0 s old</p>' in page()
+    assert re.search(r'<p class="control-loops">Last pass \d s ago, queue \d s old</p>', page())
     behind(45.0)
     late = page()
     assert '<p class="control-loops tone-bad" role="status">' in late
-    assert "Last pass 45 s ago, queue 40 s old" in late
+    assert re.search(r"Last pass 4[5-9] s ago, queue 4\d s old", late)
 
 
 def test_metrics_have_the_ages() -> None:

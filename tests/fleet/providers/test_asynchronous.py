@@ -19,6 +19,7 @@ from fleet.services.node import node_move, nodes_launch
 from fleet.services.reports import hello_store
 from kernel.refusals import Conflict
 from tests.fleet import rows
+from tests.fleet.provision import provision
 from tests.fleet.rows import KIND, NOW
 
 pytestmark = pytest.mark.django_db
@@ -61,6 +62,7 @@ def ordered_nodes(count: int = 1) -> list[Node]:
     rows.region("us-east-1", provider="ordering")
     rows.deployment()
     nodes_launch(LaunchNodes("us-east-1", KIND, count, "needed", there=Node.objects.count()), now=NOW)
+    provision()
     return list(Node.objects.filter(state=NodeState.JOINING.value))
 
 

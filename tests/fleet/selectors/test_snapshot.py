@@ -8,7 +8,7 @@ from django.db import connection
 from django.test.utils import CaptureQueriesContext
 
 from engine_agent.protocol.states import EngineState
-from fleet.models import Node, Region, Rollout
+from fleet.models import MachineStatus, Node, Region, Rollout
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState, NodeState
 from fleet.selectors.snapshot import LISTENING_LEASE, fleet_view
@@ -47,7 +47,8 @@ def test_nodes_come_with_their_last_report_and_what_the_provider_said() -> None:
     Node.objects.create(
         id="n-new", region=rows.region(), instance_type_id=KIND, port_base=1, created_at=NOW, state_since=NOW
     )
-    view = fleet_view(now=NOW, provider={"n-new": ProviderStatus.GONE})
+    MachineStatus.objects.create(node_id="n-new", status=ProviderStatus.GONE, described_at=NOW)
+    view = fleet_view(now=NOW)
     report, silent = view.nodes["n-a"].report, view.nodes["n-new"]
     assert (report.cell, report.generation, report.state) == ("c1", 1, EngineState.READY)
     assert (report.health_reason, report.in_flight, report.last_seen_at) == ("slow", 3, NOW)

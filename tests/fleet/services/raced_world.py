@@ -41,6 +41,7 @@ from simulator.store import Store
 from simulator.transactions import Write
 from simulator.world import World
 from tests.fleet.cloud import Cloud
+from tests.fleet.provision import provision
 from tests.fleet.rows import NOW
 
 DEADLINE_S = 60.0
@@ -114,10 +115,12 @@ class TwoReconcilers(Reconciler):
         assert isinstance(rows, RealRows)
         reports_store([_received(node.id, node.report) for node in rows.nodes.values() if node.report.last_seen_at])
         for _ in range(MAX_ROUNDS):
-            view = reconcile._view(self.settings, now)
+            provision()
+            view = fleet_view(now=now)
             rows.load(view, now)
             if not self._both_decide(view, now):
                 break
+        provision()
         self.cloud.work()
         self.passes += 1
         self.on_pass()
@@ -178,8 +181,7 @@ def raced_world(monkeypatch: pytest.MonkeyPatch, **options: Any) -> tuple[World,
     assert isinstance(both, TwoReconcilers)
     both.cloud, both.threads, both.refused = SimulatedCloud(), ThreadPoolExecutor(2), []
     both.cloud.world = world
-    for module in ("reconcile", "node"):
-        monkeypatch.setattr(f"fleet.services.{module}.provider_named", lambda _: both.cloud)
+    monkeypatch.setattr("fleet.services.provisioning.provider_named", lambda _: both.cloud)
     return world, both
 
 

@@ -7,16 +7,18 @@ import pytest
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, Incident, JoinToken, Node, NodeReport
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
-from fleet.planning.states import NodeState
-from fleet.providers.base import LaunchSpec, Machine, ProviderError
+from fleet.planning.states import NodeState, ProviderAction
 from fleet.selectors.snapshot import fleet_view
-from fleet.services import node as nodes
+from fleet.services import provisioning
 from fleet.services.enrolment import agent_enrol, agent_identify, join_token_issue
-from fleet.services.node import JOIN_TOKEN_TTL, agent_restart, node_move, node_retire, nodes_launch
+from fleet.services.node import agent_restart, node_move, node_retire, nodes_launch
+from fleet.services.provisioning import JOIN_TOKEN_TTL
+from kernel import clock
 from kernel.models import Event
 from kernel.transitions import StaleDecision
 from tests.fleet import rows
 from tests.fleet.cloud import FIRST_PORT, Cloud
+from tests.fleet.provision import Clock, provision
 from tests.fleet.rows import KIND, NOW
 
 pytestmark = pytest.mark.django_db
@@ -26,15 +28,23 @@ RETIRE = RetireNode("n-a", NodeState.LOST, "it is lost and in no cell")
 
 
 @pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(clock, "now", made)
+    return made
+
+
+@pytest.fixture(autouse=True)
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    monkeypatch.setattr(nodes, "provider_named", lambda _: made)
+    monkeypatch.setattr(provisioning, "provider_named", lambda _: made)
     return made
 
 
 def launch(count: int = 1) -> None:
     rows.deployment()
     nodes_launch(LaunchNodes("us-east-1", KIND, count, "needed", there=Node.objects.count()), now=NOW)
+    provision()
 
 
 def test_a_node_that_joined_is_a_spare_from_then_on() -> None:
@@ -48,6 +58,7 @@ def test_a_node_that_joined_is_a_spare_from_then_on() -> None:
 def test_a_machine_is_launched_near_those_that_it_shall_join(cloud: Cloud) -> None:
     rows.deployment()
     nodes_launch(LaunchNodes("us-east-1", KIND, 2, "needed", there=0, near=("us-east-1", "rack-2")), now=NOW)
+    provision()
     assert [spec.near for spec in cloud.launched] == [("us-east-1", "rack-2")] * 2
 
 
@@ -85,24 +96,13 @@ def test_launched_nodes_have_ports_places_and_tokens_of_their_own(cloud: Cloud) 
     assert set(JoinToken.objects.values_list("expires_at", flat=True)) == {NOW + JOIN_TOKEN_TTL}
 
 
-def test_who_is_slow_to_launch_does_not_buy_what_another_has_bought_meanwhile(
-    cloud: Cloud, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_who_saw_fewer_nodes_than_there_are_buys_none(cloud: Cloud) -> None:
     rows.deployment()
-    decision = LaunchNodes("us-east-1", KIND, 2, "needed", there=0)
-
-    boot = cloud.launch
-
-    def slow(spec: LaunchSpec) -> Machine:
-        machine = boot(spec)
-        if len(cloud.launched) == 1:  # another reconciler sees one on its way, and launches the second
-            nodes_launch(LaunchNodes("us-east-1", KIND, 1, "needed", there=1), now=NOW)
-        return machine
-
-    monkeypatch.setattr(cloud, "launch", slow)
-    with pytest.raises(StaleDecision, match=r"us-east-1 has 2 nodes of local\.cpu, not 1"):
-        nodes_launch(decision, now=NOW)
-    assert len(cloud.launched) == Node.objects.count() == 2
+    rows.node("n-a")
+    with pytest.raises(StaleDecision, match=r"us-east-1 has 1 nodes of local\.cpu, not 0"):
+        nodes_launch(LaunchNodes("us-east-1", KIND, 2, "needed", there=0), now=NOW)
+    provision()
+    assert (cloud.launched, Node.objects.count()) == ([], 1)
 
 
 def test_a_machine_whose_ports_are_another_nodes_is_a_failed_launch(cloud: Cloud) -> None:
@@ -118,12 +118,15 @@ def test_a_launch_that_fails_is_a_lost_node_with_the_reason(cloud: Cloud) -> Non
     assert Node.objects.values_list("state", "reason").get() == ("lost", "its launch failed: no capacity")
 
 
-def test_a_retired_node_loses_its_credential_its_report_and_its_machine(cloud: Cloud) -> None:
+def test_a_retired_node_loses_its_credential_its_report_and_its_machine(cloud: Cloud, now: Clock) -> None:
     rows.node("n-a", state=NodeState.LOST)
     token = join_token_issue(kind=AgentKind.NODE, subject="n-a", region="us-east-1", expires_at=LATER)
     credential = agent_enrol(token=token, kind="node", subject="n-a", nonce="5e" * 32, now=NOW)
     Incident.objects.create(kind="node-lost", subject="n-a", node="n-a", summary="s", opened_at=NOW)
     node_retire(RETIRE, now=LATER)
+    assert Node.objects.values_list("state", "terminated_at").get() == ("retired", None)
+    now.now = LATER
+    provision()
     assert Node.objects.values_list("state", "terminated_at").get() == ("retired", LATER)
     assert cloud.terminated == ["n-a"]
     assert agent_identify(credential) is None
@@ -136,18 +139,22 @@ def test_a_member_of_a_cell_is_not_retired(cloud: Cloud) -> None:
     rows.cell("c1", rows.node("n-a", state=NodeState.LOST))
     with pytest.raises(StaleDecision, match="n-a joined a cell"):
         node_retire(RETIRE, now=NOW)
+    provision()
     assert cloud.terminated == []
 
 
-def test_a_machine_that_outlived_its_retirement_is_ended_by_a_later_pass(cloud: Cloud) -> None:
+def test_a_machine_that_outlived_its_retirement_is_ended_by_a_later_attempt(cloud: Cloud, now: Clock) -> None:
     rows.node("n-a", state=NodeState.LOST)
     cloud.broken = True
-    with pytest.raises(ProviderError):
-        node_retire(RETIRE, now=NOW)
+    node_retire(RETIRE, now=NOW)
+    provision()
     left = fleet_view(now=NOW).nodes["n-a"]
-    assert left.state is NodeState.RETIRED
+    assert (left.state, left.ordered) == (NodeState.RETIRED, ProviderAction.TERMINATE)
+    with pytest.raises(StaleDecision, match="terminate of n-a is ordered already"):
+        node_retire(RetireNode("n-a", left.state, "its machine may still run"), now=LATER)
     cloud.broken = False
-    node_retire(RetireNode("n-a", left.state, "its machine may still run"), now=LATER)
+    now.now = LATER
+    provision()
     assert cloud.terminated == ["n-a"]
     assert fleet_view(now=LATER).nodes == {}
     assert Event.objects.filter(kind="node.retired").count() == 1
@@ -156,6 +163,7 @@ def test_a_machine_that_outlived_its_retirement_is_ended_by_a_later_pass(cloud: 
 def test_a_dead_agent_is_started_again_and_the_timeline_says_so(cloud: Cloud) -> None:
     rows.node("n-a")
     agent_restart(RestartAgent("n-a", "its agent process is dead, the machine runs"), now=NOW)
+    provision()
     assert cloud.restarted == ["n-a"]
     assert Event.objects.get().kind == "node.agent_restarted"
 
@@ -163,6 +171,6 @@ def test_a_dead_agent_is_started_again_and_the_timeline_says_so(cloud: Cloud) ->
 def test_an_agent_that_cannot_be_started_leaves_no_event_that_says_it_was(cloud: Cloud) -> None:
     rows.node("n-a")
     cloud.broken = True
-    with pytest.raises(ProviderError):
-        agent_restart(RestartAgent("n-a", "dead"), now=NOW)
+    agent_restart(RestartAgent("n-a", "dead"), now=NOW)
+    provision()
     assert not Event.objects.exists()

@@ -23,21 +23,12 @@ from kernel.leases import lease_held_since, lease_take
 from kernel.models import Event
 from tests.fleet import rows
 from tests.fleet.cloud import Cloud
+from tests.fleet.provision import Clock, provision
 from tests.fleet.rows import NOW
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
 DEADLINE_S = 60.0
-
-
-class Clock:
-    """Stands still until it is moved."""
-
-    def __init__(self) -> None:
-        self.now = NOW
-
-    def __call__(self) -> datetime:
-        return self.now
 
 
 @pytest.fixture(autouse=True)
@@ -51,8 +42,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
 @pytest.fixture(autouse=True)
 def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
     made = Cloud()
-    for module in ("reconcile", "node"):
-        monkeypatch.setattr(f"fleet.services.{module}.provider_named", lambda _: made)
+    monkeypatch.setattr("fleet.services.provisioning.provider_named", lambda _: made)
     return made
 
 
@@ -96,6 +86,8 @@ def test_a_row_that_makes_no_sense_keeps_nobody_else_waiting() -> None:
 def test_a_region_without_machines_gets_them_launched(cloud: Cloud) -> None:
     rows.deployment(cells=1)
     reconcile()
+    assert not cloud.launched, "it is ordered: a pass waits for no provider"
+    provision()
     assert len(cloud.launched) == 2
     assert reconcile() == 0, "they are on their way"
     assert set(Node.objects.values_list("state", flat=True)) == {"joining"}
@@ -106,7 +98,9 @@ def test_a_machine_that_is_gone_is_replaced_in_its_cell_and_ended(cloud: Cloud) 
     rows.cell("c1", Node.objects.get(id="n-0"), Node.objects.get(id="n-1"))
     NodeReport.objects.filter(node="n-1").update(connected=False)
     cloud.statuses = {"n-1": ProviderStatus.GONE}
+    provision()
     reconcile()
+    provision()
     assert list(CellMember.objects.order_by("rank").values_list("node_id", flat=True)) == ["n-0", "n-2"]
     assert Cell.objects.values_list("state", "generation").get() == ("starting", 2)
     assert Node.objects.get(id="n-1").state == NodeState.RETIRED
@@ -118,19 +112,23 @@ def test_a_provider_that_does_not_answer_condemns_nobody(cloud: Cloud, caplog: p
     spares(2)
     NodeReport.objects.filter(node="n-1").update(connected=False)
     cloud.silent = True
+    provision()
     assert reconcile() == 0
     assert "did not answer: no answer" in caplog.text
 
 
-def test_a_decision_that_its_provider_refuses_stops_no_other(cloud: Cloud) -> None:
+def test_what_its_provider_refuses_stops_no_other_decision(cloud: Cloud, time: Clock) -> None:
     rows.deployment(cells=1)
     rows.node("n-lost", state=NodeState.LOST, terminated_at=None)
     cloud.broken = True
     reconcile()
+    provision()
     assert set(cells().values()) == {"pending"}
     assert Node.objects.get(id="n-lost").state == NodeState.RETIRED
+    assert reconcile() == 0, "its end is ordered once"
     cloud.broken = False
-    reconcile()
+    time.now += timedelta(seconds=2)
+    provision()
     assert "n-lost" in cloud.terminated
 
 

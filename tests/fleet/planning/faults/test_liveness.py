@@ -7,9 +7,9 @@ import pytest
 
 from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import MoveNode, RestartAgent
-from fleet.planning.faults.liveness import nodes_in_doubt, plan_liveness
-from fleet.planning.snapshot import FaultsView, FleetView, NodeView, ProviderStatus
-from fleet.planning.states import NodeState
+from fleet.planning.faults.liveness import nodes_in_doubt, plan_liveness, status_in_force
+from fleet.planning.snapshot import FaultsView, FleetView, NodeView, ProviderStatus, ReportView
+from fleet.planning.states import NodeState, ProviderAction
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
 
@@ -32,7 +32,7 @@ def test_a_joining_node_becomes_ready_when_its_agent_connects() -> None:
 
 @pytest.mark.parametrize(("age_s", "expected"), [(119, []), (121, [("a", NodeState.LOST)])])
 def test_a_node_that_never_joins_is_lost_after_its_timeout(age_s: float, expected: list[object]) -> None:
-    waiting = node("a", state=NodeState.JOINING, created_at=ago(age_s), report={"connected": False})
+    waiting = node("a", state=NodeState.JOINING, state_since=ago(age_s), report={"connected": False})
     assert moves(fleet(waiting, node("b"))) == expected
 
 
@@ -44,7 +44,7 @@ def test_the_time_to_join_passes_only_while_somebody_listens() -> None:
 @pytest.mark.parametrize(("age_s", "expected"), [(9, []), (11, [("a", NodeState.LOST)])])
 def test_a_provider_may_not_know_of_a_new_machine_for_a_moment(age_s: float, expected: list[object]) -> None:
     report = {"connected": False, "last_seen_at": None}
-    new = node("a", state=NodeState.JOINING, created_at=ago(age_s), provider=ProviderStatus.GONE, report=report)
+    new = node("a", state=NodeState.JOINING, state_since=ago(age_s), provider=ProviderStatus.GONE, report=report)
     assert moves(fleet(new, node("b"))) == expected
 
 
@@ -128,3 +128,35 @@ def test_silence_is_counted_only_while_somebody_listened() -> None:
 def test_the_provider_is_asked_about_quiet_and_closed_nodes_only() -> None:
     view = fleet(node("a"), silent("b", 4), silent("c", 0.1, connected=False), silent("d", 9, state=NodeState.LOST))
     assert nodes_in_doubt(view, SETTINGS, NOW) == ("b", "c")
+
+
+@pytest.mark.parametrize(
+    ("described_s_ago", "report", "counts"),
+    [
+        (1.0, {"connected": False, "connection_changed_at": ago(2)}, True),
+        (3.0, {"connected": False, "connection_changed_at": ago(2)}, False),
+        (1.0, {"connected": True, "last_seen_at": ago(4)}, True),
+        (5.0, {"connected": True, "last_seen_at": ago(4)}, False),
+        (14.0, {"connected": False, "last_seen_at": None}, True),
+        (16.0, {"connected": False, "last_seen_at": None}, False),
+    ],
+)
+def test_what_a_provider_said_counts_while_it_is_about_this_silence(
+    described_s_ago: float, report: dict[str, Any], counts: bool
+) -> None:
+    view = ReportView(**{"last_seen_at": None, **report})
+    said = status_in_force(ProviderStatus.GONE, ago(described_s_ago), view, SETTINGS, NOW)
+    assert said is (ProviderStatus.GONE if counts else ProviderStatus.UNKNOWN)
+
+
+def test_a_node_that_is_not_launched_yet_is_neither_missed_nor_judged() -> None:
+    new = node(
+        "a", state=NodeState.JOINING, state_since=ago(999), ordered=ProviderAction.LAUNCH, report={"connected": False}
+    )
+    assert nodes_in_doubt(fleet(new, node("b")), SETTINGS, NOW) == ()
+    assert moves(fleet(new, node("b"))) == []
+
+
+def test_an_agent_whose_start_is_ordered_is_not_started_again() -> None:
+    dead = silent("a", 1.5, connected=False, provider=ProviderStatus.AGENT_DEAD, ordered=ProviderAction.RESTART_AGENT)
+    assert plan_liveness(fleet(dead, node("b")), SETTINGS, NOW) == ()

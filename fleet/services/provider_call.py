@@ -1,0 +1,143 @@
+"""Orders to providers, as rows: written in the transaction that decides them, taken by one attempt at a time, and gone
+when they are carried out. Calls no provider.
+
+A claim lasts seconds and is renewed while its call runs, so what a killed process left is soon taken up by another. A
+node's id is what makes a repeated call harmless.
+"""
+
+import secrets
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from datetime import datetime, timedelta
+from typing import Any
+
+from django.db import connection, transaction
+from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
+
+from fleet.models import MachineStatus, Node, ProviderCall
+from fleet.planning.snapshot import ProviderStatus
+from fleet.planning.states import ProviderAction
+from kernel import hints
+from kernel.transitions import StaleDecision
+
+LOOP = "fleet.provision"
+CLAIM = timedelta(seconds=10)
+"""Several passes of the loop, each of which renews it, and below the 15 s of I8."""
+LOOKED_AT = 100
+"""Orders that one pass looks at: more than it can begin."""
+FIRST_RETRY_S, LONGEST_RETRY_S = 2.0, 60.0
+_URGENCY = Case(
+    *(When(action=action.value, then=Value(number)) for number, action in enumerate(ProviderAction)),
+    output_field=IntegerField(),
+)
+_DESCRIBED = """
+INSERT INTO fleet_machinestatus AS known (node_id, status, described_at)
+SELECT id, status, %(at)s FROM unnest(%(nodes)s::text[], %(statuses)s::text[]) AS said (id, status)
+    JOIN fleet_node USING (id)
+ON CONFLICT (node_id) DO UPDATE SET status = EXCLUDED.status, described_at = EXCLUDED.described_at
+WHERE known.described_at < EXCLUDED.described_at
+"""
+
+
+def provider_order(
+    *, node: str, action: ProviderAction, reason: str, now: datetime, near: Collection[str] = ()
+) -> None:
+    """Order something of a node's provider, in the transaction that decides it. The end of a machine takes the place of
+    whatever else was ordered: an attempt that is at that ends first.
+
+    Raises:
+        StaleDecision: something is ordered already.
+    """
+    columns = {
+        "action": action.value,
+        "near": list(near),
+        "reason": reason,
+        "requested_at": now,
+        "due_at": now,
+        "attempts": 0,
+    }
+    Node.objects.select_for_update().filter(id=node).first()  # before the order's row, as everybody does
+    order, is_new = ProviderCall.objects.select_for_update().get_or_create(node_id=node, defaults=columns)
+    if not is_new and (action is not ProviderAction.TERMINATE or order.action == action):
+        raise StaleDecision(f"{order.action} of {node} is ordered already")
+    if not is_new:
+        ProviderCall.objects.filter(node_id=node).update(**columns)
+    hints.ring(LOOP)
+
+
+def calls_claim(*, free: Mapping[str, int], otherwise: int, now: datetime) -> list[ProviderCall]:
+    """Take what is due, the most urgent first, for one attempt each. `free`: how many more calls each provider may get
+    at once; `otherwise`: one that is not named."""
+    full = [provider for provider, slots in free.items() if slots <= 0]
+    with transaction.atomic():
+        due = (
+            ProviderCall.objects.select_for_update(skip_locked=True, of=("self",))
+            .filter(Q(claimed_until=None) | Q(claimed_until__lte=now), due_at__lte=now)
+            .exclude(node__region__provider__in=full)
+            .select_related("node__region")
+            .order_by(_URGENCY, "requested_at", "node_id")[:LOOKED_AT]
+        )
+        taken = list(_within(due, dict(free), otherwise))
+        for call in taken:
+            call.claim, call.claimed_until, call.attempts = secrets.token_hex(8), now + CLAIM, call.attempts + 1
+        ProviderCall.objects.bulk_update(taken, ["claim", "claimed_until", "attempts"])
+    return taken
+
+
+def _within(due: Iterable[ProviderCall], free: dict[str, int], otherwise: int) -> Iterator[ProviderCall]:
+    for call in due:
+        provider = call.node.region.provider
+        left = free.get(provider, otherwise)
+        if left > 0:
+            free[provider] = left - 1
+            yield call
+
+
+def claims_renew(claims: Collection[str], *, now: datetime) -> None:
+    """These calls still run."""
+    if claims:
+        ProviderCall.objects.filter(claim__in=claims).update(claimed_until=now + CLAIM)
+
+
+def call_end(call: ProviderCall) -> bool:
+    """The call is over, in the transaction that notes its result. False: something else is ordered meanwhile, which may
+    begin now, or another attempt is at it."""
+    Node.objects.select_for_update().filter(id=call.node_id).first()
+    own = ProviderCall.objects.filter(node_id=call.node_id, claim=call.claim)
+    if own.filter(action=call.action).delete()[0]:
+        return True
+    _release(own)
+    return False
+
+
+def call_retry(call: ProviderCall, *, now: datetime) -> None:
+    """The call failed, and is to be tried again after a pause that grows with its attempts."""
+    own = ProviderCall.objects.filter(node_id=call.node_id, claim=call.claim)
+    pause_s = min(FIRST_RETRY_S * 2.0 ** min(call.attempts - 1, 30), LONGEST_RETRY_S)
+    own.filter(action=call.action).update(due_at=now + timedelta(seconds=pause_s))
+    _release(own)
+
+
+def _release(own: "QuerySet[ProviderCall]") -> None:
+    if own.update(claim="", claimed_until=None):
+        hints.ring(LOOP)
+
+
+def machines_described(statuses: Mapping[str, ProviderStatus], *, asked_at: datetime) -> None:
+    """Keep what a provider said, unless something is known that is younger than the question. News ring the doorbell of
+    the reconciler."""
+    known = dict(MachineStatus.objects.filter(node_id__in=statuses).values_list("node_id", "status"))
+    values: dict[str, Any] = {
+        "nodes": list(statuses),
+        "statuses": [status.value for status in statuses.values()],
+        "at": asked_at,
+    }
+    with transaction.atomic():
+        with connection.cursor() as cursor:
+            cursor.execute(_DESCRIBED, values)
+        if any(known.get(node) != status for node, status in statuses.items()):
+            hints.ring("fleet.reconcile")
+
+
+def machines_forget(nodes: Collection[str], *, now: datetime) -> None:
+    """Something was done with these machines: what was said of them until now counts no more."""
+    machines_described(dict.fromkeys(sorted(nodes), ProviderStatus.UNKNOWN), asked_at=now)

@@ -1,0 +1,213 @@
+"""Carries out what is ordered of providers, and asks them about machines in doubt: the loop `fleet.provision`.
+
+Each call runs in a thread of its own, so that a provider that takes its time holds up neither a pass nor another
+provider. One that does not come back keeps its slot, is tried again by another attempt, and is said: while one hangs,
+passes do not count as whole.
+"""
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from time import monotonic
+
+from django.db import connection, transaction
+
+from engine_agent.protocol.states import AgentKind
+from fleet.models import MachineStatus, Node, ProviderCall
+from fleet.planning.settings import FleetSettings
+from fleet.planning.states import NodeState, ProviderAction
+from fleet.providers import provider_named
+from fleet.providers.base import LaunchSpec, Machine, ProviderError
+from fleet.selectors.node import machines_in_doubt
+from fleet.services.enrolment import join_token_issue
+from fleet.services.fault_evidence import repair_record
+from fleet.services.node import launch_failed, machine_store
+from fleet.services.provider_call import (
+    call_end,
+    call_retry,
+    calls_claim,
+    claims_renew,
+    machines_described,
+    machines_forget,
+    provider_order,
+)
+from kernel import clock, hints
+from kernel.events import event_record
+from kernel.refusals import Conflict
+from kernel.tones import Tone
+
+JOIN_TOKEN_TTL = timedelta(minutes=15)
+CALLS_AT_ONCE = 8
+"""Of one provider, in one process: an order of machines for a whole region takes seconds, not minutes."""
+CALL_LIMIT_S = 60.0
+"""After that a call hangs. Its claim is not renewed, so another attempt begins."""
+LAUNCH_ATTEMPTS = 3
+"""That ended without a word, because they hung or their process died. Then the launch has failed."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RunningCall:
+    """`claim` is empty for a question about machines. `began_s` on the monotonic clock."""
+
+    provider: str
+    claim: str
+    began_s: float
+
+
+class Provisioning:
+    """The calls of this process. Passes are made by one thread."""
+
+    def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
+        self._now_s = now_s
+        self._running: dict[threading.Thread, RunningCall] = {}
+
+    def run_pass(self) -> bool:
+        """Begin what is due and ask about who is in doubt. False: a call hangs."""
+        self._running = {thread: call for thread, call in self._running.items() if thread.is_alive()}
+        alive = [call for call in self._running.values() if not self._hangs(call)]
+        claims_renew([call.claim for call in alive if call.claim], now=clock.now())
+        self._ask_about_machines()
+        busy = Counter(call.provider for call in self._running.values())
+        free = {provider: CALLS_AT_ONCE - count for provider, count in busy.items()}
+        for call in calls_claim(free=free, otherwise=CALLS_AT_ONCE, now=clock.now()):
+            self._begin(call.node.region.provider, partial(call_carry_out, call), call.claim)
+        hanging = Counter(call.provider for call in self._running.values() if self._hangs(call))
+        for provider, count in hanging.items():
+            log.error("%d calls to provider %s have not come back for %.0f s", count, provider, CALL_LIMIT_S)
+        return not hanging
+
+    def _ask_about_machines(self) -> None:
+        asked = {call.provider for call in self._running.values() if not call.claim}
+        for provider, nodes in machines_in_doubt(now=clock.now(), settings=FleetSettings()).items():
+            if provider not in asked:
+                self._begin(provider, partial(machines_describe, provider, nodes))
+
+    def _hangs(self, call: RunningCall) -> bool:
+        return self._now_s() - call.began_s > CALL_LIMIT_S
+
+    def _begin(self, provider: str, work: Callable[[], None], claim: str = "") -> None:
+        # A daemon: a call that hangs must not keep a process that was told to end.
+        thread = threading.Thread(target=_run_alone, args=(work,), name=f"provider {provider}", daemon=True)
+        self._running[thread] = RunningCall(provider, claim, self._now_s())
+        thread.start()
+
+
+def _run_alone(work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception:
+        log.exception("what a provider did could not be noted; it is tried again")
+    finally:
+        connection.close()
+
+
+def machines_describe(provider: str, nodes: list[str]) -> None:
+    """Ask a provider about these nodes' machines, and keep what it says."""
+    asked_at = clock.now()
+    try:
+        statuses = provider_named(provider).describe(nodes)
+    except ProviderError as error:
+        log.warning("provider %s did not answer: %s", provider, error)
+        return
+    machines_described(statuses, asked_at=asked_at)
+
+
+def call_carry_out(call: ProviderCall) -> None:
+    """Make one claimed call and note what came of it. Killed before the note, it is made again: no call does harm when
+    it is repeated."""
+    try:
+        if call.action == ProviderAction.LAUNCH and call.attempts > LAUNCH_ATTEMPTS:
+            raise ProviderError(f"{LAUNCH_ATTEMPTS} attempts ended without an answer")
+        CARRY_OUT[ProviderAction(call.action)](call)
+    except ProviderError as error:
+        log.error("%s: %s", call, error)
+        _note_failure(call, str(error))
+
+
+def _launch(call: ProviderCall) -> None:
+    node = call.node
+    region = node.region.name
+    expires_at = clock.now() + JOIN_TOKEN_TTL
+    token = join_token_issue(kind=AgentKind.NODE, subject=node.id, region=region, expires_at=expires_at)
+    spec = LaunchSpec(
+        id=node.id,
+        kind=AgentKind.NODE,
+        region=region,
+        join_token=token,
+        instance_type=node.instance_type_id,
+        near=tuple(call.near),
+    )
+    machine = provider_named(node.region.provider).launch(spec)
+    try:
+        with transaction.atomic():
+            _note_launch(call, machine, clock.now())
+    except Conflict as conflict:
+        raise ProviderError(str(conflict)) from conflict
+
+
+def _note_launch(call: ProviderCall, machine: Machine, now: datetime) -> None:
+    """From now on its agent is waited for. A machine of a node that was given back meanwhile is ended."""
+    if not call_end(call):
+        is_ordered = ProviderCall.objects.filter(node_id=call.node_id).exists()
+        left = Node.objects.filter(id=call.node_id, state=NodeState.RETIRED)
+        if not is_ordered and left.update(terminated_at=None):
+            reason = "it was launched after it had been given back"
+            provider_order(node=call.node_id, action=ProviderAction.TERMINATE, reason=reason, now=now)
+        return
+    Node.objects.filter(id=call.node_id, state=NodeState.JOINING).update(state_since=now)
+    machine_store(node=call.node_id, machine=machine)
+    machines_forget([call.node_id], now=now)
+
+
+def _terminate(call: ProviderCall) -> None:
+    provider_named(call.node.region.provider).terminate(call.node_id)
+    with transaction.atomic():
+        if call_end(call):
+            Node.objects.filter(id=call.node_id).update(terminated_at=clock.now())
+            MachineStatus.objects.filter(node_id=call.node_id).delete()
+
+
+def _restart_agent(call: ProviderCall) -> None:
+    node = call.node
+    provider_named(node.region.provider).restart_agent(node.id)
+    now = clock.now()
+    with transaction.atomic():
+        if not call_end(call):
+            return
+        machines_forget([node.id], now=now)
+        repair_record(node=node.id, what="agent_restart", reason=call.reason, now=now)
+        event_record(
+            kind="node.agent_restarted",
+            message=f"{node.id}: {call.reason}; started it again",
+            tone=Tone.WARN,
+            now=now,
+            region=node.region_id,
+            node=node.id,
+        )
+
+
+CARRY_OUT: Mapping[ProviderAction, Callable[[ProviderCall], None]] = {
+    ProviderAction.LAUNCH: _launch,
+    ProviderAction.RESTART_AGENT: _restart_agent,
+    ProviderAction.TERMINATE: _terminate,
+}
+
+
+def _note_failure(call: ProviderCall, reason: str) -> None:
+    """A machine that did not boot is a lost node, an agent that did not start is found dead again; what may still run
+    must be ended, so that is tried again."""
+    now = clock.now()
+    with transaction.atomic():
+        if call.action == ProviderAction.TERMINATE:
+            call_retry(call, now=now)
+            return
+        if call_end(call) and call.action == ProviderAction.LAUNCH:
+            launch_failed(node=call.node_id, reason=reason, now=now)
+            hints.ring("fleet.reconcile")
+        machines_forget([call.node_id], now=now)

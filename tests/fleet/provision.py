@@ -1,0 +1,30 @@
+"""What the loop `fleet.provision` does, at once and in the caller's thread."""
+
+from datetime import datetime
+
+from fleet.planning.settings import FleetSettings
+from fleet.selectors.node import machines_in_doubt
+from fleet.services.provider_call import calls_claim
+from fleet.services.provisioning import call_carry_out, machines_describe
+from kernel import clock
+from tests.fleet.rows import NOW
+
+MANY = 1000
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = NOW
+
+    def __call__(self) -> datetime:
+        return self.now
+
+
+def provision() -> None:
+    """Ask about the machines in doubt, and carry out what is ordered and due."""
+    for provider, nodes in machines_in_doubt(now=clock.now(), settings=FleetSettings()).items():
+        machines_describe(provider, nodes)
+    for call in calls_claim(free={}, otherwise=MANY, now=clock.now()):
+        call_carry_out(call)
