@@ -1,14 +1,17 @@
-"""Checks passwords in front of the transaction in which every other change runs, and notes which sessions are used."""
+"""Checks passwords in front of the transaction in which every other change runs, notes which sessions are used, and
+leads those who must have a second factor to where they add one."""
 
 import math
 from collections.abc import Callable
 from typing import Any
 
 from django.contrib.auth import logout
+from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest, HttpResponse
-from django.shortcuts import render
+from django.shortcuts import redirect, render
 
 from accounts.devices import device_of
+from accounts.permissions import must_enrol
 from accounts.services.login import LoginLimited, password_login
 from accounts.services.login_limit import Attempt, login_name
 from accounts.services.session import session_is_over, session_seen
@@ -67,3 +70,25 @@ class SessionTrackingMiddleware:
             else:
                 session_seen(request=request, now=now)
         return self.get_response(request)
+
+
+class SecondFactorEnrolmentMiddleware:
+    """Whoever must have a second factor and has none adds one before anything else. Tokens are no logins."""
+
+    OPEN = frozenset(
+        {"factors", "factor-app", "factor-key", "factor-confirm", "login", "login-second", "logout", "healthz"}
+    )
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        return self.get_response(request)
+
+    def process_view(self, request: HttpRequest, view: Any, args: Any, kwargs: Any) -> HttpResponse | None:
+        match = request.resolver_match
+        if match is None or match.url_name in self.OPEN or not must_enrol(request):
+            return None
+        if request.path.startswith("/api/") or request.headers.get("HX-Request"):
+            raise PermissionDenied("Add a second factor first: open the settings in a browser.")
+        return redirect("factors")

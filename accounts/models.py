@@ -1,5 +1,6 @@
 """Who people and programs are and what they may do: API tokens, roles of groups, grants, identities elsewhere, logins,
-and requests for two-person approval. Secrets are shown once and stored as hashes."""
+second factors, and requests for two-person approval. Secrets are shown once and stored as hashes, or sealed where they
+have to be read again."""
 
 from datetime import datetime
 
@@ -7,7 +8,7 @@ from django.conf import settings
 from django.contrib.auth.models import Group
 from django.db import models
 
-from accounts.states import APPROVAL_STATES, APPROVAL_TONE, ApprovalState, TokenState
+from accounts.states import APPROVAL_STATES, APPROVAL_TONE, FACTOR_KINDS, ApprovalState, FactorKind, TokenState
 from kernel.access import Role, Scope
 from kernel.tones import Tone
 
@@ -86,7 +87,8 @@ class Identity(models.Model):
 
 
 class LoginSession(models.Model):
-    """One login in one browser. `session_key` names Django's session, and is a secret: it is never shown."""
+    """One login in one browser. `session_key` names Django's session, and is a secret: it is never shown. `factor_at`:
+    when a second factor was shown in it last."""
 
     session_key = models.CharField(max_length=40, unique=True)
     user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="logins")
@@ -96,12 +98,60 @@ class LoginSession(models.Model):
     created_at = models.DateTimeField()
     seen_at = models.DateTimeField()
     expires_at = models.DateTimeField()
+    factor_at = models.DateTimeField(null=True)
 
     class Meta:
         ordering = ["-id"]
 
     def __str__(self) -> str:
         return f"{self.user} from {self.address}"
+
+
+class SecondFactor(models.Model):
+    """What a user shows beside the password. `secret`: of an app, sealed (accounts.one_time_codes); `credential`: of a
+    security key, its id and public key. `last_count`: the time step of the last code, or the key's counter, beyond
+    which the next one must be. `wrong_in_a_row`: codes since the last good one."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="second_factors")
+    kind = models.CharField(max_length=16, choices=FACTOR_KINDS)
+    name = models.CharField(max_length=64)
+    secret = models.TextField(blank=True)
+    credential = models.TextField(blank=True)
+    last_count = models.BigIntegerField(default=0)
+    wrong_in_a_row = models.IntegerField(default=0)
+    created_at = models.DateTimeField()
+    last_used_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["id"]
+
+    def __str__(self) -> str:
+        return f"{FactorKind(self.kind).described} {self.name!r} of {self.user.get_username()}"
+
+
+class RecoveryCode(models.Model):
+    """Stands in for a second factor that is lost, once: then its row is gone."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="recovery_codes")
+    digest = models.CharField(max_length=64)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["user", "digest"], name="recovery_code_once")]
+
+    def __str__(self) -> str:
+        return f"a recovery code of {self.user.get_username()}"
+
+
+class KeyChallenge(models.Model):
+    """What a security key is to sign, once: then its row is gone. `ceremony`: to enrol the key, or to show it."""
+
+    user = models.ForeignKey(settings.AUTH_USER_MODEL, on_delete=models.CASCADE, related_name="+")
+    challenge = models.CharField(max_length=64, unique=True)
+    ceremony = models.CharField(max_length=8)
+    expires_at = models.DateTimeField()
+
+    def __str__(self) -> str:
+        return f"{self.ceremony} for {self.user.get_username()}"
 
 
 class ApiToken(models.Model):

@@ -1,13 +1,25 @@
 """Rules about accounts that depend on the caller, shared by the API and the pages. They only refuse."""
 
+from datetime import datetime, timedelta
+
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.core.exceptions import PermissionDenied
 from django.http import HttpRequest
 from rest_framework.request import Request
 
-from accounts.models import Approval, ServiceAccount
-from kernel.access import Role, require
+from accounts.models import Approval, LoginSession, ServiceAccount
+from accounts.selectors import has_second_factor
+from accounts.services.session import BEGAN, FACTOR
+from kernel.access import Role, access_of, require
 from kernel.refusals import InvalidInput
+
+FRESH = timedelta(minutes=10)
+"""A second factor that was shown this long ago at most still vouches for who sits there."""
+
+
+class FactorNeeded(PermissionDenied):
+    """It takes a second factor that was shown just now; on pages, one is asked for."""
 
 
 def require_human(request: HttpRequest | Request) -> None:
@@ -28,6 +40,44 @@ def require_may_reject(request: HttpRequest | Request, approval: Approval) -> No
     """
     if approval.requested_by != request.user.get_username()[:64]:
         require(request, Role.ADMIN)
+
+
+def require_fresh_factor(request: HttpRequest | Request, now: datetime) -> None:
+    """What outlives a session takes a second factor shown within `FRESH`, of users who have one. Tokens show none.
+
+    Raises:
+        FactorNeeded: none was.
+    """
+    if has_second_factor(request.user) and not _is_factor_fresh(request, now):
+        raise FactorNeeded("This takes a second factor shown in this browser within the last 10 minutes.")
+
+
+def require_fresh_login(request: HttpRequest, now: datetime) -> None:
+    """Changing second factors takes a fresh one; adding the first, a login within `FRESH`.
+
+    Raises:
+        FactorNeeded: neither.
+    """
+    require_fresh_factor(request, now)
+    began_s = float(request.session.get(BEGAN, 0.0))
+    if not has_second_factor(request.user) and now.timestamp() - began_s > FRESH.total_seconds():
+        raise FactorNeeded("This takes a login within the last 10 minutes.")
+
+
+def must_enrol(request: HttpRequest) -> bool:
+    """Whether this user has to add a second factor before anything else (settings.REQUIRE_SECOND_FACTOR). Of those who
+    come by an identity provider only, the provider asks what it wants."""
+    user, rule = request.user, settings.REQUIRE_SECOND_FACTOR
+    if rule == "off" or not isinstance(user, User) or request.session.get(FACTOR) or not user.has_usable_password():
+        return False
+    return (rule == "all" or access_of(request).administer) and not has_second_factor(user)
+
+
+def _is_factor_fresh(request: HttpRequest | Request, now: datetime) -> bool:
+    if getattr(request, "auth", None) is not None:
+        return False
+    sessions = LoginSession.objects.filter(session_key=request.session.session_key or "", user_id=request.user.pk or 0)
+    return sessions.filter(factor_at__gt=now - FRESH).exists()
 
 
 def token_owner(request: HttpRequest | Request, service_account: str) -> User:

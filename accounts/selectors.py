@@ -7,7 +7,7 @@ from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.contrib.auth.models import User
 from django.db.models import Q, QuerySet
 
-from accounts.models import ApiToken, Grant, GroupRole, LoginSession, ServiceAccount
+from accounts.models import ApiToken, Grant, GroupRole, LoginSession, SecondFactor, ServiceAccount
 from kernel.access import Access, Known, Role, Scope
 from kernel.secrets import secret_matches, secret_prefix
 
@@ -59,8 +59,8 @@ def second_persons(requester: str) -> list[int]:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Power:
-    """A way to be a second person: an account that administers, members of a group elsewhere that do here, or a
-    password (its hash, as `secret`)."""
+    """A way to be a second person: an account that administers, members of a group elsewhere that do here, a password
+    (its hash, as `secret`), or an account that its password alone opens again."""
 
     kind: str
     name: str
@@ -72,6 +72,7 @@ class Power:
             "admin": f"{self.name} becomes an admin",
             "claim": f"members of {self.name} at the identity provider become admins",
             "password": f"{self.name} gets a password",
+            "factor": f"{self.name} logs in without a second factor",
         }[self.kind]
 
 
@@ -88,6 +89,17 @@ def powers_beside(actor: str) -> frozenset[Power]:
     )
 
 
+def has_second_factor(user: Known) -> bool:
+    """Whether a user shows one at each login."""
+    return SecondFactor.objects.filter(user_id=user.pk or 0).exists()
+
+
+def users_with_second_factor(but: str) -> frozenset[str]:
+    """Names of all others who have one."""
+    users = User.objects.filter(second_factors__isnull=False).exclude(username=but)
+    return frozenset(users.values_list("username", flat=True))
+
+
 def role_by_groups(user: User) -> Role:
     """The role everywhere of one of `users_described`, without another query."""
     if user.is_superuser:
@@ -98,12 +110,14 @@ def role_by_groups(user: User) -> Role:
 
 def users_described() -> QuerySet[User]:
     """People, with their groups and identities."""
-    return User.objects.filter(service_account__isnull=True).prefetch_related("groups__role", "identities")
+    return User.objects.filter(service_account__isnull=True).prefetch_related(
+        "groups__role", "identities", "second_factors"
+    )
 
 
 def service_accounts_described() -> QuerySet[ServiceAccount]:
     """Programs, with their groups."""
-    return ServiceAccount.objects.select_related("user").prefetch_related("user__groups__role")
+    return ServiceAccount.objects.select_related("user").prefetch_related("user__groups__role", "user__second_factors")
 
 
 def visible_tokens(user: Known, access: Access) -> QuerySet[ApiToken]:

@@ -1,4 +1,5 @@
-"""States of tokens and of requests for two-person approval. Few states; reason and outcome say the rest."""
+"""States of tokens and of requests for two-person approval, and kinds of second factors. Few states; reason and outcome
+say the rest."""
 
 from enum import StrEnum
 
@@ -40,3 +41,17 @@ class TokenState(StrEnum):
 
 
 TOKEN_STATES = [(state.value, state.value.capitalize()) for state in TokenState]
+
+
+class FactorKind(StrEnum):
+    """A second factor: an app that shows codes, or a key (or passkey) that signs."""
+
+    APP = "app"
+    KEY = "key"
+
+    @property
+    def described(self) -> str:
+        return {FactorKind.APP: "authenticator app", FactorKind.KEY: "security key"}[self]
+
+
+FACTOR_KINDS = [(kind.value, kind.described.capitalize()) for kind in FactorKind]

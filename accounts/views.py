@@ -1,23 +1,35 @@
-"""Login by password or by the identity provider. Passwords were checked before (accounts.middleware)."""
+"""Login by password or by the identity provider, and then by a second factor where the user has one. Passwords were
+checked before (accounts.middleware)."""
 
 import logging
+import math
+from datetime import datetime
 from typing import Any
 
 from django.conf import settings
 from django.contrib.auth import login
 from django.contrib.auth.forms import AuthenticationForm
+from django.contrib.auth.models import User
+from django.contrib.auth.signals import user_login_failed
 from django.contrib.auth.views import LoginView
 from django.http import Http404, HttpRequest, HttpResponse
 from django.shortcuts import redirect, render, resolve_url
 from django.urls import reverse
 from django.utils.http import url_has_allowed_host_and_scheme
 from django.views.decorators.cache import never_cache
-from django.views.decorators.http import require_GET
+from django.views.decorators.debug import sensitive_post_parameters
+from django.views.decorators.http import require_GET, require_http_methods
 
-from accounts.devices import device_remember
+from accounts.devices import device_of, device_remember
 from accounts.oidc import Provider, ProviderFault, login_begin, login_finish, provider
-from accounts.services.login import NotAdmitted, identity_login
-from accounts.services.session import METHOD
+from accounts.pending_login import pending_begin, pending_end, pending_of
+from accounts.security_keys import GET, site_of
+from accounts.selectors import has_second_factor
+from accounts.services.login import LoginLimited, NotAdmitted, identity_login
+from accounts.services.login_limit import FactorAttempt
+from accounts.services.second_factor import Shown, factor_check, key_ceremony
+from accounts.services.session import FACTOR, METHOD
+from accounts.states import FactorKind
 from kernel import clock
 
 NEXT = "_oidc_next"
@@ -44,9 +56,82 @@ class Login(LoginView):
         return {**super().get_context_data(**kwargs), "provider": provider()}
 
     def form_valid(self, form: AuthenticationForm) -> HttpResponse:
-        response = super().form_valid(form)
-        device_remember(response, form.get_user().get_username())
+        user = form.get_user()
+        assert isinstance(user, User)  # noqa: S101 - it was found by its name and password
+        return admit(self.request, user, "password", self.get_success_url())
+
+
+def admit(request: HttpRequest, user: User, method: str, wanted: str) -> HttpResponse:
+    """Log in a user who proved to be one by `method`, or first ask for the second factor."""
+    if has_second_factor(user):
+        response = redirect("login-second")
+        pending_begin(response, user, method, wanted, clock.now())
         return response
+    return _log_in(request, user, method, wanted)
+
+
+@never_cache
+@sensitive_post_parameters("one_time_code", "credential")
+@require_http_methods(["GET", "HEAD", "POST"])
+def login_second(request: HttpRequest) -> HttpResponse:
+    """The second factor of who has just shown the password; without one, back to that."""
+    now = clock.now()
+    pending = pending_of(request, now)
+    if pending is None or not has_second_factor(pending[0]):
+        return redirect("login")
+    user, login = pending
+    refused = ""
+    if request.method == "POST":
+        try:
+            if check_factor(request, user, now):
+                request.session[FACTOR] = True
+                response = _log_in(request, user, login.method, login.wanted)
+                pending_end(response)
+                return response
+            user_login_failed.send(
+                __name__, credentials={"username": user.get_username(), "second_factor": True}, request=request
+            )
+            refused = "That is not right, or it was used before."
+        except LoginLimited as limited:
+            return _limited(request, limited)
+    return render(request, "accounts/second_factor.html", {"refused": refused, **factor_form(request, user)})
+
+
+def check_factor(request: HttpRequest, user: User, now: datetime) -> bool:
+    """Whether the form shows a second factor of the user.
+
+    Raises:
+        LoginLimited: too many were wrong.
+    """
+    shown = Shown(request.POST.get("one_time_code", ""), request.POST.get("credential", ""))
+    attempt = FactorAttempt(user.pk, device_of(request, user.get_username()))
+    return factor_check(user=user, site=site_of(request), shown=shown, attempt=attempt, now=now)
+
+
+def factor_form(request: HttpRequest, user: User) -> dict[str, Any]:
+    """What the form needs that shows a second factor: `accounts/factor_form.html`."""
+    kinds = set(user.second_factors.values_list("kind", flat=True))
+    site = site_of(request)
+    options = ""
+    if FactorKind.KEY in kinds and site.has_keys:
+        options = key_ceremony(user=user, site=site, ceremony=GET, now=clock.now()).options
+    return {"has_app": FactorKind.APP in kinds, "has_key": FactorKind.KEY in kinds, "key_options": options}
+
+
+def _log_in(request: HttpRequest, user: User, method: str, wanted: str) -> HttpResponse:
+    request.session[METHOD] = method
+    login(request, user, backend="django.contrib.auth.backends.ModelBackend")
+    response = redirect(wanted or resolve_url(settings.LOGIN_REDIRECT_URL))
+    if method == "password":
+        device_remember(response, user.get_username())
+    return response
+
+
+def _limited(request: HttpRequest, limited: LoginLimited) -> HttpResponse:
+    context = {"refused": str(limited), "wait_min": math.ceil(limited.wait_s / 60)}
+    response = render(request, "accounts/refused.html", context, status=429)
+    response.headers["Retry-After"] = str(math.ceil(limited.wait_s))
+    return response
 
 
 @never_cache
@@ -75,9 +160,7 @@ def oidc_back(request: HttpRequest) -> HttpResponse:
     except NotAdmitted as refused:
         return render(request, "accounts/refused.html", {"refused": str(refused)}, status=403)
     wanted = request.session.pop(NEXT, "")
-    request.session[METHOD] = "oidc"
-    login(request, user, backend="django.contrib.auth.backends.ModelBackend")
-    return redirect(wanted or resolve_url(settings.LOGIN_REDIRECT_URL))
+    return admit(request, user, "oidc", wanted)
 
 
 def _provider() -> Provider:

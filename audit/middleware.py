@@ -27,6 +27,7 @@ DENIALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
 KEPT_REFUSALS = DENIALS | {HTTPStatus.TOO_MANY_REQUESTS}
 """What views wrote before these responses stays: it counts attempts. Every other refusal promises that nothing was
 changed."""
+LOGIN_DENIALS = {"login-failed": "wrong password", "factor-failed": "wrong second factor"}
 REASON_FIELDS = ("why", "reason")
 VERBS = {"update": "change", "partial_update": "change", "destroy": "delete", "new": "create"}
 NOUNS = {"version": "model-version"}
@@ -114,14 +115,14 @@ def _record(request: HttpRequest, response: HttpResponse, changes: Changes, logi
 
 
 def _record_login(request: HttpRequest, changes: Changes, login: RequestLogin, proof: Proof) -> None:
-    """A login, logout or wrong password, without what was typed."""
-    denied = login.action == "login-failed"
+    """A login, logout, wrong password or wrong second factor, without what was typed."""
+    denied = LOGIN_DENIALS.get(login.action, "")
     act = Act(
         action="login" if denied else login.action,
         outcome=Outcome.DENIED if denied else Outcome.DONE,
         object=f"user/{login.username}",
         about=changes.objects,
-        reason="wrong password" if denied else "",
+        reason=denied,
         changes={"rows": changes.rows, "events": changes.events},
     )
     actor = Actor(login.username, proof, str(request.META.get("REMOTE_ADDR") or ""))

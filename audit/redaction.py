@@ -15,7 +15,7 @@ LONGEST_NAME = 100
 
 _SECRET_NAME = re.compile(
     r"(?i)(^|[_\-. ])(secrets?|passwords?[12]?|passwd|passphrase|token|credentials?|api[_-]?key|authorization|cookie"
-    r"|csrfmiddlewaretoken|private[_-]?key|access[_-]?key([_-]?id)?)\Z"
+    r"|csrfmiddlewaretoken|private[_-]?key|one[_-]?time[_-]?codes?|access[_-]?key([_-]?id)?)\Z"
 )
 # Whoever writes a text chooses how long these look at it: each takes time in proportion
 # (controlplane/linear_patterns.py).

@@ -27,6 +27,7 @@ NOT_CAPTURED = frozenset(
         "kernel_change",
         "kernel_changehorizon",
         "accounts_loginfailure",
+        "accounts_keychallenge",
         "audit_auditrecord",
         "audit_auditchain",
         "audit_auditexport",

@@ -15,7 +15,8 @@ from django.contrib.auth.signals import user_logged_in, user_logged_out, user_lo
 
 @dataclass(slots=True)
 class RequestLogin:
-    """`action`: "login", "login-failed" or "logout" of `username`; "" while the request did none of them."""
+    """`action`: "login", "login-failed", "factor-failed" or "logout" of `username`; "" while the request did none of
+    them."""
 
     action: str = ""
     username: str = ""
@@ -62,7 +63,7 @@ def _logged_out(sender: Any, user: Any, **_: Any) -> None:
 def _failed(sender: Any, credentials: dict[str, Any], **_: Any) -> None:
     name = str(credentials.get("username") or "").replace("\x00", "")
     if current_login() is not None and get_user_model()._default_manager.filter(username=name).exists():
-        _note("login-failed", name)
+        _note("factor-failed" if credentials.get("second_factor") else "login-failed", name)
 
 
 def _note(action: str, username: str) -> None:

@@ -23,6 +23,8 @@ ALWAYS_HIDDEN = frozenset({"password", "secret", "own_secret", "callback_secret"
 HIDDEN = {
     "accounts.ApiToken": {"digest"},
     "accounts.Approval": {"secrets"},
+    "accounts.KeyChallenge": {"challenge"},
+    "accounts.RecoveryCode": {"digest"},
     "fleet.JoinToken": {"digest"},
     "fleet.AgentCredential": {"digest"},
     "traffic.ApplicationKey": {"digest"},

@@ -108,6 +108,11 @@ SESSION_COOKIE_AGE = 2 * 86_400
 SESSION_LONGEST_S = 7 * 86_400
 """A session is over after a week, however much it is used (OWASP ASVS 5, 7.3.2)."""
 DEVICE_COOKIE_NAME = f"switchyard_device_{SWITCHYARD_PORT}"
+PENDING_COOKIE_NAME = f"switchyard_pending_{SWITCHYARD_PORT}"
+REQUIRE_SECOND_FACTOR = os.environ.get("SWITCHYARD_REQUIRE_SECOND_FACTOR", "off")
+"""Who must have a second factor, of those who log in by a password: off, admins or all. Whoever has one shows it."""
+if REQUIRE_SECOND_FACTOR not in {"off", "admins", "all"}:
+    raise SystemExit(f"SWITCHYARD_REQUIRE_SECOND_FACTOR must be off, admins or all, not {REQUIRE_SECOND_FACTOR!r}")
 SECURE_CONTENT_TYPE_NOSNIFF = True
 X_FRAME_OPTIONS = "DENY"
 
@@ -145,6 +150,7 @@ MIDDLEWARE = [
     "django.contrib.auth.middleware.AuthenticationMiddleware",
     "accounts.middleware.PasswordLoginMiddleware",  # before whatever asks the database
     "accounts.middleware.SessionTrackingMiddleware",
+    "accounts.middleware.SecondFactorEnrolmentMiddleware",
     "django.contrib.messages.middleware.MessageMiddleware",
     "django.middleware.clickjacking.XFrameOptionsMiddleware",
     "django_htmx.middleware.HtmxMiddleware",

@@ -12,7 +12,7 @@ from rest_framework.response import Response
 from accounts.api import examples
 from accounts.api.tokens import TONES
 from accounts.models import Approval, ApprovalRule
-from accounts.permissions import require_human, require_may_reject
+from accounts.permissions import require_fresh_factor, require_human, require_may_reject
 from accounts.services.approval import (
     approval_approve,
     approval_reject,
@@ -89,8 +89,10 @@ class ApprovalViewSet(ReadOnlyModelViewSet[Approval]):
     @extend_schema(operation_id="approvals_approve", request=None, responses={200: ApprovalSerializer})
     @action(detail=True, methods=["post"])
     def approve(self, request: Request, id: str) -> Response:
-        """Approve what another asked for: it is done at once. 409 for your own, and once it is decided."""
+        """Approve what another asked for: it is done at once. 409 for your own, and once it is decided. 403 for users
+        with a second factor, but from a browser where they showed it in the last 10 minutes."""
         require_human(request)
+        require_fresh_factor(request, clock.now())
         row = approval_approve(approval_id=self.get_object().pk, actor=actor_of(request), now=clock.now())
         return Response(ApprovalSerializer(row).data)
 

@@ -13,6 +13,7 @@ USER: dict[str, Any] = {
     "groups": ["on-call"],
     "superuser": False,
     "has_password": True,
+    "second_factor": True,
     "providers": ["https://login.example.com"],
     "last_login": AT,
     "created_at": AT,

@@ -13,7 +13,7 @@ from rest_framework.response import Response
 
 from accounts.api import examples
 from accounts.models import ROLES, SCOPES, ApiToken, LoginSession
-from accounts.permissions import token_owner
+from accounts.permissions import require_fresh_factor, token_owner
 from accounts.selectors import visible_sessions, visible_tokens
 from accounts.services.session import session_end
 from accounts.services.token import DAYS, LONGEST_DAYS, token_create_within, token_revoke
@@ -131,9 +131,11 @@ class TokenViewSet(ReadOnlyModelViewSet[ApiToken]):
 
     @extend_schema(operation_id="tokens_create", request=CreateTokenSerializer, responses={200: NewTokenSerializer})
     def create(self, request: Request) -> Response:
-        """Make a token. This answer is the only one that shows it. Asked with a token, the new one is worth no more."""
+        """Make a token. This answer is the only one that shows it. Asked with a token, the new one is worth no more.
+        403 for users with a second factor, but from a browser where they showed it in the last 10 minutes."""
         body = CreateTokenSerializer(data=request.data)
         body.is_valid(raise_exception=True)
+        require_fresh_factor(request, clock.now())
         fields = dict(body.validated_data)
         token, text = token_create_within(
             user=token_owner(request, fields.get("service_account", "")),

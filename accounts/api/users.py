@@ -14,6 +14,7 @@ from accounts import names
 from accounts.api import examples
 from accounts.api.approvals import ApprovalSerializer, waiting
 from accounts.models import ROLES, Approval, ServiceAccount
+from accounts.permissions import require_fresh_factor
 from accounts.selectors import role_by_groups, service_accounts_described, users_described
 from accounts.services.account_change import account_change
 from kernel import clock
@@ -43,6 +44,7 @@ class UserSerializer(serializers.Serializer[User]):
     superuser = serializers.BooleanField(source="is_superuser", help_text="Admin whatever the groups say.")
     has_password = serializers.SerializerMethodField()
     providers = serializers.SerializerMethodField(help_text="Identity providers that this user came by.")
+    second_factor = serializers.SerializerMethodField(help_text="Whether each login takes one.")
     last_login = serializers.DateTimeField(allow_null=True)
     created_at = serializers.DateTimeField(source="date_joined")
 
@@ -56,6 +58,9 @@ class UserSerializer(serializers.Serializer[User]):
 
     def get_has_password(self, user: User) -> bool:
         return user.has_usable_password()
+
+    def get_second_factor(self, user: User) -> bool:
+        return bool(user.second_factors.all())
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_providers(self, user: User) -> list[str]:
@@ -157,7 +162,7 @@ class UserViewSet(ReadOnlyModelViewSet[User]):
     )
     def partial_update(self, request: Request, name: str) -> Response:
         """Change what is given. 409 if no admin would be left. 202 with a request for a new admin, or another's
-        password, while anything takes two people."""
+        password, while anything takes two people. A password takes a fresh second factor of admins who have one."""
         return _change(self, request, ChangeUserSerializer, name)
 
 
@@ -204,6 +209,8 @@ def _change(view: Any, request: Request, serializer: type[StrictSerializer], nam
     view.get_object()
     body = serializer(data=request.data)
     body.is_valid(raise_exception=True)
+    if "password" in body.validated_data:
+        require_fresh_factor(request, clock.now())
     user = account_change("change user", username=name, actor=actor_of(request), now=clock.now(), **body.validated_data)
     if isinstance(user, Approval):
         return waiting(user)

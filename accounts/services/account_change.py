@@ -1,6 +1,7 @@
 """Changes of accounts, as a person requests them. While any action takes two people, so does whatever gives somebody a
-way to be a second person: an admin more, or a password on an account that is not one's own. What a change gives is seen
-from its outcome, by making it and taking it back, so that no way to an admin can be forgotten here.
+way to be a second person: an admin more, or a password on an account that is not one's own, or one without its second
+factor. What a change gives is seen from its outcome, by making it and taking it back, so that no way to an admin can be
+forgotten here.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,9 +11,10 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db import transaction
 
-from accounts.selectors import Power, powers_beside
+from accounts.selectors import Power, powers_beside, users_with_second_factor
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, is_two_person_rule_on
 from accounts.services.group import group_change, group_create
+from accounts.services.second_factor import second_factors_remove
 from accounts.services.user import HashedPassword, service_account_create, user_change, user_create
 from kernel.access import Role
 
@@ -20,6 +22,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "create user": user_create,
     "change user": user_change,
     "create service account": service_account_create,
+    "remove second factors": second_factors_remove,
     "create group": group_create,
     "change group": group_change,
 }
@@ -55,9 +58,10 @@ def account_change(change: str, *, actor: str, now: datetime, why: str = "", **f
 
 @transaction.atomic
 def _carry_out(change: str, actor: str, now: datetime, fields: Mapping[str, Any]) -> Any:
-    before = powers_beside(actor)
+    before, guarded = powers_beside(actor), users_with_second_factor(actor)
     result = CHANGES[change](actor=actor, now=now, **fields)
     gained = powers_beside(actor) - before
+    gained |= {Power("factor", name) for name in guarded - users_with_second_factor(actor)}
     if gained:
         user = User.objects.filter(username=fields.get("username", "")).first() if fields.get("password") else None
         raise _TakesTwo(sorted(gained), user.password if user is not None else "")
@@ -74,4 +78,6 @@ def _perform(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
     return "done"
 
 
-ACCOUNTS = FleetAction("change-accounts", "Make an admin, or set another's password", _perform, settable=False)
+ACCOUNTS = FleetAction(
+    "change-accounts", "Make an admin, set another's password or remove a second factor", _perform, settable=False
+)

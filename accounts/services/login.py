@@ -20,10 +20,10 @@ from kernel.refusals import Refusal
 
 
 class LoginLimited(Refusal):
-    """Too many wrong passwords; none is heard for `wait_s`."""
+    """Too many wrong passwords, or second factors; none is heard for `wait_s`."""
 
-    def __init__(self, wait_s: float) -> None:
-        super().__init__("too many wrong passwords; try again in a few minutes")
+    def __init__(self, wait_s: float, message: str = "too many wrong passwords; try again in a few minutes") -> None:
+        super().__init__(message)
         self.wait_s = wait_s
 
 

@@ -20,7 +20,8 @@ LONGEST_NAME = 150
 class LoginLimits:
     """Wrong passwords heard within `window_s`. Ten for a name from an address is far above human mistyping and leaves a
     guesser under 3,000 tries a day; an office behind one address has 50; a name has 100, wherever they come from; all
-    strangers together 600. A browser that logged in before counts alone, so none of these keeps it out."""
+    strangers together 600. A browser that logged in before counts alone, so none of these keeps it out. Second factors
+    of a user count by themselves, because a right password, which takes back its own, must not take these back."""
 
     window_s: float = 300.0
     of_name_and_address: int = 10
@@ -28,6 +29,7 @@ class LoginLimits:
     of_name: int = 100
     of_all: int = 600
     of_device: int = 10
+    of_factor: int = 10
 
 
 LIMITS = LoginLimits()
@@ -60,7 +62,19 @@ class Attempt:
         }
 
 
-def attempt_count(*, attempt: Attempt, now: datetime, limits: LoginLimits = LIMITS) -> float:
+@dataclass(frozen=True, slots=True)
+class FactorAttempt:
+    """Who shows a second factor, with which browser if it is known. The address does not matter: whoever gets here has
+    the password."""
+
+    user_id: int
+    device: str = ""
+
+    def counted(self, limits: LoginLimits) -> dict[str, int]:
+        return {_digest("factor", str(self.user_id), self.device): limits.of_factor}
+
+
+def attempt_count(*, attempt: Attempt | FactorAttempt, now: datetime, limits: LoginLimits = LIMITS) -> float:
     """Count an attempt before it is made. Returns 0, or the seconds until it would be heard; then it is not."""
     since = now - timedelta(seconds=limits.window_s)
     counted = attempt.counted(limits)
@@ -72,8 +86,8 @@ def attempt_count(*, attempt: Attempt, now: datetime, limits: LoginLimits = LIMI
     return wait_s
 
 
-def attempt_forget(*, attempt: Attempt, at: datetime, limits: LoginLimits = LIMITS) -> None:
-    """The password was right: the attempt counts for nothing, and the wrong ones of this user from here do no more."""
+def attempt_forget(*, attempt: Attempt | FactorAttempt, at: datetime, limits: LoginLimits = LIMITS) -> None:
+    """It was right: the attempt counts for nothing, and the wrong ones of this user from here do no more."""
     own, *others = attempt.counted(limits)
     LoginFailure.objects.filter(subject=own).delete()
     LoginFailure.objects.filter(subject__in=others, at=at).delete()

@@ -20,6 +20,8 @@ SEEN_EVERY_S = 60
 SEEN = "_seen_s"
 BEGAN = "_login_at_s"
 METHOD = "_login_method"
+FACTOR = "_factor_shown"
+"""In the session: a second factor was shown in it, so its user has one; who removes one loses the sessions."""
 
 
 def session_begin(*, request: HttpRequest, user: User, now: datetime) -> None:
@@ -31,12 +33,13 @@ def session_begin(*, request: HttpRequest, user: User, now: datetime) -> None:
         session_key=request.session.session_key,
         defaults={
             "user": user,
-            "method": str(request.session.pop(METHOD, "password"))[:16],
+            "method": str(request.session.get(METHOD, "password"))[:16],
             "address": str(request.META.get("REMOTE_ADDR") or "")[:64],
             "browser": str(request.META.get("HTTP_USER_AGENT") or "").replace("\x00", "\ufffd")[:200],
             "created_at": now,
             "seen_at": now,
             "expires_at": _expires_at(request, now, now),
+            "factor_at": now if request.session.get(FACTOR) else None,
         },
     )
     request.session[SEEN] = request.session[BEGAN] = now.timestamp()
@@ -56,6 +59,20 @@ def session_seen(*, request: HttpRequest, now: datetime) -> None:
     began = datetime.fromtimestamp(float(request.session.get(BEGAN, 0.0)), UTC)
     until = _expires_at(request, began, now)
     LoginSession.objects.filter(session_key=request.session.session_key).update(seen_at=now, expires_at=until)
+
+
+def session_factor_shown(*, request: HttpRequest, now: datetime) -> None:
+    """Note that a second factor was shown just now."""
+    request.session[FACTOR] = True
+    LoginSession.objects.filter(session_key=request.session.session_key).update(factor_at=now)
+
+
+def session_renew(*, request: HttpRequest, user: User, has_factor: bool, now: datetime) -> None:
+    """Go on under another key after all sessions of the user ended, this one among them. The caller has just shown what
+    it takes to change second factors."""
+    request.session[FACTOR] = has_factor
+    request.session.cycle_key()
+    session_begin(request=request, user=user, now=now)
 
 
 @transaction.atomic

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Generic, TypeVar
+from urllib.parse import urlencode
 
 from django.contrib.auth.views import redirect_to_login
 from django.http import Http404, HttpRequest, HttpResponse, HttpResponseNotAllowed, QueryDict
@@ -20,6 +21,7 @@ from django.views.decorators.debug import sensitive_post_parameters
 from rest_framework import serializers
 
 from accounts.models import Approval
+from accounts.permissions import FactorNeeded
 from controlplane.dashboard.fragments import Context, View, storable
 from kernel import clock
 from kernel.access import Role, require
@@ -28,7 +30,7 @@ from kernel.refusals import Busy, InvalidInput, Refusal
 T = TypeVar("T")
 MAX_TEXT = 500
 MAX_SECRET = 128
-SECRETS = ("password", "old_password", "new_password")
+SECRETS = ("password", "old_password", "new_password", "one_time_code", "credential", "secret")
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +210,8 @@ def action_view(*actions: Action[T]) -> View:
             raise Http404(f"There is no action {name!r} for this {action.target.noun}.")
         try:
             return _act(action, Submission(request, clock.now()), thing)
+        except FactorNeeded:
+            return _to_confirmation(action.target.url(thing))
         except Busy as busy:
             response = refused(request, action.target, thing, str(busy), 503)
             response.headers["Retry-After"] = str(math.ceil(busy.retry_after_s))
@@ -232,6 +236,7 @@ def action_page_view(page: ActionPage[T]) -> View:
     action = page.action
 
     @never_cache
+    @sensitive_post_parameters(*SECRETS)
     def view(request: HttpRequest, **arguments: Any) -> HttpResponse:
         if not request.user.is_authenticated:
             return redirect_to_login(request.get_full_path())
@@ -239,21 +244,33 @@ def action_page_view(page: ActionPage[T]) -> View:
         thing = _find(request, action, arguments, page.deployment(form))
         if request.method not in {"GET", "HEAD", "POST"}:
             return HttpResponseNotAllowed(["GET", "HEAD", "POST"])
-        reason = ""
-        if form.is_post:
-            try:
-                return _act(action, form, thing)
-            except Refusal as refusal:
-                reason = str(refusal)
-        context = page.context(form, thing)
         try:
-            context |= page.predict(form, thing)
-        except Refusal as refusal:
-            reason = reason or str(refusal)
-        context["refused"] = reason
-        return render(request, page.template, context, status=409 if reason else 200)
+            return _act_or_predict(page, form, thing)
+        except FactorNeeded:
+            return _to_confirmation(request.path)
 
     return view
+
+
+def _act_or_predict(page: ActionPage[T], form: Submission, thing: T) -> HttpResponse:
+    reason = ""
+    if form.is_post:
+        try:
+            return _act(page.action, form, thing)
+        except Refusal as refusal:
+            reason = str(refusal)
+    context = page.context(form, thing)
+    try:
+        context |= page.predict(form, thing)
+    except Refusal as refusal:
+        reason = reason or str(refusal)
+    context["refused"] = reason
+    return render(form.request, page.template, context, status=409 if reason else 200)
+
+
+def _to_confirmation(url: str) -> HttpResponse:
+    """Where a second factor is asked for; then back. What was typed is typed again."""
+    return redirect(f"{reverse('factor-confirm')}?{urlencode({'next': url})}")
 
 
 def refused(request: HttpRequest, target: Target[T], thing: T, reason: str, status: int = 409) -> HttpResponse:

@@ -4,9 +4,9 @@ from django.contrib.auth.views import LogoutView
 from django.urls import path, register_converter
 from django.urls.converters import StringConverter
 
-from accounts.views import Login, oidc_back, oidc_begin
+from accounts.views import Login, login_second, oidc_back, oidc_begin
 from controlplane.dashboard.fragments import Page, View, page_view
-from controlplane.dashboard.pages import settings
+from controlplane.dashboard.pages import second_factor, settings
 from controlplane.dashboard.pages.cells import CELL, CELLS, cell_action
 from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from controlplane.dashboard.pages.drafts import draft_edit, draft_new
@@ -91,6 +91,12 @@ urlpatterns = [
     path("settings/webhooks/", _view(settings.WEBHOOKS), name="settings-webhooks"),
     path("settings/rules/", _view(settings.FAULT_RULES), name="settings-rules"),
     path("settings/password/", settings.password_change_action, name="password-change"),
+    path("settings/second-factor/", second_factor.factors, name="factors"),
+    path("settings/second-factor/app/", second_factor.factor_app, name="factor-app"),
+    path("settings/second-factor/key/", second_factor.factor_key, name="factor-key"),
+    path("settings/second-factor/confirm/", second_factor.factor_confirm, name="factor-confirm"),
+    path("settings/second-factor/recovery/", second_factor.recovery_codes_action, name="factor-recovery"),
+    path("settings/second-factor/<int:factor_id>/remove/", second_factor.factor_remove_action, name="factor-remove"),
     path("settings/tokens/new/", settings.token_new, name="token-new"),
     path("settings/tokens/<str:prefix>/revoke/", settings.token_revoke_action, name="token-revoke"),
     path("settings/sessions/<int:session_id>/end/", settings.session_end_action, name="session-end"),
@@ -111,6 +117,7 @@ urlpatterns = [
     path("settings/webhooks/<slug:name>/delete/", settings.webhook_delete_action, name="webhook-delete"),
     path("settings/rules/<slug:name>/", settings.fault_rule_action, name="fault-rule"),
     path("login/", Login.as_view(), name="login"),
+    path("login/second/", login_second, name="login-second"),
     path("login/oidc/", oidc_begin, name="oidc-begin"),
     path("login/oidc/back/", oidc_back, name="oidc-back"),
     path("logout/", LogoutView.as_view(), name="logout"),

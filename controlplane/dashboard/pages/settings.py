@@ -17,7 +17,7 @@ from accounts.api.tokens import CreateTokenSerializer
 from accounts.api.users import CreateServiceAccountSerializer, CreateUserSerializer
 from accounts.hashing import hash_slot
 from accounts.models import Approval, Grant, GroupRole
-from accounts.permissions import require_human, require_may_reject, token_owner
+from accounts.permissions import require_fresh_factor, require_human, require_may_reject, token_owner
 from accounts.selectors import visible_sessions, visible_tokens
 from accounts.services.account_change import account_change
 from accounts.services.approval import approval_approve, approval_reject, approval_rule_set
@@ -56,6 +56,7 @@ SETTINGS = _page(
     "You",
     Role.VIEWER,
     _part("me", "You", lambda request: read.own_access(request.caller)),
+    _part("factors", "Second factor", lambda request: read.factors_view(request.caller)),
     _part("tokens", "API tokens", lambda request: read.tokens_view(request.caller, request.now)),
     _part("sessions", "Sessions", lambda request: read.session_rows(request.caller, request.now), "sessions"),
 )
@@ -99,6 +100,7 @@ RULES_PAGE = page_target("settings-rules")
 @action(OWN, Role.VIEWER)
 def token_new(form: Submission, _: None) -> HttpResponse:
     """A token for oneself or, for admins, for a service account; its text is shown once."""
+    require_fresh_factor(form.request, form.now)
     fields = form.valid(CreateTokenSerializer, "name", "scope", "expires_in_days", "service_account")
     token, text = token_create_within(
         user=token_owner(form.request, fields.get("service_account", "")),
@@ -129,6 +131,7 @@ def session_end_action(form: Submission, session_id: int) -> None:
 @action(OWN, Role.VIEWER)
 def password_change_action(form: Submission, _: None) -> HttpResponse | None:
     """One's own password. Wrong old ones are counted, by themselves; a right one leads to the login."""
+    require_fresh_factor(form.request, form.now)
     with hash_slot(known=True):  # before the lock, so that few wait for it
         user = get_object_or_404(User.objects.select_for_update(), pk=form.request.user.pk or 0)
         attempt = Attempt(username=user.username, address="", device=LOGGED_IN)
@@ -155,14 +158,19 @@ def service_account_new(form: Submission, _: None) -> object:
 
 @action(USERS_PAGE, Role.ADMIN)
 def user_change_action(form: Submission, username: str) -> object:
-    """Groups, password or whether active: only what the form's `what` names."""
+    """Groups, password, second factors or whether active: only what the form's `what` names."""
     user = get_object_or_404(User, username=storable(username))
+    what = form.text("what")
+    if what in {"password", "factors"}:
+        require_fresh_factor(form.request, form.now)
+    if what == "factors":
+        return account_change("remove second factors", username=user.username, actor=form.actor, now=form.now)
     changes: dict[str, Callable[[], dict[str, Any]]] = {
         "groups": lambda: {"groups": form.texts("groups")},
         "password": lambda: {"password": form.secret("password")},
         "active": lambda: {"active": form.text("active") == "yes"},
     }
-    change = changes.get(form.text("what"), dict)()
+    change = changes.get(what, dict)()
     return account_change("change user", username=user.username, actor=form.actor, now=form.now, **change)
 
 
@@ -203,6 +211,7 @@ def grant_revoke_action(form: Submission, grant_id: int) -> None:
 @action(APPROVALS_PAGE, Role.ADMIN)
 def approval_approve_action(form: Submission, approval_id: int) -> None:
     require_human(form.request)
+    require_fresh_factor(form.request, form.now)
     approval = get_object_or_404(Approval, pk=approval_id)
     approval_approve(approval_id=approval.pk, actor=form.actor, now=form.now)
 

@@ -14,6 +14,8 @@ from accounts.models import (
     Grant,
     GroupRole,
     LoginSession,
+    RecoveryCode,
+    SecondFactor,
     ServiceAccount,
 )
 from accounts.selectors import (
@@ -111,6 +113,19 @@ def own_access(caller: Caller) -> OwnAccess:
     groups = tuple(user.groups.order_by("name").values_list("name", flat=True))
     grants = Grant.objects.filter(user=user) | Grant.objects.filter(group__user=user)
     return OwnAccess(user, caller.access.role, groups, tuple(grants.order_by("deployment").distinct()))
+
+
+@dataclass(frozen=True, slots=True)
+class FactorsView:
+    """A user's own second factors, and how many recovery codes are left."""
+
+    rows: tuple[SecondFactor, ...]
+    recovery_codes: int
+
+
+def factors_view(caller: Caller) -> FactorsView:
+    rows = tuple(SecondFactor.objects.filter(user_id=caller.user.pk or 0))
+    return FactorsView(rows, RecoveryCode.objects.filter(user_id=caller.user.pk or 0).count() if rows else 0)
 
 
 def tokens_view(caller: Caller, now: datetime) -> TokensView:

@@ -10,14 +10,15 @@ from tests.controlplane.access.endpoints import Operation, pages
 
 pytestmark = pytest.mark.django_db
 
-ANYBODY = {"login", "logout", "oidc-begin", "oidc-back"}
+ANYBODY = {"login", "login-second", "logout", "oidc-begin", "oidc-back"}
 KNOWS_THE_OLD_ONE = {"password-change"}
 """Whoever is logged in; refused like the others without the old password (tests of the settings)."""
 VIEWER = {
     "overview", "deployments", "deployment", "rollouts", "rollout", "cells", "cell", "nodes", "node", "traffic",
     "playground", "keys", "key", "models", "model", "version", "version-diff", "incidents", "incident", "search",
     "events", "settings", "approvals", "settings-webhooks", "settings-rules", "token-new",
-    "token-revoke", "session-end", "approval-reject",
+    "token-revoke", "session-end", "approval-reject", "factors", "factor-app", "factor-key", "factor-confirm",
+    "factor-recovery", "factor-remove",
 }  # fmt: skip
 OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",

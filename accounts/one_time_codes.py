@@ -1,0 +1,88 @@
+"""One-time codes of authenticator apps (RFC 6238), and recovery codes. Pure, but for what is random.
+
+The secret that an app shares is sealed with the key of this control plane, for one user: who reads the database alone
+makes no code, and a row that is moved to another user opens nothing.
+"""
+
+import base64
+import json
+import secrets
+from datetime import datetime
+
+import pyotp
+import segno
+from cryptography.fernet import Fernet, InvalidToken
+from django.utils.crypto import constant_time_compare, salted_hmac
+
+STEP_S = 30
+"""Of all common apps; so are six digits and SHA-1, which RFC 6238 has as defaults."""
+DRIFT_STEPS = 1
+"""How far an app's clock may be off, either way (RFC 6238, 5.2)."""
+ENROL_WITHIN_S = 600
+"""How long a secret that was shown waits for the first code of its app."""
+RECOVERY_CODES = 10
+_LETTERS = "abcdefghijkmnpqrstuvwxyz23456789"
+"""Without those that are read as others: 32, so that sixteen of them have 80 bits."""
+_GROUPS, _GROUP = 4, 4
+
+
+def app_secret() -> str:
+    """A new secret of 160 bits, in base32, as people type it."""
+    return pyotp.random_base32()
+
+
+def sealed(secret: str, user_id: int, now: datetime) -> str:
+    """A secret as it is stored, and as a form carries it."""
+    return _box().encrypt_at_time(json.dumps([user_id, secret]).encode(), int(now.timestamp())).decode()
+
+
+def unsealed(text: str, user_id: int) -> str:
+    """The secret; "" if it is another user's, or was sealed with another key."""
+    try:
+        owner, secret = json.loads(_box().decrypt(text.encode()))
+    except (InvalidToken, ValueError, TypeError):
+        return ""
+    return str(secret) if owner == user_id else ""
+
+
+def is_recent(text: str, now: datetime) -> bool:
+    """Whether a secret was sealed within `ENROL_WITHIN_S`."""
+    try:
+        return now.timestamp() - _box().extract_timestamp(text.encode()) <= ENROL_WITHIN_S
+    except (InvalidToken, ValueError):
+        return False
+
+
+def matching_step(secret: str, code: str, now: datetime, after: int) -> int | None:
+    """The time step whose code this is, of those around now that come after the last one used."""
+    current = int(now.timestamp()) // STEP_S
+    app = pyotp.TOTP(secret, interval=STEP_S)
+    steps = range(current - DRIFT_STEPS, current + DRIFT_STEPS + 1)
+    return next((step for step in steps if step > after and constant_time_compare(app.generate_otp(step), code)), None)
+
+
+def provisioning_uri(secret: str, username: str, host: str) -> str:
+    """What an app reads from the QR code."""
+    return pyotp.TOTP(secret, interval=STEP_S).provisioning_uri(name=username, issuer_name=f"Switchyard {host}")
+
+
+def qr_code(text: str) -> str:
+    """A QR code as SVG, to stand inside a page: no style of its own, black on white in every theme."""
+    return segno.make(text, error="m", micro=False).svg_inline(border=4, light="white", omitsize=True)
+
+
+def recovery_codes() -> tuple[str, ...]:
+    """New ones, as they are shown."""
+    return tuple(
+        "-".join("".join(secrets.choice(_LETTERS) for _ in range(_GROUP)) for _ in range(_GROUPS))
+        for _ in range(RECOVERY_CODES)
+    )
+
+
+def typed(code: str) -> str:
+    """A code of either kind without what people put between its letters."""
+    return "".join(letter for letter in code[:64].casefold() if letter.isascii() and letter.isalnum())
+
+
+def _box() -> Fernet:
+    return Fernet(base64.urlsafe_b64encode(salted_hmac("accounts.one_time_codes", "", algorithm="sha256").digest()))

@@ -1,0 +1,175 @@
+"""Security keys and passkeys as second factors (WebAuthn), by Yubico's library. It stores nothing.
+
+What a key signs names the page's origin and host, which are those of the request, so nothing that is signed for another
+page counts here.
+"""
+
+import base64
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Any
+
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from django.http import HttpRequest
+from fido2.server import Fido2Server
+from fido2.utils import websafe_encode
+from fido2.webauthn import (
+    AttestedCredentialData,
+    AuthenticationResponse,
+    PublicKeyCredentialRpEntity,
+    PublicKeyCredentialUserEntity,
+    ResidentKeyRequirement,
+    UserVerificationRequirement,
+)
+
+LONGEST_RESPONSE = 16 * 1024
+"""Of a browser, as JSON; those of common keys have one to four kilobytes."""
+CREATE, GET = "create", "get"
+"""The two ceremonies, as browsers call them: to enrol a key, and to show it."""
+_FAULTS = (
+    ValueError, TypeError, KeyError, IndexError, AttributeError, AssertionError, OverflowError, RecursionError,
+    struct.error, InvalidSignature, UnsupportedAlgorithm,
+)  # fmt: skip
+"""What the library raises for bytes that are no response of a key, or of another one."""
+
+
+class KeyFault(Exception):
+    """The response does not count; the text says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The page that asks: `origin` as the browser names it, `host` without port."""
+
+    origin: str
+    host: str
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether browsers offer security keys here: on pages with a name, over HTTPS or on this machine."""
+        try:
+            ip_address(self.host.strip("[]"))
+        except ValueError:
+            return self.origin.startswith("https://") or self.host == "localhost"
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Ceremony:
+    """`options`: for the browser, as JSON. `challenge`: what its response must have signed."""
+
+    options: str
+    challenge: str
+
+
+def site_of(request: HttpRequest) -> Site:
+    """The site that a request is for; its host is one of those that are allowed."""
+    host = request.get_host()
+    name, _, port = host.rpartition(":")
+    return Site(f"{request.scheme}://{host}", name if name and port.isdigit() else host)
+
+
+def enrolment(site: Site, user_id: int, username: str, known: Sequence[str]) -> Ceremony:
+    """Ask a browser to make a credential, on a key that has none of `known`."""
+    user = PublicKeyCredentialUserEntity(id=str(user_id).encode(), name=username, display_name=username)
+    options, state = _server(site).register_begin(
+        user,
+        [_credential(each) for each in known],
+        resident_key_requirement=ResidentKeyRequirement.DISCOURAGED,
+        user_verification=UserVerificationRequirement.DISCOURAGED,
+    )
+    return Ceremony(json.dumps(dict(options.public_key)), state["challenge"])
+
+
+def showing(site: Site, known: Sequence[str]) -> Ceremony:
+    """Ask a browser to have one of `known` sign."""
+    credentials = [_credential(each) for each in known]
+    options, state = _server(site).authenticate_begin(credentials, UserVerificationRequirement.DISCOURAGED)
+    return Ceremony(json.dumps(dict(options.public_key)), state["challenge"])
+
+
+def challenge_in(response: Mapping[str, Any]) -> str:
+    """Which challenge a response claims to have signed; nothing of it is proved yet.
+
+    Raises:
+        KeyFault: it is no response of a browser.
+    """
+    try:
+        encoded = str(response["response"]["clientDataJSON"])
+        client_data = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+        return str(client_data["challenge"])
+    except _FAULTS as fault:
+        raise KeyFault("this is no response of a security key") from fault
+
+
+def read_response(text: str) -> Mapping[str, Any]:
+    """A browser's response.
+
+    Raises:
+        KeyFault: it is too long, or no JSON object.
+    """
+    try:
+        response = json.loads(text) if len(text) <= LONGEST_RESPONSE else None
+    except (ValueError, RecursionError):
+        response = None
+    if not isinstance(response, dict):
+        raise KeyFault("this is no response of a security key")
+    return response
+
+
+def enrolled(site: Site, challenge: str, response: Mapping[str, Any]) -> tuple[str, int]:
+    """The new credential, as it is stored, and its key's counter.
+
+    Raises:
+        KeyFault: it was made for another page or challenge, or by nobody who touched a key.
+    """
+    try:
+        data = _server(site).register_complete(_state(challenge), response)
+        assert data.credential_data is not None  # noqa: S101 - else the next line would say less
+        _require_usable(data.credential_data)
+        return websafe_encode(bytes(data.credential_data)), data.counter
+    except _FAULTS as fault:
+        raise KeyFault(str(fault) or type(fault).__name__) from fault
+
+
+def shown(site: Site, challenge: str, known: Sequence[str], response: Mapping[str, Any]) -> tuple[str, int]:
+    """Which of `known` signed, and its key's counter.
+
+    Raises:
+        KeyFault: none did, or for another page or challenge.
+    """
+    try:
+        by_id = {_credential(each).credential_id: each for each in known}
+        credentials = [_credential(each) for each in known]
+        used = _server(site).authenticate_complete(_state(challenge), credentials, response)
+        counter = AuthenticationResponse.from_dict(response).response.authenticator_data.counter
+        return by_id[used.credential_id], counter
+    except _FAULTS as fault:
+        raise KeyFault(str(fault) or type(fault).__name__) from fault
+
+
+def _require_usable(credential: AttestedCredentialData) -> None:
+    """Its public key is whole: it finds a signature wrong, instead of not being able to tell."""
+    try:
+        credential.public_key.verify(b"", b"")
+    except InvalidSignature:
+        return
+    except NotImplementedError:
+        pass
+    raise ValueError("its public key is of no use")
+
+
+def _server(site: Site) -> Fido2Server:
+    party = PublicKeyCredentialRpEntity(id=site.host, name="Switchyard")
+    return Fido2Server(party, verify_origin=lambda origin: origin == site.origin)
+
+
+def _state(challenge: str) -> dict[str, Any]:
+    return {"challenge": challenge, "user_verification": UserVerificationRequirement.DISCOURAGED}
+
+
+def _credential(text: str) -> AttestedCredentialData:
+    return AttestedCredentialData(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))
