@@ -115,7 +115,8 @@ def _cookie(number: int) -> str:
 @contextmanager
 def _web(workers: int) -> Iterator[None]:
     command = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(PORT)]
-    command += ["--ws", "websockets-sansio", "--log-level", "error", "--no-access-log", "--workers", str(workers)]
+    command += ["--ws", "controlplane.websocket_protocol:WebSocketProtocol", "--log-level", "error"]
+    command += ["--no-access-log", "--workers", str(workers)]
     # Users think longer than connections are kept by default, and a client that meets the end of one gives up.
     command += ["--timeout-keep-alive", "120"]
     process = subprocess.Popen(command, cwd=Path(__file__).resolve().parents[1], env=dict(os.environ))

@@ -28,7 +28,7 @@ UNCHECKED = {"CELERY_SKIP_CHECKS": "1"}
 def web(configuration: Configuration, environment: Mapping[str, str]) -> Service:
     """The ASGI server: dashboard, API, agents' and browsers' WebSockets."""
     arguments = ["uvicorn", "controlplane.asgi:application", "--host", HOST, "--port", str(configuration.port)]
-    arguments += ["--ws", "websockets-sansio", "--ws-max-size", str(MAX_FRAME_BYTES)]
+    arguments += ["--ws", "controlplane.websocket_protocol:WebSocketProtocol", "--ws-max-size", str(MAX_FRAME_BYTES)]
     arguments += ["--ws-per-message-deflate", "false", "--no-access-log", "--lifespan", "off"]
     arguments += ["--no-proxy-headers"]  # whose headers count, the settings say (controlplane.asgi)
     arguments += ["--timeout-graceful-shutdown", str(_WEB_GRACE_S), "--no-use-colors"]

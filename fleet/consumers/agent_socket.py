@@ -14,7 +14,9 @@ from django.db import DatabaseError
 from engine_agent.protocol.codec import BadMessage, decode_up
 from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello, Refused
 from engine_agent.protocol.parts import frames_of
-from fleet.consumers.hub import AgentHub, AgentSession, Lane, TokenBucket
+from fleet.consumers.hub import AgentHub, AgentSession, Lane
+from fleet.consumers.knocks import RETRY_AFTER_S, Knock, credential_of
+from fleet.consumers.token_bucket import TokenBucket
 from fleet.services.enrolment import AgentIdentity, agent_identify
 from kernel.refusals import Conflict
 
@@ -38,6 +40,10 @@ class _Closed(Exception):
     """The agent closed the connection."""
 
 
+class _TooMany(Exception):
+    """Strangers took every look-up of this second."""
+
+
 class AgentSocket:
     """The ASGI application for agents' sockets."""
 
@@ -49,9 +55,13 @@ class AgentSocket:
         await receive()  # websocket.connect
         try:
             identity = await self._identify(scope)
+        except _TooMany:
+            await _respond(send, 429, RETRY_AFTER_S, b"too many credentials are being looked up")
+            return
         except DatabaseError as error:
             log.warning("cannot authenticate an agent: %s", error)
-            await _respond_unavailable(send)  # not a refusal: the credential may be a good one
+            # Not a refusal: the credential may be a good one.
+            await _respond(send, 503, 1, b"the database does not answer")
             return
         if identity is None:
             await send({"type": "websocket.close", "code": CLOSE_REFUSED})  # before accept: answers 403
@@ -77,10 +87,12 @@ class AgentSocket:
 
     async def _identify(self, scope: dict[str, Any]) -> AgentIdentity | None:
         header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-        scheme, _, credential = header.partition(" ")
-        if scheme.lower() != "bearer":
-            return None
-        return await self.hub.in_database(Lane.CREDENTIALS, agent_identify, credential.strip())
+        match self.hub.knocks.judge(header):
+            case Knock.REFUSED:
+                return None
+            case Knock.LATER:
+                raise _TooMany
+        return await self.hub.in_database(Lane.CREDENTIALS, agent_identify, credential_of(header))
 
     async def _hello(self, receive: Receive, identity: AgentIdentity) -> Hello:
         try:
@@ -141,6 +153,7 @@ async def _close(send: Send, reason: str) -> None:
     await send({"type": "websocket.close", "code": CLOSE_REFUSED, "reason": reason[:100]})
 
 
-async def _respond_unavailable(send: Send) -> None:
-    await send({"type": "websocket.http.response.start", "status": 503, "headers": [(b"retry-after", b"1")]})
-    await send({"type": "websocket.http.response.body", "body": b"the database does not answer"})
+async def _respond(send: Send, status: int, retry_after_s: int, why: bytes) -> None:
+    headers = [(b"retry-after", str(retry_after_s).encode())]
+    await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
+    await send({"type": "websocket.http.response.body", "body": why})

@@ -24,8 +24,9 @@ from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import Cause, Desired, DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
+from fleet.consumers.knocks import Knocks
 from fleet.selectors.snapshot import LISTENING_LEASE
-from fleet.services.enrolment import AgentIdentity, credentials_revoked
+from fleet.services.enrolment import AgentIdentity, credential_prefixes, credentials_revoked
 from fleet.services.loop_watch import LOOK_EVERY_S, ControlLoopWatch
 from kernel import clock
 from kernel.leases import lease_take
@@ -36,6 +37,7 @@ FLUSH_EVERY_S = 1.0
 URGENT_PAUSE_S = 0.05
 """Collects what changes together (the ranks of one cell) into one write."""
 REVOKED_EVERY_S = 5.0
+PREFIXES_EVERY_S = 1.0
 SEND_LIMIT_S = 10.0
 """An agent that takes no message for so long is not there, whatever its socket says."""
 CLOSE_LIMIT_S = 1.0
@@ -63,25 +65,6 @@ class AgentSession:
     sent_version: int = -1
     sending: "asyncio.Task[None] | None" = None
     is_cut: bool = False
-
-
-class TokenBucket:
-    """Limits one agent's messages: `per_s` a second on average, `burst` at once. The caller brings the time."""
-
-    def __init__(self, *, per_s: float, burst: float, now: float) -> None:
-        self.per_s = per_s
-        self.burst = burst
-        self._tokens = burst
-        self._at = now
-
-    def take(self, now: float, tokens: float = 1.0) -> bool:
-        """Use this many tokens; False if there are not so many left."""
-        self._tokens = min(self.burst, self._tokens + (now - self._at) * self.per_s)
-        self._at = now
-        if self._tokens < tokens:
-            return False
-        self._tokens -= tokens
-        return True
 
 
 class AgentHandler(Protocol):
@@ -164,6 +147,8 @@ class AgentHub:
         self.handlers = handlers
         self.sessions: dict[str, AgentSession] = {}
         self.causes = PendingCauses()
+        self.knocks = Knocks()
+        self._newest_credential = 0
         self._lanes = {lane: _lane_thread(lane) for lane in Lane}
         self._loop_watch = ControlLoopWatch()
         self._urgent = asyncio.Event()
@@ -187,7 +172,7 @@ class AgentHub:
         if not self._loops:
             loops = (
                 *(self._lease_loop, self._flush_loop, self._send_loop),
-                *(self._doorbell_loop, self._revocation_loop, self._watch_loop),
+                *(self._doorbell_loop, self._revocation_loop, self._watch_loop, self._prefix_loop),
             )
             self._loops = [asyncio.create_task(self._for_ever(loop)) for loop in loops]
 
@@ -322,6 +307,12 @@ class AgentHub:
         if prefixes:
             for prefix in await self.in_database(Lane.ORDERS, credentials_revoked, list(prefixes)):
                 await self._cut(prefixes[prefix], "its credential was revoked")
+
+    async def _prefix_loop(self) -> None:
+        newest, prefixes = await self.in_database(Lane.ORDERS, credential_prefixes, self._newest_credential)
+        self._newest_credential = newest
+        self.knocks.learn(prefixes)
+        await asyncio.sleep(PREFIXES_EVERY_S)
 
     async def _watch_loop(self) -> None:
         """Whether the controller makes passes: it cannot say itself that it does not."""

@@ -9,8 +9,9 @@ import msgspec
 
 from engine_agent.protocol.codec import FAULT_BYTES_MAX, encode_unbounded
 from engine_agent.protocol.messages import DownMessage, Fault, LogTail, Report, UpMessage
-from fleet.consumers.hub import AgentSession, TokenBucket
+from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
+from fleet.consumers.token_bucket import TokenBucket
 from fleet.selectors.node import desired_for, desired_versions
 from fleet.services.node_log import node_logs_store
 from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store

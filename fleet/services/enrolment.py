@@ -15,6 +15,9 @@ from kernel.secrets import secret_issue, secret_matches, secret_prefix
 JOIN_TOKENS_KEPT = timedelta(days=7)
 """After they expired: until then the refusal says so, instead of that the token is unknown."""
 
+COMMITTED_LATE = 500
+"""Credentials that may be under way at once."""
+
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
 
 
@@ -100,6 +103,16 @@ def agent_identify(credential: str) -> AgentIdentity | None:
     if row is None or not secret_matches(credential, row.digest):
         return None
     return AgentIdentity(kind=AgentKind(row.kind), id=row.subject, region=row.region, prefix=row.prefix)
+
+
+def credential_prefixes(newest: int) -> tuple[int, list[str]]:
+    """The prefixes of credentials that are newer than `newest`, as an earlier call returned it, and the newest now.
+
+    Some older ones are among them: a transaction may commit after one that began later.
+    """
+    rows = AgentCredential.objects.filter(pk__gt=newest - COMMITTED_LATE, revoked_at__isnull=True)
+    found = list(rows.values_list("pk", "prefix"))
+    return max((pk for pk, _ in found), default=newest), [prefix for _, prefix in found]
 
 
 def credentials_revoked(prefixes: list[str]) -> set[str]:

@@ -32,7 +32,7 @@ def web_process(log: Path) -> Iterator[str]:
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(port)]
-    command += ["--ws", "websockets-sansio", "--log-level", "warning"]
+    command += ["--ws", "controlplane.websocket_protocol:WebSocketProtocol", "--log-level", "warning"]
     environment = {
         **os.environ,
         "DATABASE_URL": _database_url(),

@@ -15,6 +15,7 @@ from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers import agent_socket
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub, Lane
+from fleet.consumers.knocks import Knock, Knocks
 from fleet.consumers.node_handler import NodeHandler
 from fleet.models import AgentCredential, Node, NodeLog
 from fleet.planning.decisions import StartCell
@@ -44,6 +45,9 @@ READY = Report(
     health=Health(ok=True),
     load=Load(in_flight=3),
 )
+
+
+STRANGER = f"Bearer sw_00000000_{'5e' * 24}"
 
 
 @pytest_asyncio.fixture
@@ -220,7 +224,7 @@ async def test_strangers_whose_look_ups_take_long_hold_up_nobody_who_is_known(
         async with connected(socket) as client:
             await client.receive_message()
             monkeypatch.setattr(agent_socket, "agent_identify", slow)
-            strangers = [asyncio.create_task(AgentClient(socket, "Bearer sw_0_1").connect()) for _ in range(50)]
+            strangers = [asyncio.create_task(AgentClient(socket, STRANGER).connect()) for _ in range(50)]
             assert await eventually(looked_up.is_set)
             await client.send_message(encode(READY))
             assert await eventually(report_of("n-a", connected=True))
@@ -231,6 +235,22 @@ async def test_strangers_whose_look_ups_take_long_hold_up_nobody_who_is_known(
     finally:
         held.set()
     assert {message["code"] for message in await asyncio.gather(*strangers)} == {4403}
+
+
+async def test_a_flood_of_knocks_is_not_looked_up_and_keeps_no_agent_out(
+    socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    knocks = Knocks(now=lambda: 0.0)  # no look-up comes back meanwhile
+    monkeypatch.setattr(socket.hub, "knocks", knocks)
+    while knocks.judge(STRANGER) is Knock.LOOKED_UP:
+        pass
+    secret = await credential("n-a")
+    socket.hub.start()
+    assert await eventually(lambda: knocks.judge(f"Bearer {secret}") is Knock.LOOKED_UP)
+    answer = await AgentClient(socket, STRANGER).connect()
+    assert (answer["type"], answer["status"]) == ("websocket.http.response.start", 429)
+    assert dict(answer["headers"])[b"retry-after"] == b"2"
+    assert await client_with(socket, secret).connect() == {"type": "websocket.accept"}
 
 
 async def test_no_request_can_take_the_connections_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,6 @@
 """The token bucket that limits one peer."""
 
-from fleet.consumers.hub import TokenBucket
+from fleet.consumers.token_bucket import TokenBucket
 
 
 def test_a_burst_is_allowed_and_then_the_rate() -> None:

@@ -1,0 +1,35 @@
+"""The WebSocket protocol that uvicorn runs. It refuses what knocks at the agents' door in vain before a handshake costs
+anything, and ends a connection whose text is no UTF-8 without a traceback in the log.
+"""
+
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+
+from controlplane.asgi import hub
+from fleet.consumers.knocks import RETRY_AFTER_S, Knock
+
+AGENTS_DOOR = (b"GET /agents/ws HTTP/1.1\r\n", b"GET /agents/ws?")
+"""Other spellings of the path reach the socket itself, which judges the same."""
+_END = b"Connection: close\r\nContent-Length: 0\r\n\r\n"
+ANSWERS = {
+    Knock.REFUSED: b"HTTP/1.1 403 Forbidden\r\n" + _END,
+    Knock.LATER: f"HTTP/1.1 429 Too Many Requests\r\nRetry-After: {RETRY_AFTER_S}\r\n".encode() + _END,
+}
+
+
+class WebSocketProtocol(WebSocketsSansIOProtocol):
+    """What uvicorn gives each connection that wants to be a WebSocket."""
+
+    def data_received(self, data: bytes) -> None:
+        """The first call brings the whole head of the request, names in lower case."""
+        if not self.handshake_initiated and data.startswith(AGENTS_DOOR):
+            answer = ANSWERS.get(hub.knocks.judge(_authorization(data), counts=False))
+            if answer is not None:
+                self.transport.write(answer)
+                self.transport.close()
+                return
+        super().data_received(data)
+
+
+def _authorization(head: bytes) -> str:
+    _, _, rest = head.partition(b"\r\nauthorization: ")
+    return rest.partition(b"\r\n")[0].decode("latin-1")
