@@ -21,6 +21,7 @@ _SECRET_NAME = re.compile(
 # (controlplane/linear_patterns.py).
 _OWN_SECRET = re.compile(r"\bsw_([0-9a-f]{4,16})_[0-9a-f]+")
 _USER_IN_URL = re.compile(r"\b(\w{1,20}://)[^/\s:@]{1,256}:[^/\s@]{1,512}@")
+_PATH_OF_URL = re.compile(r"(\w{1,20}://[^/?#]{1,256})[/?#].")
 _SLACK = re.compile(r"(https://hooks\.slack\.com/)\S+")
 
 
@@ -35,7 +36,7 @@ def without_secrets(value: Any, depth: int = 0) -> Any:
         return "(nested too deeply)"
     if isinstance(value, dict):
         return {
-            clean(str(name)): HIDDEN if is_secret_name(str(name)) and part else without_secrets(part, depth + 1)
+            clean(str(name)): HIDDEN if is_secret_name(str(name)) and part else _without_path(str(name), part, depth)
             for name, part in value.items()
         }
     if isinstance(value, list | tuple | set | frozenset):
@@ -43,6 +44,23 @@ def without_secrets(value: Any, depth: int = 0) -> Any:
     if value is None or isinstance(value, bool | int | float):
         return value
     return clean(str(value))
+
+
+def _without_path(name: str, value: Any, depth: int) -> Any:
+    """Of an address that is called, only whose it is: the path of a webhook is often its secret."""
+    if name.casefold().endswith("url"):
+        value = _host_only(value)
+    return without_secrets(value, depth + 1)
+
+
+def _host_only(value: Any) -> Any:
+    """The value as it is, or as it was and is, with its addresses cut."""
+    if isinstance(value, list | tuple):
+        return [_host_only(part) for part in value]
+    if isinstance(value, dict):
+        return {name: _host_only(part) if isinstance(part, str) else part for name, part in value.items()}
+    found = _PATH_OF_URL.match(value) if isinstance(value, str) else None
+    return f"{found[1]}/…" if found else value
 
 
 def clean(text: str) -> str:

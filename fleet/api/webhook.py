@@ -27,7 +27,7 @@ FORMATS = choices(WebhookFormat)
 EVENTS = [(event.value, event.value) for event in WebhookEvent if event is not WebhookEvent.TEST]
 HOOK = {
     "name": "pager",
-    "url": "https://pager.example.com/hooks/switchyard",
+    "url": "https://pager.example.com/…",
     "format": "json",
     "events": ["incident.opened", "incident.closed"],
     "enabled": True,
@@ -51,7 +51,7 @@ DELIVERY = {
 
 @extend_schema_serializer(examples=[OpenApiExample("webhook", HOOK, response_only=True)])
 class WebhookSerializer(serializers.ModelSerializer[Webhook]):
-    url = serializers.CharField(source="shown_url", help_text="Of a chat only the host: the rest is a secret.")
+    url = serializers.CharField(source="shown_url", help_text="The host only: the rest may be a secret.")
     format = serializers.ChoiceField(choices=FORMATS)
     events = serializers.ListField(child=serializers.ChoiceField(choices=EVENTS), help_text="Empty: all of them.")
 

@@ -5,8 +5,8 @@ import secrets
 from django.db import models
 
 from fleet.planning.states import choices
-from fleet.planning.webhooks.delivery import DELIVERY_TONE, DeliveryState
-from fleet.planning.webhooks.messages import WebhookFormat, shown_url
+from fleet.planning.webhooks.delivery import DELIVERY_TONE, DeliveryState, shown_url
+from fleet.planning.webhooks.messages import WebhookFormat
 from kernel.tones import Tone
 
 
@@ -35,7 +35,7 @@ class Webhook(models.Model):
     @property
     def shown_url(self) -> str:
         """Its address as it may be shown."""
-        return shown_url(self.url, self.format)
+        return shown_url(self.url)
 
 
 class WebhookDelivery(models.Model):
@@ -75,7 +75,7 @@ class WebhookDelivery(models.Model):
     @property
     def receiver(self) -> str:
         """What it is called in the log."""
-        return f"webhook {self.webhook.name}" if self.webhook else self.own_url
+        return f"webhook {self.webhook.name}" if self.webhook else shown_url(self.own_url)
 
     @property
     def url(self) -> str:

@@ -6,9 +6,16 @@ import contextlib
 import socket
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fleet.planning.webhooks.delivery import RefusedUrl, Target, WebhookSettings, choose_address, parse_url
+from fleet.planning.webhooks.delivery import (
+    RefusedUrl,
+    Target,
+    WebhookSettings,
+    choose_address,
+    parse_url,
+    without_path,
+)
 
 STATUS_LINE_PARTS = 2
 REASON_LETTERS = 200
@@ -70,7 +77,8 @@ async def _exchange(
     try:
         writer.write(_request(target, body, headers))
         await writer.drain()
-        return _judge(await _read_bounded(reader, settings.response_bytes))
+        result = _judge(await _read_bounded(reader, settings.response_bytes))
+        return replace(result, reason=without_path(result.reason, target))
     finally:
         writer.transport.abort()
 

@@ -1,6 +1,7 @@
 """Secrets stay out of records by the name of their field and by their look; records stay small."""
 
 import json
+from typing import Any
 
 import pytest
 
@@ -65,3 +66,16 @@ def test_what_is_too_long_gives_way_and_the_rest_stays() -> None:
     assert recorded["events"] == [{"kind": "k"}]
     assert recorded["asked"].startswith("(left out: ")
     assert len(json.dumps(recorded)) < LONGEST_CHANGES
+
+
+def test_of_addresses_that_are_called_only_the_host_is_recorded() -> None:
+    changes: dict[str, Any] = {
+        "asked": {"url": "https://pager.example:8443/hush?hush", "callback_url": ["https://a.example/b", None]}
+    }
+    changes |= {
+        "changes": {"ingress_url": {"to": "http://10.0.0.1:8080"}, "own_url": "https://x.example?hush", "URL": "no"}
+    }
+    assert json.loads(as_json(changes)) == {
+        "asked": {"url": "https://pager.example:8443/…", "callback_url": ["https://a.example/…", None]},
+        "changes": {"ingress_url": {"to": "http://10.0.0.1:8080"}, "own_url": "https://x.example/…", "URL": "no"},
+    }

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from kernel.tones import Tone
 
@@ -16,6 +16,8 @@ Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 NAT64 = IPv6Network("64:ff9b::/96")
 """IPv4 addresses as a translator reaches them, RFC 6052."""
+SHORTEST_SECRET = 8
+"""Letters of a part of a path that may be one."""
 
 
 class DeliveryState(StrEnum):
@@ -90,6 +92,23 @@ def parse_url(url: str) -> Target:
         raise RefusedUrl("must carry no user, password or fragment")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     return Target(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), path, parts.netloc)
+
+
+def shown_url(url: str) -> str:
+    """An address as anybody may be shown it: receivers take who knows the path for one of theirs."""
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return "…"
+    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}/…"
+
+
+def without_path(text: str, target: Target) -> str:
+    """A receiver's words without the path that it was asked for, which error pages like to repeat."""
+    for part in sorted({target.path, unquote(target.path), *target.path.replace("?", "/").split("/")}, key=len)[::-1]:
+        if len(part) >= SHORTEST_SECRET:
+            text = text.replace(part, "…")
+    return text
 
 
 def check_url(url: str, settings: WebhookSettings) -> None:

@@ -6,7 +6,6 @@ Pure; a chat gets a sentence, the facts that matter at once and a link, never th
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
-from urllib.parse import urlsplit
 
 from fleet.planning.webhooks.delivery import WebhookEvent
 from kernel.tones import Tone
@@ -49,14 +48,6 @@ def slack_message(*, event: str, data: Mapping[str, Any], console_url: str) -> d
         "fields": facts,
     }
     return {"text": _plain(title), "attachments": [attachment]}
-
-
-def shown_url(url: str, form: str) -> str:
-    """An address as it may be shown: a chat's incoming webhook is a secret in itself."""
-    if form != WebhookFormat.SLACK:
-        return url
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc}/…"
 
 
 def _content(event: str, data: Mapping[str, Any]) -> tuple[str, str, Tone, str]:

@@ -13,7 +13,9 @@ from fleet.planning.webhooks.delivery import (
     parse_networks,
     parse_url,
     retry_after_s,
+    shown_url,
     signature,
+    without_path,
 )
 
 SETTINGS = WebhookSettings()
@@ -108,3 +110,25 @@ def test_an_empty_list_of_events_is_all_and_a_test_is_always_told() -> None:
     assert is_subscribed(["incident.opened"], "incident.opened")
     assert not is_subscribed(["incident.opened"], "rollout.changed")
     assert is_subscribed(["incident.opened"], "test")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("https://hooks.slack.com/services/T0/B0/XXXX", "https://hooks.slack.com/…"),
+        ("https://pager.example:8443/x?key=1", "https://pager.example:8443/…"),
+        ("https://me:pw@pager.example/x", "https://pager.example/…"),
+        ("https://pager.example", "https://pager.example/…"),
+        ("http://[::1", "…"),
+    ],
+)
+def test_of_an_address_only_the_host_is_shown(url: str, shown: str) -> None:
+    assert shown_url(url) == shown
+
+
+def test_what_a_receiver_says_is_kept_without_the_path_that_it_was_asked_for() -> None:
+    target = parse_url("https://pager.example/hook/se%63ret-token-1?key=other-secret")
+    said = (
+        "no /hook/secret-token-1?key=other-secret here; se%63ret-token-1 is gone, key=other-secret too; a hook is not"
+    )
+    assert without_path(said, target) == "no … here; … is gone, … too; a hook is not"
