@@ -12,7 +12,7 @@ from engine_agent.protocol.messages import DownMessage, Fault, LogTail, Report, 
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
 from fleet.consumers.token_bucket import TokenBucket
-from fleet.selectors.node import desired_for, desired_versions
+from fleet.selectors.node import desired_for, newer_versions
 from fleet.services.node_log import node_logs_store
 from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store
 from kernel import clock
@@ -105,10 +105,8 @@ class NodeHandler:
             raise
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
-        sent = {session.identity.id: session.sent_version for session in sessions}
-        versions = desired_versions(sent)
-        stale = [node for node, version in versions.items() if version != sent[node]]
-        return {node: (desired.version, desired) for node, desired in desired_for(stale).items()} if stale else {}
+        newer = newer_versions({session.identity.id: session.sent_version for session in sessions})
+        return {node: (desired.version, desired) for node, desired in desired_for(newer).items()} if newer else {}
 
 
 def _urgent_part(received: ReceivedReport) -> tuple[object, ...]:

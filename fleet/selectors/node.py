@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 
+from django.db import connection
 from django.db.models import Count, Q, QuerySet, Value
 from django.db.models.functions import Coalesce
 
@@ -18,6 +19,11 @@ from fleet.planning.states import CELL_PHASE, CellState, NodeState
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.version_spec import InvalidVersion
 from models_registry.selectors.engine_allowance import engine_allowances
+
+_NEWER = """
+SELECT node.id, node.desired_version FROM unnest(%s::text[], %s::bigint[]) AS sent (id, version)
+JOIN fleet_node AS node ON node.id = sent.id AND node.desired_version <> sent.version
+"""
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +59,11 @@ def node_counts_by_region() -> dict[str, dict[str, int]]:
     return counts
 
 
-def desired_versions(node_ids: Iterable[str]) -> dict[str, int]:
-    """The version of each node's desired state, to compare with what it was last sent."""
-    return dict(Node.objects.filter(id__in=list(node_ids)).values_list("id", "desired_version"))
+def newer_versions(sent: Mapping[str, int]) -> dict[str, int]:
+    """The version of the desired state of each node that was last sent another one."""
+    with connection.cursor() as cursor:
+        cursor.execute(_NEWER, [list(sent), list(sent.values())])
+        return dict(cursor.fetchall())
 
 
 def desired_for(node_ids: Iterable[str]) -> dict[str, Desired]:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from django.db import transaction
+from django.db import connection, transaction
 
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, JoinToken
@@ -18,6 +18,11 @@ JOIN_TOKENS_KEPT = timedelta(days=7)
 COMMITTED_LATE = 500
 """Credentials that may be under way at once."""
 
+_REVOKED = """
+SELECT shown.prefix FROM unnest(%s::text[]) AS shown (prefix)
+LEFT JOIN fleet_agentcredential AS known ON known.prefix = shown.prefix AND known.revoked_at IS NULL
+WHERE known.id IS NULL
+"""
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
 
 
@@ -117,5 +122,6 @@ def credential_prefixes(newest: int) -> tuple[int, list[str]]:
 
 def credentials_revoked(prefixes: list[str]) -> set[str]:
     """Which of these credentials no longer count."""
-    rows = AgentCredential.objects.filter(prefix__in=prefixes, revoked_at__isnull=True)
-    return set(prefixes) - set(rows.values_list("prefix", flat=True))
+    with connection.cursor() as cursor:
+        cursor.execute(_REVOKED, [prefixes])
+        return {prefix for (prefix,) in cursor.fetchall()}

@@ -29,12 +29,12 @@ _COLUMNS = tuple(field.attname for field in NodeReport._meta.concrete_fields)
 _DEFAULTS = {field.attname: field.get_default() for field in NodeReport._meta.concrete_fields if not field.null}
 _DERIVED = "unhealthy_since"
 """The one column whose new value depends on its old one: since when, without a break."""
+# Each part reads a table or the rows once, whatever the planner takes their number for. All see the same snapshot, so
+# `before` is what was known. What an older connection of an agent left at another web process changes nothing of a
+# newer one that reports; a newer one that is silent, or from before a clock was set back, gives way.
 _STORE = sql.SQL("""
 WITH reported AS (
     SELECT * FROM jsonb_populate_recordset(NULL::fleet_nodereport, %(rows)s::jsonb)
-), before AS (
-    SELECT node_id, connected, state, cell, generation, unhealthy_since IS NULL AS healthy FROM fleet_nodereport
-    WHERE node_id IN (SELECT node_id FROM reported)
 ), stored AS (
     INSERT INTO fleet_nodereport AS known ({columns})
     SELECT {values} FROM reported JOIN fleet_node ON fleet_node.id = reported.node_id AND fleet_node.state <> 'retired'
@@ -42,12 +42,16 @@ WITH reported AS (
         {updates},
         unhealthy_since = CASE WHEN EXCLUDED.unhealthy_since IS NULL THEN NULL
                                ELSE COALESCE(known.unhealthy_since, EXCLUDED.unhealthy_since) END
-    WHERE EXCLUDED.connected OR known.connection = EXCLUDED.connection
+    WHERE known.connection = EXCLUDED.connection
+       OR EXCLUDED.connected AND (
+           known.connected AND known.connection_changed_at > EXCLUDED.connection_changed_at
+           AND known.last_seen_at - EXCLUDED.last_seen_at BETWEEN interval '-10 s' AND interval '60 s'
+       ) IS NOT TRUE
     RETURNING node_id, connected, state, cell, generation, unhealthy_since IS NULL AS healthy
 )
-SELECT stored.node_id FROM stored LEFT JOIN before USING (node_id)
+SELECT stored.node_id FROM stored LEFT JOIN fleet_nodereport AS before USING (node_id)
 WHERE before.node_id IS NULL
-   OR (before.connected, before.state, before.cell, before.generation, before.healthy)
+   OR (before.connected, before.state, before.cell, before.generation, before.unhealthy_since IS NULL)
       IS DISTINCT FROM (stored.connected, stored.state, stored.cell, stored.generation, stored.healthy)
 """).format(
     columns=sql.SQL(", ").join(map(sql.Identifier, _COLUMNS)),

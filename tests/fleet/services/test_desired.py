@@ -6,7 +6,7 @@ import pytest
 
 from engine_agent.protocol.states import MemberRole, Phase
 from fleet.planning.states import CellState
-from fleet.selectors.node import desired_for, desired_versions
+from fleet.selectors.node import desired_for, newer_versions
 from fleet.services.desired import desired_changed
 from models_registry.models import ModelVersion
 from tests.fleet import rows
@@ -53,7 +53,8 @@ def test_the_phase_follows_from_the_state_of_the_cell(state: CellState, phase: P
 def test_a_change_raises_the_version() -> None:
     rows.node("n-a")
     desired_changed(["n-a", "n-a"])
-    assert desired_versions(["n-a"]) == {"n-a": 2}
+    assert newer_versions({"n-a": 1, "n-gone": 1}) == {"n-a": 2}
+    assert newer_versions({"n-a": 2}) == {}
 
 
 def test_the_desired_state_of_many_nodes_takes_four_queries(django_assert_num_queries: Any) -> None:

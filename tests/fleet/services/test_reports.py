@@ -1,10 +1,13 @@
 """Reports in one statement: the latest wins, and only news is news."""
 
+from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
 import pytest
+from django.db import connection
 from msgspec import convert
+from msgspec.json import encode
 from msgspec.structs import fields, replace
 
 from engine_agent.protocol.messages import (
@@ -21,6 +24,7 @@ from engine_agent.protocol.messages import (
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.models import Node, NodeReport
 from fleet.planning.states import NodeState
+from fleet.services import reports
 from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store
 from kernel.models import Event
 from tests.fleet import rows
@@ -108,6 +112,42 @@ def test_unhealthy_since_keeps_its_first_moment_and_ends_with_health() -> None:
     assert NodeReport.objects.get(node_id="n-a").unhealthy_since == NOW
     reports_store([received()])
     assert NodeReport.objects.get(node_id="n-a").unhealthy_since is None
+
+
+@pytest.mark.parametrize(
+    ("newer_reported_after_s", "state"),
+    [(-30, "idle"), (-5, "ready"), (0, "ready"), (30, "ready"), (300, "idle")],
+    ids=["newer one silent", "just before", "at once", "held back for long", "clock set back"],
+)
+def test_what_an_older_connection_left_at_another_web_changes_nothing_of_a_newer_one(
+    newer_reported_after_s: int, state: str
+) -> None:
+    seen = NOW + timedelta(seconds=newer_reported_after_s)
+    newer = {"connection": "newer", "connection_changed_at": LATER, "last_seen_at": seen, "state": "ready"}
+    rows.node("n-a", report=newer)
+    reports_store([received(connection="older")])
+    assert NodeReport.objects.get().state == state
+
+
+def test_a_flush_touches_no_row_for_each_other_row() -> None:
+    """What PostgreSQL does for it grows with the rows, not with their square."""
+    names = [f"n-{number}" for number in range(40)]
+    for name in names:
+        rows.node(name)
+    with connection.cursor() as cursor:
+        cursor.execute("SET LOCAL enable_hashjoin = off; SET LOCAL enable_mergejoin = off")  # as where it errs most
+        statement = f"EXPLAIN (ANALYZE, FORMAT JSON) {reports._STORE.as_string(None)}"
+        cursor.execute(statement, {"rows": encode([reports._columns(received(name)) for name in names]).decode()})
+        ((plan,),) = cursor.fetchone()
+    assert max(_rows_touched(plan["Plan"])) <= 2 * len(names)
+
+
+def _rows_touched(step: dict[str, Any]) -> Iterator[float]:
+    """Of each step of a plan, those of all its loops."""
+    left_out = sum(step.get(each, 0) for each in step if each.startswith("Rows Removed by"))
+    yield (step["Actual Rows"] + left_out) * step["Actual Loops"]
+    for part in step.get("Plans", ()):
+        yield from _rows_touched(part)
 
 
 def test_the_end_of_an_older_connection_does_not_end_the_newer_one() -> None:
