@@ -1,6 +1,7 @@
 """Hashes passwords, a few at a time. A hash takes a third of a second of a core and anybody may ask for one, so each
 takes one of few slots; whoever finds none is refused at once and waits for nothing. No pooled connection waits for a
-hash either: outside a transaction the thread gives its own back first.
+hash either: outside a transaction the thread gives its own back first, and inside that of a request it is not made
+(kernel.outside).
 
 Every password passes here (settings.PASSWORD_HASHERS), whoever checks or sets it.
 """
@@ -9,10 +10,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.db import connection
 
+from kernel.outside import outside_work
 from kernel.refusals import Busy
 
 STRANGERS_SLOTS = 2
@@ -59,7 +62,20 @@ class SlottedPasswordHasher(PBKDF2PasswordHasher):
         Raises:
             Busy: no slot is free.
         """
-        with hash_slot():
+        request = outside_work()
+        if request is None:
+            return self._hash(password, salt, iterations)
+        # A view that comes this far let its user in.
+        work = partial(self._hash, password, salt, iterations, known=True)
+        return str(request.result((password, salt, iterations), work))
+
+    def salt(self) -> str:
+        """A new one; the same in each run of a request."""
+        request = outside_work()
+        return str(request.chance(super().salt)) if request is not None else super().salt()
+
+    def _hash(self, password: str, salt: str, iterations: int | None, known: bool = False) -> str:
+        with hash_slot(known=known):
             if not connection.in_atomic_block:
                 connection.close()  # back to the pool; the next query takes another
             return super().encode(password, salt, iterations)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from asgiref.sync import async_to_sync
 from django.db import transaction
-from django.http import HttpRequest, HttpResponse
+from django.http import HttpRequest, HttpResponse, RawPostDataException
 from django.urls import Resolver404, resolve
 from rest_framework.exceptions import APIException
 
@@ -21,6 +21,7 @@ from audit.row_capture import Changes, RowCapture
 from audit.services.record import Act, Actor, audit_record, denial_record
 from audit.signals import RequestLogin, current_login, login_recording
 from kernel import clock
+from kernel.outside import OutsideWork, WorkOutside, one_run
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS", "TRACE"})
 DENIALS = frozenset({HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN})
@@ -33,6 +34,10 @@ VERBS = {"update": "change", "partial_update": "change", "destroy": "delete", "n
 NOUNS = {"version": "model-version"}
 """Pages name some things more briefly than the API does."""
 PAGES = {"evacuate": "evacuation.create", "override-end": "override.end", "agents-enrol": "agent.enrol"}
+LONGEST_KEPT_BODY = 256 * 1024
+"""In bytes: of the API's requests, whose parser takes no longer ones."""
+MOST_RUNS = 5
+"""Of one request: a new password takes three, one for the old hash and one for the new."""
 KEYS = ("id", "prefix", "name", "key")
 """Of a response's fields, those that name what was made; the first that is there counts."""
 
@@ -81,6 +86,20 @@ class AuditMiddleware:
         if request.method in SAFE_METHODS or login is None or exemption(view):
             return None
         call = async_to_sync(view) if iscoroutinefunction(view) else view
+        if not _is_body_kept(request):
+            return self._run(request, call, login, args, kwargs)
+        outside = OutsideWork()
+        for _ in range(MOST_RUNS):
+            try:
+                with one_run(outside):
+                    return self._run(request, call, login, args, kwargs)
+            except WorkOutside as wanted:
+                wanted.work()
+        raise RuntimeError(f"{request.path} wants more work outside its transaction after {MOST_RUNS} runs")
+
+    def _run(
+        self, request: HttpRequest, call: View, login: RequestLogin, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> HttpResponse:
         with transaction.atomic():
             capture = RowCapture()
             capture.start()
@@ -93,6 +112,17 @@ class AuditMiddleware:
             if not refused and (changes or login):
                 _record(request, response, changes, login)
         return response
+
+
+def _is_body_kept(request: HttpRequest) -> bool:
+    """Whether a request can be run again: its body is read here, and stays, unless it is long or says not how long."""
+    length = request.META.get("CONTENT_LENGTH") or "0"
+    if "HTTP_TRANSFER_ENCODING" in request.META or not length.isascii() or not length.isdigit():
+        return False
+    try:
+        return int(length) <= LONGEST_KEPT_BODY and len(request.body) <= LONGEST_KEPT_BODY
+    except RawPostDataException:  # a form that was read before, and stays too
+        return True
 
 
 def _record(request: HttpRequest, response: HttpResponse, changes: Changes, login: RequestLogin) -> None:

@@ -1,5 +1,6 @@
 """Passwords are hashed a few at a time, and no connection waits for one."""
 
+import json
 from collections.abc import Iterator
 from contextvars import Context
 from typing import Any
@@ -11,6 +12,7 @@ from django.db import connection
 from django.test import Client
 
 from accounts.hashing import KNOWN_SLOTS, STRANGERS_SLOTS, SlottedPasswordHasher, hash_slot
+from audit.models import AuditRecord
 from kernel.refusals import Busy
 
 PASSWORD = "correct horse"
@@ -67,6 +69,66 @@ def test_a_login_holds_neither_a_transaction_nor_a_connection_while_its_password
         assert client.post("/login/", {"username": name, "password": password}).status_code == status
         client.logout()
     assert set(held) == {(False, False)}
+
+
+NEW = "another long password"
+SETS = {
+    "one's own": ("/settings/password/", {"old_password": PASSWORD, "new_password": NEW}),
+    "another's": ("/settings/users/eve/change/", {"what": "password", "password": NEW}),
+    "of a new user": ("/settings/users/new/", {"username": "zoe", "password": NEW}),
+    "another's, by the API": ("PATCH /api/v1/users/eve", {"password": NEW}),
+    "of a new user, by the API": ("POST /api/v1/users", {"username": "zoe", "password": NEW}),
+}
+
+
+def sets(client: Client, way: str) -> Any:
+    target, fields = SETS[way]
+    method, _, path = target.rpartition(" ")
+    if not method:
+        return client.post(path, fields)
+    return client.generic(method, path, json.dumps(fields), content_type="application/json")
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("way", SETS)
+def test_no_transaction_waits_while_a_password_that_is_set_is_hashed(
+    way: str, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.force_login(User.objects.create_user("ada", password=PASSWORD, is_superuser=True))
+    eve = User.objects.create_user("eve", password=PASSWORD)
+    held = []
+    hashes = PBKDF2PasswordHasher.encode
+
+    def observed(*arguments: Any) -> str:
+        held.append((connection.in_atomic_block, connection.connection is not None))
+        return hashes(*arguments)
+
+    monkeypatch.setattr(PBKDF2PasswordHasher, "encode", observed)
+    response = sets(client, way)
+    assert response.status_code in {200, 302}, response.text
+    assert (set(held), len(held)) == ({(False, False)}, 2 if way == "one's own" else 1)
+    changed = {"one's own": "ada", "another's": "eve", "another's, by the API": "eve"}.get(way, "zoe")
+    assert User.objects.get(username=changed).check_password(NEW)
+    assert AuditRecord.objects.count() == 1
+    assert eve.pk
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("way", SETS)
+def test_who_sets_a_password_in_a_crowd_is_told_to_try_again(way: str, client: Client) -> None:
+    client.force_login(User.objects.create_user("ada", password=PASSWORD, is_superuser=True))
+    User.objects.create_user("eve", password=PASSWORD)
+    before = sorted(User.objects.values_list("username", "password"))
+    contexts = [(Context(), hash_slot(known=True)) for _ in range(STRANGERS_SLOTS + KNOWN_SLOTS)]
+    for context, slot in contexts:
+        context.run(slot.__enter__)
+    try:
+        response = sets(client, way)
+    finally:
+        for context, slot in contexts:
+            context.run(slot.__exit__, None, None, None)
+    assert (response.status_code, "Retry-After" in response.headers) == (503, True)
+    assert sorted(User.objects.values_list("username", "password")) == before
 
 
 @pytest.mark.django_db

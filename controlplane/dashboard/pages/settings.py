@@ -15,7 +15,6 @@ from django.urls import reverse
 from accounts.api.groups import ChangeGroupSerializer, CreateGroupSerializer, GiveSerializer
 from accounts.api.tokens import CreateTokenSerializer
 from accounts.api.users import CreateServiceAccountSerializer, CreateUserSerializer
-from accounts.hashing import hash_slot
 from accounts.models import Approval, Grant, GroupRole
 from accounts.permissions import require_fresh_factor, require_human, require_may_reject, token_owner
 from accounts.selectors import visible_sessions, visible_tokens
@@ -132,15 +131,14 @@ def session_end_action(form: Submission, session_id: int) -> None:
 def password_change_action(form: Submission, _: None) -> HttpResponse | None:
     """One's own password. Wrong old ones are counted, by themselves; a right one leads to the login."""
     require_fresh_factor(form.request, form.now)
-    with hash_slot(known=True):  # before the lock, so that few wait for it
-        user = get_object_or_404(User.objects.select_for_update(), pk=form.request.user.pk or 0)
-        attempt = Attempt(username=user.username, address="", device=LOGGED_IN)
-        if attempt_count(attempt=attempt, now=form.now) > 0:
-            return refused(form.request, OWN, None, "too many wrong passwords; try again in a few minutes", 429)
-        if not user.check_password(form.secret("old_password")):
-            return refused(form.request, OWN, None, "the old password is wrong", 403)
-        attempt_forget(attempt=attempt, at=form.now)
-        password_change(user=user, new=form.secret("new_password"), now=form.now)
+    user = get_object_or_404(User.objects.select_for_update(), pk=form.request.user.pk or 0)
+    attempt = Attempt(username=user.username, address="", device=LOGGED_IN)
+    if attempt_count(attempt=attempt, now=form.now) > 0:
+        return refused(form.request, OWN, None, "too many wrong passwords; try again in a few minutes", 429)
+    if not user.check_password(form.secret("old_password")):
+        return refused(form.request, OWN, None, "the old password is wrong", 403)
+    attempt_forget(attempt=attempt, at=form.now)
+    password_change(user=user, new=form.secret("new_password"), now=form.now)
     return None
 
 
