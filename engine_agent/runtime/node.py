@@ -308,6 +308,7 @@ class LocalNode:
         engine = self._record.engine
         if after.was_ready and engine is not None and not engine.was_ready:
             self._save(engine=msgspec.structs.replace(engine, was_ready=True))
+            self._processes.step_back(ProcessKind.ENGINE)
         if watch.is_change(before, after):
             self._on_change()
 

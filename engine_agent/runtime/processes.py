@@ -30,7 +30,9 @@ KILL_AGAIN_AFTER_S = 1.0
 KILL_TRIES = 10
 LEFTOVER_POLL_S = 0.02
 ENGINE_NICE = 5
-"""An engine takes every core it gets; what watches it, proxies for it and heals it must still get its turn."""
+"""Of an engine that serves: it takes every core it gets; what watches it, proxies for it and heals it must get its turn."""
+FIRST_NICE = -5
+"""Of the session of a proxy, and of an engine until it serves: its cell is down. Only root may go before others."""
 PRIVATE_VARIABLES = ("SWITCHYARD_JOIN_TOKEN",)
 """The agent's own secrets, which nothing that it starts may see."""
 
@@ -124,8 +126,7 @@ class Processes:
                 env=child_environment(os.environ, launch.env, self._node_id, kind),
                 start_new_session=True,
             )
-        if kind is ProcessKind.ENGINE:
-            _step_back(child.pid)
+        procfs.session_nice(child.pid, FIRST_NICE)
         started = procfs.stat(child.pid)
         record = ProcessRecord(
             pid=child.pid,
@@ -137,6 +138,13 @@ class Processes:
         )
         self._supervise(kind, record, os.pidfd_open(child.pid), child)
         return record
+
+    def step_back(self, kind: ProcessKind) -> None:
+        """It serves: from now on all that is in its session gives way to what watches it."""
+        if held := self._slots.get(kind):
+            procfs.session_nice(held.record.pid, 0)
+            for process in procfs.in_session(held.record.pid, self._node_id):
+                procfs.threads_nice(process.pid, ENGINE_NICE)
 
     def adopt(self, kind: ProcessKind, record: ProcessRecord) -> bool:
         """Take over a process that an earlier agent started; False if it has ended."""
@@ -231,11 +239,6 @@ class Processes:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _step_back(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.setpriority(os.PRIO_PROCESS, pid, ENGINE_NICE)
 
 
 def child_environment(

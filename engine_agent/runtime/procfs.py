@@ -91,6 +91,20 @@ def kill(processes: list[ProcessStat]) -> None:
                 os.kill(process.pid, signal.SIGKILL)
 
 
+def session_nice(pid: int, nice: int) -> None:
+    """The place of the process's session in the queue for the processor, where the kernel shares by session."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/autogroup").write_text(str(nice), encoding="ascii")
+
+
+def threads_nice(pid: int, nice: int) -> None:
+    """Put every thread of the process behind others, at least as far as `nice` says."""
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(f"/proc/{pid}/task"):
+            thread = int(entry.name)
+            os.setpriority(os.PRIO_PROCESS, thread, max(nice, os.getpriority(os.PRIO_PROCESS, thread)))
+
+
 def terminate_group(pid: int) -> None:
     """SIGTERM to the process group that this process leads."""
     with contextlib.suppress(ProcessLookupError):

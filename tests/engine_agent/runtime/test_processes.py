@@ -15,7 +15,7 @@ import pytest_asyncio
 from engine_agent.engines.base import Launch
 from engine_agent.planning.node import Membership, ProcessKind
 from engine_agent.runtime import procfs
-from engine_agent.runtime.processes import ProcessEnd, Processes, child_environment
+from engine_agent.runtime.processes import ENGINE_NICE, FIRST_NICE, ProcessEnd, Processes, child_environment
 from engine_agent.runtime.record import ProcessRecord
 from tests.engine_agent.fake_control_plane import eventually
 
@@ -59,6 +59,10 @@ async def node(tmp_path: Path) -> AsyncIterator[Node]:
     node.processes.stop(ENGINE, 0.0)
     await eventually(lambda: node.processes.running(ENGINE) is None)
     node.processes.close()
+
+
+def session_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/autogroup").read_text()
 
 
 def left_by(node: Node) -> list[procfs.ProcessStat]:
@@ -221,3 +225,32 @@ async def test_a_process_that_sets_its_title_is_still_known_as_ours(node: Node) 
     record = node.start(f"import setproctitle; setproctitle.setproctitle('Engine::Core'); {SLEEPS}")
     await node.up()
     assert procfs.belongs_to_node(record.pid, node.node_id)
+
+
+@pytest.mark.asyncio
+async def test_an_engine_goes_ahead_until_it_serves_and_then_gives_way_with_all_its_threads(node: Node) -> None:
+    threads = "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True).start(); "
+    record = node.start(threads + WITH_CHILD)
+    await node.up()
+    await eventually(lambda: len(procfs.in_session(record.pid, node.node_id)) == 2)
+    own = os.getpriority(os.PRIO_PROCESS, 0)
+
+    def nice() -> set[int]:
+        processes = procfs.in_session(record.pid, node.node_id)
+        tasks = [int(task) for process in processes for task in os.listdir(f"/proc/{process.pid}/task")]
+        assert len(tasks) == 3
+        return {os.getpriority(os.PRIO_PROCESS, task) for task in tasks}
+
+    assert nice() == {own}
+    node.processes.step_back(ENGINE)
+    assert nice() == {max(own, ENGINE_NICE)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/proc/self/autogroup").exists(), reason="only root may go ahead")
+@pytest.mark.asyncio
+async def test_where_the_kernel_shares_by_session_an_engine_starts_before_others(node: Node) -> None:
+    record = node.start(SLEEPS)
+    assert session_of(record.pid).endswith(f" nice {FIRST_NICE}\n")
+    await node.up()
+    node.processes.step_back(ENGINE)
+    assert session_of(record.pid).endswith(" nice 0\n")
