@@ -3,11 +3,13 @@ from typing import Any
 
 from django.apps import AppConfig
 
+from kernel.backend_priority import backend_place
 from kernel.clock import DATABASE_CLOCK
 
 
 class KernelConfig(AppConfig):
-    """Compares our clock with PostgreSQL's whenever a connection is made and the last comparison is old."""
+    """Compares our clock with PostgreSQL's whenever a connection is made and the last comparison is old, and gives its
+    backend our priority."""
 
     name = "kernel"
     label = "kernel"
@@ -16,6 +18,13 @@ class KernelConfig(AppConfig):
         from django.db.backends.signals import connection_created
 
         connection_created.connect(_compare_clocks, dispatch_uid="kernel.clock")
+        connection_created.connect(_place_backend, dispatch_uid="kernel.backend_priority")
+
+
+def _place_backend(connection: Any, **_: Any) -> None:
+    if connection.vendor == "postgresql":
+        known = connection.connection.info
+        backend_place(known.backend_pid, known.host)
 
 
 def _compare_clocks(connection: Any, **_: Any) -> None:

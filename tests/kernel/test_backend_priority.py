@@ -1,0 +1,46 @@
+"""A control loop's backend at PostgreSQL waits behind nothing that the loop does not wait behind."""
+
+import os
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+from kernel import backend_priority
+from kernel.backend_priority import backend_place, own_session_nice
+
+IS_POSSIBLE = os.geteuid() == 0 and Path("/proc/self/autogroup").exists()
+
+
+def place_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/autogroup").read_text().split(" ", 1)[1].strip()
+
+
+@pytest.fixture(autouse=True)
+def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_priority, "_placed", set())
+
+
+@pytest.mark.skipif(not IS_POSSIBLE, reason="only root may go before others, where the kernel shares by session")
+@pytest.mark.django_db(transaction=True)
+def test_the_backend_of_a_process_that_goes_before_others_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_priority, "own_session_nice", lambda: -5)
+    connection.close()
+    connection.ensure_connection()
+    assert place_of(connection.connection.info.backend_pid) == "nice -5"
+    monkeypatch.setattr(backend_priority, "own_session_nice", lambda: 0)
+    connection.close()
+    connection.ensure_connection()
+    assert place_of(connection.connection.info.backend_pid) == "nice 0"
+    connection.close()
+
+
+@pytest.mark.parametrize("host", ["db.example", "127.0.0.1"])
+def test_what_is_no_backend_of_this_host_is_left_alone(monkeypatch: pytest.MonkeyPatch, host: str) -> None:
+    monkeypatch.setattr(backend_priority, "own_session_nice", lambda: -5)
+    backend_place(os.getpid(), host)
+    assert not backend_priority._placed
+
+
+def test_a_process_knows_the_place_of_its_session() -> None:
+    assert -20 <= own_session_nice() <= 19
