@@ -52,7 +52,7 @@ app.conf.update(
         "fleet-step-windows": {"task": "fleet.step_windows", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-sample-load": {"task": "fleet.sample_load", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-history": {"task": "fleet.trim_history", "schedule": 600.0, "options": {"expires": 600.0}},
-        "fleet-send-webhooks": {"task": "fleet.send_webhooks", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
+        "fleet-send-callbacks": {"task": "fleet.send_callbacks", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},
         "models-validate": {"task": "models_registry.validate", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-join-tokens": {"task": "fleet.trim_join_tokens", "schedule": 3600.0},

@@ -78,6 +78,7 @@ if AUDIT_EXPORT == "off":
 CONTROL_LOOPS = {
     "fleet.reconcile": ("fleet.tasks.reconcile_fleet", 1.0),
     "fleet.provision": ("fleet.tasks.provision", 1.0),
+    "fleet.send_webhooks": ("fleet.tasks.send_webhooks", 2.0),
     "traffic.publish": ("traffic.tasks.publish", 1.0),
     "traffic.autopilot": ("traffic.tasks.autopilot", 2.0),
     "traffic.ensure_ingresses": ("traffic.tasks.ensure_ingresses", 1.0),

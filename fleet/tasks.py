@@ -8,7 +8,7 @@ from fleet.services.history import history_trim, load_sample
 from fleet.services.node_log import node_logs_trim
 from fleet.services.provisioning import Provisioning
 from fleet.services.reconcile import reconcile_alone
-from fleet.services.webhook_delivery import deliveries_send, deliveries_trim
+from fleet.services.webhook_delivery import WebhookSender, callbacks_send, deliveries_trim
 from kernel import clock
 
 
@@ -25,14 +25,22 @@ def provision() -> bool:
     return _provisioning.run_pass()
 
 
+_webhooks = WebhookSender()
+
+
+def send_webhooks() -> bool:
+    """A pass of the control loop. Several controllers may make one at once: each delivery is claimed by one."""
+    return _webhooks.run_pass()
+
+
 @shared_task(name="fleet.step_windows")
 def step_windows() -> None:
     step_windows_cut(now=clock.now())
 
 
-@shared_task(name="fleet.send_webhooks")
-def send_webhooks() -> None:
-    deliveries_send(now=clock.now())
+@shared_task(name="fleet.send_callbacks")
+def send_callbacks() -> None:
+    callbacks_send(now=clock.now())
 
 
 @shared_task(name="fleet.trim_deliveries")

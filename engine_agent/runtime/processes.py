@@ -30,7 +30,7 @@ KILL_AGAIN_AFTER_S = 1.0
 KILL_TRIES = 10
 LEFTOVER_POLL_S = 0.02
 ENGINE_NICE = 5
-"""Of an engine that serves: it takes every core it gets; what watches it, proxies for it and heals it must get its turn."""
+"""Of an engine that serves: it takes every core it gets; what watches it and proxies for it must still get its turn."""
 FIRST_NICE = -5
 """Of the session of a proxy, and of an engine until it serves: its cell is down. Only root may go before others."""
 PRIVATE_VARIABLES = ("SWITCHYARD_JOIN_TOKEN",)

@@ -8,7 +8,7 @@ from fleet.models import Webhook, WebhookDelivery
 from fleet.planning.webhooks.delivery import is_subscribed
 from kernel import hints
 
-SEND_TASK = "fleet.send_webhooks"
+WEBHOOKS_LOOP, CALLBACKS_TASK = "fleet.send_webhooks", "fleet.send_callbacks"
 
 
 def webhooks_notify(*, event: str, body: dict[str, Any], now: datetime) -> None:
@@ -20,13 +20,13 @@ def webhooks_notify(*, event: str, body: dict[str, Any], now: datetime) -> None:
 
 def delivery_create(*, webhook: Webhook, event: str, body: dict[str, Any], now: datetime) -> WebhookDelivery:
     """Put one message for one webhook into the outbox."""
-    hints.ring(SEND_TASK)
+    hints.ring(WEBHOOKS_LOOP)
     return WebhookDelivery.objects.create(webhook=webhook, event=event, body=body, created_at=now, due_at=now)
 
 
 def delivery_create_to(*, url: str, secret: str, event: str, body: dict[str, Any], now: datetime) -> WebhookDelivery:
     """Put one message for one address into the outbox: claimed, signed, sent and tried again as those of webhooks."""
-    hints.ring(SEND_TASK)
+    hints.ring(CALLBACKS_TASK)
     return WebhookDelivery.objects.create(
         own_url=url, own_secret=secret, event=event, body=body, created_at=now, due_at=now
     )

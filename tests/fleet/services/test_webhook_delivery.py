@@ -5,13 +5,16 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler
+from typing import Any
 
 import pytest
+from django.db.models import Q
 
 from fleet.models import Webhook, WebhookDelivery
 from fleet.planning.webhooks.delivery import WebhookSettings, parse_networks, signature
 from fleet.services.incident import incident_open, incidents_close
-from fleet.services.webhook_delivery import CLAIM_S, deliveries_send, deliveries_trim
+from fleet.services.webhook_delivery import CLAIM_S, WebhookSender, deliveries_send, deliveries_trim
+from fleet.services.webhook_outbox import delivery_create_to
 from tests.fleet.rows import NOW
 from tests.fleet.services.receiver import Receiver, answering, receiver
 
@@ -166,3 +169,39 @@ def test_a_chat_gets_a_sentence_with_a_link(server: Receiver) -> None:
     message = json.loads(server.heard[0][2])
     assert message["text"] == "Incident: node-slow n-a"
     assert "/incidents/" in message["attachments"][0]["title_link"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_webhook_that_says_nothing_holds_up_no_other_and_no_pass(server: Receiver, settings: Any) -> None:
+    settings.WEBHOOK_NETWORKS = ["127.0.0.1"]
+    heard, go_on = threading.Semaphore(0), threading.Event()
+
+    def silent(handler: BaseHTTPRequestHandler) -> None:
+        go_on.wait(60)
+
+    def notes(handler: BaseHTTPRequestHandler) -> None:
+        answering(204)(handler)
+        heard.release()
+
+    server.answer = silent
+    with receiver() as other:
+        other.answer = notes
+        Webhook.objects.create(name="chat", url=other.url, secret=SECRET, created_at=NOW)
+        sender = WebhookSender()
+        for number in range(3):
+            open_incident(f"n-{number}")
+            assert sender.run_pass()
+            assert heard.acquire(timeout=60)
+            for thread in threading.enumerate():
+                if thread.name == f"webhook {Webhook.objects.get(name='chat').pk}":
+                    thread.join(60)
+    go_on.set()
+    for thread in threading.enumerate():
+        if thread.name.startswith("webhook "):
+            thread.join(60)
+
+
+def test_the_callbacks_of_tenants_are_none_of_the_webhooks_loop(server: Receiver) -> None:
+    delivery_create_to(url=server.url, secret=SECRET, event="batch.done", body={}, now=NOW)
+    assert not deliveries_send(now=NOW, settings=HERE, to=Q(webhook=Webhook.objects.get().pk))
+    assert deliveries_send(now=NOW, settings=HERE, to=Q(webhook=None)) == 1
