@@ -8,8 +8,10 @@ class FleetConfig(AppConfig):
         """Register what packages below the fleet need of it: the model registry, and approvals."""
         from accounts.services.approval import fleet_action_register
         from fleet.selectors.model_version import instance_shapes, version_uses
+        from fleet.services.deployment import EMPTY_BY_SCALING
         from fleet.services.rollout_request import ROLL_OUT
         from models_registry.selectors.fleet_hooks import register_fleet_hooks
 
         fleet_action_register(ROLL_OUT)
+        fleet_action_register(EMPTY_BY_SCALING)
         register_fleet_hooks(uses=version_uses, shapes=instance_shapes)

@@ -10,6 +10,8 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from accounts.api.approvals import ApprovalSerializer, waiting
+from accounts.models import Approval
 from engine_agent.protocol.states import ServingClass
 from fleet.api import examples
 from fleet.api.deployment_requests import ChangeDeploymentSerializer, CreateDeploymentSerializer
@@ -18,7 +20,12 @@ from fleet.models import Deployment, DeploymentRegion
 from fleet.planning.states import choices
 from fleet.selectors.cell import ready_cells_by_place
 from fleet.selectors.history import deployment_subject
-from fleet.services.deployment import deployment_change, deployment_create, deployment_delete, deployment_scale
+from fleet.services.deployment import (
+    deployment_change,
+    deployment_create,
+    deployment_delete,
+    deployment_scale_or_request,
+)
 from kernel import clock
 from kernel.rest.serializers import actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
@@ -111,21 +118,26 @@ class DeploymentViewSet(WithLoad, ReadOnlyModelViewSet[Deployment]):
         return Response(self.get_serializer(self.get_queryset().get(pk=deployment.pk)).data)
 
     @extend_schema(
-        operation_id="deployments_change", request=ChangeDeploymentSerializer, responses={200: DeploymentSerializer}
+        operation_id="deployments_change",
+        request=ChangeDeploymentSerializer,
+        responses={200: DeploymentSerializer, 202: ApprovalSerializer},
     )
     def partial_update(self, request: Request, name: str) -> Response:
         """Change what is given, and set the number of cells in the named regions. New cells are placed on spares, or on
-        nodes that are launched; superfluous ones drain first."""
+        nodes that are launched; superfluous ones drain first. 202 with a request if that empties a region and
+        evacuating one takes two; what else was given is done."""
         deployment = self.get_object()
         payload = ChangeDeploymentSerializer(data=request.data)
         payload.is_valid(raise_exception=True)
         columns, actor, now = dict(payload.validated_data), actor_of(request), clock.now()
-        places = columns.pop("regions", [])
+        places, done = columns.pop("regions", []), None
         with transaction.atomic():
             if columns:
                 deployment_change(name=deployment.name, actor=actor, now=now, **columns)
             if places:
-                deployment_scale(name=deployment.name, cells=_cells(places), actor=actor, now=now)
+                done = deployment_scale_or_request(name=deployment.name, cells=_cells(places), actor=actor, now=now)
+        if isinstance(done, Approval):
+            return waiting(done)
         return Response(self.get_serializer(self.get_object()).data)
 
     @extend_schema(operation_id="deployments_delete", responses={200: DeploymentSerializer})

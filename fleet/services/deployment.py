@@ -6,8 +6,11 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
+from accounts.models import Approval
+from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, requires_approval
 from engine_agent.protocol.states import ServingClass
 from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
+from fleet.planning.emptying import emptied_regions
 from fleet.planning.load.slo import InvalidObjective, parse_objective
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
 from fleet.planning.states import CellState
@@ -22,6 +25,8 @@ from models_registry.services.lifecycle import version_hold
 CELLS_PER_REGION_MAX = 1000
 """Guards against a slip of the finger that would buy machines; the largest fleets we plan for have fewer."""
 
+EVACUATE_RULE = "evacuate-region"
+"""The rule for whatever empties a region: its evacuation, fixed shares, and scaling it down."""
 CHANGEABLE = ("serving_class", "drain_deadline_s", "update_policy", "slo")
 
 
@@ -185,6 +190,34 @@ def deployment_scale(*, name: str, cells: Mapping[str, int], actor: str, now: da
         live.push("deployments", name)
         hints.ring("fleet.reconcile")
     return bool(changed)
+
+
+@transaction.atomic
+def deployment_scale_or_request(*, name: str, cells: Mapping[str, int], actor: str, now: datetime) -> bool | Approval:
+    """Scale or, where that empties a region and evacuations require approval, request it.
+
+    Raises:
+        InvalidInput: as `deployment_scale` does.
+    """
+    _check_cells(cells)
+    deployment = Deployment.objects.select_for_update().get(name=name)
+    before = dict(DeploymentRegion.objects.filter(deployment=deployment).values_list("region_id", "cells"))
+    emptied = emptied_regions(before, cells)
+    if not emptied or not requires_approval(EVACUATE_RULE):
+        return deployment_scale(name=name, cells=cells, actor=actor, now=now)
+    summary = f"scale {name} to {', '.join(f'{count} cells in {region}' for region, count in sorted(cells.items()))}"
+    request = ApprovalRequest(summary, {"name": name, "cells": dict(cells)}, actor, now, "", name, emptied[0])
+    return approval_request(EMPTY_BY_SCALING.name, request)
+
+
+def _perform_scale(arguments: Mapping[str, Any], actor: str, now: datetime) -> str:
+    name, cells = arguments["name"], arguments["cells"]
+    if not Deployment.objects.filter(name=name).exists():
+        raise Conflict(f"there is no deployment {name!r} any more")
+    return "scaled" if deployment_scale(name=name, cells=cells, actor=actor, now=now) else "it was so already"
+
+
+EMPTY_BY_SCALING = FleetAction("empty-by-scaling", "Scale a region down to nothing", _perform_scale, settable=False)
 
 
 def _check_cells(cells: Mapping[str, int]) -> None:

@@ -10,9 +10,6 @@ from enum import StrEnum
 
 from traffic.planning.matrix import Row, whole_row
 
-EMPTIED_BELOW = 0.1
-"""A region that serves less than a tenth of its own requests is empty for those who would not have it emptied."""
-
 
 class OverrideKind(StrEnum):
     """Shares: one origin's row is fixed. Evacuation: a region serves nothing of what others can."""
@@ -63,8 +60,3 @@ def orders_for(deployment: str, overrides: Iterable[OverrideView], now: datetime
             if any(share > 0 for share in open_shares.values()):
                 rows[one.region] = whole_row(open_shares, one.region)
     return Orders(rows, closed, frozenset(one.region for one in evacuated) - closed)
-
-
-def empties_origin(shares: Mapping[str, float], origin: str) -> bool:
-    """Whether a region keeps next to none of its own requests."""
-    return shares.get(origin, 0.0) < EMPTIED_BELOW

@@ -13,6 +13,8 @@ from django.db import models, transaction
 from accounts.models import Approval
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, requires_approval
 from fleet.models import Deployment, DeploymentRegion, Region
+from fleet.planning.emptying import empties_origin
+from fleet.services.deployment import EVACUATE_RULE
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -20,7 +22,7 @@ from kernel.tones import Tone
 from kernel.transitions import compare_and_set
 from traffic.models import Ingress, TrafficOverride
 from traffic.planning.matrix import whole_row
-from traffic.planning.overrides import EvacuationMode, OverrideKind, empties_origin
+from traffic.planning.overrides import EvacuationMode, OverrideKind
 from traffic.selectors.steering import traffic_policies
 
 AUTOPILOT_TASK = "traffic.autopilot"
@@ -278,4 +280,4 @@ def _perform_shares(arguments: Mapping[str, Any], actor: str, now: datetime) -> 
 
 
 FIX_SHARES = FleetAction("fix-shares", "Fix shares that empty a region", _perform_shares, settable=False)
-EVACUATE = FleetAction("evacuate-region", "Evacuate a region for real", _perform)
+EVACUATE = FleetAction(EVACUATE_RULE, "Evacuate a region for real", _perform)

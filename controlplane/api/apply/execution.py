@@ -28,7 +28,7 @@ from fleet.models import Deployment
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.snapshot import FleetView
 from fleet.selectors.snapshot import fleet_view
-from fleet.services.deployment import deployment_change, deployment_create, deployment_scale
+from fleet.services.deployment import deployment_change, deployment_create, deployment_scale_or_request
 from fleet.services.fault_rule import fault_rule_set
 from fleet.services.region import region_change, region_create
 from fleet.services.rollout_actions import rollout_propose
@@ -186,9 +186,12 @@ def _change_deployment(step: Step, requester: Requester) -> None:
     deployment_change(name=step.document.name, actor=requester.actor, now=requester.now, **step.arguments)
 
 
-def _scale(step: Step, requester: Requester) -> None:
+def _scale(step: Step, requester: Requester) -> Approval | None:
     cells: Mapping[str, int] = step.arguments["regions"]
-    deployment_scale(name=step.document.name, cells=cells, actor=requester.actor, now=requester.now)
+    scaled = deployment_scale_or_request(
+        name=step.document.name, cells=cells, actor=requester.actor, now=requester.now
+    )  # fmt: skip
+    return scaled if isinstance(scaled, Approval) else None
 
 
 def _roll_out(step: Step, requester: Requester) -> Approval | None:

@@ -30,7 +30,7 @@ from controlplane.forecast_budget import FORECASTS
 from controlplane.what_if import plan_scale
 from fleet.models import Deployment, DeploymentRegion, Region
 from fleet.selectors.history import deployment_subject
-from fleet.services.deployment import CELLS_PER_REGION_MAX, deployment_scale
+from fleet.services.deployment import CELLS_PER_REGION_MAX, deployment_scale_or_request
 from kernel.refusals import InvalidInput, Refusal
 from simulator.prediction import Forecast
 
@@ -146,9 +146,9 @@ def _changes(cells: tuple[RegionCells, ...]) -> dict[str, int]:
     return {one.region: one.new for one in cells if one.new != one.now}
 
 
-def _scale(form: Submission, deployment: Deployment) -> None:
+def _scale(form: Submission, deployment: Deployment) -> object:
     changes = _changes(_cells_by_region(deployment, form))
-    deployment_scale(name=deployment.pk, cells=changes, actor=form.actor, now=form.now)
+    return deployment_scale_or_request(name=deployment.pk, cells=changes, actor=form.actor, now=form.now)
 
 
 def _scale_form(form: Submission, deployment: Deployment) -> Context:

@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.test import Client
 from rest_framework.test import APIClient
 
 from accounts.models import Approval, GroupRole
@@ -173,3 +174,41 @@ def test_fixed_shares_that_empty_a_region_take_two_as_its_evacuation_does(ada: A
     assert post(ada, "traffic/overrides", {**SHARES, "shares": {"us-west-2": 0.5, "us-east-1": 0.5}}).status_code == 200
     DeploymentRegion.objects.all().delete()
     assert post(ada, "traffic/overrides", emptied).status_code == 200
+
+
+EMPTY = {"us-east-1": 0, "us-west-2": 2}
+
+
+@pytest.mark.usefixtures("_rule")
+@pytest.mark.parametrize("way", ["the API", "a document", "the page"])
+def test_scaling_a_region_down_to_nothing_takes_two_as_its_evacuation_does(
+    way: str, ada: APIClient, grace: APIClient, client: Client
+) -> None:
+    rows.deployment(cells=2)
+    rows.deployment(cells=2, where="us-west-2")
+    if way == "the API":
+        waits = patch(ada, "deployments/sim-70b", {"regions": [{"region": "us-east-1", "cells": 0}]})
+        assert (waits.status_code, waits.json()["summary"]) == (202, "scale sim-70b to 0 cells in us-east-1")
+    elif way == "a document":
+        regions = [{"region": region, "cells": count} for region, count in EMPTY.items()]
+        kind = {"apiVersion": "switchyard/v1", "kind": "Deployment", "metadata": {"name": "sim-70b"}}
+        assert "scale sim-70b" in post(ada, "apply", {"documents": [{**kind, "spec": {"regions": regions}}]}).text
+    else:
+        client.force_login(User.objects.get(username="ada"))
+        form = {"confirm": "sim-70b", **{f"cells-{region}": count for region, count in EMPTY.items()}}
+        assert client.post("/deployments/sim-70b/scale/", form).headers["Location"] == "/settings/approvals/"
+    assert cells() == {"us-east-1": 2, "us-west-2": 2}
+    assert post(ada, f"approvals/{Approval.objects.get().pk}/approve").status_code == 409
+    assert post(grace, f"approvals/{Approval.objects.get().pk}/approve").json()["state"] == "done"
+    assert cells() == EMPTY
+
+
+@pytest.mark.usefixtures("_rule")
+def test_scaling_that_leaves_cells_takes_one(ada: APIClient) -> None:
+    rows.deployment(cells=2)
+    assert patch(ada, "deployments/sim-70b", {"regions": [{"region": "us-east-1", "cells": 1}]}).status_code == 200
+    assert cells() == {"us-east-1": 1}
+
+
+def cells() -> dict[str, int]:
+    return dict(DeploymentRegion.objects.values_list("region_id", "cells"))
