@@ -101,13 +101,21 @@ class Management:
         self._home = home
         self._console = console
 
-    async def migrate(self) -> None:
-        """Bring the database to the code's schema.
+    async def migrate(self, owner_url: str) -> None:
+        """Bring the database to the code's schema, as its owner.
 
         Raises:
             CannotStart: it failed.
         """
-        await self._require("migrate", "migrate", "--no-input")
+        await self._require("migrate", "migrate", "--no-input", DATABASE_URL=owner_url)
+
+    async def grant(self, owner_url: str, role: str) -> None:
+        """Give the application's role what it needs of the tables that there are now.
+
+        Raises:
+            CannotStart: it failed.
+        """
+        await self._require("migrate", "grant_application", role, DATABASE_URL=owner_url)
 
     async def seed(self, engine: Engine, weights: Weights | None, password: str) -> None:
         """Record the demo fleet and the operator; what is recorded already stays.

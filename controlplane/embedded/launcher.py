@@ -19,6 +19,7 @@ from controlplane.embedded.configuration import CannotStart, Configuration, Engi
 from controlplane.embedded.console import Console
 from controlplane.embedded.control_plane import Management
 from controlplane.embedded.engine_environment import Weights, install_engine
+from controlplane.embedded.postgres import APPLICATION
 from controlplane.embedded.preflight import (
     require_disk_space,
     require_distinct_ports,
@@ -122,7 +123,7 @@ class Launcher:
         room_gib = require_disk_space(self._configuration)
         secrets = self._home.secrets()
         servers = choose_servers(self._configuration, self._home)
-        self._publish(database_url=servers.database_url, redis_url=servers.redis_url)
+        self._publish(database_url=servers.database_url, owner_url=servers.owner_url, redis_url=servers.redis_url)
         self._environment = control_plane_environment(
             self._inherited,
             self._configuration,
@@ -151,7 +152,9 @@ class Launcher:
                 await self._supervisor.start(service)
             await self._unless_crash_looping(servers.wait_until_ready())
         with self._console.step("migrations"):
-            await management.migrate()
+            await management.migrate(servers.owner_url)
+            if servers.postgres:
+                await management.grant(servers.owner_url, APPLICATION)
 
     async def _prepare_engine(self, weights: list[Weights]) -> None:
         if self._configuration.engine is Engine.VLLM:

@@ -26,7 +26,10 @@ from controlplane.embedded.state_directory import StateDirectory
 from controlplane.embedded.supervisor import Service
 
 DATABASE = "switchyard"
-ROLE = "switchyard"
+OWNER = "switchyard"
+"""Of the cluster and of every table: it migrates, restores and trims, and the fleet does not run as it."""
+APPLICATION = "switchyard_application"
+"""What web, worker and the others are: it owns nothing (`manage.py grant_application`)."""
 
 _INITDB_WITHIN_S = 120.0
 _READY_WITHIN_S = 60.0
@@ -59,11 +62,16 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """Where clients find it."""
-        return self._url(DATABASE)
+        """Where the fleet's processes find it."""
+        return self._url(DATABASE, APPLICATION)
 
-    def _url(self, database: str) -> str:
-        return f"postgres://{ROLE}@{quote(str(self.sockets), safe='')}/{database}"
+    @property
+    def owner_url(self) -> str:
+        """Where its owner does."""
+        return self._url(DATABASE, OWNER)
+
+    def _url(self, database: str, role: str) -> str:
+        return f"postgres://{role}@{quote(str(self.sockets), safe='')}/{database}"
 
     def service(self, inherited: Mapping[str, str]) -> Service:
         """The server, as the supervisor runs it. SIGINT is PostgreSQL's fast shutdown: end sessions, then stop. SIGQUIT
@@ -94,7 +102,7 @@ class Postgres:
         fresh.mkdir(mode=0o700)
         if self.account.drop:
             os.chown(fresh, self.account.uid, self.account.gid)
-        arguments = ["initdb", "-D", str(fresh), "-U", ROLE, "-A", "peer", "-E", "UTF8", "--locale=C"]
+        arguments = ["initdb", "-D", str(fresh), "-U", OWNER, "-A", "peer", "-E", "UTF8", "--locale=C"]
         arguments += ["--locale-provider=builtin", "--builtin-locale=C.UTF-8"]
         arguments += [] if self.durable else ["--no-sync"]
         program = self._program(tuple(arguments), inherited)
@@ -102,7 +110,7 @@ class Postgres:
         fresh.rename(self.home.postgres)
 
     async def wait_until_ready(self) -> None:
-        """Wait until it answers, and create the database on first use.
+        """Wait until it answers, and create the database and the application's role on first use.
 
         Raises:
             CannotStart: it did not answer in time.
@@ -113,11 +121,14 @@ class Postgres:
     def _is_ready(self) -> bool:
         try:
             with psycopg.connect(
-                self._url("postgres"), autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S
+                self._url("postgres", OWNER), autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S
             ) as connection:
                 known = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone()
                 if not known:
                     connection.execute(f"CREATE DATABASE {DATABASE}")
+                known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (APPLICATION,)).fetchone()
+                if not known:
+                    connection.execute(f"CREATE ROLE {APPLICATION} LOGIN")
         except psycopg.OperationalError:
             return False
         return True
@@ -229,9 +240,10 @@ def _restrict_connections(folder: Path, account: Account) -> None:
     import pwd
 
     us = pwd.getpwuid(os.geteuid()).pw_name
+    roles = (OWNER, APPLICATION)
     files = {
-        "pg_hba.conf": f"local all {ROLE} peer map=launcher\n",
-        "pg_ident.conf": f'launcher "{us}" {ROLE}\n',
+        "pg_hba.conf": "".join(f"local all {role} peer map=launcher\n" for role in roles),
+        "pg_ident.conf": "".join(f'launcher "{us}" {role}\n' for role in roles),
     }
     for name, text in files.items():
         path = folder / name

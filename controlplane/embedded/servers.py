@@ -27,11 +27,13 @@ _CONNECT_TIMEOUT_S = 5
 
 @dataclass(frozen=True, slots=True)
 class Servers:
-    """None in place of a server: it is not ours to run."""
+    """None in place of a server: it is not ours to run. `owner_url`: of the database's owner, who migrates; of a
+    database that is not ours, what the environment names."""
 
     postgres: Postgres | None
     valkey: Valkey | None
     database_url: str
+    owner_url: str
     redis_url: str
 
     def services(self, inherited: Mapping[str, str]) -> list[Service]:
@@ -63,15 +65,16 @@ def choose_servers(configuration: Configuration, home: StateDirectory, *, durabl
     """
     postgres = valkey = None
     database_url, redis_url = configuration.database_url, configuration.redis_url
+    owner_url = database_url
     if not (database_url and redis_url):
         account, sockets = server_account(), socket_folder(configuration.home)
         if not database_url:
             postgres = Postgres(home, sockets, account, durable=durable)
-            database_url = postgres.url
+            database_url, owner_url = postgres.url, postgres.owner_url
         if not redis_url:
             valkey = Valkey(home, sockets, account)
             redis_url = valkey.url
-    return Servers(postgres, valkey, database_url, redis_url)
+    return Servers(postgres, valkey, database_url, owner_url or database_url, redis_url)
 
 
 async def _require_database(url: str) -> None:
@@ -130,7 +133,7 @@ async def run_servers(configuration: Configuration, home: StateDirectory, *, dur
         for service in servers.services(os.environ):
             await supervisor.start(service)
         await servers.wait_until_ready()
-        Console().plain(json.dumps({"database_url": servers.database_url, "redis_url": servers.redis_url}))
+        Console().plain(json.dumps({"database_url": servers.owner_url, "redis_url": servers.redis_url}))
         await stop_requested.wait()
     finally:
         await supervisor.stop_all()

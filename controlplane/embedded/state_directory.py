@@ -36,6 +36,7 @@ class LauncherState:
     ingress_port: int
     engine: str
     database_url: str = ""
+    owner_url: str = ""
     redis_url: str = ""
     phase: LauncherPhase = LauncherPhase.STARTING
     reason: str = ""

@@ -10,6 +10,7 @@ import psycopg
 import pytest
 import redis
 
+from controlplane.embedded.postgres import APPLICATION, OWNER
 from controlplane.embedded.privileges import socket_folder
 from controlplane.embedded.process_ownership import processes_of
 from tests.controlplane.embedded.processes import eventually
@@ -49,6 +50,22 @@ def test_they_answer_and_leave_nothing(servers: EmbeddedServers, home: Path) -> 
     servers.stop()
     assert processes_of(home) == []
     assert not socket_folder(home).exists()
+
+
+def test_the_application_is_a_role_that_owns_nothing_also_in_a_cluster_of_before(servers: EmbeddedServers) -> None:
+    url = servers.start()["database_url"]
+    application = url.replace(f"{OWNER}@", f"{APPLICATION}@")
+    with psycopg.connect(url, autocommit=True) as connection:
+        connection.execute(f"DROP ROLE {APPLICATION}")  # as it was
+    servers.stop()
+    servers.start()
+    with psycopg.connect(application) as connection:
+        roles = (
+            "SELECT rolsuper OR rolcreaterole OR rolcreatedb OR rolbypassrls FROM pg_roles WHERE rolname = current_user"
+        )
+        assert connection.execute(roles).fetchone() == (False,)
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute("CREATE TABLE mine (id int)")
 
 
 def test_they_end_when_their_parent_is_killed_and_start_again_with_what_they_stored(

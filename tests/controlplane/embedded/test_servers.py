@@ -1,8 +1,10 @@
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from controlplane.embedded.configuration import CannotStart, read_configuration
+from controlplane.embedded.postgres import APPLICATION, OWNER
 from controlplane.embedded.servers import choose_servers, without_password
 from controlplane.embedded.state_directory import StateDirectory
 
@@ -36,6 +38,14 @@ def test_a_server_that_the_environment_names_is_not_started(
     servers = choose_servers(configuration, StateDirectory(configuration.home))
     assert [service.name for service in servers.services({})] == ours
     assert servers.database_url == given.get("DATABASE_URL", servers.database_url)
+
+
+@pytest.mark.parametrize("named", ["", "postgres://me@db/x"])
+def test_the_fleet_runs_as_another_than_the_owner_where_the_database_is_ours(named: str, tmp_path: Path) -> None:
+    configuration = read_configuration({"DATABASE_URL": named, "SWITCHYARD_HOME": str(tmp_path)})
+    servers = choose_servers(configuration, StateDirectory(configuration.home))
+    users = urlsplit(servers.database_url).username, urlsplit(servers.owner_url).username
+    assert users == (("me", "me") if named else (APPLICATION, OWNER))
 
 
 @pytest.mark.asyncio
