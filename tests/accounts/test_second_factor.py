@@ -255,8 +255,9 @@ def test_the_first_one_takes_a_login_of_a_moment_ago(ada: Client) -> None:
     assert "Log in again" in ada.get(CONFIRM).text
 
 
-def test_a_security_key_is_added_and_asked_for(ada: Client, browser: Client) -> None:
-    key = SoftwareKey()
+@pytest.mark.parametrize("step", [1, 0], ids=["a key that counts", "a passkey"])
+def test_a_security_key_is_added_and_its_answer_counts_once(step: int, ada: Client, browser: Client) -> None:
+    key = SoftwareKey(step=step)
     assert "recovery-codes" in key_added(ada, key).text
     password_shown(browser)
     page = browser.get(SECOND, headers={"host": "localhost"}).text
