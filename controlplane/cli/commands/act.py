@@ -134,6 +134,7 @@ def scale(
         run.show(result, [text for text, _ in forecast_lines(deployment, result)])
         return
     result = run.connection.patch(path_of(resource_named("deployments"), deployment), {"regions": regions})
+    _require_done(result)
     ready = ", ".join(f"{place['region']} {place['ready']}/{place['cells']}" for place in result["regions"])
     run.show(result, [f"deployment {deployment}: {ready} cells ready"])
 
@@ -180,10 +181,19 @@ def evacuate(
 
 def _start(run: Session, order: dict[str, Any]) -> None:
     result = run.connection.post("traffic/evacuations", {**order, "confirm": order["region"]})
+    _require_done(result)
+    run.show(result, [f"evacuation {result['id']} of {order['region']} holds until {result['expires_at']}"])
+
+
+def _require_done(result: dict[str, Any]) -> None:
+    """Go on if it was done.
+
+    Raises:
+        Failure: the server responded with a request for approval.
+    """
     if "summary" in result:
         message = f"a second admin must approve: switchyard approve {result['id']}"
         raise Failure(message, ExitCode.WAITS_FOR_APPROVAL, document=result)
-    run.show(result, [f"evacuation {result['id']} of {order['region']} holds until {result['expires_at']}"])
 
 
 def _end(run: Session, region: str, deployment: str, why: str) -> None:

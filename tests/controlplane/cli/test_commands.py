@@ -228,6 +228,13 @@ def test_the_last_lines_of_a_log_are_shown(switchyard: Switchyard, cell: Cell, m
     assert switchyard("logs", "n-00000003").code == 6
 
 
+def test_scaling_that_empties_a_region_waits(switchyard: Switchyard, cell: Cell) -> None:
+    rows.deployment(cells=1)
+    ApprovalRule.objects.create(action="evacuate-region", required=True, actor="ada", changed_at=rows.NOW)
+    scaled = switchyard("scale", "sim-70b", "us-east-1=0")
+    assert (scaled.code, f"switchyard approve {Approval.objects.get().pk}" in scaled.err) == (11, True)
+
+
 def test_what_needs_two_person_approval_waits(switchyard: Switchyard, cell: Cell, tmp_path: Path) -> None:
     rows.deployment(where="us-west-2")
     rows.version("2")
