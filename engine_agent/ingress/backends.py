@@ -172,6 +172,7 @@ def no_cell_frontend(features: Features, settings: IngressSettings) -> str:
             f"http-request set-var(txn.pool) str({LOCAL_PREFIX}),concat(,txn.deployment)",
             f"http-request set-var(txn.spill) str({SPILL_PREFIX}),concat(,txn.deployment)",
             f"http-request set-var(txn.request_id) req.hdr({headers.REQUEST_ID})",
+            f"http-request set-var(txn.body_digest) req.hdr({headers.BODY})",
             "acl may_leave var(txn.spill),nbsrv gt 0",
             # Proven: the frontend that took it from outside has taken away every other mark.
             f"acl is_marked req.hdr({headers.HOP}) -m found",
@@ -219,7 +220,7 @@ def spill_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: Ingress
             f"timeout queue {settings.queues[pool.serving_class].wait_s}s",
             *_check(f"/healthz?model={quote(pool.probe_model, safe='')}"),
             access_log.class_rule(),
-            *hops.mark_rules(settings.region),
+            *hops.mark_rules(settings.region, settings.times.request_body_s),
             *_servers(pool.spill, desired, settings.times),
         ],
     )

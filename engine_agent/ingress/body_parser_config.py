@@ -7,7 +7,7 @@ parser knows only the names of models: it picks no cell and refuses no name. It 
 sends it again, from the start, when it learns that no cell answered.
 """
 
-from engine_agent.ingress import affinity, headers, responses
+from engine_agent.ingress import affinity, headers, hops, responses
 from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.sections import (
     PARSED_SOCKET,
@@ -66,6 +66,7 @@ def _frontend(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         *affinity.key_rules(),
         f"http-request del-header {headers.AFFINITY}",
         f"http-request set-header {headers.AFFINITY} %[var(txn.affinity)] if {{ var(txn.affinity) -m found }}",
+        *([f"http-request set-header {headers.BODY} %[{hops.BODY_DIGEST}]"] if desired.features.hops else ()),
         # Encoded, because a name out of a body may hold line ends.
         f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
         "default_backend parsed",

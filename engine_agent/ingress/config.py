@@ -127,7 +127,7 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     lines += [*frontend_rules.backend_choice(features), *frontend_rules.body_parser_choice(desired, settings)]
     lines += [*backends.control_plane_choice(settings), f"default_backend {DEFAULT_BACKEND}"]
     # What comes through here is logged where it came from outside.
-    parsed = [settings.own_socket(PARSED_SOCKET), "no log", *frontend_rules.parsed_body_rules()]
+    parsed = [settings.own_socket(PARSED_SOCKET), "no log", *frontend_rules.parsed_body_rules(features)]
     parsed += [*frontend_rules.pool_rules(features, has_body=False), *keys.parsed_body_scope_rules()]
     parsed += [*availability, *frontend_rules.backend_choice(features)]
     return [

@@ -5,7 +5,7 @@ is not rendered, and what few requests need stands where only those come. A rule
 found in a variable; none of them picks a cell.
 """
 
-from engine_agent.ingress import affinity, bad_bodies, headers, keys, responses, splits
+from engine_agent.ingress import affinity, bad_bodies, headers, hops, keys, responses, splits
 from engine_agent.ingress.desired import LISTING_MAP, MODELS_MAP, SHARE_SCALE, DesiredHaproxy, Features
 from engine_agent.ingress.sections import (
     MAX_HEAD_BYTES,
@@ -112,9 +112,10 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     """Wait for the whole body, which replays need too, and find the pool of the model that it names. Long bodies go on
     to a body parser, and what names no model to the default backend. Declares `is_large`, `has_pool`."""
     longest = max_buffered_body_bytes(desired, settings)
+    own = (headers.MODEL, headers.AFFINITY, headers.KEY, *([headers.BODY] if desired.features.hops else ()))
     return [
         responses.refuse_rule(responses.head_too_large(MAX_HEAD_BYTES), f"{{ req.hdrs,length gt {MAX_HEAD_BYTES} }}"),
-        *(f"http-request del-header {name}" for name in (headers.MODEL, headers.AFFINITY, headers.KEY)),
+        *(f"http-request del-header {name}" for name in own),
         # `curl -d` calls its JSON a form; every body here is JSON, and engines insist on that header.
         "http-request set-header Content-Type application/json",
         f"acl is_large req.hdr_val(content-length) gt {longest}",
@@ -124,12 +125,13 @@ def body_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         f"http-request wait-for-body time {settings.times.request_body_s}s",
         *bad_bodies.source_rules(f"{{ req.body_size gt {longest} }}"),
         f"http-request allow if {{ req.body_size gt {longest} }}",
+        *(hops.body_rules() if desired.features.hops else ()),
         *model_rules(bad_bodies.source_rules("!has_pool !is_name"), bad_bodies.refused_rules()),
         "http-request allow if !has_pool",
     ]
 
 
-def parsed_body_rules() -> list[str]:
+def parsed_body_rules(features: Features) -> list[str]:
     """A large request as its body parser sends it back. The socket is for body parsers alone, which overwrite the
     header.
 
@@ -140,6 +142,7 @@ def parsed_body_rules() -> list[str]:
         # The frontend that took it from outside has taken away what was not proven.
         f"http-request set-var(txn.hop) req.hdr({headers.HOP}),field(1,|)",
         "acl is_marked var(txn.hop) -m found",
+        *(hops.parsed_body_rules() if features.hops else ()),
         f"http-request set-var(txn.request_id) req.hdr({headers.REQUEST_ID})",
         f"http-request set-var(txn.model) req.hdr({headers.MODEL}),url_dec",
         f"http-request del-header {headers.MODEL}",

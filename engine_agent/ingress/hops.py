@@ -1,8 +1,9 @@
 """The hop mark: how an ingress proves to another region's that it sent a request there, so that it never comes back.
 
 Pure text. A mark that is not proven is taken away and the request treated as any other: it would else open what only
-ingresses may (a request without a key) and keep a region from helping. The proof binds the mark to the request's id and
-to a minute; the secret is the fleet's, comes with the table, and changes without a reload.
+ingresses may (a request without a key) and keep a region from helping. The proof binds the mark to one request (its id,
+method, path, tenant, class, pool and whole body) and to a minute; the secret is the fleet's, comes with the table, and
+changes without a reload. What the head states of the body is compared with it once it is there.
 """
 
 import base64
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 from engine_agent.ingress import headers
 from engine_agent.ingress.bad_table import BadTable
+from engine_agent.ingress.responses import ErrorResponse, return_rule
 
 HOPS_MAP = "hops.map"
 """`sign` -> the secret that proves our marks; `other` -> one more that proves those of ingresses with another table."""
@@ -18,6 +20,14 @@ MAX_SECRETS = 2
 MIN_SECRET_CHARS = 32
 CLOCKS_APART_S = 60
 """How old, or how far ahead by another machine's clock, a mark may be."""
+BODY_DIGEST = "req.body,sha2(256),hex"
+OTHER_BODY = ErrorResponse(403, "forged_mark", "this mark of another region is of a request with another body")
+_REQUEST = (
+    "%[var(txn.request_id)]|%[method]|"
+    + "".join(f"%[req.hdr({name}),url_enc]|" for name in (headers.TENANT, headers.CLASS, headers.POOL))
+    + "%[pathq]"
+)
+"""What a mark is for. Only the last part may have a bar in it, so no two requests read the same."""
 
 
 def hop_entries(secrets: Sequence[str]) -> dict[str, str]:
@@ -38,13 +48,14 @@ def hop_entries(secrets: Sequence[str]) -> dict[str, str]:
 def proof_rules() -> list[str]:
     """Note in `txn.hop` which region sent the request here, if it proves that, and take every other mark away."""
     keep_header = f"http-request set-var(txn.hop_header) req.hdr({headers.HOP})"
-    claim = "%[var(txn.hop_header),field(1,|)]|%[var(txn.hop_header),field(2,|)]|%[var(txn.request_id)]"
+    claim = "".join(f"%[var(txn.hop_header),field({number},|)]|" for number in (1, 2, 3))
     return [
         f"acl has_hop req.hdr({headers.HOP}) -m found",
         f"{keep_header} if has_hop",
-        f"http-request set-var-fmt(txn.hop_claim) '{claim}' if has_hop",
+        f"http-request set-var-fmt(txn.hop_claim) '{claim}{_REQUEST}' if has_hop",
         "http-request set-var(txn.hop_at) var(txn.hop_header),field(2,|) if has_hop",
-        "http-request set-var(txn.hop_proof) var(txn.hop_header),field(3,|) if has_hop",
+        "http-request set-var(txn.hop_body) var(txn.hop_header),field(3,|) if has_hop",
+        "http-request set-var(txn.hop_proof) var(txn.hop_header),field(4,|) if has_hop",
         *(rule for secret in (SIGNING, OTHER) for rule in _proof(secret)),
         f"http-request del-header {headers.HOP} if has_hop !{{ var(txn.hop) -m found }}",
         f"http-request del-header {headers.POOL} if !{{ var(txn.hop) -m found }}",
@@ -71,14 +82,36 @@ def strip_rules() -> list[str]:
     ]
 
 
-def mark_rules(region: str) -> list[str]:
-    """Mark a request that leaves for another region, and name the pool it is for: names may be split there, too."""
-    claim = "%[var(txn.hop_claim)]|%[var(txn.request_id)]"
+def body_rules() -> list[str]:
+    """The whole body of a marked request is there: it must be the one that the mark is for."""
+    return [f"http-request set-var(txn.body_digest) {BODY_DIGEST} if is_marked", _other_body_rule()]
+
+
+def parsed_body_rules() -> list[str]:
+    """The same for a large body, which only its body parser has whole."""
     return [
-        f"http-request set-var-fmt(txn.hop_claim) '{region}|%[date]'",
-        f"http-request set-var-fmt(txn.hop_signed) '{claim}'",
+        f"http-request set-var(txn.hop_body) req.hdr({headers.HOP}),field(3,|)",
+        f"http-request set-var(txn.body_digest) req.hdr({headers.BODY})",
+        _other_body_rule(),
+    ]
+
+
+def _other_body_rule() -> str:
+    return f"{return_rule(OTHER_BODY)} if is_marked !{{ var(txn.hop_body),strcmp(txn.body_digest) eq 0 }}"
+
+
+def mark_rules(region: str, body_s: int) -> list[str]:
+    """Mark a request that leaves for another region, and name the pool it is for: names may be split there, too. A body
+    that came from another frontend of ours may take `body_s` to be there."""
+    unless_known = "if !{ var(txn.body_digest) -m found }"
+    return [
+        f"http-request wait-for-body time {body_s}s {unless_known}",
+        f"http-request set-var(txn.body_digest) {BODY_DIGEST} {unless_known}",
+        f"http-request set-header {headers.POOL} %[var(txn.pool)]",
+        f"http-request set-var-fmt(txn.hop_claim) '{region}|%[date]|%[var(txn.body_digest)]'",
+        f"http-request set-var-fmt(txn.hop_signed) '%[var(txn.hop_claim)]|{_REQUEST}'",
         f"http-request set-var(txn.hop_secret) str({SIGNING}),map_str({HOPS_MAP})",
         "http-request set-var(txn.hop_proof) var(txn.hop_signed),hmac(sha256,txn.hop_secret),hex",
+        f"http-request del-header {headers.BODY}",
         f"http-request set-header {headers.HOP} %[var(txn.hop_claim)]|%[var(txn.hop_proof)]",
-        f"http-request set-header {headers.POOL} %[var(txn.pool)]",
     ]

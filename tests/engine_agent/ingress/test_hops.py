@@ -1,12 +1,14 @@
 """A request counts as another region's only if it proves that; whoever says so without proof is an application."""
 
+from typing import Any
+
 import pytest
 
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.hops import hop_entries
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import HOP_SECRET, RunningIngress, pool
-from tests.engine_agent.ingress.marks import marked
+from tests.engine_agent.ingress.marks import REQUEST_ID, marked
 
 pytestmark = pytest.mark.processes
 
@@ -14,10 +16,14 @@ BODY = b'{"model": "demo"}'
 NEW_SECRET = "e" * 40
 
 
-async def is_believed(ingress: RunningIngress, cell: FakeCell, headers: dict[str, str]) -> bool:
-    answer = await ingress.post(BODY, **headers)
+async def is_believed(ingress: RunningIngress, cell: FakeCell, headers: dict[str, str], body: bytes = BODY) -> bool:
+    answer = await ingress.post(body, **headers)
     assert answer.status_code == 200
     return "x-switchyard-hop" in cell.requests[-1].headers
+
+
+def of_size(size: int, letter: bytes = b"x") -> bytes:
+    return b'{"model": "demo", "prompt": "' + letter * size + b'"}'
 
 
 @pytest.mark.asyncio
@@ -29,7 +35,10 @@ async def test_only_a_fresh_mark_of_a_known_secret_for_this_request_counts(ingre
         assert await is_believed(ingress, cell, marked(NEW_SECRET))
         assert await is_believed(ingress, cell, marked(HOP_SECRET)), "the secret before is still believed"
         of_another = marked(HOP_SECRET, request_id="request-2") | {"X-Request-Id": "request-1"}
-        changed = {"X-Switchyard-Hop": marked(HOP_SECRET)["X-Switchyard-Hop"].replace("us-west-2", "us-east-1")}
+        mark = marked(HOP_SECRET)["X-Switchyard-Hop"]
+        changed = {"X-Switchyard-Hop": mark.replace("us-west-2", "us-east-1")}
+        acme: dict[str, Any] = {"tenant": "a|b", "priority": "batch", "pool": "pool.demo"}
+        assert await is_believed(ingress, cell, marked(HOP_SECRET, **acme))
         outsiders = [
             {"X-Switchyard-Hop": "us-west-2"},
             {"X-Switchyard-Hop": ""},
@@ -39,6 +48,14 @@ async def test_only_a_fresh_mark_of_a_known_secret_for_this_request_counts(ingre
             marked(HOP_SECRET, age_s=-120),
             of_another,
             marked(HOP_SECRET) | changed,
+            marked(HOP_SECRET, method="PUT"),
+            marked(HOP_SECRET, path="/v1/completions"),
+            marked(HOP_SECRET, path="/v1/chat/completions?a"),
+            marked(HOP_SECRET) | {"X-Switchyard-Tenant": "globex"},
+            marked(HOP_SECRET, **acme) | {"X-Switchyard-Tenant": "globex"},
+            marked(HOP_SECRET, **acme) | {"X-Switchyard-Class": "realtime"},
+            marked(HOP_SECRET, **acme) | {"X-Switchyard-Pool": "pool.other"},
+            {"X-Request-Id": REQUEST_ID, "X-Switchyard-Hop": "|".join(mark.split("|")[:2] + mark.split("|")[3:])},
         ]
         assert [await is_believed(ingress, cell, headers) for headers in outsiders] == [False] * len(outsiders)
         worker = ingress.worker_pid
@@ -47,6 +64,26 @@ async def test_only_a_fresh_mark_of_a_known_secret_for_this_request_counts(ingre
         assert not await is_believed(ingress, cell, marked(HOP_SECRET))
         assert await is_believed(ingress, cell, marked(NEW_SECRET))
         assert ingress.worker_pid == worker, "a secret changes without a reload"
+
+
+@pytest.mark.asyncio
+async def test_a_mark_opens_one_body_and_no_other_of_any_size(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as cell:
+        await ingress.route(pool(cell), keys_required=True)
+        await ingress.sees(**{cell.name: "up"})
+        for size in (0, 1, 30_000, 300 * 1024, 2 * 1024 * 1024):
+            body = of_size(size)
+            captured = marked(HOP_SECRET, body=body)
+            assert await is_believed(ingress, cell, captured, body)
+            seen = len(cell.requests)
+            for other in (of_size(size, b"y"), body + b" ", of_size(size + 1), of_size(3), of_size(200_000, b"z")):
+                if other == body:
+                    continue
+                refused = await ingress.post(other, **captured)
+                assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forged_mark"), size
+            stated = {"X-Switchyard-Body": captured["X-Switchyard-Hop"].split("|")[2]}
+            assert (await ingress.post(of_size(size + 2), **captured, **stated)).status_code == 403
+            assert len(cell.requests) == seen
 
 
 @pytest.mark.parametrize(

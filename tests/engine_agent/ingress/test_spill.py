@@ -124,7 +124,7 @@ async def test_a_long_request_spills_once_like_a_short_one(ingress: RunningIngre
             assert (answer.status_code, answer.headers["x-switchyard-cell"]) == (200, "far")
             assert far.requests[-1].body == body
             assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}|")
-            refused = await ingress.post(body, **marked(HOP_SECRET, AWAY))
+            refused = await ingress.post(body, **marked(HOP_SECRET, AWAY, body=body))
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_ready_cell")
 
 
