@@ -3,6 +3,7 @@ anything, and ends a connection whose text is no UTF-8 without a traceback in th
 """
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.frames import CloseCode
 
 from controlplane.asgi import hub
 from fleet.consumers.knocks import RETRY_AFTER_S, Knock
@@ -28,6 +29,34 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 self.transport.close()
                 return
         super().data_received(data)
+
+    def send_receive_event_to_app(self) -> None:
+        """A whole message is there. Text that is none ends the connection, as the standard says; uvicorn would log
+        that as a fault of ours."""
+        if self.curr_msg_data_type == "text" and not self.close_sent and not _is_utf8(b"".join(self.frames)):
+            self.frames = []
+            self.conn.send_close(CloseCode.INVALID_DATA)
+            self.handle_parser_exception()
+            return
+        super().send_receive_event_to_app()
+
+    def handle_parser_exception(self) -> None:
+        """What came is no WebSocket's. Before the handshake ended there is no close frame to send, though
+        uvicorn expects one."""
+        if self.conn.close_sent is not None:
+            super().handle_parser_exception()
+            return
+        self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.PROTOCOL_ERROR})
+        self.close_sent = True
+        self.transport.close()
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _authorization(head: bytes) -> str:
