@@ -9,7 +9,7 @@ from typing import Any
 
 from django.contrib.auth.models import User
 from django.http import Http404, HttpResponse
-from django.shortcuts import get_object_or_404
+from django.shortcuts import get_object_or_404, redirect
 from django.urls import reverse
 
 from accounts.api.groups import ChangeGroupSerializer, CreateGroupSerializer, GiveSerializer
@@ -37,6 +37,9 @@ from fleet.planning.webhooks.messages import WebhookFormat
 from fleet.services.fault_rule import fault_rule_set
 from fleet.services.webhook import webhook_change, webhook_create, webhook_delete, webhook_test
 from kernel.access import Role, access_of
+from models_registry.api.engine_allowance import AllowSerializer
+from models_registry.models import EngineAllowance
+from models_registry.services.engine_allowance import engine_allowance_request, engine_allowance_withdraw
 
 MAX_CLAIM = 256
 MAX_REASON = 200
@@ -84,6 +87,11 @@ WEBHOOKS = _page(
     _part("webhooks", "Webhooks", lambda request: read.webhooks_view()),
     _part("deliveries", "Deliveries", lambda request: read.deliveries(), "events"),
 )
+ALLOWANCES = _page(
+    "Allowances",
+    Role.VIEWER,
+    _part("allowances", "Engine options beyond the lists", lambda request: read.allowances_view()),
+)
 FAULT_RULES = _page("Rules", Role.VIEWER, _part("fault-rules", "Fault rules", lambda request: read.fault_rules()))
 
 OWN = page_target("settings")
@@ -93,6 +101,7 @@ USERS_PAGE = page_target("settings-users")
 GROUPS_PAGE = page_target("settings-groups")
 APPROVALS_PAGE = page_target("approvals")
 WEBHOOKS_PAGE = page_target("settings-webhooks")
+ALLOWANCES_PAGE = page_target("settings-allowances")
 RULES_PAGE = page_target("settings-rules")
 
 
@@ -257,6 +266,20 @@ def webhook_delete_action(form: Submission, name: str) -> None:
 
 def _webhook(name: str) -> str:
     return get_object_or_404(Webhook, name=name).name
+
+
+@action(ALLOWANCES_PAGE, Role.ADMIN)
+def allowance_new(form: Submission, _: None) -> HttpResponse | None:
+    """Allow an option or a variable; where that takes two people, to the approvals."""
+    fields = form.valid(AllowSerializer, "engine", "name", "why")
+    row = engine_allowance_request(actor=form.actor, now=form.now, **fields)
+    return redirect("approvals") if isinstance(row, Approval) else None
+
+
+@action(ALLOWANCES_PAGE, Role.ADMIN)
+def allowance_withdraw_action(form: Submission, id: int) -> None:
+    row = get_object_or_404(EngineAllowance, pk=id)
+    engine_allowance_withdraw(allowance_id=row.pk, actor=form.actor, now=form.now)
 
 
 @action(RULES_PAGE, Role.ADMIN)

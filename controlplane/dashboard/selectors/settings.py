@@ -32,6 +32,8 @@ from fleet.models import Deployment, FaultRule, Webhook, WebhookDelivery
 from fleet.planning.fault_rules import SETTABLE_RULES, Rule, RuleMode
 from fleet.planning.webhooks.delivery import WebhookEvent
 from kernel.access import Role
+from models_registry.models import EngineAllowance
+from models_registry.planning.engine_arguments import ENGINES
 
 SHOWN = 200
 """Rows of a list; the API pages through more."""
@@ -84,6 +86,12 @@ class GrantsView:
 class WebhooksView:
     rows: tuple[Webhook, ...]
     events: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AllowancesView:
+    rows: tuple[EngineAllowance, ...]
+    engines: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,6 +203,10 @@ def fault_rules() -> tuple[RuleRow, ...]:
 def webhooks_view() -> WebhooksView:
     events = tuple(event.value for event in WebhookEvent if event is not WebhookEvent.TEST)
     return WebhooksView(tuple(Webhook.objects.order_by("name")[:SHOWN]), events)
+
+
+def allowances_view() -> AllowancesView:
+    return AllowancesView(tuple(EngineAllowance.objects.order_by("engine", "name")[:SHOWN]), ENGINES)
 
 
 def deliveries() -> tuple[WebhookDelivery, ...]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from django.test import Client
 from rest_framework.test import APIClient
 
 from accounts.services.approval import approval_rule_set
@@ -107,3 +108,21 @@ def test_an_allowance_is_taken_back(ada: APIClient) -> None:
     number = post(ada, "engine-allowances", PRELOAD).json()["id"]
     assert ada.delete(f"{V1}/engine-allowances/{number}").json()["name"] == "LD_PRELOAD"
     assert rules(write_version(ada, engine_env={"LD_PRELOAD": "/lib/x.so"})) == {"engine_env.LD_PRELOAD": "allowed"}
+
+
+def test_the_page_lists_allowances_and_lets_admins_add_and_withdraw_them() -> None:
+    admin, viewer = Client(), Client()
+    admin.force_login(make_user("ada", Role.ADMIN))
+    viewer.force_login(make_user("vera", Role.VIEWER))
+    assert admin.post("/settings/allowances/new/", PRELOAD).status_code == 302
+    row = EngineAllowance.objects.get()
+    for client, may in ((admin, True), (viewer, False)):
+        page = client.get("/settings/allowances/").content.decode()
+        assert "LD_PRELOAD" in page
+        assert (f"/settings/allowances/{row.pk}/withdraw/" in page) is may
+    assert viewer.post(f"/settings/allowances/{row.pk}/withdraw/").status_code == 403
+    assert admin.post(f"/settings/allowances/{row.pk}/withdraw/").status_code == 302
+    approval_rule_set(name="widen-engine-options", required=True, actor="ada", now=clock.now())
+    answer = admin.post("/settings/allowances/new/", PRELOAD)
+    assert (answer.status_code, answer["Location"]) == (302, "/settings/approvals/")
+    assert not EngineAllowance.objects.exists()
