@@ -215,6 +215,10 @@ RESOURCES: tuple[Resource, ...] = (
         "keys", "keys", "prefix", ("key",),
         _of(("PREFIX", "prefix"), ("NAME", "name"), ("TENANT", "tenant"), STATE, AGE),
     ),
+    Resource(
+        "callback-hosts", "callback-hosts", "id", ("callback-host", "callbacks"),
+        _of(number("ID", "id"), ("TENANT", "tenant"), ("HOST", "host"), ("ACTOR", "actor"), AGE),
+    ),
     Resource("usage", "usage", "id", (), ()),
     Resource(
         "webhooks", "webhooks", "name", ("webhook",),

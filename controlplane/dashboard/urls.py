@@ -12,7 +12,15 @@ from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS, de
 from controlplane.dashboard.pages.drafts import draft_edit, draft_new
 from controlplane.dashboard.pages.events import AUDIT, EVENTS
 from controlplane.dashboard.pages.incidents import INCIDENT, INCIDENTS
-from controlplane.dashboard.pages.keys import KEY, KEYS, key_action, key_new, keys_require_action
+from controlplane.dashboard.pages.keys import (
+    KEY,
+    KEYS,
+    callback_host_new,
+    callback_host_withdraw_action,
+    key_action,
+    key_new,
+    keys_require_action,
+)
 from controlplane.dashboard.pages.models import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
 from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
@@ -111,6 +119,11 @@ urlpatterns = [
     path("settings/approvals/<int:approval_id>/approve/", settings.approval_approve_action, name="approval-approve"),
     path("settings/approvals/<int:approval_id>/reject/", settings.approval_reject_action, name="approval-reject"),
     path("settings/approval-rules/<str:name>/", settings.approval_rule_action, name="approval-rule"),
+    path("keys/callback-hosts/new/", callback_host_new, name="callback-host-new"),
+    path("keys/callback-hosts/<int:id>/withdraw/", callback_host_withdraw_action, name="callback-host-withdraw"),
+    path("settings/allowances/", _view(settings.ALLOWANCES), name="settings-allowances"),
+    path("settings/allowances/new/", settings.allowance_new, name="allowance-new"),
+    path("settings/allowances/<int:id>/withdraw/", settings.allowance_withdraw_action, name="allowance-withdraw"),
     path("settings/webhooks/new/", settings.webhook_new, name="webhook-new"),
     path("settings/webhooks/<slug:name>/test/", settings.webhook_test_action, name="webhook-test"),
     path("settings/webhooks/<slug:name>/switch/", settings.webhook_switch_action, name="webhook-switch"),

@@ -237,3 +237,13 @@ ROUTING_TABLE_WITH_BODY: dict[str, Any] = {
         "retry_after_s": 5,
     },
 }
+
+CALLBACK_HOST: dict[str, Any] = {
+    "id": 2,
+    "tenant": "acme",
+    "host": "app.acme.example",
+    "actor": "admin",
+    "created_at": "2026-11-23T12:00:00Z",
+}
+
+NEW_CALLBACK_HOST: dict[str, Any] = {name: CALLBACK_HOST[name] for name in ("tenant", "host")}

@@ -3,6 +3,7 @@
 from django.urls import path, re_path
 
 from traffic.api.async_request import ENDPOINTS, accept, detail, unknown_path
+from traffic.api.callback_host import CallbackHostViewSet
 from traffic.api.ingress import IngressViewSet, RoutingTableViewSet
 from traffic.api.key import KeyRingViewSet, KeyViewSet
 from traffic.api.matrix import MatrixViewSet, ShiftViewSet
@@ -15,6 +16,7 @@ ROUTES = (
     ("routing-tables", RoutingTableViewSet, "routing-table"),
     ("keys", KeyViewSet, "key"),
     ("key-rings", KeyRingViewSet, "key-ring"),
+    ("callback-hosts", CallbackHostViewSet, "callback-host"),
     ("usage", UsageViewSet, "usage"),
     ("traffic/matrices", MatrixViewSet, "matrix"),
     ("traffic/history", ShiftViewSet, "shift"),

@@ -1,6 +1,6 @@
 """The tables of traffic, one noun a file."""
 
-from traffic.models.async_request import AsyncRequest
+from traffic.models.async_request import AsyncRequest, CallbackHost
 from traffic.models.key import ApplicationKey, KeyPolicy, UsageHour, UsageMark
 from traffic.models.routing import (
     Ingress,
@@ -16,6 +16,7 @@ from traffic.models.routing import (
 __all__ = [
     "ApplicationKey",
     "AsyncRequest",
+    "CallbackHost",
     "Ingress",
     "IngressReport",
     "KeyPolicy",

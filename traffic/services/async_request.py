@@ -27,6 +27,7 @@ from traffic.selectors.async_request import (
     open_requests,
     serving_region,
 )
+from traffic.services.callback_host import callback_refusal
 
 MAX_IDEMPOTENCY_LETTERS = 128
 MAX_URL_LETTERS = 500
@@ -65,7 +66,7 @@ def async_request_accept(
     chosen = settings or AsyncSettings()
     payload = _checked_body(submission.body, chosen)
     model = payload["model"]
-    columns = {**_checked_headers(submission, now, chosen), **_place(application, submission, model)}
+    columns = {**_checked_headers(application, submission, now, chosen), **_place(application, submission, model)}
     digest = hashlib.sha256(submission.path.encode() + b"\0" + submission.body).hexdigest()
     if submission.idempotency_key and (earlier := _earlier(application, submission.idempotency_key, digest)):
         return earlier, False
@@ -112,7 +113,7 @@ def async_request_end(
         }.items():
             setattr(request, column, value)
         request.save()
-        if request.callback_url:
+        if request.callback_url and not callback_refusal(request.tenant, request.callback_url):
             delivery_create_to(
                 url=request.callback_url,
                 secret=request.callback_secret,
@@ -152,7 +153,9 @@ def _checked_body(body: bytes, settings: AsyncSettings) -> dict[str, Any]:
     return payload
 
 
-def _checked_headers(submission: AsyncSubmission, now: datetime, settings: AsyncSettings) -> dict[str, Any]:
+def _checked_headers(
+    application: Application, submission: AsyncSubmission, now: datetime, settings: AsyncSettings
+) -> dict[str, Any]:
     try:
         limit_s = limit_of(submission.limit_ms, settings)
     except ValueError as error:
@@ -161,15 +164,17 @@ def _checked_headers(submission: AsyncSubmission, now: datetime, settings: Async
     if len(key) > MAX_IDEMPOTENCY_LETTERS or not key.isprintable():
         raise AsyncRefused(400, "bad_header", f"Idempotency-Key must be 1 to {MAX_IDEMPOTENCY_LETTERS} letters")
     columns = {"deadline_at": now + timedelta(seconds=limit_s), "idempotency_key": key}
-    return columns | (_checked_callback(submission.callback_url) if submission.callback_url else {})
+    return columns | (_checked_callback(application.tenant, submission.callback_url) if submission.callback_url else {})
 
 
-def _checked_callback(url: str) -> dict[str, str]:
+def _checked_callback(tenant: str, url: str) -> dict[str, str]:
     settings = WebhookSettings(allowed=parse_networks(django_settings.WEBHOOK_NETWORKS))
     try:
         if len(url) > MAX_URL_LETTERS:
             raise RefusedUrl(f"must be at most {MAX_URL_LETTERS} letters long")
         check_url(url, settings)
+        if why := callback_refusal(tenant, url):
+            raise RefusedUrl(why)
     except RefusedUrl as refusal:
         raise AsyncRefused(400, "bad_header", f"X-Switchyard-Callback-Url: {refusal}") from refusal
     return {"callback_url": url, "callback_secret": new_callback_secret()}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from django.http import Http404, HttpRequest, HttpResponse
+from django.shortcuts import get_object_or_404
 from django.urls import reverse
 
 from controlplane.dashboard.actions import (
@@ -15,6 +16,7 @@ from controlplane.dashboard.actions import (
     Field,
     Submission,
     Target,
+    action,
     action_page_view,
     action_view,
     page_target,
@@ -27,6 +29,7 @@ from controlplane.dashboard.selectors.keys import (
     KeyDetail,
     KeyList,
     PolicyView,
+    callback_rows,
     key_chart,
     key_find,
     key_list,
@@ -39,9 +42,11 @@ from engine_agent.protocol.states import ServingClass
 from fleet.models import Deployment
 from fleet.planning.states import choices
 from kernel.access import Role
+from traffic.api.callback_host import AllowCallbackHostSerializer
 from traffic.api.key import ChangeKeySerializer, CreateKeySerializer
-from traffic.models import ApplicationKey, UsageHour
+from traffic.models import ApplicationKey, CallbackHost, UsageHour
 from traffic.planning.key import LIMITS, KeyState
+from traffic.services.callback_host import callback_host_allow, callback_host_withdraw
 from traffic.services.key import key_change, key_create, key_revoke, key_rotate, keys_require
 
 FORM_FIELDS = ("name", "tenant", "serving_class", *LIMITS, "expires_at")
@@ -118,6 +123,9 @@ KEYS = Page(
     fragments=(
         Fragment("keys-table", "", ("keys", "usage"), "dashboard/keys/table.html", _list),
         Fragment("keys-usage", "Usage, last 48 hours", ("usage",), "dashboard/charts/several.html", _tenant_chart),
+        Fragment(
+            "keys-callbacks", "Callback hosts", ("keys",), "dashboard/keys/callbacks.html", lambda _: callback_rows()
+        ),
         Fragment("keys-policy", "Key policy", ("keys", "traffic"), "dashboard/keys/policy.html", _policy),
     ),
     narrow=_filter,
@@ -207,6 +215,20 @@ key_new = action_page_view(
         context=_new_form,
     )
 )
+
+
+CALLBACK_HOSTS = page_target("keys", "callback hosts")
+
+
+@action(CALLBACK_HOSTS, Role.ADMIN)
+def callback_host_new(form: Submission, _: None) -> None:
+    fields = form.valid(AllowCallbackHostSerializer, "tenant", "host")
+    callback_host_allow(actor=form.actor, now=form.now, **fields)
+
+
+@action(CALLBACK_HOSTS, Role.ADMIN)
+def callback_host_withdraw_action(form: Submission, id: int) -> None:
+    callback_host_withdraw(host_id=get_object_or_404(CallbackHost, pk=id).pk, actor=form.actor, now=form.now)
 
 
 def _set_required(form: Submission, thing: None) -> None:

@@ -11,12 +11,13 @@ from django.db.models import Q, QuerySet, Sum
 
 from controlplane.dashboard.charts import MOST_SERIES, Chart, Colour, Series
 from kernel.tones import Tone
-from traffic.models import ApplicationKey, Ingress, KeyPolicy, UsageHour
+from traffic.models import ApplicationKey, CallbackHost, Ingress, KeyPolicy, UsageHour
 from traffic.planning.key import KEY_TONE, KeyState, requiring_effect, revoking_effect
 from traffic.selectors.key import ingresses_waited_for, ingresses_with_keys, keys_described, keys_in_state
 
 KEYS_SHOWN = 100
 HOURS_SHOWN = 48
+HOSTS_SHOWN = 200
 HOUR_S = 3600
 
 
@@ -87,6 +88,11 @@ def key_list(*, state: str, tenant: str, text: str, now: datetime) -> KeyList:
     fetched = list(keys[: KEYS_SHOWN + 1])
     rows = tuple(KeyRow(key, key.state_at(now)) for key in fetched[:KEYS_SHOWN])
     return KeyList(rows, more=len(fetched) > KEYS_SHOWN, filtered=bool(state or tenant or text))
+
+
+def callback_rows() -> tuple[CallbackHost, ...]:
+    """To which hosts callbacks may go, by tenant."""
+    return tuple(CallbackHost.objects.order_by("tenant", "host")[:HOSTS_SHOWN])
 
 
 def key_tenants() -> Iterable[str]:

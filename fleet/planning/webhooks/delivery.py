@@ -94,6 +94,13 @@ def parse_url(url: str) -> Target:
     return Target(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80), path, parts.netloc)
 
 
+def host_of(target: Target) -> str:
+    """The host as lists of hosts name it: with its port, unless that is the usual one."""
+    host = f"[{target.host}]" if ":" in target.host else target.host
+    is_usual = target.port == (443 if target.scheme == "https" else 80)
+    return host if is_usual else f"{host}:{target.port}"
+
+
 def shown_url(url: str) -> str:
     """An address as anybody may be shown it: receivers take who knows the path for one of theirs."""
     try:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.django_db
 RESOURCES = [
     "regions", "instance-types", "nodes", "cells", "deployments", "rollouts", "incidents", "fault-rules", "webhooks",
     "webhook-deliveries", "models", "model-versions", "ingresses", "routing-tables", "keys", "key-rings",
-    "engine-allowances",
+    "engine-allowances", "callback-hosts",
     "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations", "groups",
     "grants", "tokens", "sessions", "approvals", "approval-rules", "events",
 ]  # fmt: skip
@@ -50,7 +50,7 @@ ADMINISTER = {
     "GET users", "GET users/{id}", "POST users", "PATCH users/{id}", "GET service-accounts",
     "GET service-accounts/{id}", "POST service-accounts", "PATCH service-accounts/{id}", "POST groups",
     "PATCH groups/{id}", "DELETE groups/{id}",
-    "POST engine-allowances", "DELETE engine-allowances/{id}",
+    "POST engine-allowances", "DELETE engine-allowances/{id}", "POST callback-hosts", "DELETE callback-hosts/{id}",
     "POST grants", "DELETE grants/{id}", "POST approvals/{id}/approve", "PATCH approval-rules/{id}",
 }  # fmt: skip
 VIEWER_MAY = READ | ASKED_BY_POST | OWN

@@ -33,6 +33,7 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from tests.rows_of_a_file import rows_of_a_file
 from traffic.models import (
+    CallbackHost,
     Ingress,
     IngressReport,
     RoutingTable,
@@ -85,6 +86,7 @@ def one_more_of_everything(number: int) -> None:
     IngressReport.objects.create(ingress=ingress, revision=1)
     RoutingTable.objects.create(region=region, revision=1, body={}, reason="r", created_at=NOW)
     key_create(name="k", tenant="t", actor="a", now=NOW)
+    CallbackHost.objects.create(tenant="t", host=f"h{number}.example", actor="a", created_at=NOW)
     UsageHour.objects.create(tenant="t", key=f"{number}", hour=NOW)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)
     TrafficMatrix.objects.create(deployment=deployment)

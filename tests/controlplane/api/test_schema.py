@@ -53,7 +53,7 @@ def test_it_shows_every_resource() -> None:
     nouns = {noun(path) for path in document()["paths"]}
     assert nouns == {
         "regions", "instance-types", "nodes", "cells", "deployments", "models", "model-versions", "incidents",
-        "engine-allowances", "rollouts", "plan", "fault-rules", "webhooks", "webhook-deliveries",
+        "engine-allowances", "callback-hosts", "rollouts", "plan", "fault-rules", "webhooks", "webhook-deliveries",
         "audit", "events", "apply", "routing-tables", "ingresses", "keys", "key-rings", "usage",
         "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations",
         "me", "users", "service-accounts", "groups", "grants", "tokens", "sessions", "approvals", "approval-rules",

@@ -9,6 +9,7 @@ from tests.fleet import rows
 from tests.fleet.rows import NOW
 from traffic.models import (
     ApplicationKey,
+    CallbackHost,
     Ingress,
     IngressReport,
     RoutingTable,
@@ -144,6 +145,7 @@ def _traffic(number: int, cell: Cell) -> None:
 
 def _key(number: int) -> None:
     prefix, tenant = f"0a{number:06x}", f"tenant-{number}"
+    CallbackHost.objects.create(tenant="acme", host=f"app-{number}.example", actor="admin", created_at=NOW)
     ApplicationKey.objects.create(
         prefix=prefix,
         digest=f"{number:064x}",

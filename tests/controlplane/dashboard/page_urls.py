@@ -23,6 +23,7 @@ SETTINGS: dict[str, str] = {
     "settings-rules": "/settings/rules/",
     "settings-users": "/settings/users/",
     "settings-webhooks": "/settings/webhooks/",
+    "settings-allowances": "/settings/allowances/",
 }
 FILTERED: tuple[str, ...] = (
     "/audit/?action=node.cordon&outcome=done",

@@ -7,9 +7,11 @@ from django.db import IntegrityError, transaction
 
 from engine_agent.protocol.states import ServingClass
 from fleet.models import WebhookDelivery
+from kernel.models import Event
+from kernel.refusals import InvalidInput
 from tests.fleet.rows import NOW
 from tests.traffic.async_rows import BODY, accepted, serving_fleet
-from traffic.models import AsyncRequest
+from traffic.models import AsyncRequest, CallbackHost
 from traffic.planning.async_request import AsyncSettings, AsyncState
 from traffic.selectors.application import Application
 from traffic.services.async_request import (
@@ -20,6 +22,7 @@ from traffic.services.async_request import (
     async_request_end,
     async_requests_trim,
 )
+from traffic.services.callback_host import callback_host_allow, callback_host_withdraw
 
 pytestmark = pytest.mark.django_db
 
@@ -156,7 +159,15 @@ def test_the_database_takes_no_outcome_without_its_time() -> None:
         AsyncRequest.objects.filter(id=request.id).update(state="done")
 
 
+CALLBACK = "https://app.example.com/done"
+
+
+def allow(tenant: str, host: str = "app.example.com") -> CallbackHost:
+    return callback_host_allow(tenant=tenant, host=host, actor="ada", now=NOW)
+
+
 def test_whoever_left_an_address_is_told_of_the_end_once() -> None:
+    allow("acme")
     request = accepted("acme", callback_url="https://app.example.com/done")
     assert len(request.callback_secret) == 64
     cancel(request)
@@ -168,6 +179,50 @@ def test_whoever_left_an_address_is_told_of_the_end_once() -> None:
         "async.ended",
     )
     assert delivery.body == {"id": request.id, "status": "cancelled", "url": f"/v1/async/{request.id}"}
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://other.example.com/done",
+        "https://app.example.com:8443/done",
+        "https://app.example.com./done",
+        "https://app.example.com.evil.example/",
+        "https://evil.example/app.example.com",
+        "https://[2606:2800::1]/",
+    ],
+)
+def test_a_callback_goes_to_a_host_of_its_own_tenant_or_nowhere(url: str) -> None:
+    allow("acme")
+    allow("globex", "other.example.com")
+    for tenant in ("acme", "initech", ""):
+        with pytest.raises(AsyncRefused, match="not among the hosts") as caught:
+            accepted(tenant, callback_url=url)
+        assert (caught.value.status, caught.value.code) == (400, "bad_header")
+    assert accepted("acme", callback_url="https://APP.example.com:443/done").callback_url
+
+
+def test_what_waits_for_a_host_that_is_taken_off_the_list_is_given_up_and_nobody_elses() -> None:
+    row = allow("acme")
+    allow("globex")
+    told, waits = accepted("acme", callback_url="https://app.example.com/a"), accepted("acme", callback_url=CALLBACK)
+    others = accepted("globex", callback_url="https://app.example.com/b")
+    cancel(told)
+    cancel(others, "globex")
+    callback_host_withdraw(host_id=row.pk, actor="ada", now=NOW)
+    cancel(waits)
+    states = dict(WebhookDelivery.objects.values_list("own_url", "state"))
+    assert states == {"https://app.example.com/a": "failed", "https://app.example.com/b": "pending"}
+    assert Event.objects.get(kind="callback_host.withdrawn").detail == {"tenant": "acme", "host": "app.example.com"}
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["", "https://x.example", "x.example/", "x.example/a", "x.example?", "a b", "u@x.example", "x.example:0x1"],
+)
+def test_what_is_no_host_is_not_listed(host: str) -> None:
+    with pytest.raises(InvalidInput):
+        allow("acme", host)
 
 
 def cancel(request: AsyncRequest, tenant: str = "acme") -> AsyncRequest | None:
