@@ -5,7 +5,7 @@ from datetime import datetime
 
 from django.contrib.auth.hashers import UNUSABLE_PASSWORD_PREFIX
 from django.contrib.auth.models import User
-from django.db.models import Q, QuerySet
+from django.db.models import Exists, OuterRef, Q, QuerySet
 
 from accounts.models import ApiToken, Grant, GroupRole, LoginSession, SecondFactor, ServiceAccount
 from kernel.access import Access, Known, Role, Scope
@@ -109,15 +109,15 @@ def role_by_groups(user: User) -> Role:
 
 
 def users_described() -> QuerySet[User]:
-    """People, with their groups and identities."""
-    return User.objects.filter(service_account__isnull=True).prefetch_related(
-        "groups__role", "identities", "second_factors"
-    )
+    """People, with their groups and identities; `has_factor`: whether they have a second factor."""
+    people = User.objects.filter(service_account__isnull=True)
+    factors = SecondFactor.objects.filter(user=OuterRef("pk"))
+    return people.annotate(has_factor=Exists(factors)).prefetch_related("groups__role", "identities")
 
 
 def service_accounts_described() -> QuerySet[ServiceAccount]:
     """Programs, with their groups."""
-    return ServiceAccount.objects.select_related("user").prefetch_related("user__groups__role", "user__second_factors")
+    return ServiceAccount.objects.select_related("user").prefetch_related("user__groups__role")
 
 
 def visible_tokens(user: Known, access: Access) -> QuerySet[ApiToken]:

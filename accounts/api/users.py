@@ -44,7 +44,7 @@ class UserSerializer(serializers.Serializer[User]):
     superuser = serializers.BooleanField(source="is_superuser", help_text="Admin whatever the groups say.")
     has_password = serializers.SerializerMethodField()
     providers = serializers.SerializerMethodField(help_text="Identity providers that this user came by.")
-    second_factor = serializers.SerializerMethodField(help_text="Whether each login takes one.")
+    second_factor = serializers.BooleanField(source="has_factor", help_text="Whether each login takes one.")
     last_login = serializers.DateTimeField(allow_null=True)
     created_at = serializers.DateTimeField(source="date_joined")
 
@@ -58,9 +58,6 @@ class UserSerializer(serializers.Serializer[User]):
 
     def get_has_password(self, user: User) -> bool:
         return user.has_usable_password()
-
-    def get_second_factor(self, user: User) -> bool:
-        return bool(user.second_factors.all())
 
     @extend_schema_field(serializers.ListField(child=serializers.CharField()))
     def get_providers(self, user: User) -> list[str]:

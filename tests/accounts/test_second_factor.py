@@ -365,8 +365,11 @@ def test_an_admin_removes_what_another_lost(ada: Client, browser: Client) -> Non
     make_user("eve")
     SecondFactor.objects.create(user=User.objects.get(username="eve"), kind="app", name="x", created_at=clock.now())
     browser.force_login(User.objects.get(username="eve"))
+    assert "Remove second factors" in ada.get("/settings/users/").text
+    assert ada.get("/api/v1/users/eve").json()["second_factor"] is True
     assert ada.post("/settings/users/eve/change/", {"what": "factors"}).status_code == 302
     assert not SecondFactor.objects.exists()
+    assert "Remove second factors" not in ada.get("/settings/users/").text
     assert not is_in(browser)
     assert "no second factor" in ada.post("/settings/users/eve/change/", {"what": "factors"}).text
 
