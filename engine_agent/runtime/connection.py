@@ -30,6 +30,9 @@ REPORT_INTERVAL_S = 2.0
 REPORT_JITTER = 0.1
 """Share by which each interval varies, so that a fleet started together does not report together."""
 MAX_WAITING_FAULTS = 32
+MAX_RETRY_AFTER_S = 120
+"""Whatever the control plane says: it might be wrong, and its next process knows better."""
+MAX_RETRY_AFTER_DIGITS = 9
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,15 @@ def backoff_s(settings: ConnectionSettings, failures: int, draw: float) -> float
     return settings.backoff_min_s + draw * (ceiling - settings.backoff_min_s)
 
 
+def come_again_s(retry_after: str | None, draw: float) -> float:
+    """Seconds to wait because an answer said `Retry-After`, from half of it to one and a half; `draw` is uniform in
+    [0, 1). 0: it said nothing that counts."""
+    stated = retry_after or ""
+    if not (stated.isascii() and stated.isdigit()) or len(stated) > MAX_RETRY_AFTER_DIGITS:
+        return 0.0
+    return min(int(stated), MAX_RETRY_AFTER_S) * (0.5 + draw)
+
+
 def report_interval_s(draw: float) -> float:
     """Seconds until the next report, `REPORT_INTERVAL_S` +- `REPORT_JITTER`; `draw` is uniform in [0, 1)."""
     return REPORT_INTERVAL_S * (1 + REPORT_JITTER * (2 * draw - 1))
@@ -102,6 +114,7 @@ class AgentConnection:
         self._logs: LogTail | None = None
         self._waiting = asyncio.Event()
         self._must_enrol = False
+        self._told_to_wait_s = 0.0
         self._again = asyncio.Event()
         self.status = ConnectionStatus(connected=False, reason="not connected yet")
 
@@ -133,7 +146,7 @@ class AgentConnection:
         failures = 0
         while True:
             opened_at = asyncio.get_running_loop().time()
-            refused_for_good = False
+            refused_for_good, self._told_to_wait_s = False, 0.0
             try:
                 reason = await self._serve_connection()
             except _Refusal as refusal:
@@ -141,7 +154,7 @@ class AgentConnection:
             was_stable = asyncio.get_running_loop().time() - opened_at >= self._settings.stable_after_s
             failures = 0 if was_stable and self.status.connected else failures + 1
             wait_s = self._settings.refused_backoff_s if refused_for_good else 0.0
-            wait_s = max(wait_s, backoff_s(self._settings, failures, self._draw()))
+            wait_s = max(wait_s, self._told_to_wait_s, backoff_s(self._settings, failures, self._draw()))
             self._note_lost(reason, wait_s)
             await asyncio.sleep(wait_s)
 
@@ -157,6 +170,7 @@ class AgentConnection:
             async with self._open(credential) as socket:
                 return await self._serve(socket)
         except InvalidStatus as error:
+            self._told_to_wait_s = come_again_s(error.response.headers.get("Retry-After"), self._draw())
             return self._handshake_failed(error.response.status_code)
         except ConnectionClosed as error:
             return f"the connection closed: {error}"

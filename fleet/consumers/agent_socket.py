@@ -7,6 +7,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from math import ceil
 from typing import Any
 
 from django.db import DatabaseError
@@ -14,10 +15,11 @@ from django.db import DatabaseError
 from engine_agent.protocol.codec import BadMessage, decode_up
 from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello, Refused
 from engine_agent.protocol.parts import frames_of
-from fleet.consumers.hub import AgentHub, AgentSession, Lane
+from fleet.consumers.hub import AgentHub, AgentSession
+from fleet.consumers.introductions import ComeAgain, Introduction
 from fleet.consumers.knocks import RETRY_AFTER_S, Knock, credential_of
 from fleet.consumers.token_bucket import TokenBucket
-from fleet.services.enrolment import AgentIdentity, agent_identify
+from fleet.services.enrolment import AgentIdentity
 from kernel.refusals import Conflict
 
 HELLO_TIMEOUT_S = 10.0
@@ -40,10 +42,6 @@ class _Closed(Exception):
     """The agent closed the connection."""
 
 
-class _TooMany(Exception):
-    """Strangers took every look-up of this second."""
-
-
 class AgentSocket:
     """The ASGI application for agents' sockets."""
 
@@ -53,22 +51,38 @@ class AgentSocket:
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
         self.hub.start()
         await receive()  # websocket.connect
-        try:
-            identity = await self._identify(scope)
-        except _TooMany:
-            await _respond(send, 429, RETRY_AFTER_S, b"too many credentials are being looked up")
+        header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        match self.hub.knocks.judge(header):
+            case Knock.REFUSED:
+                await send({"type": "websocket.close", "code": CLOSE_REFUSED})  # before accept: answers 403
+                return
+            case Knock.LATER:
+                await _respond(send, 429, RETRY_AFTER_S, b"too many credentials are being looked up")
+                return
+        credential = credential_of(header)
+        introduction = self.hub.introductions.begin(credential)
+        if isinstance(introduction, ComeAgain):
+            await _respond(send, 503, introduction.after_s, b"too many agents introduce themselves")
             return
+        try:
+            await self._introduce(receive, send, credential, introduction)
+        finally:
+            introduction.end()
+
+    async def _introduce(self, receive: Receive, send: Send, credential: str, introduction: Introduction) -> None:
+        try:
+            identity = await self.hub.identify(credential)
         except DatabaseError as error:
             log.warning("cannot authenticate an agent: %s", error)
             # Not a refusal: the credential may be a good one.
             await _respond(send, 503, 1, b"the database does not answer")
             return
         if identity is None:
-            await send({"type": "websocket.close", "code": CLOSE_REFUSED})  # before accept: answers 403
+            await send({"type": "websocket.close", "code": CLOSE_REFUSED})
             return
         await send({"type": "websocket.accept"})
         try:
-            await self._run_session(receive, send, identity)
+            await self._run_session(receive, send, identity, introduction)
         except _Closed:
             pass
         except (BadMessage, Conflict) as refusal:
@@ -76,23 +90,17 @@ class AgentSocket:
         except DatabaseError as error:
             await _refuse(send, f"the database does not answer: {error}")
 
-    async def _run_session(self, receive: Receive, send: Send, identity: AgentIdentity) -> None:
+    async def _run_session(
+        self, receive: Receive, send: Send, identity: AgentIdentity, introduction: Introduction
+    ) -> None:
         hello = await self._hello(receive, identity)
         session = AgentSession(identity, hello, send=partial(_send, send), close=partial(_close, send))
         try:
             await self.hub.connect(session)
+            introduction.end()
             await self._receive_messages(receive, session)
         finally:
             self.hub.disconnect(session)
-
-    async def _identify(self, scope: dict[str, Any]) -> AgentIdentity | None:
-        header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-        match self.hub.knocks.judge(header):
-            case Knock.REFUSED:
-                return None
-            case Knock.LATER:
-                raise _TooMany
-        return await self.hub.in_database(Lane.CREDENTIALS, agent_identify, credential_of(header))
 
     async def _hello(self, receive: Receive, identity: AgentIdentity) -> Hello:
         try:
@@ -153,7 +161,7 @@ async def _close(send: Send, reason: str) -> None:
     await send({"type": "websocket.close", "code": CLOSE_REFUSED, "reason": reason[:100]})
 
 
-async def _respond(send: Send, status: int, retry_after_s: int, why: bytes) -> None:
-    headers = [(b"retry-after", str(retry_after_s).encode())]
+async def _respond(send: Send, status: int, retry_after_s: float, why: bytes) -> None:
+    headers = [(b"retry-after", str(ceil(retry_after_s)).encode())]
     await send({"type": "websocket.http.response.start", "status": status, "headers": headers})
     await send({"type": "websocket.http.response.body", "body": why})

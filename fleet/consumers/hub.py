@@ -15,6 +15,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import partial
+from time import monotonic
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -24,14 +26,17 @@ from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import Cause, Desired, DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
+from fleet.consumers.batches import Batches
+from fleet.consumers.introductions import Introductions
 from fleet.consumers.knocks import Knocks
 from fleet.selectors.snapshot import LISTENING_LEASE
-from fleet.services.enrolment import AgentIdentity, credential_prefixes, credentials_revoked
+from fleet.services.enrolment import AgentIdentity, agents_identify, credential_prefixes, credentials_revoked
 from fleet.services.loop_watch import LOOK_EVERY_S, ControlLoopWatch
 from kernel import clock
 from kernel.leases import lease_take
 from kernel.live import AGENT_SOCKETS
 from kernel.metrics import AGENTS_CONNECTED
+from kernel.refusals import Conflict
 
 FLUSH_EVERY_S = 1.0
 URGENT_PAUSE_S = 0.05
@@ -73,8 +78,8 @@ class AgentHandler(Protocol):
     `on_message` and `on_disconnect` run on the event loop and only take note; the others run in the database thread.
     """
 
-    def on_hello(self, session: AgentSession) -> None:
-        """Write what the hello of a new session states."""
+    def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
+        """Write what the hellos of new sessions state. Returns which agents are refused, and why."""
 
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
         """Take note of a message. True: something changed, flush soon."""
@@ -149,6 +154,9 @@ class AgentHub:
         self.causes = PendingCauses()
         self.knocks = Knocks()
         self._newest_credential = 0
+        self.introductions = Introductions()
+        self._identities = Batches(self._look_up)
+        self._hellos = {kind: Batches(partial(self._store_hellos, handler)) for kind, handler in handlers.items()}
         self._lanes = {lane: _lane_thread(lane) for lane in Lane}
         self._loop_watch = ControlLoopWatch()
         self._urgent = asyncio.Event()
@@ -187,9 +195,20 @@ class AgentHub:
             await self.in_database(lane, connections.close_all)
             thread.shutdown()
 
+    async def identify(self, credential: str) -> AgentIdentity | None:
+        """The agent of this credential; None if it is unknown or revoked."""
+        return await self._identities.ask(credential)
+
+    async def _look_up(self, credentials: list[str]) -> list[AgentIdentity | None]:
+        return await self.in_database(Lane.CREDENTIALS, agents_identify, credentials)
+
+    async def _store_hellos(self, handler: AgentHandler, hellos: list[Hello]) -> list[Conflict | None]:
+        refused = await self.in_database(Lane.HELLOS, handler.on_hellos, hellos)
+        return [refused.get(hello.id) for hello in hellos]
+
     async def connect(self, session: AgentSession) -> None:
         """Start a session; an older one of the same agent is cut."""
-        await self.in_database(Lane.HELLOS, self._handler(session).on_hello, session)
+        await self._hellos[session.identity.kind].ask(session.hello)
         older = self.sessions.get(session.identity.id)
         self.sessions[session.identity.id] = session
         if older is not None:
@@ -237,6 +256,8 @@ class AgentHub:
 
     async def _lease_loop(self) -> None:
         await self.in_database(Lane.REPORTS, self._renew_listening)
+        for kind in self.handlers:
+            AGENTS_CONNECTED.labels(kind.value).set(sum(s.identity.kind is kind for s in self.sessions.values()))
         await asyncio.sleep(1.0)
 
     @staticmethod
@@ -252,8 +273,6 @@ class AgentHub:
         except TimeoutError:
             pass
         self._urgent.clear()
-        for kind in self.handlers:
-            AGENTS_CONNECTED.labels(kind.value).set(sum(s.identity.kind is kind for s in self.sessions.values()))
         flushes = (self.in_database(Lane.REPORTS, handler.flush) for handler in self.handlers.values())
         failed = [error for error in await asyncio.gather(*flushes, return_exceptions=True) if error is not None]
         if failed:  # after all had their turn: what one handler cannot write keeps no other from writing
@@ -266,6 +285,7 @@ class AgentHub:
         except TimeoutError:
             pass
         self._doorbell.clear()
+        began = monotonic()
         for kind, handler in self.handlers.items():
             idle = [s for s in self.sessions.values() if s.identity.kind is kind and s.sending is None]
             if idle:
@@ -275,6 +295,8 @@ class AgentHub:
                         version, message = messages[session.identity.id]
                         sending = self._send(session, version, self.causes.attach(session.identity.id, message))
                         session.sending = asyncio.create_task(sending)
+        # It looks at all sessions: one that is rung for without end leaves half of the time to others.
+        await asyncio.sleep(min(monotonic() - began, FLUSH_EVERY_S))
 
     async def _send(self, session: AgentSession, version: int, message: DownMessage) -> None:
         """Runs as a task of its own, so that an agent that takes no messages keeps no other waiting."""

@@ -8,15 +8,16 @@ from datetime import datetime
 import msgspec
 
 from engine_agent.protocol.codec import FAULT_BYTES_MAX, encode_unbounded
-from engine_agent.protocol.messages import DownMessage, Fault, LogTail, Report, UpMessage
+from engine_agent.protocol.messages import DownMessage, Fault, Hello, LogTail, Report, UpMessage
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
 from fleet.consumers.token_bucket import TokenBucket
 from fleet.selectors.node import desired_for, newer_versions
 from fleet.services.node_log import node_logs_store
-from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store
+from fleet.services.reports import ReceivedReport, fault_record, hellos_store, reports_store
 from kernel import clock
 from kernel.metrics import FAULTS_DROPPED
+from kernel.refusals import Conflict
 from kernel.sanitize import UNSTORABLE_ERRORS
 
 FAULTS_KEPT = 1000
@@ -40,8 +41,8 @@ class NodeHandler:
         self._logs: dict[str, LogTail] = {}
         self._fault_budgets: dict[str, TokenBucket] = {}
 
-    def on_hello(self, session: AgentSession) -> None:
-        hello_store(session.hello)
+    def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
+        return hellos_store(hellos)
 
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
         node = session.identity.id

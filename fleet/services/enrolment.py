@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -102,9 +103,15 @@ def join_tokens_trim(*, now: datetime) -> int:
     return JoinToken.objects.filter(expires_at__lt=now - JOIN_TOKENS_KEPT).delete()[0]
 
 
-def agent_identify(credential: str) -> AgentIdentity | None:
-    """The agent of this credential; None if it is unknown or revoked."""
-    row = AgentCredential.objects.filter(prefix=secret_prefix(credential) or "", revoked_at__isnull=True).first()
+def agents_identify(credentials: Sequence[str]) -> list[AgentIdentity | None]:
+    """The agent of each credential; None where it is unknown or revoked. One query."""
+    prefixes = {secret_prefix(credential) or "" for credential in credentials}
+    rows = AgentCredential.objects.filter(prefix__in=prefixes, revoked_at__isnull=True)
+    known = {row.prefix: row for row in rows}
+    return [_identity(credential, known.get(secret_prefix(credential) or "")) for credential in credentials]
+
+
+def _identity(credential: str, row: AgentCredential | None) -> AgentIdentity | None:
     if row is None or not secret_matches(credential, row.digest):
         return None
     return AgentIdentity(kind=AgentKind(row.kind), id=row.subject, region=row.region, prefix=row.prefix)

@@ -6,6 +6,7 @@ nothing: a report that cannot be stored is dropped alone.
 
 import json
 import logging
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -62,6 +63,19 @@ WHERE before.node_id IS NULL
         if column not in ("node_id", _DERIVED)
     ),
 )
+
+_HELLOS = """
+UPDATE fleet_node AS known SET fingerprint = stated.fingerprint, accelerators = stated.accelerators,
+    topology = stated.topology
+FROM (
+    SELECT one.id, one.fingerprint, one.accelerators,
+           CASE WHEN one.topology = '[]' THEN node.topology ELSE one.topology END AS topology
+    FROM jsonb_to_recordset(%s::jsonb) AS one (id text, fingerprint jsonb, accelerators jsonb, topology jsonb)
+    JOIN fleet_node AS node ON node.id = one.id
+) AS stated
+WHERE known.id = stated.id AND (known.fingerprint, known.accelerators, known.topology)
+    IS DISTINCT FROM (stated.fingerprint, stated.accelerators, stated.topology)
+"""
 
 log = logging.getLogger(__name__)
 
@@ -129,26 +143,48 @@ def _columns(received: ReceivedReport) -> dict[str, Any]:
     return {column: _DEFAULTS.get(column) if value is None else value for column, value in values.items()}
 
 
-def hello_store(hello: Hello) -> None:
-    """Keep what a node agent's hello states about its machine.
+def hellos_store(hellos: Sequence[Hello]) -> dict[str, Conflict]:
+    """Keep what node agents' hellos state about their machines: one statement, which writes only what is new.
 
-    Raises:
-        Conflict: neither the hello nor the node's provider states its address and ports, or another node has them.
+    Returns why a node's hello is refused, if it is: it cannot be stored; neither it nor the node's provider states
+    address and ports; or another node has them.
     """
-    inventory = hello.inventory
-    stated = {
+    latest = {hello.id: hello for hello in hellos}
+    try:
+        with transaction.atomic(), connection.cursor() as cursor:
+            stated = [_stated(hello) for hello in latest.values()]
+            cursor.execute(_HELLOS, [json_without_nul(msgspec.json.encode(stated))])
+    except UNSTORABLE_ERRORS as error:
+        if len(latest) == 1:
+            return {node: Conflict(f"the hello of {node} cannot be stored: {error}") for node in latest}
+        middle, each = len(latest) // 2, list(latest.values())
+        return hellos_store(each[:middle]) | hellos_store(each[middle:])
+    placeless = set(Node.objects.filter(id__in=latest, port_base=None).values_list("id", flat=True))
+    refused = {}
+    for node in (node for node in latest if node in placeless):
+        try:
+            _machine_stated(latest[node])
+        except Conflict as refusal:
+            refused[node] = refusal
+    return refused
+
+
+def _stated(hello: Hello) -> dict[str, Any]:
+    accelerators = hello.inventory.accelerators if hello.inventory else ()
+    return {
+        "id": hello.id,
         "fingerprint": hello.fingerprint,
         "topology": hello.topology,
-        "accelerators": inventory.accelerators if inventory else (),
-        "address": inventory.address if inventory else "",
+        "accelerators": accelerators,
     }
-    storable: dict[str, Any] = json.loads(json_without_nul(msgspec.json.encode(stated)))
-    address, topology = storable.pop("address"), storable.pop("topology")
-    Node.objects.filter(id=hello.id).update(**storable, **({"topology": topology} if topology else {}))
-    if Node.objects.filter(id=hello.id, port_base=None).exists():
-        if not inventory or not address:
-            raise Conflict(f"the address and ports of {hello.id} are not known, and its hello does not state them")
-        machine_store(node=hello.id, machine=Machine(address, inventory.port_base))
+
+
+def _machine_stated(hello: Hello) -> None:
+    inventory = hello.inventory
+    address = inventory.address.replace("\0", "") if inventory else ""
+    if not inventory or not address:
+        raise Conflict(f"the address and ports of {hello.id} are not known, and its hello does not state them")
+    machine_store(node=hello.id, machine=Machine(address, inventory.port_base))
 
 
 def fault_record(*, node: str, signature: str, summary: str, evidence: dict[str, Any], now: datetime) -> None:

@@ -23,6 +23,7 @@ T = TypeVar("T")
 
 class FakeControlPlane:
     """`join_tokens` may enrol; `credentials` may connect; `greeting` is pushed to every connection after its hello.
+    `come_again` is what `Retry-After` says to everybody, while it is set.
 
     `orders` holds what each node was last told, and is told again on its every connection; `heard` is what each said.
     """
@@ -38,6 +39,7 @@ class FakeControlPlane:
         self.heard: dict[str, list[UpMessage]] = {}
         self.enrolled: list[dict[str, str]] = []
         self.connections = 0
+        self.come_again: bytes | None = None
         self._sends: list[Callable[[dict[str, Any]], Any]] = []
         self._send_to: dict[str, Callable[[dict[str, Any]], Any]] = {}
 
@@ -94,6 +96,11 @@ class FakeControlPlane:
     async def _app(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] == "http":
             await self._enrol(scope, receive, send)
+        elif self.come_again is not None:
+            await send(
+                {"type": "websocket.http.response.start", "status": 503, "headers": [(b"retry-after", self.come_again)]}
+            )
+            await send({"type": "websocket.http.response.body", "body": b""})
         elif _bearer(scope) not in self.credentials:
             await send({"type": "websocket.close", "code": 4401})
         else:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import msgspec
 
 from engine_agent.protocol.ingress_messages import IngressReport
-from engine_agent.protocol.messages import DownMessage, UpMessage
+from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
 from kernel import clock
+from kernel.refusals import Conflict
 from traffic.selectors.routing import UnreadableTable, latest_revisions, latest_tables, table_for_ingresses
 from traffic.services.ingress_report import IngressRow, ingress_reports_store
 
@@ -22,8 +23,9 @@ class IngressHandler:
     def __init__(self) -> None:
         self._reports: ReportBuffer[IngressRow] = ReportBuffer()
 
-    def on_hello(self, session: AgentSession) -> None:
+    def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
         """An ingress's hello has nothing to keep."""
+        return {}
 
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
         if not isinstance(message, IngressReport):

@@ -12,7 +12,13 @@ import pytest
 from engine_agent.protocol.ingress_messages import ApiKey, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Desired, Fault, Hello, Refused
 from engine_agent.protocol.states import AgentKind
-from engine_agent.runtime.connection import AgentConnection, ConnectionSettings, backoff_s, report_interval_s
+from engine_agent.runtime.connection import (
+    AgentConnection,
+    ConnectionSettings,
+    backoff_s,
+    come_again_s,
+    report_interval_s,
+)
 from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 
@@ -186,3 +192,37 @@ async def test_a_table_longer_than_a_frame_is_handed_over_whole_and_once(
         await plane.push(table(2))
         await eventually(lambda: len(agent.told) == 2)
     assert agent.told == [long, table(2)]
+
+
+@pytest.mark.parametrize(
+    ("stated", "draw", "waits_s"),
+    [
+        (None, 0.5, 0.0),
+        ("", 0.5, 0.0),
+        ("4", 0.0, 2.0),
+        ("4", 0.5, 4.0),
+        ("4", 1.0, 6.0),
+        ("100000", 0.5, 120.0),
+        ("-4", 0.5, 0.0),
+        ("4.5", 0.5, 0.0),
+        ("\u0664", 0.5, 0.0),
+        ("9" * 5000, 0.5, 0.0),
+        ("Mon, 23 Nov 2026 01:00:00 GMT", 0.5, 0.0),
+    ],
+)
+def test_an_agent_that_is_told_when_to_come_again_comes_around_then(
+    stated: str | None, draw: float, waits_s: float
+) -> None:
+    assert come_again_s(stated, draw) == waits_s
+
+
+@pytest.mark.asyncio
+async def test_a_crowded_control_plane_is_asked_again_when_it_says(
+    plane: FakeControlPlane, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    plane.come_again = b"60"
+    (tmp_path / "credential").write_text("sw_1_secret")
+    async with plane.running(), Agent(plane, tmp_path).running() as agent:
+        await eventually(lambda: "answered 503" in agent.connection.status.reason)
+    (said,) = (record.getMessage() for record in caplog.records if "answered 503" in record.getMessage())
+    assert 30.0 <= float(said.rpartition("next try in ")[2].removesuffix(" s")) <= 90.0

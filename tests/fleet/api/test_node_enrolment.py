@@ -9,7 +9,7 @@ from django.test import Client
 
 from engine_agent.protocol.states import AgentKind
 from fleet.api.node import MAX_ENROLMENT_BYTES
-from fleet.services.enrolment import agent_identify, join_token_issue
+from fleet.services.enrolment import agents_identify, join_token_issue
 from kernel import clock
 
 pytestmark = pytest.mark.django_db
@@ -34,7 +34,7 @@ def enrol(authorization: str, body: Any = BODY, *, raw: bytes | None = None) -> 
 def test_a_token_is_exchanged_for_a_credential_without_a_cookie(token: str) -> None:
     status, answer = enrol(f"Bearer {token}")
     assert status == 200
-    identity = agent_identify(answer["credential"])
+    identity = agents_identify([answer["credential"]])[0]
     assert identity is not None
     assert identity.id == "n-a"
 

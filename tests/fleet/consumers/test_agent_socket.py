@@ -12,9 +12,10 @@ from django.db import DatabaseError, connections
 from engine_agent.protocol.codec import encode
 from engine_agent.protocol.messages import Desired, Fault, Health, Load, LogTail, Observed, Refused, Report
 from engine_agent.protocol.states import AgentKind, EngineState
-from fleet.consumers import agent_socket
+from fleet.consumers import hub
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub, Lane
+from fleet.consumers.introductions import Introductions
 from fleet.consumers.knocks import Knock, Knocks
 from fleet.consumers.node_handler import NodeHandler
 from fleet.models import AgentCredential, Node, NodeLog
@@ -189,7 +190,7 @@ async def test_while_the_database_is_away_a_credential_is_not_refused(
     socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     secret = await credential("n-a")
-    monkeypatch.setattr("fleet.consumers.agent_socket.agent_identify", away)
+    monkeypatch.setattr("fleet.consumers.hub.agents_identify", away)
     assert (await client_with(socket, secret).connect())["status"] == 503
 
 
@@ -198,7 +199,7 @@ async def test_an_agent_that_cannot_be_introduced_is_asked_to_come_again(
 ) -> None:
     client = client_with(socket, await credential("n-a"))
     await client.connect()
-    monkeypatch.setattr("fleet.consumers.node_handler.hello_store", away)
+    monkeypatch.setattr("fleet.consumers.node_handler.hellos_store", away)
     await client.send_message(encode(hello()))
     refusal = await client.receive_message()
     assert isinstance(refusal, Refused)
@@ -216,15 +217,17 @@ async def test_strangers_whose_look_ups_take_long_hold_up_nobody_who_is_known(
 ) -> None:
     held, looked_up = threading.Event(), threading.Event()
 
-    def slow(_: str) -> None:
+    def slow(credentials: list[str]) -> list[None]:
         looked_up.set()
         assert held.wait(DEADLINE_S)
+        return [None] * len(credentials)
 
     try:
         async with connected(socket) as client:
             await client.receive_message()
-            monkeypatch.setattr(agent_socket, "agent_identify", slow)
-            strangers = [asyncio.create_task(AgentClient(socket, STRANGER).connect()) for _ in range(50)]
+            monkeypatch.setattr(hub, "agents_identify", slow)
+            knocks = (f"Bearer sw_00000000_{number:048x}" for number in range(50))
+            strangers = [asyncio.create_task(AgentClient(socket, knock).connect()) for knock in knocks]
             assert await eventually(looked_up.is_set)
             await client.send_message(encode(READY))
             assert await eventually(report_of("n-a", connected=True))
@@ -251,6 +254,42 @@ async def test_a_flood_of_knocks_is_not_looked_up_and_keeps_no_agent_out(
     assert (answer["type"], answer["status"]) == ("websocket.http.response.start", 429)
     assert dict(answer["headers"])[b"retry-after"] == b"2"
     assert await client_with(socket, secret).connect() == {"type": "websocket.accept"}
+
+
+async def test_who_finds_no_room_is_told_when_to_come_again(
+    socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = await credential("n-a")
+    monkeypatch.setattr("fleet.consumers.introductions.AT_ONCE", 1)
+    monkeypatch.setattr("fleet.consumers.introductions.SUPPOSED_PER_S", 0.25)
+    socket.hub.introductions = Introductions(now=lambda: 0.0)
+    first = client_with(socket, secret)
+    assert await first.connect() == {"type": "websocket.accept"}
+    for waits_s in (4, 8):
+        answer = await client_with(socket, secret).connect()
+        assert (answer["status"], answer["headers"]) == (503, [(b"retry-after", str(waits_s).encode())])
+    await first.send_message(encode(hello()))
+    await first.receive_message()
+    assert await client_with(socket, secret).connect() == {"type": "websocket.accept"}
+
+
+async def test_an_agent_may_move_from_one_web_process_to_another(socket: AgentSocket) -> None:
+    other = AgentSocket(AgentHub({AgentKind.NODE: NodeHandler()}))
+    secret = await credential("n-a")
+    older, newer = client_with(socket, secret), client_with(other, secret)
+    for client in (older, newer):
+        await client.connect()
+        await client.send_message(encode(hello()))
+        await client.receive_message()
+        await client.send_message(encode(READY))
+        await eventually(report_of("n-a", connection=client.application.hub.sessions["n-a"].key))
+    session = other.hub.sessions["n-a"]
+    await older.disconnect()
+    await socket.hub.in_database(hub.Lane.REPORTS, socket.hub.handlers[AgentKind.NODE].flush)
+    assert await sync_to_async(report_of("n-a", connected=True, connection=session.key))()
+    await newer.disconnect()
+    assert await eventually(report_of("n-a", connected=False))
+    await other.hub.stop()
 
 
 async def test_no_request_can_take_the_connections_of_agents(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,8 +16,7 @@ from fleet.providers import embedded_providers, provider_named
 from fleet.providers.base import LaunchSpec, Machine, ProviderError
 from fleet.selectors.node import desired_for
 from fleet.services.node import node_move, nodes_launch
-from fleet.services.reports import hello_store
-from kernel.refusals import Conflict
+from fleet.services.reports import hellos_store
 from tests.fleet import rows
 from tests.fleet.provision import provision
 from tests.fleet.rows import KIND, NOW
@@ -80,7 +79,7 @@ def test_an_ordered_machine_is_a_joining_node_without_address_ports_and_place() 
 
 def test_the_hello_states_what_the_provider_did_not_and_the_node_serves() -> None:
     (node,) = ordered_nodes()
-    hello_store(hello(node.id))
+    hellos_store([hello(node.id)])
     node_move(MoveNode(node.id, NodeState.JOINING, NodeState.READY, "its agent joined"), now=NOW)
     node.refresh_from_db()
     assert (node.address, node.port_base, node.topology) == ("10.0.0.7", 9400, ["zone-a", "rack-7"])
@@ -90,18 +89,18 @@ def test_the_hello_states_what_the_provider_did_not_and_the_node_serves() -> Non
 
 def test_a_later_hello_moves_no_known_address() -> None:
     (node,) = ordered_nodes()
-    hello_store(hello(node.id))
-    hello_store(hello(node.id, address="10.6.6.6", port_base=1))
+    hellos_store([hello(node.id)])
+    hellos_store([hello(node.id, address="10.6.6.6", port_base=1)])
     assert Node.objects.values_list("address", "port_base").get() == ("10.0.0.7", 9400)
 
 
 def test_a_hello_without_the_missing_address_or_with_another_nodes_is_refused() -> None:
     first, second = ordered_nodes(2)
-    with pytest.raises(Conflict, match="its hello does not state them"):
-        hello_store(Hello(1, AgentKind.NODE, first.id, "b", "1"))
-    hello_store(hello(first.id))
-    with pytest.raises(Conflict, match=r"another node has the ports 10\.0\.0\.7:9400"):
-        hello_store(hello(second.id))
+    refused = hellos_store([Hello(1, AgentKind.NODE, first.id, "b", "1")])
+    assert "its hello does not state them" in str(refused[first.id])
+    refused = hellos_store([hello(first.id), hello(second.id)])
+    assert list(refused) == [second.id]
+    assert "another node has the ports 10.0.0.7:9400" in str(refused[second.id])
 
 
 def test_a_repeated_launch_orders_no_second_machine() -> None:

@@ -10,7 +10,7 @@ from fleet.services.enrolment import (
     JOIN_TOKENS_KEPT,
     EnrolmentRefused,
     agent_enrol,
-    agent_identify,
+    agents_identify,
     credentials_revoked,
     join_token_issue,
     join_tokens_trim,
@@ -32,7 +32,7 @@ def enrol(text: str, *, kind: str = "node", subject: str = "n-a", nonce: str = N
 
 
 def test_a_join_token_is_exchanged_for_a_credential_that_says_who_it_is() -> None:
-    identity = agent_identify(enrol(token()))
+    identity = agents_identify([enrol(token())])[0]
     assert identity is not None
     assert (identity.kind, identity.id, identity.region) == (AgentKind.NODE, "n-a", "us-east-1")
 
@@ -75,8 +75,8 @@ def test_an_expired_token_is_refused_with_its_time() -> None:
 def test_enrolling_again_revokes_the_older_credential() -> None:
     text = token()
     first, second = enrol(text), enrol(text)
-    assert agent_identify(first) is None
-    assert agent_identify(second) is not None
+    assert agents_identify([first])[0] is None
+    assert agents_identify([second])[0] is not None
     prefixes = [credential.split("_")[1] for credential in (first, second)]
     assert credentials_revoked(prefixes) == {prefixes[0]}
 
@@ -86,7 +86,7 @@ def test_a_stolen_token_is_worth_nothing_once_its_agent_has_used_it() -> None:
     credential = enrol(text)
     with pytest.raises(EnrolmentRefused, match="used by another process already; n-a needs a new one"):
         enrol(text, nonce="00" * 32)
-    assert agent_identify(credential) is not None, "the agent's own goes on"
+    assert agents_identify([credential])[0] is not None, "the agent's own goes on"
 
 
 @pytest.mark.parametrize("nonce", ["", "ab", "z" * 64, "5e" * 65])
@@ -97,7 +97,7 @@ def test_a_nonce_that_anybody_could_guess_is_refused(nonce: str) -> None:
 
 @pytest.mark.parametrize("credential", ["", "x", "sw_11111111_22", "Bearer"])
 def test_nobody_is_identified_by_nonsense(credential: str) -> None:
-    assert agent_identify(credential) is None
+    assert agents_identify([credential])[0] is None
 
 
 def test_tokens_are_forgotten_a_week_after_they_expired() -> None:
@@ -107,4 +107,4 @@ def test_tokens_are_forgotten_a_week_after_they_expired() -> None:
     with pytest.raises(EnrolmentRefused, match="expired at"):
         agent_enrol(token=text, kind="node", subject="n-a", nonce=NONCE, now=LATER + JOIN_TOKENS_KEPT)
     assert join_tokens_trim(now=LATER + JOIN_TOKENS_KEPT + timedelta(seconds=1)) == 1
-    assert agent_identify(agent) is not None
+    assert agents_identify([agent])[0] is not None

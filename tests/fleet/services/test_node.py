@@ -10,7 +10,7 @@ from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, Retire
 from fleet.planning.states import NodeState, ProviderAction
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import provisioning
-from fleet.services.enrolment import agent_enrol, agent_identify, join_token_issue
+from fleet.services.enrolment import agent_enrol, agents_identify, join_token_issue
 from fleet.services.node import agent_restart, node_move, node_retire, nodes_launch
 from fleet.services.provisioning import JOIN_TOKEN_TTL
 from kernel import clock
@@ -129,7 +129,7 @@ def test_a_retired_node_loses_its_credential_its_report_and_its_machine(cloud: C
     provision()
     assert Node.objects.values_list("state", "terminated_at").get() == ("retired", LATER)
     assert cloud.terminated == ["n-a"]
-    assert agent_identify(credential) is None
+    assert agents_identify([credential])[0] is None
     assert AgentCredential.objects.get().revoked_at == LATER
     assert not NodeReport.objects.exists()
     assert Incident.objects.get().resolution == "replaced and retired"

@@ -25,7 +25,7 @@ from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.models import Node, NodeReport
 from fleet.planning.states import NodeState
 from fleet.services import reports
-from fleet.services.reports import ReceivedReport, fault_record, hello_store, reports_store
+from fleet.services.reports import ReceivedReport, fault_record, hellos_store, reports_store
 from kernel.models import Event
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -232,16 +232,42 @@ def inventory(*accelerators: str, port_base: int = 9400) -> Inventory:
 
 def test_a_hello_says_what_the_machine_is_and_an_empty_topology_keeps_the_one_known() -> None:
     rows.node("n-a", topology=["known"])
-    hello_store(hello(fingerprint={"kernel": "6"}, inventory=inventory("H100", "H100")))
+    hellos_store([hello(fingerprint={"kernel": "6"}, inventory=inventory("H100", "H100"))])
     node = Node.objects.get()
     assert (node.topology, node.fingerprint, node.accelerators) == (["known"], {"kernel": "6"}, ["H100", "H100"])
     assert node.address == "127.0.0.1", "what the provider stated stays"
-    hello_store(hello(topology=("x", "y")))
+    hellos_store([hello(topology=("x", "y"))])
     assert Node.objects.get().topology == ["x", "y"]
+
+
+def test_hellos_of_many_are_one_statement_and_write_only_what_is_new(django_assert_num_queries: Any) -> None:
+    for name in ("n-a", "n-b", "n-c"):
+        rows.node(name)
+    known = [hello(id=name, fingerprint={"kernel": "6"}) for name in ("n-a", "n-b")]
+    hellos_store(known)
+    versions = dict(row_versions())
+    with django_assert_num_queries(4):  # a savepoint and its release, the statement, and who has no address
+        assert hellos_store([*known, hello(id="n-c", fingerprint={"kernel": "6"})]) == {}
+    assert [name for name, version in row_versions() if version != versions[name]] == ["n-c"]
+
+
+def row_versions() -> list[tuple[str, str]]:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT id, ctid::text FROM fleet_node ORDER BY id")
+        return list(cursor.fetchall())
+
+
+def test_a_hello_that_cannot_be_stored_is_refused_alone() -> None:
+    for name in ("n-a", "n-b", "n-c"):
+        rows.node(name)
+    poison = hello(id="n-b", fingerprint={"deep": "\ud800"})
+    refused = hellos_store([hello(id="n-a", topology=("x",)), poison, hello(id="n-c", topology=("x",))])
+    assert list(refused) == ["n-b"]
+    assert list(Node.objects.order_by("id").values_list("topology", flat=True)) == [["x"], ["spine", "rack"], ["x"]]
 
 
 def test_a_hello_with_nul_bytes_is_kept_without_them() -> None:
     rows.node("n-a")
-    hello_store(hello(topology=("rack\x00",), fingerprint={"board": "x\x00"}, inventory=inventory("\x00")))
+    hellos_store([hello(topology=("rack\x00",), fingerprint={"board": "x\x00"}, inventory=inventory("\x00"))])
     node = Node.objects.get()
     assert (node.topology, node.fingerprint, node.accelerators) == (["rack\ufffd"], {"board": "x\ufffd"}, ["\ufffd"])

@@ -1,0 +1,82 @@
+"""How many agents introduce themselves at once, and when the others shall come again.
+
+After web was away the whole fleet stands before it. Each introduction costs some milliseconds of one thread, and who
+has waited for too long gives up and begins anew: so only some are let in, and everybody else gets a place in a line,
+given out at the pace at which introductions end. It decides and remembers; the socket asks and answers.
+"""
+
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+
+AT_ONCE = 500
+"""Under way; at the slowest pace still within the 10 s that an agent waits for an answer."""
+OF_EACH = 3
+"""Of one credential: whoever holds one shall not hold the places of others."""
+PACE_OVER_S = 5.0
+SLOWEST_PER_S = 50.0
+SUPPOSED_PER_S = 200.0
+"""Until `KNOWN_AFTER` have ended: what one process does on a busy machine."""
+KNOWN_AFTER = 50
+LATEST_S = 30.0
+"""Nobody is told to wait for longer: by then much has changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class ComeAgain:
+    """There is no room; there will be after so many seconds."""
+
+    after_s: float
+
+
+@dataclass(slots=True)
+class Introduction:
+    """One that was let in. A second `end` does nothing."""
+
+    _over: Callable[[], None]
+    _ended: bool = field(default=False)
+
+    def end(self) -> None:
+        """It is over, well or not."""
+        if not self._ended:
+            self._ended = True
+            self._over()
+
+
+class Introductions:
+    """Those under way in one web process, and the line before it."""
+
+    def __init__(self, now: Callable[[], float] = monotonic) -> None:
+        self._now = now
+        self._under_way: Counter[str] = Counter()
+        self._count = 0
+        self._ends: deque[float] = deque()
+        self._next_place_at = now()
+
+    def begin(self, credential: str) -> Introduction | ComeAgain:
+        """Let in whoever shows this credential, or say when to come again."""
+        if self._under_way.get(credential, 0) >= OF_EACH or self._count >= AT_ONCE:
+            return ComeAgain(self._next_place_s())
+        self._under_way[credential] += 1
+        self._count += 1
+        return Introduction(lambda: self._end(credential))
+
+    def _end(self, credential: str) -> None:
+        self._under_way[credential] -= 1
+        if not self._under_way[credential]:
+            del self._under_way[credential]
+        self._count -= 1
+        self._ends.append(self._now())
+
+    def _next_place_s(self) -> float:
+        now = self._now()
+        while self._ends and self._ends[0] <= now - PACE_OVER_S:
+            self._ends.popleft()
+        self._next_place_at = max(now, self._next_place_at) + 1 / self._pace_per_s(now)
+        return min(self._next_place_at - now, LATEST_S)
+
+    def _pace_per_s(self, now: float) -> float:
+        if len(self._ends) < KNOWN_AFTER:
+            return SUPPOSED_PER_S
+        return max(SLOWEST_PER_S, len(self._ends) / max(now - self._ends[0], 1.0))
