@@ -11,7 +11,7 @@ import logging
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, thread_time
 from typing import Any
 
 from django.conf import settings
@@ -79,15 +79,11 @@ def _notify(text: str) -> None:
         log.warning("a doorbell did not ring: %s", error)
 
 
-def pause_s(every_s: float, took_s: float) -> float:
-    """How long a loop waits after a pass that took `took_s`, if nobody rings."""
-    return max(every_s - took_s, rest_s(took_s))
-
-
-def rest_s(took_s: float) -> float:
-    """How long it waits though somebody rings: as long as the pass took, so that a loop that is rung without end leaves
-    half of its time to others."""
-    return max(SHORTEST_PAUSE_S, took_s)
+def rest_s(took_s: float, computed_s: float) -> float:
+    """How long a loop waits after a pass though somebody rings: as long as it computed, and PostgreSQL about as much,
+    so that one that is rung without end leaves half of the processor to others. A pass that only waited for its turn
+    owes nobody a rest, or a full host would heal at half the pace."""
+    return max(SHORTEST_PAUSE_S, min(took_s, 2 * computed_s))
 
 
 class LoopRunner:
@@ -110,9 +106,11 @@ class LoopRunner:
         try:
             while not stopping.is_set():
                 self._due.clear()  # before the pass looks: whoever rings from now on gets another one
+                began_s = thread_time()
                 took_s = self.run_once()
-                if not stopping.wait(rest_s(took_s)):
-                    self._due.wait(pause_s(self.loop.every_s, took_s) - rest_s(took_s))
+                resting_s = rest_s(took_s, thread_time() - began_s)
+                if not stopping.wait(resting_s):
+                    self._due.wait(max(0.0, self.loop.every_s - took_s - resting_s))
         finally:
             connection.close()
 

@@ -10,13 +10,11 @@ from controlplane.embedded.configuration import CHECKOUT, CannotStart, Configura
 from controlplane.embedded.console import Console
 from controlplane.embedded.engine_environment import Weights
 from controlplane.embedded.preflight import HOST
-from controlplane.embedded.processes import OneshotResult, Program, require_oneshot, run_oneshot
+from controlplane.embedded.processes import CONTROL_NICE, OneshotResult, Program, require_oneshot, run_oneshot
 from controlplane.embedded.state_directory import StateDirectory
 from controlplane.embedded.supervisor import Service
 
 WORKER_CONCURRENCY = 2
-CONTROL_NICE = -5
-"""Of what notices faults and heals them: before engines and housekeeping of this host, in about three shares to one."""
 HOUSEKEEPING_NICE = 5
 MAX_FRAME_BYTES = 256 * 1024
 """The agent protocol's limit (engine_agent.protocol.codec)."""

@@ -25,6 +25,11 @@ GUARD = Path(__file__).with_name("exec_guard.py")
 _CHUNK_BYTES = 65536
 
 
+CONTROL_NICE = -5
+"""Of what notices faults and heals them, and of what that waits for: before engines and housekeeping of this host, in
+about three shares to one."""
+
+
 @dataclass(frozen=True, slots=True)
 class Program:
     """What to run. `account` drops root for that account; `traverse` keeps its right to pass closed folders. `nice`:

@@ -15,7 +15,7 @@ import redis
 from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.privileges import Account, is_closed_to, prepare_socket_folder
 from controlplane.embedded.process_environment import server_environment
-from controlplane.embedded.processes import Program, wait_until
+from controlplane.embedded.processes import CONTROL_NICE, Program, wait_until
 from controlplane.embedded.state_directory import StateDirectory
 from controlplane.embedded.supervisor import Service
 
@@ -64,6 +64,7 @@ class Valkey:
             death_signal=signal.SIGTERM,
             account=self.account.drop,
             traverse=bool(self.account.drop) and closed,
+            nice=CONTROL_NICE,  # control loops send hints through it, and wait for each
         )
         return Service(name="valkey", program=program, stop_within_s=5.0, prepare=self._prepare)
 

@@ -15,7 +15,6 @@ from kernel.control_loops import (
     LoopRunner,
     Ring,
     control_loops,
-    pause_s,
     rest_s,
 )
 from kernel.loop_passes import control_standing
@@ -127,10 +126,14 @@ def test_a_whole_pass_is_written_down_and_one_that_another_process_makes_is_not(
 
 
 def test_a_loop_that_is_rung_without_end_leaves_half_of_the_time_to_others() -> None:
-    assert rest_s(2.0) == 2.0
-    assert rest_s(0.0) == SHORTEST_PAUSE_S
-    assert pause_s(1.0, 0.2) == pytest.approx(0.8)
-    assert pause_s(1.0, 3.0) == 3.0
+    assert rest_s(took_s=2.0, computed_s=1.0) == 2.0
+    assert rest_s(took_s=2.0, computed_s=2.0) == 2.0
+    assert rest_s(took_s=0.0, computed_s=0.0) == SHORTEST_PAUSE_S
+
+
+def test_a_pass_that_only_waited_for_its_turn_is_followed_by_the_next() -> None:
+    assert rest_s(took_s=15.0, computed_s=0.2) == pytest.approx(0.4)
+    assert rest_s(took_s=15.0, computed_s=0.0) == SHORTEST_PAUSE_S
 
 
 def test_a_pass_that_hangs_ends_the_process_and_a_process_that_was_stopped_forgives_itself() -> None:
