@@ -30,10 +30,10 @@ Row = dict[str, Any]
 class Fleet:
     """The REST API with the operator's token. Control-plane processes that are away for a moment are tried again."""
 
-    def __init__(self) -> None:
+    def __init__(self, timeout_s: float = 30.0) -> None:
         token = (HOME / "operator-token").read_text().strip()
         self._client = httpx.Client(
-            base_url=f"{SERVER}/api/v1/", headers={"Authorization": f"Bearer {token}"}, timeout=30
+            base_url=f"{SERVER}/api/v1/", headers={"Authorization": f"Bearer {token}"}, timeout=timeout_s
         )
 
     def ask(self, method: str, path: str, body: Any = None, **query: Any) -> Any:
@@ -110,9 +110,9 @@ def load(urls: list[str], model: str, rate: float, max_tokens: int) -> Iterator[
         time.sleep(3)
 
 
-def last_pass_age_s(server: str = SERVER, loop: str = "fleet.reconcile") -> float:
+def last_pass_age_s(server: str = SERVER, loop: str = "fleet.reconcile", timeout_s: float = 10.0) -> float:
     """Seconds since a control loop ended a pass, as web says it."""
-    return float(httpx.get(f"{server}/healthz", timeout=10).json()["loops"][loop])
+    return float(httpx.get(f"{server}/healthz", timeout=timeout_s).json()["loops"][loop])
 
 
 def at(event: Row) -> float:

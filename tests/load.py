@@ -27,6 +27,8 @@ class Answer:
     cell: str = ""
     tokens: int = 0
     error: str = ""
+    url: str = ""
+    """Where it was sent to."""
 
     def was_streaming_from(self, cell: str, at: float) -> bool:
         """Whether this answer came from `cell` and was under way at that moment."""
@@ -35,7 +37,7 @@ class Answer:
 
 async def one_request(client: httpx.AsyncClient, url: str, model: str, max_tokens: int, answers: list[Answer]) -> None:
     """Send one request, read it to its end, and append what became of it."""
-    answer = Answer(began=time.monotonic())
+    answer = Answer(began=time.monotonic(), url=url)
     answers.append(answer)
     try:
         await _stream(client, url, model, max_tokens, answer)

@@ -4,19 +4,30 @@ The fleet is given by what can be asked of it, so that `make chaos` and a scenar
 """
 
 import contextlib
-import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from random import Random
 from threading import Timer
 from typing import Any
 
 import httpx
 
-from bench.chaos.faults import Done, census, do
-from bench.chaos.schedule import OF_CELLS, Fault, Harm, Request, Target, Window, unexcused
+from bench.chaos.faults import INGRESS_PREFIX, TAKEN_WITHIN_S, Done, Surroundings, census, do
+from bench.chaos.promises import (
+    FOREVER,
+    PASS_WITHIN_S,
+    PassSeen,
+    Request,
+    Window,
+    closed,
+    has_trail,
+    late_passes,
+    unexcused,
+)
+from bench.chaos.schedule import CONTROLS, Fault, Harm, Scope, Target
 
 POLL_S = 0.25
 CALM_WITHIN_S = 300.0
@@ -24,18 +35,29 @@ CALM_WITHIN_S = 300.0
 engine that failed before is tried again after as long as 300 s."""
 BACK_WITHIN_S = 5.0
 """HAProxy is back within 0.4 s (docs/bench/ingress_changes.md); a busy machine takes its time to run it."""
+LAUNCHED_WITHIN_S = 180.0
+"""A control plane that was killed whole: PostgreSQL, migrations and the demo's seed come before the first pass."""
+AWAY = (httpx.HTTPError, OSError, KeyError, ValueError)
+"""What asking a fleet under faults may meet; the next look asks again."""
 
 
 @dataclass(frozen=True, slots=True)
 class FleetUnderTest:
-    """`cells` maps each cell to its row of the API. `sessions` maps each service to its pid, as `up.json` does."""
+    """`cells` and `nodes` map ids to rows of the API. `sessions` maps each service and the launcher to its pid.
+
+    `trail` gives the events and incidents since the campaign began.
+    """
 
     home: Path
+    web_url: str
     cells: Callable[[], Mapping[str, Any]]
+    nodes: Callable[[], Mapping[str, Any]]
+    ingress_urls: Callable[[], Mapping[str, str]]
     is_whole: Callable[[], bool]
     open_incidents: Callable[[], Sequence[str]]
     sessions: Callable[[], Mapping[str, int]]
     last_pass_age_s: Callable[[], float]
+    trail: Callable[[], Iterable[Mapping[str, Any]]]
 
 
 @dataclass
@@ -51,19 +73,32 @@ class Report:
 
 
 class Campaign:
-    """Does each fault when it is due, keeps the windows that they open, and judges at the end."""
+    """Does each fault when it is due, keeps the windows that they open, and judges at the end.
 
-    def __init__(self, fleet: FleetUnderTest, seed: int, say: Callable[[str], None] = lambda _: None) -> None:
+    `crowd` is the share of a whole crowd that comes.
+    """
+
+    def __init__(
+        self, fleet: FleetUnderTest, seed: int, say: Callable[[str], None] = lambda _: None, *, crowd: float = 0.1
+    ) -> None:
         self._fleet = fleet
-        self._chance = random.Random(seed)
+        self._chance = Random(seed)
         self._say = say
+        self._crowd = crowd
+        self._began = 0.0
         self._windows: list[Window] = []
+        self._passes: list[PassSeen] = []
+        self._trails: list[tuple[Done, frozenset[str]]] = []
+        self._cells: Mapping[str, Any] = {}
+        self._nodes: Mapping[str, Any] = {}
+        self._urls: Mapping[str, str] = {}
         self.report = Report()
 
     def run(self, faults: Sequence[Fault], requests: Sequence[Request]) -> Report:
         """Do all of them, wait until the fleet is whole again, and judge `requests`, which a load appends to."""
         before = census(self._fleet.home, self._fleet.sessions())
-        began = time.monotonic()
+        self._urls = self._fleet.ingress_urls()
+        self._began = began = time.monotonic()
         undoing: list[Timer] = []
         try:
             for fault in faults:
@@ -85,24 +120,83 @@ class Campaign:
             time.sleep(POLL_S)
 
     def _do(self, fault: Fault) -> Done | None:
-        cells = self._cells()
-        nodes = {node["id"] for cell in cells.values() for node in cell["nodes"]}
-        done = do(fault, self._fleet.home, self._fleet.sessions(), nodes, self._chance)
+        self._note_rows()
+        now = time.monotonic()
+        done = do(fault, self._surroundings(), self._chance)
         if done is None:
             self._say(f"{fault}: nothing of the kind runs")
             return None
-        self._say(f"{done.subject}: {fault}")
+        self._say(f"{now - self._began:5.0f} s  {done.subject}: {fault}")
         self.report.faults.append(f"{done.subject}: {fault}")
-        self._windows.extend(_windows(done, cells, time.monotonic()))
+        of = self._cells_of(done.subject)
+        self._windows.extend(self._windows_of(done, of, now))
+        if not any(window.passes and window.overlaps(now, now) for window in self._windows):
+            self._trails.append((done, of | {done.subject}))  # else nobody was there to write one
         return done
 
+    def _surroundings(self) -> Surroundings:
+        return Surroundings(
+            home=self._fleet.home,
+            sessions=self._fleet.sessions(),
+            roles={node["id"]: node["role"] for cell in self._cells.values() for node in cell["nodes"]},
+            region_of={node: row["region"] for node, row in self._nodes.items()},
+            ingress_urls=self._urls,
+            web_url=self._fleet.web_url,
+            crowd=self._crowd,
+            taken_over_by=self._taken_over_by(self._cells),
+        )
+
+    def _note_rows(self) -> None:
+        """Who is where now; while the control plane is away, who was where before."""
+        with contextlib.suppress(*AWAY):
+            self._cells, self._nodes = self._fleet.cells(), self._fleet.nodes()
+
+    def _taken_over_by(self, before: Mapping[str, Any]) -> Callable[[str], str]:
+        places = {node["id"]: (cell, node["rank"]) for cell, row in before.items() for node in row["nodes"]}
+
+        def now_there(node: str) -> str:
+            with contextlib.suppress(*AWAY):
+                cell, rank = places[node]
+                there = {each["rank"]: each["id"] for each in self._fleet.cells()[cell]["nodes"]}
+                return str(there[rank]) if there.get(rank) not in (None, node) else ""
+            return ""
+
+        return now_there
+
+    def _cells_of(self, subject: str) -> frozenset[str]:
+        """Those that a node is in, or that a region has."""
+        return frozenset(
+            name
+            for name, cell in self._cells.items()
+            if cell["region"] == subject or subject in {node["id"] for node in cell["nodes"]}
+        )
+
+    def _cells_by_url(self) -> dict[str, frozenset[str]]:
+        return {
+            url: frozenset(name for name, cell in self._cells.items() if cell["region"] == region)
+            for region, url in self._urls.items()
+        }
+
+    def _windows_of(self, done: Done, cells: frozenset[str], now: float) -> Iterator[Window]:
+        fault, why = done.fault, f"{done.subject}: {done.fault}"
+        over = now + (TAKEN_WITHIN_S if fault.harm is Harm.TWICE else fault.lasts_s)
+        if fault.excuses in {Scope.CELL, Scope.REGION} and fault.harm is not Harm.CANNOT_WRITE:
+            yield Window(now, FOREVER, why, cells=cells, over=over)
+        if fault.excuses in {Scope.INGRESS, Scope.REGION, Scope.ALL}:
+            region = done.subject.removeprefix(INGRESS_PREFIX)
+            urls = self._urls.values() if fault.excuses is Scope.ALL else [self._urls.get(region, "")]
+            yield Window(now, over + BACK_WITHIN_S, why, ingresses=frozenset(urls))
+        if fault.target in CONTROLS:
+            back_s = LAUNCHED_WITHIN_S if fault.target is Target.LAUNCHER else PASS_WITHIN_S
+            yield Window(now, over + back_s, why, passes=True)
+
     def _look(self) -> None:
-        """Windows stay open until the fleet is whole; how old the last pass is counts while its parts are there."""
-        with contextlib.suppress(httpx.HTTPError, OSError, KeyError):
-            self.report.longest_pass_gap_s = max(self.report.longest_pass_gap_s, self._fleet.last_pass_age_s())
-        if any(window.ends == float("inf") for window in self._windows) and self._is_whole():
-            now = time.monotonic()
-            self._windows = [replace(window, ends=min(window.ends, now)) for window in self._windows]
+        """Windows stay open until the fleet is whole; how old the last pass is counts while web can say it."""
+        with contextlib.suppress(*AWAY):
+            now, age_s = time.monotonic(), self._fleet.last_pass_age_s()
+            self._passes.append(PassSeen(now, age_s))
+            if any(window.ends == FOREVER for window in self._windows) and self._is_whole():
+                self._windows = closed(self._windows, now, now - age_s)
 
     def _wait_for_calm(self) -> None:
         began = time.monotonic()
@@ -113,46 +207,41 @@ class Campaign:
             time.sleep(POLL_S)
         self.report.calm_after_s = time.monotonic() - began
 
-    def _judge(self, before: Counter[Target], requests: Sequence[Request]) -> None:
+    def _judge(self, before: Counter[str], requests: Sequence[Request]) -> None:
         report, broken = self.report, self.report.broken
         if not self._is_whole():
             broken.append(f"not whole {CALM_WITHIN_S:.0f} s after the last fault")
-        broken += [f"incident still open: {summary}" for summary in self._open_incidents() or []]
+        broken += [f"incident still open: {summary}" for summary in self._open_incidents()]
         after = census(self._fleet.home, self._fleet.sessions())
         for kind in sorted(set(before) | set(after)):
             if before[kind] != after[kind]:
                 broken.append(f"{kind}: {before[kind]} before, {after[kind]} after")
         report.requests, report.failed = len(requests), sum(bool(request.error) for request in requests)
-        for request in unexcused(list(requests), self._windows):
+        report.longest_pass_gap_s = max((seen.age_s for seen in self._passes), default=0.0)
+        for request in unexcused(list(requests), self._windows, self._cells_by_url()):
+            who = f"{request.cell or 'no cell'} through {request.url}"
+            at_s, took_s = request.began - self._began, request.ended - request.began
             broken.append(
-                f"request failed on {request.cell or 'no cell'} outside of what was promised: {request.error}"
+                f"request of {at_s:.1f} s failed after {took_s:.1f} s on {who}, outside of what was promised: "
+                f"{request.error}"
             )
+        if late := late_passes(self._passes, self._windows):
+            broken.append(f"the last pass was {max(look.age_s for look in late):.0f} s old, and nothing harmed passes")
+        broken += self._missing_trails()
 
-    def _cells(self) -> Mapping[str, Any]:
-        with contextlib.suppress(httpx.HTTPError, OSError):
-            return self._fleet.cells()
-        return {}
+    def _missing_trails(self) -> Iterator[str]:
+        rows = list(self._fleet.trail())
+        for done, subjects in self._trails:
+            if done.fault.trail and not has_trail(done.fault.trail, subjects, rows):
+                yield f"no {' or '.join(done.fault.trail)} names {done.subject} after {done.fault}"
 
     def _is_whole(self) -> bool:
-        with contextlib.suppress(httpx.HTTPError, OSError, KeyError):
+        with contextlib.suppress(*AWAY):
             return self._fleet.is_whole()
         return False
 
-    def _open_incidents(self) -> Sequence[str] | None:
-        """None: it cannot be asked now, which counts as open."""
-        with contextlib.suppress(httpx.HTTPError, OSError):
+    def _open_incidents(self) -> Sequence[str]:
+        """If it cannot be asked now, that counts as open."""
+        with contextlib.suppress(*AWAY):
             return self._fleet.open_incidents()
         return ["the control plane does not answer"]
-
-
-def _windows(done: Done, cells: Mapping[str, Any], now: float) -> Iterator[Window]:
-    """What is not promised because of this fault: streams of the cell whose engine or proxy was harmed, and all of a
-    region whose HAProxy was."""
-    fault = done.fault
-    why = f"{done.subject}: {fault}"
-    if fault.target is Target.HAPROXY:
-        yield Window(now, now + fault.lasts_s + BACK_WITHIN_S, frozenset(), why)
-    elif fault.target in OF_CELLS and fault.harm is not Harm.CANNOT_WRITE:
-        of = frozenset(name for name, cell in cells.items() if done.subject in {node["id"] for node in cell["nodes"]})
-        if of or not cells:
-            yield Window(now, float("inf"), of, why)

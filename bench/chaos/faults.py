@@ -1,114 +1,248 @@
 """Does to the processes of a fleet what a schedule says, and takes it back."""
 
 import contextlib
-import random
+import os
 import resource
 import signal
+import subprocess
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import psutil
 
-from bench.chaos.schedule import OF_CELLS, SERVICES, Fault, Harm, Target
+from bench.chaos import crowds
+from bench.chaos.schedule import SERVICES, Fault, Harm, Target
 from fleet.providers.local.processes import processes_by_node
 
-JOURNAL = "journal.json"
+Processes = list[psutil.Process]
+INGRESS_PREFIX = "i-"
 _COMMANDS: Mapping[Target, tuple[str, ...]] = {
     Target.NODE_AGENT: ("engine_agent", "node"),
     Target.INGRESS_AGENT: ("engine_agent", "ingress"),
     Target.CELL_PROXY: ("engine_agent.proxy",),
 }
 """What stands in a process's command line, in this order and one after the other."""
+_PARSER = "body-parser"
+"""In the path of the configuration of an HAProxy that only parses bodies."""
+TAKEN_WITHIN_S = 60.0
+_POLL_S = 0.5
+_SERVED_BY_INGRESS = (Target.HAPROXY, Target.HAPROXY_WORKER, Target.EVERY_INGRESS)
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What a fault is done to. `sessions`: service -> pid, of the launcher, too. `roles`: node -> its role in a cell of
+    the deployment under load, of others none. `regions`: ingress's URL by region."""
+
+    home: Path
+    sessions: Mapping[str, int]
+    roles: Mapping[str, str]
+    region_of: Mapping[str, str]
+    ingress_urls: Mapping[str, str]
+    web_url: str
+    crowd: float
+    taken_over_by: Callable[[str], str]
+    """The node that now has the place of this one, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What was done: to which node or service, and how to take it back (nothing, where it was over at once)."""
+    """What was done: to which node, ingress, region or service, and how to take it back (nothing, where it was over at
+    once)."""
 
     fault: Fault
     subject: str
     undo: Callable[[], None]
 
 
-def do(fault: Fault, home: Path, sessions: Mapping[str, int], nodes: Set[str], chance: random.Random) -> Done | None:
-    """Do it to one of the processes that it can be done to, of nodes only to `nodes`; None if there is none now."""
-    candidates = processes_of(fault.target, home, sessions)
-    if fault.target in (Target.NODE_AGENT, *OF_CELLS):
-        candidates = {node: processes for node, processes in candidates.items() if node in nodes}
+def do(fault: Fault, around: Surroundings, chance: Random) -> Done | None:
+    """Do it to one of those that it can be done to; None if there is none now."""
+    candidates = targets(fault.target, around)
     if not candidates:
         return None
     subject = chance.choice(sorted(candidates))
-    processes = candidates[subject]
-    match fault.harm:
-        case Harm.KILL:
-            _signal(processes, signal.SIGKILL)
-        case Harm.PAUSE:
-            _signal(processes, signal.SIGSTOP)
-            return Done(fault, subject, lambda: _signal(processes, signal.SIGCONT))
-        case Harm.CANNOT_WRITE:
-            _limit_writes(processes, 0)
-            return Done(fault, subject, lambda: _limit_writes(processes, resource.RLIM_INFINITY))
-        case Harm.TORN_STATE | Harm.NO_STATE:
-            _harm_state(home, subject, torn=fault.harm is Harm.TORN_STATE)
-            _signal(processes, signal.SIGKILL)
-    return Done(fault, subject, lambda: None)
+    return Done(fault, subject, _do(fault, subject, candidates[subject], around))
 
 
-def processes_of(target: Target, home: Path, sessions: Mapping[str, int]) -> dict[str, list[psutil.Process]]:
-    """Name of the service or id of the node -> its processes of this kind, children with their parents."""
-    if target in SERVICES:
-        with contextlib.suppress(psutil.NoSuchProcess, KeyError):
-            process = psutil.Process(sessions[target.value])
-            return {target.value: [process, *process.children(recursive=True)]}
-        return {}
-    by_node = {
-        node: [process for process in processes if _is(target, process)]
-        for node, processes in processes_by_node(home).items()
-    }
-    return {node: processes for node, processes in by_node.items() if processes}
+def targets(target: Target, around: Surroundings) -> dict[str, Processes]:
+    """Name of the service, or id of the node, ingress or region -> its processes of this kind."""
+    match target:
+        case Target.LAUNCHER:
+            return _alive(target, around.sessions, children=False)
+        case Target.BACKEND:
+            return _alive(Target.POSTGRES, around.sessions)
+        case _ if target in SERVICES:
+            return _alive(target, around.sessions)
+    by_node = processes_by_node(around.home)
+    if target is Target.REGION:
+        return _by_region(by_node, around)
+    found = {node: [each for each in processes if _is(target, each, around.roles.get(node, ""))]
+             for node, processes in by_node.items()}  # fmt: skip
+    found = {node: processes for node, processes in found.items() if processes}
+    if target is Target.EVERY_INGRESS:
+        return {"every ingress": [each for processes in found.values() for each in processes]} if found else {}
+    in_cells = {node: processes for node, processes in found.items() if node in around.roles}
+    return found if any(node.startswith(INGRESS_PREFIX) for node in found) else in_cells
 
 
-def census(home: Path, sessions: Mapping[str, int]) -> Counter[Target]:
-    """How many of each kind run, a service counted once."""
-    kinds = [target for target in Target if target is not Target.NODE]
-    return Counter({target: len(processes_of(target, home, sessions)) for target in kinds})
+def census(home: Path, sessions: Mapping[str, int]) -> Counter[str]:
+    """How many of each kind run, a service counted once; an engine counts whatever its role is."""
+    counts = Counter({name: 1 for name in sessions if _alive(name, sessions)})
+    for processes in processes_by_node(home).values():
+        for process in processes:
+            counts[_kind(process)] += 1
+    return counts
 
 
-def _is(target: Target, process: psutil.Process) -> bool:
+def _alive(name: str, sessions: Mapping[str, int], *, children: bool = True) -> dict[str, Processes]:
+    with contextlib.suppress(psutil.NoSuchProcess, KeyError):
+        process = psutil.Process(sessions[str(name)])
+        return {str(name): [process, *(process.children(recursive=True) if children else ())]}
+    return {}
+
+
+def _by_region(by_node: Mapping[str, Processes], around: Surroundings) -> dict[str, Processes]:
+    regions: dict[str, Processes] = {}
+    for node, processes in by_node.items():
+        region = node.removeprefix(INGRESS_PREFIX) if node.startswith(INGRESS_PREFIX) else around.region_of.get(node)
+        if region:
+            regions.setdefault(region, []).extend(processes)
+    return regions
+
+
+def _kind(process: psutil.Process) -> str:
+    """What it is; of those that end meanwhile nothing is known."""
     try:
-        command = process.cmdline()
-    except psutil.Error:
-        return False
-    kind = next((kind for kind, words in _COMMANDS.items() if _follows(words, command)), None)
-    if kind is None:
-        is_haproxy = bool(command) and Path(command[0]).name.startswith("haproxy")
-        kind = Target.HAPROXY if is_haproxy else Target.ENGINE
-    return kind is target or (target is Target.NODE and kind in {Target.NODE_AGENT, Target.ENGINE})
+        command, leads = process.cmdline(), os.getsid(process.pid) == process.pid
+    except (psutil.Error, ProcessLookupError):
+        return "ended"
+    if kind := next((kind for kind, words in _COMMANDS.items() if _follows(words, command)), None):
+        return kind
+    if not command or not Path(command[0]).name.startswith("haproxy"):
+        return "engine"
+    if any(_PARSER in word for word in command):
+        return Target.BODY_PARSER if leads else f"{Target.BODY_PARSER}'s worker"
+    return Target.HAPROXY if leads else Target.HAPROXY_WORKER
+
+
+def _is(target: Target, process: psutil.Process, role: str) -> bool:
+    kind = _kind(process)
+    if kind == "engine":
+        return target is {"leader": Target.LEADER, "follower": Target.FOLLOWER}.get(role) or (
+            target is Target.NODE and role == "leader"
+        )
+    if target is Target.NODE:
+        return kind == Target.NODE_AGENT and role == "leader"
+    return kind == target or (target is Target.EVERY_INGRESS and kind in _SERVED_BY_INGRESS)
 
 
 def _follows(words: tuple[str, ...], command: list[str]) -> bool:
     return any(tuple(command[at : at + len(words)]) == words for at in range(len(command)))
 
 
-def _signal(processes: list[psutil.Process], number: signal.Signals) -> None:
+def _nothing() -> None:
+    """It was over at once."""
+
+
+def _do(fault: Fault, subject: str, processes: Processes, around: Surroundings) -> Callable[[], None]:
+    match fault.harm:
+        case Harm.PAUSE if fault.target is Target.BACKEND:
+            return _orphan(processes)
+        case Harm.PAUSE:
+            _signal(processes, signal.SIGSTOP)
+            return lambda: _signal(processes, signal.SIGCONT)
+        case Harm.CANNOT_WRITE:
+            _limit_writes(processes, 0)
+            # What was started meanwhile has inherited the limit.
+            return lambda: _limit_writes([*processes, *_descendants(processes)], resource.RLIM_INFINITY)
+        case Harm.TORN_STATE | Harm.NO_STATE:
+            _harm_state(_folder(subject, around.home) / fault.state, torn=fault.harm is Harm.TORN_STATE)
+        case Harm.SLOWLORIS | Harm.IDLE | Harm.KNOCKS:
+            return crowds.begin(fault.harm, _url(subject, around), around.crowd, fault.lasts_s)
+    again = _starter(processes[0]) if fault.target is Target.LAUNCHER else _nothing
+    _signal(processes, signal.SIGKILL)
+    if fault.harm is Harm.HERD:
+        return crowds.begin(fault.harm, _url(subject, around), around.crowd, fault.lasts_s)
+    return (lambda: _kill_replacement(subject, around)) if fault.harm is Harm.TWICE else again
+
+
+def _url(subject: str, around: Surroundings) -> str:
+    return around.ingress_urls.get(subject.removeprefix(INGRESS_PREFIX), around.web_url)
+
+
+def _orphan(processes: Processes) -> Callable[[], None]:
+    """One backend hangs, and its server is killed: the backend holds on to the server's memory."""
+    server, *children = processes
+    backends = [each for each in children if "[local]" in " ".join(each.cmdline())]
+    hung = (backends or children)[:1]
+    _signal(hung, signal.SIGSTOP)
+    _signal([server], signal.SIGKILL)
+    return lambda: _signal(hung, signal.SIGCONT)
+
+
+def _starter(launcher: psutil.Process) -> Callable[[], None]:
+    """Starts it again as it was started, detached, as a host's supervisor would."""
+    command, environment, folder = launcher.cmdline(), launcher.environ(), launcher.cwd()
+
+    def start() -> None:
+        subprocess.Popen(
+            command, env=environment, cwd=folder, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    return start
+
+
+def _kill_replacement(node: str, around: Surroundings) -> None:
+    """As soon as another has taken the place of `node`, kill that one, too."""
+    deadline = time.monotonic() + TAKEN_WITHIN_S
+    while time.monotonic() < deadline:
+        if other := around.taken_over_by(node):
+            _signal(processes_by_node(around.home).get(other, []), signal.SIGKILL)
+            return
+        time.sleep(_POLL_S)
+
+
+def _signal(processes: Processes, number: signal.Signals) -> None:
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
             process.send_signal(number)
 
 
-def _limit_writes(processes: list[psutil.Process], most_bytes: int) -> None:
+def _descendants(processes: Processes) -> Processes:
+    found: Processes = []
     for process in processes:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process.rlimit(psutil.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
+            found += process.children(recursive=True)
+    return found
 
 
-def _harm_state(home: Path, subject: str, *, torn: bool) -> None:
-    journal = home / ("ingresses" if subject.startswith("i-") else "nodes") / subject / JOURNAL
+def _limit_writes(processes: Processes, most_bytes: int) -> None:
+    """Root of a container may not change the limits of others; then each one's own account does."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            try:
+                process.rlimit(psutil.RLIMIT_FSIZE, (most_bytes, resource.RLIM_INFINITY))
+            except psutil.AccessDenied:
+                soft = "unlimited" if most_bytes == resource.RLIM_INFINITY else most_bytes
+                command = ["prlimit", f"--pid={process.pid}", f"--fsize={soft}:"]
+                subprocess.run(command, check=False, user=process.uids().real, group=process.gids().real)
+
+
+def _folder(subject: str, home: Path) -> Path:
+    if subject in {Target.LAUNCHER, *SERVICES}:
+        return home
+    return home / ("ingresses" if subject.startswith(INGRESS_PREFIX) else "nodes") / subject
+
+
+def _harm_state(path: Path, *, torn: bool) -> None:
     with contextlib.suppress(FileNotFoundError):
         if torn:
-            whole = journal.read_bytes()
-            journal.write_bytes(whole[: len(whole) // 2])
+            whole = path.read_bytes()
+            path.write_bytes(whole[: len(whole) // 2])
         else:
-            journal.unlink()
+            path.unlink()

@@ -1,15 +1,16 @@
-"""Which fault happens when, and which failed requests it excuses. Pure: a seed gives the same story everywhere."""
+"""Which faults there are, and which happens when. Pure: a seed gives the same story everywhere.
 
-import itertools
+`MATRIX` is the table of all kinds. A new one is a row there; a new harm also needs its hand in `faults` or `crowds`.
+"""
+
 import random
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Protocol
 
 
 class Harm(StrEnum):
-    """What is done to a process."""
+    """What is done."""
 
     KILL = "kill -9"
     PAUSE = "pause"
@@ -20,10 +21,18 @@ class Harm(StrEnum):
     """Its state file is cut in half, then it is killed."""
     NO_STATE = "no state"
     """Its state file is removed, then it is killed."""
+    TWICE = "killed, and its replacement"
+    SLOWLORIS = "slow clients"
+    """Connections that send a byte of a request each second."""
+    IDLE = "idle clients"
+    """Connections that send nothing."""
+    KNOCKS = "bad knocks"
+    """Agents' connections with credentials that nobody issued."""
+    HERD = "killed, and all come back at once"
 
 
 class Target(StrEnum):
-    """Which process. Of a node or an ingress, one is drawn when the fault happens."""
+    """Which process, or which group of them. One is drawn when the fault happens."""
 
     WEB = "web"
     CONTROLLER = "controller"
@@ -32,96 +41,151 @@ class Target(StrEnum):
     SENDER = "sender"
     POSTGRES = "postgres"
     VALKEY = "valkey"
+    LAUNCHER = "launcher"
+    """Its end takes the control plane with it; it is started again, as a host's supervisor would."""
     NODE_AGENT = "node agent"
-    ENGINE = "engine"
-    NODE = "node"
-    """Agent and engine at once, as when a machine goes."""
+    LEADER = "engine of a leader"
+    FOLLOWER = "engine of a follower"
     CELL_PROXY = "cell proxy"
     INGRESS_AGENT = "ingress agent"
     HAPROXY = "haproxy"
+    HAPROXY_WORKER = "haproxy's worker"
+    BODY_PARSER = "body parser"
+    NODE = "node"
+    """Agent and engine of a leader at once, as when a machine goes."""
+    BACKEND = "postgres backend"
+    """The harm is done to one backend, then PostgreSQL is killed: the backend must not keep it from coming back."""
+    EVERY_INGRESS = "every haproxy"
+    REGION = "region"
+    """All processes of its nodes and its ingress."""
 
 
-SERVICES = (Target.WEB, Target.CONTROLLER, Target.WORKER, Target.BEAT, Target.SENDER, Target.VALKEY, Target.POSTGRES)
-"""Of the launcher, which starts them again."""
-AGENTS = (Target.NODE_AGENT, Target.INGRESS_AGENT)
-"""They keep a state file of their own, `journal.json`."""
-OF_CELLS = (Target.ENGINE, Target.NODE, Target.CELL_PROXY)
-"""Harm to them ends streams of their cell."""
-PAUSES_S = (5.0, 15.0, 60.0)
-CANNOT_WRITE_S = 10.0
+class Scope(StrEnum):
+    """Which requests may fail meanwhile."""
+
+    NONE = "none"
+    CELL = "cell"
+    """Of the cell, until the fleet is whole again."""
+    INGRESS = "ingress"
+    """Sent to the region, until its HAProxy is back."""
+    REGION = "region"
+    """Both: of its cells and sent to it."""
+    ALL = "all"
+    """All, until every HAProxy is back."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """`at_s` after the begin. `lasts_s` 0: it is over at once."""
+    """One kind of fault, or with `at_s` (after the begin) one that is to happen. `lasts_s` 0: it is over at once.
 
-    at_s: float
+    `state` names the file that a harm to state means, relative to the folder of what is harmed. `trail`: kinds of
+    events or incidents, one of which must name what was harmed afterwards; none where nothing need be said.
+    """
+
     target: Target
     harm: Harm
     lasts_s: float = 0.0
+    excuses: Scope = Scope.NONE
+    state: str = ""
+    trail: tuple[str, ...] = ()
+    at_s: float = 0.0
 
     def __str__(self) -> str:
-        return f"{self.target}: {self.harm}" + (f" for {self.lasts_s:g} s" if self.lasts_s else "")
+        of = f" ({self.state})" if self.state else ""
+        return f"{self.target}: {self.harm}{of}" + (f" for {self.lasts_s:g} s" if self.lasts_s else "")
 
 
-def every_kind(longest_pause_s: float = max(PAUSES_S)) -> list[Fault]:
-    """Each kind of fault once, at no moment yet."""
-    kinds = [Fault(0, target, Harm.KILL) for target in Target]
-    kinds += [
-        Fault(0, target, Harm.PAUSE, pause)
-        for target, pause in itertools.product(Target, PAUSES_S)
-        if pause <= longest_pause_s and target is not Target.NODE
-    ]
-    kinds += [Fault(0, target, Harm.CANNOT_WRITE, CANNOT_WRITE_S) for target in AGENTS]
-    kinds += [Fault(0, target, harm) for target in AGENTS for harm in (Harm.TORN_STATE, Harm.NO_STATE)]
-    return kinds
+PAUSES_S = (5.0, 15.0, 60.0)
+CANNOT_WRITE_S = 10.0
+CROWDED_S = 20.0
+STARTED_AGAIN_AFTER_S = 5.0
+"""How long the host's supervisor takes to start a launcher that was killed."""
+
+PROCESSES = {
+    Target.WEB: Scope.NONE,
+    Target.CONTROLLER: Scope.NONE,
+    Target.WORKER: Scope.NONE,
+    Target.BEAT: Scope.NONE,
+    Target.SENDER: Scope.NONE,
+    Target.POSTGRES: Scope.NONE,
+    Target.VALKEY: Scope.NONE,
+    Target.LAUNCHER: Scope.NONE,
+    Target.NODE_AGENT: Scope.NONE,
+    Target.LEADER: Scope.CELL,
+    Target.FOLLOWER: Scope.CELL,
+    Target.CELL_PROXY: Scope.CELL,
+    Target.INGRESS_AGENT: Scope.NONE,
+    Target.HAPROXY: Scope.INGRESS,
+    Target.HAPROXY_WORKER: Scope.INGRESS,
+    Target.BODY_PARSER: Scope.NONE,
+}
+"""Each single process -> requests that may fail where it is killed or stopped: none, where its work is not in the path
+of a request."""
+STATE = {
+    Target.NODE_AGENT: ("journal.json",),
+    Target.INGRESS_AGENT: ("journal.json",),
+    Target.HAPROXY: ("haproxy.cfg",),
+    Target.BEAT: ("beat-schedule.dat",),
+    Target.LAUNCHER: ("up.json",),
+}
+CONTROLS = frozenset({Target.CONTROLLER, Target.POSTGRES, Target.BACKEND, Target.LAUNCHER})
+"""Without them there are no passes."""
+SERVICES = frozenset(
+    {Target.WEB, Target.CONTROLLER, Target.WORKER, Target.BEAT, Target.SENDER, Target.POSTGRES, Target.VALKEY}
+)
+"""Of the launcher, which starts them again."""
+_TRAILS = {
+    (Target.NODE_AGENT, Harm.KILL): ("node.agent_restarted",),
+    (Target.LEADER, Harm.KILL): ("cell.failed",),
+    (Target.FOLLOWER, Harm.KILL): ("cell.failed",),
+}
+_SILENCE = 15.0
+"""A pause this long, or longer, is one that others must have seen."""
 
 
-def schedule(seed: int, seconds: float, every_s: float, kinds: Sequence[Fault] | None = None) -> tuple[Fault, ...]:
+def _of_processes() -> Iterator[Fault]:
+    for target, scope in PROCESSES.items():
+        again_s = STARTED_AGAIN_AFTER_S if target is Target.LAUNCHER else 0.0
+        yield Fault(target, Harm.KILL, again_s, scope, trail=_TRAILS.get((target, Harm.KILL), ()))
+        for pause_s in PAUSES_S:
+            is_seen = pause_s >= _SILENCE
+            trail = {Target.NODE_AGENT: ("node.suspect",), Target.LEADER: ("cell.failed",)}.get(target, ())
+            yield Fault(target, Harm.PAUSE, pause_s, scope, trail=trail if is_seen else ())
+        yield Fault(target, Harm.CANNOT_WRITE, CANNOT_WRITE_S)
+        for state in STATE.get(target, ()):
+            yield Fault(target, Harm.TORN_STATE, again_s, scope, state)
+            yield Fault(target, Harm.NO_STATE, again_s, scope, state)
+
+
+MATRIX: tuple[Fault, ...] = (
+    *_of_processes(),
+    Fault(Target.NODE, Harm.KILL, excuses=Scope.CELL, trail=("node.lost",)),
+    Fault(Target.NODE, Harm.TWICE, excuses=Scope.CELL, trail=("node.lost",)),
+    Fault(Target.BACKEND, Harm.PAUSE, 5.0),
+    Fault(Target.EVERY_INGRESS, Harm.KILL, excuses=Scope.ALL),
+    Fault(Target.REGION, Harm.KILL, excuses=Scope.REGION, trail=("node.lost",)),
+    Fault(Target.HAPROXY, Harm.SLOWLORIS, CROWDED_S),
+    Fault(Target.HAPROXY, Harm.IDLE, CROWDED_S),
+    Fault(Target.WEB, Harm.KNOCKS, CROWDED_S),
+    Fault(Target.WEB, Harm.HERD, CROWDED_S),
+)
+"""Every kind of fault once."""
+
+
+def kinds(longest_pause_s: float = max(PAUSES_S), named: str = "", without: str = "") -> list[Fault]:
+    """Those whose pauses are no longer, in whose name `named` stands, and `without` does not."""
+    short = [kind for kind in MATRIX if kind.harm is not Harm.PAUSE or kind.lasts_s <= longest_pause_s]
+    return [kind for kind in short if named in str(kind) and not (without and without in str(kind))]
+
+
+def schedule(seed: int, seconds: float, every_s: float, of: Sequence[Fault] = MATRIX) -> tuple[Fault, ...]:
     """A fault every `every_s` until `seconds` are over: all kinds in a random order before one comes again."""
     chance, order, faults = random.Random(seed), list[Fault](), list[Fault]()
     at_s = every_s / 2
     while at_s < seconds:
         if not order:
-            order = list(kinds or every_kind())
+            order = list(of)
             chance.shuffle(order)
-        kind = order.pop()
-        faults.append(Fault(at_s, kind.target, kind.harm, kind.lasts_s))
+        faults.append(replace(order.pop(), at_s=at_s))
         at_s += every_s
     return tuple(faults)
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """A promise that does not hold from `begins` to `ends`: streams of `cells` may end, of all if it is empty.
-
-    Times are those of the load's clock, in seconds.
-    """
-
-    begins: float
-    ends: float
-    cells: frozenset[str]
-    why: str
-
-
-class Request(Protocol):
-    """What the load remembers of a request; `cell` is empty if none answered."""
-
-    began: float
-    ended: float
-    cell: str
-    error: str
-
-
-def excused_by(request: Request, windows: Iterable[Window]) -> Window | None:
-    """The window in which this request may have failed: it was under way in it, on a cell of it."""
-    for window in windows:
-        overlaps = request.began <= window.ends and request.ended >= window.begins
-        if overlaps and (not window.cells or request.cell in window.cells):
-            return window
-    return None
-
-
-def unexcused(requests: Iterable[Request], windows: Sequence[Window]) -> list[Request]:
-    """Requests that failed where nothing had been done to what served them."""
-    return [request for request in requests if request.error and excused_by(request, windows) is None]

@@ -1,12 +1,14 @@
 """A short campaign of faults on the running fleet: what `make chaos` does for half an hour."""
 
 import json
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 
 from bench.chaos.campaign import Campaign, FleetUnderTest
-from bench.chaos.schedule import Fault, Harm, Target
+from bench.chaos.schedule import Fault, Harm, Scope, Target
 from bench.live_fleet import last_pass_age_s
 from tests.load import background_load
 from tests.scenarios.running_fleet import REGIONS, RunningFleet
@@ -14,30 +16,46 @@ from tests.scenarios.running_fleet import REGIONS, RunningFleet
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 
 RATE = 5.0
-FAULTS = (
-    Fault(2, Target.INGRESS_AGENT, Harm.PAUSE, 5),
-    Fault(4, Target.CONTROLLER, Harm.KILL),
-    Fault(8, Target.NODE_AGENT, Harm.TORN_STATE),
-    Fault(10, Target.WEB, Harm.PAUSE, 5),
-    Fault(14, Target.ENGINE, Harm.KILL),
-    Fault(18, Target.VALKEY, Harm.KILL),
+FAULTS = tuple(
+    replace(kind, at_s=at_s)
+    for at_s, kind in (
+        (2, Fault(Target.INGRESS_AGENT, Harm.PAUSE, 5)),
+        (4, Fault(Target.CONTROLLER, Harm.KILL)),
+        (6, Fault(Target.WORKER, Harm.CANNOT_WRITE, 5)),
+        (8, Fault(Target.NODE_AGENT, Harm.TORN_STATE, state="journal.json")),
+        (10, Fault(Target.WEB, Harm.PAUSE, 5)),
+        (12, Fault(Target.HAPROXY, Harm.SLOWLORIS, 5)),
+        (14, Fault(Target.FOLLOWER, Harm.KILL, excuses=Scope.CELL, trail=("cell.failed",))),
+        (18, Fault(Target.VALKEY, Harm.KILL)),
+    )
 )
 """Of those that `make chaos` draws, some that are over soon and that no other scenario does."""
 
 
 def test_a_short_campaign_breaks_no_promise(fleet: RunningFleet) -> None:
     with background_load([fleet.ingress(region) for region in REGIONS], "sim-70b", RATE) as answers:
-        report = Campaign(under_test(fleet), seed=1).run(FAULTS, answers)
+        report = Campaign(under_test(fleet), seed=1, crowd=0.05).run(FAULTS, answers)
     assert report.broken == [], report.faults
     assert len(report.faults) == len(FAULTS)
 
 
 def under_test(fleet: RunningFleet) -> FleetUnderTest:
+    def sessions() -> dict[str, int]:
+        status = json.loads((fleet.home / "up.json").read_text())
+        return {**status["sessions"], "launcher": status["pid"]}
+
+    def trail() -> list[Any]:
+        return [*fleet.api("events", page_size="1000")["results"], *fleet.api("incidents")["results"]]
+
     return FleetUnderTest(
         home=fleet.home,
+        web_url=f"http://127.0.0.1:{fleet.port}",
         cells=partial(fleet.cells, deployment="sim-70b"),
+        nodes=lambda: {node["id"]: node for node in fleet.api("nodes")["results"]},
+        ingress_urls=lambda: {region: fleet.ingress(region) for region in REGIONS},
         is_whole=fleet.is_whole,
         open_incidents=lambda: [row["summary"] for row in fleet.api("incidents", state="open")["results"]],
-        sessions=lambda: json.loads((fleet.home / "up.json").read_text())["sessions"],
+        sessions=sessions,
         last_pass_age_s=partial(last_pass_age_s, f"http://127.0.0.1:{fleet.port}"),
+        trail=trail,
     )
