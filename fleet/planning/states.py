@@ -88,6 +88,8 @@ NODE_ALLOWED: dict[NodeState, frozenset[NodeState]] = {
 
 ROLLOUT_ACTIVE = frozenset({RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.BAKING, RolloutState.ROLLING_BACK})
 """At most one rollout of a deployment is in one of these."""
+ROLLOUT_MOVING = frozenset({RolloutState.RUNNING, RolloutState.ROLLING_BACK})
+"""Only in these are cells taken down for it."""
 
 # Rolling back is reachable from every active state (I7).
 ROLLOUT_ALLOWED: dict[RolloutState, frozenset[RolloutState]] = {

@@ -13,7 +13,7 @@ from django.db.models import Count, QuerySet, Sum
 
 from fleet.models import Cell, Deployment, DeploymentRegion, Disruption, Rollout
 from fleet.planning.ledger import LedgerCounts, LedgerLimits, refusal
-from fleet.planning.states import ROLLOUT_ACTIVE, CellState, DisruptionCause
+from fleet.planning.states import ROLLOUT_ACTIVE, ROLLOUT_MOVING, CellState, DisruptionCause
 from fleet.selectors.rollout import policy_in_force
 from kernel.transitions import StaleDecision
 
@@ -25,14 +25,14 @@ def disruption_charge(
     *, cell: Cell, cause: DisruptionCause, reason: str, rollout: int | None, now: datetime, limits: LedgerLimits
 ) -> None:
     """Open an entry for a ready cell that is about to go down, if the budget still allows it, and its rollout, if it is
-    one's, is still active.
+    one's, is still active and, where the cell is to go to another version, neither paused nor baking.
 
     Raises:
         StaleDecision: they do not any more.
     """
     _lock(cell.deployment_id)
     if rollout is not None:
-        _require_active(rollout, cell)
+        _require_going(rollout, cell, cause)
     policy = policy_in_force(cell.deployment_id)
     standing = _standing(cell, policy.min_healthy_s, now)
     if refused := refusal(standing, cause, policy.max_unavailable, limits):
@@ -70,10 +70,11 @@ def _lock(deployment: str) -> None:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [LOCK])
 
 
-def _require_active(rollout: int, cell: Cell) -> None:
-    """Until the commit nobody ends it. Who aborted or superseded it before is obeyed, whatever a pass saw."""
+def _require_going(rollout: int, cell: Cell, cause: DisruptionCause) -> None:
+    """Until the commit nobody ends or pauses it. Who paused, aborted or superseded it before is obeyed, whatever a pass
+    saw. A surplus of its cells may go while it is paused."""
     state = Rollout.objects.select_for_update().values_list("state", flat=True).get(pk=rollout)
-    if state not in ROLLOUT_ACTIVE:
+    if state not in (ROLLOUT_MOVING if cause is DisruptionCause.ROLLOUT else ROLLOUT_ACTIVE):
         raise StaleDecision(f"cell {cell.pk} stays: rollout {rollout} is {state}")
 
 

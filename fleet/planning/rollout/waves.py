@@ -9,7 +9,7 @@ from functools import cached_property
 
 from fleet.planning.policy import UpdatePolicy, UpdateStrategy
 from fleet.planning.snapshot import DeploymentView, RolloutView
-from fleet.planning.states import RolloutState
+from fleet.planning.states import ROLLOUT_MOVING, RolloutState
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class RolloutProgress:
     @property
     def is_moving(self) -> bool:
         """Whether more cells may be moved to the goal."""
-        return self.rollout.state in {RolloutState.RUNNING, RolloutState.ROLLING_BACK}
+        return self.rollout.state in ROLLOUT_MOVING
 
     @property
     def is_surging(self) -> bool:

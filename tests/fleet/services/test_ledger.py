@@ -12,7 +12,14 @@ from fleet.planning.states import CellState, DisruptionCause
 from fleet.services.cell import cell_drain_charged, cell_move, cell_start, cell_stop
 from fleet.services.cell_actions import cell_drain
 from fleet.services.deployment import deployment_scale
-from fleet.services.rollout_actions import Proposal, rollout_abort, rollout_propose, rollout_start
+from fleet.services.rollout_actions import (
+    Proposal,
+    rollout_abort,
+    rollout_pause,
+    rollout_propose,
+    rollout_resume,
+    rollout_start,
+)
 from kernel.transitions import StaleDecision
 from models_registry.models import VersionState
 from tests.fleet import rows
@@ -114,6 +121,21 @@ def test_a_rollout_that_was_superseded_or_aborted_meanwhile_takes_no_cell_down()
         cell_drain_charged(replace(decided, rollout=second.pk), now=LATER)
     assert Cell.objects.get(id="a").state == CellState.READY
     assert open_entries() == []
+
+
+@pytest.mark.django_db
+@pytest.mark.usefixtures("three_cells")
+def test_a_drain_that_was_decided_just_before_a_pause_is_not_carried_out() -> None:
+    rows.version("2", state=VersionState.RELEASED)
+    rollout = rollout_start(proposal=_proposal("2"), actor="ada", now=NOW)
+    decided = DrainCell("a", 1, DisruptionCause.ROLLOUT, "moves it to sim-70b@2", rollout.pk)
+    rollout_pause(rollout_id=rollout.pk, actor="ada", now=NOW)
+    with pytest.raises(StaleDecision, match=f"cell a stays: rollout {rollout.pk} is paused"):
+        cell_drain_charged(decided, now=LATER)
+    assert open_entries() == []
+    rollout_resume(rollout_id=rollout.pk, actor="ada", now=NOW)
+    cell_drain_charged(decided, now=LATER)
+    assert open_entries() == [("a", "rollout")]
 
 
 def _proposal(version: str) -> Proposal:
