@@ -1,5 +1,6 @@
 """What must be true before anything is started: free ports, room on the disk. Looks only, changes nothing."""
 
+import contextlib
 import shutil
 import socket
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import psutil
 from controlplane.embedded.configuration import CannotStart, Configuration, Engine
 from controlplane.embedded.engine_environment import is_installed
 from controlplane.embedded.process_ownership import belongs, describe
+from engine_agent.protocol.ports import INGRESS_CLAIM
 
 HOST = "127.0.0.1"
 
@@ -50,11 +52,22 @@ def require_distinct_ports(configuration: Configuration) -> None:
 
 
 def require_free_port(wanted: WantedPort, home: Path) -> None:
-    """Accept a port that is free, or held by a process of this home, which we adopt or replace.
+    """Accept a port that is free, or held only by processes of this home, which we adopt or replace.
 
     Raises:
-        CannotStart: another process listens there, or we may not.
+        CannotStart: another process listens there or is about to, or we may not.
     """
+    holders = _holders(wanted.port)
+    stranger = next((holder for holder in holders if not belongs(holder, home)), None)
+    if stranger is None and (holders or _can_be_bound(wanted)):
+        return
+    by = f" by process {describe(stranger)}" if stranger else ""
+    raise CannotStart(
+        f"Port {wanted.port} for {wanted.purpose} is taken{by}: free it, or set {wanted.variable} to another port."
+    )
+
+
+def _can_be_bound(wanted: WantedPort) -> bool:
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -64,24 +77,26 @@ def require_free_port(wanted: WantedPort, home: Path) -> None:
             f"Port {wanted.port} for {wanted.purpose} is reserved for root: set {wanted.variable} to one above 1023."
         ) from None
     except OSError:
-        holder = _holder(wanted.port)
-        if holder and belongs(holder, home):
-            return
-        by = f" by process {describe(holder)}" if holder else ""
-        raise CannotStart(
-            f"Port {wanted.port} for {wanted.purpose} is taken{by}: free it, or set {wanted.variable} to another port."
-        ) from None
+        return False
+    return True
 
 
-def _holder(port: int) -> psutil.Process | None:
-    try:
+def _holders(port: int) -> list[psutil.Process]:
+    """Who listens there, and whose ingress has claimed it. Listeners may be several: HAProxy shares its port."""
+    claim = INGRESS_CLAIM.format(host=HOST, port=port).replace("\0", "@")
+    pids: set[int] = set()
+    with contextlib.suppress(psutil.Error):
         for connection in psutil.net_connections("tcp"):
             address = connection.laddr
             listens = connection.status == psutil.CONN_LISTEN and address and address.port == port
-            if listens and connection.pid:
-                return psutil.Process(connection.pid)
-    except psutil.Error:
-        return None
+            pids |= {connection.pid} if listens and connection.pid else set()
+        pids |= {each.pid for each in psutil.net_connections("unix") if str(each.laddr) == claim and each.pid}
+    return [process for pid in sorted(pids) if (process := _process(pid))]
+
+
+def _process(pid: int) -> psutil.Process | None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid)
     return None
 
 

@@ -16,7 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from engine_agent.ingress.agent import IngressAgent
-from engine_agent.ingress.haproxy import find_binary
+from engine_agent.ingress.haproxy import find_binary, find_master
+from engine_agent.ingress.port_claim import port_claimed
+from engine_agent.ingress.sections import CONFIG_FILE
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
@@ -53,7 +55,9 @@ def run(argv: list[str]) -> int:
         with _only_agent_of(state_dir):
             settings = _settings(arguments, state_dir)
             _open_folders(settings)
-            asyncio.run(_serve(settings, find_binary(), enrolment, _metrics_port(arguments)))
+            config = state_dir / CONFIG_FILE
+            with port_claimed(settings.host, settings.port, lambda: find_master(config) is not None):
+                asyncio.run(_serve(settings, find_binary(), enrolment, _metrics_port(arguments)))
     except (ValueError, OSError) as error:
         print(f"ingress {arguments.ingress_id}: {error}", file=sys.stderr)  # noqa: T201 - to whoever started it
         return 1

@@ -25,6 +25,9 @@ AGENT_METRICS = 7
 RENDEZVOUS = 8
 """First of `RENDEZVOUS_SLOTS` ports for leader/follower rendezvous, used in turn by generation."""
 RENDEZVOUS_SLOTS = 12
+INGRESS_CLAIM = "\0switchyard-ingress-{host}:{port}"
+"""Name of the abstract Unix socket by which an ingress holds its address and port: it belongs to the namespace of the
+network, as ports do, and ends with its owner."""
 
 
 def rendezvous_port(port_base: int, generation: int) -> int:

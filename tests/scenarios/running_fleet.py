@@ -1,5 +1,6 @@
 """A whole fleet as `make up` starts it, in a home of its own, with what tests need to ask of it."""
 
+import atexit
 import json
 import os
 import socket
@@ -38,6 +39,7 @@ class RunningFleet:
         self.home = home
         self.port = free_ports(1)
         self.ingress_port = free_ports(len(REGIONS))
+        self.node_ports = node_ports()
         inherited = {
             name: value
             for name, value in os.environ.items()
@@ -49,7 +51,7 @@ class RunningFleet:
             "SWITCHYARD_HOME": str(home),
             "SWITCHYARD_PORT": str(self.port),
             "SWITCHYARD_INGRESS_PORT": str(self.ingress_port),
-            "SWITCHYARD_NODE_PORTS": str(NODE_PORTS),
+            "SWITCHYARD_NODE_PORTS": str(self.node_ports),
             "WAIT_S": str(START_LIMIT_S - 20),
             "ENGINE": "vllm",
         }
@@ -183,15 +185,32 @@ def eventually(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
 
 
 def free_ports(count: int) -> int:
-    """The first of `count` neighbouring ports that nothing listens on, below the range of outgoing connections."""
+    """The first of `count` neighbouring ports that nothing listens on, below the range of outgoing connections; ours as
+    long as this process lives."""
     for base in range(PORTS_FROM, PORTS_FROM + PORTS_EACH, 16):
-        if all(_is_free(base + offset) for offset in range(count)) and base not in _given:
-            _given.add(base)
+        if all(_is_free(base + offset) for offset in range(count)) and _claimed(base):
             return base
     raise AssertionError("no free ports")
 
 
-_given: set[int] = set()
+def node_ports() -> int:
+    """The first of a thousand ports for nodes; ours as long as this process lives."""
+    base = next((base for base in range(NODE_PORTS, NODE_PORTS - 9000, -3000) if _claimed(base)), None)
+    assert base is not None, "three other test sessions run fleets on this host"
+    return base
+
+
+def _claimed(port: int) -> bool:
+    """Whether no other test session has it. Its fleet may not have come to listen yet, so that asking the port alone
+    would give it to two; the kernel takes the claim back when its owner ends."""
+    claim = socket.socket(socket.AF_UNIX)
+    try:
+        claim.bind(f"\0switchyard-tests-{port}")
+    except OSError:
+        claim.close()
+        return False
+    atexit.register(claim.close)
+    return True
 
 
 def _is_free(port: int) -> bool:

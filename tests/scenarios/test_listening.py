@@ -14,7 +14,7 @@ import pytest
 from controlplane.embedded.process_ownership import processes_of
 from engine_agent.protocol import ports
 from tests.docs.pages import text_of
-from tests.scenarios.running_fleet import NODE_PORTS, RunningFleet
+from tests.scenarios.running_fleet import RunningFleet
 
 pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
 
@@ -68,8 +68,8 @@ def name_of(fleet: RunningFleet, port: int, process: psutil.Process) -> str:
     for first, name in ((fleet.ingress_port, "ingress"), (fleet.ingress_port + 1000, "ingress agent metrics")):
         if first <= port < first + 2:
             return name
-    if NODE_PORTS <= port < NODE_PORTS + 1000:
-        return OF_NODES.get((port - NODE_PORTS) % ports.PORTS_PER_NODE, f"offset of {port}")
+    if fleet.node_ports <= port < fleet.node_ports + 1000:
+        return OF_NODES.get((port - fleet.node_ports) % ports.PORTS_PER_NODE, f"offset of {port}")
     command = " ".join(process.cmdline())
     is_vllm = "engine_agent.engines.vllm" in command or command.startswith("vllm ")
     return "vLLM between ranks" if is_vllm else f"port {port} of {command}"

@@ -1,7 +1,10 @@
 import os
 import shutil
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +20,7 @@ from controlplane.embedded.preflight import (
     require_free_port,
     wanted_ports,
 )
+from engine_agent.ingress.port_claim import port_claimed
 
 
 @pytest.fixture
@@ -38,6 +42,37 @@ def test_a_port_that_our_own_process_holds_is_accepted(
 ) -> None:
     monkeypatch.setattr(preflight, "belongs", lambda process, home: process.pid == os.getpid() and home == tmp_path)
     require_free_port(WantedPort(taken_port, "SWITCHYARD_INGRESS_PORT", "the ingress"), tmp_path)
+
+
+def test_a_port_that_another_fleet_shares_with_ours_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """HAProxy shares its port with whoever asks, so that several may listen on one."""
+    with socket.create_server(("127.0.0.1", 0), reuse_port=True) as ours:
+        port = ours.getsockname()[1]
+        with _listener_elsewhere(port) as other:
+            monkeypatch.setattr(preflight, "belongs", lambda process, home: process.pid == os.getpid())
+            with pytest.raises(CannotStart, match=f"Port {port} for the ingress is taken by process {other} "):
+                require_free_port(WantedPort(port, "SWITCHYARD_INGRESS_PORT", "the ingress"), tmp_path)
+
+
+def test_a_port_that_another_ingress_is_about_to_take_is_refused(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    with port_claimed("127.0.0.1", port, lambda: False), pytest.raises(CannotStart, match=f"process {os.getpid()} "):
+        require_free_port(WantedPort(port, "SWITCHYARD_INGRESS_PORT", "the ingress"), tmp_path)
+
+
+@contextmanager
+def _listener_elsewhere(port: int) -> Iterator[int]:
+    """The pid of another process that shares this port."""
+    program = (
+        f"import socket; s = socket.create_server(('127.0.0.1', {port}), reuse_port=True); print(flush=True); input()"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        yield process.pid
+        process.communicate(b"\n")
 
 
 def test_every_port_that_people_use_is_checked() -> None:
