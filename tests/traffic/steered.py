@@ -26,13 +26,14 @@ class Steered:
         self.now = NOW
         self.rates = rates
         self.silent: set[str] = set()
+        self.without_table: set[str] = set()
         self._totals: dict[str, float] = dict.fromkeys(cells, 0.0)
         version = rows.version(max_concurrency=SLOTS)
         for port, (region, count) in enumerate(cells.items()):
             deployment = rows.deployment(where=region)
             DeploymentRegion.objects.filter(region_id=region).update(cells=count)
             ingress = ingress_create(region=rows.region(region), address="127.0.0.1", port=8080 + port, now=NOW)
-            IngressReport.objects.create(ingress=ingress, connected=True)
+            IngressReport.objects.create(ingress=ingress, connected=True, revision=1)
             for number in range(count):
                 name = f"{deployment.name}-{region}-{number}"
                 node = rows.node(f"n-{port}{number:07x}", where=region)
@@ -69,9 +70,10 @@ class Steered:
             self._totals[region] += 2 * rate
             cells = Cell.objects.filter(region_id=region, state=CellState.READY).values_list("id", flat=True)
             telemetry = _telemetry(round(self._totals[region]), rate, list(cells))
-            IngressReport.objects.filter(ingress__region_id=region).update(
-                last_seen_at=self.now, telemetry=telemetry, cells=dict.fromkeys(cells, "up")
-            )
+            stated = {"telemetry": telemetry, "cells": dict.fromkeys(cells, "up"), "revision": 1}
+            if region in self.without_table:
+                stated = {"telemetry": {}, "cells": {}, "revision": 0}
+            IngressReport.objects.filter(ingress__region_id=region).update(last_seen_at=self.now, **stated)
 
 
 def _telemetry(total: int, rate: float, cells: list[str]) -> dict[str, Any]:

@@ -34,7 +34,7 @@ UP = "up"
 
 @dataclass(frozen=True, slots=True)
 class IngressView:
-    """What an ingress last reported; `seen_at` None: nothing yet."""
+    """What an ingress last reported; `seen_at` None: nothing yet that could be counted on."""
 
     id: str
     seen_at: datetime | None
@@ -57,9 +57,10 @@ def ingress_views() -> dict[str, list[IngressView]]:
     views: dict[str, list[IngressView]] = defaultdict(list)
     for ingress in Ingress.objects.select_related("report"):
         report: IngressReport | None = getattr(ingress, "report", None)
+        # Without a table, as one starts that has lost its journal, it knows of no cell and cannot say that one is down.
         view = (
             IngressView(ingress.id, report.last_seen_at, report.cells, report.telemetry)
-            if report
+            if report and report.revision > 0
             else IngressView(ingress.id, None, {}, {})
         )
         views[ingress.region_id].append(view)

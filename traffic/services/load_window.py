@@ -52,6 +52,8 @@ def windows_update(*, now: datetime) -> None:
         _update_counters(there, ingresses, name)
         arrivals = arrivals_per_s({region: _stored_counters(window).values() for region, window in there.items()})
         for region, window in there.items():
+            if any(ingress.seen_at is None for ingress in ingresses[region]):
+                continue  # nobody knows what could be worked on there: no sample is better than one of nothing
             mine = [cell for cell in cells[name] if cell.region == region]
             _add_sample(window, ingresses[region], mine, arrivals[region], policies.get(name, TrafficPolicy()), now)
             changed.append(window)

@@ -55,6 +55,18 @@ def test_a_region_that_lost_two_thirds_is_relieved_in_the_next_pass() -> None:
     assert set(TrafficShift.objects.filter(revision__gt=2).values_list("kind", flat=True)) == {"step"}
 
 
+def test_an_ingress_that_lost_its_table_moves_nobody_elsewhere() -> None:
+    """Its agent starts without its journal: until a table comes again it knows of no cell, as each report says."""
+    fleet = Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0})
+    fleet.run(20)
+    fleet.without_table.add(EAST)
+    assert fleet.run(4) == []
+    assert "us-east-1" in TrafficMatrix.objects.get().held
+    fleet.without_table.clear()
+    assert fleet.run(60) == []
+    assert (fleet.row(EAST), TrafficMatrix.objects.get().held) == ({EAST: 1.0}, "")
+
+
 def test_a_silent_ingress_holds_the_shares_and_both_ends_of_the_hold_are_events() -> None:
     fleet = Steered({EAST: 3, WEST: 3}, {EAST: 12.0, WEST: 12.0})
     fleet.run(20)
