@@ -7,6 +7,7 @@ Messages are hints to look again: every task loads the truth from PostgreSQL, so
 import os
 
 from celery import Celery, signals
+from celery.beat import PersistentScheduler
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
@@ -18,6 +19,19 @@ from kernel.control_standing import HEARTBEAT_EVERY_S
 EXPIRES_S = 60.0
 """Of what beat rings every few seconds. Far above the delay of a worker that is merely slow, else all of it would
 expire in turn and none would run; and low enough that a worker which was away does not begin with an hour of it."""
+
+
+class MendingScheduler(PersistentScheduler):
+    """Beat's schedule in its file. A file that was cut off costs the times of the last messages; Celery's own scheduler
+    mends some files and dies of others, at every start."""
+
+    def _create_schedule(self) -> None:
+        try:
+            super()._create_schedule()  # type: ignore[misc]
+        except Exception as problem:  # whatever a torn file makes of the reader
+            self._store = self._destroy_open_corrupted_schedule(problem)  # type: ignore[attr-defined]
+            super()._create_schedule()  # type: ignore[misc]
+
 
 app = Celery("switchyard")
 app.conf.update(
@@ -43,6 +57,7 @@ app.conf.update(
     # A caller that cannot ring the doorbell goes on: the periodic pass finds the work.
     task_publish_retry=False,
     timezone="UTC",
+    beat_scheduler="controlplane.celery:MendingScheduler",
     beat_schedule={
         "kernel-heartbeat": {
             "task": "kernel.heartbeat",
