@@ -6,6 +6,9 @@ It knows shares, loads and distances, and nothing of why a share is what it is.
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from typing import Annotated
+
+import msgspec
 
 Row = Mapping[str, float]
 Matrix = Mapping[str, Row]
@@ -13,6 +16,22 @@ Matrix = Mapping[str, Row]
 SHARE_DIGITS = 4
 """Shares are kept in hundredths of a point; ingresses draw in tenths of one."""
 _UNITS = 10**SHARE_DIGITS
+
+
+class BadMatrix(ValueError):
+    """What is stored as shares are none."""
+
+
+def read_matrix(stored: object) -> Matrix:
+    """Stored shares.
+
+    Raises:
+        BadMatrix: they are no rows of shares from 0 to 1.
+    """
+    try:
+        return msgspec.convert(stored, dict[str, dict[str, Annotated[float, msgspec.Meta(ge=0, le=1)]]])
+    except msgspec.ValidationError as error:
+        raise BadMatrix(str(error)) from None
 
 
 def whole_row(row: Row, home: str) -> dict[str, float]:

@@ -6,8 +6,10 @@ case: a region that may not serve an origin's requests is no target of it, not e
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint, Pool, SpillTarget, Split
 from traffic.planning.matrix import Matrix, whole_row
@@ -87,6 +89,20 @@ def plan_pools(
         _pool(deployment, region, by_pool, addresses, (steerings or {}).get(deployment.name, UNSTEERED))
         for deployment in named
     )
+
+
+def keep_steering(planned: Iterable[Pool], before: Iterable[Pool], unreadable: Container[str]) -> tuple[Pool, ...]:
+    """The pools, where those of `unreadable` deployments share their requests as in the table before; where there was
+    none, they stay at home: what residency allows is not known."""
+    known = {pool.name: pool for pool in before}
+    return tuple(_kept(pool, known.get(pool.name)) if pool.name in unreadable else pool for pool in planned)
+
+
+def _kept(pool: Pool, before: Pool | None) -> Pool:
+    if before is None:
+        home = {region: 1.0 for region in pool.fractions if region not in {target.region for target in pool.spill}}
+        return msgspec.structs.replace(pool, spill=(), fractions=home)
+    return msgspec.structs.replace(pool, spill=before.spill, fractions=before.fractions, affinity=before.affinity)
 
 
 def resolve_model_names(deployments: Iterable[ServedDeployment]) -> list[ServedDeployment]:

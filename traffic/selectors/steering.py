@@ -22,11 +22,12 @@ from traffic.planning.load_window import (
     service_time_s,
     share_lost,
 )
+from traffic.planning.matrix import BadMatrix, Matrix, read_matrix
 from traffic.planning.override_preview import OverrideEffect, preview_override
 from traffic.planning.overrides import EvacuationMode, OverrideKind, OverrideView, orders_for
 from traffic.planning.routing import Steering
 from traffic.planning.shift import RegionView, TrafficView
-from traffic.planning.traffic_policy import TrafficPolicy
+from traffic.planning.traffic_policy import InvalidTrafficPolicy, TrafficPolicy
 
 UP = "up"
 """As an ingress agent reports a cell."""
@@ -76,8 +77,35 @@ def ready_cells() -> list[ReadyCell]:
 
 
 def traffic_policies() -> dict[str, TrafficPolicy]:
-    """Deployment -> its policy; those with the defaults have none here."""
-    return {rule.deployment_id: rule.policy() for rule in TrafficRule.objects.all()}
+    """Deployment -> its policy; those with the defaults, or with one that cannot be read, have none here."""
+    return _read_policies()[0]
+
+
+def _read_policies() -> tuple[dict[str, TrafficPolicy], dict[str, str]]:
+    """And deployment -> what is wrong with its policy."""
+    policies, problems = {}, {}
+    for rule in TrafficRule.objects.all():
+        try:
+            policies[rule.deployment_id] = rule.policy()
+        except InvalidTrafficPolicy as problem:
+            problems[rule.deployment_id] = f"its traffic policy cannot be read: {problem}"
+    return policies, problems
+
+
+def _read_matrices() -> tuple[dict[str, Matrix], dict[str, str]]:
+    """Deployment -> its shares, and deployment -> what is wrong with them."""
+    matrices, problems = {}, {}
+    for name, shares in TrafficMatrix.objects.values_list("deployment_id", "shares"):
+        try:
+            matrices[name] = read_matrix(shares)
+        except BadMatrix as problem:
+            problems[name] = f"its shares cannot be read: {problem}"
+    return matrices, problems
+
+
+def unreadable_steerings() -> dict[str, str]:
+    """Deployment -> why nobody can say how its requests are shared."""
+    return _read_matrices()[1] | _read_policies()[1]
 
 
 def overrides_in_force(now: datetime) -> tuple[OverrideView, ...]:
@@ -105,7 +133,7 @@ def override_view(row: TrafficOverride) -> OverrideView:
 def steerings(deployments: Iterable[str], now: datetime) -> dict[str, Steering]:
     """Deployment -> what its pools in the routing tables must follow."""
     policies, overrides = traffic_policies(), overrides_in_force(now)
-    matrices = dict(TrafficMatrix.objects.values_list("deployment_id", "shares"))
+    matrices, _ = _read_matrices()
     return {
         name: Steering(
             matrix=matrices.get(name, {}),
@@ -127,7 +155,8 @@ def traffic_views(now: datetime, deployment: str = "") -> dict[str, tuple[Traffi
     latency = latencies_ms(ingresses, settings.REGION_LATENCY_MS)
     reported = {region: _oldest_report(there) for region, there in ingresses.items()}
     views = {}
-    for name in Deployment.objects.filter(only).values_list("name", flat=True):
+    unreadable = unreadable_steerings()
+    for name in Deployment.objects.filter(only).exclude(name__in=unreadable).values_list("name", flat=True):
         row = rows.get(name) or TrafficMatrix(deployment_id=name)
         views[name] = (
             row,

@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
@@ -10,8 +11,8 @@ from django.db import IntegrityError, transaction
 
 from engine_agent.protocol.ingress_messages import Pool, Split
 from engine_agent.protocol.messages import JsonObject
-from fleet.models import Cell, Region
-from fleet.planning.states import CellState
+from fleet.models import Cell, Incident, Region
+from fleet.planning.states import CellState, IncidentState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services.cell import cell_mark_unrouted
 from fleet.services.incident import incident_open, incidents_close
@@ -22,7 +23,7 @@ from kernel.tones import Tone
 from traffic.models import RoutingTable
 from traffic.planning.ingress import plan_unrouted
 from traffic.planning.key import describe_keys, key_ring
-from traffic.planning.routing import describe_change, describe_splits, plan_pools, plan_splits
+from traffic.planning.routing import describe_change, describe_splits, keep_steering, plan_pools, plan_splits
 from traffic.selectors.key import KEY_RING, key_standing
 from traffic.selectors.routing import (
     UnreadableTable,
@@ -34,9 +35,10 @@ from traffic.selectors.routing import (
     table_message,
     tables_in_force,
 )
-from traffic.selectors.steering import steerings
+from traffic.selectors.steering import steerings, unreadable_steerings
 
 UNREADABLE = "routing-table-unreadable"
+BAD_STEERING = "traffic-policy-unreadable"
 TABLES_KEPT = 200
 """Old revisions per region that stay for the history page."""
 
@@ -50,14 +52,17 @@ def tables_publish(*, now: datetime) -> list[str]:
     current = latest_tables()
     deployments, cells, ingresses = served_deployments(), routable_cells(), ingress_addresses()
     shared = steerings((deployment.name for deployment in deployments), now)
+    unreadable = unreadable_steerings()
+    _note_steerings(unreadable, now)
     standing, ingresses_of = key_standing(), Counter(ingress.region for ingress in ingresses)
     splits = plan_splits(deployments, shared)
     published = []
     for region in Region.objects.values_list("name", flat=True):
-        pools = plan_pools(region, deployments, cells, ingresses, shared)
-        wanted = _Wanted(pools, splits, key_ring(standing, ingresses_of[region]))
         before, problem = _in_force(current.get(region))
-        is_new = before != wanted and _publish(region, wanted, before or _NOTHING, current.get(region), now)
+        known = before or _NOTHING
+        pools = keep_steering(plan_pools(region, deployments, cells, ingresses, shared), known.pools, unreadable)
+        wanted = _Wanted(pools, _kept_splits(splits, known, unreadable), key_ring(standing, ingresses_of[region]))
+        is_new = before != wanted and _publish(region, wanted, known, current.get(region), now)
         if is_new:
             published.append(region)
         if problem is not None:
@@ -86,6 +91,24 @@ def _in_force(current: RoutingTable | None) -> tuple[_Wanted | None, UnreadableT
     except UnreadableTable as problem:
         return None, problem
     return _Wanted(message.pools, message.splits, current.body.get(KEY_RING, {})), None
+
+
+def _kept_splits(planned: tuple[Split, ...], before: _Wanted, unreadable: Container[str]) -> tuple[Split, ...]:
+    """With the splits of names whose deployments nobody can read, as they were."""
+    models = {model for pool in before.pools if pool.name in unreadable for model in pool.models}
+    return (*planned, *(split for split in before.splits if split.model in models))
+
+
+def _note_steerings(unreadable: Mapping[str, str], now: datetime) -> None:
+    """A bad row costs its own deployment an incident: its requests are shared as before until it can be read."""
+    for name, problem in unreadable.items():
+        summary = f"{name} shares its requests as before: {problem}"
+        incident_open(
+            kind=BAD_STEERING, subject=name, deployment=name, summary=summary, evidence={"problem": problem}, now=now
+        )
+    for name in Incident.objects.filter(kind=BAD_STEERING, state=IncidentState.OPEN).values_list("subject", flat=True):
+        if name not in unreadable:
+            incidents_close(kind=BAD_STEERING, subject=name, resolution="it can be read again", now=now)
 
 
 def _note_unreadable(region: str, problem: UnreadableTable, *, replaced: bool, now: datetime) -> None:

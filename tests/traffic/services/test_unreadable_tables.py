@@ -12,12 +12,13 @@ from fleet.models import Cell, Incident
 from fleet.planning.states import CellState
 from tests.fleet import rows
 from tests.fleet.rows import NOW
-from traffic.models import RoutingTable
+from traffic.models import RoutingTable, TrafficMatrix, TrafficRule
 from traffic.selectors.async_request import deployments_of_model
 from traffic.selectors.ingress import ingresses_waiting
 from traffic.selectors.routing import UnreadableTable, latest_tables, routed_cells, table_message, tables_in_force
+from traffic.services.autopilot import autopilot_run
 from traffic.services.ingress import ingress_create
-from traffic.services.routing import UNREADABLE, drained_cells_mark, tables_publish
+from traffic.services.routing import BAD_STEERING, UNREADABLE, drained_cells_mark, tables_publish
 
 pytestmark = pytest.mark.django_db
 
@@ -98,3 +99,28 @@ def test_what_is_stored_today_is_of_a_shape_that_is_kept() -> None:
     today = {key for pool in latest_tables()["us-east-1"].body["pools"] for key in pool}
     kept = {key for path in STORED for pool in json.loads(path.read_text())["pools"] for key in pool}
     assert today <= kept, f"store a table with {today - kept} in tests/traffic/selectors/tables"
+
+
+def bad_policy(deployment: str) -> None:
+    TrafficRule.objects.create(deployment_id=deployment, stated={"cost": [1]}, actor="ada", changed_at=NOW)
+
+
+def bad_shares(deployment: str) -> None:
+    TrafficMatrix.objects.create(deployment_id=deployment, shares={"us-west-2": {"us-east-1": "half"}}, looked_at=NOW)
+
+
+@pytest.mark.usefixtures("regions")
+@pytest.mark.parametrize("spoil_row", [bad_policy, bad_shares])
+def test_a_bad_policy_or_bad_shares_cost_their_own_deployment_an_incident(spoil_row: Callable[[str], None]) -> None:
+    before = table_message(latest_tables()["us-west-2"]).pools
+    spoil_row("sim-70b")
+    Cell.objects.filter(id="c1").update(generation=7)
+    assert tables_publish(now=NOW) == ["us-east-1"]
+    assert table_message(latest_tables()["us-west-2"]).pools == before, "shared as before"
+    incident = Incident.objects.get(kind=BAD_STEERING)
+    assert (incident.deployment, incident.state) == ("sim-70b", "open")
+    autopilot_run(now=NOW)
+    TrafficRule.objects.all().delete()
+    TrafficMatrix.objects.all().delete()
+    tables_publish(now=NOW)
+    assert not Incident.objects.filter(kind=BAD_STEERING, state="open").exists()
