@@ -136,8 +136,8 @@ SERVICES = frozenset(
 """Of the launcher, which starts them again."""
 _TRAILS = {
     (Target.NODE_AGENT, Harm.KILL): ("node.agent_restarted",),
-    (Target.LEADER, Harm.KILL): ("cell.failed",),
-    (Target.FOLLOWER, Harm.KILL): ("cell.failed",),
+    (Target.LEADER, Harm.KILL): ("cell.failed", "cell.lost"),
+    (Target.FOLLOWER, Harm.KILL): ("cell.failed", "cell.lost"),
 }
 _SILENCE = 15.0
 """A pause this long, or longer, is one that others must have seen."""
@@ -149,7 +149,7 @@ def _of_processes() -> Iterator[Fault]:
         yield Fault(target, Harm.KILL, again_s, scope, trail=_TRAILS.get((target, Harm.KILL), ()))
         for pause_s in PAUSES_S:
             is_seen = pause_s >= _SILENCE
-            trail = {Target.NODE_AGENT: ("node.suspect",), Target.LEADER: ("cell.failed",)}.get(target, ())
+            trail = {Target.NODE_AGENT: ("node.suspect",), Target.LEADER: ("cell.failed", "cell.lost")}.get(target, ())
             yield Fault(target, Harm.PAUSE, pause_s, scope, trail=trail if is_seen else ())
         yield Fault(target, Harm.CANNOT_WRITE, CANNOT_WRITE_S)
         for state in STATE.get(target, ()):

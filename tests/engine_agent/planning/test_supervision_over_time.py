@@ -163,7 +163,7 @@ def test_an_ingress_ends_no_healthy_haproxy_and_starts_a_dead_one_in_time(seed: 
     """As `HaproxySupervisor` does at each look: judge by earlier questions, start if it is time, ask."""
     chance, ticks_s = Random(seed), [1000.0]
     awake, watchdog, restarts = AwakeClock(lambda: ticks_s[0]), Watchdog(patience_s=10.0), RestartBackoff()
-    alive, hung_s, died_s, starts = False, None, 1000.0, list[float]()
+    alive, hung_s, died_s, starts = False, None, awake.now_s(), list[float]()
     while ticks_s[0] < 1000.0 + LASTS_S:
         ticks_s[0] += 0.25 + (chance.choice(STOPS_S) if chance.random() < 0.005 else 0.0)
         now_s = awake.now_s()
