@@ -5,7 +5,6 @@ import threading
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from http.server import BaseHTTPRequestHandler
-from typing import Any
 
 import pytest
 from django.db.models import Q
@@ -172,12 +171,16 @@ def test_a_chat_gets_a_sentence_with_a_link(server: Receiver) -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_a_webhook_that_says_nothing_holds_up_no_other_and_no_pass(server: Receiver, settings: Any) -> None:
-    settings.WEBHOOK_NETWORKS = ["127.0.0.1"]
-    heard, go_on = threading.Semaphore(0), threading.Event()
+def test_a_webhook_that_says_nothing_holds_up_no_other_and_no_pass(
+    server: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patient = WebhookSettings(allowed=HERE.allowed, limit_s=120.0)
+    monkeypatch.setattr("fleet.services.webhook_delivery.webhook_settings", lambda: patient)
+    heard, go_on, waited_for = threading.Semaphore(0), threading.Event(), threading.Event()
 
     def silent(handler: BaseHTTPRequestHandler) -> None:
-        go_on.wait(60)
+        if not go_on.wait(60):
+            waited_for.set()
 
     def notes(handler: BaseHTTPRequestHandler) -> None:
         answering(204)(handler)
@@ -195,6 +198,7 @@ def test_a_webhook_that_says_nothing_holds_up_no_other_and_no_pass(server: Recei
             for thread in threading.enumerate():
                 if thread.name == f"webhook {Webhook.objects.get(name='chat').pk}":
                     thread.join(60)
+    assert not waited_for.is_set()
     go_on.set()
     for thread in threading.enumerate():
         if thread.name.startswith("webhook "):
