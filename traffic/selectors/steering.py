@@ -103,11 +103,6 @@ def _read_matrices() -> tuple[dict[str, Matrix], dict[str, str]]:
     return matrices, problems
 
 
-def unreadable_steerings() -> dict[str, str]:
-    """Deployment -> why nobody can say how its requests are shared."""
-    return _read_matrices()[1] | _read_policies()[1]
-
-
 def overrides_in_force(now: datetime) -> tuple[OverrideView, ...]:
     """Orders not ended and not expired."""
     return tuple(override_view(row) for row in active_overrides(now))
@@ -130,11 +125,11 @@ def override_view(row: TrafficOverride) -> OverrideView:
     )
 
 
-def steerings(deployments: Iterable[str], now: datetime) -> dict[str, Steering]:
-    """Deployment -> what its pools in the routing tables must follow."""
-    policies, overrides = traffic_policies(), overrides_in_force(now)
-    matrices, _ = _read_matrices()
-    return {
+def steerings(deployments: Iterable[str], now: datetime) -> tuple[dict[str, Steering], dict[str, str]]:
+    """Deployment -> what its pools in the routing tables must follow, and deployment -> why nobody can say that."""
+    (policies, bad_policies), (matrices, bad_matrices) = _read_policies(), _read_matrices()
+    overrides = overrides_in_force(now)
+    steered = {
         name: Steering(
             matrix=matrices.get(name, {}),
             policy=policies.get(name, TrafficPolicy()),
@@ -142,21 +137,24 @@ def steerings(deployments: Iterable[str], now: datetime) -> dict[str, Steering]:
         )
         for name in deployments
     }
+    return steered, bad_matrices | bad_policies
 
 
 def traffic_views(now: datetime, deployment: str = "") -> dict[str, tuple[TrafficMatrix, TrafficView]]:
     """Deployment -> its row, unsaved before the first plan, and what is decided upon; `deployment` "": all of them."""
     only = Q(name=deployment) if deployment else Q()
     rows = {row.pk: row for row in TrafficMatrix.objects.all()}
-    policies, overrides, ingresses = traffic_policies(), overrides_in_force(now), ingress_views()
+    (policies, bad_policies), (_, bad_matrices) = _read_policies(), _read_matrices()
+    overrides, ingresses = overrides_in_force(now), ingress_views()
     windows: dict[str, dict[str, tuple[Sample, ...]]] = defaultdict(dict)
     for window in TrafficWindow.objects.filter(region__in=list(ingresses)):
         windows[window.deployment_id][window.region_id] = samples_of(window)
     latency = latencies_ms(ingresses, settings.REGION_LATENCY_MS)
     reported = {region: _oldest_report(there) for region, there in ingresses.items()}
     views = {}
-    unreadable = unreadable_steerings()
-    for name in Deployment.objects.filter(only).exclude(name__in=unreadable).values_list("name", flat=True):
+    for name in (
+        Deployment.objects.filter(only).exclude(name__in={*bad_policies, *bad_matrices}).values_list("name", flat=True)
+    ):
         row = rows.get(name) or TrafficMatrix(deployment_id=name)
         views[name] = (
             row,

@@ -35,7 +35,7 @@ from traffic.selectors.routing import (
     table_message,
     tables_in_force,
 )
-from traffic.selectors.steering import steerings, unreadable_steerings
+from traffic.selectors.steering import steerings
 
 UNREADABLE = "routing-table-unreadable"
 BAD_STEERING = "traffic-policy-unreadable"
@@ -51,8 +51,7 @@ def tables_publish(*, now: datetime) -> list[str]:
     # Read first: whoever publishes after this takes our revision, so what we plan is never older than what it replaces.
     current = latest_tables()
     deployments, cells, ingresses = served_deployments(), routable_cells(), ingress_addresses()
-    shared = steerings((deployment.name for deployment in deployments), now)
-    unreadable = unreadable_steerings()
+    shared, unreadable = steerings((deployment.name for deployment in deployments), now)
     _note_steerings(unreadable, now)
     standing, ingresses_of = key_standing(), Counter(ingress.region for ingress in ingresses)
     splits = plan_splits(deployments, shared)
