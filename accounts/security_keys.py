@@ -25,6 +25,8 @@ from fido2.webauthn import (
     UserVerificationRequirement,
 )
 
+from engine_agent.protocol.strict_json import strict_loads
+
 LONGEST_RESPONSE = 16 * 1024
 """Of a browser, as JSON; those of common keys have one to four kilobytes."""
 CREATE, GET = "create", "get"
@@ -99,7 +101,7 @@ def challenge_in(response: Mapping[str, Any]) -> str:
     """
     try:
         encoded = str(response["response"]["clientDataJSON"])
-        client_data = json.loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
+        client_data = strict_loads(base64.urlsafe_b64decode(encoded + "=" * (-len(encoded) % 4)))
         return str(client_data["challenge"])
     except _FAULTS as fault:
         raise KeyFault("this is no response of a security key") from fault
@@ -112,8 +114,8 @@ def read_response(text: str) -> Mapping[str, Any]:
         KeyFault: it is too long, or no JSON object.
     """
     try:
-        response = json.loads(text) if len(text) <= LONGEST_RESPONSE else None
-    except (ValueError, RecursionError):
+        response = strict_loads(text) if len(text) <= LONGEST_RESPONSE else None
+    except ValueError:
         response = None
     if not isinstance(response, dict):
         raise KeyFault("this is no response of a security key")

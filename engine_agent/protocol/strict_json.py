@@ -18,8 +18,7 @@ def strict_loads(text: str | bytes, *, deepest: int = DEEPEST) -> Any:
 
     Raises:
         ValueError: it is no JSON in UTF-8, names a member twice, has a number that is none (NaN, Infinity, 1e999), or
-        is nested
-            deeper than `deepest`; the text says which.
+            is nested deeper than `deepest`; the text says which.
     """
     try:
         text = text if isinstance(text, str) else text.decode()  # json.loads would guess at other encodings

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from engine_agent.protocol.ingress_messages import CellEndpoint
+from tests.listening import stop_listening
 
-TURNS_TO_BEGIN = 5
-"""Of the event loop, until an accepted connection has its conversation: transport, protocol, task."""
 Writer = asyncio.StreamWriter
 _numbers = itertools.count(1)
 
@@ -75,10 +74,9 @@ class FakeCell:
             self._servers.append(server)
         self.port, self.agent_check_port = (server.sockets[0].getsockname()[1] for server in self._servers)
 
-    def die(self) -> None:
+    async def die(self) -> None:
         """As kill -9 does: sockets are closed, requests cut."""
-        for server in self._servers:
-            server.close()
+        await stop_listening(*self._servers)
         self._servers.clear()
         for writer in list(self._writers):
             writer.transport.abort()
@@ -90,10 +88,7 @@ class FakeCell:
             yield self
         finally:
             self.release.set()
-            self.die()
-            for _ in range(TURNS_TO_BEGIN):
-                await asyncio.sleep(0)
-            self.die()  # what was accepted at the last moment has begun its conversation only now
+            await self.die()
             for conversation in self._conversations:
                 conversation.cancel()
             await asyncio.gather(*self._conversations, return_exceptions=True)

@@ -145,7 +145,7 @@ async def test_the_cell_of_a_key_refuses_or_dies_and_another_answers(ingress: Ru
         cell.refuses = True
         assert await ask(ingress, prompt_cache_key="one") != sticky
         cell.refuses = False
-        cell.die()
+        await cell.die()
         assert await ask(ingress, prompt_cache_key="one") != sticky
 
 

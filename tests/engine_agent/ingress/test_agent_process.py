@@ -113,7 +113,7 @@ async def test_it_enrols_obeys_and_acknowledges_and_a_change_is_reported_at_once
         await agent.reports(7, cell)
         hello = plane.of(Hello)[0]
         assert (hello.kind, hello.id, hello.boot_id) == (AgentKind.INGRESS, "i-us-east-1", procfs.boot_id())
-        cell.die()
+        await cell.die()
         await eventually(lambda: agent.observed and agent.observed.cells[cell.name] == "down")
         assert plane.of(IngressReport)[-1].cells[cell.name].reason
         assert await agent.end(signal.SIGTERM) == 0

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.engine_agent.ingress.cells import TURNS_TO_BEGIN, FakeCell
+from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool, waits
 from tests.engine_agent.ingress.keyed import keyed
 from tests.engine_agent.ingress.traffic import BODY
 from tests.engine_agent.proxy.http_stream import Message, read_message
 from tests.engine_agent.proxy.proxy_process import until
+from tests.listening import stop_listening
 
 PATH = "/v1/async/chat/completions"
 ACCEPTED = b'HTTP/1.1 202 Accepted\r\nContent-Type: application/json\r\nContent-Length: 11\r\n\r\n{"id":"ar"}'
@@ -37,9 +38,7 @@ class ControlPlane:
     async def stop(self) -> None:
         """With every connection: HAProxy keeps some, and its checks come at any moment."""
         if self._server is not None:
-            self._server.close()
-        for _ in range(TURNS_TO_BEGIN):
-            await asyncio.sleep(0)
+            await stop_listening(self._server)
         for conversation in self._conversations:
             conversation.cancel()
         await asyncio.gather(*self._conversations, return_exceptions=True)

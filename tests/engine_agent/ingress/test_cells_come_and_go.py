@@ -23,7 +23,7 @@ async def test_a_cell_dies_under_steady_traffic_and_no_request_fails(ingress: Ru
         async with SteadyTraffic(ingress.url, per_s=50).flowing() as traffic:
             await traffic.until_sent(25)
             reports = len(ingress.reports)
-            dies.die()
+            await dies.die()
             await ingress.sees(**{dies.name: "down"})
             assert len(ingress.reports) - reports <= 2, "the change was reported at once"
             await traffic.until_sent(25)

@@ -176,7 +176,7 @@ async def test_a_request_whose_cell_gives_no_byte_is_sent_again_elsewhere(ingres
         await eventually(lambda: dies.in_flight == 1)
         await ingress.route(pool(dies, lives))
         await ingress.sees(**{lives.name: "up"})
-        dies.die()
+        await dies.die()
         answer = await sent
         assert (answer.status_code, answer.headers["x-switchyard-cell"]) == (200, lives.name)
         assert lives.requests[-1].body == body
@@ -197,7 +197,7 @@ async def test_a_request_whose_only_cell_dies_ends_with_a_clear_error(ingress: R
         cell.release.clear()
         sent = asyncio.create_task(ingress.post(body_of(size)))
         await eventually(lambda: cell.in_flight == 1)
-        cell.die()
+        await cell.die()
         answer = await sent
         assert answer.status_code in (502, 503)
         assert answer.json()["error"]["type"] == "server_error"

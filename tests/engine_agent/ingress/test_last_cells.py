@@ -38,7 +38,7 @@ async def test_requests_in_flight_at_a_last_cell_that_dies_are_answered(ingress:
         cell.release.clear()
         sent = [asyncio.create_task(refused(ingress)) for _ in range(8)]
         await eventually(lambda: cell.in_flight == 8)
-        cell.die()
+        await cell.die()
         assert {status for status, _ in await asyncio.gather(*sent)} == {503}
 
 
@@ -52,8 +52,8 @@ async def test_two_cells_that_die_together_cost_no_request_while_a_third_lives(i
             before = third.in_flight
             busy.append(asyncio.create_task(ingress.post(BODY)))
             await eventually(lambda: busy[-1].done() or third.in_flight > before)  # noqa: B023
-        one.die()
-        two.die()
+        await one.die()
+        await two.die()
         last = asyncio.create_task(ingress.post(BODY))
         await eventually(lambda: third.in_flight == 2)
         third.release.set()

@@ -45,7 +45,7 @@ async def test_without_a_usable_cell_here_another_region_serves_and_takes_over_a
         await ingress.sees(near="up")
         await until_spill_is(True, ingress)
         assert {await ask(client) for _ in range(10)} == {"near"}
-        near.die()
+        await near.die()
         await ingress.sees(near="down")
         assert await ask(client) == "far"
         assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}|")
@@ -71,7 +71,7 @@ async def test_the_share_of_another_region_leaves_and_a_marked_request_stays(
         await ingress.route(pool(near, spill=[away], fractions={HOME: 0.0, AWAY: 1.0}))
         assert {await ask(client) for _ in range(10)} == {"far"}
         assert ingress.worker_pid == worker, "shares change without a reload"
-        far.die()
+        await far.die()
         await until_spill_is(False, ingress)
         assert await ask(client) == "near", "with nobody else to serve, the cells here do"
 
@@ -88,7 +88,7 @@ async def test_two_regions_without_cells_refuse_and_do_not_bounce(
         refused = await away.post(BODY, **marked(HOP_SECRET, HOME))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_ready_cell")
         assert not near.requests
-        near.die()
+        await near.die()
         await ingress.sees(near="down")
         await until_spill_is(False, away)
         with pytest.raises(openai.InternalServerError):
@@ -108,7 +108,7 @@ async def test_a_region_dies_at_once_and_a_client_that_retries_sees_no_failure(
         await ingress.route(pool(near, spill=[away]), retry_after_s=1)
         await ingress.sees(near="up")
         await until_spill_is(True, ingress)
-        near.die()
+        await near.die()
         assert await ask(client) == "far"
 
 
@@ -150,7 +150,7 @@ async def test_requests_in_flight_at_a_last_cell_that_dies_are_served_by_another
         near.release.clear()
         sent = [asyncio.create_task(ingress.post(body)) for body in (BODY,) * 6]
         await eventually(lambda: near.in_flight == 6)
-        near.die()
+        await near.die()
         answers = await asyncio.gather(*sent)
         assert [answer.status_code for answer in answers] == [200] * 6
         assert {answer.headers["x-switchyard-cell"] for answer in answers} == {"far"}
@@ -171,7 +171,7 @@ async def test_a_last_cell_that_dies_while_the_other_region_refuses_is_503_and_a
         near.release.clear()
         sent = asyncio.create_task(ingress.post(BODY))
         await eventually(lambda: near.in_flight == 1)
-        near.die()
+        await near.die()
         answer = await sent
         assert (answer.status_code, answer.json()["error"]["type"]) == (503, "server_error")
         assert "x-switchyard-unserved" not in answer.headers

@@ -90,7 +90,7 @@ async def test_a_pool_that_cannot_serve_hands_over_and_a_long_request_is_split_a
     async with two_variants(ingress, Split("ab", {"a": 1, "b": 99})) as (_, two):
         long = request_body(1).replace(b"}", b', "prompt": "%s"}' % (b"x" * 300_000))
         assert await ask(ingress, long) == await ask(ingress, request_body(1))
-        two.die()
+        await two.die()
         await ingress.sees(two="down")
         assert {await ask(ingress, request_body(number)) for number in range(20)} == {"a"}
         health = await ingress.http.get("/healthz", params={"model": "ab"})
@@ -115,6 +115,6 @@ async def test_a_key_for_one_pool_does_not_follow_to_another(ingress: RunningIng
         await ingress.route(*pools, splits=(Split("ab", {"a": 99_999, "b": 1}),), keys=(key.entry,))
         await ingress.sees(one="up", two="up")
         assert await ask(ingress, request_body(1), **key.headers) == "a"
-        one.die()
+        await one.die()
         await ingress.sees(one="down")
         assert await ask(ingress, request_body(1), **key.headers) == "model_not_allowed"

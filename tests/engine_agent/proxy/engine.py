@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
 from tests.engine_agent.proxy.http_stream import Message, read_body, read_head
+from tests.listening import stop_listening
 
 EVENTS = [b'data: {"choices":[{"text":"%d"}]}\n\n' % n for n in range(5)]
 DONE = b"data: [DONE]\n\n"
@@ -84,7 +85,7 @@ class Engine:
     async def die(self) -> None:
         """Close the port and every connection at once."""
         if self._server is not None:
-            self._server.close()
+            await stop_listening(self._server)
         for writer in tuple(self._writers):
             writer.transport.abort()
         for task in tuple(self._tasks):
