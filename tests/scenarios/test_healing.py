@@ -40,21 +40,21 @@ def under_load(
 def test_a_killed_node_is_replaced_and_only_its_own_streams_notice(fleet: RunningFleet, rank: int) -> None:
     cell = next(iter(fleet.cells(deployment="sim-70b", region=REGION).values()))
     victim = cell["nodes"][rank]["id"]
-    killed_at = 0.0
+    left_at = 0.0
 
     def kill_and_watch(answers: list[Answer]) -> None:
-        nonlocal killed_at
+        nonlocal left_at
         processes = agent_and_engine(victim, home=fleet.home)
         assert len(processes) == 2
-        killed_at = max(answer.began for answer in answers)
         for process in processes:
             process.kill()
         eventually(lambda: cell["id"] not in fleet.routed_cells(REGION))
+        left_at = max(answer.began for answer in answers)
         eventually(lambda: fleet.cells()[cell["id"]]["state"] == "ready")
 
     answers = under_load(fleet, kill_and_watch)
     failed = [a for a in answers if a.error]
-    assert all(a.cell == cell["id"] and a.began <= killed_at for a in failed), failed
+    assert all(a.cell == cell["id"] and a.began <= left_at for a in failed), failed
     healed = fleet.cells()[cell["id"]]
     assert healed["generation"] == cell["generation"] + 1
     assert victim not in {node["id"] for node in healed["nodes"]}
