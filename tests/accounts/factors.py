@@ -10,7 +10,9 @@ from django.test import Client
 from accounts import one_time_codes
 from accounts.models import SecondFactor
 from kernel import clock
+from kernel.access import Role
 from tests.accounts.software_key import SoftwareKey
+from tests.controlplane.access.callers import make_user
 
 APP, KEY, CONFIRM = (f"/settings/second-factor/{page}/" for page in ("app", "key", "confirm"))
 SECOND = "/login/second/"
@@ -63,3 +65,17 @@ def password_shown(client: Client, username: str = "ada", wanted: str = "") -> A
 
 def last_count() -> int:
     return SecondFactor.objects.get().last_count
+
+
+def is_in(client: Client) -> bool:
+    """Whether this browser is logged in."""
+    return client.get("/settings/").status_code == 200
+
+
+def admin_logged_in(client: Client, name: str) -> Client:
+    """The client, as the browser of a new admin who has just shown their password."""
+    user = make_user(name, Role.ADMIN)
+    user.set_password(PASSWORD)
+    user.save()
+    assert password_shown(client).headers["Location"] == "/"
+    return client
