@@ -60,13 +60,13 @@ def _frontend(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
         refuse_longer_than(desired.max_body_bytes, "req.body_size"),
         *model_rules(after=["http-request use-service lua.refuse if { var(txn.refusal) -m found }"]),
         f"{responses.BAD_BODY_RULE} if {{ var(txn.body_error) -m found }}",
-        # Each query of the body takes as long as finding the model, so a header states whether the affinity key is
-        # needed.
+        # Each query of the body takes as long as finding the model, so headers state whether the affinity key and the
+        # digest are needed. The HAProxy that serves says so, not this file: the two never have to be of one table.
         f"acl wants_key req.hdr({headers.AFFINITY}) -m found",
         *affinity.key_rules(),
         f"http-request del-header {headers.AFFINITY}",
         f"http-request set-header {headers.AFFINITY} %[var(txn.affinity)] if {{ var(txn.affinity) -m found }}",
-        *([f"http-request set-header {headers.BODY} %[{hops.BODY_DIGEST}]"] if desired.features.hops else ()),
+        f"http-request set-header {headers.BODY} %[{hops.BODY_DIGEST}] if {{ req.hdr({headers.BODY}) -m found }}",
         # Encoded, because a name out of a body may hold line ends.
         f"http-request set-header {headers.MODEL} %[var(txn.model),url_enc]",
         "default_backend parsed",

@@ -22,8 +22,8 @@ MODEL: Final = "X-Switchyard-Model"
 """On a request that a body parser sends back, and on its response: the model, URL-encoded as it came out of a body. On
 a request to a cell, too: it refuses a body in which it finds another."""
 BODY: Final = "X-Switchyard-Body"
-"""On a large request that a body parser sends back: the digest of its body, which marks of other regions
-are for."""
+"""On a request to a body parser: the digest of its body is of use, because marks of other regions are for it. On one
+that a body parser sends back: that digest."""
 POOL: Final = "X-Switchyard-Pool"
 """Beside a proven hop mark: the backend of the pool that the request is for."""
 DEPLOYMENT: Final = "X-Switchyard-Deployment"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import csv
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
@@ -132,6 +133,16 @@ class RunningIngress:
             )
         )
         await eventually(self._is_in_force, what=f"revision {self.revision} in force")
+        await self._sees_body_parsers()
+
+    async def _sees_body_parsers(self) -> None:
+        """They start beside HAProxy, which serves short bodies meanwhile."""
+        parsers = {tier.name for tier in self.settings.body_parsers}
+        async with asyncio.timeout(60):
+            while parsers:
+                rows = csv.DictReader((await self.haproxy.admin.send("show stat -1 4 -1")).lstrip("# ").splitlines())
+                parsers -= {row["pxname"] for row in rows if row["status"].startswith("UP") and row["check_status"]}
+                await asyncio.sleep(0.01)
 
     def _is_in_force(self) -> bool:
         reason = self.reports[-1].observed.reason
