@@ -260,7 +260,7 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
             if features.affinity or features.sticky_splits
             else ()
         ),
-        f"http-request set-header {headers.BODY} wanted" if features.hops else f"http-request del-header {headers.BODY}",
+        f"http-request {f'set-header {headers.BODY} wanted' if features.hops else f'del-header {headers.BODY}'}",
         *((keys.unparsed_body_scope_rule(), *keys.token_rules()) if features.keys else ()),
         *bad_bodies.refused_by_parser_rules(),
         # For the access log: the name came out of the body.
