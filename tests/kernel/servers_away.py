@@ -25,6 +25,7 @@ def server_away(kind: str) -> Iterator[str]:
 
 def use_fresh_doorbells(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing remembered of earlier tests: neither a connection nor a failure. What fails stays unused from then on."""
+    live._sender.drain()
     closed = circuit_breaker.CircuitBreaker(pause_s=2.0, now_s=lambda: 0.0)
     monkeypatch.setattr(hints, "DOORBELLS", closed)
     monkeypatch.setattr(live, "DOORBELLS", closed)

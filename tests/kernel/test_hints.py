@@ -56,8 +56,10 @@ def test_a_broker_that_is_away_breaks_nothing_and_holds_nobody_up(
                 event_record(kind="test", message=str(number), now=NOW)
                 hints.ring(TASK)
     assert Event.objects.count() == 20
-    failed = [record for record in caplog.records if record.name in (hints.log.name, live.log.name)]
-    assert len(failed) == 1, "a hint of the first event is tried; after it nothing is, for a while"
+    failed = [record.name for record in caplog.records if record.name in (hints.log.name, live.log.name)]
+    assert failed.count(hints.log.name) <= 1, "one is tried, unless a hint of the events failed before it"
+    assert failed.count(live.log.name) <= 1
+    assert failed
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,6 +1,7 @@
 """Hints over the real channel layer: after the commit, to whom they concern, and never in anybody's way."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -78,7 +79,57 @@ def test_a_layer_that_is_away_breaks_nothing_and_holds_nobody_up(
         with transaction.atomic():
             for number in range(20):
                 live.push("cells", str(number))
+        for _ in range(int(DEADLINE_S)):
+            live._sender.drain()
     (failed,) = (record.getMessage() for record in caplog.records if record.name == live.log.name)
     assert {"refuses": "Connect call failed", "is silent": "TimeoutError"}[kind] in failed, (
         "one is tried, within limits"
     )
+
+
+class SlowLayer:
+    """Takes a hint when it may, and says which it took."""
+
+    def __init__(self) -> None:
+        self.taken: list[str] = []
+        self.asked, self.may_take = threading.Event(), threading.Event()
+
+    async def group_send(self, group: str, message: dict[str, Any]) -> None:
+        self.asked.set()
+        await asyncio.to_thread(self.may_take.wait, DEADLINE_S)
+        self.taken.append(message["key"])
+
+
+@db
+def test_a_commit_waits_for_no_hint_and_what_waits_already_waits_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    use_fresh_doorbells(monkeypatch)
+    layer = SlowLayer()
+    monkeypatch.setattr(live, "get_channel_layer", lambda: layer)
+    monkeypatch.setattr(live, "SEND_LIMIT_S", DEADLINE_S)
+    live.push("cells", "first")
+    assert layer.asked.wait(DEADLINE_S)
+    for key in ("first", "second", "second", "first"):
+        live.push("cells", key)
+    assert not layer.taken
+    layer.may_take.set()
+    live._sender.drain()
+    assert layer.taken == ["first", "first", "second"], "the first was under way: it may have been too early"
+
+
+@db
+def test_more_hints_than_may_wait_are_lost_with_a_reason(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    use_fresh_doorbells(monkeypatch)
+    layer = SlowLayer()
+    monkeypatch.setattr(live, "get_channel_layer", lambda: layer)
+    monkeypatch.setattr(live, "SEND_LIMIT_S", DEADLINE_S)
+    monkeypatch.setattr(live, "MOST_WAITING", 2)
+    live.push("cells", "1")
+    assert layer.asked.wait(DEADLINE_S)
+    for key in "2345":
+        live.push("cells", key)
+    layer.may_take.set()
+    live._sender.drain()
+    assert layer.taken == ["1"]
+    assert [record.getMessage().rpartition(": ")[2] for record in caplog.records] == ["2 others wait"]
