@@ -17,7 +17,7 @@ from engine_agent.engines.vllm.core_process import EXIT_CORE_ENDED
 pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[4]
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 SERVER = textwrap.dedent("""
     import os, sys, time
     from pathlib import Path

@@ -7,9 +7,9 @@ import pytest
 
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.proxied_engine import proxy_controls_the_engine
-from tests.engine_agent.engines.vllm.running_cell import RunningCell, runtime_folder
+from tests.engine_agent.engines.vllm.running_cell import ANSWER_LIMIT_S, RunningCell, runtime_folder
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 DEATH_LIMIT_S = 90.0
 
@@ -43,7 +43,7 @@ def a_chat_streams_tokens_and_ends_where_the_template_says(engine: RunningCell) 
         "temperature": 0,
         "stream": True,
     }
-    with CLIENT.stream("POST", f"{engine.url}/v1/chat/completions", json=body, timeout=120.0) as response:
+    with CLIENT.stream("POST", f"{engine.url}/v1/chat/completions", json=body, timeout=ANSWER_LIMIT_S) as response:
         events = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert events[-1] == "[DONE]"
     choices = [json.loads(event)["choices"][0] for event in events[:-1]]

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.processes
 
 ROOT = Path(__file__).resolve().parents[4]
 NODE_ID = "n-000test1"
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 def command_line(port: int, model_dir: Path, digest: str, *more: str) -> list[str]:

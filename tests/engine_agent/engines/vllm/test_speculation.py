@@ -7,7 +7,7 @@ import pytest
 from engine_agent.protocol.messages import Artifact
 from tests.engine_agent.engines.vllm.running_cell import PROMPTS, TOKENS, plan_of, running_cell
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 
 def test_a_draft_model_speeds_a_version_up_and_changes_no_text(

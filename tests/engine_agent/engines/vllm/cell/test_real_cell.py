@@ -15,6 +15,7 @@ from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED
 from engine_agent.protocol.messages import Artifact
 from tests.asking import CLIENT
 from tests.engine_agent.engines.vllm.running_cell import (
+    ANSWER_LIMIT_S,
     PROMPTS,
     TOKENS,
     RunningCell,
@@ -23,7 +24,7 @@ from tests.engine_agent.engines.vllm.running_cell import (
     shared_memory,
 )
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1800)]
 
 NOTICED_WITHIN_S = 90.0
 """Generous, for busy machines; bench/executor_detection.py says how long it takes."""
@@ -50,7 +51,7 @@ class Stream:
     def _read(self) -> None:
         asked = {"model": "smollm2", "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
         try:
-            with CLIENT.stream("POST", f"{self._url}/v1/completions", json=asked, timeout=120) as response:
+            with CLIENT.stream("POST", f"{self._url}/v1/completions", json=asked, timeout=ANSWER_LIMIT_S) as response:
                 self.lines.extend(line for line in response.iter_lines() if line)
         except httpx.TransportError as error:
             self.lines.append(str(error))
