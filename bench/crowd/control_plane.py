@@ -52,22 +52,30 @@ def database(folder: Path, port: int) -> Iterator[EmbeddedServers]:
         servers.stop()
 
 
-def seed(nodes: int, cells: int) -> list[Member]:
-    """A fleet in which nothing is to be done, and its agents."""
+def seed_calm(nodes: int, cells: int, *, with_past: bool = True) -> None:
+    """A fleet in which nothing is to be done."""
     from django.core.management import call_command
 
-    from fleet.models import AgentCredential, Cell, CellMember, Incident, Node, NodeReport, Region, Rollout
+    from fleet.models import Cell, Incident, Node, NodeReport, Region, Rollout
     from kernel import clock
-    from kernel.secrets import secret_issue
 
     call_command("migrate", verbosity=0)
-    call_command("seed_scale", cells=cells, nodes=nodes, verbosity=0)
+    call_command("seed_scale", cells=cells, nodes=nodes, no_past=not with_past, verbosity=0)
     Region.objects.update(provider=NO_PROVIDER)
     Node.objects.update(state="ready", cordoned=False)
     Cell.objects.update(state="ready", reason="")
     Incident.objects.all().delete()
     Rollout.objects.all().delete()
     NodeReport.objects.update(last_seen_at=clock.now())
+
+
+def seed(nodes: int, cells: int) -> list[Member]:
+    """A calm fleet, and its agents."""
+    from fleet.models import AgentCredential, CellMember, Node
+    from kernel import clock
+    from kernel.secrets import secret_issue
+
+    seed_calm(nodes, cells)
     places = {member.node_id: member for member in CellMember.objects.select_related("cell")}
     nodes_known = list(Node.objects.order_by("id"))
     issued = [secret_issue() for _ in nodes_known]

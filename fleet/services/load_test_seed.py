@@ -77,8 +77,8 @@ class SeedCounts:
 
 
 @transaction.atomic
-def load_test_fleet_seed(*, cells: int, nodes: int, now: datetime) -> SeedCounts:
-    """Make so many cells on so many nodes, over ten regions and ten deployments, with their past.
+def load_test_fleet_seed(*, cells: int, nodes: int, now: datetime, with_past: bool = True) -> SeedCounts:
+    """Make so many cells on so many nodes, over ten regions and ten deployments, with events and load of their past.
 
     Raises:
         Conflict: there is a fleet already, or there are fewer nodes than cells.
@@ -95,7 +95,8 @@ def load_test_fleet_seed(*, cells: int, nodes: int, now: datetime) -> SeedCounts
     _reports(now)
     _wanted_cells(made)
     _incidents_and_rollouts(made, now)
-    _history(made, deployments, regions, now)
+    if with_past:
+        _history(made, deployments, regions, now)
     return SeedCounts(len(regions), len(deployments), len(made), nodes)
 
 

@@ -17,11 +17,14 @@ class Command(BaseCommand):
     def add_arguments(self, parser: ArgumentParser) -> None:
         parser.add_argument("--cells", type=int, default=2500)
         parser.add_argument("--nodes", type=int, default=5000)
+        parser.add_argument("--no-past", action="store_true", help="without events and load of the past: much faster")
 
     def handle(self, *args: Any, **options: Any) -> None:
         now = clock.now()
         try:
-            seeded = load_test_fleet_seed(cells=options["cells"], nodes=options["nodes"], now=now)
+            seeded = load_test_fleet_seed(
+                cells=options["cells"], nodes=options["nodes"], now=now, with_past=not options["no_past"]
+            )
         except Conflict as refused:
             raise CommandError(str(refused)) from refused
         load_test_traffic_seed(now=now)
