@@ -2,6 +2,7 @@
 
 from celery import shared_task
 
+from fleet.selectors.fleet_cache import FleetCache
 from fleet.services.enrolment import join_tokens_trim
 from fleet.services.fault_evidence import step_windows_cut
 from fleet.services.history import history_trim, load_sample
@@ -11,10 +12,12 @@ from fleet.services.reconcile import reconcile_alone
 from fleet.services.webhook_delivery import WebhookSender, callbacks_send, deliveries_trim
 from kernel import clock
 
+_fleet = FleetCache()
+
 
 def reconcile_fleet() -> bool:
     """A pass of the control loop; False: another controller is at it."""
-    return reconcile_alone() is not None
+    return reconcile_alone(cache=_fleet) is not None
 
 
 _provisioning = Provisioning()

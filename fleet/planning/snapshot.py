@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
+from functools import cached_property
 
 from engine_agent.protocol.fingerprint import Fingerprint
 from engine_agent.protocol.states import EngineState
@@ -290,7 +291,7 @@ def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> U
     return active.policy if active else deployment.policy
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class FleetView:
     """Everything a pass looks at. `listening_since`: since when agents can reach us without a gap; None: not now.
     `rollouts`: the active one of each deployment that has one."""
@@ -315,4 +316,8 @@ class FleetView:
 
     def cell_of(self, node: str) -> CellView | None:
         """The cell that a node is a member of."""
-        return next((cell for cell in self.cells.values() if any(m.node == node for m in cell.members)), None)
+        return self._cell_by_member.get(node)
+
+    @cached_property
+    def _cell_by_member(self) -> dict[str, CellView]:
+        return {member.node: cell for cell in self.cells.values() for member in cell.members}

@@ -1,7 +1,7 @@
 """Loads what is known of faults as planners take it, in a constant number of queries."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -16,7 +16,6 @@ from fleet.models import (
     Repair,
     Replacement,
     Signal,
-    StepRecord,
 )
 from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
 from fleet.planning.settings import FaultSettings
@@ -24,8 +23,10 @@ from fleet.planning.snapshot import FaultsView, IncidentView, ReplacementView, S
 from fleet.planning.states import IncidentState
 
 
-def faults_view(*, now: datetime, settings: FaultSettings | None = None) -> FaultsView:
-    """Everything about faults that a pass of the reconciler needs."""
+def faults_view(
+    *, now: datetime, windows: Mapping[str, tuple[StepWindow, ...]], settings: FaultSettings | None = None
+) -> FaultsView:
+    """Everything about faults that a pass of the reconciler needs. `windows`: node -> what it computed lately."""
     chosen = settings or FaultSettings()
     return FaultsView(
         signals=tuple(_signals(now - timedelta(seconds=chosen.common_cause_window_s))),
@@ -34,7 +35,7 @@ def faults_view(*, now: datetime, settings: FaultSettings | None = None) -> Faul
         repairs=_repairs(now - timedelta(seconds=chosen.repairs_window_s)),
         modes=rule_modes(),
         down=_down(now - timedelta(seconds=chosen.witness_age_s)),
-        windows={record.node_id: step_windows(record) for record in StepRecord.objects.all()},
+        windows=windows,
         muted=frozenset(Incident.objects.filter(muted_until__gt=now).values_list("kind", "subject")),
     )
 
@@ -44,13 +45,11 @@ def rule_modes() -> dict[Rule, RuleMode]:
     return {Rule(row.rule): RuleMode(row.mode) for row in FaultRule.objects.all()}
 
 
-def step_windows(record: StepRecord) -> tuple[StepWindow, ...]:
-    """What a rank computed in its last windows, oldest first."""
+def step_windows(cell: str, generation: int, stored: Iterable[Mapping[str, Any]]) -> tuple[StepWindow, ...]:
+    """What a rank computed in its last windows, as `StepRecord` has them, oldest first."""
     return tuple(
-        StepWindow(
-            window["index"], record.cell, record.generation, _buckets(window["steps"]), _buckets(window["compute_ms"])
-        )
-        for window in record.windows
+        StepWindow(window["index"], cell, generation, _buckets(window["steps"]), _buckets(window["compute_ms"]))
+        for window in stored
     )
 
 

@@ -1,44 +1,24 @@
-"""Loads the fleet as planners take it, in a constant number of queries."""
+"""Loads the fleet as planners take it, in a constant number of queries: what is large from a cache, the rest whole."""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from django.db.models import Q, QuerySet
-
-from engine_agent.protocol.fingerprint import fingerprint_digest
-from engine_agent.protocol.states import EngineState
-from fleet.models import (
-    Cell,
-    CellMember,
-    Deployment,
-    DeploymentRegion,
-    Disruption,
-    MachineStatus,
-    Node,
-    NodeReport,
-    ProviderCall,
-    Region,
-    Rollout,
-)
-from fleet.planning.faults.liveness import status_in_force
+from fleet.models import Deployment, DeploymentRegion, NodeReport, Region, Rollout
 from fleet.planning.policy import InvalidPolicy
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import (
     CellView,
     DeploymentView,
     FleetView,
-    MemberView,
     NodeView,
-    ProviderStatus,
     RegionView,
-    ReportView,
     RolloutView,
     VersionView,
 )
-from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction
 from fleet.selectors.faults import faults_view
+from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.rollout import active_rollouts, counters_reported, rollout_view
 from kernel.leases import lease_held_since
 from models_registry.models import ModelVersion
@@ -49,23 +29,21 @@ LISTENING_LEASE = "agent-ingest"
 """Held by the processes that agents are connected to; while it is not held, silence means nothing."""
 
 
-def fleet_view(*, now: datetime, settings: FleetSettings | None = None) -> FleetView:
-    """The whole fleet, with how providers described the nodes in doubt, as far as `settings` lets that count."""
-    chosen = settings or FleetSettings()
-    # A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
-    done = Q(state=NodeState.RETIRED, member__isnull=True, terminated_at__isnull=False)
-    nodes = {node.id: node for node in _nodes(done)}
-    cells = list(Cell.objects.exclude(state=CellState.STOPPED).select_related("model_version"))
-    active = active_rollouts()
+def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: FleetCache | None = None) -> FleetView:
+    """The whole fleet, with how providers described the nodes in doubt, as far as `settings` lets that count. With a
+    `cache` of an earlier view only what has changed since is loaded."""
+    known = cache or FleetCache()
+    known.refresh(settings or FleetSettings(), now)
+    nodes, cells, active = known.nodes, known.cells, active_rollouts()
     rollouts, unreadable = _rollouts(active)
     return FleetView(
         regions={region.name: _region(region) for region in Region.objects.all()},
-        nodes={node.id: node_view(node, chosen, now) for node in nodes.values()},
-        cells={cell.id: cell for cell in _cells(cells, nodes, set(rollouts))},
-        deployments={view.name: view for view in _deployments(cells, active, unreadable)},
+        nodes=nodes,
+        cells=_with_counters(cells, nodes, rollouts),
+        deployments={view.name: view for view in _deployments(known.versions, active, unreadable)},
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
         rollouts=rollouts,
-        faults=faults_view(now=now),
+        faults=faults_view(now=now, windows=known.windows),
     )
 
 
@@ -78,83 +56,18 @@ def _region(region: Region) -> RegionView:
     )
 
 
-def _nodes(done: Q) -> "QuerySet[Node]":
-    return Node.objects.exclude(done).select_related("report", "machine_status", "provider_call")
-
-
-def node_view(node: Node, settings: FleetSettings, now: datetime) -> NodeView:
-    """One node, with its report, its machine's status and its provider's order loaded."""
-    stored: NodeReport | None = getattr(node, "report", None)
-    report = report_view(stored) if stored else ReportView(connected=False, last_seen_at=None)
-    machine: MachineStatus | None = getattr(node, "machine_status", None)
-    order: ProviderCall | None = getattr(node, "provider_call", None)
-    provider = ProviderStatus.UNKNOWN
-    if machine is not None:
-        provider = status_in_force(ProviderStatus(machine.status), machine.described_at, report, settings, now)
-    return NodeView(
-        id=node.id,
-        region=node.region_id,
-        instance_type=node.instance_type_id,
-        state=NodeState(node.state),
-        created_at=node.created_at,
-        state_since=node.state_since,
-        report=report,
-        cordoned=node.cordoned,
-        topology=tuple(node.topology),
-        spare_since=node.spare_since,
-        provider=provider,
-        ordered=ProviderAction(order.action) if order else None,
-        fingerprint=fingerprint_digest(node.fingerprint) if node.fingerprint else "",
-        software=node.fingerprint,
-    )
-
-
-def report_view(report: NodeReport) -> ReportView:
-    return ReportView(
-        connected=report.connected,
-        last_seen_at=report.last_seen_at,
-        connection_changed_at=report.connection_changed_at,
-        state=EngineState(report.state),
-        cell=report.cell,
-        generation=report.generation,
-        reason=report.reason,
-        unhealthy_since=report.unhealthy_since,
-        health_reason=(report.health or {}).get("reason", ""),
-        in_flight=(report.load or {}).get("in_flight", 0),
-    )
-
-
-def _cells(cells: list[Cell], nodes: dict[str, Node], counted: set[str]) -> Iterator[CellView]:
-    """`counted`: the deployments whose gates need what their cells have counted."""
-    members: dict[str, list[MemberView]] = defaultdict(list)
-    for member in CellMember.objects.order_by("rank"):
-        members[member.cell_id].append(MemberView(member.node_id, member.rank))
-    disruptions = dict(Disruption.objects.filter(closed_at__isnull=True).values_list("cell_id", "cause"))
-    for cell in cells:
-        view = CellView(
-            id=cell.id,
-            deployment=cell.deployment_id,
-            region=cell.region_id,
-            state=CellState(cell.state),
-            generation=cell.generation,
-            created_at=cell.created_at,
-            state_since=cell.state_since,
-            members=tuple(members[cell.id]),
-            restarts=cell.restarts,
-            unrouted_at=cell.unrouted_at,
-            reason=cell.reason,
-            version=cell.model_version.reference,
-            disruption=DisruptionCause(disruptions[cell.id]) if cell.id in disruptions else None,
-        )
-        yield _with_counters(view, nodes) if cell.deployment_id in counted else view
-
-
-def _with_counters(cell: CellView, nodes: dict[str, Node]) -> CellView:
-    leader = nodes[cell.members[0].node] if cell.members else None
-    counters = counters_reported(getattr(leader, "report", None))
-    if counters is None or leader is None or (leader.report.cell, counters.generation) != (cell.id, cell.generation):
-        return cell
-    return replace(cell, counters=counters)
+def _with_counters(
+    cells: dict[str, CellView], nodes: Mapping[str, NodeView], rollouts: Container[str]
+) -> dict[str, CellView]:
+    """The cells, those of deployments with a rollout with what their leaders say that they have counted: gates need
+    that."""
+    leaders = {cell.members[0].node: cell for cell in cells.values() if cell.deployment in rollouts and cell.members}
+    about = {node: cell for node, cell in leaders.items() if nodes[node].report.is_about(cell)}
+    for report in NodeReport.objects.filter(node_id__in=list(about)).only("cell", "generation", "load"):
+        cell, counters = about[report.node_id], counters_reported(report)
+        if counters is not None and (report.cell, counters.generation) == (cell.id, cell.generation):
+            cells[cell.id] = replace(cell, counters=counters)
+    return cells
 
 
 def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, str]]:
@@ -176,19 +89,19 @@ def deployment_view(name: str) -> DeploymentView:
     return _deployment(row, wanted, {})
 
 
-def _deployments(cells: list[Cell], rollouts: list[Rollout], unreadable: dict[str, str]) -> Iterator[DeploymentView]:
+def _deployments(
+    versions: Mapping[str, dict[str, ModelVersion]], rollouts: list[Rollout], unreadable: dict[str, str]
+) -> Iterator[DeploymentView]:
+    """`versions`: by deployment, those that its cells run."""
     wanted: dict[str, dict[str, int]] = defaultdict(dict)
     for place in DeploymentRegion.objects.all():
         wanted[place.deployment_id][place.region_id] = place.cells
-    versions: dict[str, dict[str, ModelVersion]] = defaultdict(dict)
-    for name, version in (
-        *((cell.deployment_id, cell.model_version) for cell in cells),
-        *((rollout.deployment_id, rollout.from_version) for rollout in rollouts),
-        *((rollout.deployment_id, rollout.to_version) for rollout in rollouts),
-    ):
-        versions[name][version.reference] = version
+    goals: dict[str, dict[str, ModelVersion]] = defaultdict(dict)
+    for rollout in rollouts:
+        ends = (rollout.from_version, rollout.to_version)
+        goals[rollout.deployment_id] = {version.reference: version for version in ends}
     for row in Deployment.objects.select_related("model_version"):
-        view = _deployment(row, wanted[row.name], versions[row.name])
+        view = _deployment(row, wanted[row.name], versions.get(row.name, {}) | goals[row.name])
         yield replace(view, problem=unreadable[row.name]) if row.name in unreadable else view
 
 

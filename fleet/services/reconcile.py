@@ -1,7 +1,8 @@
 """One pass of the reconciler: load a snapshot, plan, apply; again until there is nothing left to decide.
 
-Holds no state between passes. A crash anywhere leaves PostgreSQL as the last whole step made it, and the next pass
-goes on from there.
+Rows that one pass has loaded the next one need not load again (`FleetCache`); nothing else is kept between passes. A
+crash anywhere leaves PostgreSQL as the last whole step made it, and the next pass, of whatever process, goes on from
+there.
 """
 
 import logging
@@ -33,6 +34,7 @@ from fleet.planning.decisions import (
 )
 from fleet.planning.planners import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
 from fleet.planning.settings import FleetSettings
+from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import cell as cells
 from fleet.services import incident as incidents
@@ -48,37 +50,37 @@ LEASE = "reconciler"
 log = logging.getLogger(__name__)
 
 
-def reconcile(*, settings: FleetSettings | None = None) -> int:
+def reconcile(*, settings: FleetSettings | None = None, cache: FleetCache | None = None) -> int:
     """Run a pass unless another process does. Returns the number of decisions applied."""
-    return reconcile_alone(settings=settings) or 0
+    return reconcile_alone(settings=settings, cache=cache) or 0
 
 
-def reconcile_alone(*, settings: FleetSettings | None = None) -> int | None:
-    """Run a pass; None: another process does. Returns the number of decisions applied."""
-    chosen = settings or FleetSettings()
+def reconcile_alone(*, settings: FleetSettings | None = None, cache: FleetCache | None = None) -> int | None:
+    """Run a pass; None: another process does. Returns the number of decisions applied. `cache`: of earlier passes."""
+    chosen, known = settings or FleetSettings(), cache or FleetCache()
     holder = this_holder()
     if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
         return None
     try:
-        return _run_rounds(chosen, holder)
+        return _run_rounds(chosen, holder, known)
     finally:
         lease_release(name=LEASE, holder=holder, now=clock.now())
 
 
-def _run_rounds(settings: FleetSettings, holder: str) -> int:
+def _run_rounds(settings: FleetSettings, holder: str, cache: FleetCache) -> int:
     applied = 0
     for _ in range(MAX_ROUNDS):
-        done = _run_round(settings, holder)
+        done = _run_round(settings, holder, cache)
         applied += done
         if not done:
             break
     return applied
 
 
-def _run_round(settings: FleetSettings, holder: str) -> int:
+def _run_round(settings: FleetSettings, holder: str, cache: FleetCache) -> int:
     """The first planner whose decisions change something ends the round: the next one needs to see what it changed."""
     now = clock.now()
-    view = fleet_view(now=now, settings=settings)
+    view = fleet_view(now=now, settings=settings, cache=cache)
     for planner in PLANNERS:
         done = 0
         for decision in planner(view, settings, now):

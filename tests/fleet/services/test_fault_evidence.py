@@ -6,7 +6,7 @@ import pytest
 
 from fleet.models import CellSighting, FaultRule, Incident, Node, Repair, Signal
 from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
-from fleet.selectors.faults import faults_view
+from fleet.selectors.snapshot import fleet_view
 from fleet.services.fault_evidence import hardware_faults_settle, repair_record
 from fleet.services.reports import fault_record
 from tests.fleet import rows
@@ -30,7 +30,7 @@ def seen(signature: str = "neuron_dma_error", times: int = 1) -> None:
 
 def test_a_signature_that_is_seen_again_and_again_is_one_signal() -> None:
     seen(times=3)
-    (view,) = faults_view(now=LATER).signals
+    (view,) = fleet_view(now=LATER).faults.signals
     assert (view.signature, view.count, view.first_at) == ("neuron_dma_error", 3, NOW)
     assert not view.settled
 
@@ -44,9 +44,9 @@ def test_a_settled_signal_makes_room_for_a_new_one_and_counts_for_a_while() -> N
     seen()
     assert hardware_faults_settle(node_id="n-a", now=LATER) == 1
     seen()
-    assert [signal.settled for signal in faults_view(now=LATER).signals] == [True, False]
+    assert [signal.settled for signal in fleet_view(now=LATER).faults.signals] == [True, False]
     hardware_faults_settle(now=LATER)
-    assert faults_view(now=LATER + timedelta(minutes=11)).signals == ()
+    assert fleet_view(now=LATER + timedelta(minutes=11)).faults.signals == ()
 
 
 def test_a_fault_that_passes_by_itself_counts_as_a_repair_once() -> None:
@@ -57,7 +57,7 @@ def test_a_fault_that_passes_by_itself_counts_as_a_repair_once() -> None:
 def test_repairs_count_for_a_week_and_until_a_person_looked() -> None:
     for days in (8, 6, 2, 1):
         repair_record(node="n-a", what="agent_restart", reason="dead", now=NOW - timedelta(days=days))
-    assert faults_view(now=NOW).repairs == {"n-a": 3}
+    assert fleet_view(now=NOW).faults.repairs == {"n-a": 3}
     Incident.objects.create(
         kind=IncidentKind.REPEATED_REPAIRS,
         subject="n-a",
@@ -66,19 +66,19 @@ def test_repairs_count_for_a_week_and_until_a_person_looked() -> None:
         opened_at=NOW,
         closed_at=NOW - timedelta(days=1, hours=12),
     )
-    assert faults_view(now=NOW).repairs == {"n-a": 1}
+    assert fleet_view(now=NOW).faults.repairs == {"n-a": 1}
 
 
 def test_a_rule_is_in_force_until_it_is_set_otherwise() -> None:
-    assert faults_view(now=NOW).mode(Rule.SLOW) is RuleMode.ON
+    assert fleet_view(now=NOW).faults.mode(Rule.SLOW) is RuleMode.ON
     FaultRule.objects.create(rule=Rule.SLOW, mode=RuleMode.SHADOW, actor="ann", changed_at=NOW)
-    assert faults_view(now=NOW).mode(Rule.SLOW) is RuleMode.SHADOW
+    assert fleet_view(now=NOW).faults.mode(Rule.SLOW) is RuleMode.SHADOW
 
 
 def test_only_the_fresh_word_of_a_witness_about_the_present_generation_counts(node: Node) -> None:
     rows.cell("c1", node)
     CellSighting.objects.create(witness="i-east", seen_at=NOW, down={"c1": 1, "c0": 4})
-    assert faults_view(now=NOW).down == {"c1": "i-east"}
-    assert faults_view(now=LATER).down == {}
+    assert fleet_view(now=NOW).faults.down == {"c1": "i-east"}
+    assert fleet_view(now=LATER).faults.down == {}
     CellSighting.objects.update(down={"c1": 0})
-    assert faults_view(now=NOW).down == {}
+    assert fleet_view(now=NOW).faults.down == {}

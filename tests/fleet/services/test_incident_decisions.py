@@ -8,7 +8,7 @@ import pytest
 from fleet.models import Incident, Signal
 from fleet.planning.decisions import CloseIncident, NoteIncident, OpenIncident
 from fleet.planning.fault_rules import IncidentKind
-from fleet.selectors.faults import faults_view
+from fleet.selectors.snapshot import fleet_view
 from fleet.services.fault_evidence import hardware_fault_record
 from fleet.services.incident import incident_close, incident_dismiss, incident_note, incident_open_decided
 from kernel.models import Event
@@ -69,7 +69,7 @@ def test_dismissing_says_who_and_why_settles_the_evidence_and_keeps_it_quiet() -
     row.refresh_from_db()
     assert (row.state, row.resolution, row.closed_by) == ("closed", "dismissed by ann: a test", "ann")
     assert Signal.objects.get().settled_at == LATER
-    assert faults_view(now=LATER).muted == {(IncidentKind.SLOW, "n-a")}
-    assert faults_view(now=LATER + timedelta(hours=1)).muted == frozenset()
+    assert fleet_view(now=LATER).faults.muted == {(IncidentKind.SLOW, "n-a")}
+    assert fleet_view(now=LATER + timedelta(hours=1)).faults.muted == frozenset()
     with pytest.raises(Conflict, match="only an open one"):
         incident_dismiss(incident_id=row.pk, actor="ann", now=LATER)

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import datetime, timedelta
 from threading import Barrier
 from typing import get_args
 
 import pytest
-from django.db import connections
+from django.db import connection, connections
 
 from engine_agent.protocol.states import EngineState
 from fleet.models import Cell, CellMember, Node, NodeReport
@@ -15,6 +16,7 @@ from fleet.planning.decisions import Decision, MoveNode
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, ProviderStatus
 from fleet.planning.states import CellState, NodeState
+from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services import reconcile as reconciler
 from fleet.services.reconcile import APPLY, LEASE, reconcile
@@ -71,6 +73,39 @@ def test_a_pass_goes_on_until_there_is_nothing_left_to_decide() -> None:
     agents_obey()
     assert reconcile() == 2
     assert set(cells().values()) == {"ready"}
+
+
+def test_a_deadline_that_passes_while_no_row_changes_is_acted_on(time: Clock) -> None:
+    rows.deployment(cells=1)
+    spares(2)
+    cache = FleetCache()
+    assert reconcile(cache=cache) == 2, "a cell created and started"
+    time.now += timedelta(seconds=300)
+    NodeReport.objects.update(last_seen_at=time.now)
+    assert reconcile(cache=cache) == 0
+    time.now += timedelta(seconds=100)
+    lease_take(name=LISTENING_LEASE, holder="web", ttl_s=3600, now=time.now)
+    settings = replace(FleetSettings(), doubt_after_s=1e6, suspect_after_s=1e6)
+    assert reconcile(settings=settings, cache=cache) > 0
+    assert set(cells().values()) == {"failed"}, "it was not ready in time, and nobody has written anything"
+
+
+def test_a_controller_that_starts_after_another_died_in_the_middle_looks_at_everything() -> None:
+    rows.deployment(cells=2)
+    spares(4)
+    dies_at = [3]
+
+    def die(execute: Callable[..., object], statement: object, *arguments: object) -> object:
+        dies_at[0] -= "UPDATE fleet_cell " in str(statement).replace('"', "")
+        if dies_at[0] <= 1:
+            raise KeyboardInterrupt
+        return execute(statement, *arguments)
+
+    with connection.execute_wrapper(die), pytest.raises(KeyboardInterrupt):
+        reconcile(cache=FleetCache())
+    assert set(cells().values()) == {"pending", "starting"}
+    assert reconcile(cache=FleetCache()) == 1
+    assert set(cells().values()) == {"starting"}
 
 
 def test_a_row_that_makes_no_sense_keeps_nobody_else_waiting() -> None:

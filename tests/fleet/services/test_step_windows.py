@@ -7,7 +7,7 @@ import pytest
 
 from fleet.models import Node, NodeReport, StepRecord
 from fleet.planning.settings import FaultSettings
-from fleet.selectors.faults import faults_view
+from fleet.selectors.snapshot import fleet_view
 from fleet.services.fault_evidence import step_windows_cut
 from tests.fleet import rows
 from tests.fleet.rows import NOW
@@ -31,7 +31,7 @@ def report_steps(steps: int, compute_ms: float, **changes: Any) -> None:
 
 
 def windows() -> list[tuple[int, float, float]]:
-    known = faults_view(now=NOW).windows.get("n-a", ())
+    known = fleet_view(now=NOW).faults.windows.get("n-a", ())
     return [(window.index - FIRST, window.steps[3], window.compute_ms[3]) for window in known]
 
 

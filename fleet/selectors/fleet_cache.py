@@ -1,0 +1,240 @@
+"""What grows with the fleet, nodes with their reports and cells with their members, as planners take it: loaded whole
+once, and then only what has changed. Whoever makes many passes keeps one; a new one looks at everything.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from time import monotonic
+
+from django.db import connection
+
+from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_digest
+from engine_agent.protocol.states import EngineState
+from fleet.models import Disruption
+from fleet.planning.faults.liveness import status_in_force
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import CellView, MemberView, NodeView, ProviderStatus, ReportView, StepWindow
+from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction
+from fleet.selectors.faults import step_windows
+from kernel.row_cache import Row, RowCache
+from models_registry.models import ModelVersion
+
+FULL_LOOK_EVERY_S = 30.0
+"""Everything is loaded anew so often, whatever is known: the net below the cache. A new connection does so, too."""
+
+_NODES = (
+    *("id", "region_id", "instance_type_id", "state", "created_at", "state_since", "cordoned", "topology::text"),
+    *("spare_since", "fingerprint::text"),
+)
+# A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
+_NODE_KEPT = """state <> 'retired' OR terminated_at IS NULL
+    OR EXISTS (SELECT 1 FROM fleet_cellmember WHERE node_id = fleet_node.id)"""
+# Times as numbers: a node's report is read every other second, and a number is read in a tenth of the time.
+_REPORTS = (
+    *("node_id", "connected", "extract(epoch FROM last_seen_at)::float8"),
+    *("extract(epoch FROM connection_changed_at)::float8", "state", "cell", "generation", "reason"),
+    *("extract(epoch FROM unhealthy_since)::float8", "health ->> 'reason'", "load ->> 'in_flight'"),
+)
+_CELLS = (
+    *("id", "deployment_id", "region_id", "state", "generation", "created_at", "state_since", "restarts"),
+    *("unrouted_at", "reason", "model_version_id"),
+)
+_VERSION = -1
+_SILENT = ReportView(connected=False, last_seen_at=None)
+
+
+class FleetCache:
+    """For one thread."""
+
+    def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
+        self._now_s = now_s
+        self._forget()
+
+    def _forget(self) -> None:
+        self._connection: object = None
+        self._looked_at_s = self._now_s()
+        self._nodes = RowCache("fleet_node", _NODES, kept=_NODE_KEPT)
+        self._reports = RowCache("fleet_nodereport", _REPORTS)
+        self._machines = RowCache("fleet_machinestatus", ("node_id", "status", "described_at"))
+        self._orders = RowCache("fleet_providercall", ("node_id", "action"))
+        self._cells = RowCache("fleet_cell", _CELLS, kept=f"state <> '{CellState.STOPPED}'")
+        self._members = RowCache("fleet_cellmember", ("id", "cell_id", "node_id", "rank"))
+        self._steps = RowCache("fleet_steprecord", ("node_id", "cell", "generation", "windows::text"))
+        self._members_of: dict[str, dict[int, MemberView]] = defaultdict(dict)
+        self._disruptions: dict[str, str] = {}
+        self._versions: dict[int, ModelVersion] = {}
+        self._node_views: dict[str, NodeView] = {}
+        self._cell_views: dict[str, CellView] = {}
+        self._windows: dict[str, tuple[StepWindow, ...]] = {}
+
+    def refresh(self, settings: FleetSettings, now: datetime) -> None:
+        """Take over what has changed since the last time, or everything where that is due."""
+        connection.ensure_connection()
+        if self._connection is not connection.connection or self._now_s() - self._looked_at_s > FULL_LOOK_EVERY_S:
+            self._forget()
+        self._connection = None  # a look that breaks off in the middle is worth nothing
+        # Cells first: every node that one of them names is known then, whoever joins meanwhile.
+        self._refresh_cells()
+        self._refresh_nodes(settings, now)
+        for node in self._steps.refresh():
+            self._windows.pop(node, None)
+            if (row := self._steps.rows.get(node)) is not None:
+                self._windows[node] = step_windows(row[0], row[1], json.loads(row[2]))
+        self._connection = connection.connection
+
+    @property
+    def nodes(self) -> dict[str, NodeView]:
+        """By id, ordered by region and id."""
+        return dict(self._node_views)
+
+    @property
+    def cells(self) -> dict[str, CellView]:
+        """By id, ordered by deployment, region and age."""
+        return dict(self._cell_views)
+
+    @property
+    def windows(self) -> dict[str, tuple[StepWindow, ...]]:
+        """Node -> what its rank computed in its last windows, oldest first."""
+        return dict(self._windows)
+
+    @property
+    def versions(self) -> Mapping[str, dict[str, ModelVersion]]:
+        """Deployment -> the versions that its cells run, by reference."""
+        found: dict[str, dict[str, ModelVersion]] = defaultdict(dict)
+        for deployment, pk in {(row[0], row[_VERSION]) for row in self._cells.rows.values()}:
+            version = self._versions[pk]
+            found[deployment][version.reference] = version
+        return found
+
+    def _refresh_cells(self) -> None:
+        changed = self._cells.refresh().keys() | self._refresh_members()
+        disruptions = dict(Disruption.objects.filter(closed_at__isnull=True).values_list("cell_id", "cause"))
+        changed |= {cell for cell, _ in disruptions.items() ^ self._disruptions.items()}
+        self._disruptions = disruptions
+        self._versions = ModelVersion.objects.in_bulk({row[_VERSION] for row in self._cells.rows.values()})
+        known = len(self._cell_views)
+        for cell in changed:
+            row = self._cells.rows.get(cell)
+            if row is not None:
+                self._cell_views[cell] = self._cell_view(cell, row)
+            elif self._cell_views.pop(cell, None):
+                known -= 1
+        if len(self._cell_views) > known:
+            ordered = sorted(self._cell_views.values(), key=lambda c: (c.deployment, c.region, c.created_at, c.id))
+            self._cell_views = {cell.id: cell for cell in ordered}
+
+    def _refresh_members(self) -> set[str]:
+        """Returns the cells whose members changed."""
+        changed = set()
+        for key, before in self._members.refresh().items():
+            if before is not None:
+                del self._members_of[before[0]][key]
+                changed.add(before[0])
+            if (row := self._members.rows.get(key)) is not None:
+                self._members_of[row[0]][key] = MemberView(row[1], row[2])
+                changed.add(row[0])
+        return changed
+
+    def _cell_view(self, cell: str, row: Row) -> CellView:
+        deployment, region, state, generation, created_at, state_since, restarts, unrouted_at, reason, version = row
+        disruption = self._disruptions.get(cell)
+        return CellView(
+            id=cell,
+            deployment=deployment,
+            region=region,
+            state=CellState(state),
+            generation=generation,
+            created_at=created_at,
+            state_since=state_since,
+            members=tuple(sorted(self._members_of.get(cell, {}).values(), key=lambda member: member.rank)),
+            restarts=restarts,
+            unrouted_at=unrouted_at,
+            reason=reason,
+            version=self._versions[version].reference,
+            disruption=DisruptionCause(disruption) if disruption else None,
+        )
+
+    def _refresh_nodes(self, settings: FleetSettings, now: datetime) -> None:
+        tables = (self._nodes, self._reports, self._machines, self._orders)
+        changed = set().union(*(table.refresh() for table in tables))
+        if not all(member[1] in self._nodes.rows for member in self._members.rows.values()):
+            self._nodes.forget()  # one that was left out has joined a cell
+            changed |= self._nodes.refresh().keys()
+        known = len(self._node_views)
+        for node in changed:
+            row = self._nodes.rows.get(node)
+            if row is not None:
+                self._node_views[node] = self._node_view(node, row)
+            elif self._node_views.pop(node, None):
+                known -= 1
+        if len(self._node_views) > known:
+            ordered = sorted(self._node_views.values(), key=lambda node: (node.region, node.id))
+            self._node_views = {node.id: node for node in ordered}
+        for node in self._machines.rows.keys() & self._node_views.keys():
+            view = self._node_views[node]
+            provider = self._provider(node, view.report, settings, now)
+            if provider is not view.provider:
+                self._node_views[node] = replace(view, provider=provider)
+
+    def _provider(self, node: str, report: ReportView, settings: FleetSettings, now: datetime) -> ProviderStatus:
+        """What a provider said of a node counts for a while."""
+        status, described_at = self._machines.rows[node]
+        return status_in_force(ProviderStatus(status), described_at, report, settings, now)
+
+    def _node_view(self, node: str, row: Row) -> NodeView:
+        """Without what its provider said."""
+        region, instance_type, state, created_at, state_since, cordoned, topology, spare_since, fingerprint = row
+        reported, order = self._reports.rows.get(node), self._orders.rows.get(node)
+        software, digest = _software(fingerprint)
+        return NodeView(
+            id=node,
+            region=region,
+            instance_type=instance_type,
+            state=NodeState(state),
+            created_at=created_at,
+            state_since=state_since,
+            report=_SILENT if reported is None else _report_view(reported),
+            cordoned=cordoned,
+            topology=_topology(topology),
+            spare_since=spare_since,
+            ordered=None if order is None else ProviderAction(order[0]),
+            fingerprint=digest,
+            software=software,
+        )
+
+
+def _report_view(row: Row) -> ReportView:
+    connected, last_seen_at, changed_at, state, cell, generation, reason, unhealthy_since, why, in_flight = row
+    return ReportView(
+        connected=connected,
+        last_seen_at=_time(last_seen_at),
+        connection_changed_at=_time(changed_at),
+        state=EngineState(state),
+        cell=cell,
+        generation=generation,
+        reason=reason,
+        unhealthy_since=_time(unhealthy_since),
+        health_reason=why or "",
+        in_flight=int(in_flight) if in_flight else 0,
+    )
+
+
+def _time(epoch_s: float | None) -> datetime | None:
+    """Exact to the microsecond until 2242: so far a float's steps are smaller than half of one."""
+    return None if epoch_s is None else datetime.fromtimestamp(epoch_s, UTC)
+
+
+@lru_cache(4096)
+def _software(stated: str) -> tuple[Fingerprint, str]:
+    """A machine's fingerprint and its digest. Most machines of a fleet are alike."""
+    fields: Fingerprint = json.loads(stated)
+    return fields, fingerprint_digest(fields) if fields else ""
+
+
+@lru_cache(4096)
+def _topology(stated: str) -> tuple[str, ...]:
+    return tuple(json.loads(stated))

@@ -1,0 +1,75 @@
+"""The rows of a table in memory, brought up to date by what PostgreSQL says has changed since the last time.
+
+Every version of a row carries the transaction that wrote it (`xmin`). All transactions before the oldest one that ran
+at the last look had ended by then, so rows of that one and of later ones are all that can be new, whoever wrote them
+and however late they were committed. Rows that are gone are found by their number. Nothing has to be written for it.
+
+It holds for one connection: a server that lost its last transactions gives their numbers away again, and breaks all
+connections first. Not for several threads.
+"""
+
+from collections.abc import Collection
+from typing import Any
+
+from django.db import connection
+from psycopg import sql
+
+Row = tuple[Any, ...]
+
+_CHANGED = sql.SQL("""
+SELECT counted.*, known.* FROM (
+    SELECT count(*) FILTER (WHERE {kept}), pg_snapshot_xmin(pg_current_snapshot())::xid::text FROM {table}
+) AS counted LEFT JOIN (SELECT {kept}, {columns} FROM {table} WHERE {since}) AS known ON true
+""")
+_SINCE = sql.SQL("age(xmin) <= age(%s::xid)")
+"""`age` counts back from now, so it is right where transactions' numbers begin anew."""
+
+
+class RowCache:
+    """`columns` are expressions, the first of them the table's key; `kept` is SQL that says which rows count.
+
+    `rows` maps a key to the other columns.
+    """
+
+    def __init__(self, table: str, columns: Collection[str], *, kept: str = "true") -> None:
+        key, *_ = columns
+        named = sql.SQL(", ").join(sql.SQL(f"{each} AS c{number}") for number, each in enumerate(columns))
+        parts = {"table": sql.Identifier(table), "kept": sql.SQL(f"({kept})"), "columns": named}
+        self._changed = _CHANGED.format(**parts, since=_SINCE)
+        self._all = _CHANGED.format(**parts, since=parts["kept"])
+        self._keys = sql.SQL("SELECT {key} FROM {table} WHERE {kept}").format(**parts, key=sql.SQL(key))
+        self._mark = ""
+        self.rows: dict[Any, Row] = {}
+
+    def forget(self) -> None:
+        """Look at every row the next time."""
+        self._mark = ""
+
+    def refresh(self) -> dict[Any, Row | None]:
+        """Look what has changed. Returns the keys of it with the columns as they were; None: the row was not known."""
+        with connection.cursor() as cursor:
+            if self._mark:
+                cursor.execute(self._changed, [self._mark])
+            else:
+                cursor.execute(self._all)
+            found = cursor.fetchall()
+            size, self._mark = found[0][:2]
+            before: dict[Any, Row | None] = {}
+            for _, _, is_kept, key, *columns in found:
+                if is_kept is not None:
+                    self._note(before, key, tuple(columns) if is_kept else None)
+            if len(self.rows) != size:
+                cursor.execute(self._keys)
+                for key in self.rows.keys() - {key for (key,) in cursor.fetchall()}:
+                    self._note(before, key, None)
+        return before
+
+    def _note(self, before: dict[Any, Row | None], key: Any, columns: Row | None) -> None:
+        known = self.rows.get(key)
+        if known == columns:
+            return
+        before[key] = known
+        if columns is None:
+            del self.rows[key]
+        else:
+            self.rows[key] = columns

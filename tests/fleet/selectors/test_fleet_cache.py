@@ -1,0 +1,172 @@
+"""What a cache shows after any change is what somebody sees who looks at everything."""
+
+import random
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError, connection
+
+from fleet.models import Cell, CellMember, Disruption, MachineStatus, Node, NodeReport, ProviderCall, StepRecord
+from fleet.planning.planners import PLANNERS
+from fleet.planning.settings import FleetSettings
+from fleet.planning.snapshot import ProviderStatus
+from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction
+from fleet.selectors.fleet_cache import FULL_LOOK_EVERY_S, FleetCache
+from fleet.selectors.snapshot import LISTENING_LEASE, fleet_view
+from kernel.leases import lease_take
+from tests.fleet import rows
+from tests.fleet.rows import NOW
+
+pytestmark = pytest.mark.django_db(transaction=True)  # in one transaction every row would be of the newest
+
+NODES, CELLS = 8, 3
+MICROSECONDS = timedelta(microseconds=123_457)
+
+
+def assert_same(cache: FleetCache, now: datetime, told: str) -> None:
+    settings = FleetSettings()
+    incremental, whole = fleet_view(now=now, cache=cache), fleet_view(now=now)
+    assert incremental == whole, told
+    assert [*incremental.nodes, *incremental.cells] == [*whole.nodes, *whole.cells], told
+    for planner in PLANNERS:
+        assert planner(incremental, settings, now) == planner(whole, settings, now), told
+
+
+def _move_node(chance: random.Random, now: datetime) -> None:
+    Node.objects.filter(id=_node(chance)).update(state=chance.choice(list(NodeState)), state_since=now)
+
+
+def _report(chance: random.Random, now: datetime) -> None:
+    told = NodeReport.objects.filter(node_id=_node(chance))
+    cell = Cell.objects.order_by("?").first()
+    told.update(
+        last_seen_at=now + MICROSECONDS,
+        connected=chance.random() < 0.8,
+        cell=cell.id if cell else "",
+        generation=1,
+        state=chance.choice(["ready", "failed", "idle"]),
+        unhealthy_since=chance.choice([None, now]),
+        health=chance.choice([None, {"ok": False, "reason": "slow"}]),
+        load=chance.choice([None, {"in_flight": chance.randrange(9)}]),
+    )
+
+
+def _forget_report(chance: random.Random, now: datetime) -> None:
+    NodeReport.objects.filter(node_id=_node(chance)).delete()
+
+
+def _describe(chance: random.Random, now: datetime) -> None:
+    status = chance.choice(list(ProviderStatus))
+    MachineStatus.objects.update_or_create(node_id=_node(chance), defaults={"status": status, "described_at": now})
+
+
+def _order(chance: random.Random, now: datetime) -> None:
+    node = _node(chance)
+    if ProviderCall.objects.filter(node_id=node).delete()[0] == 0:
+        ProviderCall.objects.create(
+            node_id=node, action=ProviderAction.RESTART_AGENT, reason="", requested_at=now, due_at=now
+        )
+
+
+def _move_cell(chance: random.Random, now: datetime) -> None:
+    states = [state for state in CellState if state is not CellState.STOPPED]
+    Cell.objects.filter(id=_cell(chance)).update(state=chance.choice(states), state_since=now, unrouted_at=now)
+
+
+def _stop_or_bring_back(chance: random.Random, now: datetime) -> None:
+    cell = Cell.objects.get(id=_cell(chance))
+    cell.state = CellState.PENDING if cell.state == CellState.STOPPED else CellState.STOPPED
+    cell.save()
+    cell.members.all().delete()
+
+
+def _swap_member(chance: random.Random, now: datetime) -> None:
+    member = CellMember.objects.order_by("?").first()
+    if member is not None:
+        member.delete()
+    free = Node.objects.filter(member=None).order_by("?").first()
+    if free is not None and (cell := Cell.objects.exclude(state=CellState.STOPPED).order_by("?").first()):
+        CellMember.objects.create(cell=cell, node=free, rank=max((m.rank for m in cell.members.all()), default=-1) + 1)
+
+
+def _disrupt(chance: random.Random, now: datetime) -> None:
+    cell = Cell.objects.get(id=_cell(chance))
+    if not Disruption.objects.filter(cell=cell, closed_at=None).update(closed_at=now):
+        cause = chance.choice(list(DisruptionCause))
+        Disruption.objects.create(
+            cell=cell, deployment=cell.deployment, region=cell.region, cause=cause, reason="", opened_at=now
+        )
+
+
+def _end_machine(chance: random.Random, now: datetime) -> None:
+    Node.objects.filter(id=_node(chance)).update(state=NodeState.RETIRED, terminated_at=now)
+
+
+def _measure_steps(chance: random.Random, now: datetime) -> None:
+    window = {"index": chance.randrange(9), "steps": {"3": 100}, "compute_ms": {"3": 9.5}}
+    defaults: dict[str, Any] = {"cell": "c0", "generation": 1, "index": 9, "windows": [window]}
+    StepRecord.objects.update_or_create(node_id=_node(chance), defaults=defaults)
+
+
+def _node(chance: random.Random) -> str:
+    return f"n-{chance.randrange(NODES)}"
+
+
+def _cell(chance: random.Random) -> str:
+    return f"c{chance.randrange(CELLS)}"
+
+
+CHANGES: list[Callable[[random.Random, datetime], None]] = [
+    *(_move_node, _report, _forget_report, _describe, _order, _move_cell, _stop_or_bring_back, _swap_member),
+    *(_disrupt, _end_machine, _measure_steps),
+]
+
+
+@pytest.fixture
+def fleet() -> None:
+    made = [rows.node(f"n-{number}") for number in range(NODES)]
+    for number in range(CELLS):
+        rows.cell(f"c{number}", *made[2 * number : 2 * number + 2])
+    lease_take(name=LISTENING_LEASE, holder="web", ttl_s=3600, now=NOW - timedelta(minutes=10))
+
+
+@pytest.mark.usefixtures("fleet")
+@pytest.mark.parametrize("seed", range(2))
+def test_passes_over_what_has_changed_decide_as_passes_over_everything(seed: int) -> None:
+    chance, cache, now = random.Random(seed), FleetCache(), NOW
+    for first in range(2 * len(CHANGES)):
+        now += timedelta(seconds=chance.choice([0.5, 3.0, 20.0]))
+        made = [CHANGES[first % len(CHANGES)], *chance.choices(CHANGES, k=chance.randrange(3))]
+        for change in made:
+            change(chance, now)
+        assert_same(cache, now, f"seed {seed}, after {[change.__name__ for change in made]}")
+        assert_same(cache, now + timedelta(minutes=1), f"seed {seed}, with nothing changed but the time")
+
+
+@pytest.mark.usefixtures("fleet")
+def test_a_look_that_breaks_off_in_the_middle_loses_nothing() -> None:
+    cache = FleetCache()
+    fleet_view(now=NOW, cache=cache)
+    _move_cell(random.Random(1), NOW)
+
+    def break_off(execute: Callable[..., Any], statement: object, *arguments: Any) -> Any:
+        if "fleet_nodereport" in str(statement):
+            raise OperationalError("canceling statement due to statement timeout")
+        return execute(statement, *arguments)
+
+    with connection.execute_wrapper(break_off), pytest.raises(OperationalError):
+        fleet_view(now=NOW, cache=cache)
+    assert_same(cache, NOW, "after a look that broke off")
+
+
+@pytest.mark.usefixtures("fleet")
+def test_everything_is_looked_at_now_and_then() -> None:
+    at_s = [0.0]
+    cache = FleetCache(now_s=lambda: at_s[0])
+    fleet_view(now=NOW, cache=cache)
+    del cache._nodes.rows["n-7"], cache._node_views["n-7"]
+    assert "n-7" not in fleet_view(now=NOW, cache=cache).nodes
+    at_s[0] += FULL_LOOK_EVERY_S + 1
+    assert_same(cache, NOW, "after a full look")
