@@ -8,7 +8,8 @@ It holds for one connection: a server that lost its last transactions gives thei
 connections first. Not for several threads.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from time import monotonic
 from typing import Any
 
 from django.db import connection
@@ -23,6 +24,32 @@ SELECT counted.*, known.* FROM (
 """)
 _SINCE = sql.SQL("age(xmin) <= age(%s::xid)")
 """`age` counts back from now, so it is right where transactions' numbers begin anew."""
+
+
+FULL_LOOK_EVERY_S = 30.0
+"""Everything is loaded anew so often, whatever is known: the net below every cache."""
+
+
+class FullLooks:
+    """When what is known must be thrown away: on a new connection, now and then, and after a look that broke off."""
+
+    def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
+        self._now_s = now_s
+        self._connection: object = None
+        self._last_s = 0.0
+
+    def begin(self) -> bool:
+        """A look begins. True: it must be a full one."""
+        connection.ensure_connection()
+        is_full = self._connection is not connection.connection or self._now_s() - self._last_s > FULL_LOOK_EVERY_S
+        if is_full:
+            self._last_s = self._now_s()
+        self._connection = None
+        return is_full
+
+    def end(self) -> None:
+        """It came to its end."""
+        self._connection = connection.connection
 
 
 class RowCache:

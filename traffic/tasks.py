@@ -2,7 +2,8 @@
 
 from celery import shared_task
 
-from kernel import clock
+from kernel import clock, hints
+from traffic.selectors.routing_cache import RoutingCache
 from traffic.services.async_lease import async_requests_expire
 from traffic.services.async_request import async_requests_trim
 from traffic.services.autopilot import autopilot_run
@@ -11,11 +12,13 @@ from traffic.services.key import keys_retire, revocations_confirm
 from traffic.services.routing import drained_cells_mark, tables_publish
 from traffic.services.usage import usage_count, usage_trim
 
+_routing = RoutingCache()
+
 
 def publish() -> bool:
     """A pass of the control loop. Controllers may run it at once: a revision is published once."""
-    tables_publish(now=clock.now())
-    drained_cells_mark(now=clock.now())
+    tables_publish(now=clock.now(), cache=_routing)
+    drained_cells_mark(now=clock.now(), cache=_routing)
     revocations_confirm(now=clock.now())
     return True
 
@@ -23,7 +26,7 @@ def publish() -> bool:
 def autopilot() -> bool:
     """A pass of the control loop; while another controller is at it, nothing is done."""
     if autopilot_run(now=clock.now()):
-        tables_publish(now=clock.now())
+        hints.ring("traffic.publish")
     return True
 
 

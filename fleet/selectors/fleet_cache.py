@@ -10,8 +10,6 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from time import monotonic
 
-from django.db import connection
-
 from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_digest
 from engine_agent.protocol.states import EngineState
 from fleet.models import Disruption
@@ -20,11 +18,8 @@ from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, MemberView, NodeView, ProviderStatus, ReportView, StepWindow
 from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction
 from fleet.selectors.faults import step_windows
-from kernel.row_cache import Row, RowCache
+from kernel.row_cache import FullLooks, Row, RowCache
 from models_registry.models import ModelVersion
-
-FULL_LOOK_EVERY_S = 30.0
-"""Everything is loaded anew so often, whatever is known: the net below the cache. A new connection does so, too."""
 
 _NODES = (
     *("id", "region_id", "instance_type_id", "state", "created_at", "state_since", "cordoned", "topology::text"),
@@ -51,12 +46,10 @@ class FleetCache:
     """For one thread."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
-        self._now_s = now_s
+        self._looks = FullLooks(now_s)
         self._forget()
 
     def _forget(self) -> None:
-        self._connection: object = None
-        self._looked_at_s = self._now_s()
         self._nodes = RowCache("fleet_node", _NODES, kept=_NODE_KEPT)
         self._reports = RowCache("fleet_nodereport", _REPORTS)
         self._machines = RowCache("fleet_machinestatus", ("node_id", "status", "described_at"))
@@ -73,10 +66,8 @@ class FleetCache:
 
     def refresh(self, settings: FleetSettings, now: datetime) -> None:
         """Take over what has changed since the last time, or everything where that is due."""
-        connection.ensure_connection()
-        if self._connection is not connection.connection or self._now_s() - self._looked_at_s > FULL_LOOK_EVERY_S:
+        if self._looks.begin():
             self._forget()
-        self._connection = None  # a look that breaks off in the middle is worth nothing
         # Cells first: every node that one of them names is known then, whoever joins meanwhile.
         self._refresh_cells()
         self._refresh_nodes(settings, now)
@@ -84,7 +75,7 @@ class FleetCache:
             self._windows.pop(node, None)
             if (row := self._steps.rows.get(node)) is not None:
                 self._windows[node] = step_windows(row[0], row[1], json.loads(row[2]))
-        self._connection = connection.connection
+        self._looks.end()
 
     @property
     def nodes(self) -> dict[str, NodeView]:

@@ -1,4 +1,6 @@
-"""Loads what the routing planner takes, routing tables with their state, and tables as the ingresses get them."""
+"""Loads what the routing planner takes beside cells (traffic.selectors.routing_cache), routing tables with their state,
+and tables as the ingresses get them.
+"""
 
 import msgspec
 from django.conf import settings
@@ -6,34 +8,12 @@ from django.db.models import Exists, Max, OuterRef, QuerySet
 from django.utils.crypto import salted_hmac
 
 from engine_agent.protocol.ingress_messages import RoutingTable as TableMessage
-from engine_agent.protocol.ports import AGENT_CHECK, PROXY
-from fleet.models import Cell, CellMember, Deployment
-from fleet.planning.states import CellState
+from fleet.models import Deployment
 from traffic.models import Ingress, IngressReport, RoutingTable
-from traffic.planning.ingress import FollowingIngress, TableInForce
+from traffic.planning.ingress import FollowingIngress
 from traffic.planning.key import shared_keys
-from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment
+from traffic.planning.routing import IngressAddress, ServedDeployment
 from traffic.selectors.key import KEY_RING, keys_for_ingresses
-
-
-def routable_cells() -> list[RoutableCell]:
-    leaders = CellMember.objects.filter(
-        rank=0, cell__state__in=[CellState.READY.value, CellState.DRAINING.value]
-    ).select_related("cell__model_version", "node")
-    return [
-        RoutableCell(
-            id=leader.cell_id,
-            deployment=leader.cell.deployment_id,
-            region=leader.cell.region_id,
-            state=leader.cell.state,
-            generation=leader.cell.generation,
-            address=leader.node.address,
-            port=leader.node.port(PROXY),
-            agent_check_port=leader.node.port(AGENT_CHECK),
-            max_connections=leader.cell.model_version.max_concurrency,
-        )
-        for leader in leaders
-    ]
 
 
 def served_deployments() -> list[ServedDeployment]:
@@ -91,19 +71,6 @@ def table_for_ingresses(table: RoutingTable) -> TableMessage:
         return message
     keys = shared_keys(keys_for_ingresses(), ring["ingresses"])
     return msgspec.structs.replace(message, keys=keys, keys_required=ring["required"])
-
-
-def tables_in_force() -> dict[str, TableInForce]:
-    """Region -> its newest table, as far as drains care."""
-    return {region: TableInForce(table.revision, _routed(table)) for region, table in latest_tables().items()}
-
-
-def _routed(table: RoutingTable) -> frozenset[str]:
-    """Cells that get new requests by this table. One that cannot be read may route every cell of its region."""
-    try:
-        return routed_cells(table_message(table))
-    except UnreadableTable:
-        return frozenset(Cell.objects.filter(region=table.region_id).values_list("id", flat=True))
 
 
 def routed_cells(table: TableMessage) -> frozenset[str]:

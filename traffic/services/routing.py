@@ -25,16 +25,8 @@ from traffic.planning.ingress import plan_unrouted
 from traffic.planning.key import describe_keys, key_ring
 from traffic.planning.routing import describe_change, describe_splits, keep_steering, plan_pools, plan_splits
 from traffic.selectors.key import KEY_RING, key_standing
-from traffic.selectors.routing import (
-    UnreadableTable,
-    following_ingresses,
-    ingress_addresses,
-    latest_tables,
-    routable_cells,
-    served_deployments,
-    table_message,
-    tables_in_force,
-)
+from traffic.selectors.routing import UnreadableTable, following_ingresses, ingress_addresses, served_deployments
+from traffic.selectors.routing_cache import KnownTable, RoutingCache
 from traffic.selectors.steering import steerings
 
 UNREADABLE = "routing-table-unreadable"
@@ -46,26 +38,36 @@ TABLES_KEPT = 200
 log = logging.getLogger(__name__)
 
 
-def tables_publish(*, now: datetime) -> list[str]:
-    """Publish a table for each region whose pools changed. Returns those regions."""
+def tables_publish(*, now: datetime, cache: RoutingCache | None = None) -> list[str]:
+    """Publish a table for each region whose pools changed. Returns those regions. `cache`: of earlier passes, which
+    plans nothing where all is as it was when there was nothing to publish."""
+    known = cache or RoutingCache()
+    known.begin()
     # Read first: whoever publishes after this takes our revision, so what we plan is never older than what it replaces.
-    current = latest_tables()
-    deployments, cells, ingresses = served_deployments(), routable_cells(), ingress_addresses()
+    current = dict(known.tables())
+    deployments, cells, ingresses = served_deployments(), known.routable_cells(), ingress_addresses()
     shared, unreadable = steerings((deployment.name for deployment in deployments), now)
     _note_steerings(unreadable, now)
-    standing, ingresses_of = key_standing(), Counter(ingress.region for ingress in ingresses)
-    splits = plan_splits(deployments, shared)
+    standing, regions = key_standing(), list(Region.objects.values_list("name", flat=True))
+    seen = (current, deployments, cells, ingresses, shared, unreadable, standing, regions)
     published = []
-    for region in Region.objects.values_list("name", flat=True):
-        before, problem = _in_force(current.get(region))
-        known = before or _NOTHING
-        pools = keep_steering(plan_pools(region, deployments, cells, ingresses, shared), known.pools, unreadable)
-        wanted = _Wanted(pools, _kept_splits(splits, known, unreadable), key_ring(standing, ingresses_of[region]))
-        is_new = before != wanted and _publish(region, wanted, known, current.get(region), now)
-        if is_new:
-            published.append(region)
-        if problem is not None:
-            _note_unreadable(region, problem, replaced=is_new, now=now)
+    if seen != known.published:
+        ingresses_of = Counter(ingress.region for ingress in ingresses)
+        splits = plan_splits(deployments, shared)
+        for region in regions:
+            table = current.get(region)
+            before = _in_force(table)
+            pools = plan_pools(region, deployments, cells, ingresses, shared)
+            pools = keep_steering(pools, (before or _NOTHING).pools, unreadable)
+            kept = _kept_splits(splits, before or _NOTHING, unreadable)
+            wanted = _Wanted(pools, kept, key_ring(standing, ingresses_of[region]))
+            is_new = before != wanted and _publish(region, wanted, before or _NOTHING, table, now)
+            if is_new:
+                published.append(region)
+            if table is not None and table.problem is not None:
+                _note_unreadable(region, table.problem, replaced=is_new, now=now)
+        known.published = None if published else seen
+    known.end()
     return published
 
 
@@ -81,15 +83,11 @@ class _Wanted:
 _NOTHING = _Wanted((), (), {})
 
 
-def _in_force(current: RoutingTable | None) -> tuple[_Wanted | None, UnreadableTable | None]:
+def _in_force(current: KnownTable | None) -> _Wanted | None:
     """What a table states. None: there is none yet, or nobody can say, so that another one has to take its place."""
-    if current is None:
-        return None, None
-    try:
-        message = table_message(current)
-    except UnreadableTable as problem:
-        return None, problem
-    return _Wanted(message.pools, message.splits, current.body.get(KEY_RING, {})), None
+    if current is None or current.message is None:
+        return None
+    return _Wanted(current.message.pools, current.message.splits, current.keys)
 
 
 def _kept_splits(planned: tuple[Split, ...], before: _Wanted, unreadable: Container[str]) -> tuple[Split, ...]:
@@ -119,7 +117,7 @@ def _note_unreadable(region: str, problem: UnreadableTable, *, replaced: bool, n
         incidents_close(kind=UNREADABLE, subject=region, resolution="a new table took its place", now=now)
 
 
-def _publish(region: str, wanted: _Wanted, before: _Wanted, current: RoutingTable | None, now: datetime) -> bool:
+def _publish(region: str, wanted: _Wanted, before: _Wanted, current: KnownTable | None, now: datetime) -> bool:
     changes = [describe_change(before.pools, wanted.pools)] if current is None or before.pools != wanted.pools else []
     changes += [*describe_splits(before.splits, wanted.splits), *describe_keys(before.keys, wanted.keys)]
     revision, reason = current.revision + 1 if current else 1, "; ".join(changes) or "the one before cannot be read"
@@ -150,7 +148,7 @@ def _store(table: RoutingTable) -> None:
     live.push_table(table.region_id)
 
 
-def drained_cells_mark(*, now: datetime) -> list[str]:
+def drained_cells_mark(*, now: datetime, cache: RoutingCache | None = None) -> list[str]:
     """Tell the fleet which draining cells get nothing new. Returns those cells."""
     # Read before the tables: a cell that begins to drain later is not judged by a table that is older than that.
     draining = dict(
@@ -160,7 +158,7 @@ def drained_cells_mark(*, now: datetime) -> list[str]:
         return []
     unrouted = plan_unrouted(
         draining,
-        tables_in_force(),
+        (cache or RoutingCache()).tables_in_force(),
         following_ingresses(),
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
         now=now,

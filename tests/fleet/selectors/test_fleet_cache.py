@@ -13,9 +13,10 @@ from fleet.planning.planners import PLANNERS
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction
-from fleet.selectors.fleet_cache import FULL_LOOK_EVERY_S, FleetCache
+from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.snapshot import LISTENING_LEASE, fleet_view
 from kernel.leases import lease_take
+from kernel.row_cache import FULL_LOOK_EVERY_S
 from tests.fleet import rows
 from tests.fleet.rows import NOW
 
@@ -152,7 +153,7 @@ def test_a_look_that_breaks_off_in_the_middle_loses_nothing() -> None:
     _move_cell(random.Random(1), NOW)
 
     def break_off(execute: Callable[..., Any], statement: object, *arguments: Any) -> Any:
-        if "fleet_nodereport" in str(statement):
+        if "fleet_disruption" in str(statement):
             raise OperationalError("canceling statement due to statement timeout")
         return execute(statement, *arguments)
 

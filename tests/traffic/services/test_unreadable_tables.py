@@ -15,7 +15,8 @@ from tests.fleet.rows import NOW
 from traffic.models import RoutingTable, TrafficMatrix, TrafficRule
 from traffic.selectors.async_request import deployments_of_model
 from traffic.selectors.ingress import ingresses_waiting
-from traffic.selectors.routing import UnreadableTable, latest_tables, routed_cells, table_message, tables_in_force
+from traffic.selectors.routing import UnreadableTable, latest_tables, routed_cells, table_message
+from traffic.selectors.routing_cache import RoutingCache
 from traffic.services.autopilot import autopilot_run
 from traffic.services.ingress import ingress_create
 from traffic.services.routing import BAD_STEERING, UNREADABLE, drained_cells_mark, tables_publish
@@ -72,7 +73,7 @@ def test_another_table_takes_its_place_and_other_regions_go_on(how: Callable[[di
 def test_until_then_everybody_who_reads_tables_goes_on() -> None:
     spoil(without_generation)
     Cell.objects.filter(id="c1").update(state=CellState.DRAINING)
-    assert tables_in_force()["us-east-1"].routed == {"c1"}, "it may route every cell of its region"
+    assert RoutingCache().tables_in_force()["us-east-1"].routed == {"c1"}, "it may route every cell of its region"
     assert drained_cells_mark(now=NOW) == []
     assert deployments_of_model("us-east-1", "sim-70b") is None
     assert deployments_of_model("us-west-2", "sim-70b") is not None
