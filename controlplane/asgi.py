@@ -10,6 +10,9 @@ os.environ.setdefault("SWITCHYARD_DATABASE_POOL", "32")
 
 from django.core.asgi import get_asgi_application
 
+from controlplane.secret_key import require_secret_key
+
+require_secret_key()  # before all that takes its time to load
 http_application = get_asgi_application()  # loads the apps; what follows needs them
 
 from channels.routing import ProtocolTypeRouter, URLRouter  # noqa: E402
@@ -20,14 +23,11 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware  # noqa: E40
 from controlplane.api.change_feed import ChangeFeed  # noqa: E402
 from controlplane.api.watch_middleware import WatchMiddleware  # noqa: E402
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
-from controlplane.secret_key import require_secret_key  # noqa: E402
 from engine_agent.protocol.states import AgentKind  # noqa: E402
 from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
 from fleet.consumers.hub import AgentHub  # noqa: E402
 from fleet.consumers.node_handler import NodeHandler  # noqa: E402
 from traffic.consumers.ingress_handler import IngressHandler  # noqa: E402
-
-require_secret_key()
 
 hub = AgentHub({AgentKind.NODE: NodeHandler(), AgentKind.INGRESS: IngressHandler()})
 

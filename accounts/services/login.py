@@ -4,6 +4,7 @@ hand and stay. A name that a local user has already is never taken over.
 """
 
 from datetime import datetime
+from typing import TYPE_CHECKING
 
 from django.contrib.auth import authenticate
 from django.contrib.auth.models import Group, User
@@ -13,10 +14,12 @@ from django.http import HttpRequest
 from accounts.hashing import hash_slot
 from accounts.models import Identity
 from accounts.names import name_refusal
-from accounts.oidc import Claims
 from accounts.services.login_limit import Attempt, attempt_count, attempt_forget
 from kernel.events import event_record
 from kernel.refusals import Refusal
+
+if TYPE_CHECKING:  # its library takes longer to import than Django, and only web speaks to a provider
+    from accounts.oidc import Claims
 
 
 class LoginLimited(Refusal):
@@ -49,7 +52,7 @@ class NotAdmitted(Refusal):
     """The provider knows them; Switchyard does not let them in. The text is for them."""
 
 
-def identity_login(*, claims: Claims, admit_all: bool, now: datetime) -> User:
+def identity_login(*, claims: "Claims", admit_all: bool, now: datetime) -> User:
     """The user behind the claims, with their groups as the provider has them now.
 
     Raises:
@@ -71,7 +74,7 @@ def identity_login(*, claims: Claims, admit_all: bool, now: datetime) -> User:
     return user
 
 
-def _new_user(claims: Claims, now: datetime) -> User:
+def _new_user(claims: "Claims", now: datetime) -> User:
     if refusal := name_refusal(claims.username):
         raise NotAdmitted(refusal)
     if User.objects.filter(username__iexact=claims.username).exists():
