@@ -35,9 +35,13 @@ class NodePlace:
     engine_pythons: Callable[[], Mapping[str, Path]]
 
     def context(self) -> EngineContext:
-        """The place as engine adapters know it, with the engines that are installed now."""
+        """The place as engine adapters know it, without the engines: who looks at a running one needs its address."""
+        return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, {})
+
+    def launch_context(self) -> EngineContext:
+        """The same with the engines that are installed now, which takes reading files."""
         installed = {engine: python for engine, python in self.engine_pythons().items() if python.exists()}
-        return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, installed)
+        return replace(self.context(), engine_pythons=installed)
 
 
 def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:

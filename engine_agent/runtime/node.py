@@ -235,7 +235,7 @@ class LocalNode:
         try:
             check_plan(given.plan)
             launch = with_fingerprint(
-                engine_adapter(given.plan.engine).launch(given, self.place.context()), given.plan, self._stack()
+                engine_adapter(given.plan.engine).launch(given, self.place.launch_context()), given.plan, self._stack()
             )
             record = self._processes.start(ProcessKind.ENGINE, member, with_order(launch, self.order))
         except (EngineUnavailable, OSError) as error:

@@ -1,6 +1,7 @@
 """Every engine is told what its rank runs, whatever its adapter says, and every proxy what its engine can do."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -9,7 +10,7 @@ from engine_agent.engines.sim.adapter import SimAdapter
 from engine_agent.protocol.fingerprint import fingerprint_from, flags_digest
 from engine_agent.protocol.messages import Artifact, EnginePlan
 from engine_agent.protocol.ports import ENGINE
-from engine_agent.runtime.launch import proxy_launch, with_fingerprint
+from engine_agent.runtime.launch import NodePlace, proxy_launch, with_fingerprint
 from tests.engine_agent.engines.contexts import PORT_BASE, context
 from tests.engine_agent.orders import assignment
 
@@ -54,3 +55,17 @@ def test_a_proxy_is_told_whether_its_engine_schedules_by_priority(
     plan = EnginePlan(engine, "m", 8, 60.0, args=args)
     launch = proxy_launch(assignment(plan=plan), context())
     assert ("--priorities" in launch.argv) is told
+
+
+def test_only_a_launch_asks_which_engines_are_installed(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.touch()
+    asked: list[int] = []
+
+    def installed() -> dict[str, Path]:
+        asked.append(1)
+        return {"vllm": python, "sim": tmp_path / "gone"}
+
+    place = NodePlace("n-1", tmp_path, "127.0.0.1", PORT_BASE, tmp_path, installed)
+    assert (place.context().node_id, asked) == ("n-1", [])
+    assert place.launch_context() == replace(place.context(), engine_pythons={"vllm": python})
