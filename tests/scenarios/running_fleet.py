@@ -22,8 +22,11 @@ START_LIMIT_S = 600
 STOP_LIMIT_S = 240
 LIMIT_S = 240.0
 """For whatever must happen: generous, for machines that do much else. What takes how long, the benches say."""
-POLL_S = 0.1
-"""Each look is a request that the fleet's web process answers, on cores that engines need to start."""
+POLL_S, LONGEST_POLL_S = 0.1, 0.5
+"""Each look is a request that the fleet's web process answers, on cores that engines need to start: the longer the wait
+so far, the rarer the looks."""
+PATIENCE = 20.0
+"""A look comes this part of the wait so far later than it could."""
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 """Each of three workers may run a fleet, with ports of its own."""
 NODE_PORTS = 22000 - 1000 * WORKER
@@ -172,15 +175,15 @@ class RunningFleet:
 
 def eventually(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
     """Poll until the condition holds, and return what it said. An API that is away for a moment counts as "not yet"."""
-    deadline = time.monotonic() + limit_s
+    began = time.monotonic()
     said: Any = None
-    while time.monotonic() < deadline:
+    while (waited_s := time.monotonic() - began) < limit_s:
         try:
             if said := condition():
                 return said
         except (httpx.TransportError, psutil.NoSuchProcess, OSError, KeyError) as error:
             said = error
-        time.sleep(POLL_S)
+        time.sleep(min(LONGEST_POLL_S, max(POLL_S, waited_s / PATIENCE)))
     raise AssertionError(f"not within {limit_s:.0f} s; the last answer was {said!r}")
 
 
