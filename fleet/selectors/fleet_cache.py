@@ -4,7 +4,7 @@ once, and then only what has changed. Whoever makes many passes keeps one; a new
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
@@ -12,38 +12,44 @@ from time import monotonic
 
 from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_digest
 from engine_agent.protocol.states import EngineState
-from fleet.models import Disruption
+from fleet.models import Disruption, NodeReport
 from fleet.planning.faults.liveness import status_in_force
+from fleet.planning.load.counters import CellCounters
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import CellView, MemberView, NodeView, ProviderStatus, ReportView, StepWindow
 from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction
 from fleet.selectors.faults import step_windows
+from fleet.selectors.rollout import counters_reported
 from kernel.row_cache import FullLooks, Row, RowCache
 from models_registry.models import ModelVersion
 
+
+def _epoch(column: str) -> str:
+    """A time as a number, which is read in a tenth of the time: each node's report is, every other second."""
+    return f"extract(epoch FROM {column})::float8"
+
+
 _NODES = (
-    *("id", "region_id", "instance_type_id", "state", "created_at", "state_since", "cordoned", "topology::text"),
-    *("spare_since", "fingerprint::text"),
+    *("id", "region_id", "instance_type_id", "state", _epoch("created_at"), _epoch("state_since"), "cordoned"),
+    *("topology::text", _epoch("spare_since"), "fingerprint::text"),
 )
 # A member is never left out: planners look up every node that a cell names. Nor is a machine that may still run.
 _NODE_KEPT = """state <> 'retired' OR terminated_at IS NULL
     OR EXISTS (SELECT 1 FROM fleet_cellmember WHERE node_id = fleet_node.id)"""
-# Times as numbers: a node's report is read every other second, and a number is read in a tenth of the time.
 _REPORTS = (
-    *("node_id", "connected", "extract(epoch FROM last_seen_at)::float8"),
-    *("extract(epoch FROM connection_changed_at)::float8", "state", "cell", "generation", "reason"),
-    *("extract(epoch FROM unhealthy_since)::float8", "health ->> 'reason'", "load ->> 'in_flight'"),
+    *("node_id", "connected", _epoch("last_seen_at"), _epoch("connection_changed_at"), "state", "cell", "generation"),
+    *("reason", _epoch("unhealthy_since"), "health ->> 'reason'", "load ->> 'in_flight'", "xmin::text"),
 )
 _CELLS = (
-    *("id", "deployment_id", "region_id", "state", "generation", "created_at", "state_since", "restarts"),
-    *("unrouted_at", "reason", "model_version_id"),
+    *("id", "deployment_id", "region_id", "state", "generation", _epoch("created_at"), _epoch("state_since")),
+    *("restarts", _epoch("unrouted_at"), "reason", "model_version_id"),
 )
 _VERSION = -1
 _SILENT = ReportView(connected=False, last_seen_at=None)
 
 
 class FleetCache:
-    """For one thread."""
+    """For one thread. What it returns is the caller's own."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._looks = FullLooks(now_s)
@@ -63,6 +69,7 @@ class FleetCache:
         self._node_views: dict[str, NodeView] = {}
         self._cell_views: dict[str, CellView] = {}
         self._windows: dict[str, tuple[StepWindow, ...]] = {}
+        self._counted: dict[str, tuple[Row, str, CellCounters | None]] = {}
 
     def refresh(self, settings: FleetSettings, now: datetime) -> None:
         """Take over what has changed since the last time, or everything where that is due."""
@@ -91,6 +98,25 @@ class FleetCache:
     def windows(self) -> dict[str, tuple[StepWindow, ...]]:
         """Node -> what its rank computed in its last windows, oldest first."""
         return dict(self._windows)
+
+    def with_counters(self, cells: Iterable[CellView]) -> Iterator[CellView]:
+        """These cells, with what their leaders report that they have counted in this generation."""
+        about = {
+            cell.members[0].node: cell
+            for cell in cells
+            if cell.members and self._node_views[cell.members[0].node].report.is_about(cell)
+        }
+        # Thousands of large columns: read where another report has come in since the last time.
+        known = {node: self._counted[node] for node in about.keys() & self._counted.keys()}
+        fresh = [node for node in about if node not in known or known[node][0] is not self._reports.rows[node]]
+        for report in NodeReport.objects.filter(node_id__in=fresh).only("cell", "generation", "load"):
+            row = self._reports.rows[report.node_id]
+            known[report.node_id] = (row, report.cell, counters_reported(report))
+        self._counted = known
+        for node, (_, counted, counters) in known.items():
+            cell = about[node]
+            if counters is not None and (counted, counters.generation) == (cell.id, cell.generation):
+                yield replace(cell, counters=counters)
 
     @property
     def versions(self) -> Mapping[str, dict[str, ModelVersion]]:
@@ -139,11 +165,11 @@ class FleetCache:
             region=region,
             state=CellState(state),
             generation=generation,
-            created_at=created_at,
-            state_since=state_since,
+            created_at=_time(created_at),
+            state_since=_time(state_since),
             members=tuple(sorted(self._members_of.get(cell, {}).values(), key=lambda member: member.rank)),
             restarts=restarts,
-            unrouted_at=unrouted_at,
+            unrouted_at=_time_or_none(unrouted_at),
             reason=reason,
             version=self._versions[version].reference,
             disruption=DisruptionCause(disruption) if disruption else None,
@@ -186,12 +212,12 @@ class FleetCache:
             region=region,
             instance_type=instance_type,
             state=NodeState(state),
-            created_at=created_at,
-            state_since=state_since,
+            created_at=_time(created_at),
+            state_since=_time(state_since),
             report=_SILENT if reported is None else _report_view(reported),
             cordoned=cordoned,
             topology=_topology(topology),
-            spare_since=spare_since,
+            spare_since=_time_or_none(spare_since),
             ordered=None if order is None else ProviderAction(order[0]),
             fingerprint=digest,
             software=software,
@@ -199,24 +225,28 @@ class FleetCache:
 
 
 def _report_view(row: Row) -> ReportView:
-    connected, last_seen_at, changed_at, state, cell, generation, reason, unhealthy_since, why, in_flight = row
+    connected, last_seen_at, changed_at, state, cell, generation, reason, unhealthy_since, why, in_flight, _ = row
     return ReportView(
         connected=connected,
-        last_seen_at=_time(last_seen_at),
-        connection_changed_at=_time(changed_at),
+        last_seen_at=_time_or_none(last_seen_at),
+        connection_changed_at=_time_or_none(changed_at),
         state=EngineState(state),
         cell=cell,
         generation=generation,
         reason=reason,
-        unhealthy_since=_time(unhealthy_since),
+        unhealthy_since=_time_or_none(unhealthy_since),
         health_reason=why or "",
         in_flight=int(in_flight) if in_flight else 0,
     )
 
 
-def _time(epoch_s: float | None) -> datetime | None:
-    """Exact to the microsecond until 2242: so far a float's steps are smaller than half of one."""
-    return None if epoch_s is None else datetime.fromtimestamp(epoch_s, UTC)
+def _time(epoch_s: float) -> datetime:
+    """Exact to the microsecond until 2106: so far a float's steps are smaller than half of one."""
+    return datetime.fromtimestamp(epoch_s, UTC)
+
+
+def _time_or_none(epoch_s: float | None) -> datetime | None:
+    return None if epoch_s is None else _time(epoch_s)
 
 
 @lru_cache(4096)

@@ -1,25 +1,23 @@
 """Loads the fleet as planners take it, in a constant number of queries: what is large from a cache, the rest whole."""
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from fleet.models import Deployment, DeploymentRegion, NodeReport, Region, Rollout
+from fleet.models import Deployment, DeploymentRegion, Region, Rollout
 from fleet.planning.policy import InvalidPolicy
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import (
-    CellView,
     DeploymentView,
     FleetView,
-    NodeView,
     RegionView,
     RolloutView,
     VersionView,
 )
 from fleet.selectors.faults import faults_view
 from fleet.selectors.fleet_cache import FleetCache
-from fleet.selectors.rollout import active_rollouts, counters_reported, rollout_view
+from fleet.selectors.rollout import active_rollouts, rollout_view
 from kernel.leases import lease_held_since
 from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import network_nodes_shared, nodes_per_cell
@@ -34,12 +32,14 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
     `cache` of an earlier view only what has changed since is loaded."""
     known = cache or FleetCache()
     known.refresh(settings or FleetSettings(), now)
-    nodes, cells, active = known.nodes, known.cells, active_rollouts()
+    cells, active = known.cells, active_rollouts()
     rollouts, unreadable = _rollouts(active)
+    judged = [cell for cell in cells.values() if cell.deployment in rollouts]
+    cells |= {cell.id: cell for cell in known.with_counters(judged)}
     return FleetView(
         regions={region.name: _region(region) for region in Region.objects.all()},
-        nodes=nodes,
-        cells=_with_counters(cells, nodes, rollouts),
+        nodes=known.nodes,
+        cells=cells,
         deployments={view.name: view for view in _deployments(known.versions, active, unreadable)},
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
         rollouts=rollouts,
@@ -54,20 +54,6 @@ def _region(region: Region) -> RegionView:
         spares={kind: spares.warm for kind, spares in stated.items()},
         repair_only={kind: spares.repair_only for kind, spares in stated.items()},
     )
-
-
-def _with_counters(
-    cells: dict[str, CellView], nodes: Mapping[str, NodeView], rollouts: Container[str]
-) -> dict[str, CellView]:
-    """The cells, those of deployments with a rollout with what their leaders say that they have counted: gates need
-    that."""
-    leaders = {cell.members[0].node: cell for cell in cells.values() if cell.deployment in rollouts and cell.members}
-    about = {node: cell for node, cell in leaders.items() if nodes[node].report.is_about(cell)}
-    for report in NodeReport.objects.filter(node_id__in=list(about)).only("cell", "generation", "load"):
-        cell, counters = about[report.node_id], counters_reported(report)
-        if counters is not None and (report.cell, counters.generation) == (cell.id, cell.generation):
-            cells[cell.id] = replace(cell, counters=counters)
-    return cells
 
 
 def _rollouts(active: list[Rollout]) -> tuple[dict[str, RolloutView], dict[str, str]]:

@@ -133,8 +133,9 @@ class Guards:
 
     def _is_handled(self, node: NodeView) -> bool:
         """Condemned and in no cell: what it needed was done, or waits for an operator."""
-        held = self._fleet.faults.is_held(node.id, NEEDS_OPERATOR)
-        return node.state in CONDEMNED and (held or node.id not in self._cells)
+        if node.state not in CONDEMNED:
+            return False
+        return node.id not in self._cells or self._fleet.faults.is_held(node.id, NEEDS_OPERATOR)
 
 
 def _pool(node: NodeView) -> tuple[str, str]:

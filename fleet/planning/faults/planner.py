@@ -7,6 +7,7 @@ at all while no agent reports.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any
 
 from fleet.planning.decisions import (
@@ -53,8 +54,11 @@ class _Pass:
     handled: set[str] = field(default_factory=set)
 
     def incident(self, kind: str, subject: str) -> IncidentView | None:
-        known = self.fleet.faults.incidents
-        return next((one for one in known if (one.kind, one.subject) == (kind, subject)), None)
+        return self._known.get((kind, subject))
+
+    @cached_property
+    def _known(self) -> dict[tuple[str, str], IncidentView]:
+        return {(one.kind, one.subject): one for one in reversed(self.fleet.faults.incidents)}
 
     def cell_of(self, node: str) -> CellView | None:
         return self.fleet.cell_of(node)
