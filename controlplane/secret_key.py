@@ -20,7 +20,8 @@ def require_secret_key() -> None:
     except ImproperlyConfigured:
         key = ""
     if len(key) < SHORTEST or len(set(key)) < FEWEST_LETTERS:
-        what = f"has {len(key)} characters" if key else "is not set"
+        letters = f", {len(set(key))} different" if len(set(key)) < FEWEST_LETTERS else ""
+        what = f"has {len(key)} characters{letters}" if key else "is not set"
         raise SystemExit(
             f"SWITCHYARD_SECRET_KEY {what}: it signs sessions, and whoever knows it is an admin. Set it to {SHORTEST} "
             "or more random characters, the same for all processes of this installation, such as "

@@ -30,16 +30,9 @@ def credential(node: str) -> str:
     return agent_enrol(token=token, kind="node", subject=node, nonce="5e" * 32, now=clock.now())
 
 
-def hello(node: str = "n-a", protocol: int = 1) -> Hello:
-    return Hello(
-        protocol=protocol,
-        kind=AgentKind.NODE,
-        id=node,
-        boot_id="b",
-        agent_version="1",
-        topology=("x", "y"),
-        fingerprint={"kernel": "6"},
-    )
+def hello(node: str = "n-a", protocol: int = 1, **fields: Any) -> Hello:
+    stated = {"topology": ("x", "y"), "fingerprint": {"kernel": "6"}, **fields}
+    return Hello(protocol=protocol, kind=AgentKind.NODE, id=node, boot_id="b", agent_version="1", **stated)
 
 
 class AgentClient(ApplicationCommunicator):
