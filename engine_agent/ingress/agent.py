@@ -22,7 +22,7 @@ from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.log_pipe import LogPipe, open_pipe
 from engine_agent.ingress.report import (
     KEY_COUNTS_COMMAND,
-    KeyCounts,
+    KeyCounting,
     cell_traffic,
     cell_views,
     change_counts,
@@ -69,7 +69,7 @@ class IngressAgent:
         self._accept_at_s = 0.0
         self._newest_revision = 0
         self._wake = asyncio.Event()
-        self._key_counts = KeyCounts()
+        self._key_counting = KeyCounting()
         self._ejections = Ejections()
         self._ejected: frozenset[ServerKey] = frozenset()
         self._desired: DesiredHaproxy | None = None
@@ -155,10 +155,10 @@ class IngressAgent:
     async def _count_keys(self) -> None:
         """Counts are for statistics only: without them everything goes on."""
         running, now_s = self.serving.running, asyncio.get_running_loop().time()
-        if running is None or not self._key_counts.is_due(running.life, now_s):
+        if running is None or not self._key_counting.is_due(running.life, now_s):
             return
         with contextlib.suppress(Unreachable):
-            self._key_counts.update(
+            self._key_counting.update(
                 running.life, read_key_counts(await self.serving.process.admin.send(KEY_COUNTS_COMMAND)), now_s
             )
 
@@ -205,15 +205,12 @@ class IngressAgent:
         self._report_due_s = now_s + report_interval_s(self._draw())
         for haproxy in self._haproxies:
             haproxy.process.trim_log()
-        counters = telemetry(self.serving.running, desired)
-        if keys := self._key_counts.report(now_s):
-            counters["keys"] = keys
         return IngressReport(
             seq=0,
             observed=observed,
             cells=cell_traffic(self.serving.running, desired, self._ejected),
             changes=change_counts(self.serving),
-            telemetry=counters,
+            telemetry=telemetry(self.serving.running, desired, self._key_counting.report(now_s)),
         )
 
 

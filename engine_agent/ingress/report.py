@@ -11,8 +11,13 @@ from collections.abc import Mapping
 from engine_agent.ingress.desired import STANDBY_SUFFIX, DesiredHaproxy, ServerKey
 from engine_agent.ingress.running import CellView, RunningHaproxy
 from engine_agent.ingress.supervisor import HaproxySupervisor
-from engine_agent.protocol.ingress_messages import CellTraffic, IngressChanges
-from engine_agent.protocol.messages import JsonObject
+from engine_agent.protocol.ingress_messages import (
+    CellTraffic,
+    IngressChanges,
+    IngressTelemetry,
+    KeyCounts,
+    PoolTraffic,
+)
 
 KEY_COUNTS_COMMAND = "show table keys"
 KEY_COUNTS_INTERVAL_S = 5.0
@@ -34,7 +39,7 @@ def read_key_counts(text: str) -> dict[str, tuple[int, int, int]]:
     return {entry[1]: (int(entry[2]), int(entry[4]), int(entry[3])) for entry in matches if entry}
 
 
-class KeyCounts:
+class KeyCounting:
     """The counts of one worker and whose turn it is. `worker` names one life of a worker, on this machine."""
 
     def __init__(self) -> None:
@@ -50,15 +55,15 @@ class KeyCounts:
     def update(self, worker: str, counts: KeyTotals, now_s: float) -> None:
         self._worker, self._counts, self._counted_at_s = worker, counts, now_s
 
-    def report(self, now_s: float) -> JsonObject:
-        """The part of a report that is about keys; empty while none was used."""
+    def report(self, now_s: float) -> KeyCounts | None:
+        """The part of a report that is about keys; None while none was used."""
         if not self._counts:
-            return {}
+            return None
         if now_s >= self._turn_began_s + TURN_S:
             self._turn_began_s = now_s
             self._first = self._first + KEYS_PER_REPORT if self._first + KEYS_PER_REPORT < len(self._counts) else 0
         shown = sorted(self._counts)[self._first : self._first + KEYS_PER_REPORT]
-        return {"since": self._worker, "totals": {prefix: list(self._counts[prefix]) for prefix in shown}}
+        return KeyCounts(self._worker, {prefix: self._counts[prefix] for prefix in shown})
 
 
 def cell_views(
@@ -71,25 +76,25 @@ def cell_views(
     return {server.cell: seen.get((server.backend, server.name), CellView.UNKNOWN) for server in cells}
 
 
-def telemetry(running: RunningHaproxy | None, desired: DesiredHaproxy) -> JsonObject:
-    """Counters since the worker started, by pool; whoever reads them takes differences."""
+def telemetry(running: RunningHaproxy | None, desired: DesiredHaproxy, keys: KeyCounts | None) -> IngressTelemetry:
+    """Counters of what runs."""
     if running is None:
-        return {}
+        return IngressTelemetry(keys=keys)
     backends = {backend.name: backend for backend in running.backends}
     pools = {}
     for pool in desired.pools:
         local, spill = backends.get(pool.local), backends.get(pool.spill)
         if local is not None and spill is not None:
-            pools[pool.name] = {
-                "in_flight": local.in_flight,
-                "queued": local.queued,
-                "requests_total": local.requests_total,
-                "errors_total": local.errors_total,
-                "spilled_in_flight": spill.in_flight,
-                "spilled_total": spill.requests_total,
-                "spilled_to": _spilled_to(pool.spill, running),
-            }
-    return {"worker_pid": running.worker_pid, "pools": pools}
+            pools[pool.name] = PoolTraffic(
+                in_flight=local.in_flight,
+                queued=local.queued,
+                requests_total=local.requests_total,
+                errors_total=local.errors_total,
+                spilled_in_flight=spill.in_flight,
+                spilled_total=spill.requests_total,
+                spilled_to=_spilled_to(pool.spill, running),
+            )
+    return IngressTelemetry(running.worker_pid, pools, keys)
 
 
 def cell_traffic(

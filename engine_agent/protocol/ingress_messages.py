@@ -1,8 +1,11 @@
 """What ingresses and the control plane send each other: reports up, routing tables down. `messages` has the rules."""
 
-from typing import Any
+from typing import Annotated
 
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
+
+Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+"""Nothing that is counted is negative or more than a column of PostgreSQL takes."""
 
 # --- up: agent -> control plane -------------------------------------------------------------------------------------
 
@@ -24,16 +27,16 @@ class CellTraffic(Struct, frozen=True, omit_defaults=True):
     failed so much that it gets nothing for a while.
     """
 
-    in_flight: int = 0
-    queued: int = 0
-    requests_total: int = 0
-    errors_total: int = 0
-    failures_total: int = 0
-    retries_total: int = 0
-    redispatches_total: int = 0
-    connections_total: int = 0
-    bytes_in_total: int = 0
-    bytes_out_total: int = 0
+    in_flight: Count = 0
+    queued: Count = 0
+    requests_total: Count = 0
+    errors_total: Count = 0
+    failures_total: Count = 0
+    retries_total: Count = 0
+    redispatches_total: Count = 0
+    connections_total: Count = 0
+    bytes_in_total: Count = 0
+    bytes_out_total: Count = 0
     ejected: bool = False
     reason: str = ""
 
@@ -41,10 +44,38 @@ class CellTraffic(Struct, frozen=True, omit_defaults=True):
 class IngressChanges(Struct, frozen=True):
     """What an agent did to its HAProxy: changes in place, reloads, starts; and how many log lines that one lost."""
 
-    applied_total: int = 0
-    reloads_total: int = 0
-    starts_total: int = 0
-    log_lines_lost_total: int = 0
+    applied_total: Count = 0
+    reloads_total: Count = 0
+    starts_total: Count = 0
+    log_lines_lost_total: Count = 0
+
+
+class PoolTraffic(Struct, frozen=True):
+    """What an ingress sent of one pool's requests, to its cells and, spilled, to other regions' ingresses; `…_total`
+    as those of cells. `spilled_to` counts by region."""
+
+    in_flight: Count = 0
+    queued: Count = 0
+    requests_total: Count = 0
+    errors_total: Count = 0
+    spilled_in_flight: Count = 0
+    spilled_total: Count = 0
+    spilled_to: dict[str, Count] = field(default_factory=dict)
+
+
+class KeyCounts(Struct, frozen=True):
+    """Requests, those over a limit, and errors of keys, by their prefixes, counted since the worker's life `since`."""
+
+    since: str
+    totals: dict[str, tuple[Count, Count, Count]]
+
+
+class IngressTelemetry(Struct, frozen=True, omit_defaults=True):
+    """Counters since the worker of this pid started, by pool and by key; whoever reads them takes differences."""
+
+    worker_pid: int | None = None
+    pools: dict[str, PoolTraffic] = field(default_factory=dict)
+    keys: KeyCounts | None = None
 
 
 class IngressReport(Struct, frozen=True, tag="ingress_report"):
@@ -54,7 +85,7 @@ class IngressReport(Struct, frozen=True, tag="ingress_report"):
     observed: IngressObserved
     cells: dict[str, CellTraffic] = field(default_factory=dict)
     changes: IngressChanges = field(default_factory=IngressChanges)
-    telemetry: dict[str, Any] = field(default_factory=dict)
+    telemetry: IngressTelemetry = field(default_factory=IngressTelemetry)
 
 
 # --- down: control plane -> agent -----------------------------------------------------------------------------------

@@ -81,7 +81,7 @@ def _row(session: AgentSession, report: IngressReport) -> IngressRow:
         reason=observed.reason,
         cells=observed.cells,
         telemetry={
-            **report.telemetry,
+            **msgspec.to_builtins(report.telemetry),
             "cells": msgspec.to_builtins(report.cells),
             "changes": msgspec.to_builtins(report.changes),
         },

@@ -164,7 +164,8 @@ class RunningIngress:
 
     @property
     def worker_pid(self) -> int:
-        pid: int = self.reports[-1].telemetry["worker_pid"]
+        pid = self.reports[-1].telemetry.worker_pid
+        assert pid is not None
         return pid
 
     @property

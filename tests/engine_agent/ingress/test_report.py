@@ -2,7 +2,7 @@
 
 import pytest
 
-from engine_agent.ingress.report import KEY_COUNTS_INTERVAL_S, KEYS_PER_REPORT, TURN_S, KeyCounts, read_key_counts
+from engine_agent.ingress.report import KEY_COUNTS_INTERVAL_S, KEYS_PER_REPORT, TURN_S, KeyCounting, read_key_counts
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
@@ -21,7 +21,7 @@ def test_the_table_of_a_worker_is_read() -> None:
 
 
 def test_counts_are_due_again_after_a_while_and_at_once_of_another_worker() -> None:
-    counts = KeyCounts()
+    counts = KeyCounting()
     counts.update("7@1", {}, now_s=100.0)
     assert not counts.is_due("7@1", 100.0 + KEY_COUNTS_INTERVAL_S / 2)
     assert counts.is_due("7@1", 100.0 + KEY_COUNTS_INTERVAL_S)
@@ -29,18 +29,19 @@ def test_counts_are_due_again_after_a_while_and_at_once_of_another_worker() -> N
 
 
 def test_without_use_nothing_is_said() -> None:
-    assert KeyCounts().report(1.0) == {}
+    assert KeyCounting().report(1.0) is None
 
 
 def test_many_keys_take_turns_until_each_was_told() -> None:
-    counts = KeyCounts()
+    counts = KeyCounting()
     everything = {f"{number:08x}": (1, 0, 0) for number in range(2 * KEYS_PER_REPORT + 10)}
     counts.update("7@1", everything, now_s=0.0)
-    turns = [counts.report(number * TURN_S) for number in range(4)]
+    turns = [turn for number in range(4) if (turn := counts.report(number * TURN_S))]
+    assert len(turns) == 4
     assert counts.report(3.5 * TURN_S) == turns[3]
-    assert {turn["since"] for turn in turns} == {"7@1"}
-    assert max(len(turn["totals"]) for turn in turns) == KEYS_PER_REPORT
-    assert {prefix for turn in turns[:3] for prefix in turn["totals"]} == set(everything)
+    assert {turn.since for turn in turns} == {"7@1"}
+    assert max(len(turn.totals) for turn in turns) == KEYS_PER_REPORT
+    assert {prefix for turn in turns[:3] for prefix in turn.totals} == set(everything)
 
 
 @pytest.mark.asyncio
@@ -53,5 +54,5 @@ async def test_a_real_ingress_reports_requests_refusals_and_errors_of_each_key(i
             await ingress.post(BODY, **limited.headers)
         cell.refuses = True
         assert (await ingress.post(BODY, **failing.headers)).status_code == 503
-        wanted = {"0a0a0a0a": [3, 1, 0], "0b0b0b0b": [1, 0, 1]}
-        await eventually(lambda: ingress.reports[-1].telemetry.get("keys", {}).get("totals") == wanted, within_s=60)
+        wanted = {"0a0a0a0a": (3, 1, 0), "0b0b0b0b": (1, 0, 1)}
+        await eventually(lambda: (keys := ingress.reports[-1].telemetry.keys) and keys.totals == wanted)

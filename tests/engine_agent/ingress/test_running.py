@@ -5,7 +5,7 @@ import pytest
 from engine_agent.ingress.desired import LISTING_MAP, ServerKey, desired_from
 from engine_agent.ingress.report import cell_traffic, cell_views, telemetry
 from engine_agent.ingress.running import CellView, RunningBackend, RunningHaproxy, UnexpectedOutput, read_running
-from engine_agent.protocol.ingress_messages import CellTraffic
+from engine_agent.protocol.ingress_messages import CellTraffic, IngressTelemetry, PoolTraffic
 from tests.engine_agent.ingress.test_desired import TABLE
 
 INFO = "Name: HAProxy\nPid: 14196\ndescription: 1c87e1a239a763dc\nTotal: a: b\n\n"
@@ -80,14 +80,19 @@ def test_a_report_names_every_cell_of_the_table_even_one_that_is_not_there_yet()
 
 
 def test_telemetry_counts_by_pool_and_cell() -> None:
-    said = telemetry(read(), desired_from(TABLE))
-    assert said["pools"] == {
-        "chat": {
-            "in_flight": 3, "queued": 2, "requests_total": 25, "errors_total": 6,
-            "spilled_in_flight": 1, "spilled_total": 7, "spilled_to": {"north": 7},
-        }
-    }  # fmt: skip
-    assert telemetry(None, desired_from(TABLE)) == {}
+    said = telemetry(read(), desired_from(TABLE), None)
+    assert said.pools == {
+        "chat": PoolTraffic(
+            in_flight=3,
+            queued=2,
+            requests_total=25,
+            errors_total=6,
+            spilled_in_flight=1,
+            spilled_total=7,
+            spilled_to={"north": 7},
+        )
+    }
+    assert telemetry(None, desired_from(TABLE), None) == IngressTelemetry()
 
 
 def test_every_cell_has_its_counters_and_an_ejected_one_says_so() -> None:

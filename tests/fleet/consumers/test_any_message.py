@@ -17,7 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from engine_agent.protocol.codec import BadMessage, decode_up, encode
-from engine_agent.protocol.ingress_messages import CellTraffic, IngressObserved, IngressReport
+from engine_agent.protocol.ingress_messages import (
+    CellTraffic,
+    IngressObserved,
+    IngressReport,
+    IngressTelemetry,
+    KeyCounts,
+    PoolTraffic,
+)
 from engine_agent.protocol.messages import (
     Accelerator,
     ClassLoad,
@@ -82,7 +89,9 @@ INGRESS_REPORT = IngressReport(
     seq=7,
     observed=IngressObserved(1, 42, "", {CELL: "up"}),
     cells={CELL: CellTraffic(in_flight=1, requests_total=9, reason="x")},
-    telemetry={"pools": {"sim-70b": {"requests_total": 9, "rate": 1.5}}, "keys": {"sw_1": [1, 2]}},
+    telemetry=IngressTelemetry(
+        7, {"sim-70b": PoolTraffic(requests_total=9, spilled_to={"us-west-2": 1})}, KeyCounts("7@1", {"0a": (1, 2, 3)})
+    ),
 )
 HELLO = hello("n-a", inventory=Inventory("local.cpu", "127.0.0.1", 40_000, 8, 2**33, ("nvidia 0: H200",)))
 odd = st.one_of(
