@@ -64,6 +64,7 @@ TRUSTED = {
     "engine_agent/telemetry": "programs of this host",
     "engine_agent/protocol/fingerprint.py": "a digest covers the text",
     "engine_agent/protocol/strict_json.py": "here it is made strict",
+    "fleet/selectors/fleet_cache.py": "columns of jsonb, which has each member once",
     "fleet/services": "encoded by ourselves a line before",
     "kernel/rest/view_sets.py": "our own stored answer",
     "models_registry/planning/diff.py": "a version that was judged when it was made",
