@@ -58,6 +58,15 @@ _SILENCE = """
 UPDATE fleet_nodereport SET connection = 'dead', last_seen_at = %(now)s - interval '11 s'
 WHERE abs(hashtext(node_id)) %% 100 = 9
 """
+_STEPS = """
+INSERT INTO fleet_steprecord (node_id, cell, generation, index, totals, windows)
+SELECT node_id, cell_id, 1, 100, '{}', (
+    SELECT jsonb_agg(jsonb_build_object('index', number, 'steps', counts.steps, 'compute_ms', counts.compute_ms))
+    FROM generate_series(95, 99) AS number, (
+        SELECT jsonb_object_agg(bucket, 200) AS steps, jsonb_object_agg(bucket, 200 * (10 + bucket)) AS compute_ms
+        FROM generate_series(4, 11) AS bucket) AS counts)
+FROM fleet_cellmember
+"""
 
 
 @dataclass
@@ -162,7 +171,7 @@ def _report(nodes: int, phase: str, figures: dict[str, Figures]) -> None:
         )
 
 
-def run(nodes: int, passes: int, phases: list[str]) -> None:
+def run(nodes: int, passes: int, phases: list[str], *, steps: bool) -> None:
     from django.db import connection
 
     fleet = Fleet()
@@ -170,6 +179,8 @@ def run(nodes: int, passes: int, phases: list[str]) -> None:
     seed_calm(nodes, int(nodes * 0.45), with_past=False)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE fleet_nodereport SET load = '{}' WHERE load IS NULL")
+        if steps:
+            cursor.execute(_STEPS)
         cursor.execute("VACUUM ANALYZE")
     print(f"{nodes} nodes seeded in {time.monotonic() - began:.0f} s", file=sys.stderr)
     measure(fleet, SETTLE_PASSES)
@@ -193,6 +204,7 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, nargs="+", default=[1000, 5000, 20_000])
     parser.add_argument("--passes", type=int, default=20, help="of each loop in each phase")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    parser.add_argument("--steps", action="store_true", help="every rank has five windows of steps to compare")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     logging.disable(logging.ERROR)  # no provider knows these nodes, and each decision is a line
@@ -202,7 +214,7 @@ def main() -> None:
         child = os.fork()
         if child == 0:  # a process each, because Django keeps to its first database
             with TemporaryDirectory(prefix="switchyard-bench-") as folder, database(Path(folder), PORT):
-                run(nodes, options.passes, options.phases)
+                run(nodes, options.passes, options.phases, steps=options.steps)
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:

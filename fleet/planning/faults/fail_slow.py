@@ -58,12 +58,29 @@ class SlowNode:
         )
 
 
+Windows = dict[str, tuple[StepWindow, ...]]
+"""Node -> its windows, oldest first."""
+
+_compared: dict[Cohort, tuple[Windows, FaultSettings, tuple[SlowNode, ...]]] = {}
+"""What was compared last, and what was found: windows end every 30 s, and passes ask every second."""
+
+
 def find_slow(fleet: FleetView, settings: FaultSettings) -> tuple[SlowNode, ...]:
     """Every node that is slow in enough of the last windows, in the order of their ids."""
-    slow_nodes = [
-        slow for cohort, nodes in sorted(_cohorts(fleet).items()) for slow in _slow_in(cohort, nodes, settings)
-    ]
+    cohorts = _cohorts(fleet)
+    for gone in [cohort for cohort in _compared if cohort not in cohorts]:
+        _compared.pop(gone, None)
+    slow_nodes = [slow for cohort, nodes in sorted(cohorts.items()) for slow in _found_in(cohort, nodes, settings)]
     return tuple(sorted(slow_nodes, key=lambda slow: slow.node))
+
+
+def _found_in(cohort: Cohort, nodes: Windows, settings: FaultSettings) -> tuple[SlowNode, ...]:
+    """Compared anew only if anything differs from the last time."""
+    last = _compared.get(cohort)
+    if last is None or last[:2] != (nodes, settings):
+        by_index = {node: {window.index: window for window in known} for node, known in nodes.items()}
+        last = _compared[cohort] = (nodes, settings, tuple(_slow_in(cohort, by_index, settings)))
+    return last[2]
 
 
 def relative_times(windows: Mapping[str, StepWindow], settings: FaultSettings) -> dict[str, float]:
@@ -122,15 +139,15 @@ def _slow_in(
     )
 
 
-def _cohorts(fleet: FleetView) -> dict[Cohort, dict[str, dict[int, StepWindow]]]:
-    """Windows of the present generation, by cohort, node and index."""
-    cohorts: dict[Cohort, dict[str, dict[int, StepWindow]]] = defaultdict(dict)
+def _cohorts(fleet: FleetView) -> dict[Cohort, Windows]:
+    """Windows of the present generation, by cohort."""
+    cohorts: dict[Cohort, Windows] = defaultdict(dict)
     if not fleet.faults.windows:
         return cohorts
     for cell in fleet.cells.values():
         for member in cell.members:
             known = fleet.faults.windows.get(member.node, ())
-            mine = {w.index: w for w in known if (w.cell, w.generation) == (cell.id, cell.generation)}
+            mine = tuple(w for w in known if (w.cell, w.generation) == (cell.id, cell.generation))
             if mine:
                 role = MemberRole.FOLLOWER if member.rank else MemberRole.LEADER
                 version = cell.version or fleet.deployments[cell.deployment].version

@@ -1,6 +1,7 @@
 """Which node is slow: by its own computing time, against a cohort, and never its cell mates."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,3 +96,19 @@ def test_only_the_slow_one_is_ever_blamed_in_a_cohort_of_like_machines(steps_ms:
     slow = {f"f{place}": (ms,) * 5 for place, ms in enumerate(steps_ms)}
     slow["f0"] = (steps_ms[0] * factor,) * 5
     assert found(cells(len(steps_ms), slow)) == ["f0"]
+
+
+OLDER: dict[str, Any] = {"generation": 2}
+LOOKS = st.lists(
+    st.tuples(st.integers(5, 7), st.sampled_from([20.0, 28.0, 40.0]), st.sampled_from([{}, OLDER])), max_size=8
+)
+
+
+@given(LOOKS)
+@settings(max_examples=40)
+def test_what_was_compared_before_decides_nothing(looks: list[tuple[int, float, dict[str, Any]]]) -> None:
+    for count, step_ms, changes in looks:
+        view = cells(count, {"f3": (step_ms,) * 5}, **changes)
+        is_slow = count > FAULTS.slow_peers and step_ms > 28.0 and not changes
+        assert found(view) == found(view) == (["f3"] if is_slow else [])
+        assert find_slow(view, replace(FAULTS, slow_score=0.1)) == ()
