@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import time
@@ -75,6 +76,8 @@ def targets(target: Target, around: Surroundings) -> dict[str, Processes]:
             return _alive(target, around.sessions, children=False)
         case Target.BACKEND:
             return _alive(Target.POSTGRES, around.sessions)
+        case Target.DISK:
+            return {str(target): []} if around.home.is_mount() else {}
         case _ if target in SERVICES:
             return _alive(target, around.sessions)
     by_node = processes_by_node(around.home)
@@ -159,6 +162,8 @@ def _do(fault: Fault, subject: str, processes: Processes, around: Surroundings) 
             _limit_writes(processes, 0)
             # What was started meanwhile has inherited the limit.
             return lambda: _limit_writes([*processes, *_descendants(processes)], resource.RLIM_INFINITY)
+        case Harm.FULL:
+            return _fill(around.home)
         case Harm.TORN_STATE | Harm.NO_STATE:
             _harm_state(_folder(subject, around.home) / fault.state, torn=fault.harm is Harm.TORN_STATE)
         case Harm.SLOWLORIS | Harm.IDLE | Harm.KNOCKS:
@@ -231,6 +236,20 @@ def _limit_writes(processes: Processes, most_bytes: int) -> None:
                 soft = "unlimited" if most_bytes == resource.RLIM_INFINITY else most_bytes
                 command = ["prlimit", f"--pid={process.pid}", f"--fsize={soft}:"]
                 subprocess.run(command, check=False, user=process.uids().real, group=process.gids().real)
+
+
+def _fill(filesystem: Path) -> Callable[[], None]:
+    """Take all that is free now."""
+    filler = filesystem / "filler"
+    with filler.open("wb") as file:
+        size = shutil.disk_usage(filesystem).free
+        while size:
+            try:
+                os.posix_fallocate(file.fileno(), file.tell(), size)
+                file.seek(size, os.SEEK_CUR)
+            except OSError:
+                size //= 2
+    return filler.unlink
 
 
 def _folder(subject: str, home: Path) -> Path:

@@ -16,7 +16,9 @@ class Harm(StrEnum):
     PAUSE = "pause"
     """SIGSTOP, and SIGCONT after some seconds."""
     CANNOT_WRITE = "cannot write"
-    """Every write to a file fails with EFBIG for some seconds, as on a full disk."""
+    """Every write of this one to a file fails with EFBIG for some seconds."""
+    FULL = "full"
+    """Not a byte is free on the filesystem, for anybody, for some seconds."""
     TORN_STATE = "torn state"
     """Its state file is cut in half, then it is killed."""
     NO_STATE = "no state"
@@ -58,6 +60,8 @@ class Target(StrEnum):
     EVERY_INGRESS = "every haproxy"
     REGION = "region"
     """All processes of its nodes and its ingress."""
+    DISK = "disk"
+    """Of the whole fleet, if its folder is a filesystem of its own."""
 
 
 class Scope(StrEnum):
@@ -97,6 +101,7 @@ class Fault:
 
 PAUSES_S = (5.0, 15.0, 60.0)
 CANNOT_WRITE_S = 10.0
+DISK_FULL_S = 60.0
 CROWDED_S = 20.0
 STARTED_AGAIN_AFTER_S = 5.0
 """How long the host's supervisor takes to start a launcher that was killed."""
@@ -128,7 +133,7 @@ STATE = {
     Target.BEAT: ("beat-schedule.dat",),
     Target.LAUNCHER: ("up.json",),
 }
-CONTROLS = frozenset({Target.CONTROLLER, Target.POSTGRES, Target.BACKEND, Target.LAUNCHER})
+CONTROLS = frozenset({Target.CONTROLLER, Target.POSTGRES, Target.BACKEND, Target.LAUNCHER, Target.DISK})
 """Without them there are no passes."""
 SERVICES = frozenset(
     {Target.WEB, Target.CONTROLLER, Target.WORKER, Target.BEAT, Target.SENDER, Target.POSTGRES, Target.VALKEY}
@@ -162,6 +167,7 @@ MATRIX: tuple[Fault, ...] = (
     Fault(Target.NODE, Harm.KILL, excuses=Scope.CELL, trail=("node.lost",)),
     Fault(Target.NODE, Harm.TWICE, excuses=Scope.CELL, trail=("node.lost",)),
     Fault(Target.BACKEND, Harm.PAUSE, 5.0),
+    Fault(Target.DISK, Harm.FULL, DISK_FULL_S),
     Fault(Target.EVERY_INGRESS, Harm.KILL, excuses=Scope.ALL),
     Fault(Target.REGION, Harm.KILL, excuses=Scope.REGION, trail=("node.lost",)),
     Fault(Target.HAPROXY, Harm.SLOWLORIS, CROWDED_S),
