@@ -4,7 +4,8 @@
 
 Brings its own servers; needs no fleet and starts no process of the control plane: it runs the loops' own functions,
 one pass of each every second. Agents and ingresses are statements that move the rows as their reports would, every 2 s.
-Judge by processor time: that of the pass, and that of the PostgreSQL process which serves it.
+Judge by processor time: that of the pass, and that of the PostgreSQL process which serves it. `--controller 60` runs
+the process `controller` beside the idle fleet for so many seconds instead, and says what it uses.
 """
 
 import argparse
@@ -12,23 +13,27 @@ import logging
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
 
-from bench.crowd.control_plane import database, seed_calm
+from bench.crowd.control_plane import cpu_s, database, seed_calm
+from controlplane.embedded import control_plane
 
 PORT = 24380
 TICK_S = 1.0
 SETTLE_PASSES = 3
+STARTED_AFTER_S = 20.0
 MOVING = ("fleet.reconcile", "fleet.provision", "traffic.publish", "traffic.autopilot", "traffic.ensure_ingresses")
 _REPORTS = """
 UPDATE fleet_nodereport SET last_seen_at = %(now)s, connected = true, load = jsonb_set(load, '{queued}', '1')
@@ -171,7 +176,40 @@ def _report(nodes: int, phase: str, figures: dict[str, Figures]) -> None:
         )
 
 
-def run(nodes: int, passes: int, phases: list[str], *, steps: bool) -> None:
+def run_controller(nodes: int, seconds: float, log: Path) -> None:
+    """The real process: its loops hear doorbells, rest, and look at everything now and then."""
+    from kernel.models import LoopPass
+
+    program = control_plane.controller(dict(os.environ)).program
+    fleet = Fleet()
+    took_s: dict[str, dict[datetime, float]] = defaultdict(dict)
+    fleet.move()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            program.arguments, env=dict(program.environment), cwd=program.folder, stdout=output, stderr=output
+        )
+    try:
+        used_s, began = 0.0, time.monotonic()
+        from_s = began
+        while (now := time.monotonic()) - began < STARTED_AFTER_S + seconds:
+            if now - began < STARTED_AFTER_S:
+                used_s = cpu_s({"controller": process.pid})["controller"]
+                from_s = now
+            fleet.move()
+            for one in LoopPass.objects.filter(loop__in=MOVING):
+                took_s[one.loop][one.passed_at] = one.took_s
+            time.sleep(max(0.0, TICK_S - (time.monotonic() - now)))
+        cores = (cpu_s({"controller": process.pid})["controller"] - used_s) / (time.monotonic() - from_s)
+    finally:
+        process.terminate()
+        process.wait(30)
+    print(f"{nodes:,} nodes: the controller uses {cores:.2f} cores", flush=True)
+    for loop, seen in sorted(took_s.items()):
+        passes = sorted(seen.values())
+        print(f"  {loop}: {len(passes)} passes seen, median {statistics.median(passes):.2f} s, most {passes[-1]:.2f} s")
+
+
+def run(nodes: int, passes: int, phases: list[str], *, steps: bool, controller_s: float, log: Path) -> None:
     from django.db import connection
 
     fleet = Fleet()
@@ -183,6 +221,9 @@ def run(nodes: int, passes: int, phases: list[str], *, steps: bool) -> None:
             cursor.execute(_STEPS)
         cursor.execute("VACUUM ANALYZE")
     print(f"{nodes} nodes seeded in {time.monotonic() - began:.0f} s", file=sys.stderr)
+    if controller_s:
+        run_controller(nodes, controller_s, log)
+        return
     measure(fleet, SETTLE_PASSES)
     if "idle" in phases:
         _report(nodes, "idle", measure(fleet, passes))
@@ -205,6 +246,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=20, help="of each loop in each phase")
     parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
     parser.add_argument("--steps", action="store_true", help="every rank has five windows of steps to compare")
+    parser.add_argument("--controller", type=float, default=0.0, help="seconds")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     logging.disable(logging.ERROR)  # no provider knows these nodes, and each decision is a line
@@ -214,7 +256,15 @@ def main() -> None:
         child = os.fork()
         if child == 0:  # a process each, because Django keeps to its first database
             with TemporaryDirectory(prefix="switchyard-bench-") as folder, database(Path(folder), PORT):
-                run(nodes, options.passes, options.phases, steps=options.steps)
+                log = Path(folder) / "controller.log"
+                run(
+                    nodes,
+                    options.passes,
+                    options.phases,
+                    steps=options.steps,
+                    controller_s=options.controller,
+                    log=log,
+                )
             os._exit(0)
         _, status = os.waitpid(child, 0)
         if status:
