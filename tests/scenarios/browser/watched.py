@@ -102,7 +102,8 @@ class Watched:
 
     def barriers(self) -> list[str]:
         """What axe-core finds that keeps somebody from using the page: its rule and where."""
-        self.page.evaluate(AXE)
+        if not self.page.evaluate("'axe' in window"):
+            self.page.evaluate(AXE)
         violations = self.page.evaluate(RUN_AXE, list(ASKED))["violations"]
         return [
             f"{one['id']} ({one['impact']}): {json.dumps([node['target'] for node in one['nodes']][:4])}"
