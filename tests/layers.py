@@ -1,9 +1,9 @@
 """The layers of the suite, from cheap to dear: in which order they run, on which workers, and where the time went.
 
-Over several workers, a file at a time. Tests on a whole fleet have a lane, and those that start single vLLM engines
-another: within it one test follows another, on one worker, because what they start is shared. The lane of the fleet is
-the longest and waits more than it computes: one worker begins with it, and the others run all else meanwhile, the pure
-ones first; vLLM comes last, for it computes.
+Over several workers, a file at a time, the pure ones first. Tests on a whole fleet have a lane, and those that start
+single vLLM engines another: within it one test follows another, on one worker, because what they start is shared.
+Scenarios wait more than they compute, so that the other workers run services and processes meanwhile; vLLM comes last,
+for it computes.
 Only whole files belong to a layer or lane, by their `pytestmark`.
 """
 
@@ -23,7 +23,7 @@ FAST = ("pure", "services")
 LANES = ("scenario", "vllm")
 LAYERS = (*FAST, "processes", "scenario", "browser", "vllm")
 """From cheap to dear: in this order in one process. Browser and vLLM tests in the lane of scenarios use their fleet."""
-RANKS = {"scenario": 0, "pure": 1, "browser": 2, "services": 3, "processes": 3, "vllm": 4}
+RANKS = {"pure": 0, "scenario": 1, "browser": 2, "services": 3, "processes": 3, "vllm": 4}
 """The order over several workers. Services and processes side by side: the one computes while the other waits."""
 
 
