@@ -24,4 +24,4 @@ MAX_ROUNDS = 6
 
 LEASE_TTL_S = 5.0
 """A worker killed in the middle of a pass holds up the next for this long; with its own start that stays below the
-15 s of I8. It is renewed before every decision, each of which takes a fraction of it."""
+15 s of I8. It is renewed every second, between decisions, each of which takes a fraction of it."""

@@ -5,6 +5,8 @@ it (fleet.services.provisioning).
 import contextlib
 import logging
 import secrets
+from collections import defaultdict
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
@@ -24,11 +26,15 @@ from fleet.services.incident import incident_open, incidents_close
 from fleet.services.provider_call import machines_forget, provider_order
 from fleet.services.replacement import replacement_begin
 from kernel import live
-from kernel.events import event_record
+from kernel.events import events_record
+from kernel.models import Event
 from kernel.refusals import Conflict
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
 RESUMED = (CellState.STARTING, CellState.READY)
+
+MOST_NAMED = 20
+"""Nodes that browsers are told by name when many change at once."""
 
 log = logging.getLogger(__name__)
 
@@ -39,26 +45,47 @@ def node_move(decision: MoveNode, *, now: datetime) -> None:
     Raises:
         StaleDecision: the node is no longer in the state that the decision saw, or has reported since.
     """
-    changes: dict[str, Any] = {"spare_since": now} if decision.seen is NodeState.JOINING else {}
+    if decision.to is not NodeState.LOST:
+        if not nodes_move([decision], now=now):
+            raise StaleDecision(f"node {decision.node}")
+        return
     with transaction.atomic():
-        if decision.to is NodeState.LOST:
-            _lock_unless_it_reported(decision)
-        node = _move(decision.node, decision.seen, decision.to, decision.reason, now, **changes)
-        if decision.to is NodeState.LOST:
-            member = CellMember.objects.filter(node=node).select_related("cell").first()
-            incident_open(
-                kind="node-lost",
-                subject=node.id,
-                summary=f"Node {node.id} lost: {decision.reason}",
-                evidence={"reason": decision.reason},
-                now=now,
-                region=node.region_id,
-                node=node.id,
-                cell=member.cell_id if member else "",
-                deployment=member.cell.deployment_id if member else "",
-            )
-            if member:
-                replacement_begin(node=node.id, cell=member.cell_id, rule=Rule.SILENCE, reason=decision.reason, now=now)
+        _lock_unless_it_reported(decision)
+        node = _move(decision.node, decision.seen, decision.to, decision.reason, now)
+        member = CellMember.objects.filter(node=node).select_related("cell").first()
+        incident_open(
+            kind="node-lost",
+            subject=node.id,
+            summary=f"Node {node.id} lost: {decision.reason}",
+            evidence={"reason": decision.reason},
+            now=now,
+            region=node.region_id,
+            node=node.id,
+            cell=member.cell_id if member else "",
+            deployment=member.cell.deployment_id if member else "",
+        )
+        if member:
+            replacement_begin(node=node.id, cell=member.cell_id, rule=Rule.SILENCE, reason=decision.reason, now=now)
+
+
+def nodes_move(decisions: Sequence[MoveNode], *, now: datetime) -> list[MoveNode]:
+    """Change the states of many nodes, none of which is lost, with their events, in few statements: after web was away
+    a whole fleet changes at once. Returns those that still were in the state that their decisions saw."""
+    for each in decisions:
+        _may_go(each.seen, each.to)
+    with transaction.atomic():
+        named = Node.objects.select_for_update(of=("self",)).filter(id__in=[each.node for each in decisions])
+        nodes = {node.id: node for node in named.order_by("id").only("id", "state", "region_id")}
+        moved = [each for each in decisions if each.node in nodes and nodes[each.node].state == each.seen]
+        alike: dict[tuple[NodeState, NodeState, str], list[str]] = defaultdict(list)
+        for each in moved:
+            alike[each.seen, each.to, each.reason].append(each.node)
+        for (seen, to, reason), names in alike.items():
+            joined = {"spare_since": now} if seen is NodeState.JOINING else {}
+            Node.objects.filter(id__in=names).update(state=to.value, reason=reason, state_since=now, **joined)
+        _note_moves([(nodes[each.node], each.to, each.reason) for each in moved], now)
+        desired_changed(each.node for each in moved)
+    return moved
 
 
 def _lock_unless_it_reported(decision: MoveNode) -> None:
@@ -91,7 +118,7 @@ def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
             provider_order(
                 node=node.id, action=ProviderAction.LAUNCH, reason=decision.reason, near=decision.near, now=now
             )
-            _node_event(node, NodeState.JOINING, decision.reason, now)
+            _note_moves([(node, NodeState.JOINING, decision.reason)], now)
 
 
 def launch_failed(*, node: str, reason: str, now: datetime) -> None:
@@ -160,26 +187,38 @@ def _lock_pool(region: Region, instance_type: InstanceType, there: int) -> None:
 
 
 def _move(node_id: str, seen: NodeState, to: NodeState, reason: str, now: datetime, **changes: Any) -> Node:
-    if to not in NODE_ALLOWED[seen]:
-        raise ValueError(f"a node cannot go from {seen} to {to}")
+    _may_go(seen, to)
     rows = Node.objects.filter(id=node_id, state=seen.value)
     compare_and_set_or_stale(rows, what=f"node {node_id}", state=to.value, reason=reason, state_since=now, **changes)
     node = Node.objects.select_related("region").get(id=node_id)
-    _node_event(node, to, reason, now)
+    _note_moves([(node, to, reason)], now)
     desired_changed([node_id])
     return node
 
 
-def _node_event(node: Node, to: NodeState, reason: str, now: datetime) -> None:
-    event_record(
-        kind=f"node.{to}",
-        message=f"{node.id} is {to}: {reason}",
-        tone=NODE_TONE[to],
-        now=now,
-        region=node.region_id,
-        node=node.id,
+def _may_go(seen: NodeState, to: NodeState) -> None:
+    if to not in NODE_ALLOWED[seen]:
+        raise ValueError(f"a node cannot go from {seen} to {to}")
+
+
+def _note_moves(moves: Sequence[tuple[Node, NodeState, str]], now: datetime) -> None:
+    """Events, and hints to browsers; of many moves they hear that nodes changed, not which."""
+    events_record(
+        [
+            Event(
+                at=now,
+                kind=f"node.{to}",
+                message=f"{node.id} is {to}: {reason}",
+                tone=NODE_TONE[to],
+                region=node.region_id,
+                node=node.id,
+            )
+            for node, to, reason in moves
+        ]
     )
-    live.push("nodes", node.id)
+    names = [node.id for node, _, _ in moves]
+    for name in names if len(names) <= MOST_NAMED else [""]:
+        live.push("nodes", name)
 
 
 def embedded_fleet_resume(*, now: datetime) -> int:

@@ -6,8 +6,10 @@ there.
 """
 
 import logging
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
+from time import monotonic
 
 from django.db import IntegrityError
 
@@ -34,6 +36,7 @@ from fleet.planning.decisions import (
 )
 from fleet.planning.planners import LEASE_TTL_S, MAX_ROUNDS, PLANNERS
 from fleet.planning.settings import FleetSettings
+from fleet.planning.states import NodeState
 from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import cell as cells
@@ -41,11 +44,13 @@ from fleet.services import incident as incidents
 from fleet.services import node as nodes
 from fleet.services import replacement as replacements
 from fleet.services import rollout as rollouts
-from kernel import clock
+from kernel import clock, hints
 from kernel.leases import lease_release, lease_take, this_holder
 from kernel.transitions import StaleDecision
 
 LEASE = "reconciler"
+RENEW_EVERY_S = 1.0
+MOVES_AT_ONCE = 500
 
 log = logging.getLogger(__name__)
 
@@ -55,43 +60,105 @@ def reconcile(*, settings: FleetSettings | None = None, cache: FleetCache | None
     return reconcile_alone(settings=settings, cache=cache) or 0
 
 
-def reconcile_alone(*, settings: FleetSettings | None = None, cache: FleetCache | None = None) -> int | None:
-    """Run a pass; None: another process does. Returns the number of decisions applied. `cache`: of earlier passes."""
-    chosen, known = settings or FleetSettings(), cache or FleetCache()
-    holder = this_holder()
-    if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
+def reconcile_alone(
+    *, settings: FleetSettings | None = None, cache: FleetCache | None = None, apply_for_s: float = math.inf
+) -> int | None:
+    """Run a pass; None: another process does. Returns the number of decisions applied. `cache`: of earlier passes.
+
+    A pass that has applied decisions for `apply_for_s` seconds leaves the others to the next one, for which it rings:
+    what has happened meanwhile may be more urgent than the rest of thousands.
+    """
+    one = _Pass(settings or FleetSettings(), cache or FleetCache(), apply_for_s)
+    if not one.holds_lease():
         return None
     try:
-        return _run_rounds(chosen, holder, known)
+        return one.run()
     finally:
-        lease_release(name=LEASE, holder=holder, now=clock.now())
+        lease_release(name=LEASE, holder=one.holder, now=clock.now())
+        if one.is_cut:
+            hints.ring("fleet.reconcile")
 
 
-def _run_rounds(settings: FleetSettings, holder: str, cache: FleetCache) -> int:
-    applied = 0
-    for _ in range(MAX_ROUNDS):
-        done = _run_round(settings, holder, cache)
-        applied += done
-        if not done:
-            break
-    return applied
+class _Pass:
+    """`is_cut`: it ran out of time, and something is left."""
 
+    def __init__(self, settings: FleetSettings, cache: FleetCache, apply_for_s: float) -> None:
+        self.holder = this_holder()
+        self.is_cut = False
+        self._settings = settings
+        self._cache = cache
+        self._left_s = apply_for_s
+        self._renewed_s = -math.inf
 
-def _run_round(settings: FleetSettings, holder: str, cache: FleetCache) -> int:
-    """The first planner whose decisions change something ends the round: the next one needs to see what it changed."""
-    now = clock.now()
-    view = fleet_view(now=now, settings=settings, cache=cache)
-    for planner in PLANNERS:
-        done = 0
-        for decision in planner(view, settings, now):
-            # Who has lost the lease meanwhile leaves the rest to the new holder.
-            if lease_take(name=LEASE, holder=holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
-                log.warning("another reconciler took over")
+    def holds_lease(self) -> bool:
+        """Whether nobody else reconciles. Renewed once a second; what another process has decided meanwhile makes a
+        decision stale."""
+        now_s = monotonic()
+        if now_s - self._renewed_s >= RENEW_EVERY_S:
+            if lease_take(name=LEASE, holder=self.holder, ttl_s=LEASE_TTL_S, now=clock.now()) is None:
+                return False
+            self._renewed_s = now_s
+        return True
+
+    def run(self) -> int:
+        applied = 0
+        for _ in range(MAX_ROUNDS):
+            done = self._run_round()
+            applied += done
+            if not done or self.is_cut:
+                break
+        return applied
+
+    def _run_round(self) -> int:
+        """The first planner whose decisions change something ends the round: the next one needs to see what it
+        changed."""
+        now = clock.now()
+        view = fleet_view(now=now, settings=self._settings, cache=self._cache)
+        for planner in PLANNERS:
+            if done := self._apply_all(planner(view, self._settings, now)):
                 return done
-            done += _apply_one(decision)
-        if done:
-            return done
-    return 0
+        return 0
+
+    def _apply_all(self, decisions: Iterable[Decision]) -> int:
+        done = 0
+        self._renewed_s = -math.inf  # planning may have taken long
+        for step in _steps(decisions):
+            if self._left_s <= 0:
+                self.is_cut = True
+                break
+            # Who has lost the lease meanwhile leaves the rest to the new holder.
+            if not self.holds_lease():
+                log.warning("another reconciler took over")
+                break
+            began_s = monotonic()
+            done += _move_nodes(step) if isinstance(step, list) else _apply_one(step)
+            self._left_s -= monotonic() - began_s
+        return done
+
+
+def _steps(decisions: Iterable[Decision]) -> Iterator[Decision | list[MoveNode]]:
+    """Each alone, but first the nodes that change their state and are not lost, up to `MOVES_AT_ONCE` together: after
+    web was away that is the whole fleet."""
+    moves: list[MoveNode] = []
+    alone: list[Decision] = []
+    for each in decisions:
+        if isinstance(each, MoveNode) and each.to is not NodeState.LOST:
+            moves.append(each)
+        else:
+            alone.append(each)
+    for first in range(0, len(moves), MOVES_AT_ONCE):
+        yield moves[first : first + MOVES_AT_ONCE]
+    yield from alone
+
+
+def _move_nodes(moves: list[MoveNode]) -> int:
+    moved = nodes.nodes_move(moves, now=clock.now())
+    for move in moved:
+        log.info("%s", move)
+    for move in moves:
+        if move not in moved:
+            log.info("dropped, the next pass replans: %s", move)
+    return len(moved)
 
 
 def _apply_one(decision: Decision) -> bool:

@@ -11,7 +11,7 @@ from fleet.planning.states import NodeState, ProviderAction
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import provisioning
 from fleet.services.enrolment import agent_enrol, agents_identify, join_token_issue
-from fleet.services.node import agent_restart, node_move, node_retire, nodes_launch
+from fleet.services.node import agent_restart, node_move, node_retire, nodes_launch, nodes_move
 from fleet.services.provisioning import JOIN_TOKEN_TTL
 from kernel import clock
 from kernel.models import Event
@@ -174,3 +174,23 @@ def test_an_agent_that_cannot_be_started_leaves_no_event_that_says_it_was(cloud:
     agent_restart(RestartAgent("n-a", "dead"), now=NOW)
     provision()
     assert not Event.objects.exists()
+
+
+def test_of_many_moves_one_that_is_stale_costs_only_itself() -> None:
+    for name, state in (("n-a", NodeState.SUSPECT), ("n-b", NodeState.LOST), ("n-c", NodeState.JOINING)):
+        rows.node(name, state=state, spare_since=None)
+    moves = [
+        MoveNode("n-a", NodeState.SUSPECT, NodeState.READY, "its reports came back"),
+        MoveNode("n-b", NodeState.SUSPECT, NodeState.READY, "its reports came back"),
+        MoveNode("n-c", NodeState.JOINING, NodeState.READY, "its agent joined"),
+        MoveNode("n-gone", NodeState.SUSPECT, NodeState.READY, "its reports came back"),
+    ]
+    assert nodes_move(moves, now=LATER) == [moves[0], moves[2]]
+    found = {node.id: (node.state, node.reason, node.spare_since, node.desired_version) for node in Node.objects.all()}
+    assert found == {
+        "n-a": ("ready", "its reports came back", None, 2),
+        "n-b": ("lost", "", None, 1),
+        "n-c": ("ready", "its agent joined", LATER, 2),
+    }
+    messages = ["n-a is ready: its reports came back", "n-c is ready: its agent joined"]
+    assert sorted(Event.objects.values_list("message", flat=True)) == messages

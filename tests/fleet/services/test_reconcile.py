@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 from django.db import connection, connections
+from django.test.utils import CaptureQueriesContext
 
 from engine_agent.protocol.states import EngineState
 from fleet.models import Cell, CellMember, Node, NodeReport
@@ -19,8 +20,8 @@ from fleet.planning.states import CellState, NodeState
 from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.snapshot import LISTENING_LEASE
 from fleet.services import reconcile as reconciler
-from fleet.services.reconcile import APPLY, LEASE, reconcile
-from kernel import clock
+from fleet.services.reconcile import APPLY, LEASE, reconcile, reconcile_alone
+from kernel import clock, hints
 from kernel.leases import lease_held_since, lease_take
 from kernel.models import Event
 from tests.fleet import rows
@@ -253,3 +254,26 @@ def test_without_a_lease_two_reconcilers_still_take_every_decision_once(monkeypa
 
 def test_every_type_of_decision_has_a_service_that_applies_it() -> None:
     assert set(APPLY) == set(get_args(Decision))
+
+
+@pytest.mark.parametrize("count", [3, 30])
+def test_a_fleet_that_comes_back_is_moved_in_as_many_statements_as_one_node(count: int) -> None:
+    for index in range(count):
+        rows.node(f"n-{index}", state=NodeState.SUSPECT)
+    with CaptureQueriesContext(connection) as made:
+        assert reconcile() == count
+    assert set(Node.objects.values_list("state", flat=True)) == {NodeState.READY}
+    assert len([query for query in made if query["sql"].startswith(("UPDATE", "INSERT"))]) <= 8
+
+
+def test_a_pass_that_has_applied_for_long_leaves_the_rest_and_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+    rung: list[str] = []
+    monkeypatch.setattr(hints, "ring", rung.append)
+    rows.deployment(cells=3)
+    spares(6)
+    assert reconcile_alone(apply_for_s=1e-9) == 1, "never none, however slow the host is"
+    assert len(cells()) == 1
+    assert rung.count("fleet.reconcile") >= 1
+    rung.clear()
+    assert reconcile_alone() == 5
+    assert len(cells()) == 3
