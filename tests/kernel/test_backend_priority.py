@@ -25,6 +25,7 @@ def forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.django_db(transaction=True)
 def test_the_backend_of_a_process_that_goes_before_others_does_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_priority, "own_session_nice", lambda: 0)
     as_it_was = place_of_backend()
     assert as_it_was in {"", "nice 0"}
     monkeypatch.setattr(backend_priority, "own_session_nice", lambda: -5)

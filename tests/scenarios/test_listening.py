@@ -1,10 +1,11 @@
 """Every socket that a running fleet listens on is in the table of docs/security.md, and is protected as it says; and
 nothing that it writes is for others to read."""
 
+import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -55,11 +56,18 @@ def listening(fleet: RunningFleet) -> set[Listening]:
     }
     found: set[Listening] = set()
     for process in processes_of(fleet.home):
-        for connection in process.net_connections("inet"):
-            if connection.status == psutil.CONN_LISTEN:
-                found.add(Listening(name_of(fleet, connection.laddr.port, process), connection.laddr.ip))
-        found.update(Listening(*of_file(process, files[inode])) for inode in sockets_of(process) if inode in files)
+        with contextlib.suppress(psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):  # it has just ended
+            found.update(list(listening_of(fleet, process, files)))
     return found
+
+
+def listening_of(fleet: RunningFleet, process: psutil.Process, files: Mapping[str, str]) -> Iterator[Listening]:
+    for connection in process.net_connections("inet"):
+        if connection.status == psutil.CONN_LISTEN:
+            yield Listening(name_of(fleet, connection.laddr.port, process), connection.laddr.ip)
+    for inode in sockets_of(process):
+        if inode in files:
+            yield Listening(*of_file(process, files[inode]))
 
 
 def name_of(fleet: RunningFleet, port: int, process: psutil.Process) -> str:

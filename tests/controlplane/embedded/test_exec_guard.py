@@ -27,7 +27,8 @@ time.sleep(600)
 
 def _guard(*options: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, str(GUARD), "--parent", str(os.getpid()), "--death-signal", "15", *options]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    # In a session of its own: the place that it takes for its session would else be that of all tests.
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, start_new_session=True)
 
 
 def _as_nobody(*options: str) -> subprocess.CompletedProcess[str]:
