@@ -1,11 +1,12 @@
 """Servers that do not answer, and the settings that point hints and doorbells at them."""
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
+from django.db import OperationalError, connection
 
 from controlplane.celery import app
 from kernel import circuit_breaker, hints, live
@@ -21,6 +22,19 @@ def server_away(kind: str) -> Iterator[str]:
         if kind == "is silent":
             held.listen(64)
         yield f"redis://127.0.0.1:{held.getsockname()[1]}/0"
+
+
+@contextmanager
+def statement_breaks_off(words: str) -> Iterator[None]:
+    """A statement in which these words stand ends as one that took too long, and so does the block."""
+
+    def break_off(execute: Callable[..., Any], statement: object, *arguments: Any) -> Any:
+        if words in str(statement):
+            raise OperationalError("canceling statement due to statement timeout")
+        return execute(statement, *arguments)
+
+    with connection.execute_wrapper(break_off), pytest.raises(OperationalError):
+        yield
 
 
 def use_fresh_doorbells(monkeypatch: pytest.MonkeyPatch) -> None:

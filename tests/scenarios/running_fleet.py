@@ -22,11 +22,8 @@ START_LIMIT_S = 600
 STOP_LIMIT_S = 240
 LIMIT_S = 240.0
 """For whatever must happen: generous, for machines that do much else. What takes how long, the benches say."""
-POLL_S, LONGEST_POLL_S = 0.1, 0.5
-"""Each look is a request that the fleet's web process answers, on cores that engines need to start: the longer the wait
-so far, the rarer the looks."""
-PATIENCE = 20.0
-"""A look comes this part of the wait so far later than it could."""
+POLL_S = 0.1
+"""Each look is a request that the fleet's web process answers, on cores that engines need to start."""
 WORKER = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
 """Each of three workers may run a fleet, with ports of its own."""
 NODE_PORTS = 22000 - 1000 * WORKER
@@ -175,15 +172,15 @@ class RunningFleet:
 
 def eventually(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
     """Poll until the condition holds, and return what it said. An API that is away for a moment counts as "not yet"."""
-    began = time.monotonic()
+    deadline = time.monotonic() + limit_s
     said: Any = None
-    while (waited_s := time.monotonic() - began) < limit_s:
+    while time.monotonic() < deadline:
         try:
             if said := condition():
                 return said
         except (httpx.TransportError, psutil.NoSuchProcess, OSError, KeyError) as error:
             said = error
-        time.sleep(min(LONGEST_POLL_S, max(POLL_S, waited_s / PATIENCE)))
+        time.sleep(POLL_S)
     raise AssertionError(f"not within {limit_s:.0f} s; the last answer was {said!r}")
 
 

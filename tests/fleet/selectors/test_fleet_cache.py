@@ -6,7 +6,6 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection
 
 from fleet.models import (
     Cell,
@@ -30,6 +29,7 @@ from kernel.leases import lease_take
 from kernel.row_cache import FULL_LOOK_EVERY_S
 from tests.fleet import rows
 from tests.fleet.rows import NOW
+from tests.kernel.servers_away import statement_breaks_off
 
 pytestmark = pytest.mark.django_db(transaction=True)  # in one transaction every row would be of the newest
 
@@ -180,12 +180,7 @@ def test_a_look_that_breaks_off_in_the_middle_loses_nothing() -> None:
     fleet_view(now=NOW, cache=cache)
     _move_cell(random.Random(1), NOW)
 
-    def break_off(execute: Callable[..., Any], statement: object, *arguments: Any) -> Any:
-        if "fleet_disruption" in str(statement):
-            raise OperationalError("canceling statement due to statement timeout")
-        return execute(statement, *arguments)
-
-    with connection.execute_wrapper(break_off), pytest.raises(OperationalError):
+    with statement_breaks_off("fleet_disruption"):
         fleet_view(now=NOW, cache=cache)
     assert_same(cache, NOW, "after a look that broke off")
 

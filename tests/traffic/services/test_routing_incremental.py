@@ -5,7 +5,6 @@ from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
-from django.db import OperationalError, connection
 
 from fleet.models import Cell, CellMember, Node
 from fleet.planning.states import CellState
@@ -14,6 +13,7 @@ from kernel.leases import lease_take
 from models_registry.models import ModelVersion
 from tests.fleet import rows
 from tests.fleet.rows import NOW
+from tests.kernel.servers_away import statement_breaks_off
 from traffic.models import IngressReport, RoutingTable, TrafficMatrix
 from traffic.selectors.routing import latest_revisions
 from traffic.selectors.routing_cache import RoutingCache
@@ -97,12 +97,7 @@ def test_a_pass_that_breaks_off_in_the_middle_loses_nothing() -> None:
     tables_publish(now=NOW, cache=cache)
     Cell.objects.filter(id="c0").update(state=CellState.FAILED)
 
-    def break_off(execute: Callable[..., object], statement: object, *arguments: object) -> object:
-        if "models_registry_modelversion" in str(statement):
-            raise OperationalError("canceling statement due to statement timeout")
-        return execute(statement, *arguments)
-
-    with connection.execute_wrapper(break_off), pytest.raises(OperationalError):
+    with statement_breaks_off("models_registry_modelversion"):
         tables_publish(now=NOW, cache=cache)
     assert tables_publish(now=NOW, cache=cache) == ["us-east-1"]
 
