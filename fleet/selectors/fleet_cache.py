@@ -9,6 +9,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from functools import lru_cache
 from time import monotonic
+from typing import Any, TypeVar
 
 from engine_agent.protocol.fingerprint import Fingerprint, fingerprint_digest
 from engine_agent.protocol.states import EngineState
@@ -22,6 +23,8 @@ from fleet.selectors.faults import step_windows
 from fleet.selectors.rollout import counters_reported
 from kernel.row_cache import FullLooks, Row, RowCache
 from models_registry.models import ModelVersion
+
+V = TypeVar("V")
 
 
 def _epoch(column: str) -> str:
@@ -133,16 +136,13 @@ class FleetCache:
         changed |= {cell for cell, _ in disruptions.items() ^ self._disruptions.items()}
         self._disruptions = disruptions
         self._versions = ModelVersion.objects.in_bulk({row[_VERSION] for row in self._cells.rows.values()})
-        known = len(self._cell_views)
-        for cell in changed:
-            row = self._cells.rows.get(cell)
-            if row is not None:
-                self._cell_views[cell] = self._cell_view(cell, row)
-            elif self._cell_views.pop(cell, None):
-                known -= 1
-        if len(self._cell_views) > known:
-            ordered = sorted(self._cell_views.values(), key=lambda c: (c.deployment, c.region, c.created_at, c.id))
-            self._cell_views = {cell.id: cell for cell in ordered}
+        self._cell_views = _with_changes(
+            self._cell_views,
+            changed,
+            self._cells,
+            self._cell_view,
+            lambda c: (c.deployment, c.region, c.created_at, c.id),
+        )
 
     def _refresh_members(self) -> set[str]:
         """Returns the cells whose members changed."""
@@ -181,16 +181,9 @@ class FleetCache:
         if not all(member[1] in self._nodes.rows for member in self._members.rows.values()):
             self._nodes.forget()  # one that was left out has joined a cell
             changed |= self._nodes.refresh().keys()
-        known = len(self._node_views)
-        for node in changed:
-            row = self._nodes.rows.get(node)
-            if row is not None:
-                self._node_views[node] = self._node_view(node, row)
-            elif self._node_views.pop(node, None):
-                known -= 1
-        if len(self._node_views) > known:
-            ordered = sorted(self._node_views.values(), key=lambda node: (node.region, node.id))
-            self._node_views = {node.id: node for node in ordered}
+        self._node_views = _with_changes(
+            self._node_views, changed, self._nodes, self._node_view, lambda node: (node.region, node.id)
+        )
         for node in self._machines.rows.keys() & self._node_views.keys():
             view = self._node_views[node]
             provider = self._provider(node, view.report, settings, now)
@@ -222,6 +215,24 @@ class FleetCache:
             fingerprint=digest,
             software=software,
         )
+
+
+def _with_changes(
+    views: dict[str, V],
+    changed: Iterable[str],
+    table: RowCache,
+    view: Callable[[str, Row], V],
+    place: Callable[[V], Any],
+) -> dict[str, V]:
+    """Views of the rows of a table, those that changed made anew; ordered by `place` again where one is new."""
+    known = len(views)
+    for key in changed:
+        row = table.rows.get(key)
+        if row is not None:
+            views[key] = view(key, row)
+        elif views.pop(key, None) is not None:
+            known -= 1
+    return dict(sorted(views.items(), key=lambda item: place(item[1]))) if len(views) > known else views
 
 
 def _report_view(row: Row) -> ReportView:
