@@ -61,12 +61,14 @@ def is_starting(samples: Sequence[Sample], now: float) -> bool:
 
 
 def arrivals_to_expect(samples: Sequence[Sample]) -> float:
-    """The greatest average over `SMOOTHING_S`, in requests a second; of samples that are too few, their average."""
-    means = [
-        fmean(s.arrivals_per_s for s in samples[: last + 1] if sample.at - s.at < SMOOTHING_S)
-        for last, sample in enumerate(samples)
-        if last == len(samples) - 1 or sample.at - samples[0].at >= SMOOTHING_S
-    ]
+    """The greatest average over `SMOOTHING_S`, in requests a second; of samples that are too few, their average. They
+    come oldest first."""
+    means, first = [], 0
+    for last, sample in enumerate(samples):
+        while sample.at - samples[first].at >= SMOOTHING_S:
+            first += 1
+        if last == len(samples) - 1 or sample.at - samples[0].at >= SMOOTHING_S:
+            means.append(fmean([one.arrivals_per_s for one in samples[first : last + 1]]))
     return max(means, default=0.0)
 
 
