@@ -34,6 +34,9 @@ POLICY = UpdatePolicy(
 )
 SETTINGS = FleetSettings()
 
+_Rows = tuple[tuple[CellView, ...], tuple[int, ...], RolloutView | None, str]
+"""What decisions change of a state: its cells, the nodes' order numbers, the rollout, the version deployed."""
+
 
 class Model:
     """The fleet of the model and its moves. Machines serve one cell each, and none dies."""
@@ -54,6 +57,7 @@ class Model:
         # What follows from few things alone is worked out once; states differ in the rest.
         self._plans: dict[tuple[object, ...], list[tuple[Decision, ...]]] = {}
         self._orders: dict[tuple[object, ...], Desired] = {}
+        self._outcomes: dict[tuple[object, ...], _Rows] = {}
         self._seen_nodes: dict[tuple[int, ReportView, datetime], NodeView] = {}
 
     @property
@@ -135,8 +139,7 @@ class Model:
 
     def _planned(self, state: State, now: datetime) -> Iterator[tuple[Decision, ...]]:
         """What each planner decides that decides anything, in their order."""
-        rollout = state.rollout
-        progress = rollout and (rollout.state, rollout.stage, rollout.failed, rollout.revision, rollout.reason)
+        progress = _progress(state.rollout)
         known = self._plans.setdefault((state.cells, state.reports, progress, state.deployed, now), [])
         view: FleetView | None = None
         for number, planner in enumerate(PLANNERS):
@@ -154,6 +157,14 @@ class Model:
         return self._orders[key]
 
     def _applied(self, state: State, decisions: tuple[Decision, ...]) -> State:
+        rollout = (_progress(state.rollout), state.rollout and state.rollout.state_since)
+        key = (state.cells, state.reports, state.versions, rollout, state.deployed, decisions)
+        if key not in self._outcomes:
+            self._outcomes[key] = self._rows_after(state, decisions)
+        cells, versions, after, deployed = self._outcomes[key]
+        return replace(state, cells=cells, versions=versions, rollout=after, deployed=deployed)
+
+    def _rows_after(self, state: State, decisions: tuple[Decision, ...]) -> _Rows:
         store = self._store(state)
         store.on_write = self._watch(store)
         for decision in decisions:
@@ -162,12 +173,11 @@ class Model:
                 store.apply(decision, LATE)
             except StaleWrite:
                 continue
-        return replace(
-            state,
-            cells=tuple(_timeless(cell) for cell in store.cells.values()),
-            versions=tuple(store.versions[node.id] for node in self._nodes),
-            rollout=store.rollouts.get(NAME),
-            deployed=store.deployments[NAME].version,
+        return (
+            tuple(_timeless(cell) for cell in store.cells.values()),
+            tuple(store.versions[node.id] for node in self._nodes),
+            store.rollouts.get(NAME),
+            store.deployments[NAME].version,
         )
 
     def _watch(self, store: Store) -> Callable[[Write], None]:
@@ -217,6 +227,13 @@ class Model:
             if agent.version != cell.version or agent.engine is None or agent.engine.generation != cell.generation:
                 return False
         return state.rollout is None and len(state.cells) == len(self._nodes)
+
+
+def _progress(rollout: RolloutView | None) -> tuple[object, ...] | None:
+    """All in which views of the one rollout differ, but for when."""
+    if rollout is None:
+        return None
+    return rollout.state, rollout.stage, rollout.failed, rollout.revision, rollout.reason
 
 
 def _timeless(cell: CellView) -> CellView:
