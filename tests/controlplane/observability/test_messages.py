@@ -11,7 +11,7 @@ import pytest
 import redis
 from django.conf import settings as configured
 
-from kernel import hints
+from kernel import hints, metrics
 from kernel.control_standing import HOUSEKEEPING
 from kernel.loop_passes import control_standing
 from kernel.models import LoopPass
@@ -36,28 +36,32 @@ def test_a_message_says_when_it_was_sent_and_of_which_request(monkeypatch: pytes
     assert float(headers[SENT_AT]) > 0
 
 
-def test_every_process_of_django_counts_its_tasks() -> None:
+def test_every_process_of_django_counts_its_tasks_into_the_folder_of_its_host(tmp_path: Path) -> None:
     """A worker has no URLs, views or tests that would import what counts."""
-    looked = "import django; django.setup(); from celery import signals; print(len(signals.task_prerun.receivers))"
-    environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "controlplane.settings"}
-    ended = subprocess.run(
-        [sys.executable, "-c", looked], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
-    )
-    assert int(ended.stdout.split()[-1]) >= 1
-
-
-@pytest.mark.parametrize("program", [["uvicorn"], ["manage.py", "controller"], ["celery", "worker"]])
-def test_processes_of_one_host_count_into_one_folder(program: list[str], tmp_path: Path) -> None:
     looked = (
-        f"import sys; sys.argv = {program!r}; import django; django.setup(); "
-        "from prometheus_client import values; print(values.ValueClass.__name__)"
+        "import sys; sys.argv = ['celery', 'worker']; import django; django.setup(); from celery import signals; "
+        "from prometheus_client import values; "
+        "print(len(signals.task_prerun.receivers), values.ValueClass.__name__)"
     )
     environment = {**os.environ, "DJANGO_SETTINGS_MODULE": "controlplane.settings", "SWITCHYARD_HOME": str(tmp_path)}
     environment.pop("PROMETHEUS_MULTIPROC_DIR", None)
     ended = subprocess.run(
         [sys.executable, "-c", looked], cwd=ROOT, env=environment, capture_output=True, text=True, check=True
     )
-    assert ended.stdout.split()[-1] == "MmapedValue"
+    receivers, values = ended.stdout.split()[-2:]
+    assert int(receivers) >= 1
+    assert values == "MmapedValue"
+
+
+@pytest.mark.parametrize("program", [["uvicorn"], ["manage.py", "controller"], ["celery", "worker"]])
+def test_processes_of_one_host_count_into_one_folder(
+    program: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.SWITCHYARD_HOME = tmp_path
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "")
+    monkeypatch.setattr(sys, "argv", program)
+    assert metrics._shared_folder() == tmp_path / "metrics"
+    assert os.environ["PROMETHEUS_MULTIPROC_DIR"] == str(tmp_path / "metrics")
 
 
 @pytest.mark.django_db
