@@ -34,7 +34,8 @@ _spent = pytest.StashKey[Spent]()
 _left_running = pytest.StashKey[list[str]]()
 
 
-hypothesis.settings.register_profile("switchyard", deadline=None)  # of an example: a busy machine is no finding
+# No deadline of an example: a busy machine is no finding. Each run draws other examples than the one before.
+hypothesis.settings.register_profile("switchyard", deadline=None, max_examples=40)
 hypothesis.settings.load_profile("switchyard")
 
 

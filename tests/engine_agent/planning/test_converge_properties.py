@@ -171,13 +171,13 @@ def settle(world: World) -> None:
 
 
 @given(happenings)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_never_two_engines_nor_an_engine_that_ends_before_its_proxy(whats: list[Desired | str | float]) -> None:
     live(World(), whats)  # the world itself refuses two engines and a wrong order of ending
 
 
 @given(st.lists(st.integers(1, 4) | st.sampled_from(["engine dies", "proxy dies", "healthy"]), min_size=4, max_size=30))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_a_cell_never_starts_an_older_generation(generations_and_deaths: list[int | str]) -> None:
     world = World()
     for version, what in enumerate(generations_and_deaths, start=1):
@@ -188,7 +188,7 @@ def test_a_cell_never_starts_an_older_generation(generations_and_deaths: list[in
 
 
 @given(happenings)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_in_contact_a_generation_is_started_once_however_often_its_engine_dies(
     whats: list[Desired | str | float],
 ) -> None:
@@ -206,7 +206,7 @@ def _keeps_serving(what: Desired | str | float) -> bool:
 
 
 @given(happenings)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_when_nothing_more_goes_wrong_the_node_ends_up_as_told_or_says_failed(
     whats: list[Desired | str | float],
 ) -> None:
@@ -229,7 +229,7 @@ def test_when_nothing_more_goes_wrong_the_node_ends_up_as_told_or_says_failed(
 
 
 @given(happenings)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_node_cut_off_for_ever_serves_again_whatever_died(whats: list[Desired | str | float]) -> None:
     world = World()
     live(world, whats)
@@ -240,7 +240,7 @@ def test_a_node_cut_off_for_ever_serves_again_whatever_died(whats: list[Desired 
 
 
 @given(happenings)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_repeating_the_order_in_force_changes_nothing(whats: list[Desired | str | float]) -> None:
     world = World()
     live(world, whats)

@@ -32,7 +32,7 @@ def that_fit(topologies: list[Path], wanted: list[int]) -> list[int]:
     return wanted
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=60, deadline=None, derandomize=True)
 @given(topologies=machines, wanted=sizes)
 @example(topologies=[("a", "a", x) for x in "aabbcccd"], wanted=[4, 3])
 @example(topologies=[tuple(path) for path in ("aaa", "aab", "aba", "abb", "baa", "bab", "bba")], wanted=[3, 2, 2])
