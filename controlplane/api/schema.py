@@ -1,8 +1,10 @@
 """Serves the OpenAPI document, completed with what all operations have in common: errors, and one spelling of paths."""
 
+from functools import cache
 from http import HTTPStatus
 from typing import Any
 
+from drf_spectacular.generators import SchemaGenerator
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerSplitView
 from rest_framework.negotiation import DefaultContentNegotiation
 from rest_framework.settings import APISettings
@@ -98,9 +100,21 @@ class _FormatInQuery(DefaultContentNegotiation):
     settings = APISettings({"URL_FORMAT_OVERRIDE": "format"})  # type: ignore[assignment] # the same class
 
 
+@cache
+def api_document() -> JsonObject:
+    """The OpenAPI document, the same for everybody: made once per process, for it takes a second."""
+    return dict(SchemaGenerator().get_schema(request=None, public=True))  # type: ignore[no-untyped-call]
+
+
+class _MadeOnce(SchemaGenerator):
+    def get_schema(self, request: Any = None, public: bool = False) -> JsonObject:
+        return api_document()
+
+
 class Schema(SpectacularAPIView):
     """YAML by default; JSON by `Accept: application/vnd.oai.openapi+json` or `?format=json`."""
 
+    generator_class = _MadeOnce
     content_negotiation_class = _FormatInQuery
 
 
