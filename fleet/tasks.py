@@ -12,15 +12,15 @@ from fleet.services.reconcile import reconcile_alone
 from fleet.services.webhook_delivery import WebhookSender, callbacks_send, deliveries_trim
 from kernel import clock
 
-APPLY_FOR_S = 1.0
-"""Of one pass; then the next one looks again."""
+RECONCILE_FOR_S = 0.75
+"""Then the next pass looks again."""
 
 _fleet = FleetCache()
 
 
 def reconcile_fleet() -> bool:
     """A pass of the control loop; False: another controller is at it."""
-    return reconcile_alone(cache=_fleet, apply_for_s=APPLY_FOR_S) is not None
+    return reconcile_alone(cache=_fleet, limit_s=RECONCILE_FOR_S) is not None
 
 
 _provisioning = Provisioning()

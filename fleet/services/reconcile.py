@@ -52,6 +52,8 @@ LEASE = "reconciler"
 RENEW_EVERY_S = 1.0
 MOVES_AT_ONCE = 500
 """Nodes in one transaction: some 50 ms, in which nobody else changes them."""
+LOOKS_A_PASS = 2
+"""A fleet that takes longer to look at has longer passes: the first look is at most half of one."""
 
 log = logging.getLogger(__name__)
 
@@ -62,14 +64,14 @@ def reconcile(*, settings: FleetSettings | None = None, cache: FleetCache | None
 
 
 def reconcile_alone(
-    *, settings: FleetSettings | None = None, cache: FleetCache | None = None, apply_for_s: float = math.inf
+    *, settings: FleetSettings | None = None, cache: FleetCache | None = None, limit_s: float = math.inf
 ) -> int | None:
     """Run a pass; None: another process does. Returns the number of decisions applied. `cache`: of earlier passes.
 
-    A pass that has applied decisions for `apply_for_s` seconds leaves the others to the next one, for which it rings:
-    what has happened meanwhile may be more urgent than the rest of thousands.
+    A pass that has lasted `limit_s` seconds, or twice its first look where that is longer, leaves what is left to the
+    next one, for which it rings: what has happened meanwhile may be more urgent than the rest of thousands.
     """
-    one = _Pass(settings or FleetSettings(), cache or FleetCache(), apply_for_s)
+    one = _Pass(settings or FleetSettings(), cache or FleetCache(), limit_s)
     if not one.holds_lease():
         return None
     try:
@@ -83,12 +85,14 @@ def reconcile_alone(
 class _Pass:
     """`is_cut`: it ran out of time, and something is left."""
 
-    def __init__(self, settings: FleetSettings, cache: FleetCache, apply_for_s: float) -> None:
+    def __init__(self, settings: FleetSettings, cache: FleetCache, limit_s: float) -> None:
         self.holder = this_holder()
         self.is_cut = False
         self._settings = settings
         self._cache = cache
-        self._left_s = apply_for_s
+        self._began_s = monotonic()
+        self._limit_s = limit_s
+        self._looked_s: float | None = None
         self._renewed_s = -math.inf
 
     def holds_lease(self) -> bool:
@@ -106,6 +110,7 @@ class _Pass:
         for _ in range(MAX_ROUNDS):
             done = self._run_round()
             applied += done
+            self.is_cut = self.is_cut or (done > 0 and self._is_over())
             if not done or self.is_cut:
                 break
         return applied
@@ -121,20 +126,24 @@ class _Pass:
         return 0
 
     def _apply_all(self, decisions: Iterable[Decision]) -> int:
+        steps = list(_steps(decisions))
+        if steps and self._looked_s is None:
+            self._looked_s = monotonic() - self._began_s
         done = 0
         self._renewed_s = -math.inf  # planning may have taken long
-        for step in _steps(decisions):
-            if self._left_s <= 0:
+        for position, step in enumerate(steps):
+            if position and self._is_over():
                 self.is_cut = True
                 break
             # Who has lost the lease meanwhile leaves the rest to the new holder.
             if not self.holds_lease():
                 log.warning("another reconciler took over")
                 break
-            began_s = monotonic()
             done += _move_nodes(step) if isinstance(step, list) else _apply_one(step)
-            self._left_s -= monotonic() - began_s
         return done
+
+    def _is_over(self) -> bool:
+        return monotonic() - self._began_s >= max(self._limit_s, LOOKS_A_PASS * (self._looked_s or 0.0))
 
 
 def _steps(decisions: Iterable[Decision]) -> Iterator[Decision | list[MoveNode]]:

@@ -266,14 +266,34 @@ def test_a_fleet_that_comes_back_is_moved_in_as_many_statements_as_one_node(coun
     assert len([query for query in made if query["sql"].startswith(("UPDATE", "INSERT"))]) <= 8
 
 
-def test_a_pass_that_has_applied_for_long_leaves_the_rest_and_rings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pass_that_has_lasted_long_leaves_the_rest_and_rings(monkeypatch: pytest.MonkeyPatch) -> None:
     rung: list[str] = []
     monkeypatch.setattr(hints, "ring", rung.append)
+    monkeypatch.setattr(reconciler, "LOOKS_A_PASS", 0)
     rows.deployment(cells=3)
     spares(6)
-    assert reconcile_alone(apply_for_s=1e-9) == 1, "never none, however slow the host is"
+    assert reconcile_alone(limit_s=1e-9) == 1, "never none, however slow the host is"
     assert len(cells()) == 1
     assert rung.count("fleet.reconcile") >= 1
     rung.clear()
     assert reconcile_alone() == 5
     assert len(cells()) == 3
+
+
+def test_a_pass_that_has_lasted_long_begins_no_further_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows.deployment(cells=1)
+    spares(2)
+    monkeypatch.setattr(reconciler, "LOOKS_A_PASS", 0)
+    assert reconcile_alone(limit_s=1e-9) == 1
+    assert set(cells().values()) == {"pending"}, "it was made, and the next pass starts it"
+    assert reconcile_alone(limit_s=1e-9) == 1
+    assert set(cells().values()) == {"starting"}
+
+
+def test_a_fleet_that_takes_long_to_look_at_has_as_long_for_what_it_saw(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows.deployment(cells=3)
+    spares(6)
+    seconds = iter(range(10_000))
+    monkeypatch.setattr(reconciler, "monotonic", lambda: next(seconds))
+    monkeypatch.setattr(reconciler, "LOOKS_A_PASS", 1_000)
+    assert reconcile_alone(limit_s=1e-9) == 6
