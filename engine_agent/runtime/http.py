@@ -1,9 +1,10 @@
-"""One small HTTP request to a process of this node, with a limit on everything. It follows no redirect and keeps no
-connection; the agent needs no more, and a whole client would double its memory."""
+"""Small HTTP requests to processes of this node, with a limit on everything, over connections that are kept: a node
+asks its processes several times a second. It follows no redirect; the agent needs no more, and a whole client would
+double its memory."""
 
 import asyncio
 from dataclasses import dataclass
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 MAX_RESPONSE_BYTES = 256 * 1024
 
@@ -24,39 +25,76 @@ class HttpResponse:
     body: bytes
 
 
-async def request(method: str, url: str, *, timeout_s: float, body: bytes = b"") -> HttpResponse:
-    """Send one request, with a JSON body if there is one, and return the whole answer.
-
-    Raises:
-        NoResponse: nothing listens, no whole answer within `timeout_s`, more than `MAX_RESPONSE_BYTES`, or not HTTP.
-    """
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await _request(method, url, body)
-    except TimeoutError as error:
-        raise NoResponse(f"{url} did not answer within {timeout_s:g} s") from error
-    except ConnectionRefusedError as error:
-        raise NoResponse(f"nothing listens at {url}", refused=True) from error
-    except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
-        raise NoResponse(f"{url}: {str(error) or type(error).__name__}") from error
+@dataclass(frozen=True, slots=True)
+class _Connection:
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
 
 
-async def _request(method: str, url: str, body: bytes) -> HttpResponse:
-    parts = urlsplit(url)
-    reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
-    try:
-        head = [f"{method} {parts.path or '/'} HTTP/1.1", f"Host: {parts.netloc}", "Connection: close"]
+class HttpClient:
+    """Keeps one idle connection to each address that answered. Requests to one address may run side by side."""
+
+    def __init__(self) -> None:
+        self._idle: dict[str, _Connection] = {}
+
+    async def request(self, method: str, url: str, *, timeout_s: float, body: bytes = b"") -> HttpResponse:
+        """Send one request, with a JSON body if there is one, and return the whole answer.
+
+        Sent twice where a kept connection ends without an answer, as it does when the process has been replaced.
+
+        Raises:
+            NoResponse: nothing listens, no whole answer within `timeout_s`, more than `MAX_RESPONSE_BYTES`, or not
+                HTTP.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._request(method, urlsplit(url), body)
+        except TimeoutError as error:
+            raise NoResponse(f"{url} did not answer within {timeout_s:g} s") from error
+        except ConnectionRefusedError as error:
+            raise NoResponse(f"nothing listens at {url}", refused=True) from error
+        except (OSError, EOFError, ValueError, asyncio.LimitOverrunError) as error:
+            raise NoResponse(f"{url}: {str(error) or type(error).__name__}") from error
+
+    def close(self) -> None:
+        """End the connections that are kept."""
+        for connection in self._idle.values():
+            connection.writer.close()
+        self._idle.clear()
+
+    async def _request(self, method: str, url: SplitResult, body: bytes) -> HttpResponse:
+        kept = self._idle.pop(url.netloc, None)
+        if kept is not None:
+            try:
+                return await self._exchange(kept, method, url, body)
+            except _NothingCame:
+                pass
+        connection = _Connection(*await asyncio.open_connection(url.hostname, url.port or 80))
+        return await self._exchange(connection, method, url, body)
+
+    async def _exchange(self, connection: _Connection, method: str, url: SplitResult, body: bytes) -> HttpResponse:
+        head = [f"{method} {url.path or '/'} HTTP/1.1", f"Host: {url.netloc}"]
         if body:
             head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
-        writer.write("\r\n".join((*head, "", "")).encode() + body)
-        await writer.drain()
-        return await _read_response(reader)
-    finally:
-        writer.close()
+        is_reusable = False
+        try:
+            connection.writer.write("\r\n".join((*head, "", "")).encode() + body)
+            response, is_reusable = await _read_response(connection.reader)
+            return response
+        finally:
+            if is_reusable and url.netloc not in self._idle:
+                self._idle[url.netloc] = connection
+            else:
+                connection.writer.close()
 
 
-async def _read_response(reader: asyncio.StreamReader) -> HttpResponse:
-    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+class _NothingCame(EOFError):
+    """The connection ended before the first byte of an answer."""
+
+
+async def _read_response(reader: asyncio.StreamReader) -> tuple[HttpResponse, bool]:
+    """The response, and whether its connection can take another request."""
+    head = (await _read_head(reader)).decode("latin-1").split("\r\n")
     version, _, rest = head[0].partition(" ")
     if not version.startswith("HTTP/1."):
         raise ValueError(f"not an HTTP answer: {head[0][:80]!r}")
@@ -65,11 +103,23 @@ async def _read_response(reader: asyncio.StreamReader) -> HttpResponse:
         raise ValueError("the answer is chunked; processes of a node answer with a length")
     status = int(rest[:3])
     if "content-length" not in fields:
-        return HttpResponse(status, await _read_to_end(reader))
+        return HttpResponse(status, await _read_to_end(reader)), False
     length = int(fields["content-length"])
     if length > MAX_RESPONSE_BYTES:
         raise ValueError(f"the answer of {length} bytes is longer than {MAX_RESPONSE_BYTES}")
-    return HttpResponse(status, await reader.readexactly(length))
+    is_kept = version == "HTTP/1.1" and fields.get("connection", "").lower() != "close"
+    return HttpResponse(status, await reader.readexactly(length)), is_kept
+
+
+async def _read_head(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.readuntil(b"\r\n\r\n")
+    except asyncio.IncompleteReadError as error:
+        if not error.partial:
+            raise _NothingCame("the connection ended without an answer") from error
+        raise
+    except ConnectionError as error:
+        raise _NothingCame(str(error)) from error
 
 
 async def _read_to_end(reader: asyncio.StreamReader) -> bytes:

@@ -35,7 +35,7 @@ from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import procfs, watch
 from engine_agent.runtime.accounts import Service, open_way, service_account
-from engine_agent.runtime.http import NoResponse, request
+from engine_agent.runtime.http import HttpClient, NoResponse
 from engine_agent.runtime.journal import CorruptJournal, Journal
 from engine_agent.runtime.launch import NodePlace, proxy_admin_url, proxy_launch, with_fingerprint
 from engine_agent.runtime.logs import bound, last_lines
@@ -69,6 +69,7 @@ class LocalNode:
         self._now_s = now_s
         self._stack = stack
         self.seen = watch.ProbeResults()
+        self._http = HttpClient()
         self._on_change = on_change
         self._on_fault = on_fault
         self._journal = Journal(place.home / JOURNAL_FILE, NodeRecord)
@@ -141,6 +142,7 @@ class LocalNode:
         """Look away; everything that runs goes on running."""
         if self._phase_change is not None:
             self._phase_change.cancel()
+        self._http.close()
         self._processes.close()
 
     # --- orders ------------------------------------------------------------------------------------------------------
@@ -181,9 +183,9 @@ class LocalNode:
         proxy, before = self._processes.running(ProcessKind.PROXY), self.seen
         if desired.role is MemberRole.FOLLOWER:
             url = engine_adapter(desired.plan.engine).health_url(desired, self.place.context())
-            after = watch.after_engine(before, await watch.probe_engine(url))
+            after = watch.after_engine(before, await watch.probe_engine(self._http, url))
         elif proxy is not None and proxy.membership == engine.membership:
-            status = await watch.fetch_proxy_status(proxy_admin_url(self.place.context(), "/status"))
+            status = await watch.fetch_proxy_status(self._http, proxy_admin_url(self.place.context(), "/status"))
             after = watch.after_proxy(before, status, self._now_s())
         else:
             return
@@ -199,7 +201,7 @@ class LocalNode:
         adapter = engine_adapter(desired.plan.engine)
         if not isinstance(adapter, MeasuresSteps):
             return None
-        return await watch.fetch_steps(adapter.steps_url(self.place.context()))
+        return await watch.fetch_steps(self._http, adapter.steps_url(self.place.context()))
 
     def bound_logs(self) -> None:
         """Keep the log files short."""
@@ -258,7 +260,7 @@ class LocalNode:
         """Send the proxy its phase, unless a request is under way; its next report shows whether it took it."""
         if self._phase_change is None or self._phase_change.done():
             url = proxy_admin_url(self.place.context(), "/phase")
-            self._phase_change = asyncio.get_running_loop().create_task(_post_phase(url, phase))
+            self._phase_change = asyncio.get_running_loop().create_task(_post_phase(self._http, url, phase))
 
     # --- what happens to it ------------------------------------------------------------------------------------------
 
@@ -323,9 +325,9 @@ class LocalNode:
             self.journal_error = str(error)
 
 
-async def _post_phase(url: str, phase: Phase) -> None:
+async def _post_phase(http: HttpClient, url: str, phase: Phase) -> None:
     try:
-        answer = await request("POST", url, timeout_s=PHASE_TIMEOUT_S, body=msgspec.json.encode({"phase": phase}))
+        answer = await http.request("POST", url, timeout_s=PHASE_TIMEOUT_S, body=msgspec.json.encode({"phase": phase}))
     except NoResponse as error:
         log.warning("the cell proxy was not told to %s: %s", phase, error)
         return

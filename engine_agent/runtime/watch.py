@@ -12,7 +12,7 @@ import msgspec
 from engine_agent.protocol.messages import Health, Load, StepTimes
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy.status import ProxyStatus
-from engine_agent.runtime.http import NoResponse, request
+from engine_agent.runtime.http import HttpClient, NoResponse
 
 POLL_INTERVAL_S = 0.2
 """A hard death shows in the process itself; this bounds how late everything else is seen."""
@@ -45,10 +45,10 @@ class ProbeResults:
     proxy_silent_since_s: float | None = None
 
 
-async def fetch_proxy_status(url: str) -> ProxyStatus | ProbeFailure:
+async def fetch_proxy_status(http: HttpClient, url: str) -> ProxyStatus | ProbeFailure:
     """What the cell proxy at `url` (`…/status`) says."""
     try:
-        answer = await request("GET", url, timeout_s=PROBE_TIMEOUT_S)
+        answer = await http.request("GET", url, timeout_s=PROBE_TIMEOUT_S)
         return msgspec.json.decode(answer.body, type=ProxyStatus)
     except NoResponse as error:
         return ProbeFailure(str(error), at_once=error.refused)
@@ -56,11 +56,11 @@ async def fetch_proxy_status(url: str) -> ProxyStatus | ProbeFailure:
         return ProbeFailure(f"{url} did not answer with a status: {error}", at_once=False)
 
 
-async def probe_engine(url: str) -> Health | ProbeFailure:
+async def probe_engine(http: HttpClient, url: str) -> Health | ProbeFailure:
     """What the engine at `url` (`…/health`) says."""
     asked_at_s = monotonic()
     try:
-        answer = await request("GET", url, timeout_s=PROBE_TIMEOUT_S)
+        answer = await http.request("GET", url, timeout_s=PROBE_TIMEOUT_S)
     except NoResponse as error:
         return ProbeFailure(str(error), at_once=error.refused)
     reason = "" if answer.status == 200 else _reason(answer.status, answer.body)
@@ -68,10 +68,10 @@ async def probe_engine(url: str) -> Health | ProbeFailure:
     return Health(ok=answer.status == 200, reason=reason, probe_ms=probe_ms, checked_s_ago=0.0)
 
 
-async def fetch_steps(url: str) -> StepTimes | None:
+async def fetch_steps(http: HttpClient, url: str) -> StepTimes | None:
     """What the engine at `url` (`…/steps`) computed; None: it does not say."""
     try:
-        answer = await request("GET", url, timeout_s=PROBE_TIMEOUT_S)
+        answer = await http.request("GET", url, timeout_s=PROBE_TIMEOUT_S)
         return msgspec.json.decode(answer.body, type=StepTimes) if answer.status == 200 else None
     except (NoResponse, msgspec.DecodeError):
         return None

@@ -4,13 +4,14 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from engine_agent.protocol.messages import EnginePlan
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
-from engine_agent.runtime.http import NoResponse, request
+from engine_agent.runtime.http import HttpClient, NoResponse
 from engine_agent.runtime.journal import Journal
 from engine_agent.runtime.record import JOURNAL_FILE, NodeRecord, ProcessRecord
 from tests.engine_agent.fake_control_plane import FakeControlPlane
@@ -50,10 +51,11 @@ async def proxy_says(node: Node, ready: bool) -> None:
 
 
 async def is_ready(url: str) -> bool:
-    try:
-        return (await request("GET", url, timeout_s=1.0)).status == 200
-    except NoResponse:
-        return False
+    with closing(HttpClient()) as http:
+        try:
+            return (await http.request("GET", url, timeout_s=1.0)).status == 200
+        except NoResponse:
+            return False
 
 
 @pytest.mark.asyncio

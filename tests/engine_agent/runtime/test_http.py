@@ -1,12 +1,48 @@
 """The agent's small HTTP client takes whole answers and gives one clear reason for everything else."""
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, closing
+
 import pytest
 
-from engine_agent.runtime.http import MAX_RESPONSE_BYTES, HttpResponse, NoResponse, request
+from engine_agent.runtime.http import MAX_RESPONSE_BYTES, HttpClient, HttpResponse, NoResponse
 from tests.engine_agent.runtime.agents import free_ports
 from tests.engine_agent.runtime.answering import answering
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
+Serve = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
+OK = HEAD + b"Content-Length: 2\r\n\r\nok"
+
+
+async def request(method: str, url: str, *, timeout_s: float, body: bytes = b"") -> HttpResponse:
+    with closing(HttpClient()) as http:
+        return await http.request(method, url, timeout_s=timeout_s, body=body)
+
+
+@asynccontextmanager
+async def connections(serve: Serve) -> AsyncIterator[tuple[str, list[int]]]:
+    """A server's URL, and for each request the number of its connection. `serve` answers one request."""
+    asked: list[int] = []
+    accepted = 0
+
+    async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal accepted
+        accepted += 1
+        number = accepted
+        with closing(writer):
+            while not writer.is_closing():
+                try:
+                    await reader.readuntil(b"\r\n\r\n")
+                except asyncio.IncompleteReadError:
+                    return
+                asked.append(number)
+                await serve(number, writer)
+
+    server = await asyncio.start_server(accept, "127.0.0.1", 0)
+    async with server:
+        host, port = server.sockets[0].getsockname()
+        yield f"http://{host}:{port}/health", asked
 
 
 @pytest.mark.asyncio
@@ -36,7 +72,7 @@ async def test_takes(content: bytes, answer: HttpResponse) -> None:
         (HEAD + b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", "chunked"),
         (b"SSH-2.0-x\r\n\r\n", "not an HTTP answer"),
         (b"HTTP/1.1 abc\r\n\r\n", "invalid literal"),
-        (b"", "0 bytes read"),
+        (b"", "the connection ended without an answer"),
     ],
 )
 async def test_refuses(content: bytes, reason: str) -> None:
@@ -58,3 +94,61 @@ async def test_says_that_nothing_listens() -> None:
     with pytest.raises(NoResponse, match="nothing listens at") as caught:
         await request("GET", f"http://127.0.0.1:{free_ports(1)}/", timeout_s=5.0)
     assert caught.value.refused
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_answered_is_asked_again() -> None:
+    async def serve(_: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK)
+
+    async with connections(serve) as (url, asked):
+        with closing(HttpClient()) as http:
+            for _ in range(3):
+                assert (await http.request("GET", url, timeout_s=5.0)).body == b"ok"
+            assert asked == [1, 1, 1]
+            both = [http.request("GET", url, timeout_s=5.0) for _ in range(2)]
+            assert [answer.body for answer in await asyncio.gather(*both)] == [b"ok", b"ok"]
+            assert sorted(asked[3:]) == [1, 2], "two at once have a connection each"
+
+
+@pytest.mark.asyncio
+async def test_a_connection_that_ended_since_is_opened_anew() -> None:
+    async def serve(number: int, writer: asyncio.StreamWriter) -> None:
+        if asked.count(number) == 2:
+            writer.close()  # as a process that was replaced
+        else:
+            writer.write(OK)
+
+    async with connections(serve) as (url, asked):
+        with closing(HttpClient()) as http:
+            for _ in range(2):
+                assert (await http.request("GET", url, timeout_s=5.0)).body == b"ok"
+    assert asked == [1, 1, 2]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("end", [b"Connection: close\r\n", b"Content-Type: text/plain\r\nConnection: Close\r\n"])
+async def test_a_connection_that_is_to_end_is_not_kept(end: bytes) -> None:
+    async def serve(_: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(HEAD + end + b"Content-Length: 0\r\n\r\n")
+
+    async with connections(serve) as (url, asked):
+        with closing(HttpClient()) as http:
+            for _ in range(2):
+                await http.request("GET", url, timeout_s=5.0)
+    assert asked == [1, 2]
+
+
+@pytest.mark.asyncio
+async def test_half_an_answer_is_no_reason_to_ask_twice() -> None:
+    async def serve(number: int, writer: asyncio.StreamWriter) -> None:
+        writer.write(OK if asked.count(number) == 1 else HEAD[:9])
+        if asked.count(number) == 2:
+            writer.close()
+
+    async with connections(serve) as (url, asked):
+        with closing(HttpClient()) as http:
+            await http.request("GET", url, timeout_s=5.0)
+            with pytest.raises(NoResponse, match="9 bytes read"):
+                await http.request("GET", url, timeout_s=5.0)
+    assert asked == [1, 1]

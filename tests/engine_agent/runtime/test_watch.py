@@ -1,10 +1,14 @@
 """What a node knows from the words, and the silence, of its processes."""
 
+from collections.abc import Iterator
+from contextlib import closing
+
 import pytest
 
 from engine_agent.protocol.messages import Health, Load
 from engine_agent.protocol.states import Phase
 from engine_agent.proxy.status import ProxyStatus
+from engine_agent.runtime.http import HttpClient
 from engine_agent.runtime.watch import (
     ProbeFailure,
     ProbeResults,
@@ -22,6 +26,12 @@ OK = Health(ok=True, checked_s_ago=0.1)
 BAD = Health(ok=False, reason="follower 1 is gone")
 SLOW = ProbeFailure("did not answer", at_once=False)
 REFUSED = ProbeFailure("nothing listens", at_once=True)
+
+
+@pytest.fixture
+def http() -> Iterator[HttpClient]:
+    with closing(HttpClient()) as client:
+        yield client
 
 
 def status(health: Health) -> ProxyStatus:
@@ -70,9 +80,9 @@ def test_figures_alone_are_no_news() -> None:
 
 
 @pytest.mark.asyncio
-async def test_asks_an_engine() -> None:
+async def test_asks_an_engine(http: HttpClient) -> None:
     async with answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n") as url:
-        said = await probe_engine(url)
+        said = await probe_engine(http, url)
     assert isinstance(said, Health)
     assert said.ok
     assert said.probe_ms is not None
@@ -80,19 +90,19 @@ async def test_asks_an_engine() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("body", "reason"), [(b'{"reason": "loading"}', "loading"), (b"no", "the engine answers 503")])
-async def test_an_engine_says_why_not(body: bytes, reason: str) -> None:
+async def test_an_engine_says_why_not(http: HttpClient, body: bytes, reason: str) -> None:
     async with answering(b"HTTP/1.1 503 No\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)) as url:
-        said = await probe_engine(url)
+        said = await probe_engine(http, url)
     assert isinstance(said, Health)
     assert (said.ok, said.reason) == (False, reason)
 
 
 @pytest.mark.asyncio
-async def test_asks_a_proxy_and_takes_nonsense_for_silence() -> None:
+async def test_asks_a_proxy_and_takes_nonsense_for_silence(http: HttpClient) -> None:
     body = b'{"health": {"ok": true}, "load": {"in_flight": 1}, "phase": "drain", "in_flight": 1}'
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n" + body) as url:
-        assert await fetch_proxy_status(url) == ProxyStatus(Health(ok=True), Load(in_flight=1), Phase.DRAIN, 1)
+        assert await fetch_proxy_status(http, url) == ProxyStatus(Health(ok=True), Load(in_flight=1), Phase.DRAIN, 1)
     async with answering(b"HTTP/1.1 200 OK\r\n\r\n{}") as url:
-        said = await fetch_proxy_status(url)
+        said = await fetch_proxy_status(http, url)
     assert isinstance(said, ProbeFailure)
     assert "did not answer with a status" in said.reason
