@@ -53,12 +53,13 @@ class RunningFleet:
             "SWITCHYARD_INGRESS_PORT": str(self.ingress_port),
             "SWITCHYARD_NODE_PORTS": str(self.node_ports),
             "WAIT_S": str(START_LIMIT_S - 20),
-            "ENGINE": "vllm",
         }
 
     # --- the Makefile's verbs -----------------------------------------------------------------------------------------
 
-    def up(self) -> str:
+    def up(self, engine: str) -> str:
+        """`engine`: what `smollm2` runs on."""
+        self.environment["ENGINE"] = engine
         return self._run(["up", "--detach"], START_LIMIT_S)
 
     def down(self) -> str:
@@ -90,6 +91,15 @@ class RunningFleet:
 
     def cells(self, **query: str) -> dict[str, Any]:
         return {cell["id"]: cell for cell in self.api("cells", **query)["results"]}
+
+    def scale(self, deployment: str, region: str, cells: int) -> None:
+        """Wait until so many are ready there, and no other."""
+        self.patch(f"deployments/{deployment}", {"regions": [{"region": region, "cells": cells}]})
+
+        def states() -> list[str]:
+            return [cell["state"] for cell in self.cells(deployment=deployment, region=region).values()]
+
+        eventually(lambda: states() == ["ready"] * cells, START_LIMIT_S)
 
     def versions(self, deployment: str = "sim-70b") -> tuple[str, str]:
         """The version that a deployment runs, and the other one of 1 and 2 that it can go to."""

@@ -93,7 +93,7 @@ def test_without_the_control_plane_inference_goes_on_and_state_survives(fleet: R
         psutil.wait_procs(gone, timeout=60)
         reached = len(answers)
         eventually(lambda: len(answers) >= reached + 2 * RATE)
-        fleet.up()
+        fleet.up("sim")
         eventually(lambda: all(node["connected"] for node in fleet.api("nodes")["results"]))
 
     assert [a for a in under_load(fleet, kill_control_plane) if a.error] == []

@@ -17,7 +17,7 @@ from engine_agent.protocol import ports
 from tests.docs.pages import text_of
 from tests.scenarios.running_fleet import RunningFleet
 
-pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.scenario, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 LISTENS = "00010000"
 """Flag of a listening socket in /proc/net/unix."""

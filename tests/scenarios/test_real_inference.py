@@ -1,18 +1,31 @@
-"""A cell of real vLLM over two nodes heals, as those of the simulator do."""
+"""The second start of a fleet, with real vLLM: it goes on from the stored state, and a cell of vLLM over two nodes
+heals as those of the simulator do."""
 
 import time
 
 import pytest
 
 from tests.load import Answer, agent_and_engine
+from tests.scenarios.conftest import SecondStart
 from tests.scenarios.running_fleet import RunningFleet, eventually
 from tests.scenarios.test_healing import REGION, under_load
 
 pytestmark = [pytest.mark.scenario, pytest.mark.vllm, pytest.mark.timeout(900)]
 
 
+def test_a_second_start_continues_from_the_stored_state(second_start: SecondStart) -> None:
+    assert second_start.left == []
+    before, after = second_start.before, second_start.after
+    assert {name: [node["id"] for node in cell["nodes"]] for name, cell in after.items()} == {
+        name: [node["id"] for node in cell["nodes"]] for name, cell in before.items()
+    }
+    assert len(before) == 4
+    assert all(after[name]["generation"] == cell["generation"] + 1 for name, cell in before.items())
+
+
 def test_real_inference_over_two_nodes_heals_when_its_follower_is_killed(fleet: RunningFleet) -> None:
     cell = next(iter(fleet.cells(deployment="smollm2").values()))
+    assert cell["model_version"].startswith("smollm2@135m-")
     leader, follower = (node["id"] for node in cell["nodes"])
     started_again_at = 0.0
 

@@ -3,6 +3,7 @@ for each file: two of Playwright's event loops in one thread do not get along.""
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser
@@ -45,11 +46,20 @@ def url(running: RunningFleet) -> str:
     return f"http://127.0.0.1:{running.port}"
 
 
-@pytest.fixture
-def operator(chromium: Browser, url: str, password: str, theme: Theme) -> Iterator[Watched]:
-    """A signed-in operator at a desk; a test says in which theme. There must have been no trouble at its end."""
-    tab = Watched(chromium, url, Look(theme, DESK))
+@pytest.fixture(scope="module")
+def session(chromium: Browser, running: RunningFleet, password: str) -> Any:
+    """Of an operator who has signed in, as a browser stores it."""
+    tab = Watched(chromium, f"http://127.0.0.1:{running.port}", Look("light", DESK))
     tab.log_in(password)
+    kept = tab.context.storage_state()
+    tab.close()
+    return kept
+
+
+@pytest.fixture
+def operator(chromium: Browser, url: str, session: Any, theme: Theme) -> Iterator[Watched]:
+    """A signed-in operator at a desk; a test says in which theme. There must have been no trouble at its end."""
+    tab = Watched(chromium, url, Look(theme, DESK), session)
     yield tab
     assert tab.trouble() == []
     tab.close()

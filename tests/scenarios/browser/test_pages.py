@@ -7,7 +7,6 @@ from playwright.sync_api import Browser
 from controlplane.dashboard.urls import urlpatterns
 from tests.load import agent_and_engine
 from tests.scenarios.browser.pages import LISTS, Page, all_pages, complaints
-from tests.scenarios.browser.watched import DESK, Look, Watched
 from tests.scenarios.running_fleet import RunningFleet, eventually
 
 pytestmark = [pytest.mark.scenario, pytest.mark.browser, pytest.mark.timeout(900)]
@@ -40,15 +39,6 @@ def _roll_out_and_back(fleet: RunningFleet) -> None:
     eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "baking")
     fleet.post(f"rollouts/{rollout}/roll-back", {"why": "enough seen"})
     eventually(lambda: fleet.api(f"rollouts/{rollout}")["state"] == "rolled_back")
-
-
-@pytest.fixture(scope="module")
-def session(chromium: Browser, running: RunningFleet, password: str) -> object:
-    tab = Watched(chromium, f"http://127.0.0.1:{running.port}", Look("light", DESK))
-    tab.log_in(password)
-    kept = tab.context.storage_state()
-    tab.close()
-    return kept
 
 
 def test_every_list_is_opened_here() -> None:
