@@ -1,9 +1,10 @@
 """What a node knows from the words, and the silence, of its processes."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
 from contextlib import closing
 
 import pytest
+import pytest_asyncio
 
 from engine_agent.protocol.messages import Health, Load
 from engine_agent.protocol.states import Phase
@@ -28,8 +29,8 @@ SLOW = ProbeFailure("did not answer", at_once=False)
 REFUSED = ProbeFailure("nothing listens", at_once=True)
 
 
-@pytest.fixture
-def http() -> Iterator[HttpClient]:
+@pytest_asyncio.fixture
+async def http() -> AsyncIterator[HttpClient]:
     with closing(HttpClient()) as client:
         yield client
 
