@@ -1,9 +1,10 @@
-"""What tests need not pay for: slow password hashes, static files that every test's client would look for anew, and
-tables that are empty already."""
+"""What tests need not pay for: slow password hashes, static files that every test's client would look for anew,
+authorities of certificates that none meets, and tables that are empty already."""
 
 from functools import cache
 from typing import Any
 
+import httpx._transports.default
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.db import connection, transaction
 from django.test import TransactionTestCase
@@ -21,6 +22,8 @@ def quicken() -> None:
     # The same algorithm as in production, so that a web process which a test starts knows these passwords.
     PBKDF2PasswordHasher.iterations = 1
     _find_static_files_once()
+    # Each client reads all of them, which takes longer than most of what one is asked for.
+    httpx._transports.default.create_ssl_context = cache(httpx._transports.default.create_ssl_context)
     TransactionTestCase._fixture_teardown = empty_written_tables  # type: ignore[attr-defined]  # not public
 
 

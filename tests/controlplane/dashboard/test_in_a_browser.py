@@ -1,32 +1,40 @@
-"""A person watches the fleet: a real browser, the real web process, hints over the real Valkey."""
+"""What only a real browser shows: a person watches the fleet over the real web process and the real Valkey; every list
+of an installation that has nothing yet is readable, quiet, and says how to fill it; and a security key (Chromium's
+virtual one) is added, and shown at the next login."""
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from typing import Literal
+from collections.abc import Iterator
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import connections, transaction
-from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
+from django.db import transaction
+from playwright.sync_api import Browser, Page, Route, expect
 
 from fleet.models import Cell, Incident
 from kernel import clock, live
 from kernel.transitions import compare_and_set
-from tests.controlplane.dashboard.web import browser_binary, web_process
+from tests.controlplane.dashboard.web import web_process
 from tests.fleet import rows
+from tests.scenarios.browser.pages import LISTS, complaints
+from tests.scenarios.browser.pages import Page as Listed
+from tests.scenarios.browser.watched import DESK, JUDGED, LIMIT_MS, Look, Theme, Watched, chromium_running
 
 pytestmark = [pytest.mark.browser, pytest.mark.timeout(600), pytest.mark.django_db(transaction=True)]
 
-Theme = Literal["light", "dark"]
+PASSWORD = "let me in"
 CELL = "sim-70b-us-east-1-1"
 UNTIL_CHARTS = """new Promise((done) =>
     window.Plotly ? done() : document.getElementById("plotly").addEventListener("load", done))"""
 GROUND = "getComputedStyle(document.body).backgroundColor"
-LIMIT_MS = 120_000
-"""For whatever must happen: generous, for machines that do much else."""
 POLL = "const POLL_MS = 10000;"
 HINTS_ONLY = 10**9
 """Without its slow poll a page changes by a hint or not at all. In ms."""
+KEY = {
+    "protocol": "ctap2",
+    "transport": "usb",
+    "hasResidentKey": False,
+    "hasUserVerification": False,
+    "automaticPresenceSimulation": True,
+}
 
 
 @pytest.fixture(scope="module")
@@ -35,60 +43,39 @@ def web(django_db_setup: None, tmp_path_factory: pytest.TempPathFactory) -> Iter
         yield address
 
 
+@pytest.fixture(scope="module")
+def browser(web: str) -> Iterator[Browser]:
+    """One for all tests here. Playwright's synchronous interface runs an event loop in this thread, beside which Django
+    would refuse to use the database. A hint that a busy machine delays is none of these tests' business."""
+    with pytest.MonkeyPatch.context() as changed, chromium_running() as browser:
+        changed.setenv("DJANGO_ALLOW_ASYNC_UNSAFE", "yes")
+        changed.setattr(live, "SEND_LIMIT_S", LIMIT_MS / 1000)
+        yield browser
+
+
+@pytest.fixture
+def chromium(browser: Browser, transactional_db: None) -> Iterator[Browser]:
+    """Without the pages of earlier tests."""
+    yield browser
+    for context in browser.contexts:
+        context.close()
+
+
 @pytest.fixture
 def url(web: str, transactional_db: None) -> str:
-    User.objects.create_user("operator", password="let me in")
+    """Of a fleet with one cell."""
+    User.objects.create_user("operator", password=PASSWORD)
     rows.cell(CELL, rows.node("n-f0000001"), rows.node("n-f0000002"))
     return web
 
 
-@pytest.fixture(scope="module")
-def binary() -> str:
-    found = browser_binary()
-    if found is None:
-        pytest.fail("there is no chromium on PATH, and these tests need one: apt-get install chromium", pytrace=False)
-    return found
+class Reader(Watched):
+    """An operator who has signed in, and whose overview is live."""
 
-
-@pytest.fixture
-def chromium(binary: str, url: str) -> Iterator[Browser]:
-    """Ends before the database is emptied: while it lives, Django refuses to work in this thread (see `aside`)."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
-        expect.set_options(timeout=LIMIT_MS)
-        yield browser
-        browser.close()
-
-
-class Watched:
-    """A signed-in page that remembers errors and requests to other hosts."""
-
-    def __init__(
-        self, browser: Browser, url: str, *, theme: Theme = "light", width: int = 1440, poll_ms: int = HINTS_ONLY
-    ) -> None:
-        self.url = url
-        self.trouble: list[str] = []
-        context = browser.new_context(color_scheme=theme, viewport={"width": width, "height": 900})
-        context.set_default_timeout(LIMIT_MS)
-        context.route("**/live.js", lambda route: _polling_each(poll_ms, route))
-        self.page: Page = context.new_page()
-        self.page.on("console", lambda entry: self._note(entry.text) if entry.type in {"error", "warning"} else None)
-        self.page.on("pageerror", lambda error: self._note(str(error)))
-        self.page.on("request", lambda request: None if self._is_ours(request.url) else self._note(request.url))
-        self._log_in()
-
-    def _is_ours(self, address: str) -> bool:
-        return address.startswith((self.url, self.url.replace("http", "ws", 1)))
-
-    def _note(self, text: str) -> None:
-        self.trouble.append(text)
-
-    def _log_in(self) -> None:
-        self.page.goto(f"{self.url}/")
-        self.page.fill("#id_username", "operator")
-        self.page.fill("#id_password", "let me in")
-        self.page.click("button[type=submit]")
-        expect(self.page.locator("h1")).to_have_text("Overview")
+    def __init__(self, browser: Browser, url: str, *, theme: Theme = "light", poll_ms: int = HINTS_ONLY) -> None:
+        super().__init__(browser, url, Look(theme, DESK))
+        self.context.route("**/live.js", lambda route: _polling_each(poll_ms, route))
+        self.log_in(PASSWORD)
         self.wait_until_live()
 
     def wait_until_live(self) -> None:
@@ -103,34 +90,17 @@ def _polling_each(ms: int, route: Route) -> None:
     route.fulfill(response=response, body=script.replace(POLL, f"const POLL_MS = {ms};"))
 
 
-def aside(work: Callable[[], object]) -> None:
-    """Do `work` in another thread: Playwright's synchronous interface runs an event loop in this one."""
-
-    def work_and_disconnect() -> None:
-        try:
-            work()
-        finally:
-            connections.close_all()
-
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(work_and_disconnect).result()
-
-
 def change(state: str, reason: str) -> None:
     """What a service does: change, event and hint in one transaction."""
-
-    def work() -> None:
-        event = {"kind": f"cell.{state}", "message": f"{CELL} is {state}: {reason}", "cell": CELL}
-        with transaction.atomic():
-            cells = Cell.objects.filter(pk=CELL)
-            assert compare_and_set(cells, event=event, now=clock.now(), state=state, reason=reason)
-            live.push("cells", CELL)
-
-    aside(work)
+    event = {"kind": f"cell.{state}", "message": f"{CELL} is {state}: {reason}", "cell": CELL}
+    with transaction.atomic():
+        cells = Cell.objects.filter(pk=CELL)
+        assert compare_and_set(cells, event=event, now=clock.now(), state=state, reason=reason)
+        live.push("cells", CELL)
 
 
 def test_a_cell_changes_its_state_before_my_eyes(chromium: Browser, url: str) -> None:
-    watched = Watched(chromium, url, theme="light")
+    watched = Reader(chromium, url, theme="light")
     page = watched.page
     square = page.locator(f"#square-{CELL}")
     expect(square).to_have_attribute("aria-label", f"{CELL} ready")
@@ -143,11 +113,11 @@ def test_a_cell_changes_its_state_before_my_eyes(chromium: Browser, url: str) ->
     change("ready", "")
     expect(square).to_have_attribute("aria-label", f"{CELL} ready")
     expect(page).to_have_title("Overview · Switchyard")
-    assert watched.trouble == []
+    assert watched.trouble() == []
 
 
 def test_the_theme_is_chosen_once_and_kept(chromium: Browser, url: str) -> None:
-    page = Watched(chromium, url, theme="light").page
+    page = Reader(chromium, url, theme="light").page
     assert page.evaluate(GROUND) == "rgb(255, 255, 255)"
     page.click("#theme")
     page.click("#theme")
@@ -163,8 +133,8 @@ def there(page: Page, heading: str) -> None:
 
 
 def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
-    aside(lambda: rows.cell("sim-70b-us-east-1-2", rows.node("n-f0000003")))
-    watched = Watched(chromium, url)
+    rows.cell("sim-70b-us-east-1-2", rows.node("n-f0000003"))
+    watched = Reader(chromium, url)
     page = watched.page
     there(page, "Overview")
     page.keyboard.press("g")
@@ -180,8 +150,8 @@ def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     row = page.locator("#row-sim-70b-us-east-1-2 [data-row]")
     expect(row).to_be_focused()
     watched.wait_until_live()
-    aside(lambda: Cell.objects.update(state="draining"))
-    aside(lambda: live.push("cells"))
+    Cell.objects.update(state="draining")
+    live.push("cells")
     expect(page.locator("#cells-table")).to_contain_text("draining")
     expect(row).to_be_focused()
     page.keyboard.press("Enter")
@@ -196,11 +166,11 @@ def test_the_keyboard_is_enough(chromium: Browser, url: str) -> None:
     expect(page.locator("#search-results [data-row]")).to_have_text([CELL])
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text(CELL)
-    assert watched.trouble == []
+    assert watched.trouble() == []
 
 
 def test_a_page_does_not_wait_for_its_charts(chromium: Browser, url: str) -> None:
-    watched = Watched(chromium, url)
+    watched = Reader(chromium, url)
     page = watched.page
     held: list[Route] = []
     page.route("**/plotly*.js", lambda route: held.append(route))  # noqa: PLW0108  (the library marks the function)
@@ -213,11 +183,11 @@ def test_a_page_does_not_wait_for_its_charts(chromium: Browser, url: str) -> Non
     page.keyboard.press("Escape")
     held[0].continue_()
     page.evaluate(UNTIL_CHARTS)
-    assert watched.trouble == []
+    assert watched.trouble() == []
 
 
 def test_a_search_that_got_no_response_is_sent_again(chromium: Browser, url: str) -> None:
-    page = Watched(chromium, url, poll_ms=500).page
+    page = Reader(chromium, url, poll_ms=500).page
     there(page, "Overview")
     page.route("**/search/*", lambda route: route.abort(), times=1)
     page.keyboard.press("/")
@@ -226,7 +196,7 @@ def test_a_search_that_got_no_response_is_sent_again(chromium: Browser, url: str
 
 
 def test_an_outage_is_shown_with_its_age_and_ends_by_itself(chromium: Browser, url: str) -> None:
-    page = Watched(chromium, url, poll_ms=500).page
+    page = Reader(chromium, url, poll_ms=500).page
     page.context.set_offline(True)
     change("draining", "scaled down")
     page.evaluate("htmx.trigger('#broken', 'refetch')")
@@ -240,7 +210,7 @@ def test_an_outage_is_shown_with_its_age_and_ends_by_itself(chromium: Browser, u
 
 
 def test_a_refused_fragment_says_so_and_can_be_asked_again(chromium: Browser, url: str) -> None:
-    page = Watched(chromium, url).page
+    page = Reader(chromium, url).page
     page.route("**/", lambda route: route.fulfill(status=503, body="no"))
     page.evaluate("htmx.trigger('#broken', 'refetch')")
     failure = page.locator("#broken [data-failure]")
@@ -252,21 +222,89 @@ def test_a_refused_fragment_says_so_and_can_be_asked_again(chromium: Browser, ur
 
 def test_an_open_incident_stays_unfolded_while_the_list_refreshes(chromium: Browser, url: str) -> None:
     columns = {"kind": "node-lost", "subject": "n", "summary": "Node n is lost", "evidence": {"silent_s": 31}}
-    aside(lambda: Incident.objects.create(**columns, opened_at=clock.now()))
-    watched = Watched(chromium, url)
+    Incident.objects.create(**columns, opened_at=clock.now())
+    watched = Reader(chromium, url)
     page = watched.page
     page.goto(f"{url}/incidents/")
     watched.wait_until_live()
     page.locator("summary").click()
-    aside(lambda: Incident.objects.update(summary="Node n is lost for good"))
-    aside(lambda: live.push("incidents"))
+    Incident.objects.update(summary="Node n is lost for good")
+    live.push("incidents")
     expect(page.locator("summary")).to_have_text("Node n is lost for good")
     expect(page.locator("#incidents-list")).to_contain_text("silent_s")
     expect(page.locator("details")).to_have_attribute("open", "")
 
 
 def test_a_session_that_ended_leads_back_to_the_login(chromium: Browser, url: str) -> None:
-    page = Watched(chromium, url).page
+    page = Reader(chromium, url).page
     page.context.clear_cookies()
     page.evaluate("htmx.trigger('#broken', 'refetch')")
     expect(page).to_have_url(f"{url}/login/?next=/")
+
+
+def test_nothing_is_wrong_where_there_is_nothing_to_show(
+    chromium: Browser, web: str, subtests: pytest.Subtests
+) -> None:
+    User.objects.create_superuser("operator", password=PASSWORD)
+    session = signed_in(chromium, web)
+    with subtests.test("pages"):
+        lists = [Listed(*each) for each in LISTS.items()]
+        assert complaints(chromium, web, session, lists) == {}
+    for look in JUDGED:
+        with subtests.test(f"what opens over a page, {look}"):
+            assert troubles_of_overlays(chromium, web, look, session) == []
+
+
+def signed_in(browser: Browser, url: str) -> object:
+    tab = Watched(browser, url, Look("light", DESK))
+    tab.log_in(PASSWORD)
+    session = tab.context.storage_state()
+    tab.close()
+    return session
+
+
+def troubles_of_overlays(browser: Browser, url: str, look: Look, session: object) -> list[str]:
+    """What is wrong with the search and the list of keys, open over a page."""
+    tab = Watched(browser, url, look, session)
+    tab.open("/nodes/")
+    tab.page.locator("#search-open").click()
+    tab.page.keyboard.type("operator")
+    expect(tab.page.locator("#search-results [data-query]")).to_contain_text("No match for")
+    troubles = tab.trouble() + tab.barriers()
+    tab.page.keyboard.press("Escape")
+    tab.page.keyboard.press("?")
+    expect(tab.page.locator("#help-jumps")).to_contain_text("Rollouts")
+    troubles += tab.trouble() + tab.barriers()
+    tab.close()
+    return troubles
+
+
+def test_a_security_key_is_added_and_shown_at_the_next_login(chromium: Browser, web: str) -> None:
+    User.objects.create_user("ada", password=PASSWORD)
+    url = web.replace("127.0.0.1", "localhost")  # where browsers offer security keys without HTTPS
+    page = chromium.new_page()
+    page.set_default_timeout(LIMIT_MS)
+    refused: list[str] = []
+    page.on("console", lambda entry: refused.append(entry.text) if entry.type == "error" else None)
+    page.on("pageerror", lambda error: refused.append(str(error)))
+    devices = page.context.new_cdp_session(page)
+    devices.send("WebAuthn.enable")
+    devices.send("WebAuthn.addVirtualAuthenticator", {"options": KEY})
+
+    give_password(page, f"{url}/login/?next=/settings/second-factor/key/")
+    page.fill("#id_name", "blue key")
+    page.click("text=Add the key")
+    expect(page.locator("#recovery-codes")).to_be_visible()
+
+    page.context.clear_cookies()
+    give_password(page, f"{url}/login/?next=/settings/")
+    page.click("text=Use a security key")
+    expect(page.locator("#settings-factors")).to_contain_text("blue key")
+    assert refused == []
+
+
+def give_password(page: Page, address: str) -> None:
+    page.goto(address)
+    page.fill("#id_username", "ada")
+    page.fill("#id_password", PASSWORD)
+    page.click("button[type=submit]")
