@@ -1,7 +1,7 @@
 """Security keys and passkeys as second factors (WebAuthn), by Yubico's library. It stores nothing.
 
 What a key signs names the page's origin and host, which are those of the request, so nothing that is signed for another
-page counts here.
+page counts here. The library is imported where a key is met: only web meets any, and every process would wait for it.
 """
 
 import base64
@@ -10,22 +10,16 @@ import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from django.http import HttpRequest
-from fido2.server import Fido2Server
-from fido2.utils import websafe_encode
-from fido2.webauthn import (
-    AttestedCredentialData,
-    AuthenticationResponse,
-    PublicKeyCredentialRpEntity,
-    PublicKeyCredentialUserEntity,
-    ResidentKeyRequirement,
-    UserVerificationRequirement,
-)
 
 from engine_agent.protocol.strict_json import strict_loads
+
+if TYPE_CHECKING:
+    from fido2.server import Fido2Server
+    from fido2.webauthn import AttestedCredentialData
 
 LONGEST_RESPONSE = 16 * 1024
 """Of a browser, as JSON; those of common keys have one to four kilobytes."""
@@ -76,6 +70,8 @@ def site_of(request: HttpRequest) -> Site:
 
 def enrolment(site: Site, user_id: int, username: str, known: Sequence[str]) -> Ceremony:
     """Ask a browser to make a credential, on a key that has none of `known`."""
+    from fido2.webauthn import PublicKeyCredentialUserEntity, ResidentKeyRequirement, UserVerificationRequirement
+
     user = PublicKeyCredentialUserEntity(id=str(user_id).encode(), name=username, display_name=username)
     options, state = _server(site).register_begin(
         user,
@@ -88,6 +84,8 @@ def enrolment(site: Site, user_id: int, username: str, known: Sequence[str]) -> 
 
 def showing(site: Site, known: Sequence[str]) -> Ceremony:
     """Ask a browser to have one of `known` sign."""
+    from fido2.webauthn import UserVerificationRequirement
+
     credentials = [_credential(each) for each in known]
     options, state = _server(site).authenticate_begin(credentials, UserVerificationRequirement.DISCOURAGED)
     return Ceremony(json.dumps(dict(options.public_key)), state["challenge"])
@@ -128,6 +126,8 @@ def enrolled(site: Site, challenge: str, response: Mapping[str, Any]) -> tuple[s
     Raises:
         KeyFault: it was made for another page or challenge, or by nobody who touched a key.
     """
+    from fido2.utils import websafe_encode
+
     try:
         data = _server(site).register_complete(_state(challenge), response)
         assert data.credential_data is not None  # noqa: S101 - else the next line would say less
@@ -143,6 +143,8 @@ def shown(site: Site, challenge: str, known: Sequence[str], response: Mapping[st
     Raises:
         KeyFault: none did, or for another page or challenge.
     """
+    from fido2.webauthn import AuthenticationResponse
+
     try:
         by_id = {_credential(each).credential_id: each for each in known}
         credentials = [_credential(each) for each in known]
@@ -153,7 +155,7 @@ def shown(site: Site, challenge: str, known: Sequence[str], response: Mapping[st
         raise KeyFault(str(fault) or type(fault).__name__) from fault
 
 
-def _require_usable(credential: AttestedCredentialData) -> None:
+def _require_usable(credential: "AttestedCredentialData") -> None:
     """Its public key is whole: it finds a signature wrong, instead of not being able to tell."""
     try:
         credential.public_key.verify(b"", b"")
@@ -164,14 +166,21 @@ def _require_usable(credential: AttestedCredentialData) -> None:
     raise ValueError("its public key is of no use")
 
 
-def _server(site: Site) -> Fido2Server:
+def _server(site: Site) -> "Fido2Server":
+    from fido2.server import Fido2Server
+    from fido2.webauthn import PublicKeyCredentialRpEntity
+
     party = PublicKeyCredentialRpEntity(id=site.host, name="Switchyard")
     return Fido2Server(party, verify_origin=lambda origin: origin == site.origin)
 
 
 def _state(challenge: str) -> dict[str, Any]:
+    from fido2.webauthn import UserVerificationRequirement
+
     return {"challenge": challenge, "user_verification": UserVerificationRequirement.DISCOURAGED}
 
 
-def _credential(text: str) -> AttestedCredentialData:
+def _credential(text: str) -> "AttestedCredentialData":
+    from fido2.webauthn import AttestedCredentialData
+
     return AttestedCredentialData(base64.urlsafe_b64decode(text + "=" * (-len(text) % 4)))

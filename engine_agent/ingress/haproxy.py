@@ -249,13 +249,12 @@ class HaproxyProcess:
 
 def find_master(config: Path) -> int | None:
     """The pid of the HAProxy that was started with this file and leads its own session."""
-    wanted = str(config).encode()
-    for name in filter(str.isdigit, os.listdir("/proc")):
-        with contextlib.suppress(OSError):
-            arguments = Path(f"/proc/{name}/cmdline").read_bytes().split(b"\0")
-            process = procfs.stat(int(name))
-            if wanted in arguments and b"-W" in arguments and process is not None and process.session == process.pid:
-                return process.pid
+    wanted = {str(config), "-W"}
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        if wanted.issubset(procfs.command(pid)):
+            process = procfs.stat(pid)
+            if process is not None and process.session == pid:
+                return pid
     return None
 
 
