@@ -1,11 +1,14 @@
 """Security keys and passkeys as second factors, by a key in software that signs as real ones do."""
 
+import ast
+import inspect
 import json
 from typing import Any
 
 import pytest
 from django.test import Client
 
+from accounts import security_keys
 from accounts.models import SecondFactor
 from accounts.security_keys import Site, site_of
 from tests.accounts.factors import KEY, SECOND, is_in, key_added, options, password_shown
@@ -100,3 +103,8 @@ def test_keys_are_offered_where_browsers_have_them(origin: str, host: str, has_k
 )
 def test_the_site_is_the_requests_host(header: str, origin: str, host: str, rf: Any) -> None:
     assert site_of(rf.get("/", headers={"host": header})) == Site(origin, host)
+
+
+def test_the_library_is_not_loaded_with_the_module_which_every_process_imports() -> None:
+    imports = [node for node in ast.parse(inspect.getsource(security_keys)).body if isinstance(node, ast.ImportFrom)]
+    assert [node.module for node in imports if node.module and node.module.startswith("fido2")] == []
