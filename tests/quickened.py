@@ -4,7 +4,7 @@ authorities of certificates that none meets, and tables that are empty already."
 from functools import cache
 from typing import Any
 
-import httpx._transports.default
+import httpx._transports.default as httpx_transports
 from django.contrib.auth.hashers import PBKDF2PasswordHasher
 from django.db import connection, transaction
 from django.test import TransactionTestCase
@@ -23,7 +23,7 @@ def quicken() -> None:
     PBKDF2PasswordHasher.iterations = 1
     _find_static_files_once()
     # Each client reads all of them, which takes longer than most of what one is asked for.
-    httpx._transports.default.create_ssl_context = cache(httpx._transports.default.create_ssl_context)
+    httpx_transports.create_ssl_context = cache(httpx_transports.create_ssl_context)  # type: ignore[attr-defined]
     TransactionTestCase._fixture_teardown = empty_written_tables  # type: ignore[attr-defined]  # not public
 
 
