@@ -21,7 +21,8 @@ def few(django_db_setup: None, django_db_blocker: DjangoDbBlocker) -> Iterator[d
     """Queries of each page while there was one of everything; from then on there are seven."""
     with rows_of_a_file(django_db_blocker):
         one_more_of_everything(0)
-        counts = {url: queries(signed_in(), url) for url in FLEET_PAGES}
+        client = signed_in()
+        counts = {url: queries(client, url) for url in FLEET_PAGES}
         for number in range(1, 7):
             one_more_of_everything(number)
         yield counts
@@ -41,4 +42,5 @@ def test_a_full_page_is_well_formed_and_has_nothing_inline(few: dict[str, int]) 
 
 
 def test_a_larger_fleet_takes_no_more_queries(few: dict[str, int]) -> None:
-    assert {url: queries(signed_in(), url) for url in FLEET_PAGES} == few
+    client = signed_in()
+    assert {url: queries(client, url) for url in FLEET_PAGES} == few
