@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -23,6 +24,12 @@ CLIENT, SECRET = "switchyard", "a secret of the client"
 _KEY_BITS = 2048
 
 
+@cache
+def signing_key(name: str) -> RSAKey:
+    """The key of this id, the same in all tests: making one takes a tenth of a second."""
+    return RSAKey.generate_key(_KEY_BITS, {"kid": name})
+
+
 @dataclass
 class IdentityProvider:
     """`claims`: those of the user who logs in. `in_id_token`: whether groups are there or in the user info only."""
@@ -32,13 +39,13 @@ class IdentityProvider:
     in_id_token: bool = True
     spoil: Callable[[dict[str, Any]], dict[str, Any]] = lambda token: token
     issuer: str = ""
-    key: RSAKey = field(default_factory=lambda: RSAKey.generate_key(_KEY_BITS, {"kid": "first"}))
+    key: RSAKey = field(default_factory=lambda: signing_key("first"))
     signs_with: RSAKey | None = None
     codes: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def rotate(self) -> None:
         """Sign with another key from now on, under another id."""
-        self.key = RSAKey.generate_key(_KEY_BITS, {"kid": "second"})
+        self.key = signing_key("second")
 
     def discovery(self) -> dict[str, Any]:
         return {

@@ -6,9 +6,9 @@ import csv
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
-from openai import AsyncOpenAI
 
 from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
@@ -24,6 +24,9 @@ from engine_agent.protocol.ingress_messages import (
 )
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI
 
 HOP_SECRET = "f" * 40
 HOME = "us-east-1"
@@ -179,18 +182,20 @@ class RunningIngress:
         return await self.http.post("/v1/chat/completions", content=body, headers=headers)
 
     @contextlib.asynccontextmanager
-    async def client(self, *, max_retries: int = 0) -> AsyncIterator[AsyncOpenAI]:
+    async def client(self, *, max_retries: int = 0) -> "AsyncIterator[AsyncOpenAI]":
+        from openai import AsyncOpenAI  # takes long to load: not while tests are collected
+
         async with AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=max_retries) as client:
             yield client
 
 
-async def ask(client: AsyncOpenAI, model: str = "demo", text: str = "hi") -> str:
+async def ask(client: "AsyncOpenAI", model: str = "demo", text: str = "hi") -> str:
     """One answer: the name of the cell that gave it."""
     answer = await client.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
     return answer.choices[0].message.content or ""
 
 
-async def read_stream(client: AsyncOpenAI, model: str = "demo") -> str:
+async def read_stream(client: "AsyncOpenAI", model: str = "demo") -> str:
     """The text of one streamed answer, read to its end."""
     stream = await client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": "hi"}], stream=True
