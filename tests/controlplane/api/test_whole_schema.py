@@ -1,50 +1,55 @@
 """Schemathesis asks what the OpenAPI document allows, and more: no server error, no answer that it does not promise.
 
 Deterministic: the same requests every time. `SWITCHYARD_SCHEMA_EXAMPLES=400` asks more of each operation by hand.
+Schemathesis takes a second to import: only who runs this does.
 """
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import schemathesis
 from django.core.signals import request_finished, request_started
 from django.core.wsgi import get_wsgi_application
 from django.db import close_old_connections, transaction
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pytest_django import DjangoDbBlocker
-from schemathesis import GenerationMode
-from schemathesis.checks import CheckFunction, not_a_server_error
-from schemathesis.specs.openapi.checks import (
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-    status_code_conformance,
-)
 
 from tests.controlplane.api.client import DescribedClient, bearer, document
 from tests.controlplane.api.test_query_counts import one_more_of_everything
 from tests.rows_of_a_file import rows_of_a_file
+
+if TYPE_CHECKING:
+    from schemathesis import GenerationMode
+    from schemathesis.checks import CheckFunction
 
 pytestmark = pytest.mark.django_db
 
 EXAMPLES = int(os.environ.get("SWITCHYARD_SCHEMA_EXAMPLES", "4"))
 KEYS = ("id", "name", "prefix", "rule", "deployment", "ingress", "username", "action", "number")
 """Fields by which lists name what single paths are asked for."""
-CHECKS: list[CheckFunction] = [
-    not_a_server_error,
-    status_code_conformance,
-    content_type_conformance,
-    response_headers_conformance,
-    response_schema_conformance,
-]
+
+
+def checks() -> "list[CheckFunction]":
+    """What must hold of every response."""
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks as promises
+
+    return [
+        not_a_server_error,
+        promises.status_code_conformance,
+        promises.content_type_conformance,
+        promises.response_headers_conformance,
+        promises.response_schema_conformance,
+    ]
 
 
 def operations() -> list[Any]:
     """Every operation of the document. Read by the test, not by all workers that collect it."""
+    import schemathesis
+
     schema = schemathesis.openapi.from_dict(document())
     schema.app = get_wsgi_application()
     return [found.ok() for found in schema.get_all_operations()]  # type: ignore[union-attr] # none is broken
@@ -75,7 +80,7 @@ def one_transaction() -> Iterator[None]:
         signal.connect(close_old_connections)
 
 
-def requests_of(operation: Any, mode: GenerationMode, known: dict[str, str]) -> st.SearchStrategy[Any]:
+def requests_of(operation: Any, mode: "GenerationMode", known: dict[str, str]) -> st.SearchStrategy[Any]:
     """Requests as the document allows them, or breaking it; half of those for one thing, for one that is there."""
     made: st.SearchStrategy[Any] = operation.as_strategy(mode)
     return st.one_of(made, operation.as_strategy(mode, path_parameters=known)) if known else made
@@ -96,7 +101,7 @@ def send(case: Any, headers: dict[str, str]) -> Any:
     """One request, whose effects are taken back."""
     with one_transaction():
         response = case.call(headers=headers)
-    case.validate_response(response, checks=CHECKS)
+    case.validate_response(response, checks=checks())
     return response
 
 
@@ -137,6 +142,8 @@ def test_every_response_is_promised_and_anonymous_requests_get_none() -> None:
 
 def check(operation: Any, client: DescribedClient) -> None:
     """Requests that the document allows, such as it does not, and such without a token."""
+    from schemathesis import GenerationMode
+
     token = {"Authorization": client._credentials["HTTP_AUTHORIZATION"]}  # type: ignore[attr-defined] # of APIClient
     known = something_there(client, operation.path)
     allowed = fuzz(requests_of(operation, GenerationMode.POSITIVE, known), token, EXAMPLES)
