@@ -15,7 +15,6 @@ from pathlib import Path
 from urllib.parse import quote
 
 import psutil
-import psycopg
 
 from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.console import Console
@@ -119,6 +118,8 @@ class Postgres:
         await wait_until(self._is_ready, within_s=_READY_WITHIN_S, every_s=_POLL_S, otherwise=silence)
 
     def _is_ready(self) -> bool:
+        import psycopg
+
         try:
             with psycopg.connect(
                 self._url("postgres", OWNER), autocommit=True, connect_timeout=_CONNECT_TIMEOUT_S

@@ -1,5 +1,6 @@
 """The two servers behind the control plane: ours, embedded, or those that the environment names. `run_servers` runs
-them alone, for tests and for work on the code."""
+them alone, for tests and for work on the code. Their clients are imported where they are asked: `status` and `down` ask
+none."""
 
 import asyncio
 import json
@@ -9,9 +10,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
-
-import psycopg
-import redis
 
 from controlplane.embedded.configuration import CannotStart, Configuration
 from controlplane.embedded.console import Console
@@ -78,6 +76,8 @@ def choose_servers(configuration: Configuration, home: StateDirectory, *, durabl
 
 
 async def _require_database(url: str) -> None:
+    import psycopg
+
     try:
         connecting = psycopg.AsyncConnection.connect(url, connect_timeout=_CONNECT_TIMEOUT_S)
         await (await connecting).close()
@@ -89,6 +89,8 @@ async def _require_database(url: str) -> None:
 
 
 async def _require_redis(url: str) -> None:
+    import redis
+
     try:
         await asyncio.to_thread(_ping, url)
     except (redis.RedisError, ValueError) as error:
@@ -99,6 +101,8 @@ async def _require_redis(url: str) -> None:
 
 
 def _ping(url: str) -> None:
+    import redis
+
     timeouts = {"socket_timeout": _CONNECT_TIMEOUT_S, "socket_connect_timeout": _CONNECT_TIMEOUT_S}
     with redis.Redis.from_url(url, **timeouts) as client:
         client.ping()

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import redis
-
 from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.privileges import Account, is_closed_to, prepare_socket_folder
 from controlplane.embedded.process_environment import server_environment
@@ -78,6 +76,8 @@ class Valkey:
         await wait_until(self._is_ready, within_s=_READY_WITHIN_S, every_s=_POLL_S, otherwise=silence)
 
     def _is_ready(self) -> bool:
+        import redis
+
         try:
             with redis.Redis.from_url(self.url, socket_timeout=_READY_WITHIN_S) as client:
                 return bool(client.ping())

@@ -81,7 +81,8 @@ def test_down_stops_living_servers_in_order(home: Path) -> None:
     assert processes_of(home) == []
 
 
-def test_status_of_a_home_where_nothing_runs_says_how_to_start(home: Path) -> None:
-    ended = _launcher("status", home)
+def test_status_of_a_home_where_nothing_runs_says_how_to_start_and_loads_no_client(home: Path) -> None:
+    ended = _launcher("status", home, PYTHONPROFILEIMPORTTIME="1")
     assert ended.returncode == 3
     assert ended.stdout == f"Nothing of {home} runs. `make up` starts it.\n"
+    assert {"psycopg", "redis"} & {line.rpartition("|")[2].strip() for line in ended.stderr.splitlines()} == set()
