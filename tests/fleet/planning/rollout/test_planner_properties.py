@@ -37,7 +37,7 @@ sizes = st.fixed_dictionaries({"east": st.integers(1, 4), "west": st.integers(1,
 moments = st.integers(0, BUSY_TICKS)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     policy=policies,
     wanted=sizes,
