@@ -52,8 +52,8 @@ LEASE = "reconciler"
 RENEW_EVERY_S = 1.0
 MOVES_AT_ONCE = 500
 """Nodes in one transaction: some 50 ms, in which nobody else changes them."""
-LOOKS_A_PASS = 2
-"""A fleet that takes longer to look at has longer passes: the first look is at most half of one."""
+LOOKS_A_PASS = 1.5
+"""A fleet that takes longer to look at has longer passes: the first look is at most two thirds of one."""
 
 log = logging.getLogger(__name__)
 
@@ -68,8 +68,8 @@ def reconcile_alone(
 ) -> int | None:
     """Run a pass; None: another process does. Returns the number of decisions applied. `cache`: of earlier passes.
 
-    A pass that has lasted `limit_s` seconds, or twice its first look where that is longer, leaves what is left to the
-    next one, for which it rings: what has happened meanwhile may be more urgent than the rest of thousands.
+    A pass that has lasted `limit_s` seconds, or `LOOKS_A_PASS` times its first look if that is longer, leaves what is
+    left to the next one, for which it rings: what has happened meanwhile may be more urgent than the rest of thousands.
     """
     one = _Pass(settings or FleetSettings(), cache or FleetCache(), limit_s)
     if not one.holds_lease():
