@@ -149,7 +149,9 @@ class LocalNode:
 
     def take_order(self, received: Desired) -> None:
         """Put the order in force, on disk first; refuse it if it is not of a later state."""
-        reason = refusal(self._record.desired, received, self.place.node_id)
+        running = self._processes.running(ProcessKind.ENGINE) or self._processes.running(ProcessKind.PROXY)
+        member = running.membership if running is not None else None
+        reason = refusal(self._record.desired, received, self.place.node_id, member)
         if reason is not None:
             log.warning("refused an order: %s", reason)
             self.refused_order = reason

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from engine_agent.planning.converge import plan_convergence
@@ -48,7 +48,8 @@ class World:
         return self.in_force.assignment if self.in_force is not None else None
 
     def receive(self, received: Desired) -> None:
-        if refusal(self.in_force, received, "n-1") is None:
+        running = self.node.engine or self.node.proxy
+        if refusal(self.in_force, received, "n-1", running.membership if running else None) is None:
             self.in_force = received
 
     def die(self, reason: str) -> None:
@@ -206,6 +207,7 @@ def _keeps_serving(what: Desired | str | float) -> bool:
 
 
 @given(happenings)
+@example([order(1, assignment(generation=2)), order(1, None), order(1, assignment(generation=1))])
 @settings(max_examples=100, deadline=None)
 def test_when_nothing_more_goes_wrong_the_node_ends_up_as_told_or_says_failed(
     whats: list[Desired | str | float],

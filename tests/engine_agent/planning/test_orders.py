@@ -2,6 +2,7 @@
 
 import pytest
 
+from engine_agent.planning.node import membership_of
 from engine_agent.planning.orders import refusal
 from engine_agent.protocol.messages import Desired
 from engine_agent.protocol.states import Phase
@@ -41,3 +42,13 @@ def test_refuses(received: Desired, reason: str) -> None:
 def test_the_first_order_is_taken_whatever_it_says() -> None:
     assert refusal(None, order(1, assignment(generation=9)), "n-1") is None
     assert refusal(order(1, None), order(2, assignment(generation=1)), "n-1") is None
+
+
+def test_what_still_runs_counts_though_the_order_in_force_is_to_run_nothing() -> None:
+    nothing, running = order(5, None), membership_of(assignment(generation=3))
+    older = refusal(nothing, order(6, assignment(generation=2)), "n-1", running)
+    assert older == "generation 2 of c-1 is older than 3"
+    other_rank = refusal(nothing, order(6, assignment(generation=3, rank=1)), "n-1", running)
+    assert other_rank == "rank 1 in generation 3 of c-1, where this node is rank 0"
+    assert refusal(nothing, order(6, assignment(generation=3)), "n-1", running) is None
+    assert refusal(nothing, order(6, assignment(generation=1, cell="c-2")), "n-1", running) is None
