@@ -35,7 +35,7 @@ from engine_agent.protocol.fingerprint import fingerprint_from
 LEAVING_GRACE_S = 5.0
 """How long a follower that is stopping goes on working for a leader that finishes its streams."""
 LEADER_REASON_S = 0.5
-"""A leader that ends breaks off its calls and says why on its connection, in any order."""
+"""A leader that ends breaks off its calls and collectives and says why on its connection, in any order."""
 Say = Callable[[str], None]
 
 
@@ -56,14 +56,18 @@ def follow(member: Member, model_dir: Path, say: Say, shutdown: Shutdown) -> NoR
     except CellEnded as error:
         shutdown.end(str(error))
     except BrokenStream as error:
-        sleep(LEADER_REASON_S)
-        link.fail(str(error))
-        shutdown.end(str(error))
+        _fail(link, shutdown, str(error), str(error))
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}"
-        link.fail(reason)
-        shutdown.end(f"{member} failed: {reason}")
+        _fail(link, shutdown, reason, f"{member} failed: {reason}")
+
+
+def _fail(link: FollowerLink, shutdown: Shutdown, told: str, reason: str) -> NoReturn:
+    """A collective breaks off here because the leader ends, too: then the leader's reason is the one."""
+    sleep(LEADER_REASON_S)
+    link.fail(told)
+    shutdown.end(reason)
 
 
 def _be_ready(member: Member, say: Say) -> None:
