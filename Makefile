@@ -30,7 +30,7 @@ help: ## Show this list.
 	@echo "  SWITCHYARD_INGRESS_PORT  first region's ingress; the others follow upwards (8080)"
 	@echo "  DATABASE_URL, REDIS_URL  use these servers instead of the embedded PostgreSQL and Valkey"
 	@echo "  TESTS='tests/fleet -k x' what make test runs (everything)"
-	@echo "  FAST=1                   make test runs only pure tests and services, in about four minutes"
+	@echo "  FAST=1                   make test runs only pure tests and services, in some three minutes"
 
 up: environment ## Install what is missing, start the fleet, show its logs until Ctrl-C.
 	@exec $(VENV) -m controlplane.embedded up $(if $(filter-out 0 no false,$(DETACH)),--detach)
