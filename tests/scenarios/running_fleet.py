@@ -190,7 +190,7 @@ def eventually(condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
                 return said
         except (httpx.TransportError, psutil.NoSuchProcess, OSError, KeyError) as error:
             said = error
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # what is waited for happens in other processes, which send tests no event
     raise AssertionError(f"not within {limit_s:.0f} s; the last answer was {said!r}")
 
 

@@ -15,11 +15,6 @@ Serve = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
 OK = HEAD + b"Content-Length: 2\r\n\r\nok"
 
 
-async def request(method: str, url: str, *, timeout_s: float, body: bytes = b"") -> HttpResponse:
-    with closing(HttpClient()) as http:
-        return await http.request(method, url, timeout_s=timeout_s, body=body)
-
-
 @asynccontextmanager
 async def connections(serve: Serve) -> AsyncIterator[tuple[str, list[int]]]:
     """A server's URL, and for each request the number of its connection. `serve` answers one request."""
@@ -56,9 +51,9 @@ async def connections(serve: Serve) -> AsyncIterator[tuple[str, list[int]]]:
         ),
     ],
 )
-async def test_takes(content: bytes, answer: HttpResponse) -> None:
+async def test_takes(http: HttpClient, content: bytes, answer: HttpResponse) -> None:
     async with answering(content) as url:
-        assert await request("POST", url, timeout_s=5.0, body=b"{}") == answer
+        assert await http.request("POST", url, timeout_s=5.0, body=b"{}") == answer
 
 
 @pytest.mark.asyncio
@@ -75,44 +70,43 @@ async def test_takes(content: bytes, answer: HttpResponse) -> None:
         (b"", "the connection ended without an answer"),
     ],
 )
-async def test_refuses(content: bytes, reason: str) -> None:
+async def test_refuses(http: HttpClient, content: bytes, reason: str) -> None:
     async with answering(content) as url:
         with pytest.raises(NoResponse, match=reason):
-            await request("GET", url, timeout_s=5.0)
+            await http.request("GET", url, timeout_s=5.0)
 
 
 @pytest.mark.asyncio
-async def test_gives_up_after_its_time() -> None:
+async def test_gives_up_after_its_time(http: HttpClient) -> None:
     async with answering(None) as url:
         with pytest.raises(NoResponse, match=r"did not answer within 0\.05 s") as caught:
-            await request("GET", url, timeout_s=0.05)
+            await http.request("GET", url, timeout_s=0.05)
     assert not caught.value.refused
 
 
 @pytest.mark.asyncio
-async def test_says_that_nothing_listens() -> None:
+async def test_says_that_nothing_listens(http: HttpClient) -> None:
     with pytest.raises(NoResponse, match="nothing listens at") as caught:
-        await request("GET", f"http://127.0.0.1:{free_ports(1)}/", timeout_s=5.0)
+        await http.request("GET", f"http://127.0.0.1:{free_ports(1)}/", timeout_s=5.0)
     assert caught.value.refused
 
 
 @pytest.mark.asyncio
-async def test_a_connection_that_answered_is_asked_again() -> None:
+async def test_a_connection_that_answered_is_asked_again(http: HttpClient) -> None:
     async def serve(_: int, writer: asyncio.StreamWriter) -> None:
         writer.write(OK)
 
     async with connections(serve) as (url, asked):
-        with closing(HttpClient()) as http:
-            for _ in range(3):
-                assert (await http.request("GET", url, timeout_s=5.0)).body == b"ok"
-            assert asked == [1, 1, 1]
-            both = [http.request("GET", url, timeout_s=5.0) for _ in range(2)]
-            assert [answer.body for answer in await asyncio.gather(*both)] == [b"ok", b"ok"]
-            assert sorted(asked[3:]) == [1, 2], "two at once have a connection each"
+        for _ in range(3):
+            assert (await http.request("GET", url, timeout_s=5.0)).body == b"ok"
+        assert asked == [1, 1, 1]
+        both = [http.request("GET", url, timeout_s=5.0) for _ in range(2)]
+        assert [answer.body for answer in await asyncio.gather(*both)] == [b"ok", b"ok"]
+        assert sorted(asked[3:]) == [1, 2], "two at once have a connection each"
 
 
 @pytest.mark.asyncio
-async def test_a_connection_that_ended_since_is_opened_anew() -> None:
+async def test_a_connection_that_ended_since_is_opened_anew(http: HttpClient) -> None:
     async def serve(number: int, writer: asyncio.StreamWriter) -> None:
         if asked.count(number) == 2:
             writer.close()  # as a process that was replaced
@@ -120,35 +114,32 @@ async def test_a_connection_that_ended_since_is_opened_anew() -> None:
             writer.write(OK)
 
     async with connections(serve) as (url, asked):
-        with closing(HttpClient()) as http:
-            for _ in range(2):
-                assert (await http.request("GET", url, timeout_s=5.0)).body == b"ok"
+        for _ in range(2):
+            assert (await http.request("GET", url, timeout_s=5.0)).body == b"ok"
     assert asked == [1, 1, 2]
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("end", [b"Connection: close\r\n", b"Content-Type: text/plain\r\nConnection: Close\r\n"])
-async def test_a_connection_that_is_to_end_is_not_kept(end: bytes) -> None:
+async def test_a_connection_that_is_to_end_is_not_kept(http: HttpClient, end: bytes) -> None:
     async def serve(_: int, writer: asyncio.StreamWriter) -> None:
         writer.write(HEAD + end + b"Content-Length: 0\r\n\r\n")
 
     async with connections(serve) as (url, asked):
-        with closing(HttpClient()) as http:
-            for _ in range(2):
-                await http.request("GET", url, timeout_s=5.0)
+        for _ in range(2):
+            await http.request("GET", url, timeout_s=5.0)
     assert asked == [1, 2]
 
 
 @pytest.mark.asyncio
-async def test_half_an_answer_is_no_reason_to_ask_twice() -> None:
+async def test_half_an_answer_is_no_reason_to_ask_twice(http: HttpClient) -> None:
     async def serve(number: int, writer: asyncio.StreamWriter) -> None:
         writer.write(OK if asked.count(number) == 1 else HEAD[:9])
         if asked.count(number) == 2:
             writer.close()
 
     async with connections(serve) as (url, asked):
-        with closing(HttpClient()) as http:
+        await http.request("GET", url, timeout_s=5.0)
+        with pytest.raises(NoResponse, match="9 bytes read"):
             await http.request("GET", url, timeout_s=5.0)
-            with pytest.raises(NoResponse, match="9 bytes read"):
-                await http.request("GET", url, timeout_s=5.0)
     assert asked == [1, 1]

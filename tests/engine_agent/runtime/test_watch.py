@@ -1,10 +1,6 @@
 """What a node knows from the words, and the silence, of its processes."""
 
-from collections.abc import AsyncIterator
-from contextlib import closing
-
 import pytest
-import pytest_asyncio
 
 from engine_agent.protocol.messages import Health, Load
 from engine_agent.protocol.states import Phase
@@ -27,12 +23,6 @@ OK = Health(ok=True, checked_s_ago=0.1)
 BAD = Health(ok=False, reason="follower 1 is gone")
 SLOW = ProbeFailure("did not answer", at_once=False)
 REFUSED = ProbeFailure("nothing listens", at_once=True)
-
-
-@pytest_asyncio.fixture
-async def http() -> AsyncIterator[HttpClient]:
-    with closing(HttpClient()) as client:
-        yield client
 
 
 def status(health: Health) -> ProxyStatus:

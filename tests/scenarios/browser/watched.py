@@ -16,24 +16,18 @@ DESK, PHONE = 1440, 390
 HEIGHT = 900
 LIMIT_MS = 120_000
 """For whatever must happen: generous, for machines that do much else."""
-NOT_WANTED = (
-    *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "SpareRendererForSitePerProcess"),
+UNSEEN_PAGES = ("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "SpareRendererForSitePerProcess")
+"""Features of Chromium for which each window pays more than for the page that a test opens."""
+OFF_BY_PLAYWRIGHT = (
     *("HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable", "PaintHolding", "DestroyProfileOnBrowserClose"),
     *("AvoidUnnecessaryBeforeUnloadCheckSync", "ThirdPartyStoragePartitioning", "AvoidCorsURLLoaderRestartOnRedirect"),
-    *(
-        "OptimizationHints",
-        "NetworkTimeServiceQuerying",
-        "AimEnabled",
-        "PreconnectToSearch",
-        "MediaRouter",
-        "LensOverlay",
-    ),
+    *("OptimizationHints", "NetworkTimeServiceQuerying", "AimEnabled", "PreconnectToSearch", "MediaRouter"),
+    "LensOverlay",
 )
-"""Features of Chromium. Of the first three each window pays for pages that nobody sees, more than for the one that a
-test opens. The others are Playwright's own list, which this one replaces: Chromium takes the last."""
+"""Its own list, again: of two such options Chromium takes the last."""
 CHROMIUM_ARGS = (
     *("--no-sandbox", "--disable-gpu", "--disable-software-rasterizer"),
-    f"--disable-features={','.join(NOT_WANTED)}",
+    f"--disable-features={','.join((*UNSEEN_PAGES, *OFF_BY_PLAYWRIGHT))}",
 )
 ASKED = ("wcag2a", "wcag2aa", "wcag21a", "wcag21aa")
 GRAVE = frozenset({"serious", "critical"})
