@@ -10,14 +10,14 @@ from kernel import clock
 from kernel.access import Role, Scope
 from kernel.secrets import secret_issue
 from tests.controlplane.access.endpoints import Operation
-from tests.fleet.rows import NOW, found_or_made
+from tests.fleet.rows import NOW
 
 
 def make_user(username: str, role: Role = Role.VIEWER, **columns: object) -> User:
     """A user whose group has this role."""
-    user = found_or_made(User, lambda: columns, username=username)
-    group = found_or_made(Group, dict, name=f"{role.value}s")
-    found_or_made(GroupRole, lambda: {"role": role.value}, group=group)
+    user, _ = User.objects.get_or_create(username=username, defaults=columns)
+    group, _ = Group.objects.get_or_create(name=f"{role.value}s")
+    GroupRole.objects.get_or_create(group=group, defaults={"role": role.value})
     user.groups.add(group)
     return user
 

@@ -13,7 +13,7 @@ from accounts.models import ApiToken
 from controlplane.api.schema import api_document
 from kernel import clock
 from kernel.secrets import secret_issue
-from tests.fleet.rows import NOW, found_or_made
+from tests.fleet.rows import NOW
 
 V1 = "/api/v1"
 WITH_BODY = frozenset({"POST", "PUT", "PATCH", "DELETE"})
@@ -118,7 +118,7 @@ def browser(username: str = "operator") -> DescribedClient:
 
 
 def _user(username: str) -> User:
-    return found_or_made(User, lambda: {"is_superuser": True}, username=username)
+    return User.objects.get_or_create(username=username, defaults={"is_superuser": True})[0]
 
 
 def rules(response: Any) -> dict[str, str]:

@@ -3,12 +3,10 @@
 from django.contrib.auth.models import User
 from django.test import Client
 
-from tests.fleet.rows import found_or_made
-
 
 def signed_in() -> Client:
     client = Client()
-    client.force_login(found_or_made(User, lambda: {"is_superuser": True}, username="operator"))
+    client.force_login(User.objects.get_or_create(username="operator", defaults={"is_superuser": True})[0])
     return client
 
 
