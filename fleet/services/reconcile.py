@@ -92,7 +92,7 @@ class _Pass:
         self._cache = cache
         self._began_s = monotonic()
         self._limit_s = limit_s
-        self._looked_s: float | None = None
+        self._over_s: float | None = None
         self._renewed_s = -math.inf
 
     def holds_lease(self) -> bool:
@@ -127,8 +127,9 @@ class _Pass:
 
     def _apply_all(self, decisions: Iterable[Decision]) -> int:
         steps = list(_steps(decisions))
-        if steps and self._looked_s is None:
-            self._looked_s = monotonic() - self._began_s
+        if steps and self._over_s is None:
+            looked_s = monotonic() - self._began_s
+            self._over_s = self._began_s + max(self._limit_s, LOOKS_A_PASS * looked_s)
         done = 0
         self._renewed_s = -math.inf  # planning may have taken long
         for position, step in enumerate(steps):
@@ -143,7 +144,7 @@ class _Pass:
         return done
 
     def _is_over(self) -> bool:
-        return monotonic() - self._began_s >= max(self._limit_s, LOOKS_A_PASS * (self._looked_s or 0.0))
+        return self._over_s is not None and monotonic() >= self._over_s
 
 
 def _steps(decisions: Iterable[Decision]) -> Iterator[Decision | list[MoveNode]]:
