@@ -1,0 +1,226 @@
+"""An agent's key, certificate and the authorities that it believes, in the folder `tls` of its home; and the contexts
+of its TLS connections, made of them.
+
+The key is made here once and never leaves the home. It asks nobody for anything: who renews certificates stores them
+here, and contexts notice. Every side of a link needs a certificate of the fleet and checks the name of the other.
+"""
+
+import os
+import ssl
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from engine_agent.protocol.identity import IdentityName, name_of_peer
+from engine_agent.runtime.journal import write_durably
+
+if TYPE_CHECKING:
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    from engine_agent.runtime.certificates import Validity
+
+TLS_FOLDER = "tls"
+KEY_FILE = "key.pem"
+CERTIFICATE_FILE = "cert.pem"
+BUNDLE_FILE = "ca.pem"
+REVOKED_FILE = "crl.pem"
+COMBINED_FILE = "combined.pem"
+MINIMUM_VERSION = ssl.TLSVersion.TLSv1_3
+"""Of links between parts of a fleet, which are all ours. It has no renegotiation, and we give no tickets: a session
+that is resumed would show no certificate."""
+
+
+class Identity:
+    """What one home holds. Everything is read when it is used, so that two processes may share a home."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / TLS_FOLDER
+        self._client: tuple[object, ssl.SSLContext] | None = None
+
+    @property
+    def key_file(self) -> Path:
+        return self.folder / KEY_FILE
+
+    @property
+    def certificate_file(self) -> Path:
+        return self.folder / CERTIFICATE_FILE
+
+    @property
+    def bundle_file(self) -> Path:
+        """The authorities that count."""
+        return self.folder / BUNDLE_FILE
+
+    @property
+    def revoked_file(self) -> Path:
+        """The revocation lists of these authorities."""
+        return self.folder / REVOKED_FILE
+
+    @property
+    def combined_file(self) -> Path:
+        """Certificate and key in one file, as HAProxy reads them."""
+        return self.folder / COMBINED_FILE
+
+    @property
+    def has_bundle(self) -> bool:
+        """There is an authority to check the control plane by."""
+        return self.bundle_file.exists()
+
+    @property
+    def has_certificate(self) -> bool:
+        """There is a certificate, which may have ended."""
+        return self.combined_file.exists()
+
+    @cached_property
+    def _key(self) -> "ec.EllipticCurvePrivateKey":
+        from engine_agent.runtime.certificates import key_make, key_pem, key_read
+
+        key = key_read(self.key_file.read_bytes()) if self.key_file.exists() else None
+        if key is None:
+            key = key_make()
+            write_durably(self.key_file, key_pem(key), mode=0o600)
+        return key
+
+    def signing_request(self) -> str:
+        """A request for a certificate of this home's key, as PEM; the key is made if there is none.
+
+        Raises:
+            OSError: the home refused the key.
+        """
+        from engine_agent.runtime.certificates import request_make
+
+        return request_make(self._key)
+
+    def store(self, *, chain: str, bundle: str, revoked: str) -> "Validity":
+        """Keep a certificate (PEM, leaf first), the authorities that count, and their revocation lists.
+
+        Raises:
+            BadCertificate: it is not for this home's key, has no name of a fleet, or a part is no PEM.
+            OSError: the home refused a file; each file is the old or the new one whole.
+        """
+        from engine_agent.runtime.certificates import key_pem, validity_of
+
+        validity = validity_of(chain, self._key)
+        self.store_trust(bundle=bundle, revoked=revoked)
+        combined = chain.rstrip("\n").encode() + b"\n" + key_pem(self._key)
+        write_durably(self.certificate_file, chain.encode(), mode=0o644)
+        write_durably(self.combined_file, combined, mode=0o600)
+        return validity
+
+    def store_trust(self, *, bundle: str, revoked: str) -> None:
+        """Keep the authorities that count and their revocation lists; an empty list says nothing of revocation.
+
+        Raises:
+            BadCertificate: a part is no PEM.
+            OSError: the home refused a file.
+        """
+        from engine_agent.runtime.certificates import require_certificates, require_revocation_lists
+
+        require_certificates(bundle, "the bundle of authorities")
+        if revoked:
+            require_revocation_lists(revoked)
+            _write_changed(self.revoked_file, revoked)
+        _write_changed(self.bundle_file, bundle)
+
+    def validity(self) -> "Validity | None":
+        """Of the stored certificate; None if there is none that can be read, or it is not for the stored key."""
+        from engine_agent.runtime.certificates import BadCertificate, validity_of
+
+        try:
+            return validity_of(self.certificate_file.read_text(encoding="ascii"), self._key)
+        except (OSError, UnicodeDecodeError, BadCertificate):
+            return None
+
+    def client_context(self) -> ssl.SSLContext:
+        """For connections to the fleet: checks the other's chain, revocation, and that its name is the one given as
+        `server_hostname`; shows the own certificate if there is one. Ask for it for each connection: it is made again
+        only when a file has changed.
+
+        Raises:
+            FileNotFoundError: there is no bundle.
+            ssl.SSLError: a file is none of its kind.
+        """
+        stamp = self._stamp()
+        if self._client is None or self._client[0] != stamp:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            self._load(context)
+            self._client = (stamp, context)
+        return self._client[1]
+
+    def server_context(self) -> ssl.SSLContext:
+        """For a listener that lets only the fleet's certificates in. One context for the listener's whole life: a
+        connection that begins after a file has changed is served by the new ones.
+
+        Raises:
+            FileNotFoundError: there is no certificate or bundle.
+            ssl.SSLError: a file is none of its kind.
+        """
+        return renewed_server_context(self, client_certificate=ssl.CERT_REQUIRED)
+
+    def _load(self, context: ssl.SSLContext) -> None:
+        context.minimum_version = MINIMUM_VERSION
+        context.load_verify_locations(self.bundle_file)
+        if self.revoked_file.exists():
+            context.load_verify_locations(self.revoked_file)
+            context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+        if self.has_certificate:
+            context.load_cert_chain(self.combined_file)
+
+    def _stamp(self) -> object:
+        return tuple(_stamp_of(path) for path in (self.combined_file, self.bundle_file, self.revoked_file))
+
+
+def renewed_server_context(identity: Identity, *, client_certificate: ssl.VerifyMode) -> ssl.SSLContext:
+    """A server's context that follows the files of `identity`.
+
+    Raises:
+        FileNotFoundError: there is no certificate or bundle.
+        ssl.SSLError: a file is none of its kind.
+    """
+
+    def made() -> ssl.SSLContext:
+        if not identity.has_certificate:
+            raise FileNotFoundError(f"there is no certificate at {identity.combined_file}")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        identity._load(context)
+        context.verify_mode = client_certificate
+        context.num_tickets = 0
+        return context
+
+    current = (identity._stamp(), made())
+
+    def renew(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
+        nonlocal current
+        stamp = identity._stamp()
+        if current[0] != stamp:
+            try:
+                current = (stamp, made())
+            except (OSError, ssl.SSLError):
+                # Half of the new files is there: the earlier ones serve this connection, the next one looks again.
+                return
+        connection.context = current[1]
+
+    first = made()
+    first.sni_callback = renew
+    return first
+
+
+def peer_name(connection: ssl.SSLObject | ssl.SSLSocket) -> IdentityName:
+    """Who is at the other end of a TLS connection whose handshake is over.
+
+    Raises:
+        BadName: it showed no certificate of a fleet.
+    """
+    return name_of_peer(connection.getpeercert())
+
+
+def _stamp_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return (status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+def _write_changed(path: Path, text: str) -> None:
+    if not path.exists() or path.read_bytes() != text.encode():
+        write_durably(path, text.encode(), mode=0o644)

@@ -1,0 +1,179 @@
+"""A fleet's certificate authority, as keys and certificates without a database: makes one, signs for one name, and
+signs what was revoked.
+
+What a request asks for beyond its key is ignored; the name is the caller's. It keeps nothing.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from engine_agent.protocol.identity import IdentityName
+
+AUTHORITY_VALID = timedelta(days=3650)
+"""Rotated by an operator, not by time: one that ended unseen would end the fleet."""
+CERTIFICATE_VALID = timedelta(hours=24)
+CLOCK_SKEW_ALLOWED = timedelta(minutes=5)
+"""How far behind the control plane's a host's clock may be and still believe a new certificate."""
+REQUEST_LENGTH_MAX = 16 * 1024
+RSA_BITS_MIN, RSA_BITS_MAX = 3072, 8192
+
+
+class BadRequest(ValueError):
+    """A request that is not signed; the text says what would be."""
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A key and the certificate that says that it is an authority's."""
+
+    key: ec.EllipticCurvePrivateKey
+    certificate: x509.Certificate
+
+    @property
+    def certificate_pem(self) -> str:
+        return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
+
+    @property
+    def key_pem(self) -> bytes:
+        return self.key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Issued:
+    """A certificate as PEM, its serial number in hexadecimal, and when it ends."""
+
+    pem: str
+    serial: str
+    not_after: datetime
+
+
+def authority_make(fleet: str, now: datetime) -> Authority:
+    """A new authority of this fleet, with a name of its own: two of a fleet must not be taken for each other."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
+    common_name = f"Switchyard {fleet} {identifier.digest.hex()[:8]}"
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - CLOCK_SKEW_ALLOWED)
+        .not_valid_after(now + AUTHORITY_VALID)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(identifier, critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    return Authority(key, certificate)
+
+
+def authority_load(certificate_pem: str, key_pem: bytes) -> Authority:
+    """The authority that was kept.
+
+    Raises:
+        ValueError: one of the two is none of an authority of ours.
+    """
+    key = serialization.load_pem_private_key(key_pem, password=None)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ValueError("the key of the authority is on no elliptic curve")
+    return Authority(key, x509.load_pem_x509_certificate(certificate_pem.encode()))
+
+
+def certificate_sign(
+    authority: Authority, name: IdentityName, request_pem: str, now: datetime, valid: timedelta = CERTIFICATE_VALID
+) -> Issued:
+    """A certificate for `name` and the key of the request, for servers and clients. It counts from
+    `CLOCK_SKEW_ALLOWED` ago.
+
+    Raises:
+        BadRequest: no request, not signed by its own key, or a key of another kind.
+    """
+    key = _requested_key(request_pem)
+    serial = x509.random_serial_number()
+    signer = x509.SubjectKeyIdentifier.from_public_key(authority.key.public_key())
+    not_after = min((now + valid).replace(microsecond=0), authority.certificate.not_valid_after_utc)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name.dns)]))
+        .issuer_name(authority.certificate.subject)
+        .public_key(key)
+        .serial_number(serial)
+        .not_valid_before(now - CLOCK_SKEW_ALLOWED)
+        .not_valid_after(not_after)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(
+            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False
+        )
+        .add_extension(
+            x509.SubjectAlternativeName([x509.UniformResourceIdentifier(name.uri), x509.DNSName(name.dns)]),
+            critical=False,
+        )
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False)
+        .sign(authority.key, hashes.SHA256())
+    )
+    return Issued(certificate.public_bytes(serialization.Encoding.PEM).decode(), f"{serial:x}", not_after)
+
+
+def revocations_sign(authority: Authority, revoked: Iterable[tuple[str, datetime]], number: int, now: datetime) -> str:
+    """The authority's revocation list as PEM: serial numbers in hexadecimal, and since when. It counts as long as the
+    authority does: agents that hear nothing go on with the last one."""
+    signer = x509.SubjectKeyIdentifier.from_public_key(authority.key.public_key())
+    builder = (
+        x509.CertificateRevocationListBuilder()
+        .issuer_name(authority.certificate.subject)
+        .last_update(now - CLOCK_SKEW_ALLOWED)
+        .next_update(authority.certificate.not_valid_after_utc)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False)
+        .add_extension(x509.CRLNumber(number), critical=False)
+    )
+    for serial, since in revoked:
+        entry = x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(since).build()
+        builder = builder.add_revoked_certificate(entry)
+    return builder.sign(authority.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _requested_key(request_pem: str) -> ec.EllipticCurvePublicKey | rsa.RSAPublicKey:
+    if len(request_pem) > REQUEST_LENGTH_MAX:
+        raise BadRequest(f"a request for a certificate has {REQUEST_LENGTH_MAX} characters at most")
+    try:
+        request = x509.load_pem_x509_csr(request_pem.encode())
+        key = request.public_key()
+        is_signed = request.is_signature_valid
+    except (ValueError, TypeError, UnsupportedAlgorithm, InvalidSignature) as error:
+        raise BadRequest(f"that is no request for a certificate (PKCS #10 as PEM): {error}") from error
+    if isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP256R1):
+        allowed: ec.EllipticCurvePublicKey | rsa.RSAPublicKey = key
+    elif isinstance(key, rsa.RSAPublicKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
+        allowed = key
+    else:
+        raise BadRequest(f"a certificate is for a key on P-256 or of RSA with {RSA_BITS_MIN} to {RSA_BITS_MAX} bits")
+    if not is_signed:
+        raise BadRequest("the request is not signed by its own key")
+    return allowed
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        encipher_only=False,
+        decipher_only=False,
+    )

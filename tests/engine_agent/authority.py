@@ -1,0 +1,74 @@
+"""A fleet's authority for tests: signs certificates for names by the real code, and keeps what it revoked."""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from engine_agent.protocol.identity import CONTROL_ID, IdentityKind, IdentityName
+from engine_agent.runtime.identity import Identity
+from kernel.authority import CERTIFICATE_VALID, Authority, authority_make, certificate_sign, revocations_sign
+
+FLEET = "f-0123abcd"
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass
+class FleetOfTests:
+    """One fleet with its authority. `bundle` and `revoked` are what it hands out now."""
+
+    fleet: str = FLEET
+    authorities: list[Authority] = field(default_factory=list)
+    revoked_serials: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.authorities = self.authorities or [authority_make(self.fleet, _now())]
+
+    @property
+    def bundle(self) -> str:
+        return "".join(authority.certificate_pem for authority in self.authorities)
+
+    @property
+    def revoked(self) -> str:
+        gone = [(serial, _now()) for serial in self.revoked_serials]
+        return "".join(revocations_sign(each, gone, 1, _now()) for each in self.authorities)
+
+    def name(self, kind: IdentityKind, subject: str) -> IdentityName:
+        return IdentityName(self.fleet, kind, subject)
+
+    def certify(
+        self,
+        home: Path,
+        kind: IdentityKind,
+        subject: str,
+        *,
+        valid: timedelta = CERTIFICATE_VALID,
+        now: datetime | None = None,
+    ) -> Identity:
+        """Give the identity in `home` a new certificate for this name, and what belongs to it."""
+        identity = Identity(home)
+        self.renew(identity, kind, subject, valid=valid, now=now)
+        return identity
+
+    def renew(
+        self,
+        identity: Identity,
+        kind: IdentityKind,
+        subject: str = CONTROL_ID,
+        *,
+        valid: timedelta = CERTIFICATE_VALID,
+        now: datetime | None = None,
+    ) -> str:
+        """The same for an identity that there is. Returns the certificate's serial number."""
+        request = identity.signing_request()
+        issued = certificate_sign(self.authorities[-1], self.name(kind, subject), request, now or _now(), valid)
+        identity.store(chain=issued.pem, bundle=self.bundle, revoked=self.revoked)
+        return issued.serial
+
+    def revoke(self, serial: str, *identities: Identity) -> None:
+        """From now on this certificate does not count, as these identities hear."""
+        self.revoked_serials.append(serial)
+        for identity in identities:
+            identity.store_trust(bundle=self.bundle, revoked=self.revoked)
