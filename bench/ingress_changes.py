@@ -207,7 +207,7 @@ class Bench:
 
     def _endpoint(self, number: int, drain: bool) -> CellEndpoint:
         port = self.base_port + 2 * number
-        return CellEndpoint(f"c-{number}", 1, "127.0.0.1", port, port + 1, self.limits.get(number, SLOTS), drain=drain)
+        return CellEndpoint(f"c-{number}", 1, "127.0.0.1", port, self.limits.get(number, SLOTS), drain=drain)
 
     def change(self) -> str:
         """Change one thing about one cell; at least three serve."""

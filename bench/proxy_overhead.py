@@ -253,10 +253,10 @@ def main() -> None:
     if options.serve:
         uvloop.run(serve(options.serve))
         return
-    upstream, proxy, agent_check, admin = range(options.base_port, options.base_port + 4)
+    upstream, proxy, admin = range(options.base_port, options.base_port + 3)
     servers = [subprocess.Popen([sys.executable, __file__, "--serve", str(upstream)])]
     try:
-        command = f"--node-id n-0000beef --cell c-bench --generation 1 --port {proxy} --agent-check-port {agent_check} "
+        command = f"--node-id n-0000beef --cell c-bench --generation 1 --port {proxy} "
         command += f"--admin-port {admin} --engine http://127.0.0.1:{upstream} --model tiny --max-concurrency 64"
         words = [sys.executable, "-m", "engine_agent.proxy", *command.split()]
         servers.append(subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL))

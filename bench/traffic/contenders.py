@@ -28,8 +28,6 @@ MODEL = "tiny"
 REGION = "bench"
 NO_CONTROL_PLANE = "http://127.0.0.1:1"
 """Instead of a control plane: an ingress serves from its journal without one."""
-AGENT_CHECK = 100
-"""The stub cells' agent checks lie this far above their ports (wire.c)."""
 PLACES = 1024
 """Requests at once per cell: none of the rounds needs more, so nothing queues."""
 READY_WITHIN_S = 90.0
@@ -168,15 +166,15 @@ def ingress(
 
 @contextlib.contextmanager
 def cell_proxy(folder: Path, number: int, port: int, engine_port: int) -> Iterator[tuple[CellEndpoint, psutil.Process]]:
-    """A cell proxy before one stub cell, on `port`, `port` + 1 and `port` + 2."""
+    """A cell proxy before one stub cell, on `port` and `port` + 2."""
     words = (
         *(sys.executable, "-m", "engine_agent.proxy", "--node-id", f"n-bench{number:03d}", "--cell", f"c-{number}"),
-        *("--generation", "1", "--port", str(port), "--agent-check-port", str(port + 1), "--admin-port", str(port + 2)),
+        *("--generation", "1", "--port", str(port), "--admin-port", str(port + 2)),
         *("--engine", f"http://127.0.0.1:{engine_port}", "--model", MODEL, "--max-concurrency", str(PLACES)),
         "--no-access-log",
     )
     with spawned(words, folder / f"cell-proxy-{number}.log") as process:
-        yield CellEndpoint(f"c-{number}", 1, "127.0.0.1", port, port + 1, PLACES), process
+        yield CellEndpoint(f"c-{number}", 1, "127.0.0.1", port, PLACES), process
 
 
 @contextlib.contextmanager

@@ -73,9 +73,7 @@ def _begin(
     found: list[Contender] = []
     absent: dict[str, str] = {}
     if not only or "ingress" in only:
-        ends = [
-            CellEndpoint(f"c-{port}", 1, "127.0.0.1", port, port + contenders.AGENT_CHECK, PLACES) for port in stubs
-        ]
+        ends = [CellEndpoint(f"c-{port}", 1, "127.0.0.1", port, PLACES) for port in stubs]
         for number, (name, affinity, options) in enumerate(INGRESSES):
             port = base + 10 + number
             process = stack.enter_context(contenders.ingress(folder / name, port, ends, affinity, *options))

@@ -53,7 +53,6 @@ def sim_cells(
 @dataclass(frozen=True)
 class _Ports:
     proxy: int
-    agent_check: int
     proxy_admin: int
     engine: int
     engine_admin: int
@@ -63,7 +62,7 @@ class _Ports:
 def _cell(
     folder: Path, number: int, base: int, parameters: ModelParameters, factor: float, longest_tokens: int
 ) -> Iterator[SimCell]:
-    ports = _Ports(*range(base, base + 5))
+    ports = _Ports(*range(base, base + 4))
     name = ("--node-id", f"n-{number:08x}", "--cell", f"c-{number}", "--generation", "1")
     engine = _engine_command(name, ports, parameters, factor, longest_tokens)
     proxy = _proxy_command(name, ports, parameters.max_num_seqs)
@@ -71,7 +70,7 @@ def _cell(
         contenders.spawned(engine, folder / f"engine-{number}.log"),
         contenders.spawned(proxy, folder / f"proxy-{number}.log"),
     ):
-        endpoint = CellEndpoint(f"c-{number}", 1, "127.0.0.1", ports.proxy, ports.agent_check, parameters.max_num_seqs)
+        endpoint = CellEndpoint(f"c-{number}", 1, "127.0.0.1", ports.proxy, parameters.max_num_seqs)
         yield SimCell(endpoint, ports.engine)
 
 
@@ -92,7 +91,7 @@ def _engine_command(
 def _proxy_command(name: Sequence[str], ports: _Ports, max_concurrency: int) -> tuple[str, ...]:
     return (
         *(sys.executable, "-m", "engine_agent.proxy", *name),
-        *("--port", str(ports.proxy), "--agent-check-port", str(ports.agent_check)),
-        *("--admin-port", str(ports.proxy_admin), "--engine", f"http://127.0.0.1:{ports.engine}"),
+        *("--port", str(ports.proxy), "--admin-port", str(ports.proxy_admin)),
+        *("--engine", f"http://127.0.0.1:{ports.engine}"),
         *("--model", contenders.MODEL, "--max-concurrency", str(max_concurrency), "--no-access-log"),
     )

@@ -1,6 +1,6 @@
 /* Both ends of the traffic bench at the price of their system calls, so that what lies between is what is measured.
 
-   wire serve PORT CELLS            cells that answer at once, on PORT, PORT+1, …; their agent checks on PORT+100, …
+   wire serve PORT CELLS            cells that answer at once, on PORT, PORT+1, …
    wire closed PORT CONNS S BODY    as many requests as go through CONNS connections in S seconds
    wire rate PORT RATE S BODY       RATE requests a second at random (Poisson) moments, whatever became of the earlier ones
 
@@ -24,8 +24,8 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { BUFFER = 65536, MAX_FD = 20000, AGENT_CHECK = 100, EVENTS = 512, MAX_SAMPLES = 1 << 20 };
-enum Kind { NONE, LISTENER, AGENT, CELL, CLIENT, TIMER };
+enum { BUFFER = 65536, MAX_FD = 20000, EVENTS = 512, MAX_SAMPLES = 1 << 20 };
+enum Kind { NONE, LISTENER, CELL, CLIENT, TIMER };
 
 typedef struct {
     enum Kind kind;
@@ -178,11 +178,6 @@ static void listen_on(int port, enum Kind kind) {
 static void accept_all(int listener) {
     int fd;
     while ((fd = accept4(listener, NULL, NULL, SOCK_NONBLOCK)) >= 0) {
-        if (conns[listener].kind == AGENT) {
-            (void)!write(fd, "up 100%\n", 8);
-            close(fd);
-            continue;
-        }
         no_delay(fd);
         watch(fd, CELL);
     }
@@ -190,17 +185,14 @@ static void accept_all(int listener) {
 
 static void serve(int port, int cells) {
     prepare_answers();
-    for (int i = 0; i < cells; i++) {
-        listen_on(port + i, LISTENER);
-        listen_on(port + AGENT_CHECK + i, AGENT);
-    }
+    for (int i = 0; i < cells; i++) listen_on(port + i, LISTENER);
     struct epoll_event ready[EVENTS];
     for (;;) {
         int count = epoll_wait(poll_fd, ready, EVENTS, -1);
         for (int i = 0; i < count; i++) {
             int fd = ready[i].data.fd;
             if (conns[fd].kind == CELL) read_request(fd);
-            else if (conns[fd].kind == LISTENER || conns[fd].kind == AGENT) accept_all(fd);
+            else if (conns[fd].kind == LISTENER) accept_all(fd);
             else if (conns[fd].kind == TIMER) { long long times; (void)!read(fd, &times, sizeof times); }
         }
         while (heap_used && heap[0].due_ns <= now_ns()) {

@@ -98,10 +98,8 @@ def server_arguments(server: Server, times: Times) -> str:
     arguments = [f"{host}:{server.port}", "check", f"fastinter {times.check_fast_ms}ms", "fall 2", "rise 1"]
     arguments += [*_passive_checks(server), "on-error mark-down", f"pool-purge-delay {times.idle_purge_ms}ms"]
     arguments += [f"weight {server.weight}"]
-    if server.agent_check_port is not None:
-        arguments += [f"inter {times.check_interval_ms}ms", f"maxconn {server.max_connections}", "agent-check"]
-        arguments += [f"agent-inter {times.check_interval_ms}ms", f"agent-addr {server.address}"]
-        arguments += [f"agent-port {server.agent_check_port}"]
+    if server.cell:
+        arguments += [f"inter {times.check_interval_ms}ms", f"maxconn {server.max_connections}"]
     else:
         arguments += [f"inter {times.spill_check_interval_ms}ms"]
     return " ".join([*arguments, "backup"] if server.backup else arguments)
@@ -126,7 +124,11 @@ def pool_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: IngressS
             "balance leastconn",
             *RETRIES,
             f"timeout queue {queue.wait_s}s",
-            *_check("/healthz"),
+            *_check("/healthz", f"hdr {headers.SERVER} %[srv_name]"),
+            # A cell that drains answers 404: it finishes what it has, and its health check goes on.
+            "http-check disable-on-404",
+            # Set once the server is chosen, and again by each retry: no rule could name it.
+            f"http-send-name-header {headers.SERVER}",
             *_queue_limits(pool.serving_class, desired, settings),
             replay_rule(settings, body_bytes=max_buffered_body_bytes(desired, settings)),
             *_priorities(pool.serving_class, settings),
@@ -226,10 +228,10 @@ def spill_backend(pool: PoolBackends, desired: DesiredHaproxy, settings: Ingress
     )
 
 
-def _check(uri: str) -> list[str]:
+def _check(uri: str, more: str = "") -> list[str]:
     return [
         "option httpchk",
-        f"http-check send meth GET uri {uri} ver HTTP/1.1 hdr Host switchyard",
+        f"http-check send meth GET uri {uri} ver HTTP/1.1 hdr Host switchyard {more}".rstrip(),
         "http-check expect status 200",
     ]
 

@@ -23,7 +23,7 @@ from engine_agent.ingress.splits import (
     split_models,
     split_ranges,
 )
-from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget
+from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget, cell_server_name
 from engine_agent.protocol.states import ServingClass
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
@@ -31,7 +31,7 @@ NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
 MODEL = re.compile(r"[A-Za-z0-9._:/@+-]{1,200}")
 """Model names become keys of a HAProxy map (no spaces) and parts of a URL."""
 CELL_WEIGHT = 100
-"""A cell's agent-check speaks in per cent of this; with less, percentages round to 0."""
+"""All cells weigh the same: which is free is for `leastconn` to see."""
 MAX_WEIGHT = 256
 """HAProxy's greatest server weight."""
 SHARE_SCALE = 1000
@@ -57,7 +57,7 @@ ServerKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server line. `max_connections` 0: no limit; `agent_check_port` None: another ingress, not a cell."""
+    """One server line. `max_connections` 0: no limit; `cell` empty: another ingress, not a cell."""
 
     backend: str
     name: str
@@ -65,7 +65,6 @@ class Server:
     port: int
     weight: int
     max_connections: int = 0
-    agent_check_port: int | None = None
     drain: bool = False
     backup: bool = False
     cell: str = ""
@@ -188,11 +187,6 @@ def _maps(table: RoutingTable, pools: tuple[Pool, ...], backends: dict[str, str]
     }
 
 
-def cell_server_name(cell: str, generation: int) -> str:
-    """A server's name is never used for another generation: HAProxy deletes servers late."""
-    return f"{cell}-g{generation}"
-
-
 def _backends(pool: Pool) -> PoolBackends:
     _check_name("pool", pool.name)
     if not pool.models:
@@ -223,7 +217,6 @@ def _cell(backend: str, cell: CellEndpoint) -> Server:
         port=_port(f"cell {cell.cell}", cell.port),
         weight=CELL_WEIGHT,
         max_connections=cell.max_connections,
-        agent_check_port=_port(f"agent check of cell {cell.cell}", cell.agent_check_port),
         drain=cell.drain,
         cell=cell.cell,
     )

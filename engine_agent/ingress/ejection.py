@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from engine_agent.ingress.desired import DesiredHaproxy, ServerKey
+from engine_agent.ingress.desired import LOCAL_PREFIX, DesiredHaproxy, ServerKey
 from engine_agent.ingress.running import RunningServer
 
 
@@ -49,7 +49,7 @@ class Ejections:
         """Take in a sample of the servers' counters. Returns those that are to get nothing."""
         pools: dict[str, list[RunningServer]] = defaultdict(list)
         for server in servers:
-            if server.agent_check_port:
+            if server.backend.startswith(LOCAL_PREFIX):
                 pools[server.backend].append(server)
         seen = {}
         for pool in pools.values():

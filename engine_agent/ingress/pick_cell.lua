@@ -10,6 +10,8 @@
 
 local LIGHT_SHARE = 0.25 -- of what a cell runs at once: up to here it is not overloaded
 
+local STATUS_AGE_S = 0.1
+
 local pools = {} -- backend -> its cells, read anew when the text changes
 local turn = 0   -- so that equally loaded cells get new keys in turn
 
@@ -31,10 +33,20 @@ local function read(text)
     return pool
 end
 
+-- Whether its health check says that it wants nothing new, as of up to STATUS_AGE_S ago: asking costs what a request does.
+local function drains_itself(backend, cell, server)
+    local now = core.now()
+    local now_s = now.sec + now.usec / 1e6
+    if not cell.seen_s or now_s - cell.seen_s > STATUS_AGE_S then
+        cell.seen_s, cell.stops = now_s, server:get_stats().status:sub(1, 4) == "NOLB"
+    end
+    return cell.stops
+end
+
 -- The share of the cell that is in use, or nothing if it cannot take a request.
 local function load_of(txn, backend, cell)
     local server = core.backends[backend].servers[cell.name]
-    if not server or server:is_draining() then return end
+    if not server or server:is_draining() or drains_itself(backend, cell, server) then return end
     local running = server:get_cur_sess()
     if running < cell.limit and txn.f:srv_is_up(backend .. "/" .. cell.name) then return running / cell.limit end
 end

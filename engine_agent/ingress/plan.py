@@ -119,11 +119,7 @@ def _drain(servers: Iterable[RunningServer]) -> Iterable[Step]:
 
 
 def _has_moved(there: RunningServer, wanted: Server) -> bool:
-    return (there.address, there.port, there.agent_check_port) != (
-        wanted.address,
-        wanted.port,
-        wanted.agent_check_port or 0,
-    )
+    return (there.address, there.port) != (wanted.address, wanted.port)
 
 
 def _adjust(there: RunningServer, wanted: Server) -> Iterable[Step]:
@@ -132,14 +128,12 @@ def _adjust(there: RunningServer, wanted: Server) -> Iterable[Step]:
         yield DrainServer(backend, name, "the table drains it")
     elif not wanted.drain and there.maintenance:
         yield ReadyServer(backend, name, "the table serves it, and it is in maintenance")
-    elif not wanted.drain and there.draining and (there.agent_reports_up or wanted.agent_check_port is None):
-        # While the cell's own agent-check is not `up` it wants no request, and would set the drain again at once.
-        yield ReadyServer(backend, name, "the table serves it, and its agent-check is up")
+    elif not wanted.drain and there.draining:
+        yield ReadyServer(backend, name, "the table serves it")
     if there.max_connections != wanted.max_connections:
         reason = f"limit is {there.max_connections}, should be {wanted.max_connections}"
         yield SetServerLimit(backend, name, wanted.max_connections, reason)
-    # A cell's weight belongs to its agent-check, which reports in per cent of the weight that the cell was added with.
-    if wanted.agent_check_port is None and there.weight != wanted.weight:
+    if there.weight != wanted.weight:
         reason = f"weight is {there.weight}, should be {wanted.weight}"
         yield SetServerWeight(backend, name, wanted.weight, reason)
 

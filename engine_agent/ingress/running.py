@@ -13,9 +13,9 @@ from engine_agent.ingress.desired import LOCAL_PREFIX, SPILL_PREFIX
 IN_MAINTENANCE = 0x01 | 0x02 | 0x20
 """`srv_admin_state` bits: maintenance by command, inherited, or for want of an address (HAProxy management guide)."""
 FORCED_DRAIN = 0x08
-"""`srv_admin_state` bit: drain by command or by the agent-check's `drain`; only `ready` takes it back."""
-AGENT_UP = "via agent : up"
-"""`last_agt` after the word `up`; after `drain` it is empty, after `down` it gives the reason."""
+"""`srv_admin_state` bit: drain by command; only `ready` takes it back."""
+STOPPED, STOPPING = "0", "3"
+"""`srv_op_state`: down, and up but asking for nothing new in its health check (`disable-on-404`)."""
 STATE_FORMAT = "1"
 NO_CELL_SERVER = "no-cell"
 """The server that stands in for the cells of a pool while there is none. The table does not know it."""
@@ -36,7 +36,7 @@ class UnexpectedOutput(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """One server as the worker has it. `agent_reports_up`: its last agent-check was `up`.
+    """One server as the worker has it. `draining`: by command; `drains_itself`: by its health check.
 
     Errors are connections and responses that broke; failures are responses of 5xx, a part of `responses_total`.
     """
@@ -45,7 +45,6 @@ class RunningServer:
     name: str
     address: str
     port: int
-    agent_check_port: int
     weight: int
     max_connections: int
     draining: bool
@@ -62,12 +61,12 @@ class RunningServer:
     bytes_in_total: int = 0
     bytes_out_total: int = 0
     connections_total: int = 0
-    agent_reports_up: bool = False
+    drains_itself: bool = False
     reason: str = ""
 
     @property
     def view(self) -> CellView:
-        if self.draining or self.maintenance:
+        if self.draining or self.maintenance or self.drains_itself:
             return CellView.DRAIN
         return CellView.UP if self.usable else CellView.DOWN
 
@@ -146,12 +145,11 @@ def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, s
         name=state["srv_name"],
         address=str(ipaddress.ip_address(state["srv_addr"])),
         port=int(state["srv_port"]),
-        agent_check_port=int(state["srv_agent_port"]),
         weight=int(state["srv_uweight"]),
         max_connections=_number(row, "slim"),
         draining=bool(admin & FORCED_DRAIN),
         maintenance=bool(admin & IN_MAINTENANCE),
-        usable=state["srv_op_state"] != "0",
+        usable=state["srv_op_state"] != STOPPED,
         in_flight=_number(row, "scur"),
         queued=_number(row, "qcur"),
         requests_total=_number(row, "stot"),
@@ -163,7 +161,7 @@ def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, s
         bytes_in_total=_number(row, "bin"),
         bytes_out_total=_number(row, "bout"),
         connections_total=_number(row, "connect"),
-        agent_reports_up=row.get("last_agt") == AGENT_UP,
+        drains_itself=state["srv_op_state"] == STOPPING,
         reason=" ".join(filter(None, (row.get("check_status", ""), row.get("last_chk", "")))),
     )
 

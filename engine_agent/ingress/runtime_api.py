@@ -88,8 +88,6 @@ async def _add_server(server: Server, admin: CommandSocket, times: Times) -> Non
     """All in one write, so that no crash of ours leaves a server without its checks."""
     name = f"{server.backend}/{server.name}"
     commands = [f"add server {name} {server_arguments(server, times)}", f"enable health {name}"]
-    if server.agent_check_port is not None:
-        commands.append(f"enable agent {name}")
     commands.append(f"set server {name} state {'drain' if server.drain else 'ready'}")
     await admin.execute("; ".join(commands), success="New server registered.")
 

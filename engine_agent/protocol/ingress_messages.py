@@ -92,23 +92,32 @@ class IngressReport(Struct, frozen=True, tag="ingress_report"):
 
 
 class CellEndpoint(Struct, frozen=True):
-    """One cell as an ingress sees it. `drain`: finish what runs, send nothing new."""
+    """One cell as an ingress sees it. `drain`: finish what runs, send nothing new. `node`: its leader, whose
+    certificate the cell must show; empty in tables of before."""
 
     cell: str
     generation: int
     address: str
     port: int
-    agent_check_port: int
     max_connections: int
     drain: bool = False
+    node: str = ""
+
+
+def cell_server_name(cell: str, generation: int) -> str:
+    """What names one start of a cell on the request path. No other generation has it: HAProxy deletes servers late,
+    and a cell refuses what was sent to another start."""
+    return f"{cell}-g{generation}"
 
 
 class SpillTarget(Struct, frozen=True):
-    """Another region's ingress that may take this pool's requests."""
+    """Another region's ingress that may take this pool's requests. `ingress`: its id, whose certificate it must show;
+    empty in tables of before."""
 
     region: str
     address: str
     port: int
+    ingress: str = ""
 
 
 class Affinity(Struct, frozen=True):

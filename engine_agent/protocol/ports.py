@@ -8,8 +8,6 @@ PORTS_PER_NODE = 20
 
 PROXY = 0
 """Cell proxy: OpenAI HTTP, what the ingress talks to (leader only)."""
-AGENT_CHECK = 1
-"""Cell proxy: HAProxy agent-check, one line per connection (leader only)."""
 PROXY_ADMIN = 2
 """Cell proxy: `/status`, `/phase`, `/metrics` on loopback (leader only)."""
 ENGINE = 3

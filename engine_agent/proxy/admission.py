@@ -24,6 +24,7 @@ DEADLINE_HEADER = b"x-switchyard-deadline-ms"
 DEPLOYMENT_HEADER = b"x-switchyard-deployment"
 ARRIVED_HEADER = b"x-switchyard-arrived-ms"
 MODEL_HEADER = b"x-switchyard-model"
+SERVER_HEADER = b"x-switchyard-server"
 _TENANT = re.compile(rb"[A-Za-z0-9._:@-]{1,64}")
 _MILLISECONDS = re.compile(rb"-?\d{1,10}")
 """Up to 115 days; a longer bound is none."""
@@ -49,7 +50,8 @@ class RequestMetadata:
     `time_left_s` None: no deadline, else seconds that are left.
 
     `is_routed`: an ingress chose this deployment for the model's name, which the engine need not know. `routed_by`:
-    that name, as the ingress read it in the body; None: it did not say.
+    that name, as the ingress read it in the body; None: it did not say. `server`: the start of a cell that the ingress
+    chose; empty: it did not say.
     """
 
     serving_class: ServingClass = ServingClass.REALTIME
@@ -57,6 +59,7 @@ class RequestMetadata:
     time_left_s: float | None = None
     is_routed: bool = False
     routed_by: str | None = None
+    server: str = ""
 
 
 class BadHeader(ValueError):
@@ -76,7 +79,7 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
         BadHeader: a class that does not exist, or a deadline that is no number.
     """
     serving_class, tenant, time_left_s, is_routed = ServingClass.REALTIME, "", None, False
-    waited_s, routed_by = 0.0, None
+    waited_s, routed_by, server = 0.0, None, ""
     for name, value in headers:
         if name == CLASS_HEADER:
             serving_class = _serving_class(value)
@@ -88,10 +91,12 @@ def read_metadata(headers: Headers, now: float) -> RequestMetadata:
             is_routed = True
         elif name == MODEL_HEADER:
             routed_by = unquote(value.decode("latin-1"))
+        elif name == SERVER_HEADER:
+            server = value.decode("latin-1")
         elif name == ARRIVED_HEADER and _UNIX_MS.fullmatch(value):
             waited_s = max(0.0, now - int(value) / 1000)
     left_s = None if time_left_s is None else time_left_s - waited_s
-    return RequestMetadata(serving_class, tenant, left_s, is_routed, routed_by)
+    return RequestMetadata(serving_class, tenant, left_s, is_routed, routed_by, server)
 
 
 def _serving_class(value: bytes) -> ServingClass:
@@ -129,18 +134,11 @@ def refuse(
     `reason` says why the engine is unhealthy. `in_flight` counts admitted requests of all classes without the new one,
     `limit` is the class's.
     """
-    if unready := refuse_new_work(phase=phase, healthy=healthy, reason=reason):
-        return unready
-    return refusals.class_full(serving_class, in_flight, limit) if in_flight >= limit else None
-
-
-def refuse_new_work(*, phase: Phase, healthy: bool, reason: str) -> Refusal | None:
-    """As `refuse`, but whatever the load: for health checks."""
     if phase is not Phase.SERVE:
-        return Refusal(503, "cell_draining", f"the cell takes no new requests (phase {phase})", retry=True)
+        return refusals.draining(phase)
     if not healthy:
-        return Refusal(503, "engine_unhealthy", f"the cell's engine is not healthy: {reason}", retry=True)
-    return None
+        return refusals.engine_unhealthy(reason)
+    return refusals.class_full(serving_class, in_flight, limit) if in_flight >= limit else None
 
 
 def refuse_deadline(time_left_s: float, *, ttft_p50_s: float | None, samples: int) -> Refusal | None:

@@ -6,8 +6,10 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Protocol
 
+from engine_agent.protocol.ingress_messages import cell_server_name
 from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import admission
+from engine_agent.proxy import refusal as refusals
 from engine_agent.proxy.admission import RequestMetadata
 from engine_agent.proxy.health import HealthJudge
 from engine_agent.proxy.log import LineLog
@@ -46,6 +48,7 @@ class Cell:
         """Set while nothing is in flight."""
         self.idle.set()
         self.cell_header = settings.cell.encode()
+        self.server_name = cell_server_name(settings.cell, settings.generation)
         self.request_probe: Callable[[], None] = _no_prober
         """Has the prober check /health without waiting for its turn."""
         self.check_health: Callable[[], Awaitable[bool]] = self._last_known_health
@@ -60,6 +63,8 @@ class Cell:
 
     def refusal(self, metadata: RequestMetadata) -> Refusal | None:
         """Why one more request on these terms is not taken now."""
+        if metadata.server and metadata.server != self.server_name:
+            return refusals.other_start(metadata.server, self.server_name)
         now, serving_class = monotonic(), metadata.serving_class
         self._seen_at[serving_class] = now
         limit = admission.limit_of(
@@ -87,10 +92,6 @@ class Cell:
         classes = list(ServingClass)
         urgent = classes[: classes.index(serving_class)]
         return any(now - self._seen_at[each] < admission.URGENT_MEMORY_S for each in urgent)
-
-    def unready(self) -> Refusal | None:
-        """Why no new request would be taken, whatever the load."""
-        return admission.refuse_new_work(phase=self.phase, healthy=self.judge.ok, reason=self.judge.reason)
 
     def status(self) -> ProxyStatus:
         now = monotonic()

@@ -1,15 +1,14 @@
-"""What the proxy's three ports serve. Public: `/v1/*` goes to the engine, `/healthz` is answered here. Administration,
-on loopback: status for the agent, metrics, and the phase, the only thing it changes. Agent-check: one line for
-HAProxy."""
+"""What the proxy's two ports serve. Public: `/v1/*` goes to the engine, `/healthz` is answered here. Administration,
+on loopback: status for the agent, metrics, and the phase, the only thing it changes."""
 
-import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import cast
 
 import msgspec
 
 from engine_agent.protocol.states import Phase
+from engine_agent.proxy import refusal as refusals
+from engine_agent.proxy.admission import SERVER_HEADER
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
 from engine_agent.proxy.exchange import Exchange
@@ -20,8 +19,6 @@ from engine_agent.telemetry.prometheus_text import CONTENT_TYPE
 
 _API_PREFIX = b"/v1/"
 _API_METHODS = frozenset({b"GET", b"POST", b"PUT", b"PATCH", b"DELETE", b"OPTIONS"})
-_MAX_REASON_CHARS = 100
-"""HAProxy keeps the reason in its log and statistics; its line buffer is far longer."""
 
 Handler = Callable[[RequestHead, bytes], LocalResponse]
 
@@ -72,12 +69,23 @@ def respond_public(cell: Cell, head: RequestHead, client: ClientConnection) -> R
 
 def _handle_public(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
     if head.path == b"/healthz":
-        unready = cell.unready()
-        return LocalResponse(200, b'{"ok":true}') if unready is None else refusal_response(unready)
+        return _health(cell, dict(head.headers).get(SERVER_HEADER, b"").decode("latin-1"))
     if head.target.startswith(_API_PREFIX):
         allowed = ", ".join(sorted(method.decode() for method in _API_METHODS))
         return refusal_response(Refusal(405, "method_not_allowed", f"the method must be one of {allowed}"))
     return refusal_response(Refusal(404, "not_found", "the cell proxy serves /v1/* and /healthz"))
+
+
+def _health(cell: Cell, server: str) -> LocalResponse:
+    """What HAProxy asks about `server`: 200, or 503 for no, or 404 for nothing new, which it takes for a drain. Death
+    wins: nothing is left to finish on a dead engine."""
+    if server and server != cell.server_name:
+        return refusal_response(refusals.other_start(server, cell.server_name))
+    if not cell.judge.ok:
+        return refusal_response(refusals.engine_unhealthy(cell.judge.reason))
+    if cell.phase is not Phase.SERVE:
+        return LocalResponse(404, refusal_response(refusals.draining(cell.phase)).body)
+    return LocalResponse(200, b'{"ok":true}')
 
 
 # --- the administration port ---
@@ -126,32 +134,3 @@ def _order_phase(cell: Cell, body: bytes) -> LocalResponse:
 def _bad_phase(reason: str) -> LocalResponse:
     message = f'the body must be {{"phase": "serve"}} or {{"phase": "drain"}}: {reason}'
     return refusal_response(Refusal(400, "bad_phase", message))
-
-
-# --- the agent-check port ---
-
-
-def agent_check_line(*, phase: Phase, healthy: bool, reason: str) -> bytes:
-    """`up 100%`, `drain` or `down #reason`. Death wins over drain: nothing is left to finish on a dead engine. Never
-    `ready`, which would cancel what an operator set."""
-    if not healthy:
-        return f"down #{_one_line(reason)}\n".encode()
-    return b"up 100%\n" if phase is Phase.SERVE else b"drain\n"
-
-
-def _one_line(reason: str) -> str:
-    """Printable ASCII on one line, without the characters that separate agent-check words."""
-    plain = "".join(char if char.isascii() and char.isprintable() and char not in ",;" else " " for char in reason)
-    return " ".join(plain.split())[:_MAX_REASON_CHARS] or "unknown"
-
-
-class AgentCheck(asyncio.Protocol):
-    """One connection: gets the line that tells HAProxy whether this cell takes requests, and is closed."""
-
-    def __init__(self, line: Callable[[], bytes]) -> None:
-        self._line = line
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        stream = cast(asyncio.Transport, transport)
-        stream.write(self._line())
-        stream.close()

@@ -32,6 +32,18 @@ def error_event(refusal: Refusal, *, at_boundary: bool) -> bytes:
     return event if at_boundary else b"\n\n" + event
 
 
+def draining(phase: str) -> Refusal:
+    return Refusal(503, "cell_draining", f"the cell takes no new requests (phase {phase})", retry=True)
+
+
+def other_start(wanted: str, own: str) -> Refusal:
+    return Refusal(503, "other_generation", f"the request is for {wanted[:80]}, this is {own}", retry=True)
+
+
+def engine_unhealthy(reason: str) -> Refusal:
+    return Refusal(503, "engine_unhealthy", f"the cell's engine is not healthy: {reason}", retry=True)
+
+
 def engine_unreachable(reason: str) -> Refusal:
     return Refusal(503, "engine_unreachable", f"the cell's engine cannot be reached: {reason}", retry=True)
 

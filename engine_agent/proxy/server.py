@@ -1,4 +1,4 @@
-"""Puts the parts of a proxy together: three listeners, the probes, the sweep of time limits, and the end. It lives
+"""Puts the parts of a proxy together: two listeners, the probes, the sweep of time limits, and the end. It lives
 until SIGTERM or SIGINT, whatever becomes of the process that started it."""
 
 import asyncio
@@ -14,7 +14,6 @@ from engine_agent.protocol.watchdog import LateWakeUp
 from engine_agent.proxy import endpoints, refusal
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
-from engine_agent.proxy.endpoints import AgentCheck, agent_check_line
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.probes import Prober
 from engine_agent.proxy.settings import ProxySettings
@@ -86,7 +85,6 @@ class ProxyServer:
         settings = self.settings
         await self._open("--port", settings.host, settings.port, self._http(endpoints.respond_public))
         await self._open("--admin-port", settings.admin_host, settings.admin_port, self._http(endpoints.respond_admin))
-        await self._open("--agent-check-port", settings.host, settings.agent_check_port, self._agent_check)
         self.cell.log.event(event="listening", cell=settings.cell, generation=settings.generation, port=settings.port)
 
     async def _open(self, option: str, host: str, port: int, factory: Callable[[], asyncio.Protocol]) -> None:
@@ -98,13 +96,6 @@ class ProxyServer:
 
     def _http(self, respond: _Respond) -> Callable[[], asyncio.Protocol]:
         return partial(ClientConnection, partial(respond, self.cell), self.settings.limits, self._clients)
-
-    def _agent_check(self) -> asyncio.Protocol:
-        return AgentCheck(self._agent_check_line)
-
-    def _agent_check_line(self) -> bytes:
-        cell = self.cell
-        return agent_check_line(phase=cell.phase, healthy=cell.judge.ok, reason=cell.judge.reason)
 
     async def _sweep(self) -> None:
         """Enforce every time limit, for ever."""

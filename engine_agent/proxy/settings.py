@@ -71,7 +71,6 @@ class ProxySettings:
     generation: int
     host: str
     port: int
-    agent_check_port: int
     admin_port: int
     engine_host: str
     engine_port: int

@@ -31,6 +31,7 @@ _FOR_THE_CELL = {
     b"x-switchyard-hop",
     b"x-switchyard-model",
     b"x-switchyard-pool",
+    b"x-switchyard-server",
     b"x-switchyard-tenant",
 }
 """Headers from the ingress to the cell, which the engine need not know."""

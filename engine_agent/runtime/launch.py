@@ -17,7 +17,7 @@ from engine_agent.protocol.fingerprint import (
     rank_fingerprint,
 )
 from engine_agent.protocol.messages import Assignment, EnginePlan
-from engine_agent.protocol.ports import AGENT_CHECK, ENGINE, PROXY, PROXY_ADMIN
+from engine_agent.protocol.ports import ENGINE, PROXY, PROXY_ADMIN
 
 PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
 """The arguments of vLLM that turn it on."""
@@ -54,7 +54,6 @@ def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:
         *("--generation", str(assignment.generation)),
         *("--host", context.host),
         *("--port", str(base + PROXY)),
-        *("--agent-check-port", str(base + AGENT_CHECK)),
         *("--admin-port", str(base + PROXY_ADMIN)),
         *("--engine", f"http://{LOOPBACK}:{base + ENGINE}"),
         *("--model", assignment.plan.served_model),

@@ -37,11 +37,6 @@ def test_streams_at_a_rate_are_counted_with_their_events_and_first_tokens(progra
     assert (seen.errors, seen.events) == (0, 5 * seen.requests)
 
 
-def test_an_agent_check_says_that_the_cell_is_up(program: Path) -> None:
-    with socket.create_connection(("127.0.0.1", PORT + 100), timeout=60) as connection:
-        assert connection.makefile().readline() == "up 100%\n"
-
-
 def test_nobody_there_is_an_error_and_not_a_result(program: Path) -> None:
     seen = wire.ask(program, "rate", PORT + 50, 50, 0.1, ASK)
 

@@ -22,7 +22,7 @@ pytestmark = [pytest.mark.scenario, pytest.mark.vllm, pytest.mark.timeout(900)]
 LISTENS = "00010000"
 """Flag of a listening socket in /proc/net/unix."""
 OF_NODES = {
-    ports.PROXY: "cell proxy", ports.AGENT_CHECK: "agent check", ports.PROXY_ADMIN: "cell proxy administration",
+    ports.PROXY: "cell proxy", ports.PROXY_ADMIN: "cell proxy administration",
     ports.ENGINE: "engine", ports.ENGINE_ADMIN: "engine administration", ports.AGENT_METRICS: "node agent metrics",
     **dict.fromkeys(range(ports.RENDEZVOUS, ports.RENDEZVOUS + ports.RENDEZVOUS_SLOTS), "rendezvous"),
 }  # fmt: skip

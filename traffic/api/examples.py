@@ -224,7 +224,6 @@ ROUTING_TABLE_WITH_BODY: dict[str, Any] = {
                         "generation": 1,
                         "address": "127.0.0.1",
                         "port": 21000,
-                        "agent_check_port": 21001,
                         "max_connections": 16,
                         "drain": False,
                     }

@@ -20,16 +20,16 @@ ROUTED = frozenset({"ready", "draining"})
 
 @dataclass(frozen=True, slots=True)
 class RoutableCell:
-    """A cell as traffic sees it; `port`s are those of the cell proxy beside its leader."""
+    """A cell as traffic sees it; `node` is its leader's, `port` that of the cell proxy there."""
 
     id: str
     deployment: str
     region: str
     state: str
     generation: int
+    node: str
     address: str
     port: int
-    agent_check_port: int
     max_connections: int
 
 
@@ -44,6 +44,7 @@ class ServedDeployment:
 
 @dataclass(frozen=True, slots=True)
 class IngressAddress:
+    id: str
     region: str
     address: str
     port: int
@@ -141,14 +142,14 @@ def _pool(
                 generation=cell.generation,
                 address=cell.address,
                 port=cell.port,
-                agent_check_port=cell.agent_check_port,
                 max_connections=cell.max_connections,
                 drain=cell.state == "draining",
+                node=cell.node,
             )
             for cell in sorted(by_pool.get((deployment.name, region), ()), key=lambda cell: cell.id)
         ),
         spill=tuple(
-            SpillTarget(region=name, address=addresses[name].address, port=addresses[name].port) for name in others
+            SpillTarget(name, addresses[name].address, addresses[name].port, addresses[name].id) for name in others
         ),
         fractions=_fractions(region, ready, others, steering.matrix.get(region, {})),
         affinity=None if steering.policy.load_bound is None else Affinity(steering.policy.load_bound),

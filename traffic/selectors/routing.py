@@ -28,7 +28,10 @@ def served_deployments() -> list[ServedDeployment]:
 
 
 def ingress_addresses() -> list[IngressAddress]:
-    return [IngressAddress(ingress.region_id, ingress.address, ingress.port) for ingress in Ingress.objects.all()]
+    return [
+        IngressAddress(ingress.id, ingress.region_id, ingress.address, ingress.port)
+        for ingress in Ingress.objects.all()
+    ]
 
 
 def latest_tables() -> dict[str, RoutingTable]:

@@ -12,7 +12,7 @@ from django.db.models import Q
 
 from engine_agent.protocol.ingress_messages import RoutingTable as TableMessage
 from engine_agent.protocol.messages import JsonObject
-from engine_agent.protocol.ports import AGENT_CHECK, PROXY
+from engine_agent.protocol.ports import PROXY
 from fleet.models import Cell
 from kernel.row_cache import FullLooks, RowCache
 from models_registry.models import ModelVersion
@@ -109,9 +109,9 @@ class RoutingCache:
             region=region,
             state=state,
             generation=generation,
+            node=node,
             address=address,
             port=port_base + PROXY,
-            agent_check_port=port_base + AGENT_CHECK,
             max_connections=self._concurrency[version],
         )
 

@@ -78,7 +78,7 @@ def _region(region: Region, now: datetime) -> None:
 
 
 def _endpoint(cell: str) -> JsonObject:
-    endpoint: JsonObject = msgspec.to_builtins(CellEndpoint(cell, 1, "10.0.0.1", 20_003, 20_004, max_connections=32))
+    endpoint: JsonObject = msgspec.to_builtins(CellEndpoint(cell, 1, "10.0.0.1", 20_003, max_connections=32))
     return endpoint
 
 

@@ -1,4 +1,4 @@
-"""A cell as an ingress meets it: OpenAI-ish HTTP, GET /healthz and an agent-check port, in the test's own loop."""
+"""A cell as an ingress meets it: OpenAI-ish HTTP and GET /healthz, in the test's own loop."""
 
 import asyncio
 import contextlib
@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from engine_agent.protocol.ingress_messages import CellEndpoint
+from engine_agent.protocol.ingress_messages import CellEndpoint, cell_server_name
 from tests.listening import stop_listening
 
 Writer = asyncio.StreamWriter
@@ -41,7 +41,7 @@ class FakeCell:
         self.max_connections = max_connections
         self.generation = 1
         self.healthy = True
-        self.agent_word = "up 100%"
+        self.drains = False
         self.refuses = False
         self.fails = False
         self.usage: dict[str, int] | None = None
@@ -50,7 +50,6 @@ class FakeCell:
         self.requests: list[Request] = []
         self.in_flight = 0
         self.port = 0
-        self.agent_check_port = 0
         self._servers: list[asyncio.Server] = []
         self._writers: set[asyncio.StreamWriter] = set()
         self._conversations: set[asyncio.Task[None]] = set()
@@ -61,18 +60,16 @@ class FakeCell:
             generation=self.generation,
             address="127.0.0.1",
             port=self.port,
-            agent_check_port=self.agent_check_port,
             max_connections=self.max_connections,
             drain=drain,
         )
 
     async def start(self) -> None:
-        """Listen, on the ports of the time before if there was one."""
-        for converse, port in ((self._serve, self.port), (self._agent_check, self.agent_check_port)):
-            begin = functools.partial(self._begin, converse)
-            server = await asyncio.start_server(begin, "127.0.0.1", port, backlog=1024)
-            self._servers.append(server)
-        self.port, self.agent_check_port = (server.sockets[0].getsockname()[1] for server in self._servers)
+        """Listen, on the port of the time before if there was one."""
+        begin = functools.partial(self._begin, self._serve)
+        server = await asyncio.start_server(begin, "127.0.0.1", self.port, backlog=1024)
+        self._servers.append(server)
+        self.port = server.sockets[0].getsockname()[1]
 
     async def die(self) -> None:
         """As kill -9 does: sockets are closed, requests cut."""
@@ -108,9 +105,6 @@ class FakeCell:
         self._conversations.add(task)
         task.add_done_callback(end)
 
-    async def _agent_check(self, _reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(f"{self.agent_word}\n".encode())
-
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, EOFError):
             while True:
@@ -118,10 +112,11 @@ class FakeCell:
 
     async def _answer(self, request: Request, writer: asyncio.StreamWriter) -> None:
         if request.path == "/healthz":
-            _write_head(writer, 200 if self.healthy else 503, 0)
+            healthy = self.healthy and self._is_for_me(request)
+            _write_head(writer, 503 if not healthy else 404 if self.drains else 200, 0)
             return
         self.requests.append(request)
-        if self.refuses:
+        if self.refuses or not self._is_for_me(request):
             _write_head(writer, 503, 0, "X-Switchyard-Retry: 1\r\n")
             return
         if self.fails:
@@ -132,6 +127,9 @@ class FakeCell:
             await self._generate(request, writer)
         finally:
             self.in_flight -= 1
+
+    def _is_for_me(self, request: Request) -> bool:
+        return request.headers["x-switchyard-server"] == cell_server_name(self.name, self.generation)
 
     async def _generate(self, request: Request, writer: asyncio.StreamWriter) -> None:
         asked = request.json

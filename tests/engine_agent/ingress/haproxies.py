@@ -73,11 +73,9 @@ def _started(server: Server, *, maintenance: bool = False) -> RunningServer:
         name=server.name,
         address=server.address,
         port=server.port,
-        agent_check_port=server.agent_check_port or 0,
         weight=server.weight,
         max_connections=server.max_connections,
         draining=False,
         maintenance=maintenance,
         usable=True,
-        agent_reports_up=True,
     )

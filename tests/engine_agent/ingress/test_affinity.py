@@ -85,7 +85,7 @@ async def test_a_new_cell_takes_new_keys_alone_and_a_lost_one_gives_only_its_own
         assert all(later == earlier for earlier, later in zip(before, drained, strict=True) if earlier != "c-0")
         assert "c-0" not in drained
         await routed(ingress, [*cells, new])
-        cells[1].agent_word = "drain"
+        cells[1].drains = True
         await ingress.sees(**{"c-1": "drain"})
         assert "c-1" not in await sticky_cells()
         assert ingress.worker_pid == worker, "cells change without a reload"

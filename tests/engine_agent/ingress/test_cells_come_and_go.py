@@ -46,7 +46,7 @@ async def test_a_cell_that_refuses_is_tried_elsewhere_and_a_sick_one_is_left_alo
         assert refuses.requests
         assert not sick.requests
         sick.healthy = True
-        good.agent_word = "down #restarting"
+        good.healthy = False
         await ingress.sees(**{good.name: "down", sick.name: "up"})
         async with ingress.client() as client:
             assert await ask(client) == sick.name
@@ -75,15 +75,15 @@ async def test_a_cell_that_drains_itself_comes_back_when_it_says_so(ingress: Run
     async with FakeCell().running() as cell, ingress.client() as client:
         await ingress.route(pool(cell))
         await ingress.sees(**{cell.name: "up"})
-        cell.agent_word = "drain"
+        cell.drains = True
         await ingress.sees(**{cell.name: "drain"})
-        cell.agent_word = "up 100%"
+        cell.drains = False
         await ingress.sees(**{cell.name: "up"})
         assert await ask(client) == cell.name
 
 
 @pytest.mark.asyncio
-async def test_a_cell_that_the_table_drains_is_not_woken_by_its_agent_check(ingress: RunningIngress) -> None:
+async def test_a_cell_that_the_table_drains_is_not_woken_by_its_health_check(ingress: RunningIngress) -> None:
     async with FakeCell().running() as cell, FakeCell().running() as other:
         await ingress.route(pool(cell, other, draining=[cell]))
         await ingress.sees(**{cell.name: "drain", other.name: "up"})
@@ -155,6 +155,18 @@ async def test_a_pool_more_or_less_reloads_and_no_stream_breaks(ingress: Running
         await ingress.route(pool(cell))
         assert ingress.worker_pid != worker
         assert set(await asyncio.gather(*streams)) == {"".join(f"{number} " for number in range(20))}
+
+
+@pytest.mark.asyncio
+async def test_an_ingress_that_was_not_told_sends_nothing_to_a_cell_that_started_again(ingress: RunningIngress) -> None:
+    async with FakeCell().running() as stale, FakeCell().running() as other, ingress.client() as client:
+        await ingress.route(pool(stale, other))
+        await ingress.sees(**{stale.name: "up", other.name: "up"})
+        stale.generation = 2
+        assert {await ask(client) for _ in range(10)} == {other.name}, "refused requests go elsewhere"
+        await ingress.sees(**{stale.name: "down"})
+        await ingress.route(pool(stale, other))
+        await ingress.sees(**{stale.name: "up"})
 
 
 @pytest.mark.asyncio

@@ -12,7 +12,7 @@ from engine_agent.ingress.splits import SHARES_MAP
 from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget
 from engine_agent.protocol.states import ServingClass
 
-CELL = CellEndpoint("c-1", 3, "127.0.0.1", 9000, 9001, max_connections=8)
+CELL = CellEndpoint("c-1", 3, "127.0.0.1", 9000, max_connections=8)
 POOL = Pool(
     name="chat",
     models=("org/chat", "chat"),
@@ -36,7 +36,7 @@ def test_cells_and_other_regions_become_servers() -> None:
     desired = desired_from(TABLE)
     assert desired.pools == (PoolBackends("chat", ServingClass.NEAR_REALTIME, "chat"),)
     assert desired.servers == (
-        Server("pool.chat", "c-1-g3", "127.0.0.1", 9000, 100, max_connections=8, agent_check_port=9001, cell="c-1"),
+        Server("pool.chat", "c-1-g3", "127.0.0.1", 9000, 100, max_connections=8, cell="c-1"),
         Server("spill.chat", "north.standby", "::1", 8080, 256, backup=True),
         Server("spill.chat", "west", "10.0.0.2", 8080, 256),
     )
@@ -83,7 +83,6 @@ BAD = [
     (with_pool(spill=(POOL.spill[0], POOL.spill[0])), "spill region of pool chat west is there twice"),
     (with_cell(address="localhost"), "address of cell c-1 must be an IP address, not 'localhost'"),
     (with_cell(port=0), "port of cell c-1 must be between 1 and 65535, not 0"),
-    (with_cell(agent_check_port=70000), "port of agent check of cell c-1 must be between 1 and 65535"),
     (with_cell(max_connections=0), "max_connections of cell c-1 must be positive, not 0"),
     (with_cell(cell="c;1"), "cell 'c;1': a name is"),
     (msgspec.structs.replace(TABLE, pools=(POOL, POOL)), "pool chat is there twice"),

@@ -13,7 +13,7 @@ from tests.engine_agent.ingress.ingresses import RunningIngress, pool
 pytestmark = pytest.mark.processes
 
 LIMITS = EjectionSettings(failures=5, first_s=10.0, longest_s=40.0)
-SERVER = RunningServer("pool.a", "c-0", "127.0.0.1", 1, 2, 100, 8, draining=False, maintenance=False, usable=True)
+SERVER = RunningServer("pool.a", "c-0", "127.0.0.1", 1, 100, 8, draining=False, maintenance=False, usable=True)
 BODY = b'{"model": "demo"}'
 
 

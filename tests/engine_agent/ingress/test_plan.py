@@ -56,7 +56,7 @@ def test_another_structure_reloads_and_drains_first_what_the_old_worker_may_not_
 
 
 def test_a_server_at_another_address_reloads() -> None:
-    for table in (with_cell(address="127.0.0.2"), with_cell(port=9009), with_cell(agent_check_port=9009)):
+    for table in (with_cell(address="127.0.0.2"), with_cell(port=9009)):
         assert steps_to(table) == (Reload("pool.chat/c-1-g3 is at another address"),)
 
 
@@ -83,13 +83,11 @@ def test_a_drain_of_the_table_is_set_once_and_taken_back() -> None:
     assert steps_to(drain) == (DrainServer(*NAME, "the table drains it"),)
     assert steps_to(drain, running_cell(maintenance=True)) == (DrainServer(*NAME, "the table drains it"),)
     assert steps_to(drain, running_cell(draining=True)) == ()
-    assert steps_to(TABLE, running_cell(draining=True)) == (
-        ReadyServer(*NAME, "the table serves it, and its agent-check is up"),
-    )
+    assert steps_to(TABLE, running_cell(draining=True)) == (ReadyServer(*NAME, "the table serves it"),)
 
 
-def test_a_cell_that_drains_itself_is_left_alone_until_it_says_up() -> None:
-    assert steps_to(TABLE, running_cell(draining=True, agent_reports_up=False)) == ()
+def test_a_cell_that_drains_itself_is_left_alone() -> None:
+    assert steps_to(TABLE, running_cell(drains_itself=True)) == ()
 
 
 def test_a_wanted_cell_in_maintenance_is_taken_out_of_it() -> None:
@@ -100,7 +98,6 @@ def test_a_wanted_cell_in_maintenance_is_taken_out_of_it() -> None:
 
 def test_limits_and_weights_change_in_place() -> None:
     assert steps_to(with_cell(max_connections=5)) == (SetServerLimit(*NAME, 5, "limit is 8, should be 5"),)
-    assert steps_to(TABLE, running_cell(weight=25)) == (), "a cell's weight is its agent-check's"
     steps = plan_steps(_both_share(0.5, 0.5), desired_from(_shares(0.2, 0.8)), STRUCTURE)
     assert steps == (SetServerWeight("spill.chat", "north", 64, "weight is 256, should be 64"),)
 

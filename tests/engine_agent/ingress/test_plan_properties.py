@@ -20,7 +20,7 @@ def cells(draw: st.DrawFn, cell: str) -> CellEndpoint:
     generation = draw(st.integers(1, 2))
     port = 9000 + generation
     limit = draw(st.integers(1, 3))
-    return CellEndpoint(cell, generation, "127.0.0.1", port, port + 100, limit, drain=draw(st.booleans()))
+    return CellEndpoint(cell, generation, "127.0.0.1", port, limit, drain=draw(st.booleans()))
 
 
 @st.composite
@@ -55,7 +55,7 @@ def runnings(draw: st.DrawFn) -> RunningHaproxy:
             in_flight=draw(st.integers(0, 2)),
             draining=draw(st.booleans()),
             maintenance=draw(st.booleans()),
-            agent_reports_up=draw(st.booleans()),
+            drains_itself=draw(st.booleans()),
             max_connections=draw(st.sampled_from([server.max_connections, 7])),
         )
         for server in running.servers
@@ -86,9 +86,7 @@ def test_the_steps_arrive_at_the_table(running: RunningHaproxy, desired: Desired
     after = {(server.backend, server.name): server for server in running.servers}
     for server in desired.servers:
         there = after[server.backend, server.name]
-        serves = not (there.draining or there.maintenance)
-        drains_itself = server.agent_check_port is not None and not there.agent_reports_up
-        assert serves == (not server.drain) or drains_itself
+        assert (there.draining or there.maintenance) == server.drain
 
 
 @given(runnings(), desired_states())

@@ -17,15 +17,15 @@ STATS = (
     "spill.chat,BACKEND,0,1,200,7,0,0,0,0,,,,\n\n"
 )
 STATES = (
-    "1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_port srv_agent_port\n"
-    "3 pool.chat 1 c-1-g3 127.0.0.1 2 {admin} 100 9000 9001\n"
-    "4 spill.chat 1 north.standby ::1 0 0 256 8080 0\n\n"
+    "1\n# be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_port\n"
+    "3 pool.chat 1 c-1-g3 127.0.0.1 {operation} {admin} 100 9000\n"
+    "4 spill.chat 1 north.standby ::1 0 0 256 8080\n\n"
 )
 MAPS = {LISTING_MAP: '0x7f0 all {"a": "b c"}\n\n', "models.map": "\n"}
 
 
-def read(admin: int = 0) -> RunningHaproxy:
-    return read_running(INFO, STATS, STATES.format(admin=admin), MAPS)
+def read(admin: int = 0, operation: int = 2) -> RunningHaproxy:
+    return read_running(INFO, STATS, STATES.format(admin=admin, operation=operation), MAPS)
 
 
 def test_a_worker_is_read_whole() -> None:
@@ -34,10 +34,10 @@ def test_a_worker_is_read_whole() -> None:
     assert running.maps == {LISTING_MAP: {"all": '{"a": "b c"}'}, "models.map": {}}
     assert running.backends == (RunningBackend("pool.chat", 3, 2, 25, 6), RunningBackend("spill.chat", 1, 0, 7, 0))
     cell, other_region = running.servers
-    assert (cell.address, cell.port, cell.agent_check_port, cell.weight) == ("127.0.0.1", 9000, 9001, 100)
+    assert (cell.address, cell.port, cell.weight) == ("127.0.0.1", 9000, 100)
     assert (cell.max_connections, cell.in_flight, cell.queued, cell.errors_total) == (8, 3, 1, 3)
-    assert cell.agent_reports_up
-    assert (other_region.max_connections, other_region.agent_check_port) == (0, 0)
+    assert not cell.drains_itself
+    assert other_region.max_connections == 0
     assert (other_region.view, other_region.reason) == (CellView.DOWN, "L4CON Connection refused")
 
 
@@ -56,10 +56,15 @@ def test_admin_states_are_told_apart(admin: int, draining: bool, maintenance: bo
     assert (cell.draining, cell.maintenance, cell.view) == (draining, maintenance, view)
 
 
+def test_a_cell_whose_health_check_wants_nothing_new_drains_itself() -> None:
+    cell = read(operation=3).servers[0]
+    assert (cell.draining, cell.drains_itself, cell.view) == (False, True, CellView.DRAIN)
+
+
 @pytest.mark.parametrize(
     ("info", "states"),
     [
-        ("", STATES.format(admin=0)),
+        ("", STATES.format(admin=0, operation=2)),
         (INFO, "2\n# be_name\n"),
         (INFO, ""),
         (INFO, "1\n# be_name srv_name\npool.chat x\n"),

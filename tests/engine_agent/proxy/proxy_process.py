@@ -46,11 +46,11 @@ def free_ports(count: int) -> list[int]:
 
 
 class ProxyProcess:
-    """A running proxy and its three ports."""
+    """A running proxy and its two ports."""
 
     def __init__(self, process: asyncio.subprocess.Process, ports: list[int], log: Path) -> None:
         self.process = process
-        self.port, self.agent_check_port, self.admin_port = ports
+        self.port, self.admin_port = ports
         self._log = log
 
     async def ask(self, raw: bytes) -> Message:
@@ -67,11 +67,10 @@ class ProxyProcess:
         status: dict[str, Any] = (await self.admin("/status")).json()
         return status
 
-    async def agent_check(self) -> str:
-        reader, writer = await asyncio.open_connection("127.0.0.1", self.agent_check_port)
-        line = (await reader.read()).decode()
-        writer.close()
-        return line
+    async def health_check(self, server: str = "c-test-g3") -> tuple[int, str]:
+        """What HAProxy is told: the status, and the code of the error if there is one."""
+        answer = await self.ask(request("/healthz", x_switchyard_server=server))
+        return answer.status, answer.json().get("error", {}).get("message", "")
 
     async def is_healthy(self) -> bool:
         try:
@@ -95,14 +94,13 @@ async def running_proxy(
     engine: Engine, *options: str, max_concurrency: int = 4, wait: bool = True
 ) -> AsyncIterator[ProxyProcess]:
     """A proxy in front of `engine`, healthy unless `wait` is False. Ends it, by force if need be."""
-    ports = free_ports(3)
+    ports = free_ports(2)
     named = {
         "--node-id": "n-0a1b2c3d",
         "--cell": "c-test",
         "--generation": "3",
         "--port": str(ports[0]),
-        "--agent-check-port": str(ports[1]),
-        "--admin-port": str(ports[2]),
+        "--admin-port": str(ports[1]),
         "--engine": f"http://127.0.0.1:{engine.port}",
         "--model": "tiny",
         "--max-concurrency": str(max_concurrency),

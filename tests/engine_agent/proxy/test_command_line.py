@@ -16,7 +16,6 @@ WORDS = {
     "--cell": "c-1",
     "--generation": "7",
     "--port": "1001",
-    "--agent-check-port": "1002",
     "--admin-port": "1003",
     "--engine": "http://127.0.0.1:1004",
     "--model": "tiny",
@@ -58,10 +57,10 @@ def test_a_wrong_word_is_named(option: str, value: str, complaint: str, capsys: 
 
 
 def test_a_taken_port_ends_the_process_with_the_option_in_the_sentence() -> None:
-    ports = [str(port) for port in free_ports(2)]
+    ports = [str(port) for port in free_ports(1)]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = words(port=ports[0], admin_port=port, agent_check_port=ports[1])
+        command = words(port=ports[0], admin_port=port)
         done = subprocess.run(
             [sys.executable, "-m", "engine_agent.proxy", *command],
             cwd=ROOT,

@@ -42,7 +42,7 @@ async def test_an_engine_that_answers_wrong_twice_is_never_routed_and_says_what_
             await until(is_condemned, "the wrong answers condemn it")
             said = (await proxy.status())["health"]["reason"]
             assert said == "golden prompt 'The capital of France is' is answered ' London' without 'Paris'"
-            assert await proxy.agent_check() == f"down #{said}\n"
+            assert await proxy.health_check() == (503, f"the cell's engine is not healthy: {said}")
             assert (await proxy.complete()).status == 503
             assert engine.token_probes == 2
 
@@ -64,7 +64,7 @@ async def test_its_answer_may_take_longer_than_one_token() -> None:
     async with running_engine() as engine:
         engine.token = says(" Paris")
         address = ("127.0.0.1", engine.port, "tiny", 4)
-        settings = ProxySettings("n-1", "c-1", 1, "127.0.0.1", 0, 0, 0, *address, golden=golden, probes=times)
+        settings = ProxySettings("n-1", "c-1", 1, "127.0.0.1", 0, 0, *address, golden=golden, probes=times)
         cell = Cell(settings, LineLog(null, requests=False))
         probing = asyncio.create_task(Prober(cell).run())
         await until(lambda: cell.judge.ok, "it is healthy")

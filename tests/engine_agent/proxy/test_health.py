@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
 async def test_a_healthy_cell_is_up_everywhere() -> None:
     async with running_engine() as engine, running_proxy(engine) as proxy:
-        assert await proxy.agent_check() == "up 100%\n"
+        assert await proxy.health_check() == (200, "")
         assert (await proxy.ask(request("/healthz"))).status == 200
         status = await proxy.status()
         assert status["health"]["ok"] is True
@@ -33,7 +33,8 @@ async def test_an_engine_without_a_token_is_not_ready() -> None:
             await until(lambda: engine.token_probes > 0, "a token is asked for")
 
             async def says_why() -> bool:
-                return await proxy.agent_check() == "down #token probe: the engine answers 500: model not loaded\n"
+                _, why = await proxy.health_check()
+                return why.endswith("not healthy: token probe: the engine answers 500: model not loaded")
 
             await until(says_why, "the reason is known")
             assert (await proxy.complete()).json()["error"]["code"] == "engine_unhealthy"
@@ -41,14 +42,13 @@ async def test_an_engine_without_a_token_is_not_ready() -> None:
             await until(proxy.is_healthy, "the engine gives a token")
 
 
-async def test_the_reason_of_an_unhealthy_engine_reaches_the_agent_check() -> None:
+async def test_the_reason_of_an_unhealthy_engine_reaches_the_health_check() -> None:
     async with running_engine() as engine, running_proxy(engine) as proxy:
         engine.health = json_answer(b'{"reason":"follower 1 lost"}', b"503 Service Unavailable")
         await until(proxy.is_unhealthy, "the probe sees it")
-        assert await proxy.agent_check() == "down #engine /health answers 503: follower 1 lost\n"
-        healthz = await proxy.ask(request("/healthz"))
-        assert healthz.status == 503
-        assert "follower 1 lost" in healthz.json()["error"]["message"]
+        status, why = await proxy.health_check()
+        assert status == 503
+        assert why.endswith("engine /health answers 503: follower 1 lost")
         assert proxy.process.returncode is None
 
 
@@ -56,7 +56,9 @@ async def test_a_dead_engine_is_seen_without_any_request() -> None:
     async with running_engine() as engine, running_proxy(engine) as proxy:
         await engine.die()
         await until(proxy.is_unhealthy, "the probe sees it")
-        assert (await proxy.agent_check()).startswith("down #engine unreachable")
+        status, why = await proxy.health_check()
+        assert status == 503
+        assert "engine unreachable" in why
 
 
 async def test_an_engine_that_is_stopped_is_unhealthy_after_two_slow_probes() -> None:
@@ -68,10 +70,10 @@ async def test_an_engine_that_is_stopped_is_unhealthy_after_two_slow_probes() ->
 
 async def test_the_process_outlives_its_parent_and_names_its_node() -> None:
     async with running_engine() as engine:
-        ports = [str(port) for port in free_ports(3)]
+        ports = [str(port) for port in free_ports(2)]
         command = [
             sys.executable, "-m", "engine_agent.proxy", "--node-id", "n-0a1b2c3d", "--cell", "c-test",
-            "--generation", "1", "--port", ports[0], "--agent-check-port", ports[1], "--admin-port", ports[2],
+            "--generation", "1", "--port", ports[0], "--admin-port", ports[1],
             "--engine", f"http://127.0.0.1:{engine.port}", "--model", "tiny", "--max-concurrency", "1",
         ]  # fmt: skip
         parent = f"import subprocess; print(subprocess.Popen({command!r}, stdout=subprocess.PIPE).pid, flush=True)"

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from engine_agent.protocol.ingress_messages import Pool
 from traffic.planning.routing import IngressAddress, RoutableCell, ServedDeployment, describe_change, plan_pools
 
-GATES = [IngressAddress("east", "127.0.0.1", 8080), IngressAddress("west", "127.0.0.1", 8081)]
+GATES = [IngressAddress("i-east", "east", "127.0.0.1", 8080), IngressAddress("i-west", "west", "127.0.0.1", 8081)]
 LLAMA = ServedDeployment("llama", ("llama",), "realtime")
 
 
 def cell(name: str, region: str = "east", state: str = "ready", generation: int = 1) -> RoutableCell:
-    return RoutableCell(name, "llama", region, state, generation, "10.0.0.1", 21000, 21001, 16)
+    return RoutableCell(name, "llama", region, state, generation, "n-a", "10.0.0.1", 21000, 16)
 
 
 def pool(region: str, *cells: RoutableCell) -> Pool:

@@ -13,7 +13,7 @@ from traffic.planning.routing import (
 )
 from traffic.planning.traffic_policy import TrafficPolicy
 
-GATES = [IngressAddress("east", "127.0.0.1", 8080)]
+GATES = [IngressAddress("i-east", "east", "127.0.0.1", 8080)]
 OLD = ServedDeployment("chat", ("chat", "org/llama"), "realtime")
 NEW = ServedDeployment("chat-v2", ("chat-v2", "org/llama"), "realtime")
 

@@ -97,7 +97,7 @@ def test_nul_bytes_are_replaced() -> None:
 
 def test_what_an_ingress_cannot_reach_is_told_to_the_fleet_with_the_generation_that_it_routes_to() -> None:
     cell = {
-        "cell": "c1", "generation": 4, "address": "127.0.0.1", "port": 1, "agent_check_port": 2, "max_connections": 8
+        "cell": "c1", "generation": 4, "address": "127.0.0.1", "port": 1, "max_connections": 8
     }  # fmt: skip
     pool = {"name": "p", "models": [], "serving_class": "realtime", "cells": [cell], "spill": [], "fractions": {}}
     RoutingTable.objects.create(region_id="us-east-1", revision=3, body={"pools": [pool]}, reason="r", created_at=NOW)

@@ -57,7 +57,7 @@ def test_a_stored_table_survives_the_wire() -> None:
     message = table_message(latest_tables()["us-east-1"])
     assert decode_down(encode(message)) == message
     (pool,) = message.pools
-    assert (pool.cells[0].port, pool.cells[0].agent_check_port) == (node.port(0), node.port(1))
+    assert (pool.cells[0].port, pool.cells[0].node) == (node.port(0), "n-a")
 
 
 @pytest.mark.usefixtures("listening")
