@@ -71,6 +71,12 @@ app.conf.update(
         "fleet-trim-deliveries": {"task": "fleet.trim_deliveries", "schedule": 3600.0},
         "models-validate": {"task": "models_registry.validate", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-join-tokens": {"task": "fleet.trim_join_tokens", "schedule": 3600.0},
+        "fleet-trim-certificates": {"task": "fleet.trim_certificates", "schedule": 3600.0},
+        "fleet-advance-authorities": {
+            "task": "fleet.advance_authorities",
+            "schedule": 10.0,
+            "options": {"expires": EXPIRES_S},
+        },
         "traffic-count-usage": {"task": "traffic.count_usage", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "traffic-trim-usage": {"task": "traffic.trim_usage", "schedule": 3600.0},
         "traffic-trim-async": {"task": "traffic.trim_async", "schedule": 60.0, "options": {"expires": 60.0}},

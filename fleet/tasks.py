@@ -3,6 +3,7 @@
 from celery import shared_task
 
 from fleet.selectors.fleet_cache import FleetCache
+from fleet.services.authority import authority_advance, certificates_trim
 from fleet.services.enrolment import join_tokens_trim
 from fleet.services.fault_evidence import step_windows_cut
 from fleet.services.history import history_trim, load_sample
@@ -57,6 +58,16 @@ def trim_deliveries() -> None:
 @shared_task(name="fleet.trim_join_tokens")
 def trim_join_tokens() -> None:
     join_tokens_trim(now=clock.now())
+
+
+@shared_task(name="fleet.advance_authorities")
+def advance_authorities() -> None:
+    authority_advance(now=clock.now())
+
+
+@shared_task(name="fleet.trim_certificates")
+def trim_certificates() -> None:
+    certificates_trim(now=clock.now())
 
 
 @shared_task(name="fleet.sample_load")

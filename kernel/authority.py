@@ -37,6 +37,11 @@ class Authority:
     certificate: x509.Certificate
 
     @property
+    def identifier(self) -> str:
+        """What tells it from the fleet's others: 16 hexadecimal digits, of its key."""
+        return _short(x509.SubjectKeyIdentifier.from_public_key(self.key.public_key()))
+
+    @property
     def certificate_pem(self) -> str:
         return self.certificate.public_bytes(serialization.Encoding.PEM).decode()
 
@@ -57,11 +62,12 @@ class Issued:
 
 
 def authority_make(fleet: str, now: datetime) -> Authority:
-    """A new authority of this fleet, with a name of its own: two of a fleet must not be taken for each other."""
+    """A new authority of this fleet, with a name of its own: two of a fleet must not be taken for each other. Agents
+    read the fleet from its organization name (`engine_agent.runtime.certificates.fleet_of`)."""
     key = ec.generate_private_key(ec.SECP256R1())
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
-    common_name = f"Switchyard {fleet} {identifier.digest.hex()[:8]}"
-    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, common_name)])
+    parts = {NameOID.ORGANIZATION_NAME: fleet, NameOID.COMMON_NAME: f"Switchyard authority {_short(identifier)}"}
+    name = x509.Name([x509.NameAttribute(oid, text) for oid, text in parts.items()])
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)
@@ -143,6 +149,10 @@ def revocations_sign(authority: Authority, revoked: Iterable[tuple[str, datetime
         entry = x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(since).build()
         builder = builder.add_revoked_certificate(entry)
     return builder.sign(authority.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _short(identifier: x509.SubjectKeyIdentifier) -> str:
+    return identifier.digest.hex()[:16]
 
 
 def _requested_key(request_pem: str) -> ec.EllipticCurvePublicKey | rsa.RSAPublicKey:

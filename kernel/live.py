@@ -43,6 +43,11 @@ def push_table(region: str) -> None:
     _after_commit(AGENT_SOCKETS, {"type": "agent.table", "region": region})
 
 
+def push_trust() -> None:
+    """Tell the processes that hold agents' sockets that other authorities or revocation lists count."""
+    _after_commit(AGENT_SOCKETS, {"type": "agent.trust"})
+
+
 def push_goodbye(session_key: str) -> None:
     """Close the WebSockets of a session that has ended. A lost hint leaves one open that only hears topics."""
     _after_commit(BROWSERS, {"type": "live.goodbye", "session": session_key})

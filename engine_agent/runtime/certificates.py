@@ -11,7 +11,9 @@ from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from engine_agent.protocol.identity import BadName, IdentityName, name_of_uri
+from engine_agent.protocol.identity import BadName, IdentityName, is_fleet_name, name_of_uri
+
+ORGANIZATION = x509.NameOID.ORGANIZATION_NAME
 
 
 class BadCertificate(ValueError):
@@ -80,6 +82,20 @@ def require_certificates(pem: str, what: str) -> list[x509.Certificate]:
         return x509.load_pem_x509_certificates(pem.encode())
     except ValueError as error:
         raise BadCertificate(f"{what} is no PEM of certificates: {error}") from error
+
+
+def fleet_of(bundle: str) -> str:
+    """Whose authorities a bundle (PEM) holds: the organization in their names.
+
+    Raises:
+        BadCertificate: it has no authority of a fleet, or of two.
+    """
+    certificates = require_certificates(bundle, "the bundle of authorities")
+    names = [name.value for each in certificates for name in each.subject.get_attributes_for_oid(ORGANIZATION)]
+    fleet = str(names[0]) if len(set(names)) == 1 else ""
+    if not is_fleet_name(fleet):
+        raise BadCertificate("the bundle of authorities is not of one fleet")
+    return fleet
 
 
 def require_revocation_lists(pem: str) -> None:

@@ -70,6 +70,17 @@ class Identity:
         """There is a certificate, which may have ended."""
         return self.combined_file.exists()
 
+    def fleet(self) -> str:
+        """The fleet of the authorities in the bundle.
+
+        Raises:
+            BadCertificate: it is no bundle of one fleet.
+            OSError: there is none.
+        """
+        from engine_agent.runtime.certificates import fleet_of
+
+        return fleet_of(self.bundle_file.read_text(encoding="ascii"))
+
     @cached_property
     def _key(self) -> "ec.EllipticCurvePrivateKey":
         from engine_agent.runtime.certificates import key_make, key_pem, key_read

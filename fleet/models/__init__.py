@@ -1,5 +1,6 @@
 """The fleet's tables, a noun and what belongs to it a file."""
 
+from fleet.models.authority import FleetAuthority, IssuedCertificate
 from fleet.models.cell import Cell, CellMember, Disruption
 from fleet.models.deployment import Deployment, DeploymentRegion
 from fleet.models.fault import CellSighting, FaultRule, Repair, Replacement, Signal, StepRecord
@@ -20,8 +21,10 @@ __all__ = [
     "DeploymentRegion",
     "Disruption",
     "FaultRule",
+    "FleetAuthority",
     "Incident",
     "InstanceType",
+    "IssuedCertificate",
     "JoinToken",
     "LoadSubject",
     "LoadWindow",

@@ -12,7 +12,8 @@ from typing import Any
 
 from django.db import IntegrityError, transaction
 
-from fleet.models import AgentCredential, Cell, CellMember, InstanceType, Node, NodeReport, Region
+from engine_agent.protocol.states import AgentKind
+from fleet.models import Cell, CellMember, InstanceType, Node, NodeReport, Region
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode, StartCell
 from fleet.planning.fault_rules import Rule
 from fleet.planning.snapshot import ProviderStatus
@@ -20,6 +21,7 @@ from fleet.planning.states import NODE_ALLOWED, NODE_TONE, CellState, NodeState,
 from fleet.providers import embedded_providers
 from fleet.providers.base import EmbeddedProvider, Machine, ProviderError
 from fleet.services.cell import cell_start
+from fleet.services.certificate import agent_trust_end
 from fleet.services.desired import desired_changed
 from fleet.services.fault_evidence import hardware_faults_settle
 from fleet.services.incident import incident_open, incidents_close
@@ -162,7 +164,7 @@ def _retire(decision: RetireNode, now: datetime) -> None:
     if CellMember.objects.filter(node_id=decision.node).exists():
         raise StaleDecision(f"node {decision.node} joined a cell")
     node = _move(decision.node, decision.seen, NodeState.RETIRED, decision.reason, now)
-    AgentCredential.objects.filter(subject=node.id, revoked_at__isnull=True).update(revoked_at=now)
+    agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
     NodeReport.objects.filter(node=node).delete()
     incidents_close(node=node.id, kind="node-lost", resolution="replaced and retired", now=now)
     hardware_faults_settle(node_id=node.id, now=now)

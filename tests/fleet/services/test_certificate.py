@@ -1,0 +1,201 @@
+"""The fleet's authorities and what they sign: one name each, revoked for all, rotated without a gap."""
+
+import threading
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from django.db import connections
+from django.test import override_settings
+
+from engine_agent.protocol.identity import BadName, IdentityKind
+from engine_agent.runtime.identity import Identity
+from fleet.models import AgentCredential, FleetAuthority, IssuedCertificate
+from fleet.planning.authority import AuthorityState
+from fleet.selectors.trust import Trust, trust_now
+from fleet.services import authority as authorities
+from fleet.services.authority import (
+    SealedAway,
+    authority_advance,
+    authority_ensure,
+    authority_rotate,
+    certificates_trim,
+)
+from fleet.services.certificate import (
+    CertificateOrder,
+    SignedCertificate,
+    agent_trust_end,
+    certificate_issue,
+    certificates_issue,
+)
+from kernel.authority import BadRequest
+from kernel.models import Event
+from kernel.refusals import Conflict
+
+NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
+NODE = IdentityKind.NODE
+
+
+def credential(subject: str, kind: str = "node") -> None:
+    AgentCredential.objects.create(
+        prefix=subject[-8:], digest="d", kind=kind, subject=subject, region="us-east-1", created_at=NOW
+    )
+
+
+def signed(home: Path, subject: str = "n-1", *, now: datetime = NOW) -> SignedCertificate:
+    """A certificate of an agent that has the bundle of today."""
+    believed = authority_ensure(now).bundle_digest
+    order = CertificateOrder(NODE, subject, Identity(home / subject).signing_request(), believed)
+    return certificate_issue(order, now=now)
+
+
+def states() -> list[str]:
+    return list(FleetAuthority.objects.values_list("state", flat=True))
+
+
+def leaf(certificate: SignedCertificate) -> x509.Certificate:
+    return x509.load_pem_x509_certificate(certificate.chain.encode())
+
+
+def revoked_serials(trust: Trust | None) -> list[str]:
+    assert trust is not None
+    first, *_ = trust.revoked.split("-----END X509 CRL-----")
+    listed = x509.load_pem_x509_crl((first + "-----END X509 CRL-----").encode())
+    return [f"{entry.serial_number:x}" for entry in listed]
+
+
+@pytest.mark.django_db
+def test_the_first_authority_is_made_once() -> None:
+    first = authority_ensure(NOW)
+    assert authority_ensure(NOW) == first == trust_now()
+    assert states() == ["current"]
+
+
+@pytest.mark.django_db(transaction=True)
+def test_many_hosts_that_start_at_once_make_one_authority() -> None:
+    made: list[str] = []
+
+    def start() -> None:
+        made.append(authority_ensure(NOW).fleet)
+        connections.close_all()
+
+    hosts = [threading.Thread(target=start) for _ in range(6)]
+    for host in hosts:
+        host.start()
+    for host in hosts:
+        host.join()
+    assert len(made) == 6
+    assert len(set(made)) == FleetAuthority.objects.count() == 1
+
+
+@pytest.mark.django_db
+def test_no_row_holds_a_key_in_plain_text_and_another_secret_key_opens_none(tmp_path: Path) -> None:
+    authority_ensure(NOW)
+    row = FleetAuthority.objects.get()
+    assert "PRIVATE KEY" not in row.sealed_secret + row.certificate
+    authorities._opened.clear()
+    with override_settings(SECRET_KEY="another" * 10), pytest.raises(SealedAway, match="SWITCHYARD_SECRET_KEY"):
+        signed(tmp_path)
+    assert signed(tmp_path).chain
+
+
+@pytest.mark.django_db
+def test_an_agent_gets_its_own_name_and_it_is_recorded(tmp_path: Path) -> None:
+    certificate = signed(tmp_path)
+    validity = Identity(tmp_path / "n-1").store(
+        chain=certificate.chain, bundle=certificate.trust.bundle, revoked=certificate.trust.revoked
+    )
+    assert (validity.name.kind, validity.name.id, validity.name.fleet) == (NODE, "n-1", certificate.trust.fleet)
+    row = IssuedCertificate.objects.get()
+    assert (row.serial, row.subject, row.not_after) == (
+        f"{leaf(certificate).serial_number:x}",
+        "n-1",
+        NOW + timedelta(hours=24),
+    )
+    assert Identity(tmp_path / "n-1").fleet() == certificate.trust.fleet
+
+
+@pytest.mark.django_db
+def test_one_bad_request_keeps_nobody_else_from_a_certificate(tmp_path: Path) -> None:
+    request = Identity(tmp_path).signing_request()
+    outcomes = certificates_issue(
+        [
+            CertificateOrder(NODE, "n-1", "no request"),
+            CertificateOrder(NODE, "N 2", request),
+            CertificateOrder(NODE, "n-3", request),
+        ],
+        now=NOW,
+    )
+    assert [type(outcome) for outcome in outcomes] == [BadRequest, BadName, SignedCertificate]
+    assert IssuedCertificate.objects.get().subject == "n-3"
+
+
+@pytest.mark.django_db
+def test_what_is_revoked_is_in_the_list_that_all_are_told(tmp_path: Path) -> None:
+    credential("n-1")
+    serial = f"{leaf(signed(tmp_path)).serial_number:x}"
+    signed(tmp_path, "n-2")
+    before = trust_now()
+    agent_trust_end(kind="node", subject="n-1", now=NOW)
+    after = trust_now()
+    assert revoked_serials(before) == []
+    assert revoked_serials(after) == [serial]
+    assert before
+    assert after
+    assert (before.version != after.version, before.bundle) == (True, after.bundle)
+    assert AgentCredential.objects.get().revoked_at == NOW
+    agent_trust_end(kind="node", subject="n-1", now=NOW)
+    assert trust_now() == after
+
+
+@pytest.mark.django_db
+def test_certificates_that_ended_leave_the_list_and_then_the_table(tmp_path: Path) -> None:
+    signed(tmp_path)
+    agent_trust_end(kind="node", subject="n-1", now=NOW)
+    later = NOW + timedelta(hours=26)
+    signed(tmp_path, "n-2", now=later)
+    agent_trust_end(kind="node", subject="n-2", now=later)
+    row = IssuedCertificate.objects.get(subject="n-2")
+    assert revoked_serials(trust_now()) == [row.serial]
+    assert certificates_trim(now=NOW + timedelta(days=8, hours=1)) == 1
+
+
+@pytest.mark.django_db
+def test_a_rotation_waits_until_all_believe_the_next_and_until_the_last_certificate_has_ended(tmp_path: Path) -> None:
+    for subject in ("n-1", "n-2"):
+        credential(subject)
+        signed(tmp_path, subject)
+    old = authority_ensure(NOW)
+    authority_rotate(actor="ada", now=NOW)
+    with pytest.raises(Conflict, match="is on its way already"):
+        authority_rotate(actor="ada", now=NOW)
+    assert authority_ensure(NOW).bundle.startswith(old.bundle)
+    assert authority_advance(now=NOW).unaware == ("node n-1", "node n-2")
+    signed(tmp_path, "n-1")
+    assert authority_advance(now=NOW).unaware == ("node n-2",)
+    assert states() == ["current", "next"]
+
+    signed(tmp_path, "n-2")
+    assert authority_advance(now=NOW).done
+    assert states() == ["previous", "current"]
+    certificate = signed(tmp_path, "n-1")
+    second = x509.load_pem_x509_certificates(certificate.trust.bundle.encode())[1]
+    leaf(certificate).verify_directly_issued_by(second)
+
+    assert not authority_advance(now=NOW + timedelta(hours=23)).done
+    signed(tmp_path, "n-1", now=NOW + timedelta(hours=23))
+    assert authority_advance(now=NOW + timedelta(hours=24, seconds=1)).done
+    assert states() == ["current"]
+    assert Event.objects.filter(kind__startswith="authority.").count() == 3
+
+
+@pytest.mark.django_db
+def test_who_left_the_fleet_holds_up_no_rotation_and_force_waits_for_nobody(tmp_path: Path) -> None:
+    credential("n-1")
+    signed(tmp_path, "n-1")
+    signed(tmp_path, "n-gone")
+    authority_rotate(actor="ada", now=NOW)
+    assert authority_advance(now=NOW).unaware == ("node n-1",)
+    assert authority_advance(now=NOW, force=True).done
+    assert FleetAuthority.objects.get(state=AuthorityState.CURRENT).pk == FleetAuthority.objects.latest("pk").pk
