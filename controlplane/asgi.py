@@ -26,10 +26,13 @@ from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
 from engine_agent.protocol.states import AgentKind  # noqa: E402
 from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
 from fleet.consumers.hub import AgentHub  # noqa: E402
+from fleet.consumers.machine_handler import MachineHandler  # noqa: E402
 from fleet.consumers.node_handler import NodeHandler  # noqa: E402
 from traffic.consumers.ingress_handler import IngressHandler  # noqa: E402
 
-hub = AgentHub({AgentKind.NODE: NodeHandler(), AgentKind.INGRESS: IngressHandler()})
+hub = AgentHub(
+    {AgentKind.NODE: NodeHandler(), AgentKind.INGRESS: IngressHandler(), AgentKind.MACHINE: MachineHandler()}
+)
 
 routes = ProtocolTypeRouter(
     {

@@ -6,10 +6,19 @@ from accounts.states import APPROVAL_STATES
 from audit.models import Outcome, Proof
 from controlplane.api.apply.planning import Action, Kind
 from engine_agent.protocol.states import EngineState, MemberRole, ServingClass
+from fleet.api.machine import INVITATION_STATES
 from fleet.api.node import ROLES
 from fleet.planning.fault_rules import RuleMode
 from fleet.planning.snapshot import Finding
-from fleet.planning.states import CellState, IncidentState, NodeState, RolloutState, choices
+from fleet.planning.states import (
+    CellState,
+    IncidentState,
+    MachineRole,
+    MachineState,
+    NodeState,
+    RolloutState,
+    choices,
+)
 from fleet.planning.webhooks.messages import WebhookFormat
 from kernel.tones import Tone
 from models_registry.planning.diff import Change
@@ -26,6 +35,9 @@ DOCUMENT_ACTIONS = choices(Action)
 CELL_STATES = choices(CellState)
 NODE_STATES = choices(NodeState)
 NODE_ROLES = ROLES
+MACHINE_STATES = choices(MachineState)
+MACHINE_ROLES = choices(MachineRole)
+INVITATIONS = INVITATION_STATES
 ROLLOUT_STATES = choices(RolloutState)
 GATE_FINDINGS = choices(Finding)
 INCIDENT_STATES = choices(IncidentState)

@@ -134,6 +134,18 @@ RESOURCES: tuple[Resource, ...] = (
         ends=True,
     ),
     Resource(
+        "machines", "machines", "id", ("machine", "ma"),
+        _of(("MACHINE", "id"), STATE, ("PROVIDER", "provider"), ("REGION", "region"), ("NODE", "node"),
+            ("ADDRESS", "address"), ("TYPE", "instance_type"), ("AGENT", "agent_version"), SINCE,
+            ("NOTICES", "notices")),
+        ends=True,
+    ),
+    Resource(
+        "invitations", "machines/invitations", "prefix", ("invitation", "invites"),
+        _of(("PREFIX", "prefix"), ("STATE", "state"), ("REGION", "region"), ("ROLE", "role"), number("LEFT", "left"),
+            ("EXPIRES", "expires_at"), ("BY", "created_by")),
+    ),
+    Resource(
         "cells", "cells", "id", ("cell", "c"),
         _of(("CELL", "id"), STATE, ("VERSION", "model_version"), ("REGION", "region"), Column("NODES", _members),
             number("BUSY", "load.in_flight"), number("QUEUED", "load.queued"), number("TOK/S", "load.tokens_per_s"),

@@ -21,6 +21,7 @@ from controlplane.dashboard.pages.keys import (
     key_new,
     keys_require_action,
 )
+from controlplane.dashboard.pages.machines import machine_add_action, machine_remove_page
 from controlplane.dashboard.pages.models import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
 from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
@@ -68,6 +69,8 @@ urlpatterns = [
     path("cells/<str:key>/", _view(CELL), name="cell"),
     path("cells/<str:cell_id>/ask/<str:action>/", cell_action, name="cell-action"),
     path("nodes/", _view(NODES), name="nodes"),
+    path("nodes/machines/add/", machine_add_action, name="machine-add"),
+    path("nodes/machines/<str:key>/remove/", machine_remove_page, name="machine-remove"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
     path("traffic/", _view(TRAFFIC), name="traffic"),
     path("traffic/shares/", traffic_shares_page, name="traffic-shares"),

@@ -32,7 +32,7 @@ from engine_agent.ingress.report import (
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
 from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.protocol.ingress_messages import IngressObserved, IngressReport, RoutingTable
-from engine_agent.protocol.messages import Desired
+from engine_agent.protocol.messages import Order
 from engine_agent.runtime.connection import report_interval_s
 from engine_agent.runtime.journal import CorruptJournal, Journal
 
@@ -82,10 +82,10 @@ class IngressAgent:
         """A new connection: its first table counts, whatever its revision; the control plane may have been restored."""
         self._newest_revision = 0
 
-    def receive(self, message: Desired | RoutingTable) -> None:
+    def receive(self, message: Order) -> None:
         """Note a message of the control plane; the next pass acts on it."""
         if not isinstance(message, RoutingTable):
-            log.error("ignored: this is an ingress, not a node")
+            log.error("ignored what is for another kind of agent: this is an ingress")
         elif message.revision >= self._newest_revision:
             self._newest_revision = message.revision
             self._pending_table, self._accept_at_s = message, 0.0

@@ -1,5 +1,5 @@
 """Every message that crosses the wire between an agent and the control plane, defined once and used by both sides.
-Those about ingresses are in `ingress_messages`.
+Those about ingresses are in `ingress_messages`, those about machines in `machine_messages`.
 
 Messages carry state, not commands: losing, repeating or reordering one is harmless, because the next one
 says everything again. Units are in the field names: `_s` seconds, `_ms` milliseconds, `_bytes` bytes.
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from msgspec import Meta, Struct, field
 
 from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable, TablePart
+from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, MachineReport
 from engine_agent.protocol.states import AgentKind, EngineState, MemberRole, Phase
 
 PROTOCOL_VERSION = 1
@@ -219,7 +220,7 @@ class Observed(Struct, frozen=True):
 
 
 class Hello(Struct, frozen=True, tag="hello"):
-    """First message of every connection."""
+    """First message of every connection. `machine`: what a host is, from machine agents only."""
 
     protocol: int
     kind: AgentKind
@@ -229,6 +230,7 @@ class Hello(Struct, frozen=True, tag="hello"):
     inventory: Inventory | None = None
     topology: tuple[str, ...] = ()
     fingerprint: dict[str, str] = field(default_factory=dict)
+    machine: MachineFacts | None = None
 
 
 class Report(Struct, frozen=True, tag="report"):
@@ -268,7 +270,7 @@ class LogTail(Struct, frozen=True, tag="log_tail"):
     logs: dict[str, tuple[str, ...]]
 
 
-UpMessage = Hello | Report | IngressReport | Fault | LogTail
+UpMessage = Hello | Report | IngressReport | MachineReport | Fault | LogTail
 
 
 # --- down: control plane -> agent -----------------------------------------------------------------------------------
@@ -309,4 +311,6 @@ class Refused(Struct, frozen=True, tag="refused"):
     retry: bool = True
 
 
-DownMessage = Desired | RoutingTable | TablePart | Refused
+Order = Desired | RoutingTable | MachineOrder
+"""What an agent must do, whole; each kind of agent has its own."""
+DownMessage = Order | TablePart | Refused

@@ -34,6 +34,21 @@ class EngineState(StrEnum):
 class AgentKind(StrEnum):
     NODE = "node"
     INGRESS = "ingress"
+    MACHINE = "machine"
+
+
+class MachinePhase(StrEnum):
+    """What a machine agent sees on its host."""
+
+    IDLE = "idle"
+    """Nothing runs, and nothing is left of what ran."""
+    STARTING = "starting"
+    RUNNING = "running"
+    AGENT_DEAD = "agent_dead"
+    """The agent that it runs has ended; it is started again."""
+    WIPING = "wiping"
+    LEFT = "left"
+    """It has stopped and wiped all, and uninstalls itself next."""
 
 
 class ServingClass(StrEnum):

@@ -16,8 +16,7 @@ from engine_agent.planning.node import LIMITS, ConvergeLimits
 from engine_agent.planning.observe import observe
 from engine_agent.planning.steps import Wait
 from engine_agent.protocol.fingerprint import Fingerprint, differing_fields
-from engine_agent.protocol.ingress_messages import RoutingTable
-from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Report, StepTimes
+from engine_agent.protocol.messages import Desired, Health, Hello, Observed, Order, Report, StepTimes
 from engine_agent.protocol.ports import AGENT_METRICS
 from engine_agent.protocol.states import EngineState
 from engine_agent.protocol.watchdog import AwakeClock
@@ -181,12 +180,12 @@ class NodeAgent:
         inventory = structs.replace(hello.inventory, accelerators=self._accelerators.inventory())
         return structs.replace(hello, inventory=inventory)
 
-    def _on_message(self, message: Desired | RoutingTable) -> None:
+    def _on_message(self, message: Order) -> None:
         if isinstance(message, Desired):
             with self._trace.taking(message):
                 self._node.take_order(structs.replace(message, cause=None))
         else:
-            log.warning("ignored a routing table: this is a node, not an ingress")
+            log.warning("ignored what is for another kind of agent: this is a node")
 
     def _note_contact(self) -> None:
         if self._connection.status.connected:

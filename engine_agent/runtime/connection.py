@@ -17,8 +17,9 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, bounded_fault, decode_down, encode
-from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable, TablePart
-from engine_agent.protocol.messages import Desired, Fault, Hello, LogTail, Refused, Report, UpMessage
+from engine_agent.protocol.ingress_messages import IngressReport, TablePart
+from engine_agent.protocol.machine_messages import MachineReport
+from engine_agent.protocol.messages import Fault, Hello, LogTail, Order, Refused, Report, UpMessage
 from engine_agent.protocol.parts import TableAssembly
 from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.telemetry.exposition import agent_exposition
@@ -89,7 +90,7 @@ def report_interval_s(draw: float) -> float:
 class AgentConnection:
     """Keeps one agent connected.
 
-    `hello` is called for every connection. `on_message` gets every `Desired` and `RoutingTable`; it must only record
+    `hello` is called for every connection. `on_message` gets every `Order`; it must only record
     the message and return, because no frame is read meanwhile. An error it raises is logged and nothing else.
     """
 
@@ -98,7 +99,7 @@ class AgentConnection:
         *,
         enrolment: Enrolment,
         hello: Callable[[], Hello],
-        on_message: Callable[[Desired | RoutingTable], None],
+        on_message: Callable[[Order], None],
         settings: ConnectionSettings | None = None,
         draw: Callable[[], float] = random.random,
     ) -> None:
@@ -109,7 +110,7 @@ class AgentConnection:
         self._on_message = on_message
         self._settings = settings or ConnectionSettings()
         self._draw = draw
-        self._report: Report | IngressReport | None = None
+        self._report: Report | IngressReport | MachineReport | None = None
         self._faults: deque[Fault] = deque(maxlen=MAX_WAITING_FAULTS)
         self._logs: LogTail | None = None
         self._waiting = asyncio.Event()
@@ -118,7 +119,7 @@ class AgentConnection:
         self._again = asyncio.Event()
         self.status = ConnectionStatus(connected=False, reason="not connected yet")
 
-    def send(self, report: Report | IngressReport) -> None:
+    def send(self, report: Report | IngressReport | MachineReport) -> None:
         """Send the report as soon as there is a connection; a newer one replaces it until then. `seq` is set here."""
         self._report = report
         self._waiting.set()
@@ -269,7 +270,7 @@ class AgentConnection:
                 raise _Refusal(f"refused by the control plane: {message.reason}", person_must_act=not message.retry)
             self._hand_over(message)
 
-    def _hand_over(self, message: Desired | RoutingTable) -> None:
+    def _hand_over(self, message: Order) -> None:
         try:
             self._on_message(message)
         except Exception:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from msgspec import structs
 
 from engine_agent.protocol.ingress_messages import IngressReport
+from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.messages import Report
 from engine_agent.protocol.states import EngineState
 from engine_agent.telemetry.prometheus_text import family, sample, single
@@ -25,7 +26,7 @@ CHANGES = {
 }
 
 
-def agent_exposition(agent: str, connected: bool, report: Report | IngressReport | None) -> str:
+def agent_exposition(agent: str, connected: bool, report: Report | IngressReport | MachineReport | None) -> str:
     """All metrics of an agent. `report` is its newest, None before the first."""
     labels = {"agent": agent}
     text = "1 while the agent is connected to the control plane."

@@ -247,3 +247,47 @@ PREVIEW: dict[str, Any] = {
     ],
     "at_least_s": 1440.0,
 }
+
+MACHINE: dict[str, Any] = {
+    "id": "m-7c1d9e02",
+    "provider": "machines",
+    "provider_id": "m-7c1d9e02",
+    "address": "10.20.0.7",
+    "region": "eu-west-1",
+    "role": "node",
+    "instance_type": "p5.48xlarge",
+    "state": "taken",
+    "reason": "it is n-0a1b2c3d",
+    "tone": "ok",
+    "node": "n-0a1b2c3d",
+    "connected": True,
+    "agent_version": "0.1.0",
+    "what": "8 x NVIDIA H100 80GB HBM3, 192 cores, 2015 GiB",
+    "notices": [],
+    "state_since": "2026-11-21T11:58:40Z",
+    "created_at": "2026-11-21T11:58:31Z",
+}
+
+INVITATION: dict[str, Any] = {
+    "prefix": "5e6f7a8b",
+    "region": "eu-west-1",
+    "role": "node",
+    "instance_type": None,
+    "count": 3,
+    "left": 3,
+    "state": "open",
+    "created_by": "ada",
+    "created_at": "2026-11-21T12:00:00Z",
+    "expires_at": "2026-11-21T13:00:00Z",
+}
+
+NEW_INVITATION: dict[str, Any] = {
+    **INVITATION,
+    "line": (
+        "curl -fsSLk --pinnedpubkey 'sha256//7HIpactkIAq2Y49orFOOQKurWxmmSFZhBCoQYcRhJ3Y=' "
+        "https://control.example.com:8443/join | sh -s -- sw_5e6f7a8b_0f1e2d3c4b5a69788796a5b4c3d2e1f00f1e2d3c4b5a6978"
+    ),
+    "notices": [],
+}
+
+INVITE: dict[str, Any] = {"region": "eu-west-1", "count": 3, "expires_in_s": 3600}

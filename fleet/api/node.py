@@ -14,7 +14,7 @@ from rest_framework.decorators import action
 from rest_framework.request import Request
 from rest_framework.response import Response
 
-from engine_agent.protocol.states import EngineState, MemberRole
+from engine_agent.protocol.states import AgentKind, EngineState, MemberRole
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.api import examples
 from fleet.api.filters import EndedHidden
@@ -22,6 +22,7 @@ from fleet.models import CellMember, Node, NodeReport
 from fleet.planning.states import NodeState, choices
 from fleet.selectors.node import nodes_described
 from fleet.services.enrolment import EnrolmentRefused, agent_enrol
+from fleet.services.machine import InvitationRefused, join_refused, machine_enrol
 from fleet.services.node_actions import node_cordon, node_drain, node_replacement_request, node_uncordon
 from kernel import clock
 from kernel.addresses import client_network
@@ -184,10 +185,13 @@ def enrol(request: HttpRequest) -> JsonResponse:
         body = strict_loads(request.body) if len(request.body) <= MAX_ENROLMENT_BYTES else None
         kind, subject, nonce = (str(body[name]) for name in ("kind", "id", "nonce"))  # type: ignore[index]
     except (ValueError, KeyError, TypeError):
-        message = 'the body must be {"kind": "node" or "ingress", "id": "…", "nonce": "…"}'
+        message = 'the body must be {"kind": "node" or "ingress" or "machine", "id": "…", "nonce": "…"}'
         return JsonResponse({"error": message}, status=400)
+    exchange = machine_enrol if kind == AgentKind.MACHINE else agent_enrol
     try:
-        credential = agent_enrol(token=token.strip(), kind=kind, subject=subject, nonce=nonce, now=clock.now())
-    except EnrolmentRefused as refusal:
+        credential = exchange(token=token.strip(), kind=kind, subject=subject, nonce=nonce, now=clock.now())
+    except (EnrolmentRefused, InvitationRefused) as refusal:
+        if kind == AgentKind.MACHINE:
+            join_refused(token=token.strip(), address=network, reason=str(refusal), now=clock.now())
         return JsonResponse({"error": str(refusal)}, status=403)
     return JsonResponse({"credential": credential})

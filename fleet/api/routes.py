@@ -4,6 +4,7 @@ from fleet.api.cell import CellViewSet
 from fleet.api.deployment import DeploymentViewSet
 from fleet.api.fault_rule import FaultRuleViewSet
 from fleet.api.incident import IncidentViewSet
+from fleet.api.machine import InvitationViewSet, MachineViewSet
 from fleet.api.node import NodeViewSet
 from fleet.api.region import InstanceTypeViewSet, RegionViewSet
 from fleet.api.rollout import RolloutViewSet
@@ -12,6 +13,8 @@ from fleet.api.webhook import WebhookDeliveryViewSet, WebhookViewSet
 ROUTES = (
     ("regions", RegionViewSet, "region"),
     ("instance-types", InstanceTypeViewSet, "instance-type"),
+    ("machines/invitations", InvitationViewSet, "invitation"),
+    ("machines", MachineViewSet, "machine"),
     ("nodes", NodeViewSet, "node"),
     ("cells", CellViewSet, "cell"),
     ("deployments", DeploymentViewSet, "deployment"),

@@ -6,6 +6,7 @@ from fleet.models.deployment import Deployment, DeploymentRegion
 from fleet.models.fault import CellSighting, FaultRule, Repair, Replacement, Signal, StepRecord
 from fleet.models.history import LoadSubject, LoadWindow
 from fleet.models.incident import Incident
+from fleet.models.machine import Invitation, Machine
 from fleet.models.node import AgentCredential, JoinToken, Node, NodeLog, NodeReport
 from fleet.models.provider_call import MachineStatus, ProviderCall
 from fleet.models.region import InstanceType, Region
@@ -24,10 +25,12 @@ __all__ = [
     "FleetAuthority",
     "Incident",
     "InstanceType",
+    "Invitation",
     "IssuedCertificate",
     "JoinToken",
     "LoadSubject",
     "LoadWindow",
+    "Machine",
     "MachineStatus",
     "Node",
     "NodeLog",

@@ -279,11 +279,15 @@ class RolloutView:
 
 @dataclass(frozen=True, slots=True)
 class RegionView:
-    """`spares` maps instance type -> idle nodes to keep warm; `repair_only`: how many of these new cells must leave."""
+    """`spares` maps instance type -> idle nodes to keep warm; `repair_only`: how many of these new cells must leave.
+
+    `free`: of a region whose machines are a pool of its own, instance type -> free machines; None: machines are bought.
+    """
 
     name: str
     spares: Mapping[str, int] = field(default_factory=dict)
     repair_only: Mapping[str, int] = field(default_factory=dict)
+    free: Mapping[str, int] | None = None
 
 
 def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> UpdatePolicy:

@@ -33,6 +33,29 @@ class ProviderAction(StrEnum):
     TERMINATE = "terminate"
 
 
+class MachineState(StrEnum):
+    """What a machine is to the fleet. A provider of its own kind moves one from `taken` to `gone` at once."""
+
+    JOINING = "joining"
+    """It has a credential and has not connected yet."""
+    POOL = "pool"
+    """Free: the next launch that it fits takes it."""
+    TAKEN = "taken"
+    """It is a node or an ingress."""
+    WIPING = "wiping"
+    """It was given back, and has not confirmed yet that nothing is left of what it held."""
+    LEAVING = "leaving"
+    """An operator removed it; it wipes and uninstalls itself."""
+    GONE = "gone"
+
+
+class MachineRole(StrEnum):
+    """What an invitation joins a host for."""
+
+    NODE = "node"
+    INGRESS = "ingress"
+
+
 class IncidentState(StrEnum):
     OPEN = "open"
     CLOSED = "closed"
@@ -84,6 +107,15 @@ NODE_ALLOWED: dict[NodeState, frozenset[NodeState]] = {
     NodeState.FAULTY: frozenset({NodeState.RETIRED, NodeState.LOST, NodeState.READY}),
     NodeState.LOST: frozenset({NodeState.RETIRED}),
     NodeState.RETIRED: frozenset(),
+}
+
+MACHINE_ALLOWED: dict[MachineState, frozenset[MachineState]] = {
+    MachineState.JOINING: frozenset({MachineState.POOL, MachineState.LEAVING, MachineState.GONE}),
+    MachineState.POOL: frozenset({MachineState.TAKEN, MachineState.LEAVING, MachineState.GONE}),
+    MachineState.TAKEN: frozenset({MachineState.WIPING, MachineState.GONE}),
+    MachineState.WIPING: frozenset({MachineState.POOL, MachineState.LEAVING, MachineState.GONE}),
+    MachineState.LEAVING: frozenset({MachineState.GONE}),
+    MachineState.GONE: frozenset(),
 }
 
 ROLLOUT_ACTIVE = frozenset({RolloutState.RUNNING, RolloutState.PAUSED, RolloutState.BAKING, RolloutState.ROLLING_BACK})
@@ -145,6 +177,15 @@ NODE_TONE: dict[NodeState, Tone] = {
     NodeState.FAULTY: Tone.BAD,
     NodeState.LOST: Tone.BAD,
     NodeState.RETIRED: Tone.IDLE,
+}
+
+MACHINE_TONE: dict[MachineState, Tone] = {
+    MachineState.JOINING: Tone.MOVING,
+    MachineState.POOL: Tone.IDLE,
+    MachineState.TAKEN: Tone.OK,
+    MachineState.WIPING: Tone.MOVING,
+    MachineState.LEAVING: Tone.MOVING,
+    MachineState.GONE: Tone.IDLE,
 }
 
 ROLLOUT_TONE: dict[RolloutState, Tone] = {

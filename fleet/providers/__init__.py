@@ -9,6 +9,7 @@ from fleet.providers.base import EmbeddedProvider, NodeProvider, ProviderError
 
 PROVIDERS: Mapping[str, str] = {
     "local": "fleet.providers.local.provider.LocalProvider",
+    "machines": "fleet.providers.machines.provider.MachinesProvider",
 }
 """Name -> class. A class is imported when it is first used, so that an unused one needs none of its libraries."""
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from fleet.models import Deployment, DeploymentRegion, Region, Rollout
+from fleet.planning.machines import POOLED
 from fleet.planning.policy import InvalidPolicy
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import (
@@ -17,6 +18,7 @@ from fleet.planning.snapshot import (
 )
 from fleet.selectors.faults import faults_view
 from fleet.selectors.fleet_cache import FleetCache
+from fleet.selectors.machine import free_machines
 from fleet.selectors.rollout import active_rollouts, rollout_view
 from kernel.leases import lease_held_since
 from models_registry.models import ModelVersion
@@ -37,7 +39,7 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
     judged = [cell for cell in cells.values() if cell.deployment in rollouts]
     cells |= {cell.id: cell for cell in known.with_counters(judged)}
     return FleetView(
-        regions={region.name: _region(region) for region in Region.objects.all()},
+        regions=_regions(),
         nodes=known.nodes,
         cells=cells,
         deployments={view.name: view for view in _deployments(known.versions, active, unreadable)},
@@ -47,12 +49,19 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
     )
 
 
-def _region(region: Region) -> RegionView:
+def _regions() -> dict[str, RegionView]:
+    rows = list(Region.objects.all())
+    free = free_machines() if any(row.provider == POOLED for row in rows) else {}
+    return {row.name: _region(row, free.get(row.name, {}) if row.provider == POOLED else None) for row in rows}
+
+
+def _region(region: Region, free: Mapping[str, int] | None) -> RegionView:
     stated = region.warm_spares()
     return RegionView(
         name=region.name,
         spares={kind: spares.warm for kind, spares in stated.items()},
         repair_only={kind: spares.repair_only for kind, spares in stated.items()},
+        free=free,
     )
 
 

@@ -10,7 +10,8 @@ from datetime import datetime, timedelta
 from django.db import connection, transaction
 
 from engine_agent.protocol.states import AgentKind
-from fleet.models import AgentCredential, JoinToken
+from fleet.models import AgentCredential, JoinToken, Machine
+from fleet.planning.states import MachineState
 from kernel.secrets import secret_issue, secret_matches, secret_prefix
 
 JOIN_TOKENS_KEPT = timedelta(days=7)
@@ -60,11 +61,14 @@ def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetim
 
     A token may be used again until it expires by whoever used it first, because the first response may have been lost:
     `nonce` is a number that this agent made, keeps, and shows with every try. Whoever else got hold of the token gets
-    nothing for it, and cannot have the agent's credential revoked.
+    nothing for it, and cannot have the agent's credential revoked. In place of a token a machine shows its credential.
 
     Raises:
         EnrolmentRefused: unknown, expired, issued for another agent, used with another nonce, or a nonce that is none.
     """
+    by_machine = agents_identify([token])[0]
+    if by_machine is not None and by_machine.kind is AgentKind.MACHINE:
+        return _enrol_by_machine(by_machine, kind, subject, now)
     with transaction.atomic():
         row = JoinToken.objects.select_for_update().filter(prefix=secret_prefix(token) or "").first()
         if row is None or not secret_matches(token, row.digest):
@@ -76,16 +80,25 @@ def agent_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetim
         _bind(row, nonce)
         row.used_at = now
         row.save(update_fields=["used_at", "nonce_digest"])
-        AgentCredential.objects.filter(subject=subject, revoked_at__isnull=True).update(revoked_at=now)
-        issued = secret_issue()
-        AgentCredential.objects.create(
-            prefix=issued.prefix,
-            digest=issued.digest,
-            kind=kind,
-            subject=subject,
-            region=row.region,
-            created_at=now,
-        )
+        return credential_issue(kind=kind, subject=subject, region=row.region, now=now)
+
+
+def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: datetime) -> str:
+    """A machine shows its own credential for the agent that it was told to run, so no join token travels to it."""
+    with transaction.atomic():
+        row = Machine.objects.select_for_update().get(id=machine.id)
+        if row.state != MachineState.TAKEN or (row.role, row.runs) != (kind, subject):
+            raise EnrolmentRefused(f"{machine.id} is not told to run {kind} {subject}")
+        return credential_issue(kind=kind, subject=subject, region=row.region_id, now=now)
+
+
+def credential_issue(*, kind: str, subject: str, region: str, now: datetime) -> str:
+    """A new credential, in the caller's transaction; older ones of the agent are revoked."""
+    AgentCredential.objects.filter(subject=subject, revoked_at__isnull=True).update(revoked_at=now)
+    issued = secret_issue()
+    AgentCredential.objects.create(
+        prefix=issued.prefix, digest=issued.digest, kind=kind, subject=subject, region=region, created_at=now
+    )
     return issued.text
 
 

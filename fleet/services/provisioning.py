@@ -25,6 +25,7 @@ from fleet.providers.base import LaunchSpec, Machine, ProviderError
 from fleet.selectors.node import machines_in_doubt
 from fleet.services.enrolment import join_token_issue
 from fleet.services.fault_evidence import repair_record
+from fleet.services.machine import machine_ended, machine_launched
 from fleet.services.node import launch_failed, machine_store
 from fleet.services.provider_call import (
     call_end,
@@ -162,6 +163,7 @@ def _note_launch(call: ProviderCall, machine: Machine, now: datetime) -> None:
         return
     Node.objects.filter(id=call.node_id, state=NodeState.JOINING).update(state_since=now)
     machine_store(node=call.node_id, machine=machine)
+    machine_launched(call.node, now=now)
     machines_forget([call.node_id], now=now)
 
 
@@ -170,6 +172,7 @@ def _terminate(call: ProviderCall) -> None:
     with transaction.atomic():
         if call_end(call):
             Node.objects.filter(id=call.node_id).update(terminated_at=clock.now())
+            machine_ended(call.node, now=clock.now())
             MachineStatus.objects.filter(node_id=call.node_id).delete()
 
 

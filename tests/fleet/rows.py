@@ -3,8 +3,21 @@
 from datetime import UTC, datetime
 from typing import Any
 
-from fleet.models import Cell, CellMember, Deployment, DeploymentRegion, InstanceType, Node, NodeReport, Region
-from fleet.planning.states import CellState, NodeState
+import msgspec
+
+from engine_agent.protocol.machine_messages import MachineFacts
+from fleet.models import (
+    Cell,
+    CellMember,
+    Deployment,
+    DeploymentRegion,
+    InstanceType,
+    Machine,
+    Node,
+    NodeReport,
+    Region,
+)
+from fleet.planning.states import CellState, MachineState, NodeState
 from models_registry.models import Model, ModelVersion
 
 NOW = datetime(2026, 11, 21, 12, 0, tzinfo=UTC)
@@ -69,3 +82,26 @@ def cell(name: str = "sim-70b-us-east-1-1", *nodes: Node, **columns: Any) -> Cel
         member.report.cell, member.report.generation, member.report.state = name, row.generation, "ready"
         member.report.save()
     return row
+
+
+FACTS = MachineFacts(address="10.0.0.7", port_base=14000, cores=8, memory_bytes=32 * 2**30, disk_free_bytes=200 * 2**30)
+
+
+def machine(name: str, *, where: str = "pool", **columns: Any) -> Machine:
+    """A free, connected machine of a region's own pool, of the type `KIND`."""
+    kind, _ = InstanceType.objects.get_or_create(name=KIND, defaults={"accelerator": "cpu"})
+    defaults = {
+        "provider": "machines",
+        "provider_id": name,
+        "region": region(where, provider="machines"),
+        "state": MachineState.POOL.value,
+        "instance_type": kind,
+        "address": FACTS.address,
+        "port_base": FACTS.port_base,
+        "facts": msgspec.to_builtins(FACTS),
+        "connected": True,
+        "last_seen_at": NOW,
+        "created_at": NOW,
+        "state_since": NOW,
+    }
+    return Machine.objects.create(id=name, **{**defaults, **columns})

@@ -4,6 +4,7 @@ from django.http import Http404
 
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
 from controlplane.dashboard.pages.choices import choose, choose_region, choose_state
+from controlplane.dashboard.pages.machines import MACHINES
 from controlplane.dashboard.selectors.events import EventList, node_events
 from controlplane.dashboard.selectors.nodes import SPARE, NodeList, NodeRow, node_find, node_list
 from engine_agent.protocol.states import MemberRole
@@ -46,7 +47,7 @@ def _events(request: PageRequest) -> EventList:
 NODES = Page(
     section="nodes",
     title="Nodes",
-    fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "dashboard/nodes/table.html", _list),),
+    fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "dashboard/nodes/table.html", _list), MACHINES),
     narrow=_filter,
 )
 

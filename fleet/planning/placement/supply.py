@@ -1,6 +1,7 @@
 """Decides which machines to ask providers for and which to give back: enough for all cells, and some warm.
 
 Buys near what waits for a node where it can. It never takes a machine out of a cell, and never buys without a bound.
+In a region whose machines are a pool of its own, every free one becomes a spare.
 """
 
 from collections import Counter, defaultdict
@@ -70,8 +71,14 @@ def plan_supply(
             stock[node.region, node.instance_type].coming.append(node)
     # A suspect spare may come back in a moment: silence alone buys nothing. What a cell needs is bought all the same.
     suspect = Counter((node.region, node.instance_type) for node in outside if node.state is NodeState.SUSPECT)
-    pools = {(region.name, kind) for region in fleet.regions.values() for kind in region.spares}
+    pools = {
+        (region.name, kind) for region in fleet.regions.values() for kind in (*region.spares, *(region.free or ()))
+    }
     for pool in sorted(pools | set(wanted)):
+        free = fleet.regions[pool[0]].free
+        if free is not None:
+            decisions += _take_free(fleet, pool, free.get(pool[1], 0), stock[pool], wanted.get(pool, Need()), settings)
+            continue
         warm = max(0, fleet.regions[pool[0]].spares.get(pool[1], 0) - suspect[pool])
         decisions += _supply(pool, warm, spares, stock[pool], wanted.get(pool, Need()), settings, now)
     return decisions
@@ -97,6 +104,18 @@ def _supply(
     if lacking > 0:
         return _launch(pool, min(lacking, settings.launches_per_pass), reason, stock, need.missing)
     return _give_back(spares.free(pool), -lacking, settings, now)
+
+
+def _take_free(
+    fleet: FleetView, pool: PoolKey, free: int, stock: Stock, need: Need, settings: FleetSettings
+) -> Iterable[Decision]:
+    """Every free machine of a region's own pool becomes a spare: it costs nothing more, and none is given back."""
+    ordered = sum(
+        node.ordered is ProviderAction.LAUNCH and (node.region, node.instance_type) == pool
+        for node in fleet.nodes.values()
+    )
+    count = min(free - ordered, settings.launches_per_pass)
+    return _launch(pool, count, f"{free} machines of its pool are free", stock, need.missing) if count > 0 else ()
 
 
 def _launch(pool: PoolKey, count: int, reason: str, stock: Stock, missing: Mapping[Path, int]) -> Iterator[Decision]:

@@ -12,6 +12,7 @@ from tests.controlplane.access.endpoints import operations
 pytestmark = pytest.mark.django_db
 
 RESOURCES = [
+    "machines", "machines/invitations",
     "regions", "instance-types", "nodes", "cells", "deployments", "rollouts", "incidents", "fault-rules", "webhooks",
     "webhook-deliveries", "models", "model-versions", "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "callback-hosts",
@@ -31,6 +32,7 @@ OWN = {  # of the caller alone, unless an admin asks
 }  # fmt: skip
 OPERATE = {
     "POST nodes/{id}/cordon", "POST nodes/{id}/drain", "POST nodes/{id}/replace", "POST nodes/{id}/uncordon",
+    "POST machines/invitations", "POST machines/{id}/remove",
     "POST incidents/{id}/dismiss", "POST webhooks/{id}/test", "POST models", "PATCH models/{id}",
     "DELETE models/{id}", "POST model-versions",
     "PATCH model-versions/{id}", "DELETE model-versions/{id}", "POST model-versions/{id}/release",

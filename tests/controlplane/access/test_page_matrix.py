@@ -22,7 +22,8 @@ VIEWER = {
 }  # fmt: skip
 OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
-    "key-new", "key-action", "draft-new", "draft-edit", "version-action", "webhook-test", "playground-say", "audit",
+    "machine-add", "machine-remove", "key-new", "key-action", "draft-new", "draft-edit", "version-action",
+    "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {
     "keys-require", "settings-users", "settings-groups", "user-new", "user-change", "program-new", "group-new",

@@ -38,9 +38,10 @@ def _is_page(operation: dict[str, Any] | None) -> bool:
 
 
 def noun(path: str) -> str:
-    """What a path of the document is about; what belongs to traffic alone has that before it."""
+    """What a path of the document is about; what belongs to traffic or machines alone has that before it."""
     parts = path.removeprefix(f"{V1}/").split("/")
-    return "/".join(parts[:2]) if parts[0] == "traffic" else parts[0]
+    is_below = parts[0] == "traffic" or parts[:2] == ["machines", "invitations"]
+    return "/".join(parts[:2]) if is_below else parts[0]
 
 
 def assert_valid(instance: Any, schema: dict[str, Any]) -> None:
@@ -83,7 +84,8 @@ def assert_described(response: Any, operation: dict[str, Any]) -> None:
 
 
 def _operation(path: str, method: str) -> dict[str, Any] | None:
-    for template, operations in document()["paths"].items():
+    by_fewest_parameters = sorted(document()["paths"].items(), key=lambda one: one[0].count("{"))
+    for template, operations in by_fewest_parameters:
         if re.fullmatch(re.sub(r"{\w+}", "[^/]+", template), path.rstrip("/")):
             found: dict[str, Any] | None = operations.get(method.lower())
             return found

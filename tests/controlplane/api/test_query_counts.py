@@ -1,7 +1,7 @@
 """No list asks the database more often because there is more to show."""
 
 from collections.abc import Iterator
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -26,6 +26,7 @@ from fleet.models import (
 )
 from fleet.planning.fault_rules import SETTABLE_RULES
 from fleet.planning.policy import UpdatePolicy, policy_as_json
+from fleet.services.machine import invitation_create
 from kernel.models import Event
 from models_registry.models import EngineAllowance, Model, ModelVersion
 from tests.controlplane.api.client import DescribedClient, bearer, lists
@@ -86,6 +87,9 @@ def one_more_of_everything(number: int) -> None:
     IngressReport.objects.create(ingress=ingress, revision=1)
     RoutingTable.objects.create(region=region, revision=1, body={}, reason="r", created_at=NOW)
     key_create(name="k", tenant="t", actor="a", now=NOW)
+    pool = rows.region(f"pool-{number}", provider="machines")
+    invitation_create(region=pool.name, count=1, expires_in=timedelta(hours=1), actor="a", now=NOW)
+    rows.machine(f"m-{number:08x}", where=pool.name, instance_type=kind)
     CallbackHost.objects.create(tenant="t", host=f"h{number}.example", actor="a", created_at=NOW)
     UsageHour.objects.create(tenant="t", key=f"{number}", hour=NOW)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)

@@ -49,6 +49,7 @@ def one_more_of_everything(number: int) -> Cell:
     DeploymentRegion.objects.create(deployment=deployment, region=region, cells=2)
     cell = _cell(number, deployment, version)
     _spares(number)
+    rows.machine(f"m-{number:08x}", where=region.name, provider="local", runs=f"n-{number:08x}", state="taken")
     _incidents(cell)
     Rollout.objects.create(
         deployment=deployment,

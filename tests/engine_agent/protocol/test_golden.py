@@ -39,10 +39,12 @@ def test_messages_to_agents_keep_their_form(name: str) -> None:
 def test_every_message_has_a_golden_file() -> None:
     assert {name.split("_", 1)[1] for name in UP} == {
         "hello.json",
+        "hello_machine.json",
         "report.json",
         "ingress_report.json",
         "fault.json",
         "log_tail.json",
+        "machine_report.json",
     }
     assert {name.split("_", 1)[1] for name in DOWN} == {
         "desired.json",
@@ -50,6 +52,7 @@ def test_every_message_has_a_golden_file() -> None:
         "desired_logs.json",
         "routing_table.json",
         "table_part.json",
+        "machine_order.json",
         "refused.json",
     }
 

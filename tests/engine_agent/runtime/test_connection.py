@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from engine_agent.protocol.ingress_messages import ApiKey, IngressObserved, IngressReport, RoutingTable
-from engine_agent.protocol.messages import PROTOCOL_VERSION, Desired, Fault, Hello, Refused
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Fault, Hello, Order, Refused
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.connection import (
     AgentConnection,
@@ -31,7 +31,7 @@ class Agent:
     """A connection under test and what it was told."""
 
     def __init__(self, plane: FakeControlPlane, home: Path, join_token: str | None = JOIN_TOKEN) -> None:
-        self.told: list[Desired | RoutingTable] = []
+        self.told: list[Order] = []
         self.connection = AgentConnection(
             enrolment=Enrolment(plane.url, AgentKind.INGRESS, "i-a", home, join_token),
             hello=lambda: HELLO,

@@ -1,0 +1,81 @@
+"""Machines: print the line that joins hosts, list machines, have one leave. The line is printed once."""
+
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.commands.act import Why, Yes, seconds
+from controlplane.cli.completion import names_of
+from controlplane.cli.session import path_of, resource_named, session_of
+
+app = typer.Typer()
+machine = typer.Typer(help="Machines: add hosts, list them, remove one.", no_args_is_help=True)
+app.add_typer(machine, name="machine")
+
+
+class Role(StrEnum):
+    NODE = "node"
+    INGRESS = "ingress"
+
+
+@machine.command()
+def add(
+    context: typer.Context,
+    region: Annotated[str, typer.Option(help="Where they join.", autocompletion=names_of("regions"))],
+    count: Annotated[int, typer.Option(min=1, help="How many hosts may use the line.")] = 1,
+    expires: Annotated[str, typer.Option(help="Until then: 10m, 1h, 2d.")] = "1h",
+    role: Annotated[Role, typer.Option(help="What they join for.")] = Role.NODE,
+    instance_type: Annotated[
+        str, typer.Option(help="Their type; else what each agent finds.", autocompletion=names_of("instance-types"))
+    ] = "",
+) -> None:
+    """Print the line that joins hosts. Run it on each of them, as root or as a user with a home.
+
+    switchyard machine add --region eu-west-1 --count 3 --expires 1h
+    """
+    run = session_of(context)
+    body: dict[str, Any] = {
+        "region": region,
+        "count": count,
+        "expires_in_s": seconds(expires),
+        "role": role.value,
+        "instance_type": instance_type,
+    }
+    invitation = run.connection.post("machines/invitations", body)
+    run.show(invitation, [invitation["line"]])
+    for notice in invitation["notices"]:
+        run.output.note(notice)
+    run.output.note(
+        f"for {invitation['count']} x {invitation['role']} in {invitation['region']}, until {invitation['expires_at']}"
+    )
+
+
+@machine.command("list")
+def list_machines(
+    context: typer.Context,
+    region: Annotated[str, typer.Option(autocompletion=names_of("regions"))] = "",
+    all_: Annotated[bool, typer.Option("--all", help="With those that are gone.")] = False,
+) -> None:
+    """List the machines of every provider."""
+    run, resource = session_of(context), resource_named("machines")
+    filters = {**({"region": region} if region else {}), **({"include": "all"} if all_ else {})}
+    machines = list(run.connection.pages(resource.path, filters))
+    if run.output.is_for_programs:
+        run.output.document(machines)
+        return
+    run.output.rows(resource.columns, machines, empty="There are no machines; `switchyard machine add` invites some.")
+
+
+@machine.command()
+def remove(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="MACHINE", autocompletion=names_of("machines"))],
+    why: Why = "",
+    yes: Yes = False,
+) -> None:
+    """Have a machine leave: its cell gets another node first, then it stops, wipes and uninstalls itself."""
+    run = session_of(context)
+    run.confirm(f"{name} will be emptied, wiped and uninstalled.", wanted=name, yes=yes)
+    result = run.connection.post(f"{path_of(resource_named('machines'), name)}/remove", {"why": why})
+    run.show(result, [f"machine {name} is {result['state']}: {result['reason']}"])

@@ -1,0 +1,195 @@
+"""Machines and invitations over HTTP: read them, invite hosts, remove a machine. Decides nothing; services do."""
+
+from datetime import timedelta
+from typing import Any
+
+from django.db.models import QuerySet
+from django_filters import rest_framework as filters
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
+from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.mixins import RetrieveModelMixin
+from rest_framework.request import Request
+from rest_framework.response import Response
+
+from fleet.api import examples
+from fleet.api.filters import EndedHidden
+from fleet.models import Invitation, Machine
+from fleet.planning.machines import describe
+from fleet.planning.states import MachineRole, MachineState, choices
+from fleet.selectors.machine import invitations_described, machines_described, notices_of
+from fleet.services.join import join_line
+from fleet.services.machine import LONGEST, MOST_INVITED, NewInvitation, invitation_create, machine_remove
+from kernel import clock
+from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
+from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
+from kernel.tones import Tone
+
+INVITATION_STATES = [("open", "Open"), ("used", "Used"), ("expired", "Expired")]
+DEFAULT_EXPIRY_S = 3600
+
+
+@extend_schema_serializer(examples=[OpenApiExample("machine", examples.MACHINE, response_only=True)])
+class MachineSerializer(serializers.ModelSerializer[Machine]):
+    provider_id = serializers.CharField(help_text="What its provider calls it.")
+    region = serializers.CharField(source="region_id")
+    role = serializers.ChoiceField(choices=choices(MachineRole), help_text="What it joined for.")
+    instance_type = serializers.CharField(
+        source="instance_type_id",
+        allow_null=True,
+        help_text="As it was invited, or as its agent found; null: none fits.",
+    )
+    tone = serializers.ChoiceField(choices=choices(Tone))
+    node = serializers.CharField(source="runs", help_text="The node or ingress that it is; empty while it is none.")
+    address = serializers.CharField(source="shown_address")
+    agent_version = serializers.CharField(source="shown_version", help_text="Of its machine agent, else of its node.")
+    connected = serializers.BooleanField(help_text="Its machine agent is; false where its provider has none.")
+    what = serializers.SerializerMethodField(help_text="What its agent found, in one line.")
+    notices = serializers.SerializerMethodField(help_text="What an operator should know, a sentence each.")
+
+    class Meta:
+        model = Machine
+        fields = [
+            "id", "provider", "provider_id", "address", "region", "role", "instance_type", "state", "reason", "tone",
+            "node", "connected", "agent_version", "what", "notices", "state_since", "created_at",
+        ]  # fmt: skip
+
+    def get_what(self, machine: Machine) -> str:
+        facts = machine.stated_facts()
+        return describe(facts) if facts else ""
+
+    @extend_schema_field(serializers.ListField(child=serializers.CharField()))
+    def get_notices(self, machine: Machine) -> tuple[str, ...]:
+        return notices_of(machine, clock.now())
+
+
+class MachineFilter(EndedHidden):
+    ended = MachineState.GONE.value
+
+    state = filters.MultipleChoiceFilter(
+        choices=choices(MachineState), distinct=False, help_text="May be repeated. Gone ones are left out else."
+    )
+    region = filters.CharFilter(field_name="region_id")
+    provider = filters.CharFilter()
+    role = filters.ChoiceFilter(choices=choices(MachineRole))
+    node = filters.CharFilter(field_name="runs")
+
+    class Meta:
+        model = Machine
+        fields: list[str] = []
+
+
+class MachineViewSet(ReadOnlyModelViewSet[Machine]):
+    """Machines of every provider: hosts that joined, and those that providers launched."""
+
+    serializer_class = MachineSerializer
+    filterset_class = MachineFilter
+    lookup_field = "id"
+    lookup_value_regex = r"[-\w.:@+]+"
+    ordering_fields = ("id", "provider", "region", "state", "state_since", "created_at")
+    watch_kind = "machine"
+    measured = frozenset({"connected", "agent_version", "notices", "what"})
+
+    def get_queryset(self) -> QuerySet[Machine]:
+        return machines_described()
+
+    @extend_schema(operation_id="machines_remove", request=WhySerializer, responses={200: MachineSerializer})
+    @action(detail=True, methods=["post"])
+    def remove(self, request: Request, id: str) -> Response:
+        """Have a machine leave: the cell on it is replaced first, then it stops, wipes what it held and uninstalls
+        itself. 409 for a machine of another provider, and for one that is leaving or gone."""
+        machine = self.get_object()
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why = payload.validated_data["why"]
+        machine_remove(machine_id=machine.id, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(self.get_serializer(self.get_object()).data)
+
+
+@extend_schema_serializer(examples=[OpenApiExample("invitation", examples.INVITATION, response_only=True)])
+class InvitationSerializer(serializers.ModelSerializer[Invitation]):
+    region = serializers.CharField(source="region_id")
+    role = serializers.ChoiceField(choices=choices(MachineRole))
+    instance_type = serializers.CharField(
+        source="instance_type_id", allow_null=True, help_text="Null: what each machine's agent finds."
+    )
+    left = serializers.IntegerField(help_text="How many more machines it lets join.")
+    state = serializers.SerializerMethodField()
+
+    class Meta:
+        model = Invitation
+        fields = [
+            "prefix", "region", "role", "instance_type", "count", "left", "state", "created_by", "created_at",
+            "expires_at",
+        ]  # fmt: skip
+
+    @extend_schema_field(serializers.ChoiceField(choices=INVITATION_STATES))
+    def get_state(self, invitation: Invitation) -> str:
+        return invitation.state_at(clock.now())
+
+
+@extend_schema_serializer(examples=[OpenApiExample("new invitation", examples.NEW_INVITATION, response_only=True)])
+class NewInvitationSerializer(InvitationSerializer):
+    line = serializers.CharField(help_text="What to run on each host. It holds the token, which nobody can read again.")
+    notices = serializers.ListField(child=serializers.CharField(), help_text="What may keep hosts from using the line.")
+
+    class Meta(InvitationSerializer.Meta):
+        fields = [*InvitationSerializer.Meta.fields, "line", "notices"]
+
+
+@extend_schema_serializer(examples=[OpenApiExample("invite", examples.INVITE, request_only=True)])
+class InviteSerializer(StrictSerializer):
+    region = serializers.CharField(max_length=64)
+    count = serializers.IntegerField(min_value=1, max_value=MOST_INVITED, default=1)
+    expires_in_s = serializers.IntegerField(
+        min_value=60, max_value=int(LONGEST.total_seconds()), default=DEFAULT_EXPIRY_S
+    )
+    role = serializers.ChoiceField(choices=choices(MachineRole), default=MachineRole.NODE.value)
+    instance_type = serializers.CharField(
+        max_length=64, required=False, allow_blank=True, default="", help_text="Empty: what each agent finds."
+    )
+
+    def arguments(self) -> dict[str, Any]:
+        """What was sent, as `invitation_create` takes it."""
+        fields = dict(self.validated_data)
+        expires_in = timedelta(seconds=fields.pop("expires_in_s"))
+        return {**fields, "role": MachineRole(fields["role"]), "expires_in": expires_in}
+
+
+class InvitationFilter(filters.FilterSet):
+    region = filters.CharFilter(field_name="region_id")
+
+    class Meta:
+        model = Invitation
+        fields: list[str] = []
+
+
+class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invitation]):
+    """Rights of hosts to join: so many, until then, into one region."""
+
+    serializer_class = InvitationSerializer
+    filterset_class = InvitationFilter
+    lookup_field = "prefix"
+    lookup_url_kwarg = "id"
+    lookup_value_regex = r"[0-9a-f]{1,16}"
+    page_order = "-id"
+    ordering_fields = ("prefix", "region", "created_at", "expires_at")
+    watch_kind = "invitation"
+    shown_once = frozenset({"create"})
+
+    def get_queryset(self) -> QuerySet[Invitation]:
+        return invitations_described()
+
+    @extend_schema(
+        operation_id="invitations_create", request=InviteSerializer, responses={200: NewInvitationSerializer}
+    )
+    def create(self, request: Request) -> Response:
+        """Invite hosts into a region of provider `machines`. This answer is the only one that shows the line."""
+        body = InviteSerializer(data=request.data)
+        body.is_valid(raise_exception=True)
+        return _shown_once(invitation_create(actor=actor_of(request), now=clock.now(), **body.arguments()))
+
+
+def _shown_once(new: NewInvitation) -> Response:
+    line = join_line(new.text)
+    return Response({**InvitationSerializer(new.invitation).data, "line": line.text, "notices": line.notices})

@@ -1,0 +1,98 @@
+"""Machines of every provider, and the invitations by which hosts join. Of secrets only hashes are stored."""
+
+from datetime import datetime
+
+import msgspec
+from django.db import models
+
+from engine_agent.protocol.machine_messages import MachineFacts
+from fleet.models.region import InstanceType, Region
+from fleet.planning.states import MACHINE_TONE, MachineRole, MachineState, choices
+from kernel.tones import Tone
+
+
+class Invitation(models.Model):
+    """A right to join machines: `left` more of `count`, until `expires_at`. `instance_type` null: as their agents find.
+
+    The text of the token exists only with whoever made it; `prefix` finds the row.
+    """
+
+    prefix = models.CharField(max_length=16, unique=True)
+    digest = models.CharField(max_length=64)
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="invitations")
+    role = models.CharField(max_length=16, choices=choices(MachineRole))
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.CASCADE, null=True, related_name="invitations")
+    count = models.PositiveIntegerField()
+    left = models.PositiveIntegerField()
+    created_by = models.CharField(max_length=64)
+    created_at = models.DateTimeField()
+    expires_at = models.DateTimeField()
+
+    class Meta:
+        ordering = ["-id"]
+
+    def __str__(self) -> str:
+        return f"invitation {self.prefix}"
+
+    def state_at(self, now: datetime) -> str:
+        """`open`, `used` or `expired`."""
+        if self.left == 0:
+            return "used"
+        return "expired" if self.expires_at <= now else "open"
+
+
+class Machine(models.Model):
+    """One machine of any provider. `runs`: the id of the node or ingress that it is, "" while it is none.
+
+    `provider_id` is what its provider calls it. `leaving`: an operator removed it, and what it runs goes first.
+    `instance_type` is what it was invited as (`type_stated`), or what its agent found. `desired_version` grows with
+    every order; `facts` is a `MachineFacts` of machines that joined.
+    """
+
+    id = models.CharField(max_length=32, primary_key=True)
+    provider = models.CharField(max_length=32)
+    provider_id = models.CharField(max_length=64)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="machines")
+    role = models.CharField(max_length=16, choices=choices(MachineRole), default=MachineRole.NODE.value)
+    state = models.CharField(max_length=16, choices=choices(MachineState))
+    reason = models.TextField(blank=True)
+    runs = models.CharField(max_length=64, blank=True)
+    leaving = models.BooleanField(default=False)
+    address = models.CharField(max_length=64, blank=True)
+    port_base = models.PositiveIntegerField(null=True)
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, null=True, related_name="machines")
+    type_stated = models.BooleanField(default=False)
+    invitation = models.ForeignKey(Invitation, on_delete=models.SET_NULL, null=True, related_name="machines")
+    nonce_digest = models.CharField(max_length=64, blank=True)
+    facts = models.JSONField(null=True)
+    agent_version = models.CharField(max_length=32, blank=True)
+    connected = models.BooleanField(default=False)
+    connection = models.CharField(max_length=40, blank=True)
+    last_seen_at = models.DateTimeField(null=True)
+    phase = models.CharField(max_length=16, blank=True)
+    agent_reason = models.TextField(blank=True)
+    desired_version = models.BigIntegerField(default=1)
+    created_at = models.DateTimeField()
+    state_since = models.DateTimeField()
+
+    class Meta:
+        ordering = ["region_id", "id"]
+        indexes = [models.Index(fields=["provider", "region", "state"], name="machine_pool")]
+        constraints = [
+            models.UniqueConstraint(
+                fields=["runs"],
+                condition=~models.Q(runs="") & ~models.Q(state=MachineState.GONE.value),
+                name="machine_runs_once",
+            ),
+        ]
+
+    def __str__(self) -> str:
+        return self.id
+
+    @property
+    def tone(self) -> Tone:
+        return MACHINE_TONE[MachineState(self.state)]
+
+    def stated_facts(self) -> MachineFacts | None:
+        """What its agent found; None of a machine that did not join by an invitation."""
+        return msgspec.convert(self.facts, MachineFacts) if self.facts else None

@@ -1,0 +1,104 @@
+"""Machines as they are shown and as they are ordered about, each in a number of queries that does not grow."""
+
+from collections.abc import Iterable, Mapping
+from datetime import datetime
+
+from django.db.models import CharField, OuterRef, QuerySet, Subquery, Value
+from django.db.models.functions import Coalesce, NullIf
+
+from engine_agent.protocol.machine_messages import MachineOrder, RunAgent
+from engine_agent.protocol.states import AgentKind
+from fleet.models import Invitation, Machine, Node, NodeReport
+from fleet.planning.machines import PooledMachine, machine_notices, silent_for_s
+from fleet.planning.states import MachineRole, MachineState
+
+INGRESS_PORT = 8080
+"""Where the ingress of a machine of its own serves applications."""
+RUNS = frozenset({MachineState.TAKEN.value})
+
+
+def machines_described() -> QuerySet[Machine]:
+    """Machines, with their address and agent's version also where those are their node's (of other providers)."""
+    node = Node.objects.filter(id=OuterRef("runs"))
+    report = NodeReport.objects.filter(node_id=OuterRef("runs"))
+    return Machine.objects.select_related("instance_type").annotate(
+        shown_address=Coalesce(
+            NullIf("address", Value("")), Subquery(node.values("address")[:1]), Value(""), output_field=CharField()
+        ),
+        shown_version=Coalesce(
+            NullIf("agent_version", Value("")),
+            Subquery(report.values("agent_version")[:1]),
+            Value(""),
+            output_field=CharField(),
+        ),
+    )
+
+
+def notices_of(machine: Machine, now: datetime) -> tuple[str, ...]:
+    """What an operator should know of it, a sentence each."""
+    if machine.state == MachineState.GONE:
+        return ()
+    kind = machine.instance_type
+    notices = machine_notices(
+        facts=machine.stated_facts(),
+        stated=kind.shape() if kind is not None and machine.type_stated else None,
+        found=machine.instance_type_id or "",
+        silent_s=silent_for_s(machine.last_seen_at, now),
+    )
+    return (*notices, *([f"It is not as ordered: {machine.agent_reason}."] if machine.agent_reason else []))
+
+
+def invitations_described() -> QuerySet[Invitation]:
+    """Invitations, the newest first."""
+    return Invitation.objects.order_by("-id")
+
+
+def pool_of(region: str, role: MachineRole) -> list[PooledMachine]:
+    """The free machines of a region."""
+    rows = Machine.objects.filter(region_id=region, role=role.value, state=MachineState.POOL.value, leaving=False)
+    found = ((row, row.stated_facts()) for row in rows.order_by("id"))
+    return [PooledMachine(row.id, row.instance_type_id or "", row.connected, facts) for row, facts in found if facts]
+
+
+def free_machines() -> dict[str, dict[str, int]]:
+    """Region -> instance type -> free connected machines for nodes. One query."""
+    rows = Machine.objects.filter(
+        state=MachineState.POOL.value, role=MachineRole.NODE.value, connected=True, leaving=False
+    ).exclude(instance_type=None)
+    counts: dict[str, dict[str, int]] = {}
+    for region, kind in rows.values_list("region_id", "instance_type_id"):
+        of_region = counts.setdefault(region, {})
+        of_region[kind] = of_region.get(kind, 0) + 1
+    return counts
+
+
+def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
+    """The order of each machine that was last sent another version: two queries."""
+    rows = [row for row in Machine.objects.filter(id__in=list(sent)) if row.desired_version != sent[row.id]]
+    nodes = {node.id: node for node in Node.objects.filter(id__in=[row.runs for row in rows if row.runs])}
+    return {row.id: _order(row, nodes.get(row.runs)) for row in rows}
+
+
+def _order(machine: Machine, node: Node | None) -> MachineOrder:
+    leave = machine.state == MachineState.LEAVING
+    if machine.state not in RUNS or not machine.runs:
+        return MachineOrder(machine.id, machine.desired_version, leave=leave)
+    if machine.role == MachineRole.INGRESS:
+        run = RunAgent(AgentKind.INGRESS, machine.runs, machine.region_id, machine.address, INGRESS_PORT)
+        return MachineOrder(machine.id, machine.desired_version, run)
+    run = RunAgent(
+        kind=AgentKind.NODE,
+        id=machine.runs,
+        region=machine.region_id,
+        address=machine.address,
+        port=machine.port_base or 0,
+        instance_type=node.instance_type_id if node else machine.instance_type_id or "",
+        topology=tuple(node.topology) if node else (),
+    )
+    return MachineOrder(machine.id, machine.desired_version, run)
+
+
+def machines_running(ids: Iterable[str]) -> dict[str, Machine]:
+    """By the id of what runs on it, the machine."""
+    rows = Machine.objects.filter(runs__in=list(ids)).exclude(state=MachineState.GONE)
+    return {row.runs: row for row in rows}

@@ -1,0 +1,291 @@
+"""Invites hosts, lets them join, and removes machines. What a machine runs is its provider's; see
+fleet.providers.machines."""
+
+import contextlib
+import hashlib
+import hmac
+from datetime import datetime, timedelta
+from typing import NamedTuple
+
+from django.db import transaction
+
+from engine_agent.protocol.machine_messages import is_machine_id, machine_id_of
+from fleet.models import AgentCredential, CellMember, InstanceType, Invitation, Machine, Node, Region
+from fleet.planning.decisions import RetireNode
+from fleet.planning.machines import POOLED
+from fleet.planning.states import MACHINE_ALLOWED, MachineRole, MachineState, NodeState
+from fleet.services.enrolment import credential_issue
+from fleet.services.node import node_retire
+from fleet.services.node_actions import node_replacement_request
+from kernel import hints, live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.secrets import secret_issue, secret_matches, secret_prefix
+from kernel.tones import Tone
+from kernel.transitions import StaleDecision
+
+MOST_INVITED = 1000
+LONGEST = timedelta(days=7)
+EXPIRED_KEPT = timedelta(days=7)
+"""Until then a refusal says that it expired, instead of that it is unknown."""
+REASON_MOST = 300
+
+
+class InvitationRefused(Exception):
+    """The invitation does not let this host join; the text says why, for whoever runs the line."""
+
+
+class NewInvitation(NamedTuple):
+    """An invitation, and the token that is shown once."""
+
+    invitation: Invitation
+    text: str
+
+
+def invitation_create(
+    *,
+    region: str,
+    count: int,
+    expires_in: timedelta,
+    actor: str,
+    now: datetime,
+    role: MachineRole = MachineRole.NODE,
+    instance_type: str = "",
+) -> NewInvitation:
+    """Let `count` hosts join a region within `expires_in`.
+
+    Raises:
+        InvalidInput: an unknown region or instance type, a region of another provider, or a number out of its bounds.
+    """
+    place = Region.objects.filter(name=region).first()
+    if place is None:
+        there = ", ".join(Region.objects.values_list("name", flat=True)) or "none"
+        raise InvalidInput(field="region", rule="exists", message=f"there is no region {region!r}; there are: {there}")
+    if place.provider != POOLED:
+        message = f"region {region} gets its machines from provider {place.provider}; hosts join regions of {POOLED}"
+        raise InvalidInput(field="region", rule="provider", message=message)
+    if not 1 <= count <= MOST_INVITED:
+        raise InvalidInput(field="count", rule="range", message=f"count is {count}; it must be 1 to {MOST_INVITED}")
+    if not timedelta(minutes=1) <= expires_in <= LONGEST:
+        message = f"it expires in {expires_in.total_seconds():.0f} s; it must be 60 s to {LONGEST.days} days"
+        raise InvalidInput(field="expires_in_s", rule="range", message=message)
+    kind = _instance_type(instance_type) if instance_type else None
+    issued = secret_issue()
+    with transaction.atomic():
+        invitation = Invitation.objects.create(
+            prefix=issued.prefix,
+            digest=issued.digest,
+            region=place,
+            role=role.value,
+            instance_type=kind,
+            count=count,
+            left=count,
+            created_by=actor,
+            created_at=now,
+            expires_at=now + expires_in,
+        )
+        event_record(
+            kind="machine.invited",
+            message=f"{actor} invited {count} x {role} into {region}, until {invitation.expires_at:%H:%M} UTC",
+            tone=Tone.IDLE,
+            now=now,
+            actor=actor,
+            region=region,
+        )
+        live.push("machines")
+    return NewInvitation(invitation, issued.text)
+
+
+def _instance_type(name: str) -> InstanceType:
+    kind = InstanceType.objects.filter(name=name).first()
+    if kind is None:
+        there = ", ".join(InstanceType.objects.values_list("name", flat=True)) or "none"
+        message = f"there is no instance type {name!r}; there are: {there}"
+        raise InvalidInput(field="instance_type", rule="exists", message=message)
+    return kind
+
+
+def invitation_of(token: str, *, now: datetime) -> Invitation:
+    """The open invitation of a token.
+
+    Raises:
+        InvitationRefused: unknown, used up or expired.
+    """
+    found = Invitation.objects.select_related("region").filter(prefix=secret_prefix(token) or "").first()
+    if found is None or not secret_matches(token, found.digest):
+        raise InvitationRefused("this token is unknown; `switchyard machine add` prints a line with a new one")
+    if found.expires_at <= now:
+        raise InvitationRefused(
+            f"this token expired at {found.expires_at:%Y-%m-%d %H:%M:%S} UTC; `switchyard machine add` makes a new one"
+        )
+    return found
+
+
+def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime) -> str:
+    """Exchange an invitation for the credential of one machine, whose id follows from the nonce that it drew.
+
+    The machine that has used it may do so again while it is valid, because the first answer may have been lost.
+
+    Raises:
+        InvitationRefused: unknown, used up or expired, or the id is not that of the nonce.
+    """
+    with transaction.atomic():
+        invitation = invitation_of(token, now=now)
+        Invitation.objects.select_for_update().get(pk=invitation.pk)
+        if not is_machine_id(subject) or not hmac.compare_digest(subject, machine_id_of(nonce)):
+            raise InvitationRefused("the id of a machine must be m- and 8 digits of its nonce's SHA-256")
+        invitation.refresh_from_db(fields=["left"])
+        known = Machine.objects.select_for_update().filter(id=subject).first()
+        if known is not None:
+            _check_same(known, invitation, nonce)
+        elif invitation.left == 0:
+            raise InvitationRefused(
+                f"all {invitation.count} uses of this token are used up; `switchyard machine add` makes a new one"
+            )
+        else:
+            _machine_create(subject, nonce, invitation, now)
+        return credential_issue(kind=kind, subject=subject, region=invitation.region_id, now=now)
+
+
+def _check_same(known: Machine, invitation: Invitation, nonce: str) -> None:
+    same = known.invitation_id == invitation.pk and hmac.compare_digest(known.nonce_digest, _digest(nonce))
+    if not same or known.state == MachineState.GONE:
+        raise InvitationRefused(f"{known.id} joined with another token or was removed; uninstall it first")
+
+
+def _machine_create(subject: str, nonce: str, invitation: Invitation, now: datetime) -> None:
+    Invitation.objects.filter(pk=invitation.pk).update(left=invitation.left - 1)
+    Machine.objects.create(
+        id=subject,
+        provider=POOLED,
+        provider_id=subject,
+        region_id=invitation.region_id,
+        role=invitation.role,
+        state=MachineState.JOINING.value,
+        reason=f"invited by {invitation.created_by}",
+        instance_type_id=invitation.instance_type_id,
+        type_stated=invitation.instance_type_id is not None,
+        invitation=invitation,
+        nonce_digest=_digest(nonce),
+        created_at=now,
+        state_since=now,
+    )
+    event_record(
+        kind="machine.joining",
+        message=f"{subject} joins {invitation.region_id} by an invitation of {invitation.created_by}",
+        tone=Tone.MOVING,
+        now=now,
+        region=invitation.region_id,
+    )
+    live.push("machines")
+
+
+def _digest(nonce: str) -> str:
+    return hashlib.sha256(nonce.encode()).hexdigest()
+
+
+def join_refused(*, token: str, address: str, reason: str, now: datetime) -> None:
+    """Record why a host did not join; whose invitation it was is said if the token is one."""
+    with contextlib.suppress(InvitationRefused):
+        invitation = invitation_of(token, now=now)
+        _refusal_event(f"a host at {address} did not join {invitation.region_id}: {reason}", invitation.region_id, now)
+        return
+    _refusal_event(f"a host at {address} could not join: {reason}", "", now)
+
+
+def _refusal_event(message: str, region: str, now: datetime) -> None:
+    text = "".join(char if char.isprintable() else " " for char in message)[:REASON_MOST]
+    event_record(kind="machine.refused", message=text, tone=Tone.WARN, now=now, region=region)
+
+
+def invitations_trim(*, now: datetime) -> int:
+    """Forget invitations that expired long ago. Returns how many."""
+    return Invitation.objects.filter(expires_at__lt=now - EXPIRED_KEPT).delete()[0]
+
+
+def machine_move(machine: Machine, to: MachineState, reason: str, *, now: datetime, **columns: object) -> bool:
+    """Change a machine's state if it still is as `machine` says, with its event. False: it is not.
+
+    Raises:
+        ValueError: no machine goes that way.
+    """
+    if to not in MACHINE_ALLOWED[MachineState(machine.state)]:
+        raise ValueError(f"a machine cannot go from {machine.state} to {to}")
+    rows = Machine.objects.filter(id=machine.id, state=machine.state, runs=machine.runs)
+    with transaction.atomic():
+        if not rows.update(state=to.value, reason=reason, state_since=now, **columns):
+            return False
+        event_record(
+            kind=f"machine.{to}",
+            message=f"{machine.id} is {to}: {reason}",
+            tone=Tone.MOVING if to is MachineState.LEAVING else Tone.IDLE,
+            now=now,
+            region=machine.region_id,
+            node=machine.runs if machine.runs.startswith("n-") else "",
+        )
+        live.push("machines")
+        hints.ring("fleet.reconcile")
+    return True
+
+
+def machine_remove(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
+    """Have a machine leave: what serves on it is replaced first, then it stops, wipes and uninstalls itself. One that
+    is not connected, and runs nothing, is gone at once; its credential is refused from now on.
+
+    Raises:
+        Conflict: another provider's, gone or leaving already, or its node is being replaced already.
+    """
+    reason = f"removed by {actor}" + (f": {why}" if why else "")
+    with transaction.atomic():
+        machine = Machine.objects.select_for_update().get(id=machine_id)
+        if machine.provider != POOLED:
+            noun = f"node {machine.runs}" if machine.runs else "it"
+            raise Conflict(f"{machine.id} belongs to provider {machine.provider}; replace or give back {noun} instead")
+        if machine.state == MachineState.GONE or machine.leaving:
+            raise Conflict(f"{machine.id} is {'gone' if machine.state == MachineState.GONE else 'leaving'} already")
+        Machine.objects.filter(id=machine.id).update(leaving=True, reason=reason)
+        if not machine.connected:
+            AgentCredential.objects.filter(subject=machine.id, revoked_at__isnull=True).update(revoked_at=now)
+        _leave(machine, actor, reason, why, now)
+        live.push("machines")
+
+
+def _leave(machine: Machine, actor: str, reason: str, why: str, now: datetime) -> None:
+    if machine.state == MachineState.TAKEN and machine.role == MachineRole.NODE:
+        node = Node.objects.get(id=machine.runs)
+        if CellMember.objects.filter(node=node).exists():
+            node_replacement_request(node_id=node.id, actor=actor, now=now, why=why or "its machine is removed")
+        elif node.state != NodeState.RETIRED:
+            with contextlib.suppress(StaleDecision):
+                node_retire(RetireNode(node.id, NodeState(node.state), f"its machine was {reason}"), now=now)
+    elif machine.state in {MachineState.POOL, MachineState.JOINING}:
+        to = MachineState.LEAVING if machine.connected else MachineState.GONE
+        machine_move(machine, to, reason, now=now, desired_version=machine.desired_version + 1)
+    live.push_desired([machine.id])
+
+
+def machine_launched(node: Node, *, now: datetime) -> None:
+    """The machine of a node whose provider keeps none of its own: one for each launch, with the node's digits."""
+    if node.region.provider == POOLED:
+        return
+    columns = {
+        "provider": node.region.provider,
+        "provider_id": node.id,
+        "region_id": node.region_id,
+        "state": MachineState.TAKEN.value,
+        "reason": f"it is {node.id}",
+        "runs": node.id,
+        "instance_type_id": node.instance_type_id,
+        "state_since": now,
+    }
+    Machine.objects.update_or_create(
+        id=f"m-{node.id.removeprefix('n-')}", defaults=columns, create_defaults={**columns, "created_at": now}
+    )
+    live.push("machines")
+
+
+def machine_ended(node: Node, *, now: datetime) -> None:
+    """The counterpart of `machine_launched`."""
+    own = Machine.objects.filter(runs=node.id).exclude(provider=POOLED)
+    own.update(state=MachineState.GONE.value, reason=f"{node.id} was given back", state_since=now)
+    live.push("machines")

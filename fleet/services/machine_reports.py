@@ -1,0 +1,112 @@
+"""Stores what machine agents say of their hosts, and moves machines on by it: into the pool once they are there, back
+to it once they have wiped what they held, and out once they have left."""
+
+from collections.abc import Sequence
+from datetime import datetime
+
+import msgspec
+from django.db import transaction
+
+from engine_agent.protocol.machine_messages import MachineFacts, MachineReport
+from engine_agent.protocol.messages import Hello
+from engine_agent.protocol.states import MachinePhase
+from fleet.models import AgentCredential, InstanceType, Machine
+from fleet.planning.machines import instance_type_of
+from fleet.planning.states import MachineState
+from fleet.services.machine import machine_move
+from kernel import hints, live
+from kernel.refusals import Conflict
+from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
+
+REASON_MOST = 500
+VERSION_MOST = 32
+MOST_DEVICES, MOST_NOTICES = 256, 20
+
+
+class ReceivedMachineReport(msgspec.Struct, frozen=True):
+    """The latest report of one machine, and how it arrived. `report` None: its connection ended."""
+
+    machine: str
+    connection: str
+    connected: bool
+    at: datetime
+    report: MachineReport
+
+
+def machine_hellos_store(hellos: Sequence[Hello], *, now: datetime) -> dict[str, Conflict]:
+    """Keep what hosts are. Returns which are refused, and why: no facts, facts that cannot be stored, or no machine."""
+    refused = {}
+    for hello in hellos:
+        try:
+            _hello_store(hello, now)
+        except Conflict as conflict:
+            refused[hello.id] = conflict
+        except UNSTORABLE_ERRORS as error:
+            refused[hello.id] = Conflict(f"the hello of {hello.id} cannot be stored: {error}")
+    return refused
+
+
+def _hello_store(hello: Hello, now: datetime) -> None:
+    if hello.machine is None:
+        raise Conflict(f"the hello of {hello.id} does not say what its host is")
+    facts = msgspec.json.decode(
+        json_without_nul(
+            msgspec.json.encode(
+                msgspec.structs.replace(
+                    hello.machine,
+                    devices=hello.machine.devices[:MOST_DEVICES],
+                    notices=tuple(notice[:REASON_MOST] for notice in hello.machine.notices[:MOST_NOTICES]),
+                )
+            )
+        ),
+        type=MachineFacts,
+    )
+    with transaction.atomic():
+        machine = Machine.objects.select_for_update().filter(id=hello.id).exclude(state=MachineState.GONE).first()
+        if machine is None:
+            raise Conflict(f"{hello.id} was removed; uninstall it and join it with a new token")
+        if not machine.type_stated and machine.state in {MachineState.JOINING, MachineState.POOL}:
+            shapes = [kind.shape() for kind in InstanceType.objects.all()]
+            machine.instance_type_id = instance_type_of(facts, shapes) or None
+        machine.facts = msgspec.to_builtins(facts)
+        machine.address, machine.port_base = facts.address[:64], facts.port_base
+        machine.agent_version = hello.agent_version[:VERSION_MOST]
+        machine.connected, machine.last_seen_at = True, now
+        machine.save(
+            update_fields=[
+                *("facts", "address", "port_base", "agent_version", "connected", "last_seen_at", "instance_type"),
+            ]
+        )
+        if machine.state == MachineState.JOINING:
+            machine_move(machine, MachineState.POOL, "its agent is connected", now=now)
+        live.push("machines", machine.id)
+
+
+def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
+    """Write the latest report of each machine, and do what follows from it."""
+    for one in received:
+        with transaction.atomic():
+            machine = Machine.objects.select_for_update().filter(id=one.machine).first()
+            if machine is None or not (one.connected or machine.connection == one.connection):
+                continue  # the end of a connection that another one took the place of
+            before = (machine.connected, machine.phase, machine.agent_reason)
+            machine.connected, machine.connection, machine.last_seen_at = one.connected, one.connection, one.at
+            machine.phase = one.report.phase.value
+            machine.agent_reason = one.report.reason.replace("\0", "")[:REASON_MOST]
+            machine.save(update_fields=["connected", "connection", "last_seen_at", "phase", "agent_reason"])
+            _move_on(machine, one.report, one.at)
+            if before != (machine.connected, machine.phase, machine.agent_reason):
+                live.push("machines", machine.id)
+                hints.ring("fleet.provision")
+
+
+def _move_on(machine: Machine, report: MachineReport, now: datetime) -> None:
+    follows = report.version >= machine.desired_version
+    if machine.state == MachineState.WIPING and follows and report.phase is MachinePhase.IDLE and not report.runs:
+        to = MachineState.LEAVING if machine.leaving else MachineState.POOL
+        version = machine.desired_version + (to is MachineState.LEAVING)
+        if machine_move(machine, to, "it has wiped what it held", now=now, runs="", desired_version=version):
+            live.push_desired([machine.id])
+    elif machine.state == MachineState.LEAVING and report.phase is MachinePhase.LEFT:
+        machine_move(machine, MachineState.GONE, "it has uninstalled itself", now=now, connected=False)
+        AgentCredential.objects.filter(subject=machine.id, revoked_at__isnull=True).update(revoked_at=now)
