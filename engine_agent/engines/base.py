@@ -16,6 +16,8 @@ from engine_agent.protocol.states import MemberRole
 LOOPBACK = "127.0.0.1"
 NODE_ID_VARIABLE = "SWITCHYARD_NODE_ID"
 CELL_SECRET_VARIABLE = "SWITCHYARD_CELL_SECRET"  # noqa: S105  (the name of a variable)
+CELL_CERTIFICATE_VARIABLE = "SWITCHYARD_CELL_CERTIFICATE"
+"""Of a leader: certificate and key, PEM, that it serves its followers with."""
 
 
 class EngineUnavailable(Exception):

@@ -35,6 +35,7 @@ from engine_agent.protocol.messages import Assignment, Desired, Fault, StepTimes
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import procfs, watch
 from engine_agent.runtime.accounts import Service, open_way, service_account
+from engine_agent.runtime.cell_certificate import with_certificate
 from engine_agent.runtime.http import HttpClient, NoResponse
 from engine_agent.runtime.journal import CorruptJournal, Journal
 from engine_agent.runtime.launch import NodePlace, proxy_admin_url, proxy_launch, with_fingerprint
@@ -241,7 +242,8 @@ class LocalNode:
             launch = with_fingerprint(
                 engine_adapter(given.plan.engine).launch(given, self.place.launch_context()), given.plan, self._stack()
             )
-            record = self._processes.start(ProcessKind.ENGINE, member, with_order(launch, self.order))
+            launch = with_certificate(with_order(launch, self.order), given)
+            record = self._processes.start(ProcessKind.ENGINE, member, launch)
         except (EngineUnavailable, OSError) as error:
             self._give_up(member, str(error))
             return

@@ -2,9 +2,10 @@
 follower's join, the leader's reply; one JSON line each.
 
 Each side signs the other's fresh nonce together with everything that it claims (cell, generation, rank, node and
-software), so that nothing can be replayed to another cell, generation, rank or connection. The secret never travels;
-both derive from it a key for this connection alone. Nothing here touches a socket or a clock or unpickles anything:
-leaders and followers of every engine carry the lines as they like, with asyncio or with threads.
+software) and with the certificate of the TLS connection that carries the lines (`binding`), so that nothing can be
+replayed to another cell, generation, rank or connection, and nobody can stand between. The secret never travels; once
+both have proved themselves, the connection is the member's. Nothing here touches a socket or a clock or unpickles
+anything: leaders and followers of every engine carry the lines as they like, with asyncio or with threads.
 """
 
 import hashlib
@@ -47,11 +48,10 @@ class Identity:
 
 @dataclass(frozen=True)
 class Joined:
-    """A follower that proved itself, and the key that authenticates its connection from now on."""
+    """A follower that proved itself; what comes on its connection from now on is its own."""
 
     rank: int
     node_id: str
-    key: bytes = field(repr=False)
 
     def __str__(self) -> str:
         return f"rank {self.rank} ({self.node_id})"
@@ -77,8 +77,10 @@ WhyTaken = Callable[[int], str]
 class LeaderHandshake:
     """The leader's side of one connection: send `challenge`, give the line that comes to `decide`, send its reply."""
 
-    def __init__(self, leader: Identity, followers: int) -> None:
+    def __init__(self, leader: Identity, followers: int, binding: bytes) -> None:
+        """`binding` is `engine_agent.engines.cell.tls.binding_of` the leader's own certificate."""
         self._leader = leader
+        self._binding = binding
         self._followers = followers
         nonce = secrets.token_hex(_NONCE_BYTES)
         self._challenge = {"cell": leader.cell, "generation": leader.generation, "nonce": nonce}
@@ -99,7 +101,7 @@ class LeaderHandshake:
         reason = self._why_unproven(join, proof)
         if reason:
             return Decision(_line({"refused": reason, "proof": ""}), reason=reason)
-        joined = Joined(int(join["rank"]), str(join["node"]), self._sign("connection", join))
+        joined = Joined(int(join["rank"]), str(join["node"]))
         reason = why_taken(joined.rank)
         if reason:
             return Decision(self._refusal(join, reason, for_good=taken_for_good), reason=reason)
@@ -133,14 +135,16 @@ class LeaderHandshake:
         return _line({"refused": reason, "proof": proof})
 
     def _sign(self, purpose: str, claims: Mapping[str, Any]) -> bytes:
-        return _sign(self._leader.secret, purpose, self._challenge, claims)
+        return _sign(self._leader.secret, purpose, self._binding, self._challenge, claims)
 
 
 class FollowerHandshake:
     """The follower's side of one connection: answer the challenge with `join`, then `confirm` the leader's reply."""
 
-    def __init__(self, follower: Identity) -> None:
+    def __init__(self, follower: Identity, binding: bytes) -> None:
+        """`binding` is that of the certificate that the server of this connection showed."""
         self._follower = follower
+        self._binding = binding
         self._challenge: dict[str, Any] = {}
         self._join: dict[str, Any] = {}
 
@@ -167,8 +171,8 @@ class FollowerHandshake:
         }
         return _line({**self._join, "proof": self._sign("join", self._join).hex()})
 
-    def confirm(self, reply: bytes) -> bytes:
-        """The key that authenticates this connection from now on, once the leader has let this member in.
+    def confirm(self, reply: bytes) -> None:
+        """Return once the leader has let this member in.
 
         Raises:
             HandshakeFailed: what answers does not prove that it is the leader, or lets this member try again.
@@ -182,10 +186,9 @@ class FollowerHandshake:
             raise HandshakeFailed(f"refused: {refused}")
         if not _is_proof(proof, self._sign("welcome", self._join)):
             raise HandshakeFailed("what listens there does not prove that it knows the cell's secret")
-        return self._sign("connection", self._join)
 
     def _sign(self, purpose: str, claims: Mapping[str, Any]) -> bytes:
-        return _sign(self._follower.secret, purpose, self._challenge, claims)
+        return _sign(self._follower.secret, purpose, self._binding, self._challenge, claims)
 
 
 def retry_pauses_s() -> Iterator[float]:
@@ -201,8 +204,11 @@ def derived_key(secret: bytes, purpose: str, *context: object) -> bytes:
     return hmac.new(secret, json.dumps([purpose, *map(str, context)]).encode(), hashlib.sha256).digest()
 
 
-def _sign(secret: bytes, purpose: str, challenge: Mapping[str, Any], claims: Mapping[str, Any]) -> bytes:
-    return derived_key(secret, purpose, *(json.dumps(signed, sort_keys=True) for signed in (challenge, claims)))
+def _sign(
+    secret: bytes, purpose: str, binding: bytes, challenge: Mapping[str, Any], claims: Mapping[str, Any]
+) -> bytes:
+    signed = (json.dumps(each, sort_keys=True) for each in (challenge, claims))
+    return derived_key(secret, purpose, binding.hex(), *signed)
 
 
 def _is_proof(given: str, expected: bytes) -> bool:

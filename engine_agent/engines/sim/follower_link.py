@@ -7,6 +7,7 @@ cell that lost a member is over.
 import asyncio
 import contextlib
 import logging
+import ssl
 from collections.abc import Callable
 
 from engine_agent.engines.cell.handshake import (
@@ -16,6 +17,7 @@ from engine_agent.engines.cell.handshake import (
     MembershipRefused,
     retry_pauses_s,
 )
+from engine_agent.engines.cell.tls import binding_of, follower_context, without_tls
 from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.frames import BadFrame, Beat, Farewell, encode, read_line, read_living
 from engine_agent.engines.sim.settings import HANDSHAKE_TIMEOUT_S, HEARTBEAT_S, SILENT_BEATS, Settings
@@ -107,9 +109,13 @@ class FollowerLink:
         leader = self._settings.leader
         try:
             async with asyncio.timeout(HANDSHAKE_TIMEOUT_S):
-                reader, writer = await asyncio.open_connection(leader.host, leader.port, limit=MAX_LINE_BYTES)
+                reader, writer = await asyncio.open_connection(
+                    leader.host, leader.port, limit=MAX_LINE_BYTES, ssl=follower_context()
+                )
         except TimeoutError as error:
             raise HandshakeFailed("it does not answer") from error
+        except ssl.SSLError as error:
+            raise HandshakeFailed(without_tls(error)) from error
         except OSError as error:
             raise HandshakeFailed(error.strerror or str(error)) from error
         try:
@@ -123,7 +129,8 @@ class FollowerLink:
         self._reader, self._writer = reader, writer
 
     async def _introduce(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        handshake = FollowerHandshake(self._settings.identity)
+        certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        handshake = FollowerHandshake(self._settings.identity, binding_of(certificate))
         writer.write(handshake.join(await read_line(reader, HANDSHAKE_TIMEOUT_S)))
         handshake.confirm(await read_line(reader, HANDSHAKE_TIMEOUT_S))
 

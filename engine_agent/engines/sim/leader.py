@@ -65,8 +65,8 @@ class Leader:
             PortTaken: the rendezvous port cannot be bound.
         """
         self._shutdown.on_signals()
-        if self._settings.followers > 0:
-            await self._link.listen()
+        if self._settings.certificate is not None:
+            await self._link.listen(self._settings.certificate)
         tasks = {
             "http": asyncio.create_task(self._listeners.serve(), name="http"),
             "engine": asyncio.create_task(self._engine.run(), name="engine"),

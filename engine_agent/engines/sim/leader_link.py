@@ -9,9 +9,11 @@ import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from engine_agent.engines.cell.handshake import MAX_LINE_BYTES, HandshakeFailed, LeaderHandshake
+from engine_agent.engines.cell.tls import LeaderCertificate
 from engine_agent.engines.sim.faults import Effects
 from engine_agent.engines.sim.frames import BadFrame, Beat, Farewell, encode, read_line, read_living
 from engine_agent.engines.sim.listening import bind_port
@@ -73,14 +75,20 @@ class LeaderLink:
         """The faults that each follower last reported."""
         return tuple(follower.effects for follower in self._followers.values())
 
-    async def listen(self) -> None:
+    async def listen(self, certificate: LeaderCertificate) -> None:
         """Open the rendezvous port.
 
         Raises:
             PortTaken: it cannot be bound.
         """
         rendezvous = bind_port(self._settings.leader)
-        self._server = await asyncio.start_server(self._serve, sock=rendezvous, limit=MAX_LINE_BYTES)
+        self._server = await asyncio.start_server(
+            partial(self._serve, certificate.binding),
+            sock=rendezvous,
+            limit=MAX_LINE_BYTES,
+            ssl=certificate.context,
+            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S,
+        )
 
     def close(self, reason: str, failed: bool) -> None:
         """Tell every follower why the cell ends, and hang up."""
@@ -91,9 +99,9 @@ class LeaderLink:
             follower.writer.write(encode(Farewell(reason=reason, failed=failed)))
             follower.writer.close()
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, binding: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            follower = await self._admit(reader, writer)
+            follower = await self._admit(binding, reader, writer)
             if follower is not None:
                 await self._attend(follower, reader)
         except OSError as error:
@@ -101,8 +109,10 @@ class LeaderLink:
         finally:
             writer.close()
 
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> _Follower | None:
-        handshake = LeaderHandshake(self._settings.identity, self._settings.followers)
+    async def _admit(
+        self, binding: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> _Follower | None:
+        handshake = LeaderHandshake(self._settings.identity, self._settings.followers, binding)
         writer.write(handshake.challenge)
         try:
             join = await read_line(reader, HANDSHAKE_TIMEOUT_S)

@@ -3,11 +3,12 @@
 import argparse
 import os
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from engine_agent.engines.base import CELL_SECRET_VARIABLE
+from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
 from engine_agent.engines.cell.handshake import Identity
+from engine_agent.engines.cell.tls import BadCertificate, LeaderCertificate, leader_certificate
 from engine_agent.engines.sim.batching import ModelParameters
 from engine_agent.engines.sim.faults import BadFault, Fault, parse_fault
 from engine_agent.protocol.fingerprint import BadFingerprint, Fingerprint, fingerprint_from
@@ -40,7 +41,8 @@ class Endpoint:
 @dataclass(frozen=True)
 class Settings:
     """One engine process. Times in seconds; `leader` is where the followers meet the leader, `fingerprint` what this
-    rank runs, `fault` one that the leader has from its start, as a bad version has it."""
+    rank runs, `fault` one that the leader has from its start, as a bad version has it. `certificate` is what a leader
+    meets its followers with."""
 
     node_id: str
     cell: str
@@ -52,7 +54,8 @@ class Settings:
     served_model: str
     leader: Endpoint
     followers: int
-    secret: str
+    secret: str = field(repr=False)
+    certificate: LeaderCertificate | None
     fingerprint: Fingerprint
     load_time_s: float
     grace_s: float
@@ -84,14 +87,24 @@ def parse_settings(argv: Sequence[str], environment: Mapping[str, str] = os.envi
         parser.error(f"argument --rank: {options.rank} exceeds --followers {options.followers}")
     if options.followers > 0 and not secret:
         parser.error(f"environment variable {CELL_SECRET_VARIABLE} is not set; members of a cell authenticate with it")
+    certificate = None
     try:
         fingerprint = fingerprint_from(environment)
+        if role is MemberRole.LEADER and options.followers > 0:
+            if CELL_CERTIFICATE_VARIABLE not in environment:
+                parser.error(
+                    f"environment variable {CELL_CERTIFICATE_VARIABLE} is not set; a leader meets its followers with it"
+                )
+            certificate = leader_certificate(environment[CELL_CERTIFICATE_VARIABLE])
     except BadFingerprint as error:
         parser.error(f"environment variable {error}")
+    except BadCertificate as error:
+        parser.error(f"environment variable {CELL_CERTIFICATE_VARIABLE} {error}")
     return Settings(
-        **_taken_from(options, Settings, besides={"role", "secret", "fingerprint", "model"}),
+        **_taken_from(options, Settings, besides={"role", "secret", "certificate", "fingerprint", "model"}),
         role=role,
         secret=secret,
+        certificate=certificate,
         fingerprint=fingerprint,
         model=ModelParameters(**_taken_from(options, ModelParameters)),
     )

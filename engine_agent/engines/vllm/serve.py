@@ -26,7 +26,7 @@ from typing import NoReturn
 
 from engine_agent.engines.artifact import verify_folder
 from engine_agent.engines.vllm.cell.follower_health import LOOPBACK, FollowerHealth
-from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, left_reason, secret_from
+from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, certificate_from, left_reason, secret_from
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
 from engine_agent.engines.vllm.core_process import one_process_server
 from engine_agent.engines.vllm.options import ServeOptions, parse
@@ -224,7 +224,7 @@ def main(argv: Sequence[str], server: Server | None = None) -> int:
     options = parse(argv)
     try:
         if options.followers > 0:
-            _check_secret()
+            _check_membership(options.role)
         if options.role is MemberRole.FOLLOWER:
             return _follow(options)
         with hold_address(LOOPBACK, options.port):
@@ -235,9 +235,12 @@ def main(argv: Sequence[str], server: Server | None = None) -> int:
         return error.exit_status
 
 
-def _check_secret() -> None:
+def _check_membership(role: MemberRole) -> None:
+    """Find now what the core would miss only after its imports."""
     try:
         secret_from(os.environ)
+        if role is MemberRole.LEADER:
+            certificate_from(os.environ)
     except CellEnded as error:
         raise CannotServe(EXIT_BAD_COMMAND_LINE, str(error)) from error
 

@@ -1,26 +1,26 @@
-"""Messages between leader and one follower: the lines of the handshake, and once both have proved themselves messages
-that carry a proof each.
+"""Messages between leader and one follower: the lines of the handshake, and what they send once both have proved
+themselves, all of it inside one TLS connection that the handshake is bound to.
 
-A message's code covers direction, position and kind, so none can be forged, repeated, dropped or moved unnoticed. What
-`receive` returns may be unpickled. It says nothing about what messages mean.
+So none can be read, forged, repeated, dropped or moved by anybody else, and what `receive` returns may be unpickled. It
+says nothing about what messages mean.
 """
 
-import hashlib
-import hmac
 import socket
+import ssl
 import struct
 from enum import IntEnum
 from threading import Lock
-from time import monotonic
 from typing import NamedTuple
 
 from engine_agent.engines.cell.handshake import MAX_LINE_BYTES, HandshakeFailed
+from engine_agent.engines.cell.tls import without_tls
+from engine_agent.engines.vllm.cell.tls_connection import TlsConnection
 
 HANDSHAKE_TIMEOUT_S = 5.0
-MAX_MESSAGE_BYTES = 256 * 1024 * 1024
-_HEADER = struct.Struct("!BI16s")
-_POSITION = struct.Struct("!cQB")
-_CODE_BYTES = 16
+LAST_MESSAGE_S = 0.1
+"""For a thread that is sending to be done, and for the message to be taken."""
+MAX_MESSAGE_BYTES = 1 << 30
+_HEADER = struct.Struct("!BI")
 
 
 class Kind(IntEnum):
@@ -40,6 +40,8 @@ class Kind(IntEnum):
     """Follower: it is stopping."""
     FAREWELL = 7
     """Leader: the cell ends, and why."""
+    CALL = 8
+    """Leader: its number, and what every worker does now."""
 
 
 class ChannelClosed(Exception):
@@ -56,26 +58,46 @@ class Message(NamedTuple):
 class Channel:
     """One connection. Any thread may send; one receives."""
 
-    def __init__(self, connection: socket.socket, key: bytes, *, leads: bool) -> None:
+    def __init__(self, connection: TlsConnection) -> None:
         self._connection = connection
-        self._key = key
-        self._outward, self._inward = (b"L", b"F") if leads else (b"F", b"L")
-        self._sent = self._received = 0
         self._sending = Lock()
 
     def send(self, kind: Kind, payload: bytes = b"") -> None:
-        """Send one message.
+        """Send one message, after those that are being sent.
+
+        Raises:
+            ChannelClosed: the other side is gone.
+            ValueError: it is too long to be received.
+        """
+        if len(payload) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message of {len(payload)} bytes exceeds the limit of {MAX_MESSAGE_BYTES}")
+        with self._sending:
+            self._write(kind, payload)
+
+    def beat(self, payload: bytes = b"") -> None:
+        """Send a heartbeat, unless another message is just being sent: that says as much, and may wait for a member
+        that takes nothing any more.
 
         Raises:
             ChannelClosed: the other side is gone.
         """
-        with self._sending:
-            code = self._code(self._outward, self._sent, kind, payload)
-            self._sent += 1
+        if self._sending.acquire(blocking=False):
             try:
-                self._connection.sendall(_HEADER.pack(kind, len(payload), code) + payload)
-            except OSError as error:
-                raise ChannelClosed(f"its connection broke: {error.strerror or error}") from error
+                self._write(Kind.BEAT, payload)
+            finally:
+                self._sending.release()
+
+    def send_last(self, kind: Kind, payload: bytes) -> None:
+        """Send one message if the other side takes it soon: it may be what hangs.
+
+        Raises:
+            ChannelClosed: the other side is gone, or takes nothing.
+        """
+        if self._sending.acquire(timeout=LAST_MESSAGE_S):
+            try:
+                self._write(kind, payload, LAST_MESSAGE_S)
+            finally:
+                self._sending.release()
 
     def receive(self) -> Message:
         """Wait for the next message, for as long as it takes.
@@ -83,29 +105,33 @@ class Channel:
         Raises:
             ChannelClosed: the other side is gone, or a message is not its own.
         """
-        kind, length, code = _HEADER.unpack(self._read(_HEADER.size))
+        kind, length = _HEADER.unpack(self._read(_HEADER.size))
         if length > MAX_MESSAGE_BYTES:
             raise ChannelClosed(f"it announces a message of {length} bytes; {MAX_MESSAGE_BYTES} are allowed")
-        payload = self._read(length)
-        if not hmac.compare_digest(code, self._code(self._inward, self._received, kind, payload)):
-            raise ChannelClosed("a message on its connection is not its own, or not in its place")
-        self._received += 1
-        return Message(Kind(kind), payload)
+        try:
+            return Message(Kind(kind), self._read(length))
+        except ValueError as error:
+            raise ChannelClosed(f"it sent a message of kind {kind}, which there is not") from error
 
     def close(self) -> None:
         """Hang up; a thread that waits in `receive` wakes."""
+        self._connection.close()
+
+    def _write(self, kind: Kind, payload: bytes, limit_s: float | None = None) -> None:
         try:
-            self._connection.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            return
-        finally:
-            self._connection.close()
+            if limit_s is not None:
+                self._connection.limit_writes(limit_s)
+            self._connection.write(_HEADER.pack(kind, len(payload)) + payload)
+        except OSError as error:
+            raise ChannelClosed(f"its connection broke: {error.strerror or error}") from error
 
     def _read(self, length: int) -> bytes:
         received = bytearray()
         while len(received) < length:
             try:
-                part = self._connection.recv(min(length - len(received), 1 << 20))
+                part = self._connection.read(min(length - len(received), 1 << 20))
+            except ssl.SSLError as error:
+                raise ChannelClosed("what came on its connection is not its own") from error
             except OSError as error:
                 raise ChannelClosed(f"its connection broke: {error.strerror or error}") from error
             if not part:
@@ -113,36 +139,45 @@ class Channel:
             received += part
         return bytes(received)
 
-    def _code(self, direction: bytes, position: int, kind: int, payload: bytes) -> bytes:
-        code = hashlib.blake2b(_POSITION.pack(direction, position, kind), key=self._key, digest_size=_CODE_BYTES)
-        code.update(payload)
-        return code.digest()
+
+def secure(connection: socket.socket, context: ssl.SSLContext, *, leads: bool) -> TlsConnection:
+    """The TLS connection on a new one, which has `HANDSHAKE_TIMEOUT_S` for the lines of the handshake, too.
+
+    Raises:
+        HandshakeFailed: the other side is gone, is too slow, or speaks no TLS 1.3.
+    """
+    try:
+        return TlsConnection(connection, context, leads=leads, limit_s=HANDSHAKE_TIMEOUT_S)
+    except ssl.SSLEOFError as error:
+        raise HandshakeFailed("the handshake broke off") from error
+    except ssl.SSLError as error:
+        raise HandshakeFailed(without_tls(error)) from error
+    except OSError as error:
+        raise HandshakeFailed(f"the handshake broke off: {error}") from error
 
 
-def send_line(connection: socket.socket, line: bytes) -> None:
+def send_line(connection: TlsConnection, line: bytes) -> None:
     """Send a line of the handshake.
 
     Raises:
         HandshakeFailed: the other side is gone.
     """
     try:
-        connection.sendall(line)
+        connection.write(line)
     except OSError as error:
         raise HandshakeFailed(f"the handshake broke off: {error}") from error
 
 
-def receive_line(connection: socket.socket) -> bytes:
+def receive_line(connection: TlsConnection) -> bytes:
     """Wait for a line of the handshake, and take nothing of what follows it.
 
     Raises:
-        HandshakeFailed: none came within `HANDSHAKE_TIMEOUT_S`, or one that is too long.
+        HandshakeFailed: none came in time, or one that is too long.
     """
     received = bytearray()
-    ends_at = monotonic() + HANDSHAKE_TIMEOUT_S
     try:
         while not received.endswith(b"\n"):
-            connection.settimeout(max(0.001, ends_at - monotonic()))
-            part = connection.recv(1)  # what follows the line belongs to the channel
+            part = connection.read(1)  # what follows the line belongs to the channel
             if not part:
                 raise HandshakeFailed("the handshake broke off")
             if len(received) >= MAX_LINE_BYTES:

@@ -1,9 +1,8 @@
-"""The cell's process groups: a rendezvous store of its own, the group that carries calls, and a way for the workers'
-own groups to meet in the same store.
+"""Where the workers' own process groups meet: a rendezvous store of the cell.
 
-The store and gloo authenticate nobody, so only members learn the store's port, its keys begin with a token that
-only they can derive, everything listens on the node's own address, and calls carry codes (`frames`). The workers' own
-collectives carry what the platform makes of them, and trust the network between the nodes.
+The store authenticates nobody, so only members learn its port, its keys begin with a token that only they can derive,
+and it listens on the node's own address. The workers' collectives carry what the platform makes of them, in plain, and
+trust the network between the nodes. No call goes through them.
 """
 
 import os
@@ -13,17 +12,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch.distributed import BroadcastOptions, PrefixStore, ProcessGroupGloo, Store, TCPStore
+from torch.distributed import PrefixStore, Store, TCPStore
 from torch.distributed.rendezvous import register_rendezvous_handler
-
-from engine_agent.engines.vllm.cell.frames import BrokenStream, FrameReader, FrameWriter
 
 SCHEME = "switchyard"
 MEETING_TIMEOUT = timedelta(minutes=5)
 """For members to find each other in the store, after all of them have joined."""
-IDLE_TIMEOUT = timedelta(days=3650)
-"""A follower waits in a broadcast while no request comes; heartbeats notice a leader that is gone."""
 COLLECTIVES_VARIABLE = "SWITCHYARD_CELL_COLLECTIVES"
 """In a plan's environment: `shared-memory` or `network`, see `uses_shared_memory`."""
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  (where Linux has it; nothing is created there under a guessable name)
@@ -85,64 +79,3 @@ def remove_shared_memory(token: str) -> None:
     """Take the names of this generation's shared memory away; who has it mapped keeps it, and it ends with them."""
     for segment in SHARED_MEMORY.glob(f"*{shared_memory_name(token)}*"):
         segment.unlink(missing_ok=True)
-
-
-class CallGroup:
-    """The process group that carries calls from the leader, apart from torch's default one."""
-
-    def __init__(self, store: Store, token: str, address: str, rank: int, size: int) -> None:
-        options = ProcessGroupGloo._Options()
-        options._devices = [ProcessGroupGloo.create_device(hostname=address)]
-        options._timeout = IDLE_TIMEOUT
-        options._threads = 1
-        self._group = ProcessGroupGloo(PrefixStore(f"{token}/calls", store), rank, size, options)
-        self._from_leader = BroadcastOptions()
-        self._from_leader.rootRank = 0
-        self._from_leader.rootTensor = 0
-
-    def broadcast(self, frame: bytearray) -> None:
-        """Send `frame` if this is the leader, else receive into it.
-
-        Raises:
-            RuntimeError: a member is gone.
-        """
-        self._group.broadcast([torch.frombuffer(frame, dtype=torch.uint8)], self._from_leader).wait()
-
-
-class CallSender:
-    """The leader's end."""
-
-    def __init__(self, group: CallGroup, key: bytes) -> None:
-        self._group = group
-        self._writer = FrameWriter(key)
-
-    def send(self, call: bytes) -> int:
-        """Send a call to every follower; returns its number."""
-        second = self._writer.write(call)
-        self._group.broadcast(self._writer.first)
-        if second:
-            self._group.broadcast(bytearray(second))
-        return self._writer.number
-
-
-class CallReceiver:
-    """A follower's end."""
-
-    def __init__(self, group: CallGroup, key: bytes) -> None:
-        self._group = group
-        self._reader = FrameReader(key)
-
-    def receive(self) -> tuple[int, bytes]:
-        """Wait for the next call; its number and what it says, which may be unpickled.
-
-        Raises:
-            BrokenStream: what came is not the leader's next call, or nothing can come any more.
-        """
-        try:
-            self._group.broadcast(self._reader.first)
-            second = bytearray(self._reader.second_frame_bytes())
-            if second:
-                self._group.broadcast(second)
-        except RuntimeError as error:
-            raise BrokenStream(f"the leader's calls ended: {error}") from error
-        return self._reader.number, self._reader.call(bytes(second))

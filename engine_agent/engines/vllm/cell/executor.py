@@ -1,7 +1,7 @@
 """The executor of a cell's leader: vLLM runs its scheduler and its own worker as on one node, and every call of the
-worker is broadcast to the followers first, so that all ranks do the same in the same order.
+worker is sent to the followers first, so that all ranks do the same in the same order.
 
-Given to vLLM by name with `--distributed-executor-backend`. One step is one broadcast. It never retries and never goes
+Given to vLLM by name with `--distributed-executor-backend`. One step is one message. It never retries and never goes
 on with fewer members: whatever goes wrong ends the cell with its reason.
 """
 
@@ -17,21 +17,21 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from vllm.v1.outputs import AsyncModelRunnerOutput
 from vllm.v1.serial_utils import run_method
 
-from engine_agent.engines.vllm.cell.collectives import (
-    CallGroup,
-    CallSender,
-    host_store,
-    remove_shared_memory,
-    workers_meet_in,
-)
+from engine_agent.engines.vllm.cell.collectives import host_store, remove_shared_memory, workers_meet_in
 from engine_agent.engines.vllm.cell.leader_link import LeaderLink
-from engine_agent.engines.vllm.cell.member import CellEnded, leave_reason, left_reason, member_from, secret_from
+from engine_agent.engines.vllm.cell.member import (
+    CellEnded,
+    certificate_from,
+    leave_reason,
+    left_reason,
+    member_from,
+    secret_from,
+)
 from engine_agent.engines.vllm.cell.shutdown import Shutdown
 from engine_agent.engines.vllm.cell.work import (
     Call,
     Setup,
     Step,
-    call_key,
     cell_token,
     place_worker,
     software,
@@ -61,9 +61,10 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
             raise
 
     def _distributed_args(self) -> tuple[str, int, int]:
-        """Gather the followers, publish the configuration, open the group; then the worker may be built."""
-        member, secret = self._member, secret_from(os.environ)
-        link = LeaderLink(member, secret, fingerprint_from(os.environ) | software(), self._process_shutdown.end)
+        """Gather the followers and publish the configuration; then the worker may be built."""
+        member, secret, certificate = self._member, secret_from(os.environ), certificate_from(os.environ)
+        fingerprint = fingerprint_from(os.environ) | software()
+        link = LeaderLink(member, secret, certificate, fingerprint, self._process_shutdown.end)
         self._process_shutdown.hooks.append(lambda reason: link.close(reason, failed=True))
         rank = place_worker(self.vllm_config, member)
         link.gather()
@@ -71,8 +72,6 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         link.publish(cloudpickle.dumps(Setup(self.vllm_config, store.port, nonce)))
         token = cell_token(secret, member, nonce)
         self._process_shutdown.hooks.append(lambda _: remove_shared_memory(token))
-        group = CallGroup(store, token, member.address, member.rank, member.size)
-        self._calls = CallSender(group, call_key(secret, member, nonce))
         self._link, self._token = link, token
         return workers_meet_in(store, token, member.rank, member.size), rank, 0
 
@@ -83,7 +82,7 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
         remove_shared_memory(self._token)
         self._joined().start_watching()
 
-    # --- one step, one broadcast --------------------------------------------------------------------------------------
+    # --- one step, one message ----------------------------------------------------------------------------------------
 
     def execute_model(self, scheduler_output: Any, non_block: bool = False) -> Any:
         """Hold a step that will be sampled: `sample_tokens` always follows, and then both are one call."""
@@ -159,8 +158,8 @@ class LeaderFollowerExecutor(UniProcExecutor):  # type: ignore[misc]  # the engi
 
     def _send(self, call: bytes) -> int:
         try:
-            return self._calls.send(call)
-        except RuntimeError as error:
+            return self._joined().call(call)
+        except ValueError as error:
             self._blame(error, "calling its followers")
             raise
 

@@ -15,9 +15,8 @@ import cloudpickle
 from vllm.v1.serial_utils import run_method
 from vllm.v1.worker.worker_base import WorkerWrapperBase
 
-from engine_agent.engines.vllm.cell.collectives import CallGroup, CallReceiver, join_store, workers_meet_in
+from engine_agent.engines.vllm.cell.collectives import join_store, workers_meet_in
 from engine_agent.engines.vllm.cell.follower_link import FollowerLink
-from engine_agent.engines.vllm.cell.frames import BrokenStream
 from engine_agent.engines.vllm.cell.member import CellEnded, Member, secret_from
 from engine_agent.engines.vllm.cell.shutdown import Shutdown
 from engine_agent.engines.vllm.cell.work import (
@@ -25,7 +24,6 @@ from engine_agent.engines.vllm.cell.work import (
     Setup,
     Step,
     build_follower,
-    call_key,
     cell_token,
     software,
     take_step,
@@ -35,7 +33,7 @@ from engine_agent.protocol.fingerprint import fingerprint_from
 LEAVING_GRACE_S = 5.0
 """How long a follower that is stopping goes on working for a leader that finishes its streams."""
 LEADER_REASON_S = 0.5
-"""A leader that ends breaks off its calls and collectives and says why on its connection, in any order."""
+"""A leader that ends breaks off its collectives and says why on its connection, in any order: its reason is the one."""
 Say = Callable[[str], None]
 
 
@@ -50,24 +48,17 @@ def follow(member: Member, model_dir: Path, say: Say, shutdown: Shutdown) -> NoR
         setup: Setup = pickle.loads(link.connect(say))  # noqa: S301  (from the leader, which has proved itself)
         link.start()
         say("building the engine")
-        worker, calls = _build(setup, member, secret, model_dir)
+        worker = _build(setup, member, secret, model_dir)
         say("waiting for the leader to be ready")
-        _work(worker, calls, link)
+        _work(worker, link)
     except CellEnded as error:
         shutdown.end(str(error))
-    except BrokenStream as error:
-        _fail(link, shutdown, str(error), str(error))
     except Exception as error:
         traceback.print_exc()
         reason = f"{type(error).__name__}: {error}"
-        _fail(link, shutdown, reason, f"{member} failed: {reason}")
-
-
-def _fail(link: FollowerLink, shutdown: Shutdown, told: str, reason: str) -> NoReturn:
-    """A collective breaks off here because the leader ends, too: then the leader's reason is the one."""
-    sleep(LEADER_REASON_S)
-    link.fail(told)
-    shutdown.end(reason)
+        sleep(LEADER_REASON_S)
+        link.fail(reason)
+        shutdown.end(f"{member} failed: {reason}")
 
 
 def _be_ready(member: Member, say: Say) -> None:
@@ -82,19 +73,17 @@ def _leave(link: FollowerLink) -> None:
         sleep(LEAVING_GRACE_S)
 
 
-def _build(setup: Setup, member: Member, secret: bytes, model_dir: Path) -> tuple[WorkerWrapperBase, CallReceiver]:
+def _build(setup: Setup, member: Member, secret: bytes, model_dir: Path) -> WorkerWrapperBase:
     token = cell_token(secret, member, setup.nonce)
     store = join_store(member.leader_address, setup.store_port)
-    group = CallGroup(store, token, member.address, member.rank, member.size)
     setup.vllm_config.model_config.model = str(model_dir)  # the same weights may lie elsewhere on this node
-    worker = build_follower(setup.vllm_config, member, workers_meet_in(store, token, member.rank, member.size))
-    return worker, CallReceiver(group, call_key(secret, member, setup.nonce))
+    return build_follower(setup.vllm_config, member, workers_meet_in(store, token, member.rank, member.size))
 
 
-def _work(worker: WorkerWrapperBase, calls: CallReceiver, link: FollowerLink) -> NoReturn:
+def _work(worker: WorkerWrapperBase, link: FollowerLink) -> NoReturn:
     while True:
-        number, payload = calls.receive()
-        call: Step | Call = pickle.loads(payload)  # noqa: S301  (the receiver has checked that the leader sent it)
+        number, payload = link.next_call()
+        call: Step | Call = pickle.loads(payload)  # noqa: S301  (from the leader, which has proved itself)
         if isinstance(call, Step):
             take_step(worker, call)
         else:

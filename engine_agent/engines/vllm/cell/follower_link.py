@@ -7,16 +7,19 @@ lost a member is over. Whatever ends the follower is reported once, through `end
 import contextlib
 import socket
 from collections.abc import Callable
+from queue import SimpleQueue
 from threading import Thread
 from time import monotonic, sleep
 
 from engine_agent.engines.cell.handshake import FollowerHandshake, HandshakeFailed, MembershipRefused, retry_pauses_s
+from engine_agent.engines.cell.tls import binding_of, follower_context
 from engine_agent.engines.vllm.cell.channel import (
     HANDSHAKE_TIMEOUT_S,
     Channel,
     ChannelClosed,
     Kind,
     receive_line,
+    secure,
     send_line,
 )
 from engine_agent.engines.vllm.cell.hang_detector import HangDetector
@@ -35,6 +38,7 @@ class FollowerLink:
         self._follower, self._end = follower, end
         self._identity = follower.identity(secret, fingerprint)
         self._channel: Channel | None = None
+        self._calls: SimpleQueue[bytes] = SimpleQueue()
         self._hang_detector: HangDetector | None = None
         self.on_ready: Callable[[], None] = lambda: None
         self.done = 0
@@ -71,6 +75,11 @@ class FollowerLink:
         for work in (self._listen, self._beat):
             Thread(target=work, name=work.__name__.strip("_"), daemon=True).start()
 
+    def next_call(self) -> tuple[int, bytes]:
+        """Wait for the leader's next call; its number and what it says, which may be unpickled."""
+        payload = self._calls.get()
+        return PROGRESS.unpack_from(payload)[0], payload[PROGRESS.size :]
+
     def reply(self, number: int, returned: bytes) -> None:
         """Send what a call returned."""
         self._send(Kind.REPLY, PROGRESS.pack(number) + returned)
@@ -95,15 +104,15 @@ class FollowerLink:
         except OSError as error:
             raise HandshakeFailed(error.strerror or str(error)) from error
         try:
-            handshake = FollowerHandshake(self._identity)
-            send_line(connection, handshake.join(receive_line(connection)))
-            key = handshake.confirm(receive_line(connection))
+            secured = secure(connection, follower_context(), leads=False)
+            handshake = FollowerHandshake(self._identity, binding_of(secured.peer_certificate))
+            send_line(secured, handshake.join(receive_line(secured)))
+            handshake.confirm(receive_line(secured))
         except BaseException:
             connection.close()
             raise
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return Channel(connection, key, leads=False)
+        secured.lift_limit()
+        return Channel(secured)
 
     def _setup(self) -> bytes:
         try:
@@ -118,6 +127,8 @@ class FollowerLink:
         channel = self._connected()
         try:
             while (message := channel.receive()).kind is not Kind.FAREWELL:
+                if message.kind is Kind.CALL:
+                    self._calls.put(message.payload)
                 if message.kind is Kind.READY:
                     self._hang_detector = HangDetector(self._follower.hang_s, {0: "the leader"}, monotonic())
                     self.on_ready()
@@ -131,7 +142,8 @@ class FollowerLink:
     def _beat(self) -> None:
         reason = ""
         while not reason:
-            self._send(Kind.BEAT, PROGRESS.pack(self.done))
+            with contextlib.suppress(ChannelClosed):  # whoever listens says so
+                self._connected().beat(PROGRESS.pack(self.done))
             sleep(BEAT_S)
             reason = self._hang_detector.verdict(monotonic()) if self._hang_detector is not None else ""
         self._end(reason, True)

@@ -16,9 +16,19 @@ from threading import Condition, Event, Thread
 from time import monotonic
 
 from engine_agent.engines.cell.handshake import HandshakeFailed, Joined, LeaderHandshake
-from engine_agent.engines.vllm.cell.channel import Channel, ChannelClosed, Kind, Message, receive_line, send_line
+from engine_agent.engines.cell.tls import LeaderCertificate
+from engine_agent.engines.vllm.cell.channel import (
+    Channel,
+    ChannelClosed,
+    Kind,
+    Message,
+    receive_line,
+    secure,
+    send_line,
+)
 from engine_agent.engines.vllm.cell.hang_detector import HangDetector
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
+from engine_agent.engines.vllm.cell.tls_connection import TlsConnection
 from engine_agent.protocol.fingerprint import Fingerprint
 
 BEAT_S = 0.25
@@ -26,7 +36,7 @@ BEAT_S = 0.25
 MAX_CALLERS = 64
 """Connections that may be in their handshake at once."""
 PROGRESS = struct.Struct("!Q")
-"""In a follower's beat and in front of its reply: the number of a call."""
+"""In a follower's beat, and in front of a call and of its reply: the number of a call."""
 
 End = Callable[[str], None]
 
@@ -46,7 +56,9 @@ class _Follower:
 class LeaderLink:
     """The connections to all followers."""
 
-    def __init__(self, leader: Member, secret: bytes, fingerprint: Fingerprint, end: End) -> None:
+    def __init__(
+        self, leader: Member, secret: bytes, certificate: LeaderCertificate, fingerprint: Fingerprint, end: End
+    ) -> None:
         """Listen where the followers meet, on the node's own address alone.
 
         Raises:
@@ -54,13 +66,14 @@ class LeaderLink:
         """
         self._leader, self._end = leader, end
         self._identity = leader.identity(secret, fingerprint)
+        self._certificate = certificate
         self._followers: dict[int, _Follower] = {}
         self._changed = Condition()
         self._mismatch = ""
         self._last_refusal = ""
         self._callers = 0
         self._closing = Event()
-        self._own_done = 0
+        self._called = self._own_done = 0
         self._hang_detector: HangDetector | None = None
         where = (leader.leader_address, leader.leader_port)
         try:
@@ -93,7 +106,18 @@ class LeaderLink:
         names = {0: str(self._leader)} | {rank: str(each.joined) for rank, each in self._followers.items()}
         self._hang_detector = HangDetector(self._leader.hang_s, names, monotonic())
         self._tell_all(Kind.READY)
-        self._thread(self._pulse, "cell-pulse")
+        self._thread(self._beat, "cell-beats")
+        self._thread(self._watch, "cell-watch")
+
+    def call(self, call: bytes) -> int:
+        """Have every follower do something; returns the call's number.
+
+        Raises:
+            ValueError: the call is too long.
+        """
+        self._called += 1
+        self._tell_all(Kind.CALL, PROGRESS.pack(self._called) + call)
+        return self._called
 
     def step_called(self, number: int) -> None:
         """All members were called to take a step."""
@@ -119,8 +143,11 @@ class LeaderLink:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         self._listener.close()
-        self._tell_all(Kind.FAREWELL, bytes([failed]) + reason.encode())
-        for follower in self._followers.values():
+        followers = list(self._followers.values())
+        for follower in followers:
+            with contextlib.suppress(ChannelClosed):
+                follower.channel.send_last(Kind.FAREWELL, bytes([failed]) + reason.encode())
+        for follower in followers:  # once all have heard it: a thread that calls them goes on from one to the next
             follower.channel.close()
 
     # --- joining ----------------------------------------------------------------------------------------------------
@@ -139,7 +166,8 @@ class LeaderLink:
 
     def _serve(self, connection: socket.socket, address: str) -> None:
         try:
-            follower = self._add(connection, self._admit(connection))
+            secured = secure(connection, self._certificate.context, leads=True)
+            follower = self._add(secured, self._admit(secured))
         except HandshakeFailed as error:
             self._last_refusal = f"{address} was refused: {error}"
             sys.stderr.write(f"rendezvous: {self._last_refusal}\n")
@@ -155,8 +183,8 @@ class LeaderLink:
             self._callers -= 1
         self._attend(follower)
 
-    def _admit(self, connection: socket.socket) -> Joined:
-        handshake = LeaderHandshake(self._identity, self._leader.followers)
+    def _admit(self, connection: TlsConnection) -> Joined:
+        handshake = LeaderHandshake(self._identity, self._leader.followers, self._certificate.binding)
         send_line(connection, handshake.challenge)
         decision = handshake.decide(receive_line(connection), self._why_taken, taken_for_good=True)
         send_line(connection, decision.reply)
@@ -164,10 +192,9 @@ class LeaderLink:
             raise (_Incompatible if decision.incompatible else HandshakeFailed)(decision.reason)
         return decision.joined
 
-    def _add(self, connection: socket.socket, joined: Joined) -> _Follower:
-        connection.settimeout(None)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        follower = _Follower(joined, Channel(connection, joined.key, leads=True))
+    def _add(self, connection: TlsConnection, joined: Joined) -> _Follower:
+        connection.lift_limit()
+        follower = _Follower(joined, Channel(connection))
         with self._changed:
             reason = self._why_taken(joined.rank)
             if reason:
@@ -216,9 +243,15 @@ class LeaderLink:
         if not self._closing.is_set():
             self._end(reason)
 
-    def _pulse(self) -> None:
+    def _beat(self) -> None:
         while not self._closing.wait(BEAT_S):
-            self._tell_all(Kind.BEAT)
+            for follower in list(self._followers.values()):
+                with contextlib.suppress(ChannelClosed):  # whoever reads from it says so
+                    follower.channel.beat()
+
+    def _watch(self) -> None:
+        """Apart from the beats: sending one may wait for the very member that hangs."""
+        while not self._closing.wait(BEAT_S):
             if self._hang_detector is None:
                 continue
             self._hang_detector.note_beat(0, self._own_done, monotonic())

@@ -9,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from engine_agent.engines.base import CELL_SECRET_VARIABLE
+from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
 from engine_agent.engines.cell.handshake import Identity
+from engine_agent.engines.cell.tls import BadCertificate, LeaderCertificate, leader_certificate
 from engine_agent.protocol.fingerprint import Fingerprint
 
 MEMBER_VARIABLE = "SWITCHYARD_CELL_MEMBER"
@@ -86,6 +87,21 @@ def secret_from(environment: Mapping[str, str]) -> bytes:
     if not secret:
         raise CellEnded(f"{CELL_SECRET_VARIABLE} is not set; members of a cell authenticate with it")
     return secret.encode()
+
+
+def certificate_from(environment: Mapping[str, str]) -> LeaderCertificate:
+    """What this leader meets its followers with.
+
+    Raises:
+        CellEnded: there is none.
+    """
+    pem = environment.get(CELL_CERTIFICATE_VARIABLE)
+    if not pem:
+        raise CellEnded(f"{CELL_CERTIFICATE_VARIABLE} is not set; a leader meets its followers with it")
+    try:
+        return leader_certificate(pem)
+    except BadCertificate as error:
+        raise CellEnded(f"{CELL_CERTIFICATE_VARIABLE} {error}") from error
 
 
 def leave_reason(member: Member, reason: str) -> None:

@@ -26,7 +26,7 @@ class Shutdown:
     def on_signals(self) -> None:
         """End on SIGTERM and SIGINT, after `before_stop`. To be called before any other thread starts.
 
-        A thread waits for them, because the main one spends its life inside broadcasts and would never take them.
+        A thread waits for them, because the main one spends its life inside collectives and would never take them.
         """
         signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
         Thread(target=self._await_signal, name="stop-signals", daemon=True).start()

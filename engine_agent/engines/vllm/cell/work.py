@@ -13,7 +13,7 @@ from vllm.v1.worker.worker_base import WorkerWrapperBase
 from engine_agent.engines.cell.handshake import derived_key
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
 
-EXECUTOR_PROTOCOL = "1"
+EXECUTOR_PROTOCOL = "2"
 """Raise it when calls or the setup change: members that differ in it must not form a cell."""
 
 
@@ -101,8 +101,3 @@ def take_step(worker: WorkerWrapperBase, step: Step) -> Any:
 def cell_token(secret: bytes, member: Member, nonce: str) -> str:
     """What only members can tell of this start of the cell, 64 hexadecimal digits."""
     return derived_key(secret, "meeting", member.cell, member.generation, nonce).hex()
-
-
-def call_key(secret: bytes, member: Member, nonce: str) -> bytes:
-    """The key that calls of this start of the cell are authenticated with."""
-    return derived_key(secret, "calls", member.cell, member.generation, nonce)

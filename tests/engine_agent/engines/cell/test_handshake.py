@@ -20,6 +20,7 @@ from engine_agent.protocol.fingerprint import FINGERPRINT_MAX_FIELDS, FINGERPRIN
 SOFTWARE = {"vllm": "0.32.0", "torch": "2.13.0"}
 LEADER = Identity("c-1", 3, 0, "n-00000000", SOFTWARE, b"the secret of c-1, generation 3")
 FOLLOWER = replace(LEADER, rank=1, node_id="n-00000001")
+BINDING = b"digest of the leader's certificate"
 
 
 def line(**fields: Any) -> bytes:
@@ -29,30 +30,48 @@ def line(**fields: Any) -> bytes:
 class Meeting:
     """A leader and a follower on the two ends of one connection."""
 
-    def __init__(self, follower: Identity = FOLLOWER, *, taken: str = "", taken_for_good: bool = True) -> None:
-        self.leader = LeaderHandshake(LEADER, followers=1)
-        self.follower = FollowerHandshake(follower)
+    def __init__(
+        self,
+        follower: Identity = FOLLOWER,
+        *,
+        taken: str = "",
+        taken_for_good: bool = True,
+        leaders: bytes = BINDING,
+        followers: bytes = BINDING,
+    ) -> None:
+        self.leader = LeaderHandshake(LEADER, 1, leaders)
+        self.follower = FollowerHandshake(follower, followers)
         self.join = self.follower.join(self.leader.challenge)
         self.decision = self.decide(self.join, taken, taken_for_good=taken_for_good)
 
     def decide(self, join: bytes, taken: str = "", *, taken_for_good: bool = True) -> Decision:
         return self.leader.decide(join, lambda _: taken, taken_for_good=taken_for_good)
 
-    def confirm(self) -> bytes:
-        return self.follower.confirm(self.decision.reply)
+    def confirm(self) -> None:
+        self.follower.confirm(self.decision.reply)
 
 
-def test_both_sides_end_with_the_same_key() -> None:
+def test_both_sides_believe_each_other() -> None:
     meeting = Meeting()
     joined = meeting.decision.joined
     assert joined is not None
     assert (joined.rank, joined.node_id) == (1, "n-00000001")
-    assert joined.key == meeting.confirm()
-    assert len(joined.key) == 32
+    meeting.confirm()
 
 
-def test_every_connection_has_a_key_of_its_own() -> None:
-    assert Meeting().confirm() != Meeting().confirm()
+def test_who_has_seen_another_certificate_than_the_leaders_is_not_let_in() -> None:
+    meeting = Meeting(followers=b"digest of a stranger's certificate")
+    assert meeting.decision.joined is None
+    assert meeting.decision.reason == "node n-00000001 does not prove that it knows the secret of cell c-1"
+
+
+@pytest.mark.parametrize("taken", ["", "too late"])
+def test_a_leader_is_not_believed_over_another_certificate(taken: str) -> None:
+    meeting, other = Meeting(taken=taken), b"digest of a stranger's certificate"
+    meeting.follower = FollowerHandshake(FOLLOWER, other)
+    meeting.follower.join(meeting.leader.challenge)
+    with pytest.raises(HandshakeFailed, match=r"does not prove that it knows the cell's secret|refused: too late"):
+        meeting.confirm()
 
 
 def test_the_secret_never_travels() -> None:
@@ -100,14 +119,14 @@ def test_a_welcome_to_another_connection_proves_no_leader() -> None:
 
 @pytest.mark.parametrize("other", [replace(FOLLOWER, generation=4), replace(FOLLOWER, cell="c-2")], ids=str)
 def test_a_leader_of_another_generation_or_cell_gets_no_join(other: Identity) -> None:
-    challenge = LeaderHandshake(LEADER, followers=1).challenge
+    challenge = LeaderHandshake(LEADER, 1, BINDING).challenge
     with pytest.raises(HandshakeFailed, match="leads cell c-1 generation 3, not"):
-        FollowerHandshake(other).join(challenge)
+        FollowerHandshake(other, BINDING).join(challenge)
 
 
 def test_a_join_of_another_generation_is_refused_though_it_is_proved() -> None:
-    other = LeaderHandshake(replace(LEADER, generation=4), followers=1)
-    join = FollowerHandshake(replace(FOLLOWER, generation=4)).join(other.challenge)
+    other = LeaderHandshake(replace(LEADER, generation=4), 1, BINDING)
+    join = FollowerHandshake(replace(FOLLOWER, generation=4), BINDING).join(other.challenge)
     assert Meeting().decide(join).reason == "this is cell c-1 generation 3, not cell c-1 generation 4"
 
 

@@ -12,7 +12,9 @@ from typing import Any
 
 import httpx
 
+from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE
 from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE, fingerprint_to_variable
+from engine_agent.runtime.cell_certificate import throwaway_certificate
 from tests.asking import CLIENT
 
 MODEL = "sim-70b"
@@ -120,6 +122,8 @@ class Cell:
     ) -> Member:
         """Start one member; without a `fingerprint` it is told none, as when started by hand."""
         environment = {**os.environ, "SWITCHYARD_CELL_SECRET": secret}
+        if rank == 0:
+            environment[CELL_CERTIFICATE_VARIABLE] = throwaway_certificate()
         if fingerprint is not None:
             environment[FINGERPRINT_VARIABLE] = fingerprint_to_variable(fingerprint)
         log = self._home / f"rank-{rank}.log"

@@ -1,13 +1,16 @@
 """How the members of a cell find each other, and whom they do not let in."""
 
+import contextlib
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.engine_agent.engines.sim.cells import CHAT, Cell, until
+from tests.engine_agent.engines.cell.between import between, old_tls
+from tests.engine_agent.engines.sim.cells import CHAT, DEADLINE_S, Cell, until
 
 pytestmark = pytest.mark.processes
 
@@ -54,6 +57,78 @@ def test_a_member_of_another_cell_or_generation_is_not_let_in(cell: Cell, wrong:
     assert stranger.exit_status() == 1
     assert why in stranger.said()
     assert leader.health() == (503, "waiting for followers: 0 of 1 connected")
+
+
+def test_who_stands_between_with_a_certificate_of_their_own_is_refused(cell: Cell) -> None:
+    leader = cell.start(0)
+    until(lambda: leader.health()[0] == 503, leader.said)
+
+    with between(cell.rendezvous_port, with_a_certificate=True) as stranger:
+        follower = cell.start(1, "--leader", f"127.0.0.1:{stranger.port}", "--rendezvous-timeout-s", "0.7")
+
+        assert follower.exit_status() == 1
+    assert "does not prove that it knows the secret" in follower.said()
+    assert b'"cell": "c-1"' in stranger.seen  # it reads what is no secret, and gets no further
+    assert leader.health() == (503, "waiting for followers: 0 of 1 connected")
+
+
+def test_who_listens_on_the_wire_reads_nothing_and_cannot_play_it_back(cell: Cell) -> None:
+    leader = cell.start(0)
+    with between(cell.rendezvous_port, with_a_certificate=False) as stranger:
+        follower = cell.start(1, "--leader", f"127.0.0.1:{stranger.port}")
+        until(lambda: leader.health()[0] == 200 and follower.health()[0] == 200, leader.said)
+        seen = bytes(stranger.seen)
+        assert len(seen) > 1000
+        assert not any(word in seen for word in (b"c-1", b"proof", b"beat", follower.node_id.encode()))
+
+        with socket.create_connection(("127.0.0.1", cell.rendezvous_port)) as again:
+            again.sendall(seen)
+            assert_hung_up(again)
+        assert leader.health()[0] == 200
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", b"\x16\x03\x01", b'{"cell": "c-1", "rank": 1}\n'], ids=["silent", "half", "plain"]
+)
+def test_who_speaks_no_tls_is_hung_up_on_and_keeps_nobody_out(cell: Cell, sent: bytes) -> None:
+    leader = cell.start(0)
+    until(lambda: leader.health()[0] == 503, leader.said)
+
+    with socket.create_connection(("127.0.0.1", cell.rendezvous_port)) as stranger:
+        stranger.sendall(sent)
+        cell.start(1)
+        until(lambda: leader.health()[0] == 200, leader.said)
+        assert_hung_up(stranger)
+
+
+def test_older_tls_is_refused(cell: Cell) -> None:
+    leader = cell.start(0)
+    until(lambda: leader.health()[0] == 503, leader.said)
+
+    with (
+        socket.create_connection(("127.0.0.1", cell.rendezvous_port)) as stranger,
+        pytest.raises(ssl.SSLError),
+    ):
+        old_tls().wrap_socket(stranger)
+
+
+def test_a_leader_that_speaks_no_tls_is_named(cell: Cell) -> None:
+    with socket.create_server(("127.0.0.1", cell.rendezvous_port)) as plain:
+        follower = cell.start(1, "--rendezvous-timeout-s", "1")
+        caller, _ = plain.accept()
+        with caller:
+            caller.sendall(b'{"cell": "c-1", "generation": 3, "nonce": "00"}\n')
+
+            assert follower.exit_status() == 1
+    assert "does not speak TLS 1.3" in follower.said()
+
+
+def assert_hung_up(stranger: socket.socket) -> None:
+    """The leader ends the connection by itself; an alert may come before."""
+    stranger.settimeout(DEADLINE_S)
+    with contextlib.suppress(ConnectionResetError):
+        while stranger.recv(65536):
+            pass
 
 
 def test_a_leader_whose_followers_do_not_come_gives_up(cell: Cell) -> None:

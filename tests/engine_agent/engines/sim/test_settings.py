@@ -1,12 +1,15 @@
 """The command line: what is taken, and what is refused by name."""
 
+from collections.abc import Mapping
+
 import pytest
 
-from engine_agent.engines.base import CELL_SECRET_VARIABLE
+from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE, CELL_SECRET_VARIABLE
 from engine_agent.engines.sim.faults import Slow
 from engine_agent.engines.sim.settings import Endpoint, Settings, parse_settings
 from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE
 from engine_agent.protocol.states import MemberRole
+from engine_agent.runtime.cell_certificate import throwaway_certificate
 
 LEADER = (
     "--node-id n-0000000a --cell c-1 --generation 3 --rank 0 --role leader --port 1003 "
@@ -14,8 +17,11 @@ LEADER = (
 )
 
 
-def parsed(text: str, shared: str = "s") -> Settings:
-    return parse_settings(text.split(), {CELL_SECRET_VARIABLE: shared} if shared else {})
+GIVEN = {CELL_SECRET_VARIABLE: "s", CELL_CERTIFICATE_VARIABLE: throwaway_certificate()}
+
+
+def parsed(text: str, environment: Mapping[str, str] = GIVEN) -> Settings:
+    return parse_settings(text.split(), environment)
 
 
 def test_the_agents_command_line_is_understood() -> None:
@@ -29,12 +35,29 @@ def test_the_agents_command_line_is_understood() -> None:
 
 def test_a_bad_version_has_its_fault_from_the_start() -> None:
     line = [*LEADER.split(), "--fault", '{"kind": "slow", "factor": 1.5}']
-    assert parse_settings(line, {CELL_SECRET_VARIABLE: "s"}).fault == Slow(1.5)
+    assert parse_settings(line, GIVEN).fault == Slow(1.5)
     assert parsed(LEADER).fault is None
 
 
-def test_a_cell_of_one_node_needs_no_secret() -> None:
-    assert parsed(LEADER.replace("--followers 1", "--followers 0"), shared="").followers == 0
+def test_a_cell_of_one_node_needs_no_secret_and_no_certificate() -> None:
+    assert parsed(LEADER.replace("--followers 1", "--followers 0"), {}).certificate is None
+
+
+def test_a_follower_needs_no_certificate() -> None:
+    follower = LEADER.replace("--rank 0 --role leader", "--rank 1 --role follower")
+    assert parsed(follower, {CELL_SECRET_VARIABLE: "s"}).certificate is None
+
+
+@pytest.mark.parametrize(
+    ("given", "named"), [({}, "is not set"), ({CELL_CERTIFICATE_VARIABLE: "x"}, "holds no certificate")]
+)
+def test_a_leader_of_followers_needs_a_certificate(
+    given: dict[str, str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parsed(LEADER, {CELL_SECRET_VARIABLE: "s", **given})
+
+    assert f"{CELL_CERTIFICATE_VARIABLE} {named}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -62,13 +85,13 @@ def test_a_wrong_argument_is_refused_by_name(line: str, named: str, capsys: pyte
 
 def test_a_cell_of_several_nodes_needs_a_secret(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parsed(LEADER, shared="")
+        parsed(LEADER, {})
 
     assert CELL_SECRET_VARIABLE in capsys.readouterr().err
 
 
 def test_what_the_rank_runs_comes_from_the_environment(capsys: pytest.CaptureFixture[str]) -> None:
-    told = {CELL_SECRET_VARIABLE: "s", FINGERPRINT_VARIABLE: '{"kernel": "6.8"}'}
+    told = {**GIVEN, FINGERPRINT_VARIABLE: '{"kernel": "6.8"}'}
     assert parse_settings(LEADER.split(), told).fingerprint == {"kernel": "6.8"}
     assert parsed(LEADER).fingerprint == {}
     with pytest.raises(SystemExit):

@@ -24,6 +24,7 @@ from engine_agent.engines.vllm.options import HANG_VARIABLE
 from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Peer
 from engine_agent.protocol.ports import PORTS_PER_NODE
 from engine_agent.protocol.states import MemberRole, Phase
+from engine_agent.runtime.cell_certificate import with_certificate
 from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.version_spec import HeadCounts, VersionSpec
@@ -100,7 +101,8 @@ class RunningCell:
 
     def start(self, rank: int) -> "subprocess.Popen[bytes]":
         """Start the engine process of a rank."""
-        launch = engine_adapter("vllm").launch(self._assignment(rank), self._context(rank))
+        given = self._assignment(rank)
+        launch = with_certificate(engine_adapter("vllm").launch(given, self._context(rank)), given)
         with (self.home / f"{rank}.log").open("wb") as output:
             return subprocess.Popen(
                 launch.argv,

@@ -1,5 +1,6 @@
 """The launcher refuses clearly and prepares what a node must."""
 
+import os
 import shutil
 import socket
 import subprocess
@@ -38,11 +39,12 @@ def command_line(port: int, model_dir: Path, digest: str, *more: str) -> list[st
     ]
 
 
-def launched(arguments: list[str]) -> "subprocess.CompletedProcess[str]":
+def launched(arguments: list[str], **environment: str) -> "subprocess.CompletedProcess[str]":
     """The launcher's end in a Python without vLLM, which is the one that runs the tests."""
     return subprocess.run(
         [sys.executable, "-m", "engine_agent.engines.vllm.serve", *arguments],
         cwd=ROOT,
+        env={**os.environ, **environment},
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
@@ -219,6 +221,16 @@ def test_a_member_without_a_secret_ends_with_status_2(free_port: int, artifact: 
     ended = launched([*command_line(free_port, *artifact), "--followers", "1", "--leader", "127.0.0.1:34012"])
     assert ended.returncode == 2
     assert "SWITCHYARD_CELL_SECRET is not set" in ended.stderr
+
+
+@pytest.mark.parametrize(("given", "named"), [("", "is not set"), ("x", "holds no certificate")])
+def test_a_leader_without_a_certificate_ends_with_status_2(
+    free_port: int, artifact: tuple[Path, str], given: str, named: str
+) -> None:
+    line = [*command_line(free_port, *artifact), "--followers", "1", "--leader", "127.0.0.1:34012"]
+    ended = launched(line, SWITCHYARD_CELL_SECRET="s", SWITCHYARD_CELL_CERTIFICATE=given)
+    assert ended.returncode == 2
+    assert f"SWITCHYARD_CELL_CERTIFICATE {named}" in ended.stderr
 
 
 def test_a_python_without_vllm_ends_it_with_status_3(free_port: int, artifact: tuple[Path, str]) -> None:

@@ -1,6 +1,8 @@
 """Leader and followers over real connections: they meet, hear each other, and name what ends the cell."""
 
+import contextlib
 import socket
+import ssl
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from queue import Queue
@@ -11,7 +13,8 @@ import pytest
 from engine_agent.engines.vllm.cell.follower_link import FollowerLink
 from engine_agent.engines.vllm.cell.leader_link import LeaderLink
 from engine_agent.engines.vllm.cell.member import CellEnded, Member
-from tests.engine_agent.engines.vllm.cell.members import LIMIT_S, SECRET, follower, free_port, leader
+from tests.engine_agent.engines.cell.between import between, old_tls
+from tests.engine_agent.engines.vllm.cell.members import CERTIFICATE, LIMIT_S, SECRET, follower, free_port, leader
 
 SOFTWARE = {"vllm": "0.32.0"}
 
@@ -26,7 +29,7 @@ class Cell:
         self.setups: Queue[bytes | CellEnded] = Queue()
         self.followers: dict[int, FollowerLink] = {}
         self.links: list[FollowerLink] = []
-        self.leader = LeaderLink(member, SECRET, SOFTWARE, self.leaders_end.put)
+        self.leader = LeaderLink(member, SECRET, CERTIFICATE, SOFTWARE, self.leaders_end.put)
 
     def call(
         self, rank: int = 1, secret: bytes = SECRET, software: dict[str, str] = SOFTWARE, **changes: float
@@ -174,9 +177,104 @@ def test_strangers_who_say_nothing_keep_nobody_out(cells: Cells) -> None:
         cell.form()
 
 
+def test_calls_reach_every_follower_in_their_order(cells: Cells) -> None:
+    cell = cells(followers=2)
+    cell.form()
+    long = b"x" * 3_000_000
+    assert [cell.leader.call(call) for call in (b"one", long, b"")] == [1, 2, 3]
+    for link in cell.followers.values():
+        assert [link.next_call() for _ in range(3)] == [(1, b"one"), (2, long), (3, b"")]
+
+
+def test_a_follower_that_takes_nothing_any_more_hangs_and_holds_up_nobody(cells: Cells) -> None:
+    """The leader's thread that calls waits for it; who watches does not, nor does the farewell to the others."""
+    cell = cells(followers=2, hang_s=3.0)
+    cell.form()
+    stopped = cell.followers[1]._connected()._connection
+    with stopped._held:  # it reads nothing and beats no more
+        calling = Thread(target=cell.leader.call, args=(b"x" * 50_000_000,), daemon=True)
+        calling.start()
+        assert cell.leaders_end.get(timeout=LIMIT_S) == "rank 1 (n-00000001) hangs: nothing was heard of it for 3 s"
+        assert calling.is_alive()
+        cell.leader.close("rank 1 hangs", failed=True)
+        assert cell.followers_end.get(timeout=LIMIT_S) == ("the leader ended the cell: rank 1 hangs", True)
+
+
+def test_who_stands_between_with_a_certificate_of_their_own_is_refused(cells: Cells) -> None:
+    cell = cells(join_timeout_s=2.0)
+    with between(cell.member.leader_port, with_a_certificate=True) as stranger:
+        cell.call(leader_port=stranger.port, join_timeout_s=0.3)
+        with pytest.raises(CellEnded, match="no follower of rank 1 joined"):
+            cell.leader.gather()
+        assert "does not prove that it knows the secret of cell c-1, for 0.3 s" in str(cell.setups.get(timeout=LIMIT_S))
+    assert b'"cell": "c-1"' in stranger.seen  # it reads what is no secret, and gets no further
+
+
+def test_who_listens_on_the_wire_reads_nothing_and_cannot_play_it_back(cells: Cells) -> None:
+    cell = cells()
+    with between(cell.member.leader_port, with_a_certificate=False) as stranger:
+        cell.call(leader_port=stranger.port)
+        cell.leader.gather()
+        cell.leader.publish(b"the whole configuration")
+        assert cell.setups.get(timeout=LIMIT_S) == b"the whole configuration"
+        assert len(stranger.seen) > 1000
+        assert not any(word in stranger.seen for word in (b"c-1", b"proof", b"n-0000000", b"configuration"))
+        with socket.create_connection((cell.member.leader_address, cell.member.leader_port)) as again:
+            again.sendall(stranger.seen)
+            with contextlib.suppress(ConnectionResetError):
+                while again.recv(65536):
+                    pass  # until the leader has had enough of it
+    assert cell.leaders_end.empty()
+
+
+@pytest.mark.parametrize("sent", [b'{"cell": "c-1"}\n', b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01"], ids=repr)
+def test_a_plain_or_half_opened_connection_keeps_nobody_out(cells: Cells, sent: bytes) -> None:
+    cell = cells()
+    with socket.create_connection((cell.member.leader_address, cell.member.leader_port)) as stranger:
+        stranger.sendall(sent)
+        cell.form()
+    assert cell.leaders_end.empty()
+
+
+def test_a_plain_connection_is_refused_in_words(cells: Cells) -> None:
+    cell = cells(join_timeout_s=1.0)
+    with socket.create_connection((cell.member.leader_address, cell.member.leader_port)) as stranger:
+        stranger.sendall(b'{"cell": "c-1", "rank": 1}\n')
+        with pytest.raises(CellEnded, match=r"127\.0\.0\.1 was refused: what answers there does not speak TLS 1\.3"):
+            cell.leader.gather()
+
+
+def test_older_tls_is_refused(cells: Cells) -> None:
+    cell = cells()
+    cell.form()
+    with (
+        socket.create_connection((cell.member.leader_address, cell.member.leader_port)) as stranger,
+        pytest.raises(ssl.SSLError),
+    ):
+        old_tls().wrap_socket(stranger)
+
+
+def test_a_leader_that_speaks_no_tls_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as plain:
+        nowhere = leader(plain.getsockname()[1], join_timeout_s=0.0)
+        answering = Thread(target=_answer_in_plain, args=(plain,))
+        answering.start()
+        link = FollowerLink(follower(nowhere), SECRET, SOFTWARE, lambda *_: None)
+        with pytest.raises(CellEnded, match=r"does not speak TLS 1\.3 \(wrong version number\)"):
+            link.connect(lambda _: None)
+        answering.join()
+
+
+def _answer_in_plain(server: socket.socket) -> None:
+    caller, _ = server.accept()
+    with caller:
+        caller.sendall(b'{"cell": "c-1", "generation": 3, "nonce": "00"}\n')
+        caller.recv(65536)
+
+
 def test_a_taken_port_is_named() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as taken,
         pytest.raises(CellEnded, match=r"cannot listen for followers on 127\.0\.0\.1:"),
     ):
-        LeaderLink(leader(taken.getsockname()[1]), SECRET, SOFTWARE, lambda _: None)
+        LeaderLink(leader(taken.getsockname()[1]), SECRET, CERTIFICATE, SOFTWARE, lambda _: None)
