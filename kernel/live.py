@@ -23,6 +23,7 @@ MOST_WAITING = 1000
 """Hints of one process that are not sent yet; further ones are lost."""
 BROWSERS = "browsers"
 AGENT_SOCKETS = "agent-sockets"
+TRUST_CHANGED = "agent.trust"
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +46,7 @@ def push_table(region: str) -> None:
 
 def push_trust() -> None:
     """Tell the processes that hold agents' sockets that other authorities or revocation lists count."""
-    _after_commit(AGENT_SOCKETS, {"type": "agent.trust"})
+    _after_commit(AGENT_SOCKETS, {"type": TRUST_CHANGED})
 
 
 def push_goodbye(session_key: str) -> None:

@@ -270,7 +270,18 @@ class LogTail(Struct, frozen=True, tag="log_tail"):
     logs: dict[str, tuple[str, ...]]
 
 
-UpMessage = Hello | Report | IngressReport | MachineReport | Fault | LogTail
+CERTIFICATE_REQUEST_CHARS_MAX = 16 * 1024
+
+
+class CertificateRequest(Struct, frozen=True, tag="certificate_request"):
+    """An agent wants a certificate for its own name. `request` is PKCS #10 as PEM, of which only the key counts;
+    `believed` the SHA-256, in hexadecimal, of the bundle of authorities that it has."""
+
+    request: Annotated[str, Meta(max_length=CERTIFICATE_REQUEST_CHARS_MAX)]
+    believed: Annotated[str, Meta(max_length=64)] = ""
+
+
+UpMessage = Hello | Report | IngressReport | MachineReport | Fault | LogTail | CertificateRequest
 
 
 # --- down: control plane -> agent -----------------------------------------------------------------------------------
@@ -304,6 +315,27 @@ class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
     cause: Cause | None = None
 
 
+class Trust(Struct, frozen=True, tag="trust"):
+    """Whom to believe: all authorities that count, and their revocation lists, as PEM. Sent on every connection, and
+    when it has changed."""
+
+    bundle: str
+    revoked: str
+
+
+class Certificate(Struct, frozen=True, tag="certificate"):
+    """What was requested: the certificate as PEM, leaf first, and whom to believe from then on."""
+
+    chain: str
+    trust: Trust
+
+
+class Credential(Struct, frozen=True, tag="credential"):
+    """What the agent shows on its connections from now on. The one before counts until this one was shown."""
+
+    credential: str
+
+
 class Refused(Struct, frozen=True, tag="refused"):
     """Why the control plane is about to close the connection. `retry` False: an operator must act first."""
 
@@ -313,4 +345,4 @@ class Refused(Struct, frozen=True, tag="refused"):
 
 Order = Desired | RoutingTable | MachineOrder
 """What an agent must do, whole; each kind of agent has its own."""
-DownMessage = Order | TablePart | Refused
+DownMessage = Order | TablePart | Trust | Certificate | Credential | Refused

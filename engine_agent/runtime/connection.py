@@ -19,9 +19,23 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketExce
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, bounded_fault, decode_down, encode
 from engine_agent.protocol.ingress_messages import IngressReport, TablePart
 from engine_agent.protocol.machine_messages import MachineReport
-from engine_agent.protocol.messages import Fault, Hello, LogTail, Order, Refused, Report, UpMessage
+from engine_agent.protocol.messages import (
+    Certificate,
+    Credential,
+    DownMessage,
+    Fault,
+    Hello,
+    LogTail,
+    Order,
+    Refused,
+    Report,
+    Trust,
+    UpMessage,
+)
 from engine_agent.protocol.parts import TableAssembly
 from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
+from engine_agent.runtime.identity import Identity
+from engine_agent.runtime.renewal import CertificateRenewal
 from engine_agent.telemetry.exposition import agent_exposition
 
 log = logging.getLogger(__name__)
@@ -92,6 +106,7 @@ class AgentConnection:
 
     `hello` is called for every connection. `on_message` gets every `Order`; it must only record
     the message and return, because no frame is read meanwhile. An error it raises is logged and nothing else.
+    `on_identity` is called whenever the files of the agent's `identity` have changed.
     """
 
     def __init__(
@@ -102,8 +117,11 @@ class AgentConnection:
         on_message: Callable[[Order], None],
         settings: ConnectionSettings | None = None,
         draw: Callable[[], float] = random.random,
+        on_identity: Callable[[], None] = lambda: None,
     ) -> None:
         self._enrolment = enrolment
+        self.identity = Identity(enrolment.home)
+        self._renewal = CertificateRenewal(self.identity, draw, on_identity)
         self._agent_id = enrolment.agent_id
         self._server = enrolment.server.rstrip("/")
         self._hello = hello
@@ -216,14 +234,15 @@ class AgentConnection:
         self.status = ConnectionStatus(connected=True, reason="")
         log.info("connected to %s as %s", self._server, self._agent_id)
         sender = asyncio.create_task(self._send_reports(socket))
+        renewal = asyncio.create_task(self._renewal.run(lambda request: self._put(socket, request)))
         listener = asyncio.create_task(self._listen(socket))
         again = asyncio.create_task(self._again.wait())
         try:
-            await asyncio.wait({sender, listener, again}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({sender, renewal, listener, again}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in (sender, listener, again):
+            for task in (sender, renewal, listener, again):
                 task.cancel()
-            ends = await asyncio.gather(sender, listener, return_exceptions=True)
+            ends = await asyncio.gather(sender, renewal, listener, return_exceptions=True)
         for end in reversed(ends):  # what the listener saw explains the end best
             if isinstance(end, Exception):
                 raise end
@@ -266,9 +285,30 @@ class AgentConnection:
                 continue
             if message is None:
                 continue
-            if isinstance(message, Refused):
+            await self._take(message)
+
+    async def _take(self, message: DownMessage) -> None:
+        match message:
+            case Refused():
                 raise _Refusal(f"refused by the control plane: {message.reason}", person_must_act=not message.retry)
-            self._hand_over(message)
+            case Certificate() | Trust():
+                await self._renewal.take(message)
+            case Credential():
+                await self._take_credential(message)
+            case TablePart():
+                return  # what it is a part of is handed over when it is whole
+            case _:
+                self._hand_over(message)
+
+    async def _take_credential(self, message: Credential) -> None:
+        """Keep it, and show it on a new connection at once: the one before counts until then."""
+        try:
+            await asyncio.to_thread(self._enrolment.store_credential, message.credential)
+        except (OSError, ValueError) as error:
+            log.error("the new credential is not kept; the one before goes on: %s", error)
+            return
+        log.info("a new credential takes the place of the one before")
+        self._again.set()
 
     def _hand_over(self, message: Order) -> None:
         try:

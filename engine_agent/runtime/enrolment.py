@@ -23,6 +23,7 @@ MAX_RESPONSE_BYTES = 64 * 1024
 CREDENTIAL_FILE = "credential"
 NONCE_FILE = "enrolment-nonce"
 NONCE_BYTES = 32
+MAX_CREDENTIAL_CHARS = 256
 
 
 class EnrolmentRefused(Exception):
@@ -73,8 +74,19 @@ class Enrolment:
         if self.join_token is None:
             raise EnrolmentRefused(f"{self.agent_id} has no usable credential and was given no join token")
         credential = await asyncio.to_thread(_exchange, self, self.join_token, self._nonce())
-        write_durably(self.home / CREDENTIAL_FILE, credential.encode() + b"\n", mode=0o600)
+        self.store_credential(credential)
         return credential
+
+    def store_credential(self, credential: str) -> None:
+        """Keep it for the connections to come.
+
+        Raises:
+            ValueError: it is none.
+            OSError: the home refused it; the one before is untouched.
+        """
+        if not credential.isascii() or not credential.isprintable() or not 0 < len(credential) <= MAX_CREDENTIAL_CHARS:
+            raise ValueError(f"a credential has 1 to {MAX_CREDENTIAL_CHARS} printable characters")
+        write_durably(self.home / CREDENTIAL_FILE, credential.encode() + b"\n", mode=0o600)
 
     def _nonce(self) -> str:
         """What only this agent knows: the first use binds the join token to it. Kept before it is sent."""

@@ -5,6 +5,7 @@ The key is made here once and never leaves the home. It asks nobody for anything
 here, and contexts notice. Every side of a link needs a certificate of the fleet and checks the name of the other.
 """
 
+import hashlib
 import os
 import ssl
 from functools import cached_property
@@ -35,7 +36,7 @@ class Identity:
 
     def __init__(self, home: Path) -> None:
         self.folder = home / TLS_FOLDER
-        self._client: tuple[object, ssl.SSLContext] | None = None
+        self._clients: dict[bool, tuple[object, ssl.SSLContext]] = {}
 
     @property
     def key_file(self) -> Path:
@@ -132,6 +133,13 @@ class Identity:
             _write_changed(self.revoked_file, revoked)
         _write_changed(self.bundle_file, bundle)
 
+    def bundle_digest(self) -> str:
+        """The SHA-256 of the bundle, in hexadecimal, as the control plane knows it; empty if there is none."""
+        try:
+            return hashlib.sha256(self.bundle_file.read_bytes()).hexdigest()
+        except OSError:
+            return ""
+
     def validity(self) -> "Validity | None":
         """Of the stored certificate; None if there is none that can be read, or it is not for the stored key."""
         from engine_agent.runtime.certificates import BadCertificate, validity_of
@@ -141,21 +149,22 @@ class Identity:
         except (OSError, UnicodeDecodeError, BadCertificate):
             return None
 
-    def client_context(self) -> ssl.SSLContext:
+    def client_context(self, *, shows_certificate: bool = True) -> ssl.SSLContext:
         """For connections to the fleet: checks the other's chain, revocation, and that its name is the one given as
-        `server_hostname`; shows the own certificate if there is one. Ask for it for each connection: it is made again
-        only when a file has changed.
+        `server_hostname`; shows the own certificate if there is one and it may. Ask for it for each connection: it is
+        made again only when a file has changed.
 
         Raises:
             FileNotFoundError: there is no bundle.
             ssl.SSLError: a file is none of its kind.
         """
-        stamp = self._stamp()
-        if self._client is None or self._client[0] != stamp:
+        stamp = self.stamp()
+        known = self._clients.get(shows_certificate)
+        if known is None or known[0] != stamp:
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            self._load(context)
-            self._client = (stamp, context)
-        return self._client[1]
+            self._load(context, with_certificate=shows_certificate and self.has_certificate)
+            known = self._clients[shows_certificate] = (stamp, context)
+        return known[1]
 
     def server_context(self) -> ssl.SSLContext:
         """For a listener that lets only the fleet's certificates in. One context for the listener's whole life: a
@@ -167,16 +176,17 @@ class Identity:
         """
         return renewed_server_context(self, client_certificate=ssl.CERT_REQUIRED)
 
-    def _load(self, context: ssl.SSLContext) -> None:
+    def _load(self, context: ssl.SSLContext, *, with_certificate: bool) -> None:
         context.minimum_version = MINIMUM_VERSION
         context.load_verify_locations(self.bundle_file)
         if self.revoked_file.exists():
             context.load_verify_locations(self.revoked_file)
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
-        if self.has_certificate:
+        if with_certificate:
             context.load_cert_chain(self.combined_file)
 
-    def _stamp(self) -> object:
+    def stamp(self) -> object:
+        """Another value whenever one of the files is another."""
         return tuple(_stamp_of(path) for path in (self.combined_file, self.bundle_file, self.revoked_file))
 
 
@@ -192,16 +202,16 @@ def renewed_server_context(identity: Identity, *, client_certificate: ssl.Verify
         if not identity.has_certificate:
             raise FileNotFoundError(f"there is no certificate at {identity.combined_file}")
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        identity._load(context)
+        identity._load(context, with_certificate=True)
         context.verify_mode = client_certificate
         context.num_tickets = 0
         return context
 
-    current = (identity._stamp(), made())
+    current = (identity.stamp(), made())
 
     def renew(connection: ssl.SSLObject, _name: str | None, _first: ssl.SSLContext) -> None:
         nonlocal current
-        stamp = identity._stamp()
+        stamp = identity.stamp()
         if current[0] != stamp:
             try:
                 current = (stamp, made())

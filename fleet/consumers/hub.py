@@ -7,6 +7,7 @@ credentials stores no report.
 """
 
 import asyncio
+import contextlib
 import logging
 import uuid
 from collections import OrderedDict
@@ -24,17 +25,25 @@ from channels.layers import get_channel_layer
 from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections
 
 from engine_agent.protocol.codec import BadMessage
-from engine_agent.protocol.messages import Cause, Desired, DownMessage, Hello, UpMessage
+from engine_agent.protocol.messages import Cause, CertificateRequest, Desired, DownMessage, Hello, UpMessage
 from engine_agent.protocol.states import AgentKind
 from fleet.consumers.batches import Batches
+from fleet.consumers.certificates import CertificateExchange
 from fleet.consumers.introductions import Introductions
 from fleet.consumers.knocks import Knocks
+from fleet.consumers.token_bucket import TokenBucket
 from fleet.selectors.snapshot import LISTENING_LEASE
-from fleet.services.enrolment import AgentIdentity, agents_identify, credential_prefixes, credentials_revoked
+from fleet.services.enrolment import (
+    AgentIdentity,
+    agents_identify,
+    credential_prefixes,
+    credentials_replaced,
+    credentials_revoked,
+)
 from fleet.services.loop_watch import LOOK_EVERY_S, ControlLoopWatch
 from kernel import clock
 from kernel.leases import lease_take
-from kernel.live import AGENT_SOCKETS
+from kernel.live import AGENT_SOCKETS, TRUST_CHANGED
 from kernel.metrics import AGENTS_CONNECTED
 from kernel.refusals import Conflict
 
@@ -59,6 +68,7 @@ class AgentSession:
     """One open socket. `sent_version` is the version of the last message that it was sent, as its handler counts them.
 
     `sending` is the sending under way, if any. Once `is_cut`, further messages from the agent are ignored.
+    `trust_version` is of what it was told to believe, `requests` its budget for certificates.
     """
 
     identity: AgentIdentity
@@ -70,6 +80,8 @@ class AgentSession:
     sent_version: int = -1
     sending: "asyncio.Task[None] | None" = None
     is_cut: bool = False
+    trust_version: str = ""
+    requests: TokenBucket | None = None
 
 
 class AgentHandler(Protocol):
@@ -128,6 +140,7 @@ class Lane(StrEnum):
     HELLOS = "hellos"
     CREDENTIALS = "credentials"
     """Strangers' look-ups."""
+    CERTIFICATES = "certificates"
 
 
 CONNECTION_KEPT_S = 60
@@ -145,6 +158,13 @@ def _lane_thread(lane: Lane) -> ThreadPoolExecutor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix=f"agents-{lane}", initializer=take_own_connection)
 
 
+def _identify(credentials: list[str]) -> list[AgentIdentity | None]:
+    found = agents_identify(credentials)
+    if shown := [identity.prefix for identity in found if identity]:
+        credentials_replaced(shown, now=clock.now())
+    return found
+
+
 class AgentHub:
     """All agents of this process, and the loops that serve them. Started by the first connection."""
 
@@ -158,9 +178,11 @@ class AgentHub:
         self._identities = Batches(self._look_up)
         self._hellos = {kind: Batches(partial(self._store_hellos, handler)) for kind, handler in handlers.items()}
         self._lanes = {lane: _lane_thread(lane) for lane in Lane}
+        self._certificates = CertificateExchange(partial(self.in_database, Lane.CERTIFICATES), self._send_in_time)
         self._loop_watch = ControlLoopWatch()
         self._urgent = asyncio.Event()
         self._doorbell = asyncio.Event()
+        self._trust = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
 
     async def in_database(self, lane: Lane, call: Callable[..., T], *arguments: Any) -> T:
@@ -180,7 +202,7 @@ class AgentHub:
         if not self._loops:
             loops = (
                 *(self._lease_loop, self._flush_loop, self._send_loop),
-                *(self._doorbell_loop, self._revocation_loop, self._watch_loop, self._prefix_loop),
+                *(self._doorbell_loop, self._revocation_loop, self._watch_loop, self._prefix_loop, self._trust_loop),
             )
             self._loops = [asyncio.create_task(self._for_ever(loop)) for loop in loops]
 
@@ -191,6 +213,7 @@ class AgentHub:
             for task in ending:
                 task.cancel()
             _, ending = await asyncio.wait(ending, timeout=0.2)
+        self._certificates.stop()
         for lane, thread in self._lanes.items():
             await self.in_database(lane, connections.close_all)
             thread.shutdown()
@@ -200,7 +223,7 @@ class AgentHub:
         return await self._identities.ask(credential)
 
     async def _look_up(self, credentials: list[str]) -> list[AgentIdentity | None]:
-        return await self.in_database(Lane.CREDENTIALS, agents_identify, credentials)
+        return await self.in_database(Lane.CREDENTIALS, _identify, credentials)
 
     async def _store_hellos(self, handler: AgentHandler, hellos: list[Hello]) -> list[Conflict | None]:
         refused = await self.in_database(Lane.HELLOS, handler.on_hellos, hellos)
@@ -218,7 +241,9 @@ class AgentHub:
 
     def receive(self, session: AgentSession, message: UpMessage) -> None:
         """Hand a message to the session's handler."""
-        if not session.is_cut and self._handler(session).on_message(session, message):
+        if isinstance(message, CertificateRequest):
+            self._certificates.request(session, message)
+        elif not session.is_cut and self._handler(session).on_message(session, message):
             self._urgent.set()
 
     def disconnect(self, session: AgentSession) -> None:
@@ -300,19 +325,25 @@ class AgentHub:
 
     async def _send(self, session: AgentSession, version: int, message: DownMessage) -> None:
         """Runs as a task of its own, so that an agent that takes no messages keeps no other waiting."""
-        try:
-            async with asyncio.timeout(SEND_LIMIT_S):
-                await session.send(message)
-        except BadMessage as error:
-            log.error("%s cannot be sent its version %d: %s", session.identity.id, version, error)
-        except Exception as error:
-            log.warning("%s takes no messages: %s: %s", session.identity.id, type(error).__name__, error)
-            session.sending = None
-            await self._cut(session, "it takes no messages")
+        if not await self._send_in_time(session, message, f"its version {version}"):
             return
         session.sent_version = version
         session.sending = None
         self._doorbell.set()  # for what changed meanwhile
+
+    async def _send_in_time(self, session: AgentSession, message: DownMessage, what: str) -> bool:
+        """False: the agent does not take it in time, and was cut."""
+        try:
+            async with asyncio.timeout(SEND_LIMIT_S):
+                await session.send(message)
+        except BadMessage as error:
+            log.error("%s cannot be sent %s: %s", session.identity.id, what, error)
+        except Exception as error:
+            log.warning("%s takes no messages: %s: %s", session.identity.id, type(error).__name__, error)
+            session.sending = None
+            await self._cut(session, "it takes no messages")
+            return False
+        return True
 
     async def _doorbell_loop(self) -> None:
         """Wait for doorbells from other processes. While they do not arrive, the slow look-up does the work."""
@@ -320,8 +351,9 @@ class AgentHub:
         channel = await layer.new_channel()
         await layer.group_add(AGENT_SOCKETS, channel)
         while True:
-            self.causes.record(await layer.receive(channel))
-            self._doorbell.set()
+            hint = await layer.receive(channel)
+            self.causes.record(hint)
+            (self._trust if hint.get("type") == TRUST_CHANGED else self._doorbell).set()
 
     async def _revocation_loop(self) -> None:
         await asyncio.sleep(REVOKED_EVERY_S)
@@ -329,6 +361,13 @@ class AgentHub:
         if prefixes:
             for prefix in await self.in_database(Lane.ORDERS, credentials_revoked, list(prefixes)):
                 await self._cut(prefixes[prefix], "its credential was revoked")
+
+    async def _trust_loop(self) -> None:
+        await self._certificates.tell(list(self.sessions.values()))
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FLUSH_EVERY_S):
+                await self._trust.wait()
+        self._trust.clear()
 
     async def _prefix_loop(self) -> None:
         newest, prefixes = await self.in_database(Lane.ORDERS, credential_prefixes, self._newest_credential)

@@ -17,6 +17,8 @@ from kernel.secrets import secret_issue, secret_matches, secret_prefix
 JOIN_TOKENS_KEPT = timedelta(days=7)
 """After they expired: until then the refusal says so, instead of that the token is unknown."""
 
+CREDENTIAL_RENEWED_AFTER = timedelta(hours=11)
+"""Less than half of a certificate's life: a new one comes with each certificate that is renewed in its time."""
 COMMITTED_LATE = 500
 """Credentials that may be under way at once."""
 
@@ -24,6 +26,11 @@ _REVOKED = """
 SELECT shown.prefix FROM unnest(%s::text[]) AS shown (prefix)
 LEFT JOIN fleet_agentcredential AS known ON known.prefix = shown.prefix AND known.revoked_at IS NULL
 WHERE known.id IS NULL
+"""
+_REPLACED = """
+UPDATE fleet_agentcredential AS older SET revoked_at = %s FROM fleet_agentcredential AS shown
+WHERE shown.prefix = ANY(%s) AND older.kind = shown.kind AND older.subject = shown.subject
+AND older.id < shown.id AND older.revoked_at IS NULL
 """
 _NONCE = re.compile(r"[0-9a-f]{32,128}")
 
@@ -122,6 +129,30 @@ def agents_identify(credentials: Sequence[str]) -> list[AgentIdentity | None]:
     rows = AgentCredential.objects.filter(prefix__in=prefixes, revoked_at__isnull=True)
     known = {row.prefix: row for row in rows}
     return [_identity(credential, known.get(secret_prefix(credential) or "")) for credential in credentials]
+
+
+def credentials_replaced(prefixes: list[str], *, now: datetime) -> int:
+    """Revoke what these credentials took the place of: they were shown, so their agents have them. Returns how many."""
+    with connection.cursor() as cursor:
+        cursor.execute(_REPLACED, [now, prefixes])
+        return int(cursor.rowcount)
+
+
+def credential_renew(*, prefix: str, now: datetime) -> str | None:
+    """A new credential for the agent of this one, if that is old enough. Both count until the new one is shown."""
+    row = AgentCredential.objects.filter(prefix=prefix, revoked_at__isnull=True).first()
+    if row is None or row.created_at > now - CREDENTIAL_RENEWED_AFTER:
+        return None
+    issued = secret_issue()
+    AgentCredential.objects.create(
+        prefix=issued.prefix,
+        digest=issued.digest,
+        kind=row.kind,
+        subject=row.subject,
+        region=row.region,
+        created_at=now,
+    )
+    return issued.text
 
 
 def _identity(credential: str, row: AgentCredential | None) -> AgentIdentity | None:

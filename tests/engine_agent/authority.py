@@ -6,7 +6,7 @@ from pathlib import Path
 
 from engine_agent.protocol.identity import CONTROL_ID, IdentityKind, IdentityName
 from engine_agent.runtime.identity import Identity
-from kernel.authority import CERTIFICATE_VALID, Authority, authority_make, certificate_sign, revocations_sign
+from kernel.authority import CERTIFICATE_VALID, Authority, Issued, authority_make, certificate_sign, revocations_sign
 
 FLEET = "f-0123abcd"
 
@@ -62,10 +62,21 @@ class FleetOfTests:
         now: datetime | None = None,
     ) -> str:
         """The same for an identity that there is. Returns the certificate's serial number."""
-        request = identity.signing_request()
-        issued = certificate_sign(self.authorities[-1], self.name(kind, subject), request, now or _now(), valid)
+        issued = self.sign(kind, subject, identity.signing_request(), valid=valid, now=now)
         identity.store(chain=issued.pem, bundle=self.bundle, revoked=self.revoked)
         return issued.serial
+
+    def sign(
+        self,
+        kind: IdentityKind,
+        subject: str,
+        request: str,
+        *,
+        valid: timedelta = CERTIFICATE_VALID,
+        now: datetime | None = None,
+    ) -> Issued:
+        """A certificate for the key of a request."""
+        return certificate_sign(self.authorities[-1], self.name(kind, subject), request, now or _now(), valid)
 
     def revoke(self, serial: str, *identities: Identity) -> None:
         """From now on this certificate does not count, as these identities hear."""

@@ -14,7 +14,7 @@ import uvicorn
 
 from engine_agent.protocol.codec import decode_up, encode
 from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable
-from engine_agent.protocol.messages import Desired, DownMessage, Hello, Report, UpMessage
+from engine_agent.protocol.messages import CertificateRequest, Desired, DownMessage, Hello, Report, UpMessage
 from engine_agent.protocol.parts import frames_of
 
 M = TypeVar("M", bound=UpMessage)
@@ -25,7 +25,8 @@ class FakeControlPlane:
     """`join_tokens` may enrol; `credentials` may connect; `greeting` is pushed to every connection after its hello.
     `come_again` is what `Retry-After` says to everybody, while it is set.
 
-    `orders` holds what each node was last told, and is told again on its every connection; `heard` is what each said.
+    `orders` holds what each node was last told, and is told again on its every connection; `heard` is what each said,
+    but for `requests` of certificates, which nobody answers.
     """
 
     def __init__(self, port: int) -> None:
@@ -36,6 +37,7 @@ class FakeControlPlane:
         self.greeting: list[DownMessage] = []
         self.orders: dict[str, Desired] = {}
         self.received: list[UpMessage] = []
+        self.requests: list[CertificateRequest] = []
         self.heard: dict[str, list[UpMessage]] = {}
         self.enrolled: list[dict[str, str]] = []
         self.connections = 0
@@ -125,6 +127,9 @@ class FakeControlPlane:
         try:
             while (event := await receive())["type"] == "websocket.receive":
                 message = decode_up(event.get("bytes") or event["text"])
+                if isinstance(message, CertificateRequest):
+                    self.requests.append(message)
+                    continue
                 self.received.append(message)
                 if isinstance(message, Hello):
                     agent = message.id

@@ -45,6 +45,7 @@ def test_every_message_has_a_golden_file() -> None:
         "fault.json",
         "log_tail.json",
         "machine_report.json",
+        "certificate_request.json",
     }
     assert {name.split("_", 1)[1] for name in DOWN} == {
         "desired.json",
@@ -54,6 +55,9 @@ def test_every_message_has_a_golden_file() -> None:
         "table_part.json",
         "machine_order.json",
         "refused.json",
+        "trust.json",
+        "certificate.json",
+        "credential.json",
     }
 
 
