@@ -8,10 +8,9 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
-import dj_database_url
-
 from engine_agent.protocol.log_lines import log_format
 from kernel.database_limits import connection_options
+from kernel.database_url import BadDatabaseUrl, database_settings
 from kernel.process_role import ProcessRole, process_role
 
 if process_role() is not ProcessRole.COMMAND:
@@ -34,6 +33,13 @@ def _figures(name: str, default: str) -> dict[str, float]:
         return {key: float(value) for key, _, value in pairs}
     except ValueError:
         raise SystemExit(f"{name} must be a list such as a:b=12,a:c=40, not {os.environ[name]!r}") from None
+
+
+def _database() -> dict[str, Any]:
+    try:
+        return database_settings(os.environ.get("DATABASE_URL", "postgres://switchyard@127.0.0.1:5432/switchyard"))
+    except BadDatabaseUrl as error:
+        raise SystemExit(str(error)) from None
 
 
 def _networks(name: str) -> list[str]:
@@ -179,15 +185,16 @@ TEMPLATES: list[dict[str, Any]] = [
 DATABASE_POOL = int(os.environ.get("SWITCHYARD_DATABASE_POOL", "0"))
 """Connections that the threads of this process share; 0: each has its own. Web answers every request in a thread of its
 own, so without a pool every request would open a connection (controlplane.asgi)."""
+_stated = _database()
 DATABASES = {
     "default": {
-        **dj_database_url.parse(
-            os.environ.get("DATABASE_URL", "postgres://switchyard@127.0.0.1:5432/switchyard"),
-            conn_max_age=0 if DATABASE_POOL else 60,
-            conn_health_checks=True,
-        ),
+        **_stated,
+        "ENGINE": "kernel.postgresql",
+        "CONN_MAX_AGE": 0 if DATABASE_POOL else 60,
+        "CONN_HEALTH_CHECKS": True,
         "OPTIONS": {
-            **connection_options(os.environ),
+            **connection_options(os.environ, has_standby="," in _stated["HOST"]),
+            **_stated["OPTIONS"],
             **({"pool": {"min_size": 1, "max_size": DATABASE_POOL, "timeout": 10}} if DATABASE_POOL else {}),
         },
     },

@@ -6,12 +6,24 @@ from dataclasses import dataclass
 
 from kernel.process_role import ProcessRole, process_role
 
-CONNECT_S = 5
-"""One that is up answers in milliseconds."""
-KEEPALIVES = {"keepalives": 1, "keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
-"""A silent peer is dead after 25 s (seconds, seconds, probes)."""
-UNACKNOWLEDGED_MS = 20_000
-"""What was sent and not acknowledged for so long ends the connection: keepalives are not sent while data waits."""
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """With a server that says nothing. `connect_s`: with one new connection to one host; one that is up answers in
+    milliseconds. `idle_s`, `interval_s`, `probes`: keepalives, after which a silent peer is dead. `unacknowledged_ms`:
+    what was sent and not acknowledged for so long ends the connection, because keepalives are not sent while data
+    waits."""
+
+    connect_s: int
+    idle_s: int
+    interval_s: int
+    probes: int
+    unacknowledged_ms: int
+
+
+ALONE = Patience(connect_s=5, idle_s=10, interval_s=5, probes=3, unacknowledged_ms=20_000)
+WITH_STANDBY = Patience(connect_s=2, idle_s=3, interval_s=2, probes=2, unacknowledged_ms=7_000)
+"""Another host may have taken over, and decisions go on within 15 s of that (I8)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,9 +44,12 @@ COMMANDS = DatabaseLimits(statement_s=3600, lock_s=60, idle_s=600)
 LIMITS = {ProcessRole.WORKER: HOUSEKEEPING, ProcessRole.COMMAND: COMMANDS}
 
 
-def connection_options(environment: Mapping[str, str], role: ProcessRole | None = None) -> dict[str, object]:
+def connection_options(
+    environment: Mapping[str, str], role: ProcessRole | None = None, *, has_standby: bool = False
+) -> dict[str, object]:
     """libpq's parameters for the connections of a process; of this one, if no role is given. What `PGOPTIONS` states is
     kept, because `options` would replace it."""
+    patience = WITH_STANDBY if has_standby else ALONE
     limits = LIMITS.get(role or process_role(), SERVING)
     stated = {
         "statement_timeout": limits.statement_s,
@@ -43,8 +58,11 @@ def connection_options(environment: Mapping[str, str], role: ProcessRole | None 
     }
     options = " ".join(f"-c {name}={seconds}s" for name, seconds in stated.items())
     return {
-        "connect_timeout": CONNECT_S,
+        "connect_timeout": patience.connect_s,
         "options": f"{options} {environment.get('PGOPTIONS', '')}".strip(),
-        **KEEPALIVES,
-        "tcp_user_timeout": UNACKNOWLEDGED_MS,
+        "keepalives": 1,
+        "keepalives_idle": patience.idle_s,
+        "keepalives_interval": patience.interval_s,
+        "keepalives_count": patience.probes,
+        "tcp_user_timeout": patience.unacknowledged_ms,
     }

@@ -110,7 +110,7 @@ class Campaign:
         finally:
             for timer in undoing:
                 timer.join()
-        self._wait_for_calm()
+        self._wait_for_calm(before)
         self._judge(before, requests)
         return self.report
 
@@ -198,11 +198,12 @@ class Campaign:
             if any(window.ends == FOREVER for window in self._windows) and self._is_whole():
                 self._windows = closed(self._windows, now, now - age_s)
 
-    def _wait_for_calm(self) -> None:
+    def _wait_for_calm(self, before: Counter[str]) -> None:
+        """The last fault may be seconds old: what it killed comes back, and is noted, after that."""
         began = time.monotonic()
         while time.monotonic() - began < CALM_WITHIN_S:
             self._look()
-            if self._is_whole() and not self._open_incidents():
+            if self._is_whole() and not self._open_incidents() and self._is_noted(before):
                 break
             time.sleep(POLL_S)
         self.report.calm_after_s = time.monotonic() - began
@@ -228,6 +229,11 @@ class Campaign:
         if late := late_passes(self._passes, self._windows):
             broken.append(f"the last pass was {max(look.age_s for look in late):.0f} s old, and nothing harmed passes")
         broken += self._missing_trails()
+
+    def _is_noted(self, before: Counter[str]) -> bool:
+        with contextlib.suppress(*AWAY):
+            return census(self._fleet.home, self._fleet.sessions()) == before and not any(self._missing_trails())
+        return False
 
     def _missing_trails(self) -> Iterator[str]:
         rows = list(self._fleet.trail())

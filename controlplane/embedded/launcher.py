@@ -8,7 +8,7 @@ import asyncio
 import os
 import shutil
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -55,6 +55,7 @@ class Launcher:
         self._inherited = dict(os.environ)
         self._stop_requested = asyncio.Event()
         self._fleet_may_run = False
+        self._adopts_fleet = False
         self._environment: dict[str, str] = {}
         self._state = LauncherState(
             pid=os.getpid(),
@@ -97,9 +98,10 @@ class Launcher:
         await run_together(self._prepare_database(servers, management), self._prepare_engine(weights))
         with self._console.step("demo fleet"):
             password = self._home.secrets().operator_password
-            await management.seed(self._configuration.engine, weights[0] if weights else None, password)
+            built = weights[0] if weights else None
+            await self._despite_database(servers, lambda: management.seed(self._configuration.engine, built, password))
             self._fleet_may_run = True
-            await management.resume()
+            await self._despite_database(servers, management.resume)
         for service in (
             control_plane.web(self._configuration, self._environment),
             control_plane.controller(self._environment),
@@ -115,6 +117,7 @@ class Launcher:
         self._publish()
         if previous:
             await asyncio.to_thread(self._end_leftovers, previous)
+        self._adopts_fleet = bool(await asyncio.to_thread(processes_of, self._home.path))
         shutil.rmtree(self._home.path / "metrics", ignore_errors=True)  # counts of processes that are gone
         require_distinct_ports(self._configuration)
         wanted = wanted_ports(self._configuration)
@@ -152,9 +155,18 @@ class Launcher:
                 await self._supervisor.start(service)
             await self._unless_crash_looping(servers.wait_until_ready())
         with self._console.step("migrations"):
-            await management.migrate(servers.owner_url)
+            await self._despite_database(servers, lambda: management.migrate(servers.owner_url))
             if servers.postgres:
-                await management.grant(servers.owner_url, APPLICATION)
+                await self._despite_database(servers, lambda: management.grant(servers.owner_url, APPLICATION))
+
+    async def _despite_database(self, servers: Servers, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Take a step, and once more if it failed, as soon as the servers answer: one may have died meanwhile."""
+        try:
+            await step()
+        except CannotStart as error:
+            self._console.own(f"{error} Once more, as soon as PostgreSQL and Valkey answer.")
+            await self._unless_crash_looping(servers.wait_until_ready())
+            await step()
 
     async def _prepare_engine(self, weights: list[Weights]) -> None:
         if self._configuration.engine is Engine.VLLM:
@@ -208,12 +220,13 @@ class Launcher:
         if self._supervisor.runs_anything:
             self._console.own("stopping")
         await self._supervisor.stop("beat", "worker", "controller")
-        if self._fleet_may_run:
+        # A start that fails takes down what it began; a fleet that an earlier launcher left goes on serving.
+        takes_fleet = self._stop_requested.is_set() or (self._fleet_may_run and not self._adopts_fleet)
+        if takes_fleet and self._fleet_may_run:
             await Management(self._environment, self._home, self._console).stop_fleet()
         await self._supervisor.stop_all()
         remove_socket_folder(socket_folder(self._home.path))
-        # After a failure before our own fleet began, one that an earlier launcher left goes on serving.
-        if self._fleet_may_run or self._stop_requested.is_set():
+        if takes_fleet:
             left = await asyncio.to_thread(self._end_leftover_processes)
             proof = f"{left} processes cannot be ended" if left else "nothing is left"
             self._console.own(f"stopped in {self._console.elapsed_s - began_s:.1f} s; {proof}")

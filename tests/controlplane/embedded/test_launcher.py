@@ -3,6 +3,7 @@
 import io
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -51,6 +52,67 @@ async def test_a_fleet_that_is_slow_is_left_running_as_promised(home: StateDirec
     state = home.read_state()
     assert state is not None
     assert state.phase is LauncherPhase.READY
+
+
+class Servers:
+    """Answer at once, each time they are asked."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def wait_until_ready(self) -> None:
+        self.asked += 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("failures", "starts"), [(1, True), (2, False)])
+async def test_a_step_that_failed_is_taken_once_more_when_the_servers_answer(
+    home: StateDirectory, failures: int, starts: bool
+) -> None:
+    tries = 0
+
+    async def step() -> None:
+        nonlocal tries
+        tries += 1
+        if tries <= failures:
+            raise CannotStart("resume failed (the server closed the connection).")
+
+    screen, servers = io.StringIO(), Servers()
+    taking = launcher_of(home, screen)._despite_database(cast("Any", servers), step)
+    if starts:
+        await taking
+    else:
+        with pytest.raises(CannotStart, match="resume failed"):
+            await taking
+    assert (tries, servers.asked) == (2, 1)
+    assert "the server closed the connection" in screen.getvalue()
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("adopts", [True, False])
+async def test_a_start_that_fails_takes_down_its_own_fleet_and_not_one_that_it_found(
+    home: StateDirectory, monkeypatch: pytest.MonkeyPatch, adopts: bool
+) -> None:
+    ended: list[str] = []
+
+    async def stop_fleet(_: Management) -> None:
+        ended.append("fleet")
+
+    def end_processes() -> int:
+        ended.append("processes")
+        return 0
+
+    launcher = launcher_of(home, io.StringIO())
+
+    async def fail() -> None:
+        launcher._fleet_may_run, launcher._adopts_fleet = True, adopts
+        raise CannotStart("resume failed.")
+
+    monkeypatch.setattr(Management, "stop_fleet", stop_fleet)
+    monkeypatch.setattr(launcher, "_bring_up", fail)
+    monkeypatch.setattr(launcher, "_end_leftover_processes", end_processes)
+    assert await launcher.run() == 1
+    assert ended == ([] if adopts else ["fleet", "processes"])
 
 
 def test_a_disk_that_refuses_the_state_stops_nothing(home: StateDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
