@@ -3,7 +3,7 @@
 
 .DEFAULT_GOAL := help
 .PHONY: help up down status engine test check check-code check-format check-types check-imports check-templates check-patterns
-.PHONY: fmt screens bench bench-fleet simulate chaos environment environment-dev lock
+.PHONY: fmt screens bench bench-fleet simulate chaos lab lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
@@ -21,7 +21,7 @@ help: ## Show this list.
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1|\2/p' Makefile | while IFS='|' read -r name text; do printf '%-15s %s\n' "$$name" "$$text"; done
 	@echo
 	@echo "Variables, in the environment or behind the target (make up ENGINE=sim SWITCHYARD_PORT=9000):"
-	@echo "  DETACH=1                 make up returns once every cell is ready and leaves the fleet running"
+	@echo "  DETACH=1                 make up returns once every cell is ready and leaves the fleet running; make lab likewise"
 	@echo "  WAIT_S=600               how long it waits for that, in seconds"
 	@echo "  ENGINE=vllm|sim          what the demo's smollm2 runs on (vllm: 2.4 GB are installed on first use)"
 	@echo "  SWITCHYARD_HOME          data, logs, journals, operator-token (.switchyard)"
@@ -100,6 +100,12 @@ simulate: environment ## Run a scenario on virtual time: make simulate S=rollout
 
 chaos: environment-dev ## Break the running sim fleet at random and judge it: make chaos SECONDS=1800 SEED=1 (600 s, seed 0).
 	@exec $(VENV) -m bench.chaos --seconds $(or $(SECONDS),600) --seed $(or $(SEED),0)
+
+lab: environment-dev ## Real hosts on this machine: two regions and a control plane, each host with its own network and files.
+	@exec .venv/bin/lab up $(if $(filter-out 0 no false,$(DETACH)),--detach)
+
+lab-down: ## End the laboratory, from any state.
+	@if [ -x .venv/bin/lab ]; then exec .venv/bin/lab down $(if $(WIPE),--wipe); else echo "Nothing is installed here, so nothing runs."; fi
 
 environment:
 	@$(if $(PYTHON),$(PYTHON),echo "Python 3.11 or newer is needed and there is no python3 here." >&2; false) controlplane/bootstrap.py

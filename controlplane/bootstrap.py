@@ -2,7 +2,7 @@
 
 Runs before anything is installed, so it uses the standard library only, and it starts under whatever `python3` is, so
 everything above the version check must run on an old one. It writes inside the checkout only: `.venv`, with the command
-`.venv/bin/switchyard`, and one log.
+`.venv/bin/switchyard` (with --dev also `lab`), and one log.
 """
 
 import os
@@ -39,7 +39,9 @@ from typing import TextIO
 CHECKOUT = Path(__file__).resolve().parent.parent
 VENV = CHECKOUT / ".venv"
 PYTHON = VENV / "bin" / "python"
-COMMAND = "switchyard"
+COMMANDS = {"switchyard": "controlplane.cli.main"}
+DEV_COMMANDS = {**COMMANDS, "lab": "bench.lab.cli"}
+"""Name -> the module whose `main` it is."""
 LOG = Path(os.environ.get("SWITCHYARD_CACHE") or CHECKOUT / ".cache").expanduser().resolve() / "bootstrap.log"
 
 _COMMAND_WITHIN_S = 1800
@@ -60,7 +62,8 @@ def main(arguments: list[str]) -> int:
             with _alone():
                 if not is_current(dev=dev):
                     install(dev=dev)
-        put_command()
+        for name, module in (DEV_COMMANDS if dev else COMMANDS).items():
+            put_command(name, module)
     except CannotBootstrap as error:
         sys.stderr.write(f"{error}\n")
         return 1
@@ -116,19 +119,19 @@ def install(*, dev: bool) -> None:
         stamp(dev=kind).write_text(digest(dev=kind))
 
 
-def put_command() -> None:
-    """Make `.venv/bin/switchyard`, which works from any folder and through links."""
-    path = VENV / "bin" / COMMAND
-    wanted = command_text()
+def put_command(name: str, module: str) -> None:
+    """Make `.venv/bin/NAME`, which works from any folder and through links."""
+    path = VENV / "bin" / name
+    wanted = command_text(module)
     if path.is_file() and path.read_text() == wanted and os.access(path, os.X_OK):
         return
-    fresh = path.with_name(f"{COMMAND}.{os.getpid()}.new")
+    fresh = path.with_name(f"{name}.{os.getpid()}.new")
     fresh.write_text(wanted)
     fresh.chmod(0o755)
     fresh.replace(path)
 
 
-def command_text() -> str:
+def command_text(module: str) -> str:
     """A program for both sh and Python: the path of a first line may neither be long nor hold spaces."""
     return f"""#!/bin/sh
 '''exec' {shlex.quote(str(PYTHON))} "$0" "$@"
@@ -137,7 +140,7 @@ import sys
 
 sys.path[0] = {str(CHECKOUT)!r}
 
-from controlplane.cli.main import main
+from {module} import main
 
 sys.exit(main(sys.argv[1:]))
 """

@@ -87,15 +87,18 @@ def test_it_installs_the_uv_that_the_lock_names() -> None:
     assert bootstrap._uv_pin() == f"uv==0.13.9 \\\n    {HASH} \\\n    {HASH}\n"
 
 
-def test_the_command_is_there_after_it_and_works_from_anywhere(
-    installed: Path, tmp_path_factory: pytest.TempPathFactory
+@pytest.mark.parametrize(
+    ("name", "module", "options"),
+    [("switchyard", "controlplane/cli/main.py", []), ("lab", "bench/lab/cli.py", ["--dev"])],
+)
+def test_a_command_is_there_after_it_and_works_from_anywhere(
+    installed: Path, tmp_path_factory: pytest.TempPathFactory, name: str, module: str, options: list[str]
 ) -> None:
-    package = installed / "controlplane" / "cli"
-    package.mkdir(parents=True)
-    (package / "main.py").write_text("def main(arguments):\n    print('ran', *arguments)\n    return 7\n")
-    assert bootstrap.main([]) == 0
+    (installed / module).parent.mkdir(parents=True)
+    (installed / module).write_text("def main(arguments):\n    print('ran', *arguments)\n    return 7\n")
+    assert bootstrap.main(options) == 0
     elsewhere = tmp_path_factory.mktemp("else where")
-    (elsewhere / "sw").symlink_to(installed / ".venv" / "bin" / "switchyard")
+    (elsewhere / "sw").symlink_to(installed / ".venv" / "bin" / name)
     ended = subprocess.run(
         [elsewhere / "sw", "get", "cells"], cwd=elsewhere, capture_output=True, text=True, timeout=60, check=False
     )

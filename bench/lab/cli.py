@@ -1,0 +1,178 @@
+"""The command `lab`: real hosts on one machine, and what happens to them."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+
+from bench.lab import client
+from bench.lab.conditions import Lost
+from bench.lab.places import read_places
+from bench.lab.text import seconds, share, skew_text
+from bench.lab.topology import REGIONS, NoLaboratory, Topology
+
+app = typer.Typer(
+    name="lab",
+    help="A laboratory of real hosts: network namespaces with addresses, files and clocks of their own.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+Name = Annotated[str, typer.Argument(help="A host, such as n3, or a region.")]
+HostName = Annotated[str, typer.Argument(help="A host, such as n3.")]
+OneWay = Annotated[bool, typer.Option("--one-way", help="Only what it sends is lost: it hears and is not heard.")]
+Deaf = Annotated[bool, typer.Option("--deaf", help="Only what it should receive is lost: it hears nothing.")]
+From = Annotated[str, typer.Option("--from", help="From this host or region alone, control or outside; else from all.")]
+
+
+@app.command()
+def up(
+    detach: Annotated[bool, typer.Option("--detach", help="Return once all hosts run; they run on.")] = False,
+    nodes: Annotated[int, typer.Option(help="In each region.")] = 4,
+    ingresses: Annotated[int, typer.Option(help="In each region.")] = 2,
+    controls: Annotated[int, typer.Option(help="Hosts of the control plane.")] = 2,
+    region: Annotated[list[str], typer.Option(help="Their names.")] = list(REGIONS),  # noqa: B006
+    round_trip: Annotated[str, typer.Option(help="Between two regions, or one and the control plane.")] = "60ms",
+    forward: Annotated[list[str], typer.Option(help="PORT=HOST:PORT: a port of this machine for one of a host.")] = [],  # noqa: B006
+) -> None:
+    """Make the hosts and boot them; without --detach until Ctrl-C."""
+    places = read_places()
+    topology = Topology(tuple(region), controls, ingresses, nodes, seconds(round_trip))
+    with _stopped_by_signals(not detach) as wait:
+        client.start(topology, places, [_forward(text) for text in forward])
+        print(f"{len(topology.hosts)} hosts run: lab status, lab exec {next(iter(topology.hosts))} -- sh", flush=True)
+        wait()
+
+
+@contextmanager
+def _stopped_by_signals(wanted: bool) -> Iterator[Callable[[], None]]:
+    """What this process started ends with it, from its first moment, unless it is to be left running."""
+
+    def stop(_number: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    if not wanted:
+        yield lambda: None
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, stop)
+    try:
+        yield signal.pause
+    except KeyboardInterrupt:
+        print("ending the laboratory", flush=True)
+        client.stop(read_places())
+
+
+def _forward(text: str) -> client.Forward:
+    port, _, target = text.partition("=")
+    host, _, there = target.partition(":")
+    if not (port.isdecimal() and host and there.isdecimal()):
+        raise NoLaboratory(f"--forward {text!r}: give PORT=HOST:PORT, such as 8000=c1:8000.")
+    return int(port), host, int(there)
+
+
+@app.command()
+def down(
+    wipe: Annotated[bool, typer.Option("--wipe", help="Remove what the hosts wrote, too.")] = False,
+) -> None:
+    """End everything, from any state; what hosts wrote stays for the next `up`."""
+    ran = client.stop(read_places(), wipe=wipe)
+    print("The laboratory has ended." if ran else "No laboratory ran.")
+
+
+@app.command()
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="For programs.")] = False,
+) -> None:
+    """Every host: address, power, processes, clock, and what is wrong with its network."""
+    seen = client.ask(read_places(), "status")
+    if as_json:
+        print(json.dumps(seen, indent=2))
+        return
+    rows = [_row(host) for host in seen["hosts"]]
+    rows += [("", site, "", "", "", "", "; ".join(wrong)) for site, wrong in seen["sites"].items() if wrong]
+    _table(("HOST", "SITE", "ADDRESS", "POWER", "PROCESSES", "CLOCK", "NETWORK"), rows)
+
+
+def _row(host: dict[str, Any]) -> tuple[str, ...]:
+    power = "on" if host["power"] else "off"
+    own = (host["name"], host["site"], host["address"], power, str(host["processes"]))
+    return (*own, skew_text(host["ahead_s"]), "; ".join(host["wrong"]))
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+
+
+@app.command()
+def cut(name: Name, one_way: OneWay = False, deaf: Deaf = False, other: From = "") -> None:
+    """Let packets vanish, without a word to anybody."""
+    if one_way and deaf:
+        raise NoLaboratory("Give --one-way or --deaf; without either both ways are cut.")
+    lost = Lost.SENT if one_way else Lost.RECEIVED if deaf else Lost.BOTH
+    client.ask(read_places(), "cut", name=name, other=other or None, lost=lost)
+
+
+@app.command()
+def slow(
+    name: Name,
+    delay: Annotated[str, typer.Option(help="Of each packet, each way.")] = "0",
+    loss: Annotated[str, typer.Option(help="Share of the packets, each way.")] = "0%",
+) -> None:
+    """Let packets arrive later, or not at all."""
+    client.ask(read_places(), "slow", name=name, delay_s=seconds(delay), loss=share(loss))
+
+
+@app.command()
+def heal(name: Annotated[str, typer.Argument(help="A host or region; without it, all.")] = "") -> None:
+    """Undo what `cut` and `slow` did."""
+    client.ask(read_places(), "heal", name=name or None)
+
+
+@app.command("power-off")
+def power_off(name: HostName) -> None:
+    """Take a host's power: it falls silent, every process of it is gone, its files stay."""
+    client.ask(read_places(), "power-off", name=name)
+
+
+@app.command()
+def boot(name: HostName) -> None:
+    """Give it power again: it starts what it starts at boot."""
+    client.ask(read_places(), "boot", name=name)
+
+
+@app.command(context_settings={"ignore_unknown_options": True})
+def skew(name: HostName, by: Annotated[str, typer.Argument(help="+1h, -10m, or 0 to set it right.")]) -> None:
+    """Set a host's clock; its processes see it within a second."""
+    client.ask(read_places(), "skew", name=name, seconds=seconds(by))
+
+
+@app.command("exec", context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
+def execute(name: HostName, command: Annotated[list[str], typer.Argument(help="-- and what to run.")]) -> None:
+    """Run a command on a host."""
+    given = command[1:] if command[0] == "--" else command
+    if not given:
+        raise NoLaboratory("Name a command: lab exec n3 -- sh")
+    raise typer.Exit(client.run_on(read_places(), name, given))
+
+
+def main(arguments: list[str] | None = None) -> Any:
+    """Run one command; a refusal is one sentence and exit status 1."""
+    os.umask(0o022)
+    try:
+        return app(args=arguments)
+    except NoLaboratory as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,22 @@
+"""Topology and conditions as JSON, for the laboratory's own processes and for the next start of the same laboratory."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from bench.lab.conditions import Conditions, Cut, Lost, Slowness
+from bench.lab.topology import Topology
+
+
+def write_state(topology: Topology, conditions: Conditions) -> dict[str, Any]:
+    """What `read_state` reads."""
+    return {"topology": asdict(topology), "conditions": {**asdict(conditions), "off": sorted(conditions.off)}}
+
+
+def read_state(state: Mapping[str, Any]) -> tuple[Topology, Conditions]:
+    """What `write_state` wrote."""
+    topology, conditions = dict(state["topology"]), state["conditions"]
+    topology["regions"] = tuple(topology["regions"])
+    cuts = tuple(Cut(each["name"], each["other"], Lost(each["lost"])) for each in conditions["cuts"])
+    slow = {name: Slowness(**how) for name, how in conditions["slow"].items()}
+    return Topology(**topology), Conditions(cuts, slow, frozenset(conditions["off"]))

@@ -1,0 +1,153 @@
+"""What the laboratory consists of: sites, their hosts, the routers between them and every address. Pure.
+
+A site is a place with a router of its own: a region, or where the control plane runs. Between the sites lies one more
+router, and on it `outside`, where the clients of the real host come in.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from ipaddress import IPv4Address, IPv4Network
+from itertools import permutations
+
+CONTROL_SITE = "control"
+OUTSIDE = "outside"
+CORE = "core"
+"""The router between the sites. The hosts of the control plane are on it themselves: they belong to no region."""
+REGIONS = ("us-east-1", "us-west-2")
+EVERYTHING = IPv4Network("10.0.0.0/8")
+MOST_REGIONS = 100
+MOST_HOSTS_OF_A_SITE = 99
+"""Of one role: their addresses are `FIRST_OF_ROLE` and upwards."""
+LONGEST_NAME = 15
+"""Of a network interface, in bytes (IFNAMSIZ less its end)."""
+
+
+class Role(StrEnum):
+    """What a host is for."""
+
+    CONTROL = "control"
+    INGRESS = "ingress"
+    NODE = "node"
+
+
+LETTER = {Role.CONTROL: "c", Role.INGRESS: "i", Role.NODE: "n"}
+FIRST_OF_ROLE = {Role.NODE: 1, Role.INGRESS: 101, Role.CONTROL: 1}
+
+
+class NoLaboratory(Exception):
+    """Why there can be no such laboratory, or no such command in it, in one sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """A host and its only address."""
+
+    name: str
+    role: Role
+    site: str
+    address: IPv4Address
+
+
+@dataclass(frozen=True)
+class Topology:
+    """Hosts by site. `round_trip_s`: between the hosts of two different sites, in seconds; clients outside are near."""
+
+    regions: tuple[str, ...] = REGIONS
+    controls: int = 2
+    ingresses: int = 2
+    nodes: int = 4
+    round_trip_s: float = 0.06
+
+    @cached_property
+    def networks(self) -> dict[str, IPv4Network]:
+        """Site -> its addresses; the control plane's, the regions', and `outside`."""
+        sites = (CONTROL_SITE, *self.regions, OUTSIDE)
+        return {site: IPv4Network(f"10.{number}.0.0/16") for number, site in enumerate(sites)}
+
+    @cached_property
+    def hosts(self) -> dict[str, Host]:
+        """Name -> host: c1 and upwards, then i1 and n1 and upwards, region after region."""
+        controls = [(CONTROL_SITE, Role.CONTROL, self.controls)]
+        rest = [
+            (region, role, count)
+            for role, count in ((Role.INGRESS, self.ingresses), (Role.NODE, self.nodes))
+            for region in self.regions
+        ]
+        hosts: dict[str, Host] = {}
+        numbers = dict.fromkeys(Role, 0)
+        for site, role, count in (*controls, *rest):
+            for index in range(count):
+                numbers[role] += 1
+                name = f"{LETTER[role]}{numbers[role]}"
+                hosts[name] = Host(name, role, site, self.networks[site][FIRST_OF_ROLE[role] + index])
+        return hosts
+
+    @cached_property
+    def routers(self) -> tuple[str, ...]:
+        """Names of all routers, the one between the sites first."""
+        return (CORE, *self.regions)
+
+    def router_of(self, host: Host) -> str:
+        """The router at the other end of its cable."""
+        return CORE if host.site == CONTROL_SITE else host.site
+
+    def network_of(self, name: str) -> IPv4Network:
+        """The addresses that a host, region or site stands for.
+
+        Raises:
+            NoLaboratory: there is nothing of this name.
+        """
+        if host := self.hosts.get(name):
+            return IPv4Network(host.address)
+        if network := self.networks.get(name):
+            return network
+        raise NoLaboratory(f"There is no {name!r} in this laboratory: give one of {', '.join(self.names)}.")
+
+    @property
+    def names(self) -> list[str]:
+        """All that a cut may be made around."""
+        return [*self.hosts, *self.networks]
+
+    def host(self, name: str) -> Host:
+        """Raises:
+        NoLaboratory: there is no host of this name.
+        """
+        if host := self.hosts.get(name):
+            return host
+        raise NoLaboratory(f"There is no host {name!r} in this laboratory: give one of {', '.join(self.hosts)}.")
+
+    def distances(self) -> dict[tuple[str, str], float]:
+        """Two sites -> seconds that a packet takes from the one to the other."""
+        far = (CONTROL_SITE, *self.regions)
+        return dict.fromkeys(permutations(far, 2), self.round_trip_s / 2)
+
+
+def checked(topology: Topology) -> Topology:
+    """The topology, if hosts can be made of it.
+
+    Raises:
+        NoLaboratory: too many of something, none where one is needed, or a name that no interface can have.
+    """
+    if not 1 <= len(topology.regions) <= MOST_REGIONS:
+        raise NoLaboratory(f"{len(topology.regions)} regions: give 1 to {MOST_REGIONS}.")
+    for region in topology.regions:
+        if not _is_name(region) or region in {CORE, CONTROL_SITE, OUTSIDE} or topology.regions.count(region) > 1:
+            raise NoLaboratory(
+                f"Region {region!r}: give each another name, of at most {LONGEST_NAME} letters, digits and hyphens, "
+                f"that is not {CORE}, {CONTROL_SITE} or {OUTSIDE}."
+            )
+        if region in topology.hosts:
+            raise NoLaboratory(f"Region {region!r} has the name of a host: give it another.")
+    for what, count, least in (
+        ("hosts of the control plane", topology.controls, 1),
+        ("ingresses in a region", topology.ingresses, 0),
+        ("nodes in a region", topology.nodes, 0),
+    ):
+        if not least <= count <= MOST_HOSTS_OF_A_SITE:
+            raise NoLaboratory(f"{count} {what}: give {least} to {MOST_HOSTS_OF_A_SITE}.")
+    return topology
+
+
+def _is_name(text: str) -> bool:
+    return 0 < len(text) <= LONGEST_NAME and text.isascii() and text.replace("-", "").isalnum() and text[0] != "-"

@@ -1,0 +1,148 @@
+"""However a laboratory ends, nothing of it is left; and it needs no rights to begin."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench.lab import client
+from bench.lab.places import CHECKOUT
+from bench.lab.topology import NoLaboratory, Topology
+from tests.bench.lab.conftest import Lab, eventually, places_in
+
+pytestmark = pytest.mark.processes
+
+SMALL = ("--controls", "1", "--nodes", "1", "--ingresses", "0", "--region", "us-east-1")
+NOBODY = 65534
+SYSTEM_PYTHON = "/usr/bin/python3"
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    """None runs yet."""
+    places, environment = places_in(tmp_path)
+    yield Lab(places, environment)
+    client.stop(places)
+
+
+def start_in_foreground(lab: Lab) -> subprocess.Popen[str]:
+    started = subprocess.Popen(
+        [sys.executable, "-m", "bench.lab.cli", "up", *SMALL],
+        cwd=CHECKOUT, env={"SWITCHYARD_HOME": str(lab.places.home.parent), "PATH": "/usr/sbin:/usr/bin"},
+        stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert started.stdout
+    assert "2 hosts run" in started.stdout.readline()
+    return started
+
+
+def left(lab: Lab) -> list[str]:
+    """Processes with this laboratory's folder in their environment, and mounts below it."""
+    home, found = str(lab.places.home.parent), []
+    for process in psutil.process_iter():
+        try:
+            found += [str(process)] if process.environ().get("SWITCHYARD_HOME") == home else []
+        except psutil.Error:
+            continue
+    return found + [line for line in Path("/proc/mounts").read_text().splitlines() if home in line]
+
+
+def test_ctrl_c_ends_it(lab: Lab) -> None:
+    started = start_in_foreground(lab)
+    assert left(lab)
+    started.send_signal(signal.SIGINT)
+
+    started.communicate(timeout=60)
+    assert left(lab) == []
+
+
+def test_after_a_kill_of_what_started_it_the_next_down_ends_it(lab: Lab) -> None:
+    started = start_in_foreground(lab)
+    started.kill()
+    started.communicate(timeout=60)
+    assert "on" in lab.do("status")
+
+    assert lab.do("down", "--wipe") == "The laboratory has ended.\n"
+    assert left(lab) == []
+    assert not (lab.places.home / "hosts").exists()
+    assert lab.do("down") == "No laboratory ran.\n"
+    assert "No laboratory runs in" in lab.command("status").stderr
+
+
+def test_when_its_own_process_is_killed_all_hosts_end_with_it(lab: Lab) -> None:
+    client.start(Topology(("us-east-1",), controls=1, nodes=1, ingresses=0), lab.places)
+    [laboratory] = client.pids(lab.places)
+    os.kill(laboratory, signal.SIGKILL)
+
+    eventually(lambda: left(lab) == [], "nothing is left")
+    lab.do("up", "--detach", *SMALL)
+    assert "on" in lab.do("status")
+
+
+def test_a_port_of_a_host_is_one_of_this_host(lab: Lab) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        refused = lab.command("up", "--detach", *SMALL, "--forward", f"{port}=n1:7000")
+        assert refused.returncode == 1
+        assert f"Port {port} of this host, for n1, cannot be used" in refused.stderr
+    assert left(lab) == []
+
+    lab.do("up", "--detach", *SMALL, "--forward", f"{port}=n1:7000")
+    answer = "import socket; s = socket.create_server(('', 7000)); s.accept()[0].sendall(b'from n1')"
+    lab.do("exec", "n1", "--", "sh", "-c", f'setsid -f python3 -c "{answer}" > /dev/null 2>&1')
+
+    def said() -> bytes:
+        try:
+            with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+                return connection.recv(99)
+        except ConnectionResetError:  # what nobody on n1 answers is refused here
+            return b""
+
+    eventually(lambda: said() == b"from n1", "n1 answers on a port of this host")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="all other tests run without rights then")
+def test_it_needs_no_rights(lab: Lab) -> None:
+    has_python = subprocess.run(
+        [SYSTEM_PYTHON, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"], check=False
+    ).returncode == 0  # fmt: skip
+    if not has_python:
+        pytest.skip("the interpreter of these tests may be root's alone, and there is no other")
+    home = lab.places.home.parent
+    for folder in (home, *home.parents):
+        folder.chmod(folder.stat().st_mode | 0o055) if folder.stat().st_uid == 0 and folder != Path("/") else None
+    shutil.chown(home, NOBODY, NOBODY)
+    packages = next(path for path in sys.path if path.endswith("site-packages"))
+    as_nobody = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", SYSTEM_PYTHON]
+    environment = {"SWITCHYARD_HOME": str(home), "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "PYTHONPATH": packages}
+
+    def command(*arguments: str) -> str:
+        done = subprocess.run(
+            [*as_nobody, "-m", "bench.lab.cli", *arguments],
+            cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False, timeout=60,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    command("up", "--detach", *SMALL)
+    assert command("exec", "n1", "--", "id", "-u") == f"{NOBODY}\n"
+    assert "CapEff:\t0000000000000000" in command("exec", "n1", "--", "cat", "/proc/self/status")
+    command("exec", "n1", "--", "sh", "-c", "echo own > ~/own; echo own > /etc/local.d/own")
+    command("skew", "n1", "+1h")
+    command("power-off", "n1")
+    command("boot", "n1")
+    assert command("exec", "n1", "--", "sh", "-c", "cat ~/own /etc/local.d/own") == "own\nown\n"
+    assert command("down", "--wipe") == "The laboratory has ended.\n"
+    assert left(lab) == []
+
+
+def test_who_has_no_laboratory_is_told_so(tmp_path: Path) -> None:
+    with pytest.raises(NoLaboratory, match="`make lab` or `lab up` starts one"):
+        client.ask(places_in(tmp_path)[0], "status")
