@@ -9,7 +9,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import select
 import stat
 from pathlib import Path
 
@@ -22,7 +21,6 @@ PIPE_BYTES = 1024 * 1024
 MAX_FILE_BYTES = 64 * 1024 * 1024
 FILES_KEPT = 4
 """Older files beside the one that is written: 320 MiB in all."""
-POLL_TIMEOUT_MS = 250
 RETRY_S = 1.0
 BATCH_S = 0.05
 """After something came: a little more comes with it, and is written at once."""
@@ -62,10 +60,11 @@ class LogPipe:
         carried = None
         try:
             while True:
+                await _readable(pipe)
                 # In a thread: a disk may take its time, and reports must not wait for it.
                 carried = asyncio.get_running_loop().run_in_executor(None, self._carry_batch, pipe)
-                if await asyncio.shield(carried):
-                    await asyncio.sleep(BATCH_S)
+                await asyncio.shield(carried)
+                await asyncio.sleep(BATCH_S)
         finally:
             if carried is not None:
                 await asyncio.wait([carried])  # once closed, the number of the pipe may be another file's
@@ -80,16 +79,12 @@ class LogPipe:
                 self._note_problem(f"access log: {error}")
                 await asyncio.sleep(RETRY_S)
 
-    def _carry_batch(self, pipe: int) -> bool:
-        """Move what is there, or wait a moment for something. Returns whether there was something."""
-        poll = select.poll()
-        poll.register(pipe, select.POLLIN)
-        if not poll.poll(POLL_TIMEOUT_MS):
-            return False
+    def _carry_batch(self, pipe: int) -> None:
+        """Move what is there."""
         try:
             written = os.read(pipe, PIPE_BYTES)
         except BlockingIOError:
-            return False
+            return
         try:
             with self._path.open("ab") as file:
                 file.write(_request_lines(written))
@@ -99,7 +94,6 @@ class LogPipe:
             self.problem = ""
         except OSError as error:
             self._note_problem(f"access log: {len(written)} bytes lost: {error}")
-        return True
 
     def _rotate(self) -> None:
         for number in range(FILES_KEPT, 0, -1):
@@ -111,6 +105,16 @@ class LogPipe:
         if problem != self.problem:
             log.error("%s", problem)
         self.problem = problem
+
+
+async def _readable(pipe: int) -> None:
+    """Return once there is something in it."""
+    loop, readable = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pipe, readable.set)
+    try:
+        await readable.wait()
+    finally:
+        loop.remove_reader(pipe)
 
 
 def _request_lines(written: bytes) -> bytes:

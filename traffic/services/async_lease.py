@@ -128,6 +128,11 @@ def async_attempt_settle(
     return verdict if ended is not None else None
 
 
+def async_requests_open() -> bool:
+    """Whether there is any request that has not ended: one look into an index."""
+    return AsyncRequest.objects.filter(ended_at=None).exists()
+
+
 def async_requests_expire(*, now: datetime) -> int:
     """End what no sender holds and whose deadline has passed. Returns how many, at most `MAX_AT_ONCE`."""
     unleased = Q(state=AsyncState.QUEUED.value) | Q(state=AsyncState.SENDING.value, leased_until__lte=now)

@@ -25,6 +25,7 @@ from traffic.services.async_lease import (
     async_leases_renew,
     async_requests_claim,
     async_requests_expire,
+    async_requests_open,
 )
 from traffic.services.ingress_client import ingress_post
 
@@ -95,6 +96,8 @@ class AsyncSender:
         await _in_thread(connections.close_all)
 
     def _prepare(self, free: int, now: datetime) -> list[LeasedRequest]:
+        if not async_requests_open():
+            return []  # four times a second, and hardly ever anything: nothing else is asked
         async_requests_expire(now=now)
         if free <= 0:
             return []
