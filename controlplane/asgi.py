@@ -23,6 +23,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware  # noqa: E40
 from controlplane.api.change_feed import ChangeFeed  # noqa: E402
 from controlplane.api.watch_middleware import WatchMiddleware  # noqa: E402
 from controlplane.dashboard.routing import websocket_urlpatterns  # noqa: E402
+from controlplane.paths import AGENT_ONLY_PATHS, INGRESS_PATHS, PathsOf  # noqa: E402
 from engine_agent.protocol.states import AgentKind  # noqa: E402
 from fleet.consumers.agent_socket import AgentSocket  # noqa: E402
 from fleet.consumers.hub import AgentHub  # noqa: E402
@@ -46,10 +47,15 @@ routes = ProtocolTypeRouter(
     }
 )
 
+plain_routes = routes if settings.PLAIN_LINKS else PathsOf(routes, AGENT_ONLY_PATHS, are_served=False)
 application = (
-    ProxyHeadersMiddleware(cast(Any, routes), settings.TRUSTED_PROXIES) if settings.TRUSTED_PROXIES else routes
+    ProxyHeadersMiddleware(cast(Any, plain_routes), settings.TRUSTED_PROXIES)
+    if settings.TRUSTED_PROXIES
+    else plain_routes
 )
-"""Uvicorn itself believes every process of this host; it is started with `--no-proxy-headers`."""
+"""For people and programs. Uvicorn itself believes every process of this host; it is started so that it does not."""
+agents_application = PathsOf(routes, (*AGENT_ONLY_PATHS, *INGRESS_PATHS), are_served=True)
+"""For agents, over TLS, and for what ingresses pass on."""
 
 import_module(settings.ROOT_URLCONF)  # every view, so that no first request waits for it
 gc.freeze()  # what was imported lives for ever: a collection that looked at it again would stop every request

@@ -60,8 +60,15 @@ SWITCHYARD_PORT = int(os.environ.get("SWITCHYARD_PORT", "8000"))
 SWITCHYARD_INGRESS_PORT = int(os.environ.get("SWITCHYARD_INGRESS_PORT", "8080"))
 SWITCHYARD_NODE_PORTS = int(os.environ.get("SWITCHYARD_NODE_PORTS", "21000"))
 """First port that the `local` provider hands to nodes; each owns a block from there upwards."""
+SWITCHYARD_AGENT_PORT = int(os.environ.get("SWITCHYARD_AGENT_PORT") or SWITCHYARD_PORT + 443)
+PLAIN_LINKS = _flag("SWITCHYARD_PLAIN_LINKS", False)
+"""For measurements: no TLS between the parts of a fleet; agents connect to `SWITCHYARD_PORT`."""
+SWITCHYARD_AGENT_URL = os.environ.get("SWITCHYARD_AGENT_URL") or (
+    f"http://127.0.0.1:{SWITCHYARD_PORT}" if PLAIN_LINKS else f"https://127.0.0.1:{SWITCHYARD_AGENT_PORT}"
+)
+"""Where agents reach web."""
 SWITCHYARD_URL = os.environ.get("SWITCHYARD_URL", f"http://127.0.0.1:{SWITCHYARD_PORT}")
-"""Where agents reach the web process."""
+"""Where people reach web, as messages to them say."""
 ARTIFACT_SOURCES = _list("SWITCHYARD_ARTIFACT_SOURCES", (SWITCHYARD_CACHE / "artifacts").as_uri())
 """Folders and buckets (`file:///srv/models`, `s3://bucket/prefix`) whose artifacts may be read to validate versions."""
 ARTIFACT_MAX_GIB = int(os.environ.get("SWITCHYARD_ARTIFACT_MAX_GIB", "4096"))

@@ -2,10 +2,13 @@
 anything, and ends a connection whose text is no UTF-8 without a traceback in the log.
 """
 
+from typing import Any, cast
+
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.frames import CloseCode
 
 from controlplane.asgi import hub
+from fleet.consumers.agent_socket import PEER_CERTIFICATE
 from fleet.consumers.knocks import RETRY_AFTER_S, Knock
 
 AGENTS_DOOR = (b"GET /agents/ws HTTP/1.1\r\n", b"GET /agents/ws?")
@@ -49,6 +52,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.queue.put_nowait({"type": "websocket.disconnect", "code": CloseCode.PROTOCOL_ERROR})
         self.close_sent = True
         self.transport.close()
+
+    async def run_asgi(self) -> None:
+        """The application learns from its scope what certificate was shown, as `ssl` decodes it; None: none was."""
+        encrypted = self.transport.get_extra_info("ssl_object")
+        cast(Any, self.scope)[PEER_CERTIFICATE] = encrypted.getpeercert() if encrypted is not None else None
+        await super().run_asgi()
 
 
 def _is_utf8(data: bytes) -> bool:

@@ -25,7 +25,7 @@ def process_role(argv: Sequence[str] | None = None) -> ProcessRole:
     """That of a process started with these arguments; of this one, if none are given."""
     arguments = list(sys.argv if argv is None else argv)
     program = arguments[0] if arguments else ""
-    if "uvicorn" in program or "granian" in program or "daphne" in program:
+    if program.endswith("/controlplane/web.py") or "uvicorn" in program:
         return ProcessRole.WEB
     if "celery" in program:
         return next((role for role in (ProcessRole.WORKER, ProcessRole.BEAT) if role in arguments), ProcessRole.COMMAND)

@@ -15,6 +15,8 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 DEMO_REGIONS = ("us-east-1", "us-west-2")
 """Regions of the seeded fleet, in the order of their ingress ports."""
 
+AGENT_PORT_ABOVE = 443
+"""The port for agents is so much above that of the dashboard, unless it is given (controlplane.settings)."""
 _HIGHEST_PORT = 65535
 
 
@@ -35,6 +37,7 @@ class Configuration:
     home: Path
     cache: Path
     port: int
+    agent_port: int
     ingress_port: int
     engine: Engine
     wait_s: float
@@ -53,10 +56,12 @@ def read_configuration(environ: Mapping[str, str], checkout: Path = CHECKOUT) ->
     Raises:
         CannotStart: a variable has a value that cannot be used.
     """
+    port = _port(environ, "SWITCHYARD_PORT", 8000, ports=1)
     return Configuration(
         home=_path(environ, "SWITCHYARD_HOME", checkout / ".switchyard"),
         cache=_path(environ, "SWITCHYARD_CACHE", checkout / ".cache"),
-        port=_port(environ, "SWITCHYARD_PORT", 8000, ports=1),
+        port=port,
+        agent_port=_port(environ, "SWITCHYARD_AGENT_PORT", min(port + AGENT_PORT_ABOVE, _HIGHEST_PORT), ports=1),
         ingress_port=_port(environ, "SWITCHYARD_INGRESS_PORT", 8080, ports=len(DEMO_REGIONS)),
         engine=_engine(environ),
         wait_s=_seconds(environ, "WAIT_S", 600.0),

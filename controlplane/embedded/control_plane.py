@@ -16,23 +16,18 @@ from controlplane.embedded.supervisor import Service
 
 WORKER_CONCURRENCY = 2
 HOUSEKEEPING_NICE = 5
-MAX_FRAME_BYTES = 256 * 1024
-"""The agent protocol's limit (engine_agent.protocol.codec)."""
-_WEB_GRACE_S = 3
+_WEB_STOPS_WITHIN_S = 8.0
+"""Requests under way have 3 s (controlplane.web)."""
 UNCHECKED = {"CELERY_SKIP_CHECKS": "1"}
 """Django's checks load the whole API; `migrate` has run them just before. Without them a worker starts sooner."""
 
 
 def web(configuration: Configuration, environment: Mapping[str, str]) -> Service:
     """The ASGI server: dashboard, API, agents' and browsers' WebSockets."""
-    arguments = ["uvicorn", "controlplane.asgi:application", "--host", HOST, "--port", str(configuration.port)]
-    arguments += ["--ws", "controlplane.websocket_protocol:WebSocketProtocol", "--ws-max-size", str(MAX_FRAME_BYTES)]
-    arguments += ["--ws-per-message-deflate", "false", "--no-access-log", "--lifespan", "off"]
-    arguments += ["--no-proxy-headers"]  # whose headers count, the settings say (controlplane.asgi)
-    arguments += ["--timeout-graceful-shutdown", str(_WEB_GRACE_S), "--no-use-colors"]
-    arguments += ["--log-level", "warning"]
+    arguments = ["controlplane.web", "--host", HOST, "--port", str(configuration.port)]
+    arguments += ["--agent-host", HOST, "--agent-port", str(configuration.agent_port)]
     program = _python(arguments, environment, nice=CONTROL_NICE)
-    return Service(name="web", program=program, stop_within_s=_WEB_GRACE_S + 5.0)
+    return Service(name="web", program=program, stop_within_s=_WEB_STOPS_WITHIN_S)
 
 
 def controller(environment: Mapping[str, str]) -> Service:

@@ -36,14 +36,20 @@ def wanted_ports(configuration: Configuration) -> list[WantedPort]:
     ingresses = configuration.ingress_ports.items()
     return [
         WantedPort(configuration.port, "SWITCHYARD_PORT", "the dashboard"),
+        WantedPort(configuration.agent_port, "SWITCHYARD_AGENT_PORT", "agents"),
         *(WantedPort(port, "SWITCHYARD_INGRESS_PORT", f"the ingress of {region}") for region, port in ingresses),
     ]
 
 
 def require_distinct_ports(configuration: Configuration) -> None:
     """Raises:
-    CannotStart: the dashboard and an ingress want the same port.
+    CannotStart: two of the dashboard, the port for agents and the ingresses want the same port.
     """
+    if configuration.agent_port in (configuration.port, *configuration.ingress_ports.values()):
+        raise CannotStart(
+            f"SWITCHYARD_AGENT_PORT {configuration.agent_port} is also the dashboard's or an ingress's port:"
+            " move one of them."
+        )
     if configuration.port in configuration.ingress_ports.values():
         raise CannotStart(
             f"SWITCHYARD_PORT {configuration.port} is also an ingress's port "

@@ -30,6 +30,7 @@ def control_plane_environment(
         "SWITCHYARD_HOME": str(configuration.home),
         "SWITCHYARD_CACHE": str(configuration.cache),
         "SWITCHYARD_PORT": str(configuration.port),
+        "SWITCHYARD_AGENT_PORT": str(configuration.agent_port),
         "SWITCHYARD_INGRESS_PORT": str(configuration.ingress_port),
         "SWITCHYARD_SECRET_KEY": secrets.secret_key,
         "PYTHONUNBUFFERED": "1",

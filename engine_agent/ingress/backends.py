@@ -20,6 +20,7 @@ from engine_agent.ingress.sections import (
 )
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings, Times
 from engine_agent.protocol.states import ServingClass
+from engine_agent.runtime.identity import BUNDLE_FILE, TLS_FOLDER
 
 ASYNC_PATH_PREFIX = "/v1/async/"
 USAGE_PATH = "/v1/usage"
@@ -56,7 +57,7 @@ def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_
     parts = urlsplit(settings.control_plane)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    tls = f"ssl verify required ca-file @system-ca sni str({parts.hostname})" if parts.scheme == "https" else ""
+    tls = _control_plane_tls(settings.control_plane_name) if parts.scheme == "https" else ""
     server = f"server web {host}:{port} check inter {CONTROL_PLANE_CHECK_MS}ms init-addr last,libc,none {tls}".rstrip()
     lines = [
         f"timeout queue {QUEUE_TIMEOUT_S}s",
@@ -69,6 +70,11 @@ def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_
         f"{server} maxconn {MAX_CONTROL_PLANE_CONNECTIONS}",
     ]
     return [section(f"backend {CONTROL_PLANE_BACKEND}", lines)]
+
+
+def _control_plane_tls(name: str) -> str:
+    """By the fleet's authorities and the control plane's name, whatever address is dialled; as its agent does."""
+    return f"ssl verify required ca-file {TLS_FOLDER}/{BUNDLE_FILE} verifyhost {name} sni str({name})"
 
 
 def _control_plane_unavailable(retry_after_s: int) -> ErrorResponse:

@@ -23,6 +23,7 @@ from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.sections import ADMIN_SOCKET, CONFIG_FILE, MASTER_SOCKET, SCRIPTS
 from engine_agent.runtime import procfs
 from engine_agent.runtime.accounts import without_new_rights
+from engine_agent.runtime.identity import TLS_FOLDER
 from engine_agent.runtime.logs import bound, last_lines
 
 CHECK_TIMEOUT_S = 15.0
@@ -107,6 +108,7 @@ class HaproxyProcess:
         self._state_dir.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(dir=self._state_dir, prefix=".candidate-") as folder:
             self._write(desired, Path(folder))
+            (Path(folder) / TLS_FOLDER).symlink_to(self._state_dir / TLS_FOLDER)
             process = await asyncio.create_subprocess_exec(
                 self._binary, "-c", "-f", CONFIG_FILE, cwd=folder,
                 stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,

@@ -20,6 +20,7 @@ from engine_agent.ingress.haproxy import find_binary, find_master
 from engine_agent.ingress.port_claim import port_claimed
 from engine_agent.ingress.sections import CONFIG_FILE
 from engine_agent.ingress.settings import IngressSettings
+from engine_agent.protocol.identity import control_name
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
@@ -27,6 +28,7 @@ from engine_agent.runtime import procfs
 from engine_agent.runtime.accounts import Service, open_way, service_account
 from engine_agent.runtime.connection import AgentConnection
 from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.identity import Identity
 from engine_agent.telemetry.scraping import serve_metrics
 
 log = logging.getLogger(__name__)
@@ -105,12 +107,20 @@ def _settings(arguments: argparse.Namespace, state_dir: Path) -> IngressSettings
         host=arguments.host,
         port=arguments.port,
         control_plane=arguments.server,
+        control_plane_name=_control_plane_name(arguments.server, state_dir),
         # Each request takes a connection on either side.
         max_connections=max(100, min(MAX_CONNECTIONS, (open_files - SPARE_FILES) // 2)),
         threads=arguments.threads,
         access_log=arguments.access_log,
         worker_account=(account.uid, account.gid) if account else None,
     )
+
+
+def _control_plane_name(server: str, state_dir: Path) -> str:
+    """Raises:
+    ValueError, OSError: the home has no authorities of a fleet.
+    """
+    return control_name(Identity(state_dir).fleet()).dns if server.startswith("https://") else ""
 
 
 def _open_folders(settings: IngressSettings) -> None:

@@ -87,6 +87,8 @@ class IngressSettings:
     port: int = 8080
     control_plane: str = ""
     """Base URL of the web process, which keeps near-real-time requests; empty: there is none."""
+    control_plane_name: str = ""
+    """What its certificate says, where that URL is https."""
     access_log: bool = True
     """A line for every request costs it about 5 µs of processor, a sixth of the whole path."""
     max_connections: int = 4000

@@ -22,9 +22,10 @@ class BadCertificate(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Validity:
-    """Since when and until when a certificate counts, and for whom."""
+    """Since when and until when a certificate counts, and for whom; its serial number in hexadecimal."""
 
     name: IdentityName
+    serial: str
     not_before: datetime
     not_after: datetime
 
@@ -121,7 +122,7 @@ def _validity(leaf: x509.Certificate) -> Validity:
         name = name_of_uri(uris[0] if len(uris) == 1 else "")
     except (x509.ExtensionNotFound, BadName, ValueError) as error:
         raise BadCertificate(f"the certificate of {_subject(leaf)} has no name of a fleet: {error}") from error
-    return Validity(name, leaf.not_valid_before_utc, leaf.not_valid_after_utc)
+    return Validity(name, f"{leaf.serial_number:x}", leaf.not_valid_before_utc, leaf.not_valid_after_utc)
 
 
 def _subject(leaf: x509.Certificate) -> str:

@@ -11,12 +11,14 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus, WebSocketException
 
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, bounded_fault, decode_down, encode
+from engine_agent.protocol.identity import control_name
 from engine_agent.protocol.ingress_messages import IngressReport, TablePart
 from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.messages import (
@@ -134,6 +136,7 @@ class AgentConnection:
         self._waiting = asyncio.Event()
         self._must_enrol = False
         self._told_to_wait_s = 0.0
+        self._shows_certificate = False
         self._again = asyncio.Event()
         self.status = ConnectionStatus(connected=False, reason="not connected yet")
 
@@ -186,14 +189,16 @@ class AgentConnection:
         """Connect and serve until the connection ends; return why it ended."""
         try:
             credential = await self._credential()
+            self._shows_certificate = not self._shows_certificate
             async with self._open(credential) as socket:
+                self._shows_certificate = False
                 return await self._serve(socket)
         except InvalidStatus as error:
             self._told_to_wait_s = come_again_s(error.response.headers.get("Retry-After"), self._draw())
             return self._handshake_failed(error.response.status_code)
         except ConnectionClosed as error:
             return f"the connection closed: {error}"
-        except (OSError, TimeoutError, WebSocketException, EnrolmentUnreachable) as error:
+        except (OSError, TimeoutError, WebSocketException, EnrolmentUnreachable, ValueError) as error:
             return f"{self._server}: {str(error) or type(error).__name__}"
 
     def _handshake_failed(self, status: int) -> str:
@@ -218,6 +223,7 @@ class AgentConnection:
     def _open(self, credential: str) -> connect:
         return connect(
             f"ws{self._server.removeprefix('http')}/agents/ws",
+            **self._tls(),
             additional_headers={"Authorization": f"Bearer {credential}"},
             compression=None,
             proxy=None,
@@ -227,6 +233,17 @@ class AgentConnection:
             ping_timeout=self._settings.ping_timeout_s,
             max_size=MAX_FRAME_BYTES,
         )
+
+    def _tls(self) -> dict[str, Any]:
+        """Who must be at the other end, and with which certificate this one comes.
+
+        A certificate that the control plane refuses must not keep an agent out that has a good credential: after a
+        connection that did not open the next try shows none.
+        """
+        if not self._server.startswith("https://"):
+            return {}
+        name = control_name(self.identity.fleet()).dns
+        return {"ssl": self.identity.client_context(shows_certificate=self._shows_certificate), "server_hostname": name}
 
     async def _serve(self, socket: ClientConnection) -> str:
         self._again.clear()

@@ -6,16 +6,18 @@ The credential is readable by its owner only and is never logged. Nothing here r
 import asyncio
 import json
 import secrets
-import urllib.error
-import urllib.request
+import ssl
 from dataclasses import dataclass
 from http import HTTPStatus
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import msgspec
 
+from engine_agent.protocol.identity import control_name
 from engine_agent.protocol.states import AgentKind
+from engine_agent.runtime.identity import Identity
 from engine_agent.runtime.journal import write_durably
 
 ENROL_TIMEOUT_S = 10.0
@@ -101,31 +103,62 @@ class Enrolment:
         return nonce
 
 
+class _Verified(HTTPConnection):
+    """HTTP over TLS to whoever has the control plane's name, whatever address was dialled. No proxy of the environment
+    takes part: the control plane is inside the network."""
+
+    def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str) -> None:
+        super().__init__(host, port or 443, timeout=ENROL_TIMEOUT_S)
+        self._context = context
+        self._name = name
+
+    def connect(self) -> None:
+        super().connect()
+        self.sock = self._context.wrap_socket(self.sock, server_hostname=self._name)
+
+
 def _exchange(enrolment: Enrolment, join_token: str, nonce: str) -> str:
     url = f"{enrolment.server.rstrip('/')}/agents/enrol"
-    request = urllib.request.Request(  # noqa: S310 - the scheme was checked when the enrolment was made
-        url,
-        data=json.dumps({"kind": enrolment.kind, "id": enrolment.agent_id, "nonce": nonce}).encode(),
-        headers={"Authorization": f"Bearer {join_token}", "Content-Type": "application/json"},
-    )
-    # The control plane is inside the network: a proxy from the environment would only lose the way.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=ENROL_TIMEOUT_S) as answer:
-            return msgspec.json.decode(answer.read(MAX_RESPONSE_BYTES), type=_Answer).credential
-    except urllib.error.HTTPError as error:
-        reason = f"{url} answered {error.code}: {_reason(error)}"
-        may_pass = error.code >= 500 or error.code == HTTPStatus.TOO_MANY_REQUESTS
-        raise (EnrolmentUnreachable(reason) if may_pass else EnrolmentRefused(reason)) from error
+        connection = _connection(enrolment)
+        try:
+            connection.request(
+                "POST",
+                urlsplit(url).path,
+                body=json.dumps({"kind": enrolment.kind, "id": enrolment.agent_id, "nonce": nonce}),
+                headers={"Authorization": f"Bearer {join_token}", "Content-Type": "application/json"},
+            )
+            return _credential(connection.getresponse(), url)
+        finally:
+            connection.close()
     except msgspec.DecodeError as error:
         raise EnrolmentUnreachable(f"{url} answered without a credential: {error}") from error
-    except (OSError, HTTPException) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise EnrolmentUnreachable(f"{url}: {error}") from error
 
 
-def _reason(error: urllib.error.HTTPError) -> str:
-    body = error.read(MAX_RESPONSE_BYTES)
+def _connection(enrolment: Enrolment) -> HTTPConnection:
+    parts = urlsplit(enrolment.server)
+    host = parts.hostname or ""
+    if parts.scheme == "http":
+        return HTTPConnection(host, parts.port, timeout=ENROL_TIMEOUT_S)
+    identity = Identity(enrolment.home)
+    name = control_name(identity.fleet()).dns
+    # A new agent has no certificate; one that enrols anew may have one that was revoked.
+    return _Verified(host, parts.port, identity.client_context(shows_certificate=False), name)
+
+
+def _credential(answer: HTTPResponse, url: str) -> str:
+    body = answer.read(MAX_RESPONSE_BYTES)
+    if answer.status == HTTPStatus.OK:
+        return msgspec.json.decode(body, type=_Answer).credential
+    reason = f"{url} answered {answer.status}: {_reason(body, answer.reason)}"
+    may_pass = answer.status >= 500 or answer.status == HTTPStatus.TOO_MANY_REQUESTS
+    raise EnrolmentUnreachable(reason) if may_pass else EnrolmentRefused(reason)
+
+
+def _reason(body: bytes, otherwise: str) -> str:
     try:
         return str(json.loads(body)["error"])
     except (ValueError, KeyError, TypeError):
-        return error.reason
+        return otherwise

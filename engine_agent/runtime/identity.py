@@ -76,10 +76,14 @@ class Identity:
 
         Raises:
             BadCertificate: it is no bundle of one fleet.
-            OSError: there is none.
+            FileNotFoundError: there is none.
         """
         from engine_agent.runtime.certificates import fleet_of
 
+        if not self.has_bundle:
+            raise FileNotFoundError(
+                f"{self.bundle_file} is missing: without the fleet's authorities nobody at its address is believed"
+            )
         return fleet_of(self.bundle_file.read_text(encoding="ascii"))
 
     @cached_property

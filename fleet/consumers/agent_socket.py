@@ -13,6 +13,7 @@ from typing import Any
 from django.db import DatabaseError
 
 from engine_agent.protocol.codec import BadMessage, decode_up
+from engine_agent.protocol.identity import BadName, name_of_peer
 from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello, Refused
 from engine_agent.protocol.parts import frames_of
 from fleet.consumers.hub import AgentHub, AgentSession
@@ -30,6 +31,8 @@ BYTES_PER_S = 256.0 * 1024
 BYTES_BURST = 4.0 * 1024 * 1024
 """A report has some kilobytes every 2 s; the lines of three logs, while somebody reads them, up to a frame a second."""
 CLOSE_REFUSED = 4403
+PEER_CERTIFICATE = "peer_certificate"
+"""Of a scope: the certificate that the client showed and TLS verified, as `ssl` decodes it; None or absent: none."""
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -65,11 +68,13 @@ class AgentSocket:
             await _respond(send, 503, introduction.after_s, b"too many agents introduce themselves")
             return
         try:
-            await self._introduce(receive, send, credential, introduction)
+            await self._introduce(receive, send, credential, introduction, scope.get(PEER_CERTIFICATE))
         finally:
             introduction.end()
 
-    async def _introduce(self, receive: Receive, send: Send, credential: str, introduction: Introduction) -> None:
+    async def _introduce(
+        self, receive: Receive, send: Send, credential: str, introduction: Introduction, certificate: Any
+    ) -> None:
         try:
             identity = await self.hub.identify(credential)
         except DatabaseError as error:
@@ -77,7 +82,7 @@ class AgentSocket:
             # Not a refusal: the credential may be a good one.
             await _respond(send, 503, 1, b"the database does not answer")
             return
-        if identity is None:
+        if identity is None or not _is_of(certificate, identity):
             await send({"type": "websocket.close", "code": CLOSE_REFUSED})
             return
         await send({"type": "websocket.accept"})
@@ -132,6 +137,22 @@ class AgentSocket:
             if isinstance(message, Hello):
                 raise BadMessage("a second hello on one connection")
             self.hub.receive(session, message)
+
+
+def _is_of(certificate: Any, identity: AgentIdentity) -> bool:
+    """Whether a certificate that was shown is of the credential's agent. Who shows none is believed by its credential:
+    it may be about to get its first, or its last has ended."""
+    if not certificate:
+        return True
+    try:
+        name = name_of_peer(certificate)
+    except BadName as error:
+        log.warning("refused %s %s: %s", identity.kind, identity.id, error)
+        return False
+    if (name.kind.value, name.id) != (identity.kind.value, identity.id):
+        log.warning("refused a credential of %s %s with the certificate of %s", identity.kind, identity.id, name)
+        return False
+    return True
 
 
 async def _frame(receive: Receive) -> bytes | str:

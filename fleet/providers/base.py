@@ -14,7 +14,8 @@ class ProviderError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
-    """One machine to boot. `join_token` lets its agent enrol, once.
+    """One machine to boot. `join_token` lets its agent enrol, once; `bundle` are the authorities (PEM) by which it
+    knows the control plane, which it must find in `tls/ca.pem` of its home.
 
     `near`: the network nodes, widest first, below which it should stand if there is room. `address` and `port` are set
     where they are fixed beforehand, as an ingress's are; None: the provider or the machine itself decides.
@@ -24,6 +25,7 @@ class LaunchSpec:
     kind: AgentKind
     region: str
     join_token: str
+    bundle: str = ""
     instance_type: str = ""
     near: tuple[str, ...] = ()
     address: str | None = None

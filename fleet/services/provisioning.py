@@ -23,6 +23,7 @@ from fleet.planning.states import NodeState, ProviderAction
 from fleet.providers import provider_named
 from fleet.providers.base import LaunchSpec, Machine, ProviderError
 from fleet.selectors.node import machines_in_doubt
+from fleet.services.authority import authority_ensure
 from fleet.services.enrolment import join_token_issue
 from fleet.services.fault_evidence import repair_record
 from fleet.services.machine import machine_ended, machine_launched
@@ -141,6 +142,7 @@ def _launch(call: ProviderCall) -> None:
         kind=AgentKind.NODE,
         region=region,
         join_token=token,
+        bundle=authority_ensure(clock.now()).bundle,
         instance_type=node.instance_type_id,
         near=tuple(call.near),
     )

@@ -5,8 +5,7 @@ import os
 import subprocess
 import sys
 
-from controlplane.embedded import control_plane
-from controlplane.embedded.configuration import read_configuration
+from controlplane import asgi, web
 
 PROGRAM = """
 import asyncio, importlib, json
@@ -18,7 +17,7 @@ async def client_of(host):
     async def inner(scope, receive, send):
         seen.append([scope["client"][0], scope["scheme"]])
     application = asgi.application
-    if application is asgi.routes:
+    if application is asgi.plain_routes:
         application = inner
     else:
         application.app = inner
@@ -46,5 +45,5 @@ def test_forwarded_headers_count_from_configured_proxies_only() -> None:
 
 
 def test_uvicorn_believes_nobody_by_itself() -> None:
-    service = control_plane.web(read_configuration({}), {})
-    assert "--no-proxy-headers" in service.program.arguments
+    for application in (asgi.application, asgi.agents_application):
+        assert web.server_config(application).proxy_headers is False

@@ -38,6 +38,7 @@ class RunningFleet:
     def __init__(self, home: Path) -> None:
         self.home = home
         self.port = free_ports(1)
+        self.agent_port = free_ports(1)
         self.ingress_port = free_ports(len(REGIONS))
         self.node_ports = node_ports()
         inherited = {
@@ -50,6 +51,7 @@ class RunningFleet:
             **inherited,
             "SWITCHYARD_HOME": str(home),
             "SWITCHYARD_PORT": str(self.port),
+            "SWITCHYARD_AGENT_PORT": str(self.agent_port),
             "SWITCHYARD_INGRESS_PORT": str(self.ingress_port),
             "SWITCHYARD_NODE_PORTS": str(self.node_ports),
             "WAIT_S": str(START_LIMIT_S - 20),

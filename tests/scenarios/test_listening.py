@@ -73,6 +73,8 @@ def listening_of(fleet: RunningFleet, process: psutil.Process, files: Mapping[st
 def name_of(fleet: RunningFleet, port: int, process: psutil.Process) -> str:
     if port == fleet.port:
         return "web"
+    if port == fleet.agent_port:
+        return "web for agents"
     for first, name in ((fleet.ingress_port, "ingress"), (fleet.ingress_port + 1000, "ingress agent metrics")):
         if first <= port < first + 2:
             return name

@@ -10,6 +10,7 @@ from fleet.models import Region
 from fleet.planning.snapshot import ProviderStatus
 from fleet.providers import provider_named
 from fleet.providers.base import LaunchSpec, ProviderError
+from fleet.services.authority import authority_ensure
 from fleet.services.enrolment import join_token_issue
 from kernel import live
 from kernel.events import event_record
@@ -107,5 +108,6 @@ def _launch(ingress: Ingress, now: datetime) -> None:
             address=ingress.address,
             port=ingress.port,
             join_token=token,
+            bundle=authority_ensure(now).bundle,
         )
     )

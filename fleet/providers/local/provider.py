@@ -30,6 +30,7 @@ from fleet.providers.local.processes import (
     spawn_detached,
     stop_processes,
 )
+from fleet.selectors.trust import trust_now
 
 ADDRESS = "127.0.0.1"
 BOOT_FILE = "boot.json"
@@ -44,7 +45,7 @@ RACK_SIZE, RACKS_PER_ROW, HALLS = 4, 2, 2
 """Machines under one lowest network node, and so upwards: small enough that a demo fleet has near and far ones."""
 PASSED_ON = (
     "PATH", "LANG", "HOME", "SWITCHYARD_CACHE", "SWITCHYARD_LOG_FORMAT", "OTEL_EXPORTER_OTLP_ENDPOINT",
-    "SWITCHYARD_SERVICE_UIDS",
+    "SWITCHYARD_SERVICE_UIDS", "SWITCHYARD_PLAIN_LINKS",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED",
 )  # fmt: skip
 """Of our own environment. Not the name of our service: agents, proxies and ingresses have their own."""
@@ -85,7 +86,7 @@ class LocalProvider:
         return cls(
             home=settings.SWITCHYARD_HOME,
             checkout=settings.BASE_DIR,
-            server_url=settings.SWITCHYARD_URL,
+            server_url=settings.SWITCHYARD_AGENT_URL,
             first_port=settings.SWITCHYARD_NODE_PORTS,
         )
 
@@ -97,6 +98,7 @@ class LocalProvider:
             if known is None or spec.port is not None:  # a fixed port may be another one by now
                 known = Boot(id=spec.id, argv=self._argv(spec))
                 self._write(known)
+            self._write_bundle(spec.id, spec.bundle)
         self._spawn(known, {"SWITCHYARD_JOIN_TOKEN": spec.join_token})
         return known.machine
 
@@ -104,6 +106,8 @@ class LocalProvider:
         boot = self._booted(node_id)
         if boot is None:
             raise ProviderError(f"cannot start the agent of {node_id} again: its folder has no {BOOT_FILE}")
+        if not self._bundle_file(node_id).exists() and (trust := trust_now()):
+            self._write_bundle(node_id, trust.bundle)  # a home from before there was an authority
         self._spawn(Boot(id=boot.id, argv=self._moved(boot.argv)), {})
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
@@ -170,6 +174,15 @@ class LocalProvider:
         folder = self._folder(boot.id)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         (folder / BOOT_FILE).write_bytes(msgspec.json.encode(boot))
+
+    def _bundle_file(self, node_id: str) -> Path:
+        """Where its agent looks for whom to believe (engine_agent.runtime.identity)."""
+        return self._folder(node_id) / "tls" / "ca.pem"
+
+    def _write_bundle(self, node_id: str, bundle: str) -> None:
+        path = self._bundle_file(node_id)
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path.write_text(bundle, encoding="ascii")
 
     def _keep_logs_only(self, folder: Path) -> None:
         """A machine that is gone can never start again, but why it went can still be read; the oldest logs go."""

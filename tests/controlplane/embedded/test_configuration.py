@@ -11,7 +11,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     configuration = read_configuration({}, CHECKOUT)
     assert configuration.home == CHECKOUT / ".switchyard"
     assert configuration.cache == CHECKOUT / ".cache"
-    assert configuration.port == 8000
+    assert (configuration.port, configuration.agent_port) == (8000, 8443)
     assert configuration.ingress_ports == {"us-east-1": 8080, "us-west-2": 8081}
     assert configuration.engine is Engine.VLLM
     assert configuration.wait_s == 600.0

@@ -79,6 +79,7 @@ def test_every_port_that_people_use_is_checked() -> None:
     wanted = wanted_ports(read_configuration({"SWITCHYARD_INGRESS_PORT": "9000"}))
     assert [(each.port, each.variable) for each in wanted] == [
         (8000, "SWITCHYARD_PORT"),
+        (8443, "SWITCHYARD_AGENT_PORT"),
         (9000, "SWITCHYARD_INGRESS_PORT"),
         (9001, "SWITCHYARD_INGRESS_PORT"),
     ]
@@ -87,6 +88,8 @@ def test_every_port_that_people_use_is_checked() -> None:
 def test_one_port_cannot_serve_two_purposes() -> None:
     with pytest.raises(CannotStart, match="SWITCHYARD_PORT 8081 is also an ingress's port"):
         require_distinct_ports(read_configuration({"SWITCHYARD_PORT": "8081"}))
+    with pytest.raises(CannotStart, match="SWITCHYARD_AGENT_PORT 8080 is also the dashboard's or an ingress's port"):
+        require_distinct_ports(read_configuration({"SWITCHYARD_AGENT_PORT": "8080"}))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,36 @@
+"""Which paths a listener of web serves. Agents have one of their own, with TLS; the other one serves them nothing."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+AGENT_ONLY_PATHS = ("/agents/", "/join")
+INGRESS_PATHS = ("/v1/async/", "/v1/usage")
+"""Of applications, whose ingress passes them on: over its agent's way to web."""
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+REFUSED = b"agents connect to the port for agents (SWITCHYARD_AGENT_PORT), over TLS\n"
+UNKNOWN = b"this port is for agents\n"
+
+
+class PathsOf:
+    """An ASGI application that serves these paths of another one alone, or all but these."""
+
+    def __init__(self, inner: Any, prefixes: tuple[str, ...], *, are_served: bool) -> None:
+        self._inner = inner
+        self._prefixes = prefixes
+        self._are_served = are_served
+
+    async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path.startswith(self._prefixes) == self._are_served or scope["type"] not in ("http", "websocket"):
+            await self._inner(scope, receive, send)
+            return
+        body = UNKNOWN if self._are_served else REFUSED
+        kind = "http.response" if scope["type"] == "http" else "websocket.http.response"
+        if scope["type"] == "websocket":
+            await receive()  # websocket.connect
+        headers = [(b"content-type", b"text/plain"), (b"content-length", str(len(body)).encode())]
+        await send({"type": f"{kind}.start", "status": 404, "headers": headers})
+        await send({"type": f"{kind}.body", "body": body})

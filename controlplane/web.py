@@ -1,0 +1,114 @@
+"""`python -m controlplane.web`: the web process. One server with two listeners: plain HTTP for people and programs,
+behind a TLS proxy in production, and TLS of the fleet's own for agents (`controlplane.agent_listener`).
+
+It decides where is listened; `controlplane.asgi` decides what is answered there.
+"""
+
+import argparse
+import asyncio
+import logging
+import socket
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import uvicorn
+
+from controlplane.asgi import agents_application, application
+from controlplane.secret_key import require_secret_key
+from controlplane.websocket_protocol import WebSocketProtocol
+
+GRACE_S = 3
+"""For requests under way, at the end."""
+MAX_FRAME_BYTES = 256 * 1024
+"""The agent protocol's limit (engine_agent.protocol.codec)."""
+
+log = logging.getLogger(__name__)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Serve until SIGTERM or SIGINT; the exit status for the shell."""
+    from django.conf import settings
+
+    options = _arguments(arguments, settings.SWITCHYARD_PORT, settings.SWITCHYARD_AGENT_PORT)
+    require_secret_key()
+    try:
+        agents = None if settings.PLAIN_LINKS else _bound(options.agent_host, options.agent_port)
+    except OSError as error:
+        where = f"{options.agent_host}:{options.agent_port}"
+        sys.stderr.write(
+            f"web cannot listen for agents on {where}: {error.strerror}; free it, or set SWITCHYARD_AGENT_PORT\n"
+        )
+        return 1
+    WebServer(server_config(application, host=options.host, port=options.port), agents).run()
+    return 0
+
+
+class WebServer(uvicorn.Server):
+    """Uvicorn's server with a second listener, which opens once there is a certificate: whatever that waits for, people
+    are served meanwhile."""
+
+    def __init__(self, config: uvicorn.Config, agents: socket.socket | None) -> None:
+        super().__init__(config)
+        self._agents = agents
+        self._listening: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        if self.started and self._agents is not None:
+            from controlplane.agent_listener import listen
+
+            config = server_config(agents_application)
+            config.load()
+            opened = listen(self._agents, config, self.server_state, self.servers.append)
+            self._listening = asyncio.create_task(opened)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._listening is not None:
+            self._listening.cancel()
+            await asyncio.gather(self._listening, return_exceptions=True)
+        await super().shutdown(sockets)
+
+
+def server_config(asgi: Any, **where: Any) -> uvicorn.Config:
+    """How both listeners serve an application."""
+    return uvicorn.Config(
+        asgi,
+        interface="asgi3",
+        ws=WebSocketProtocol,
+        ws_max_size=MAX_FRAME_BYTES,
+        ws_per_message_deflate=False,
+        access_log=False,
+        lifespan="off",
+        proxy_headers=False,  # whose headers count, the settings say (controlplane.asgi)
+        timeout_graceful_shutdown=GRACE_S,
+        use_colors=False,
+        log_level="warning",
+        **where,
+    )
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError:
+        listener.close()
+        raise
+    listener.setblocking(False)
+    return listener
+
+
+def _arguments(arguments: Sequence[str], port: int, agent_port: int) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m controlplane.web", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="address for people and programs, plain HTTP")
+    parser.add_argument("--port", type=int, default=port, help="SWITCHYARD_PORT if absent")
+    parser.add_argument("--agent-host", default="127.0.0.1", help="address for agents, TLS; 0.0.0.0 for other hosts")
+    parser.add_argument("--agent-port", type=int, default=agent_port, help="SWITCHYARD_AGENT_PORT if absent")
+    return parser.parse_args(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,250 @@
+"""Web's listener for agents, on a real port with real agents' connections: who gets in by which certificate, what
+strangers cost, and that what is renewed or revoked counts without a restart."""
+
+import asyncio
+import socket
+import ssl
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import uvicorn
+from asgiref.sync import sync_to_async
+from django.db import connections
+from uvicorn.server import ServerState
+
+from controlplane import agent_listener
+from controlplane.agent_listener import AgentHttpProtocol, ControlIdentity, listen
+from controlplane.websocket_protocol import WebSocketProtocol
+from engine_agent.protocol.identity import IdentityKind, control_name
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
+from engine_agent.protocol.states import AgentKind
+from engine_agent.runtime.connection import AgentConnection, ConnectionSettings
+from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.identity import Identity
+from fleet.consumers.agent_socket import AgentSocket
+from fleet.consumers.hub import AgentHub
+from fleet.consumers.node_handler import NodeHandler
+from fleet.models import IssuedCertificate
+from fleet.selectors.trust import trust_now
+from fleet.services.authority import authority_ensure
+from fleet.services.certificate import CertificateOrder, agent_trust_end, certificate_issue
+from kernel import clock
+from tests.engine_agent.authority import FleetOfTests
+from tests.engine_agent.fake_control_plane import eventually
+from tests.fleet.consumers.agent_client import credential
+from tests.fleet.consumers.agent_client import eventually as stored
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+QUICK = ConnectionSettings(backoff_min_s=0.01, backoff_max_s=0.05, refused_backoff_s=0.2)
+
+
+@pytest_asyncio.fixture
+async def hub() -> AsyncIterator[AgentHub]:
+    hub = AgentHub({AgentKind.NODE: NodeHandler()})
+    yield hub
+    await hub.stop()
+    await sync_to_async(connections.close_all)()
+
+
+@asynccontextmanager
+async def listening_for(hub: AgentHub) -> AsyncIterator[int]:
+    """The listener, with an application that knows agents' sockets only; its port."""
+    bound = socket.create_server(("127.0.0.1", 0))
+    bound.setblocking(False)
+    config = uvicorn.Config(AgentSocket(hub), interface="asgi3", ws=WebSocketProtocol, lifespan="off", log_config=None)
+    config.load()
+    state = ServerState()
+    servers: list[asyncio.Server] = []
+    listening = asyncio.create_task(listen(bound, config, state, servers.append))
+    await eventually(lambda: servers)
+    try:
+        yield bound.getsockname()[1]
+    finally:
+        listening.cancel()
+        for server in servers:
+            server.close()
+        for connection in list(state.connections):
+            connection.shutdown()
+        await eventually(lambda: not state.connections)
+
+
+@pytest.fixture(autouse=True)
+def _of_this_host(tmp_path: Path, settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings.SWITCHYARD_HOME = tmp_path / "control-host"
+    monkeypatch.setattr(agent_listener, "LOOK_EVERY_S", 0.05)
+
+
+@pytest_asyncio.fixture
+async def port(hub: AgentHub) -> AsyncIterator[int]:
+    async with listening_for(hub) as port:
+        yield port
+
+
+class Agent:
+    def __init__(self, home: Path, port: int, text: str) -> None:
+        (home / "credential").parent.mkdir(parents=True, exist_ok=True)
+        (home / "credential").write_text(text)
+        enrolment = Enrolment(f"https://127.0.0.1:{port}", AgentKind.NODE, "n-a", home)
+        self.connection = AgentConnection(
+            enrolment=enrolment, hello=self._hello, on_message=lambda _: None, settings=QUICK
+        )
+        self.identity = self.connection.identity
+
+    def _hello(self) -> Hello:
+        return Hello(protocol=PROTOCOL_VERSION, kind=AgentKind.NODE, id="n-a", boot_id="b", agent_version="1")
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator["Agent"]:
+        task = asyncio.create_task(self.connection.run())
+        try:
+            yield self
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+@pytest_asyncio.fixture
+async def agent(port: int, tmp_path: Path) -> Agent:
+    """One that enrolled, and knows the fleet's authorities."""
+    made = Agent(tmp_path / "n-a", port, await credential("n-a"))
+    trust = await sync_to_async(authority_ensure)(clock.now())
+    made.identity.store_trust(bundle=trust.bundle, revoked="")
+    return made
+
+
+async def certificate(identity: Identity, subject: str) -> None:
+    order = CertificateOrder(IdentityKind.NODE, subject, identity.signing_request())
+    signed = await sync_to_async(certificate_issue)(order, now=clock.now())
+    identity.store(chain=signed.chain, bundle=signed.trust.bundle, revoked=signed.trust.revoked)
+
+
+async def test_an_agent_connects_by_the_authorities_alone_and_gets_its_certificate(agent: Agent) -> None:
+    async with agent.running():
+        await eventually(agent.identity.validity, what="a certificate")
+        validity = agent.identity.validity()
+        assert validity is not None
+        assert str(validity.name) == "node n-a"
+
+
+async def test_an_agent_that_believes_other_authorities_trusts_nobody_here(agent: Agent, hub: AgentHub) -> None:
+    agent.identity.store_trust(bundle=FleetOfTests().bundle, revoked="")
+    async with agent.running():
+        await eventually(lambda: "certificate verify failed" in agent.connection.status.reason)
+    assert not hub.sessions
+
+
+async def test_an_agent_without_authorities_says_what_is_missing(agent: Agent) -> None:
+    agent.identity.bundle_file.unlink()
+    async with agent.running():
+        await eventually(lambda: "ca.pem is missing" in agent.connection.status.reason)
+
+
+async def test_a_certificate_of_another_agent_keeps_a_credential_out_until_it_is_not_shown(
+    agent: Agent, hub: AgentHub, caplog: pytest.LogCaptureFixture
+) -> None:
+    await certificate(agent.identity, "n-b")
+    async with agent.running():
+        await eventually(lambda: "n-a" in hub.sessions)
+    assert "refused a credential of node n-a with the certificate of node n-b" in caplog.text
+
+
+async def test_a_revoked_certificate_is_refused_by_the_handshake_without_a_restart(
+    agent: Agent, port: int, hub: AgentHub
+) -> None:
+    await certificate(agent.identity, "n-a")
+    await sync_to_async(agent_trust_end)(kind="node", subject="n-a", now=clock.now())
+    name = control_name(agent.identity.fleet()).dns
+    context = agent.identity.client_context()
+
+    async def is_refused() -> bool:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context, server_hostname=name)
+        try:
+            writer.write(b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+            return not await reader.read(1)
+        except (ssl.SSLError, ConnectionError):
+            return True
+        finally:
+            writer.close()
+
+    async with asyncio.timeout(60):
+        while not await is_refused():
+            pass
+
+
+@pytest.mark.parametrize("said", [b"", b"\x16\x03\x01\x00", b"GET / HTTP/1.1\r\nHost: a\r\n\r\n", b"\x00" * 2000])
+async def test_who_speaks_no_tls_or_nothing_is_hung_up_on(
+    hub: AgentHub, monkeypatch: pytest.MonkeyPatch, said: bytes
+) -> None:
+    monkeypatch.setattr(agent_listener, "FIRST_WORD_S", 0.2)
+    async with listening_for(hub) as port:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(said)
+        async with asyncio.timeout(30):
+            try:
+                while await reader.read(4096):
+                    pass
+            except ConnectionError:
+                pass
+        writer.close()
+
+
+async def test_who_has_a_connection_and_asks_nothing_is_hung_up_on(
+    agent: Agent, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_listener, "FIRST_WORD_S", 0.2)
+    name = control_name(agent.identity.fleet()).dns
+    reader, writer = await asyncio.open_connection(
+        "127.0.0.1", port, ssl=agent.identity.client_context(), server_hostname=name
+    )
+    writer.write(b"GET / HTTP/1.1\r\nHost:")
+    async with asyncio.timeout(30):
+        with suppress(ConnectionError):
+            assert await reader.read() == b""
+    writer.close()
+    await eventually(lambda: AgentHttpProtocol.without_websocket == 0)
+
+
+async def test_connections_without_a_websocket_are_counted_and_limited(
+    agent: Agent, port: int, hub: AgentHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with agent.running():
+        await eventually(lambda: "n-a" in hub.sessions)
+        assert AgentHttpProtocol.without_websocket == 0
+    monkeypatch.setattr(agent_listener, "MOST_WITHOUT_WEBSOCKET", 0)
+    async with agent.running():
+        await eventually(lambda: agent.connection.status.reason not in ("", "not connected yet"))
+    assert not agent.connection.status.connected
+
+
+def _refreshed(control: ControlIdentity) -> str:
+    control.refresh(clock.now())
+    validity = control.identity.validity()
+    assert validity is not None
+    return validity.serial
+
+
+async def test_the_control_planes_certificate_is_renewed_when_it_is_due_revoked_or_of_another_database(
+    tmp_path: Path,
+) -> None:
+    refreshed = sync_to_async(_refreshed)
+    control = ControlIdentity(tmp_path)
+    first = await refreshed(control)
+    assert await refreshed(control) == first
+    await IssuedCertificate.objects.filter(serial=first).aupdate(revoked_at=clock.now())
+    second = await refreshed(control)
+    await IssuedCertificate.objects.filter(serial=second).adelete()
+    third = await refreshed(control)
+    assert len({first, second, third}) == 3
+    validity = control.identity.validity()
+    assert validity is not None
+    later = validity.not_before + timedelta(hours=15)
+    await sync_to_async(control.refresh)(later)
+    renewed = control.identity.validity()
+    assert renewed is not None
+    assert renewed.serial != third
+    assert await stored(lambda: (trust_now() or FleetOfTests()).bundle) == control.identity.bundle_file.read_text()
