@@ -2,8 +2,8 @@
 # into this checkout (.venv, .cache, .switchyard).
 
 .DEFAULT_GOAL := help
-.PHONY: help up down status engine test check check-code check-format check-types check-imports check-templates check-patterns
-.PHONY: fmt screens bench bench-fleet simulate chaos lab lab-down environment environment-dev lock
+.PHONY: help up down status backup restore engine test check check-code check-format check-types check-imports
+.PHONY: check-templates check-patterns fmt screens bench bench-fleet simulate chaos lab lab-down environment environment-dev lock
 
 # The first Python that is there; the bootstrap looks for a newer one where this one is too old.
 PYTHON ?= $(firstword $(foreach name,python3 python3.14 python3.13 python3.12 python3.11 python,$(if $(shell command -v $(name)),$(name))))
@@ -30,6 +30,7 @@ help: ## Show this list.
 	@echo "  SWITCHYARD_INGRESS_PORT  first region's ingress; the others follow upwards (8080)"
 	@echo "  DATABASE_URL, REDIS_URL  use these servers instead of the embedded PostgreSQL and Valkey"
 	@echo "  TESTS='tests/fleet -k x' what make test runs (everything)"
+	@echo "  FILE=…                   make backup writes it, make restore reads it"
 	@echo "  FAST=1                   make test runs only pure tests and services, in some three minutes"
 
 up: environment ## Install what is missing, start the fleet, show its logs until Ctrl-C.
@@ -40,6 +41,12 @@ down: ## Stop everything that make up started, from any state.
 
 status: ## Show what runs.
 	@if [ -x $(VENV) ]; then exec $(VENV) -m controlplane.embedded status; else echo "Nothing is installed here, so nothing runs."; exit 3; fi
+
+backup: environment ## Write database and secrets to one file: make backup FILE=switchyard.backup.
+	@$(if $(FILE),exec $(VENV) -m controlplane.embedded backup '$(FILE)',echo "Say where to: make backup FILE=switchyard.backup"; exit 2)
+
+restore: environment ## Make a new home of such a file: make restore FILE=switchyard.backup SWITCHYARD_HOME=...
+	@$(if $(FILE),exec $(VENV) -m controlplane.embedded restore '$(FILE)',echo "Say from what: make restore FILE=switchyard.backup"; exit 2)
 
 engine: environment ## Install vLLM and build the demo's weights, as make up does.
 	@$(VENV) -m engine_agent.engines.vllm.environment install --cache $(SWITCHYARD_CACHE)

@@ -1,10 +1,12 @@
-"""`python -m controlplane.embedded up|down|status|servers`: what `make` calls."""
+"""`python -m controlplane.embedded up|down|status|servers|backup|restore`: what `make` calls."""
 
 import argparse
 import asyncio
 import os
 import sys
+from pathlib import Path
 
+from controlplane.embedded.backup import back_up, restore
 from controlplane.embedded.configuration import CannotStart, Configuration, read_configuration
 from controlplane.embedded.console import Console, RotatingLog
 from controlplane.embedded.follower import (
@@ -45,7 +47,12 @@ def _run(configuration: Configuration, home: StateDirectory, options: argparse.N
         case "servers":
             home.prepare()
             return asyncio.run(run_servers(configuration, home, durable=not options.not_durable))
+        case "backup":
+            asyncio.run(back_up(configuration, home, options.file.resolve(), Console()))
+            return 0
     home.prepare()
+    if options.command == "restore":
+        return _restore(configuration, home, options.file.resolve())
     if options.detach:
         return _detach(configuration, home)
     return _launch(configuration, home, foreground=not options.background)
@@ -59,9 +66,23 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument(BACKGROUND_OPTION, action="store_true", help=argparse.SUPPRESS)
     commands.add_parser("down", help="stop everything")
     commands.add_parser("status", help="show what runs")
+    backup = commands.add_parser("backup", help="write the database and the secrets of this home to one file")
+    backup.add_argument("file", type=Path)
+    restored = commands.add_parser("restore", help="make a new home of such a file")
+    restored.add_argument("file", type=Path)
     servers = commands.add_parser("servers", help="run PostgreSQL and Valkey alone")
     servers.add_argument("--not-durable", action="store_true", help="trade the data for speed: for tests")
     return parser
+
+
+def _restore(configuration: Configuration, home: StateDirectory, source: Path) -> int:
+    with home.locked() as ours:
+        if not ours:
+            raise CannotStart(
+                f"Switchyard runs in {home.path}: set SWITCHYARD_HOME to a folder that does not exist yet."
+            )
+        asyncio.run(restore(configuration, home, source, Console()))
+    return 0
 
 
 def _launch(configuration: Configuration, home: StateDirectory, *, foreground: bool) -> int:

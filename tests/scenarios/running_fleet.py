@@ -67,13 +67,31 @@ class RunningFleet:
     def down(self) -> str:
         return self._run(["down"], STOP_LIMIT_S)
 
-    def _run(self, arguments: list[str], limit_s: float) -> str:
+    def back_up(self, file: Path) -> None:
+        self._run(["backup", str(file)], STOP_LIMIT_S)
+
+    def restore(self, file: Path) -> None:
+        self._run(["restore", str(file)], STOP_LIMIT_S)
+
+    def begin(self) -> None:
+        """As `up`, without waiting for cells: returns when the control plane answers."""
+        self.environment |= {"ENGINE": "sim", "WAIT_S": "1"}
+        self._run(["up", "--detach"], START_LIMIT_S, status=1)
+        eventually(self.answers)
+
+    def answers(self) -> bool:
+        try:
+            return bool(self.api("regions")["results"])
+        except (OSError, httpx.HTTPError):
+            return False
+
+    def _run(self, arguments: list[str], limit_s: float, *, status: int = 0) -> str:
         command = [sys.executable, "-m", "controlplane.embedded", *arguments]
         done = subprocess.run(
             command, cwd=CHECKOUT, env=self.environment, capture_output=True, text=True, timeout=limit_s, check=False
         )
         said = f"{' '.join(arguments)}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr}"
-        assert done.returncode == 0, f"{said}\n{self.ends_of_logs()}"
+        assert done.returncode == status, f"{said}\n{self.ends_of_logs()}"
         return done.stdout
 
     # --- what it says of itself ---------------------------------------------------------------------------------------
