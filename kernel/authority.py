@@ -4,6 +4,8 @@ signs what was revoked.
 What a request asks for beyond its key is ignored; the name is the caller's. It keeps nothing.
 """
 
+import base64
+import hashlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -54,10 +56,12 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate as PEM, its serial number in hexadecimal, and when it ends."""
+    """A certificate as PEM, its serial number in hexadecimal, and when it ends. `key_pin`: the SHA-256 of its public key
+    (SubjectPublicKeyInfo), as curl and RFC 7469 write it: Base64."""
 
     pem: str
     serial: str
+    key_pin: str
     not_after: datetime
 
 
@@ -130,7 +134,7 @@ def certificate_sign(
         .add_extension(x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(signer), critical=False)
         .sign(authority.key, hashes.SHA256())
     )
-    return Issued(certificate.public_bytes(serialization.Encoding.PEM).decode(), f"{serial:x}", not_after)
+    return Issued(certificate.public_bytes(serialization.Encoding.PEM).decode(), f"{serial:x}", _pin(key), not_after)
 
 
 def revocations_sign(authority: Authority, revoked: Iterable[tuple[str, datetime]], number: int, now: datetime) -> str:
@@ -149,6 +153,11 @@ def revocations_sign(authority: Authority, revoked: Iterable[tuple[str, datetime
         entry = x509.RevokedCertificateBuilder().serial_number(int(serial, 16)).revocation_date(since).build()
         builder = builder.add_revoked_certificate(entry)
     return builder.sign(authority.key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM).decode()
+
+
+def _pin(key: ec.EllipticCurvePublicKey | rsa.RSAPublicKey) -> str:
+    info = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return base64.b64encode(hashlib.sha256(info).digest()).decode()
 
 
 def _short(identifier: x509.SubjectKeyIdentifier) -> str:

@@ -38,13 +38,14 @@ class FleetAuthority(models.Model):
 
 
 class IssuedCertificate(models.Model):
-    """A certificate that was signed. `believed`: the SHA-256, in hexadecimal, of the bundle of authorities that its
-    owner had when it asked for it."""
+    """A certificate that was signed, for a public key with the SHA-256 `key_pin` (Base64). `believed`: the SHA-256, in
+    hexadecimal, of the bundle of authorities that its owner had when it asked for it."""
 
     authority = models.ForeignKey(FleetAuthority, on_delete=models.CASCADE, related_name="certificates")
     serial = models.CharField(max_length=40, unique=True)
     kind = models.CharField(max_length=16, choices=choices(IdentityKind))
     subject = models.CharField(max_length=64)
+    key_pin = models.CharField(max_length=44, blank=True)
     believed = models.CharField(max_length=64, blank=True)
     created_at = models.DateTimeField()
     not_after = models.DateTimeField()

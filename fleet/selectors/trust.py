@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 
 from django.db.models import Max, OuterRef, Q, QuerySet, Subquery
 
+from engine_agent.protocol.identity import IdentityKind
 from fleet.models import AgentCredential, FleetAuthority, IssuedCertificate
 from fleet.planning.authority import AuthorityState, AuthorityView
 
@@ -63,6 +64,12 @@ def unaware_holders(bundle_digest: str, now: datetime) -> list[str]:
     agents = AgentCredential.objects.filter(revoked_at__isnull=True).values_list("kind", "subject")
     known = set(agents)
     return sorted(f"{row.kind} {row.subject}" for row in rows if (row.kind, row.subject) in known)
+
+
+def control_pins(now: datetime) -> tuple[str, ...]:
+    """The keys by which the hosts of the control plane are known to who has no authorities yet: SHA-256, Base64."""
+    rows = counting_certificates(now).filter(kind=IdentityKind.CONTROL).exclude(key_pin="")
+    return tuple(sorted(set(rows.values_list("key_pin", flat=True))))
 
 
 def revoked_serials(authority_id: int, now: datetime) -> Sequence[tuple[str, datetime]]:

@@ -59,6 +59,7 @@ def certificates_issue(orders: Sequence[CertificateOrder], *, now: datetime) -> 
                 serial=signed.serial,
                 kind=order.kind,
                 subject=order.subject,
+                key_pin=signed.key_pin,
                 believed=order.believed[:64],
                 created_at=now,
                 not_after=signed.not_after,

@@ -6,6 +6,9 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
+from fleet.selectors.trust import control_pins
+from kernel import clock
+
 
 class JoinLine(NamedTuple):
     """`text` is what to run; `notices`: what may keep hosts from using it, a sentence each."""
@@ -16,14 +19,16 @@ class JoinLine(NamedTuple):
 
 def join_line(token: str) -> JoinLine:
     """What to run on a host. curl checks the pinned key also where it does not know who signed the certificate."""
-    url, pin = settings.SWITCHYARD_URL.rstrip("/"), server_pin()
+    url, pin = settings.SWITCHYARD_AGENT_URL.rstrip("/"), server_pin()
     trust = f"-fsSLk --pinnedpubkey '{pin}'" if pin else "-fsSL"
     return JoinLine(f"curl {trust} {url}/join | sh -s -- {token}", tuple(_notices(url)))
 
 
 def server_pin() -> str:
-    """The key of the listener for agents, as curl takes it; "" where links are plain."""
-    return ""
+    """The keys of the listeners for agents, as curl takes them; "" where links are plain. Who came in by them gets the
+    fleet's authorities (`fleet.selectors.trust.trust_now`), for `tls/ca.pem` of its home, and needs no pin any more."""
+    pins = () if settings.PLAIN_LINKS else control_pins(clock.now())
+    return ";".join(f"sha256//{pin}" for pin in pins)
 
 
 def _notices(url: str) -> list[str]:
@@ -34,4 +39,4 @@ def _notices(url: str) -> list[str]:
         is_own = host == "localhost"
     if not is_own:
         return []
-    return [f"{url} is an address of this computer alone; set SWITCHYARD_URL to one that the hosts reach."]
+    return [f"{url} is an address of this computer alone; set SWITCHYARD_AGENT_URL to one that the hosts reach."]

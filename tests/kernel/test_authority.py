@@ -1,5 +1,7 @@
 """What the fleet's authority signs: one name, its own idea of everything, and only keys that are worth it."""
 
+import base64
+import hashlib
 from datetime import UTC, datetime, timedelta
 
 import pytest
@@ -105,6 +107,14 @@ def test_a_request_for_a_key_of_somebody_else_is_refused(authority: Authority) -
     )
     with pytest.raises(BadRequest, match="not signed by its own key"):
         certificate_sign(authority, NAME, forged.decode(), NOW)
+
+
+def test_the_pin_is_of_the_public_key_as_curl_has_it(authority: Authority) -> None:
+    key = ec.generate_private_key(ec.SECP256R1())
+    first, second = (certificate_sign(authority, NAME, request(key), NOW) for _ in range(2))
+    info = key.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    assert base64.b64decode(first.key_pin) == hashlib.sha256(info).digest()
+    assert first.key_pin == second.key_pin
 
 
 def test_an_authority_that_was_kept_signs_as_before(authority: Authority) -> None:

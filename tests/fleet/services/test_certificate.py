@@ -3,6 +3,7 @@
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from cryptography import x509
@@ -29,6 +30,8 @@ from fleet.services.certificate import (
     certificate_issue,
     certificates_issue,
 )
+from fleet.services.join import server_pin
+from kernel import clock
 from kernel.authority import BadRequest
 from kernel.models import Event
 from kernel.refusals import Conflict
@@ -188,6 +191,20 @@ def test_a_rotation_waits_until_all_believe_the_next_and_until_the_last_certific
     assert authority_advance(now=NOW + timedelta(hours=24, seconds=1)).done
     assert states() == ["current"]
     assert Event.objects.filter(kind__startswith="authority.").count() == 3
+
+
+@pytest.mark.django_db
+def test_hosts_are_shown_the_keys_of_the_control_planes_listeners(tmp_path: Path, settings: Any) -> None:
+    signed(tmp_path)
+    for host in ("a", "b"):
+        request = Identity(tmp_path / host).signing_request()
+        for _ in range(2):
+            certificate_issue(CertificateOrder(IdentityKind.CONTROL, "control", request), now=clock.now())
+    pins = server_pin().split(";")
+    assert len(pins) == 2
+    assert all(pin.startswith("sha256//") for pin in pins)
+    settings.PLAIN_LINKS = True
+    assert server_pin() == ""
 
 
 @pytest.mark.django_db
