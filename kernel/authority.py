@@ -56,8 +56,8 @@ class Authority:
 
 @dataclass(frozen=True, slots=True)
 class Issued:
-    """A certificate as PEM, its serial number in hexadecimal, and when it ends. `key_pin`: the SHA-256 of its public key
-    (SubjectPublicKeyInfo), as curl and RFC 7469 write it: Base64."""
+    """A certificate as PEM, its serial number in hexadecimal, and when it ends. `key_pin`: the SHA-256 of its public
+    key (SubjectPublicKeyInfo), as curl and RFC 7469 write it: Base64."""
 
     pem: str
     serial: str
