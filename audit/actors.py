@@ -41,8 +41,13 @@ def _token_owner(prefix: str, address: str) -> Actor | None:
     token = apps.get_model("accounts", "ApiToken").objects.select_related("user").filter(prefix=prefix).first()
     if token is not None:
         return Actor(token.user.get_username(), Proof.TOKEN, address, prefix)
-    join_token = apps.get_model("fleet", "JoinToken").objects.filter(prefix=prefix).first()
-    return Actor(join_token.subject, Proof.JOIN_TOKEN, address, prefix) if join_token is not None else None
+    for model in ("JoinToken", "AgentCredential"):
+        known = apps.get_model("fleet", model).objects.filter(prefix=prefix).first()
+        if known is not None:
+            return Actor(known.subject, Proof.JOIN_TOKEN, address, prefix)
+    if apps.get_model("fleet", "Invitation").objects.filter(prefix=prefix).exists():
+        return Actor(f"invitation-{prefix}", Proof.JOIN_TOKEN, address, prefix)
+    return None
 
 
 def _token_prefix(request: HttpRequest) -> str:

@@ -33,7 +33,12 @@ REASON_FIELDS = ("why", "reason")
 VERBS = {"update": "change", "partial_update": "change", "destroy": "delete", "new": "create"}
 NOUNS = {"version": "model-version"}
 """Pages name some things more briefly than the API does."""
-PAGES = {"evacuate": "evacuation.create", "override-end": "override.end", "agents-enrol": "agent.enrol"}
+PAGES = {
+    "evacuate": "evacuation.create",
+    "override-end": "override.end",
+    "agents-enrol": "agent.enrol",
+    "join-refused": "machine.refuse",
+}
 LONGEST_KEPT_BODY = 256 * 1024
 """In bytes: of the API's requests, whose parser takes no longer ones."""
 MOST_RUNS = 5

@@ -4,6 +4,7 @@ from django.urls import URLPattern, URLResolver, include, path
 
 from controlplane.admin import record_site
 from controlplane.observability.views import Metrics, healthz
+from fleet.api import join
 from fleet.api.node import enrol
 from traffic.api.usage import own_usage
 
@@ -11,6 +12,10 @@ urlpatterns: list[URLPattern | URLResolver] = [
     path("api/", include("controlplane.api.urls")),
     path("admin/", record_site().urls),
     path("agents/enrol", enrol, name="agents-enrol"),
+    path("agents/join/archive/<str:tag>", join.archive, name="join-archive"),
+    path("agents/join/check", join.check, name="join-check"),
+    path("agents/join/refused", join.refused, name="join-refused"),
+    path("join", join.script, name="join"),
     path("healthz", healthz, name="healthz"),
     path("metrics", Metrics.as_view(), name="metrics"),
     path("v1/async/", include("traffic.api.routes")),

@@ -1,4 +1,4 @@
-"""`python -m engine_agent node|ingress|stop-node …`: picks which agent this process is. It decides nothing else.
+"""`python -m engine_agent node|ingress|machine|…`: picks which agent this process is. It decides nothing else.
 
 Only the chosen agent is imported, so that a broken dependency of one cannot stop the other.
 """
@@ -6,12 +6,17 @@ Only the chosen agent is imported, so that a broken dependency of one cannot sto
 import argparse
 import sys
 
+OF_A_MACHINE = ("machine", "join", "leave", "facts")
+
 
 def main(argv: list[str]) -> int:
     """Run the agent that `argv` names with the arguments after it; return its exit status."""
     parser = argparse.ArgumentParser(prog="python -m engine_agent", description=__doc__.splitlines()[0])
-    parser.add_argument("agent", choices=["node", "ingress", "stop-node"], help="what to run; each has its own --help")
+    choices = ["node", "ingress", "stop-node", *OF_A_MACHINE]
+    parser.add_argument("agent", choices=choices, help="what to run; each has its own --help")
     chosen = parser.parse_args(argv[:1]).agent
+    if chosen in OF_A_MACHINE:
+        return _run_of_a_machine(chosen, argv[1:])
     if chosen == "ingress":
         from engine_agent.ingress import main as ingress
 
@@ -23,6 +28,20 @@ def main(argv: list[str]) -> int:
     from engine_agent.runtime import main as node
 
     return node.run(argv[1:])
+
+
+def _run_of_a_machine(chosen: str, argv: list[str]) -> int:
+    if chosen == "join":
+        from engine_agent.machine import join
+
+        return join.run(argv)
+    if chosen == "leave":
+        from engine_agent.machine import leave
+
+        return leave.run(argv)
+    from engine_agent.machine import main as machine
+
+    return machine.print_facts(argv) if chosen == "facts" else machine.run(argv)
 
 
 if __name__ == "__main__":

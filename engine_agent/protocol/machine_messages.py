@@ -57,6 +57,7 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
     """A machine's state, whole; the latest wins. `runs` is the id of the agent that it has a folder of, "" for none.
 
     `version` is of the order that it follows. `reason`: why it is not as ordered, or how its agent ended last.
+    `wants_to_leave`: whoever owns the host wants it back.
     """
 
     seq: int
@@ -66,6 +67,7 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
     reason: str = ""
     agent_pid: int | None = None
     restarts: int = 0
+    wants_to_leave: bool = False
 
 
 class RunAgent(Struct, frozen=True):

@@ -121,3 +121,8 @@ def _all() -> Iterator[ProcessStat]:
     for entry in os.scandir("/proc"):
         if entry.name.isdigit() and (process := stat(int(entry.name))) is not None:
             yield process
+
+
+def of_node(node_id: str) -> list[ProcessStat]:
+    """Live processes of a node, its agent among them; never this one."""
+    return [process for process in _all() if process.pid != os.getpid() and belongs_to_node(process.pid, node_id)]

@@ -105,11 +105,28 @@ def _instance_type(name: str) -> InstanceType:
     return kind
 
 
-def invitation_of(token: str, *, now: datetime) -> Invitation:
-    """The open invitation of a token.
+def invitation_open(token: str, *, now: datetime) -> Invitation:
+    """The invitation of a token that lets one more host join.
 
     Raises:
         InvitationRefused: unknown, used up or expired.
+    """
+    found = invitation_of(token, now=now)
+    if found.left == 0:
+        raise _used_up(found)
+    return found
+
+
+def _used_up(invitation: Invitation) -> InvitationRefused:
+    hosts = f"{invitation.count} hosts" if invitation.count > 1 else "one host"
+    return InvitationRefused(f"this token was for {hosts} and is used up; `switchyard machine add` makes a new one")
+
+
+def invitation_of(token: str, *, now: datetime) -> Invitation:
+    """The invitation of a token, which may be used up.
+
+    Raises:
+        InvitationRefused: unknown or expired.
     """
     found = Invitation.objects.select_related("region").filter(prefix=secret_prefix(token) or "").first()
     if found is None or not secret_matches(token, found.digest):
@@ -139,9 +156,7 @@ def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datet
         if known is not None:
             _check_same(known, invitation, nonce)
         elif invitation.left == 0:
-            raise InvitationRefused(
-                f"all {invitation.count} uses of this token are used up; `switchyard machine add` makes a new one"
-            )
+            raise _used_up(invitation)
         else:
             _machine_create(subject, nonce, invitation, now)
         return credential_issue(kind=kind, subject=subject, region=invitation.region_id, now=now)

@@ -1,6 +1,7 @@
 """Stores what machine agents say of their hosts, and moves machines on by it: into the pool once they are there, back
 to it once they have wiped what they held, and out once they have left."""
 
+import logging
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -13,10 +14,12 @@ from engine_agent.protocol.states import MachinePhase
 from fleet.models import AgentCredential, InstanceType, Machine
 from fleet.planning.machines import instance_type_of
 from fleet.planning.states import MachineState
-from fleet.services.machine import machine_move
+from fleet.services.machine import machine_move, machine_remove
 from kernel import hints, live
 from kernel.refusals import Conflict
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
+
+log = logging.getLogger(__name__)
 
 REASON_MOST = 500
 VERSION_MOST = 32
@@ -94,10 +97,20 @@ def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
             machine.phase = one.report.phase.value
             machine.agent_reason = one.report.reason.replace("\0", "")[:REASON_MOST]
             machine.save(update_fields=["connected", "connection", "last_seen_at", "phase", "agent_reason"])
+            if one.report.wants_to_leave and not machine.leaving and machine.state != MachineState.GONE:
+                _remove_as_wished(machine, one.at)
             _move_on(machine, one.report, one.at)
             if before != (machine.connected, machine.phase, machine.agent_reason):
                 live.push("machines", machine.id)
                 hints.ring("fleet.provision")
+
+
+def _remove_as_wished(machine: Machine, now: datetime) -> None:
+    try:
+        machine_remove(machine_id=machine.id, actor=machine.id, now=now, why="its owner wants the host back")
+    except Conflict as conflict:
+        log.info("%s cannot leave yet: %s", machine.id, conflict)
+    machine.refresh_from_db()
 
 
 def _move_on(machine: Machine, report: MachineReport, now: datetime) -> None:

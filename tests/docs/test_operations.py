@@ -37,7 +37,13 @@ def variables() -> Iterator[str]:
             yield from QUOTED.findall(text_of(path))
 
 
-READ = {*variables(), "ENGINE", *re.findall(r"\$\((?:or \$\()?(DETACH|TESTS|PYTHON|FAST)\)", text_of("Makefile"))}
+IN_SHELL = re.findall(r"\$\{(SWITCHYARD_[A-Z_]+)", text_of("templates/join.sh"))
+READ = {
+    *variables(),
+    "ENGINE",
+    *IN_SHELL,
+    *re.findall(r"\$\((?:or \$\()?(DETACH|TESTS|PYTHON|FAST)\)", text_of("Makefile")),
+}
 
 
 def services() -> list[Service]:

@@ -1,0 +1,149 @@
+"""The machine agent: keeps what runs on its host as its order says, and says how that stands: every half minute, and at
+once when something changes.
+
+It goes by its journal until the control plane speaks, so a host that boots without one runs what it ran. Ending it ends
+nothing of what it runs.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from engine_agent.machine.converge import STABLE_AFTER_S, Here, Step, next_step, pause_s, phase_of
+from engine_agent.machine.paths import HostPaths
+from engine_agent.machine.tenant import Tenant
+from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, RunAgent
+from engine_agent.protocol.messages import Hello, Order
+from engine_agent.protocol.states import MachinePhase
+from engine_agent.runtime.connection import AgentConnection
+from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
+from engine_agent.runtime.journal import CorruptJournal, Journal
+from engine_agent.runtime.logs import bound
+
+log = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.5
+REPORT_EVERY_S = 30.0
+ENROL_PAUSE_S = 5.0
+FAREWELL_S = 2.0
+"""For the last report to be on its way. Lost, it is missing on a screen until an operator removes the machine."""
+JOURNAL_FILE = "journal.json"
+
+
+class MachineAgent:
+    """Runs one host until cancelled, or until it has left."""
+
+    def __init__(self, *, paths: HostPaths, tenant: Tenant, enrolment: Enrolment, hello: Callable[[], Hello]) -> None:
+        self._paths, self._tenant, self._enrolment = paths, tenant, enrolment
+        self._journal = Journal(paths.home / JOURNAL_FILE, MachineOrder)
+        self._connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=self._on_message)
+        self._order: MachineOrder | None = None
+        self._wake = asyncio.Event()
+        self._failures = 0
+        self._started_s = 0.0
+        self._start_after_s = 0.0
+        self._restarts = 0
+        self._reason = ""
+        self._reported: MachineReport | None = None
+        self._report_due_s = 0.0
+
+    async def run(self) -> None:
+        """Resume, and keep the host as ordered; returns once it has left."""
+        try:
+            self._order = self._journal.load()
+        except CorruptJournal as error:
+            log.error("%s", error)
+        connection = asyncio.create_task(self._connection.run())
+        try:
+            while not await self._pass():
+                try:
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                self._wake.clear()
+            await asyncio.sleep(FAREWELL_S)
+        finally:
+            connection.cancel()
+            await asyncio.gather(connection, return_exceptions=True)
+
+    def _on_message(self, message: Order) -> None:
+        if not isinstance(message, MachineOrder):
+            log.warning("ignored what is for another kind of agent: this is a machine")
+            return
+        if self._order is not None and message.version < self._order.version:
+            log.info("ignored order %d: %d is known", message.version, self._order.version)
+            return
+        if message != self._order:
+            self._journal.save(message)
+            self._order, self._failures, self._start_after_s = message, 0, 0.0
+        self._wake.set()
+
+    async def _pass(self) -> bool:
+        """One look; True once the machine has left."""
+        now_s = asyncio.get_running_loop().time()
+        here = self._here()
+        step = next_step(self._order, here, now_s)
+        if step is Step.WIPE:
+            self._report(MachinePhase.WIPING)
+            self._reason = await asyncio.to_thread(self._tenant.wipe)
+            if not self._reason:
+                log.info("wiped %s", here.runs)
+        elif step is Step.START and self._order is not None and self._order.run is not None:
+            await self._start(self._order.run, here, now_s)
+        elif here.alive and self._failures and now_s - self._started_s > STABLE_AFTER_S:
+            self._failures, self._reason = 0, ""
+        left = step is Step.LEAVE
+        self._report(phase_of(self._order, self._here(), left=left))
+        bound(self._paths.log)
+        return left
+
+    def _here(self) -> Here:
+        runs = self._tenant.id
+        return Here(runs, alive=bool(runs) and self._tenant.pid() is not None, start_after_s=self._start_after_s)
+
+    async def _start(self, run: RunAgent, here: Here, now_s: float) -> None:
+        if here.runs and self._tenant.started() is not None:
+            self._restarts += 1
+            self._reason = self._tenant.end_reason()
+            log.warning("%s: %s", run.id, self._reason)
+            self._report(MachinePhase.AGENT_DEAD)
+        self._start_after_s, self._failures = now_s + pause_s(self._failures), self._failures + 1
+        try:
+            await self._enrol(run)
+            self._tenant.start(run, self._enrolment.server)
+        except (EnrolmentRefused, EnrolmentUnreachable, OSError) as error:
+            self._reason = f"{run.id} cannot be started: {error}"
+            self._start_after_s = now_s + ENROL_PAUSE_S
+            log.error("%s", self._reason)
+            return
+        self._started_s = now_s
+        self._reason = "" if self._failures == 1 else self._reason
+        log.info("started %s %s", run.kind, run.id)
+
+    async def _enrol(self, run: RunAgent) -> None:
+        """Get the agent's credential by this machine's own, which it never sees."""
+        folder = self._tenant.folder(run.id)
+        own = Enrolment(
+            self._enrolment.server, run.kind, run.id, folder, join_token=self._enrolment.stored_credential()
+        )
+        if own.stored_credential() is None:
+            folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            await own.enrol()
+
+    def _report(self, phase: MachinePhase) -> None:
+        """Say how it stands if that is new or due."""
+        now_s = asyncio.get_running_loop().time()
+        report = MachineReport(
+            seq=0,
+            version=self._order.version if self._order is not None else 0,
+            phase=phase,
+            runs=self._tenant.id,
+            reason=self._reason,
+            agent_pid=self._tenant.pid(),
+            restarts=self._restarts,
+            wants_to_leave=self._paths.leave_wish.exists(),
+        )
+        if report != self._reported or now_s >= self._report_due_s:
+            self._reported, self._report_due_s = report, now_s + REPORT_EVERY_S
+            self._connection.send(report)

@@ -1,0 +1,190 @@
+"""`python -m engine_agent join`: what the script of the line calls once the agent is unpacked. It checks the host,
+enrols it, and has its machine agent run from now on. What fails leaves nothing behind but a sentence."""
+
+import argparse
+import asyncio
+import contextlib
+import secrets
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from engine_agent.machine import service
+from engine_agent.machine.checks import Seen, failures
+from engine_agent.machine.control import ControlRefused, JoinClient
+from engine_agent.machine.facts import driverless, read_facts
+from engine_agent.machine.paths import HostPaths, Joined
+from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
+from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
+from engine_agent.protocol.states import AgentKind
+from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
+
+NODE_PORT, INGRESS_PORT = 21000, 8080
+METRICS_ABOVE = 1000
+CONNECTED_WITHIN_S = 20.0
+LOOK_EVERY_S = 0.1
+ACCEPT_LIMIT_S = 10.0
+
+
+class NotJoined(Exception):
+    """The host did not join; the sentences say why."""
+
+    def __init__(self, *sentences: str) -> None:
+        super().__init__("; ".join(sentences))
+        self.sentences = sentences
+
+
+def run(argv: list[str]) -> int:
+    """Join; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m engine_agent join", description=__doc__)
+    parser.add_argument("--code", required=True, type=Path, help="folder to install into")
+    parser.add_argument("--release", required=True, type=Path, help="folder below it with this release, unpacked")
+    parser.add_argument("--server", required=True)
+    parser.add_argument("--pin", default="", help="sha256//… of the control plane's key")
+    parser.add_argument("--port", type=int, default=0, help="first port; 21000 of a node, 8080 of an ingress")
+    options = parser.parse_args(argv)
+    client = JoinClient(options.server, options.pin, sys.stdin.readline().strip())
+    try:
+        said = join(HostPaths(options.code), options.release, client, options.server, options.pin, options.port)
+    except NotJoined as refusal:
+        for sentence in refusal.sentences:
+            sys.stderr.write(f"switchyard: {sentence}\n")
+        return 1
+    sys.stdout.write(f"{said}\n")
+    return 0
+
+
+def join(paths: HostPaths, release: Path, client: JoinClient, server: str, pin: str, port: int) -> str:
+    """Check the host, enrol it and start its agent; returns what to tell whoever ran the line.
+
+    Raises:
+        NotJoined: it did not, and nothing is left of the attempt.
+    """
+    try:
+        invitation = client.post("/agents/join/check", {"port": 0, "nonce": secrets.token_hex(16)})
+    except ControlRefused as refusal:
+        raise NotJoined(str(refusal)) from None
+    facts = _checked(paths, client, invitation, port)
+    try:
+        return _install(paths, release, client, Joined(server, facts, pin), str(invitation["region"]))
+    except EnrolmentRefused as refusal:  # which the control plane knows already
+        raise NotJoined(str(refusal).rpartition(" answered 403: ")[2]) from None
+    except NotJoined as refusal:
+        with contextlib.suppress(ControlRefused):
+            client.post("/agents/join/refused", {"reason": str(refusal)})
+        raise
+
+
+def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object], port: int) -> MachineFacts:
+    is_node = invitation["role"] == AgentKind.NODE
+    first = port or (NODE_PORT if is_node else INGRESS_PORT)
+    ports = list(range(first, first + PORTS_PER_NODE)) if is_node else [first, first + METRICS_ABOVE]
+    address = str(invitation["address"])
+    began = time.time()
+    local = _is_local(address)
+    taken = [one for one in ports if local and not _is_free(address, one)]
+    trouble = ""
+    try:
+        if local and not taken:
+            nonce = secrets.token_hex(16)
+            with _answering(address, first + (PROXY if is_node else 0), nonce):
+                began = time.time()
+                answer = client.post("/agents/join/check", {"port": first, "nonce": nonce})
+                trouble = str(answer["trouble"])
+        else:
+            answer = client.post("/agents/join/check", {"port": 0, "nonce": secrets.token_hex(16)})
+    except (ControlRefused, OSError) as refusal:
+        raise NotJoined(str(refusal)) from None
+    ahead_s = (began + time.time()) / 2 - float(str(answer["time"]))
+    facts = read_facts(address, first, paths.state, clock_ahead_s=ahead_s)
+    named = f"{first} to {ports[-1]}" if is_node else str(first)
+    found = failures(facts, driverless(), Seen(address, local, trouble), taken, named)
+    if found:
+        with contextlib.suppress(ControlRefused):
+            client.post("/agents/join/refused", {"reason": "; ".join(found)})
+        raise NotJoined(*found)
+    return facts
+
+
+def _install(paths: HostPaths, release: Path, client: JoinClient, joined: Joined, region: str) -> str:
+    nonce = secrets.token_hex(32)
+    machine = machine_id_of(nonce)
+    try:
+        paths.home.mkdir(parents=True, mode=0o700, exist_ok=True)
+        (paths.home / NONCE_FILE).write_text(f"{nonce}\n", encoding="ascii")
+        paths.keep(joined)
+        enrolment = Enrolment(joined.server, AgentKind.MACHINE, machine, paths.home, client.token)
+        asyncio.run(enrolment.enrol())
+        paths.current.symlink_to(release)
+        notice = service.start(paths)
+        _await_order(paths)
+    except (EnrolmentUnreachable, OSError, service.ServiceError) as error:
+        _undo(paths)
+        raise NotJoined(str(error)) from None
+    except (EnrolmentRefused, NotJoined):
+        _undo(paths)
+        raise
+    return "\n".join(filter(None, (f"switchyard: this host is machine {machine} in {region}", notice)))
+
+
+def _undo(paths: HostPaths) -> None:
+    service.stop(paths)
+    paths.current.unlink(missing_ok=True)
+    (paths.code / "run").unlink(missing_ok=True)
+    shutil.rmtree(paths.state, ignore_errors=True)
+
+
+def _await_order(paths: HostPaths) -> None:
+    """Until the machine agent has journalled its first order: then it is connected and known."""
+    deadline = time.monotonic() + CONNECTED_WITHIN_S
+    while not (paths.home / "journal.json").exists():
+        if time.monotonic() > deadline:
+            last = service.last_line(paths)
+            raise NotJoined(f"the machine agent did not connect within {CONNECTED_WITHIN_S:.0f} s: {last}")
+        time.sleep(LOOK_EVERY_S)
+
+
+@contextlib.contextmanager
+def _answering(address: str, port: int, nonce: str) -> Iterator[None]:
+    """Say the nonce to whoever connects, for a moment."""
+    with socket.create_server((address, port), family=_family(address)) as server:
+        server.settimeout(ACCEPT_LIMIT_S)
+        threading.Thread(target=_answer, args=(server, nonce), daemon=True).start()
+        yield
+
+
+def _answer(server: socket.socket, nonce: str) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            connection, _ = server.accept()
+            with connection:
+                connection.sendall(nonce.encode())
+
+
+def _is_local(address: str) -> bool:
+    with socket.socket(_family(address)) as probe:
+        try:
+            probe.bind((address, 0))
+        except OSError:
+            return False
+    return True
+
+
+def _is_free(address: str, port: int) -> bool:
+    hosts: Sequence[str] = (address, "127.0.0.1")
+    for host in hosts:
+        with socket.socket(_family(host)) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError:
+                return False
+    return True
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET

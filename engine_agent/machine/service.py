@@ -1,0 +1,147 @@
+"""Has the machine agent run from now on and after a reboot: a unit where systemd runs and we are root, else a process
+of its own that starts the agent again, and a line of cron where there is cron."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from engine_agent.machine.paths import ROOT_CODE, HostPaths
+from engine_agent.runtime import procfs
+from engine_agent.runtime.lock import read_holder
+from engine_agent.runtime.logs import last_lines
+
+LEFT = 3
+"""Exit status of a machine agent that has left: nobody starts it again."""
+UNIT = "switchyard-machine.service"
+UNIT_FILE = Path("/etc/systemd/system") / UNIT
+COMMAND_LIMIT_S = 30.0
+END_LIMIT_S = 10.0
+_UNIT = """[Unit]
+Description=Switchyard machine agent
+After=network-online.target
+Wants=network-online.target
+
+[Service]
+ExecStart={python} -m engine_agent machine --code {code}
+StandardOutput=append:{log}
+StandardError=append:{log}
+Restart=always
+RestartSec=2
+RestartPreventExitStatus={left}
+KillMode=process
+LimitNOFILE=1048576
+
+[Install]
+WantedBy=multi-user.target
+"""
+_SUPERVISOR = """#!/bin/sh
+# Runs the machine agent, and again when it ends, until it has left.
+while [ -e '{current}' ]; do
+  '{python}' -m engine_agent machine --code '{code}' >>'{log}' 2>&1
+  [ $? -eq {left} ] && exit 0
+  sleep 2
+done
+"""
+
+
+class ServiceError(Exception):
+    """The agent cannot be made to run; the text says why."""
+
+
+def has_systemd() -> bool:
+    """Whether systemd runs this host."""
+    return Path("/run/systemd/system").is_dir()
+
+
+def start(paths: HostPaths) -> str:
+    """Start the agent, now and at each boot. Returns what its owner should know, "" for nothing.
+
+    Raises:
+        ServiceError: systemd or the shell refused.
+        OSError: a file cannot be written.
+    """
+    fields = {"python": paths.python, "code": paths.code, "log": paths.log, "current": paths.current, "left": LEFT}
+    if has_systemd() and os.geteuid() == 0 and paths.code == ROOT_CODE:
+        UNIT_FILE.write_text(_UNIT.format(**fields), encoding="utf-8")
+        _command("systemctl", "daemon-reload")
+        _command("systemctl", "enable", "--now", UNIT)
+        return ""
+    script = paths.code / "run"
+    script.write_text(_SUPERVISOR.format(**fields), encoding="utf-8")
+    script.chmod(0o755)
+    supervisor = subprocess.Popen(
+        ["sh", str(script)],
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    (paths.state / "supervisor.pid").write_text(f"{supervisor.pid}\n", encoding="ascii")
+    return _at_boot(script)
+
+
+def _at_boot(script: Path) -> str:
+    if shutil.which("crontab") is None:
+        return f"switchyard: without systemd and cron nothing starts it after a reboot; have `{script} &` run then"
+    kept = [line for line in _crontab() if str(script) not in line]
+    _write_crontab([*kept, f"@reboot {script}"])
+    return ""
+
+
+def stop(paths: HostPaths) -> None:
+    """End the agent and all that starts it again. What it runs goes on."""
+    script = paths.code / "run"
+    if UNIT_FILE.exists() and paths.code == ROOT_CODE:
+        with contextlib.suppress(ServiceError):
+            _command("systemctl", "disable", "--now", UNIT)
+        UNIT_FILE.unlink(missing_ok=True)
+        with contextlib.suppress(ServiceError):
+            _command("systemctl", "daemon-reload")
+    with contextlib.suppress(OSError, ValueError):
+        supervisor = int((paths.state / "supervisor.pid").read_text(encoding="ascii"))
+        if str(script) in procfs.command(supervisor):
+            os.kill(supervisor, signal.SIGKILL)
+    if shutil.which("crontab") and any(str(script) in line for line in _crontab()):
+        with contextlib.suppress(ServiceError):
+            _write_crontab([line for line in _crontab() if str(script) not in line])
+    holder = read_holder(paths.home)
+    if holder is not None and holder.is_alive() and holder.pid != os.getpid():
+        _end(holder.pid)
+
+
+def last_line(paths: HostPaths) -> str:
+    """What the agent wrote last."""
+    return (last_lines(paths.log, 1) or ["it wrote nothing"])[0]
+
+
+def _end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+        deadline = time.monotonic() + END_LIMIT_S
+        while procfs.stat(pid) is not None:
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                return
+            time.sleep(0.1)
+
+
+def _crontab() -> list[str]:
+    done = subprocess.run(["crontab", "-l"], capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False)
+    return done.stdout.splitlines() if done.returncode == 0 else []
+
+
+def _write_crontab(lines: list[str]) -> None:
+    _command("crontab", "-", stdin="".join(f"{line}\n" for line in lines))
+
+
+def _command(*argv: str, stdin: str = "") -> None:
+    try:
+        done = subprocess.run(argv, input=stdin, capture_output=True, text=True, timeout=COMMAND_LIMIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise ServiceError(f"`{' '.join(argv)}` failed: {error}") from None
+    if done.returncode:
+        raise ServiceError(f"`{' '.join(argv)}` failed: {done.stderr.strip()[-300:]}")

@@ -1,0 +1,162 @@
+"""What a host asks that joins: the script, the agent's archive, whether it is reached back; and why it did not join.
+
+None of these answers to a browser or a user. The archive and the check want the token of an open invitation.
+"""
+
+import ipaddress
+import re
+import socket
+import threading
+import time
+from typing import Any
+
+from django.conf import settings
+from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.template.loader import render_to_string
+from django.views.decorators.csrf import csrf_exempt
+from django.views.decorators.http import require_GET, require_POST
+
+from audit.middleware import audit_exempt
+from engine_agent.protocol.strict_json import strict_loads
+from fleet.models import Invitation
+from fleet.services.agent_archive import ArchiveUnavailable, archive_of, archives
+from fleet.services.join import server_pin
+from fleet.services.machine import InvitationRefused, invitation_open, join_refused
+from kernel import clock
+from kernel.addresses import client_network
+from kernel.rest.throttling import count_request
+
+MAX_BODY_BYTES = 2048
+NONCE = re.compile(r"[0-9a-f]{32}")
+ORIGIN = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,260}")
+REACH_LIMIT_S = 3.0
+CHECKS_AT_ONCE = 4
+PORTS = range(1024, 65536)
+TRIES_PER_MIN = 30
+"""Of one network, with any token."""
+
+_checking = threading.BoundedSemaphore(CHECKS_AT_ONCE)
+
+
+@require_GET
+def script(request: HttpRequest) -> HttpResponse:
+    """`GET /join`: the shell script of the line that an operator was shown. 200 text; 400 where the host is odd."""
+    origin = f"{request.scheme}://{request.get_host()}"
+    if not ORIGIN.fullmatch(origin):
+        return HttpResponse("the name of the server has characters that none has\n", status=400)
+    known = archives()
+    context = {"server": origin, "pin": server_pin(), "archives": known}
+    return HttpResponse(render_to_string("join.sh", context), content_type="text/x-shellscript; charset=utf-8")
+
+
+@require_GET
+def archive(request: HttpRequest, tag: str) -> HttpResponseBase:
+    """`GET /agents/join/archive/TAG`: the agent for one Python and processor. 403 without an invitation, 404, 429."""
+    found = _invitation(request)
+    if isinstance(found, HttpResponse):
+        return found
+    try:
+        known = archive_of(tag)
+    except ArchiveUnavailable as missing:
+        return JsonResponse({"error": str(missing)}, status=404)
+    response = FileResponse(known.path.open("rb"), content_type="application/gzip")
+    response.headers["X-Content-SHA256"] = known.digest
+    return response
+
+
+@audit_exempt("it waits for the host, and changes nothing")
+@csrf_exempt  # hosts carry a token, never a cookie
+@require_POST
+def check(request: HttpRequest) -> HttpResponse:
+    """`POST /agents/join/check` {"port", "nonce"}: what the invitation is for, our clock, the host's address as it is
+    seen here, and whether a connection to that port of that very address meets whoever knows the nonce.
+
+    `port` 0 connects nowhere. No other address than the caller's is ever connected to.
+    """
+    found = _invitation(request)
+    if isinstance(found, HttpResponse):
+        return found
+    body = _body(request)
+    port, nonce = body.get("port"), body.get("nonce")
+    if type(port) is not int or not (port == 0 or port in PORTS) or not NONCE.fullmatch(str(nonce)):
+        message = 'the body must be {"port": 0 or 1024 to 65535, "nonce": 32 hexadecimal digits}'
+        return JsonResponse({"error": message}, status=400)
+    address = str(request.META.get("REMOTE_ADDR", ""))
+    trouble = ""
+    if port:
+        if not _checking.acquire(timeout=REACH_LIMIT_S):
+            answer = {"error": "many hosts are checked at this moment; try again"}
+            return JsonResponse(answer, status=503, headers={"Retry-After": "3"})
+        try:
+            trouble = _trouble_reaching(address, port, str(nonce))
+        finally:
+            _checking.release()
+    return JsonResponse(
+        {
+            "region": found.region_id,
+            "role": found.role,
+            "instance_type": found.instance_type_id or "",
+            "address": address,
+            "time": time.time(),
+            "trouble": trouble,
+        }
+    )
+
+
+@csrf_exempt  # hosts carry a token, never a cookie
+@require_POST
+def refused(request: HttpRequest) -> HttpResponse:
+    """`POST /agents/join/refused` {"reason"}: why a host did not join, for the timeline. 204."""
+    network = client_network(str(request.META.get("REMOTE_ADDR", "")))
+    if _is_too_often("join-refused", network):
+        return _too_often()
+    reason = _body(request).get("reason")
+    if isinstance(reason, str) and reason:
+        join_refused(token=_token(request), address=network, reason=reason, now=clock.now())
+    return HttpResponse(status=204)
+
+
+def _trouble_reaching(address: str, port: int, nonce: str) -> str:
+    """Why the host is not reached; "" if it is."""
+    try:
+        ipaddress.ip_address(address)
+        with socket.create_connection((address, port), timeout=REACH_LIMIT_S) as connection:
+            connection.settimeout(REACH_LIMIT_S)
+            said = connection.recv(len(nonce))
+    except (OSError, ValueError):
+        return f"nothing answers at {address}:{port}"
+    return "" if said.decode("ascii", "replace") == nonce else f"something else answers at {address}:{port}"
+
+
+def _invitation(request: HttpRequest) -> Invitation | HttpResponse:
+    network = client_network(str(request.META.get("REMOTE_ADDR", "")))
+    if _is_too_often("join", network):
+        return _too_often()
+    now = clock.now()
+    try:
+        return invitation_open(_token(request), now=now)
+    except InvitationRefused as reason:
+        if not _is_too_often("join-refused", network):
+            join_refused(token=_token(request), address=network, reason=str(reason), now=now)
+        return JsonResponse({"error": str(reason)}, status=403)
+
+
+def _is_too_often(kind: str, network: str) -> bool:
+    rate = count_request(kind, network, max(TRIES_PER_MIN, settings.API_ANONYMOUS_REQUESTS_PER_MIN))
+    return rate is not None and rate.count > rate.limit
+
+
+def _too_often() -> HttpResponse:
+    return JsonResponse({"error": "too many tries from one network; try again in a minute"}, status=429)
+
+
+def _token(request: HttpRequest) -> str:
+    return request.headers.get("Authorization", "").partition(" ")[2].strip()
+
+
+def _body(request: HttpRequest) -> dict[str, Any]:
+    try:
+        body = strict_loads(request.body) if len(request.body) <= MAX_BODY_BYTES else None
+    except ValueError:
+        return {}
+    return body if isinstance(body, dict) else {}

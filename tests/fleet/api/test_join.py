@@ -1,0 +1,131 @@
+"""What a host asks before it has a credential: by an open invitation, and about its own address alone."""
+
+import contextlib
+import socket
+import subprocess
+import threading
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.test import Client
+
+from fleet.models import Invitation
+from fleet.services.machine import invitation_create
+from kernel import clock
+from kernel.models import Event
+from tests.fleet import rows
+
+pytestmark = pytest.mark.django_db
+
+NONCE = "ab" * 16
+
+
+@pytest.fixture(autouse=True)
+def _cache(settings: Any, tmp_path_factory: pytest.TempPathFactory) -> None:
+    settings.SWITCHYARD_CACHE = tmp_path_factory.getbasetemp() / "archives"
+
+
+@pytest.fixture
+def token() -> str:
+    rows.region("pool", provider="machines")
+    hour = timedelta(hours=1)
+    return invitation_create(region="pool", count=1, expires_in=hour, actor="ada", now=clock.now()).text
+
+
+def check(token: str, body: Any) -> tuple[int, dict[str, Any]]:
+    headers = {"Authorization": f"Bearer {token}"}
+    answer = Client().post("/agents/join/check", body, content_type="application/json", headers=headers)
+    return answer.status_code, answer.json()
+
+
+@contextlib.contextmanager
+def answering(says: str) -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            with contextlib.suppress(OSError):
+                connection, _ = server.accept()
+                with connection:
+                    connection.sendall(says.encode())
+
+        threading.Thread(target=answer, daemon=True).start()
+        yield server.getsockname()[1]
+
+
+def test_the_script_is_a_shell_script_with_the_archives_digest(tmp_path: Path) -> None:
+    answer = Client().get("/join")
+    text = answer.content.decode()
+    (tmp_path / "join.sh").write_text(text)
+    assert subprocess.run(["sh", "-n", tmp_path / "join.sh"], check=False).returncode == 0
+    assert "SERVER='http://testserver'" in text
+    assert text.rstrip().endswith('main "$@"')  # what is cut off in the middle does nothing
+
+
+def test_a_host_is_told_what_it_joins_and_whether_it_is_reached(token: str) -> None:
+    with answering(NONCE) as port:
+        status, found = check(token, {"port": port, "nonce": NONCE})
+    assert status == 200
+    assert (found["region"], found["role"], found["address"], found["trouble"]) == ("pool", "node", "127.0.0.1", "")
+
+
+def test_what_answers_in_its_place_is_not_it(token: str) -> None:
+    with answering("SSH-2.0-OpenSSH_9.2 and more") as port:
+        _, found = check(token, {"port": port, "nonce": NONCE})
+    assert found["trouble"] == f"something else answers at 127.0.0.1:{port}"
+
+
+def test_what_does_not_answer_is_said(token: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    _, found = check(token, {"port": port, "nonce": NONCE})
+    assert found["trouble"] == f"nothing answers at 127.0.0.1:{port}"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"port": 22, "nonce": NONCE},
+        {"port": "80", "nonce": NONCE},
+        {"port": 70000, "nonce": NONCE},
+        {"port": True, "nonce": NONCE},
+        {"port": 2000, "nonce": "x"},
+        {"port": 2000, "nonce": NONCE + "\n"},
+        {"port": 2000, "address": "10.0.0.1"},
+        [],
+    ],
+)
+def test_nothing_else_can_be_asked(token: str, body: Any) -> None:
+    status, found = check(token, body)
+    assert status == 400
+    assert found["error"].startswith('the body must be {"port": 0 or 1024 to 65535')
+
+
+def test_nothing_is_had_without_an_open_invitation(token: str) -> None:
+    Invitation.objects.update(left=0)
+    refused = check(token, {"port": 0, "nonce": NONCE})
+    assert refused == (
+        403,
+        {"error": "this token was for one host and is used up; `switchyard machine add` makes a new one"},
+    )
+    assert check("nonsense", {"port": 0, "nonce": NONCE})[0] == 403
+    assert Client().get("/agents/join/archive/cp311-x86_64").status_code == 403
+    assert Event.objects.filter(kind="machine.refused").count() == 3
+
+
+def test_an_archive_is_for_who_was_invited(token: str) -> None:
+    headers = {"Authorization": f"Bearer {token}"}
+    missing = Client().get("/agents/join/archive/cp399-x86_64", headers=headers)
+    assert missing.status_code == 404
+    assert "`manage.py agent_archive cp399-x86_64` fetches one" in missing.json()["error"]
+
+
+def test_why_a_host_did_not_join_is_an_event(token: str) -> None:
+    headers = {"Authorization": f"Bearer {token}"}
+    body = {"reason": "port 21003 is in use"}
+    answer = Client().post("/agents/join/refused", body, content_type="application/json", headers=headers)
+    assert answer.status_code == 204
+    event = Event.objects.get(kind="machine.refused")
+    assert event.message == "a host at 127.0.0.1 did not join pool: port 21003 is in use"
