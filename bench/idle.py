@@ -11,7 +11,6 @@ import argparse
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +48,7 @@ class Used:
     """Of one process since its start: seconds of a core, and how often it went to sleep by itself."""
 
     cpu_s: float
-    sleeps: int
+    sleeps: float
 
 
 def kind_of(command: str) -> str:
@@ -95,37 +94,42 @@ def _field(path: Path, name: str) -> int:
     return int(line.split()[1])
 
 
-def rates(pids: Iterable[int], seconds: float) -> dict[int, Used]:
-    """What each process used in a second, from now on for `seconds`; those that end meanwhile do not count."""
-    pids = list(pids)
-    before, began = {pid: used_by(pid) for pid in pids}, time.monotonic()
+def rates(kinds: dict[int, str], seconds: float) -> dict[str, list[Used]]:
+    """What the processes of each kind use in a second, from now on for `seconds`; those that end meanwhile do not
+    count."""
+    before, began = {pid: used_by(pid) for pid in kinds}, time.monotonic()
     time.sleep(seconds)
-    after, took_s = {pid: used_by(pid) for pid in pids}, time.monotonic() - began
-    return {
-        pid: Used((now.cpu_s - then.cpu_s) / took_s, round((now.sleeps - then.sleeps) / took_s))
-        for pid in pids
-        if (then := before[pid]) is not None and (now := after[pid]) is not None
-    }
-
-
-def table(kinds: dict[int, str], rounds: list[dict[int, Used]]) -> list[str]:
-    """Rows of Markdown: medians over the rounds of sums by kind, dearest first, and the sum of all."""
-    by_kind: dict[str, list[int]] = defaultdict(list)
+    after, took_s = {pid: used_by(pid) for pid in kinds}, time.monotonic() - began
+    found: dict[str, list[Used]] = defaultdict(list)
     for pid, kind in kinds.items():
-        by_kind[kind].append(pid)
+        then, now = before[pid], after[pid]
+        if then is not None and now is not None:
+            found[kind].append(Used((now.cpu_s - then.cpu_s) / took_s, (now.sleeps - then.sleeps) / took_s))
+    return found
 
-    def row(name: str, pids: list[int]) -> tuple[float, str]:
-        cpu_ms = statistics.median(sum(each[pid].cpu_s for pid in pids if pid in each) for each in rounds) * 1000
-        sleeps = statistics.median(sum(each[pid].sleeps for pid in pids if pid in each) for each in rounds)
+
+def table(rounds: list[dict[str, list[Used]]], kinds: dict[int, str]) -> list[str]:
+    """Rows of Markdown: medians over the rounds of sums by kind, dearest first, and the sum of all; memory is that of
+    `kinds` now."""
+
+    def row(name: str, pids: list[int], used: list[list[Used]]) -> tuple[float, str]:
+        cpu_ms = statistics.median(sum(each.cpu_s for each in one) for one in used) * 1000
+        sleeps = statistics.median(sum(each.sleeps for each in one) for one in used)
         pss, rss = (sum(column) for column in zip(*map(memory_mib, pids), strict=True))
         return cpu_ms, f"| {name} | {len(pids)} | {cpu_ms:.1f} | {sleeps:.0f} | {pss:.0f} | {rss:.0f} |"
 
-    rows = sorted((row(name, pids) for name, pids in by_kind.items()), reverse=True)
+    by_kind: dict[str, list[int]] = defaultdict(list)
+    for pid, kind in kinds.items():
+        by_kind[kind].append(pid)
+    rows = sorted(
+        (row(name, pids, [one.get(name, []) for one in rounds]) for name, pids in by_kind.items()), reverse=True
+    )
+    all_used = [[each for used in one.values() for each in used] for one in rounds]
     return [
         "| part | processes | ms of a core a second | wake-ups a second | proportional MiB | resident MiB |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
         *(line for _, line in rows),
-        row("**all**", list(kinds))[1],
+        row("**all**", list(kinds), all_used)[1],
     ]
 
 
@@ -135,11 +139,10 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0, help="of each round")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    kinds = kinds_of(HOME)
-    if not kinds:
+    if not kinds_of(HOME):
         parser.error(f"nothing of {HOME} runs: start a fleet with `make up DETACH=1`")
-    measured = [rates(kinds, options.seconds) for _ in range(options.rounds)]
-    print("\n".join(table(kinds, measured)))
+    measured = [rates(kinds_of(HOME), options.seconds) for _ in range(options.rounds)]
+    print("\n".join(table(measured, kinds_of(HOME))))
     load = Path("/proc/loadavg").read_text().split()[0]
     print(f"\nload average {load}; {options.rounds} rounds of {options.seconds:g} s")
 

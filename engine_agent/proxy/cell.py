@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from time import monotonic
 from typing import Protocol
 
+from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.ingress_messages import cell_server_name
 from engine_agent.protocol.states import Phase, ServingClass
 from engine_agent.proxy import admission
@@ -44,6 +45,8 @@ class Cell:
         self.spans = SpanExporter(settings.traces, {"switchyard.cell": settings.cell}) if settings.traces else None
         self.in_flight: set[InFlight] = set()
         self._seen_at = dict.fromkeys(ServingClass, float("-inf"))
+        self.watch = StateWatch(self._state_name)
+        self.judge.on_change = self.watch.changed
         self.idle = asyncio.Event()
         """Set while nothing is in flight."""
         self.idle.set()
@@ -97,12 +100,19 @@ class Cell:
         now = monotonic()
         in_flight = len(self.in_flight)
         load = self.meter.load(now, in_flight=in_flight, max_concurrency=self.settings.max_concurrency)
-        return ProxyStatus(health=self.judge.health(now), load=load, phase=self.phase, in_flight=in_flight)
+        health, state = self.judge.health(now), self._state_name()
+        return ProxyStatus(health=health, load=load, phase=self.phase, in_flight=in_flight, state=state)
+
+    def _state_name(self) -> str:
+        """Empty unless all is well and quiet: what changes by itself is to be asked for often."""
+        steady = self.judge.ok and self.phase is Phase.SERVE and not self.in_flight
+        return state_name(steady) if steady else ""
 
     def enter_phase(self, phase: Phase) -> None:
         """Serve or drain as ordered; the change is logged."""
         if phase is not self.phase:
             self.phase = phase
+            self.watch.changed()
             self.log.event(event="phase", cell=self.settings.cell, phase=phase, in_flight=len(self.in_flight))
 
     def engine_failed(self, reason: str) -> None:
@@ -114,6 +124,7 @@ class Cell:
         """A request was admitted."""
         self.in_flight.add(request)
         self.idle.clear()
+        self.watch.changed()
 
     def leave(self, request: InFlight) -> None:
         """It has ended."""

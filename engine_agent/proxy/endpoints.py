@@ -1,6 +1,7 @@
 """What the proxy's two ports serve. Public: `/v1/*` goes to the engine, `/healthz` is answered here. Administration,
 on loopback: status for the agent, metrics, and the phase, the only thing it changes."""
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
@@ -57,6 +58,28 @@ class LocalExchange:
         self._client.answered(keep_alive=keep_alive)
 
 
+class HeldStatus(LocalExchange):
+    """The status, once there is something new to it, if the question can wait."""
+
+    def __init__(self, cell: Cell, head: RequestHead, client: ClientConnection) -> None:
+        super().__init__(head, client, lambda _head, _body: _status(cell))
+        self._watch = cell.watch
+        self._query = head.target.partition(b"?")[2].decode("latin-1")
+        self._holding: asyncio.Task[None] | None = None
+
+    def feed(self, data: bytes, *, complete: bool) -> None:
+        if complete:
+            self._holding = asyncio.get_running_loop().create_task(self._answer())
+
+    def client_gone(self) -> None:
+        if self._holding is not None:
+            self._holding.cancel()
+
+    async def _answer(self) -> None:
+        await self._watch.hold(self._query)
+        super().feed(b"", complete=True)
+
+
 # --- the public port ---
 
 
@@ -99,13 +122,13 @@ class PhaseOrder(msgspec.Struct, frozen=True):
 
 def respond_admin(cell: Cell, head: RequestHead, client: ClientConnection) -> Responder:
     """The responder for one request on the administration port."""
+    if (head.method, head.path) == (b"GET", b"/status"):
+        return HeldStatus(cell, head, client)
     return LocalExchange(head, client, partial(_handle_admin, cell))
 
 
 def _handle_admin(cell: Cell, head: RequestHead, body: bytes) -> LocalResponse:
     match (head.method, head.path):
-        case (b"GET", b"/status"):
-            return _status(cell)
         case (b"GET", b"/metrics"):
             return LocalResponse(200, exposition(cell).encode(), CONTENT_TYPE)
         case (b"POST", b"/phase"):

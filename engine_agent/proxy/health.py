@@ -5,6 +5,8 @@ Healthy means alive (the engine's own /health answers) and proven: its golden pr
 must, once, and a real token came out since the last hard failure.
 """
 
+from collections.abc import Callable
+
 from engine_agent.protocol.messages import Health
 from engine_agent.proxy.settings import ProbeTimes
 
@@ -31,10 +33,13 @@ class HealthJudge:
         self._token_seen_at = LONG_AGO
         self._token_probed_at = LONG_AGO
         self._bad_since: float | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        """Called when `ok` may be another."""
 
-    def answered(self, now: float, probe_ms: float) -> None:
-        """/health responded 200 after `probe_ms`."""
-        self._checked_at, self._probe_ms = now, probe_ms
+    def answered(self, now: float, probe_ms: float | None = None) -> None:
+        """/health responded 200 after `probe_ms`; None: when it had something new to say, or nothing for long."""
+        self._checked_at = now
+        self._probe_ms = self._probe_ms if probe_ms is None else probe_ms
         self._slow_in_a_row = 0
         self._dead_because = ""
         self._settle(now)
@@ -122,6 +127,7 @@ class HealthJudge:
     def _settle(self, now: float) -> None:
         self.reason = self._dead_because or self._unproven_because
         self.ok = not self.reason
+        self.on_change()
         if self.ok:
             self._bad_since = None
         elif self._bad_since is None:

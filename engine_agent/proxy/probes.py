@@ -6,6 +6,7 @@ import time
 
 import msgspec
 
+from engine_agent.protocol.held_questions import held_query, limit_s
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.http_call import CallResponse, call
 from engine_agent.proxy.upstream import EnginePool
@@ -20,6 +21,13 @@ class _Reason(msgspec.Struct):
     """What an unhealthy engine may say in the body of its /health."""
 
     reason: str
+
+
+class _Held(msgspec.Struct):
+    """What an engine says that can hold a question (`engine_agent.protocol.held_questions`)."""
+
+    state: str = ""
+    held_ms: float = 0.0
 
 
 class _Choice(msgspec.Struct):
@@ -42,16 +50,18 @@ class Prober:
         self._wake = asyncio.Event()
         self._token_task: asyncio.Task[None] | None = None
         self._was_ok = False
+        self._known_state = ""
+        self._held: asyncio.Timeout | None = None
         self._pool = EnginePool(
             settings.engine_host,
             settings.engine_port,
             connect_timeout_s=self._times.health_timeout_s,
             idle_s=settings.limits.engine_idle_s,
-            on_lost=self._wake.set,
+            on_lost=self._ask_now,
         )
         prompt = settings.golden[0].prompt if settings.golden else "ping"
         self._token_request = _completion_request(settings.model, prompt, max_tokens=1)
-        cell.request_probe = self._wake.set
+        cell.request_probe = self._ask_now
         cell.check_health = self.check_health
 
     async def run(self) -> None:
@@ -60,9 +70,11 @@ class Prober:
         try:
             while True:
                 self._wake.clear()
-                await self.check_health()
+                began = loop.time()
+                await self._ask_when_changed()
                 self._probe_tokens_if_due()
-                timer = loop.call_later(self._times.health_interval_s, self._wake.set)
+                left_s = self._times.health_interval_s - (loop.time() - began)
+                timer = loop.call_later(max(0.0, left_s), self._wake.set)
                 await self._wake.wait()
                 timer.cancel()
         finally:
@@ -70,11 +82,37 @@ class Prober:
                 self._token_task.cancel()
             self._pool.close()
 
+    def _ask_now(self) -> None:
+        """Without waiting for the next turn, or for the answer to a question that is held."""
+        self._wake.set()
+        if self._held is not None:
+            held, self._held = self._held, None
+            held.reschedule(0.0)
+
+    async def _ask_when_changed(self) -> None:
+        """As `check_health`; an engine that is well, and can, answers when that changes."""
+        known = self._known_state if self._cell.judge.ok else ""
+        if not known:
+            await self.check_health()
+            return
+        try:
+            async with asyncio.timeout(None) as self._held:
+                await self._check_health(known)
+        except TimeoutError:  # somebody needs to know now, and the next question is not held
+            self._known_state = ""
+        finally:
+            self._held = None
+
     async def check_health(self) -> bool:
         """Request /health once, now; returns whether the engine counts as healthy afterwards."""
+        return await self._check_health("")
+
+    async def _check_health(self, known: str) -> bool:
         judge, began = self._cell.judge, time.monotonic()
+        target = b"/health" + held_query(known).encode()
+        self._known_state = ""
         try:
-            response = await call(self._pool, b"GET", b"/health", None, self._times.health_timeout_s)
+            response = await call(self._pool, b"GET", target, None, limit_s(known, self._times.health_timeout_s))
         except TimeoutError:
             judge.timed_out(time.monotonic())
         except OSError as error:
@@ -82,7 +120,9 @@ class Prober:
         else:
             now = time.monotonic()
             if response.status == 200:
-                judge.answered(now, round((now - began) * 1000, 3))
+                said = _held(response)
+                self._known_state = said.state
+                judge.answered(now, None if said.held_ms else round((now - began) * 1000, 3))
             else:
                 judge.failed(now, f"engine /health answers {response.status}{_reason_of(response)}")
         self._log_change()
@@ -141,6 +181,14 @@ class Prober:
         if judge.ok is not self._was_ok:
             self._was_ok = judge.ok
             self._cell.log.event(event="health", cell=self._cell.settings.cell, ok=judge.ok, reason=judge.reason)
+
+
+def _held(response: CallResponse) -> _Held:
+    """Engines that know nothing of it say nothing, or something else."""
+    try:
+        return msgspec.json.decode(response.body, type=_Held) if response.body else _Held()
+    except msgspec.DecodeError:
+        return _Held()
 
 
 def _completion_request(model: str, prompt: str, max_tokens: int) -> bytes:

@@ -147,8 +147,10 @@ class NodeAgent:
         return until_s
 
     async def _watch_once(self) -> None:
+        clock = asyncio.get_running_loop().time
+        began_s = clock()
         await self._node.poll()
-        await asyncio.sleep(POLL_INTERVAL_S)
+        await asyncio.sleep(max(0.0, POLL_INTERVAL_S - (clock() - began_s)))
 
     async def _report_once(self) -> None:
         await asyncio.sleep(report_interval_s(random.random()))

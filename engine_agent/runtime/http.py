@@ -73,7 +73,8 @@ class HttpClient:
         return await self._exchange(connection, method, url, body)
 
     async def _exchange(self, connection: _Connection, method: str, url: SplitResult, body: bytes) -> HttpResponse:
-        head = [f"{method} {url.path or '/'} HTTP/1.1", f"Host: {url.netloc}"]
+        target = (url.path or "/") + (f"?{url.query}" if url.query else "")
+        head = [f"{method} {target} HTTP/1.1", f"Host: {url.netloc}"]
         if body:
             head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
         is_reusable = False

@@ -186,9 +186,10 @@ class LocalNode:
         proxy, before = self._processes.running(ProcessKind.PROXY), self.seen
         if desired.role is MemberRole.FOLLOWER:
             url = engine_adapter(desired.plan.engine).health_url(desired, self.place.context())
-            after = watch.after_engine(before, await watch.probe_engine(self._http, url))
+            after = watch.after_engine(before, await watch.probe_engine(self._http, url, before.state))
         elif proxy is not None and proxy.membership == engine.membership:
-            status = await watch.fetch_proxy_status(self._http, proxy_admin_url(self.place.context(), "/status"))
+            url = proxy_admin_url(self.place.context(), "/status")
+            status = await watch.fetch_proxy_status(self._http, url, before.state)
             after = watch.after_proxy(before, status, self._now_s())
         else:
             return

@@ -10,6 +10,7 @@ import msgspec
 from engine_agent.engines.sim.asgi import (
     BodyTooLarge,
     ClientLeft,
+    HealthPage,
     Receive,
     Routes,
     Scope,
@@ -27,17 +28,16 @@ _CRASH_AFTER_S = 0.02
 
 
 class AdminServer:
-    """The application. `health` says why this member is unhealthy, empty when it is not; `steps` what it computed."""
+    """The application. `steps` says what this member computed."""
 
     def __init__(
-        self, faults: Faults, health: Callable[[], str], role: MemberRole, steps: Callable[[], StepTimes] = StepTimes
+        self, faults: Faults, health: HealthPage, role: MemberRole, steps: Callable[[], StepTimes] = StepTimes
     ) -> None:
         self._steps = steps
         self._faults = faults
-        self._health = health
         self._role = role
         self._routes: Routes = {
-            ("GET", "/health"): self._health_page,
+            ("GET", "/health"): health,
             ("GET", "/steps"): self._steps_page,
             ("GET", "/fault"): self._show,
             ("POST", "/fault"): self._put,
@@ -51,10 +51,6 @@ class AdminServer:
             await _respond_error(send, route, f"no {scope['method']} {scope['path']} here")
         else:
             await route(scope, receive, send)
-
-    async def _health_page(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        reason = self._health()
-        await respond(send, 503 if reason else 200, msgspec.json.encode({"reason": reason}))
 
     async def _steps_page(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await respond(send, 200, msgspec.json.encode(self._steps()))

@@ -1,7 +1,12 @@
-"""The few pieces of ASGI that the engine's two small applications share: read a body, send an answer, route."""
+"""The few pieces of ASGI that the engine's two small applications share: read a body, send an answer, route, and say
+how the member is."""
 
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any
+
+import msgspec
+
+from engine_agent.protocol.held_questions import StateWatch
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -66,3 +71,19 @@ def find_route(routes: Routes, scope: Scope) -> App | int:
     if (method, path) in routes:
         return routes[method, path]
     return 405 if any(path == known for _, known in routes) else 404
+
+
+class HealthPage:
+    """`GET /health`: 200, or 503 with why this member is unhealthy; held while nothing changes if the question says
+    so. `health` is empty when it is healthy."""
+
+    def __init__(self, health: Callable[[], str], watch: StateWatch) -> None:
+        self._health = health
+        self._watch = watch
+
+    async def __call__(self, scope: Scope, _receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        held_s = await self._watch.hold(scope["query_string"].decode("latin-1"))
+        reason = self._health()
+        said = {"reason": reason, "state": self._watch.name(), "held_ms": held_s * 1000}
+        await respond(send, 503 if reason else 200, msgspec.json.encode(said))

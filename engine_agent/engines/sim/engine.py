@@ -49,8 +49,11 @@ class Engine:
         meters: Meters,
         clock: Callable[[], float] = time.monotonic,
         on_decode: Callable[[int, float], None] = lambda _sequences, _compute_ms: None,
+        on_refusal: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_decode` is called for every step without prefill: its sequences, and a healthy member's time."""
+        """`on_decode` is called for every step without prefill: its sequences, and a healthy member's time;
+        `on_refusal` when `refusal` may be another."""
+        self._on_refusal = on_refusal
         self.meters = meters
         self._on_decode = on_decode
         self.effects = Effects()
@@ -81,21 +84,23 @@ class Engine:
     def open(self) -> None:
         """Take requests from now on."""
         if not self._over:
-            self._refusal = ""
+            self._refuse("")
 
     def postpone(self, reason: str) -> None:
         """Not yet: what is still missing before requests are taken."""
         if not self._over:
-            self._refusal = reason
+            self._refuse(reason)
 
     def close(self, reason: str) -> None:
         """Take no request any more; those in flight go on."""
         if not self._over:
-            self._over, self._refusal = True, reason
+            self._over = True
+            self._refuse(reason)
 
     def fail(self, reason: str) -> None:
         """Give up everything in flight and take nothing any more, for `reason`."""
-        self._over, self._refusal = True, reason
+        self._over = True
+        self._refuse(reason)
         for generation in self._generations.values():
             self._model.cancel(generation.sequence.id)
             self.meters.finished["abort"] += 1
@@ -165,6 +170,10 @@ class Engine:
                 self._deliver(token, now_s)
             if now_s - step.ends_at_s < CATCH_UP_S:
                 now_s = step.ends_at_s
+
+    def _refuse(self, reason: str) -> None:
+        self._refusal = reason
+        self._on_refusal()
 
     async def _wait_for_change(self) -> None:
         await self._changed.wait()

@@ -4,12 +4,14 @@ import asyncio
 import logging
 
 from engine_agent.engines.sim.admin import AdminServer
+from engine_agent.engines.sim.asgi import HealthPage
 from engine_agent.engines.sim.faults import Faults
 from engine_agent.engines.sim.follower_link import FollowerLink, NoLeader
 from engine_agent.engines.sim.listening import HttpListeners
 from engine_agent.engines.sim.settings import LOOPBACK, Endpoint, Settings
 from engine_agent.engines.sim.shutdown import Shutdown
 from engine_agent.engines.sim.step_meter import StepMeter
+from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)
@@ -27,10 +29,12 @@ class Follower:
         self._settings = settings
         self._shutdown = Shutdown()
         self._faults = Faults()
+        self._watch = StateWatch(lambda: state_name(self.health()))
         self._waiting_for = "loading weights"
         self._steps = StepMeter()
         self._link = FollowerLink(settings, self._faults, self._retried, self._follow)
-        admin = AdminServer(self._faults, self.health, settings.role, self._steps.times)
+        self._faults.subscribe(self._watch.changed)
+        admin = AdminServer(self._faults, HealthPage(self.health, self._watch), settings.role, self._steps.times)
         self._listeners = HttpListeners({Endpoint(LOOPBACK, settings.admin_port): admin})
 
     def health(self) -> str:
@@ -48,7 +52,7 @@ class Follower:
             self._shutdown.on_failure_of(task)
         end = await self._shutdown.wait()
         log.info("ending: %s", end.reason)
-        self._waiting_for = end.reason
+        self._wait_for(end.reason)
         if not end.failed and self._link.announce_leaving(end.reason):
             # The leader finishes what is in flight and says farewell; computing it takes all members.
             await asyncio.wait([membership], timeout=self._settings.grace_s)
@@ -60,10 +64,10 @@ class Follower:
 
     async def _be_member(self) -> None:
         await asyncio.sleep(self._settings.load_time_s)
-        self._waiting_for = f"looking for the leader at {self._settings.leader}"
+        self._wait_for(f"looking for the leader at {self._settings.leader}")
         try:
             await self._link.connect()
-            self._waiting_for = ""
+            self._wait_for("")
             log.info("ready: follower rank %d of the leader at %s", self._settings.rank, self._settings.leader)
             farewell = await self._link.stay()
         except NoLeader as error:
@@ -78,4 +82,8 @@ class Follower:
         reason = f"looking for the leader at {self._settings.leader}: {reason}"
         if reason != self._waiting_for:
             log.info("%s", reason)
-        self._waiting_for = reason
+        self._wait_for(reason)
+
+    def _wait_for(self, what: str) -> None:
+        self._waiting_for = what
+        self._watch.changed()

@@ -9,6 +9,7 @@ import os
 import signal
 
 from engine_agent.engines.sim.admin import AdminServer
+from engine_agent.engines.sim.asgi import HealthPage
 from engine_agent.engines.sim.engine import Engine
 from engine_agent.engines.sim.faults import Crash, Faults, combine_effects
 from engine_agent.engines.sim.leader_link import LeaderLink
@@ -18,6 +19,7 @@ from engine_agent.engines.sim.serving import OpenAiServer
 from engine_agent.engines.sim.settings import CLOSING_S, FAILED_EXIT_AFTER_S, LOOPBACK, Endpoint, Settings
 from engine_agent.engines.sim.shutdown import Shutdown, ShutdownReason
 from engine_agent.engines.sim.step_meter import StepMeter
+from engine_agent.protocol.held_questions import StateWatch, state_name
 from engine_agent.protocol.messages import StepTimes
 
 log = logging.getLogger(__name__)
@@ -37,18 +39,25 @@ class Leader:
         self._faults = Faults()
         self._work = StepMeter()
         self._steps = StepMeter()
-        self._engine = Engine(settings.model, Meters(), on_decode=self._note_decode)
+        self._watch = StateWatch(lambda: state_name(self.health()))
+        self._engine = Engine(settings.model, Meters(), on_decode=self._note_decode, on_refusal=self._watch.changed)
         self._engine.postpone("loading weights")
         self._link = LeaderLink(settings, self)
         self._loaded = False
         serving = OpenAiServer(
-            self._engine, self._faults, self.health, settings.served_model, settings.max_model_len, settings.model.seed
+            self._engine,
+            self._faults,
+            HealthPage(self.health, self._watch),
+            settings.served_model,
+            settings.max_model_len,
+            settings.model.seed,
         )
-        admin = AdminServer(self._faults, self.health, settings.role, self._steps.times)
+        admin = AdminServer(self._faults, HealthPage(self.health, self._watch), settings.role, self._steps.times)
         self._listeners = HttpListeners(
             {Endpoint(LOOPBACK, settings.port): serving, Endpoint(LOOPBACK, settings.admin_port): admin}
         )
         self._faults.subscribe(self.effects_changed)
+        self._faults.subscribe(self._watch.changed)
         if settings.fault is not None:
             self._faults.put(settings.fault)
 

@@ -12,12 +12,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-import msgspec
-
 from engine_agent.engines.sim.answers import answer_words, wrong_words
 from engine_agent.engines.sim.asgi import (
     BodyTooLarge,
     ClientLeft,
+    HealthPage,
     Receive,
     Routes,
     Scope,
@@ -74,14 +73,13 @@ def plan_completion(request: GenerationRequest, seed: int, max_model_len: int, w
 
 
 class OpenAiServer:
-    """The application. `health` says why the cell is unhealthy, empty when it is healthy."""
+    """The application."""
 
     def __init__(
-        self, engine: Engine, faults: Faults, health: Callable[[], str], model: str, max_model_len: int, seed: int
+        self, engine: Engine, faults: Faults, health: HealthPage, model: str, max_model_len: int, seed: int
     ) -> None:
         self._engine = engine
         self._faults = faults
-        self._health = health
         self._model = model
         self._max_model_len = max_model_len
         self._seed = seed
@@ -91,7 +89,7 @@ class OpenAiServer:
             ("POST", "/v1/chat/completions"): self._chat,
             ("POST", "/v1/completions"): self._completion,
             ("GET", "/v1/models"): self._models,
-            ("GET", "/health"): self._health_page,
+            ("GET", "/health"): health,
             ("GET", "/metrics"): self._metrics,
         }
 
@@ -106,10 +104,6 @@ class OpenAiServer:
 
     async def _models(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         await respond(send, 200, models_body(self._model, self._created, self._max_model_len))
-
-    async def _health_page(self, _scope: Scope, _receive: Receive, send: Send) -> None:
-        reason = self._health()
-        await respond(send, 503 if reason else 200, msgspec.json.encode({"reason": reason}))
 
     async def _metrics(self, _scope: Scope, _receive: Receive, send: Send) -> None:
         page = render(self._engine.meters, self._engine.gauges(), self._model)

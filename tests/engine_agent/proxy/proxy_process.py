@@ -63,8 +63,8 @@ class ProxyProcess:
     async def admin(self, path: str, body: bytes | None = None) -> Message:
         return await ask(self.admin_port, request(path, body))
 
-    async def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = (await self.admin("/status")).json()
+    async def status(self, query: str = "") -> dict[str, Any]:
+        status: dict[str, Any] = (await self.admin(f"/status{query}")).json()
         return status
 
     async def health_check(self, server: str = "c-test-g3") -> tuple[int, str]:

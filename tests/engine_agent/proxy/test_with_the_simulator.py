@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from engine_agent.protocol.held_questions import held_query
 from tests.engine_agent.engines.sim.cells import CHAT, ENDLESS, MODEL, Cell, Member
 from tests.engine_agent.proxy.engine import Engine
 from tests.engine_agent.proxy.http_stream import Message, read_chunk, read_head, request
@@ -90,3 +91,18 @@ async def test_a_real_time_request_overtakes_batch_work_that_waits(tmp_path: Pat
         await until(lambda: metric_is(leader, "vllm:num_requests_waiting", 2), "two batch requests wait")
         await asyncio.gather(run("realtime"), *batch)
         assert ended == ["batch", "realtime", "batch", "batch"]
+
+
+async def test_a_simulator_that_is_well_is_asked_seldom_and_says_at_once_when_it_is_not(tmp_path: Path) -> None:
+    async with cell(tmp_path) as (proxy, leader):
+        await until(proxy.is_healthy, "the cell is up")
+        known = (await proxy.status())["state"]
+        assert known
+        assert (await proxy.status(held_query(known)))["state"] == known  # after a moment, as nothing happened
+        await asyncio.to_thread(leader.inject, kind="unready")
+        await until(proxy.is_unhealthy, "the fault reaches the proxy")
+        status, why = await proxy.health_check()
+        assert (status, "injected fault: unready" in why) == (503, True)
+        assert (await proxy.status())["state"] == ""  # what is unwell is asked often
+        await asyncio.to_thread(leader.lift_faults)
+        await until(proxy.is_healthy, "the fault is lifted")

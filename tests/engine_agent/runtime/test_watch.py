@@ -7,6 +7,7 @@ from engine_agent.protocol.states import Phase
 from engine_agent.proxy.status import ProxyStatus
 from engine_agent.runtime.http import HttpClient
 from engine_agent.runtime.watch import (
+    EngineAnswer,
     ProbeFailure,
     ProbeResults,
     after_engine,
@@ -45,14 +46,22 @@ def test_a_silent_proxy_says_nothing_of_the_engine_and_the_first_silence_counts(
 
 
 def test_one_slow_answer_of_an_engine_is_forgiven_and_two_are_not() -> None:
-    once = after_engine(after_engine(ProbeResults(), OK), SLOW)
+    well = EngineAnswer(OK, "aa")
+    once = after_engine(after_engine(ProbeResults(), well), SLOW)
     assert once.health == OK
     assert after_engine(once, SLOW).health == Health(ok=False, reason="did not answer")
-    assert after_engine(after_engine(once, OK), SLOW).health == OK
+    assert after_engine(after_engine(once, well), SLOW).health == OK
+
+
+def test_what_did_not_answer_is_asked_without_delay() -> None:
+    assert after_engine(ProbeResults(), EngineAnswer(OK, "aa")).state == "aa"
+    assert after_engine(ProbeResults(state="aa"), SLOW).state == ""
+    assert after_proxy(ProbeResults(state="aa"), SLOW, 1.0).state == ""
 
 
 def test_an_engine_that_refuses_or_never_answered_is_unhealthy_at_once() -> None:
-    assert after_engine(after_engine(ProbeResults(), OK), REFUSED).health == Health(ok=False, reason="nothing listens")
+    once = after_engine(ProbeResults(), EngineAnswer(OK))
+    assert after_engine(once, REFUSED).health == Health(ok=False, reason="nothing listens")
     assert after_engine(ProbeResults(), SLOW).health == Health(ok=False, reason="did not answer")
 
 
@@ -74,9 +83,10 @@ def test_figures_alone_are_no_news() -> None:
 async def test_asks_an_engine(http: HttpClient) -> None:
     async with answering(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n") as url:
         said = await probe_engine(http, url)
-    assert isinstance(said, Health)
-    assert said.ok
-    assert said.probe_ms is not None
+    assert isinstance(said, EngineAnswer)
+    assert said.health.ok
+    assert said.health.probe_ms is not None
+    assert said.state == ""
 
 
 @pytest.mark.asyncio
@@ -84,8 +94,17 @@ async def test_asks_an_engine(http: HttpClient) -> None:
 async def test_an_engine_says_why_not(http: HttpClient, body: bytes, reason: str) -> None:
     async with answering(b"HTTP/1.1 503 No\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)) as url:
         said = await probe_engine(http, url)
-    assert isinstance(said, Health)
-    assert (said.ok, said.reason) == (False, reason)
+    assert isinstance(said, EngineAnswer)
+    assert (said.health.ok, said.health.reason) == (False, reason)
+
+
+@pytest.mark.asyncio
+async def test_the_time_that_an_answer_was_held_is_not_the_engines(http: HttpClient) -> None:
+    body = b'{"reason": "", "state": "aa", "held_ms": 60000}'
+    async with answering(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(body), body)) as url:
+        said = await probe_engine(http, url, "aa")
+    assert isinstance(said, EngineAnswer)
+    assert (said.health.probe_ms, said.state) == (0.0, "aa")
 
 
 @pytest.mark.asyncio

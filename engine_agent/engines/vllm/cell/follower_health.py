@@ -1,10 +1,13 @@
 """What a follower says of itself over HTTP, on loopback: `GET /health` is 200 while it is part of a cell that serves,
-else 503 with the reason. It answers nothing else."""
+else 503 with the reason; held while nothing changes, if the question says so. It answers nothing else."""
 
 import json
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from threading import Condition, Thread
+from time import monotonic
+
+from engine_agent.protocol.held_questions import state_name, wish_of
 
 LOOPBACK = "127.0.0.1"
 
@@ -18,13 +21,26 @@ class FollowerHealth:
         Raises:
             OSError: the port cannot be had.
         """
-        self.reason = "importing vLLM"
+        self._reason = "importing vLLM"
+        self._changed = Condition()
         self._server = _Server((LOOPBACK, port), self)
         Thread(target=self._server.serve_forever, name="follower-health", daemon=True).start()
 
     def say(self, reason: str) -> None:
         """Why this member is not ready; empty: it is."""
-        self.reason = reason
+        with self._changed:
+            self._reason = reason
+            self._changed.notify_all()
+
+    def answer(self, query: str) -> tuple[str, dict[str, object]]:
+        """Why it is not ready, and the whole answer to a question of this query, once it may be given."""
+        known, for_s = wish_of(query)
+        began_s = monotonic()
+        with self._changed:
+            if known:
+                self._changed.wait_for(lambda: known != state_name(self._reason), for_s)
+            held_ms = (monotonic() - began_s) * 1000
+            return self._reason, {"reason": self._reason, "state": state_name(self._reason), "held_ms": held_ms}
 
 
 class _Server(ThreadingHTTPServer):
@@ -41,15 +57,14 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 5.0
 
     def do_GET(self) -> None:
-        reason = self.server.health.reason
-        if self.path != "/health":
+        path, _, query = self.path.partition("?")
+        if path != "/health":
             self._answer(HTTPStatus.NOT_FOUND, {"reason": "a follower answers GET /health only"})
-        elif reason:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, {"reason": reason})
-        else:
-            self._answer(HTTPStatus.OK, {})
+            return
+        reason, answer = self.server.health.answer(query)
+        self._answer(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, answer)
 
-    def _answer(self, status: HTTPStatus, body: dict[str, str]) -> None:
+    def _answer(self, status: HTTPStatus, body: dict[str, object]) -> None:
         content = json.dumps(body).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
