@@ -3,7 +3,8 @@
     .venv/bin/python -m bench.crowd --agents 1000 --seconds 60 --storms 2
 
 Brings its own servers, control plane and agents; needs no fleet. Agents hold real WebSockets with the agents' own code.
-`--knocks 2000` adds so many strangers a second with credentials that nobody issued.
+`--plain` has them come without TLS. `--knocks 2000` adds so many strangers a second with credentials that nobody
+issued.
 """
 
 import argparse
@@ -16,8 +17,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from msgspec import structs
+
 from bench.crowd.agents import Crowd, Member
-from bench.crowd.control_plane import ControlPlane, cpu_s, database, run_crowd, seed, shares
+from bench.crowd.control_plane import ControlPlane, bundle, cpu_s, database, run_crowd, seed, shares
 from bench.crowd.figures import CrowdStanding, Watch, reported_since
 from bench.crowd.knocks import knocking
 
@@ -35,8 +38,7 @@ class Bench:
         self.plane = plane
         self.agents = len(crowd.members)
         self.processes = [
-            run_crowd(Crowd(crowd.servers, share, crowd.load, crowd.ramp_s))
-            for share in shares(list(crowd.members), processes)
+            run_crowd(structs.replace(crowd, members=share)) for share in shares(list(crowd.members), processes)
         ]
         self.standings = [CrowdStanding(process.stdout) for process in self.processes]
         self._servers_pid = servers_pid
@@ -117,6 +119,8 @@ class Bench:
 
 def main() -> None:
     options = _arguments()
+    if options.plain:
+        os.environ["SWITCHYARD_PLAIN_LINKS"] = "1"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with TemporaryDirectory(prefix="switchyard-crowd-") as folder, database(Path(folder), options.port) as servers:
         members = seed(options.agents, options.agents * 9 // 20)
@@ -138,7 +142,8 @@ def _crowd(
     from fleet.services.load_test_seed import LOAD
 
     began = time.time()
-    crowd = Crowd(plane.servers, tuple(members), LOAD, ramp_s=options.agents / options.ramp)
+    homes = f"{os.environ['SWITCHYARD_HOME']}-agents"
+    crowd = Crowd(plane.servers, homes, bundle(), tuple(members), LOAD, ramp_s=options.agents / options.ramp)
     bench = Bench(options.processes, plane, servers_pid, crowd)
     try:
         connected_s, reported_s = bench.wait_for_all(began)
@@ -174,6 +179,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--processes", type=int, default=1, help="processes that simulate agents")
     parser.add_argument("--ramp", type=float, default=100.0, help="agents a second that begin")
     parser.add_argument("--port", type=int, default=PORT, help="of the first web process")
+    parser.add_argument("--plain", action="store_true", help="agents come without TLS, to compare")
     parser.add_argument("--log", help="where the control plane's log is kept")
     return parser.parse_args()
 

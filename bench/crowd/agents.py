@@ -48,9 +48,12 @@ class Member(msgspec.Struct, frozen=True):
 
 
 class Crowd(msgspec.Struct, frozen=True):
-    """Agents of one process. They begin over `ramp_s` seconds. `load` is what a leader reports."""
+    """Agents of one process, with a home each in `homes`. They begin over `ramp_s` seconds. `load` is what a leader
+    reports; `bundle` the fleet's authorities, empty if links are plain."""
 
     servers: tuple[str, ...]
+    homes: str
+    bundle: str
     members: tuple[Member, ...]
     load: Load
     ramp_s: float
@@ -85,6 +88,7 @@ class SimulatedAgent:
     member: Member
     load: Load
     server: str
+    home: Path
     tries: Counter[str]
     observed: Observed = field(default_factory=lambda: Observed(state=EngineState.IDLE))
 
@@ -93,7 +97,7 @@ class SimulatedAgent:
         if place.cell is not None:
             self.observed = _ready(place.cell, place.generation, place.rank)
         enrolment = KnownAgent(
-            self.server, AgentKind.NODE, place.node, Path("/"), credential=place.credential, tries=self.tries
+            self.server, AgentKind.NODE, place.node, self.home, credential=place.credential, tries=self.tries
         )
         self.connection = AgentConnection(enrolment=enrolment, hello=self._hello, on_message=self._take)
 
@@ -155,9 +159,14 @@ async def main() -> None:
     draw = random.Random(0)
     tries: Counter[str] = Counter()
     agents = [
-        SimulatedAgent(member, crowd.load, crowd.servers[number % len(crowd.servers)], tries)
+        SimulatedAgent(
+            member, crowd.load, crowd.servers[number % len(crowd.servers)], Path(crowd.homes) / member.node, tries
+        )
         for number, member in enumerate(crowd.members)
     ]
+    if crowd.bundle:
+        for agent in agents:
+            agent.connection.identity.store_trust(bundle=crowd.bundle, revoked="")
     running = [asyncio.create_task(agent.run(draw.uniform(0, crowd.ramp_s))) for agent in agents]
     while True:
         await asyncio.sleep(STANDING_EVERY_S)

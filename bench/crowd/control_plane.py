@@ -99,6 +99,19 @@ def _member(node: Any, credential: str, place: Any) -> Member:
     return Member(node.id, credential, node.address, place.cell_id, place.cell.generation, place.rank)
 
 
+def is_plain() -> bool:
+    """Whether agents come without TLS."""
+    return os.environ.get("SWITCHYARD_PLAIN_LINKS") == "1"
+
+
+def bundle() -> str:
+    """The authorities by which agents know the control plane."""
+    from fleet.services.authority import authority_ensure
+    from kernel import clock
+
+    return "" if is_plain() else authority_ensure(clock.now()).bundle
+
+
 class ControlPlane:
     """The processes of the control plane. Web number n listens at `port` + n."""
 
@@ -109,7 +122,10 @@ class ControlPlane:
 
     @property
     def servers(self) -> tuple[str, ...]:
-        return tuple(f"http://127.0.0.1:{port}" for port in self.ports)
+        if is_plain():
+            return tuple(f"http://127.0.0.1:{port}" for port in self.ports)
+        environments = ({"SWITCHYARD_PORT": str(port)} for port in self.ports)
+        return tuple(f"https://127.0.0.1:{read_configuration(own).agent_port}" for own in environments)
 
     def start(self) -> None:
         environment = dict(os.environ)
@@ -121,7 +137,9 @@ class ControlPlane:
             self.wait_for_web(port)
 
     def start_web(self, port: int) -> None:
-        environment = {**os.environ, "SWITCHYARD_PORT": str(port)}
+        # Each web process is a host of the control plane, with a key of its own.
+        home = f"{os.environ['SWITCHYARD_HOME']}-{port}"
+        environment = {**os.environ, "SWITCHYARD_PORT": str(port), "SWITCHYARD_HOME": home}
         self._run(f"web-{port}", control_plane.web(read_configuration(environment), environment))
 
     def wait_for_web(self, port: int) -> None:

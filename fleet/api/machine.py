@@ -20,6 +20,7 @@ from fleet.planning.states import MachineRole, MachineState, choices
 from fleet.selectors.machine import invitations_described, machines_described, notices_of
 from fleet.services.join import join_line
 from fleet.services.machine import LONGEST, MOST_INVITED, NewInvitation, invitation_create, machine_remove
+from fleet.services.revocation import machine_revoke
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
@@ -98,11 +99,21 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
     def remove(self, request: Request, id: str) -> Response:
         """Have a machine leave: the cell on it is replaced first, then it stops, wipes what it held and uninstalls
         itself. 409 for a machine of another provider, and for one that is leaving or gone."""
+        return self._act(machine_remove, request)
+
+    @extend_schema(operation_id="machines_revoke", request=WhySerializer, responses={200: MachineSerializer})
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, id: str) -> Response:
+        """Trust a machine no longer, nor the node that it runs: their credentials and certificates are revoked, and
+        their sockets are cut within 5 s. Repeating it changes nothing."""
+        return self._act(machine_revoke, request)
+
+    def _act(self, service: Any, request: Request) -> Response:
         machine = self.get_object()
         payload = WhySerializer(data=request.data)
         payload.is_valid(raise_exception=True)
         why = payload.validated_data["why"]
-        machine_remove(machine_id=machine.id, actor=actor_of(request), now=clock.now(), why=why)
+        service(machine_id=machine.id, actor=actor_of(request), now=clock.now(), why=why)
         return Response(self.get_serializer(self.get_object()).data)
 
 

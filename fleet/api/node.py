@@ -24,6 +24,7 @@ from fleet.selectors.node import nodes_described
 from fleet.services.enrolment import EnrolmentRefused, agent_enrol
 from fleet.services.machine import InvitationRefused, join_refused, machine_enrol
 from fleet.services.node_actions import node_cordon, node_drain, node_replacement_request, node_uncordon
+from fleet.services.revocation import node_revoke
 from kernel import clock
 from kernel.addresses import client_network
 from kernel.rest.serializers import WhySerializer, actor_of
@@ -156,6 +157,13 @@ class NodeViewSet(ReadOnlyModelViewSet[Node]):
         """Swap a node for another: its cell is drained as the disruption ledger allows, starts again with another node,
         and the machine is ended. 409 if the node is not in use or is being replaced already."""
         return self._act(node_replacement_request, request)
+
+    @extend_schema(operation_id="nodes_revoke", request=WhySerializer, responses={200: NodeSerializer})
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, id: str) -> Response:
+        """Trust a node no longer: its credential and certificates are revoked, its socket is cut within 5 s, and its
+        cell goes on elsewhere. 409 if it is retired."""
+        return self._act(node_revoke, request)
 
     def _act(self, service: Any, request: Request) -> Response:
         node = self.get_object()

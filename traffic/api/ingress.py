@@ -1,17 +1,23 @@
 """Ingresses over HTTP (what they run, how they see the cells), and every revision of the routing tables that they were
-sent. Read only."""
+sent."""
 
 from django.db.models import QuerySet
 from django.http import Http404
 from django_filters import rest_framework as filters
-from drf_spectacular.utils import OpenApiExample, extend_schema_field, extend_schema_serializer
+from drf_spectacular.utils import OpenApiExample, extend_schema, extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
+from rest_framework.decorators import action
+from rest_framework.request import Request
+from rest_framework.response import Response
 
+from kernel import clock
+from kernel.rest.serializers import WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import examples
 from traffic.models import Ingress, RoutingTable
 from traffic.selectors.ingress import ingresses_described
 from traffic.selectors.routing import routing_tables_described, table_by_reference
+from traffic.services.ingress import ingress_revoke
 
 
 @extend_schema_serializer(examples=[OpenApiExample("ingress", examples.INGRESS, response_only=True)])
@@ -60,6 +66,18 @@ class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
 
     def get_queryset(self) -> QuerySet[Ingress]:
         return ingresses_described()
+
+    @extend_schema(operation_id="ingresses_revoke", request=WhySerializer, responses={200: IngressSerializer})
+    @action(detail=True, methods=["post"])
+    def revoke(self, request: Request, id: str) -> Response:
+        """Trust an ingress no longer: its credential and certificates are revoked, and its socket is cut within 5 s.
+        Repeating it changes nothing."""
+        ingress = self.get_object()
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why = payload.validated_data["why"]
+        ingress_revoke(ingress_id=ingress.id, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(self.get_serializer(self.get_object()).data)
 
 
 @extend_schema_serializer(examples=[OpenApiExample("routing table", examples.ROUTING_TABLE, response_only=True)])

@@ -11,6 +11,7 @@ from fleet.planning.snapshot import ProviderStatus
 from fleet.providers import provider_named
 from fleet.providers.base import LaunchSpec, ProviderError
 from fleet.services.authority import authority_ensure
+from fleet.services.certificate import agent_trust_end
 from fleet.services.enrolment import join_token_issue
 from kernel import live
 from kernel.events import event_record
@@ -94,6 +95,23 @@ def _ensure(ingress: Ingress, now: datetime) -> bool:
         )
         live.push("traffic", ingress.region_id)
     return True
+
+
+def ingress_revoke(*, ingress_id: str, actor: str, now: datetime, why: str = "") -> None:
+    """Trust an ingress no longer: its socket is cut within 5 s, and cells refuse its next connections. Once its machine
+    is gone it is started again, with a credential of its own."""
+    with transaction.atomic():
+        ingress = Ingress.objects.select_for_update().get(id=ingress_id)
+        agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
+        event_record(
+            kind="ingress.revoked",
+            message=f"{ingress.id} is trusted no longer: revoked by {actor}" + (f": {why}" if why else ""),
+            tone=Tone.BAD,
+            now=now,
+            actor=actor,
+            region=ingress.region_id,
+        )
+        live.push("traffic", ingress.region_id)
 
 
 def _launch(ingress: Ingress, now: datetime) -> None:

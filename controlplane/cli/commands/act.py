@@ -62,7 +62,8 @@ def _act(run: Session, resource: Resource, names: list[str], action: str, why: s
         result = run.connection.post(f"{path_of(resource, name)}/{action}", {"why": why})
         results.append(result)
         reason = f": {result['reason']}" if result.get("reason") else ""
-        run.output.line(f"{resource.names[0]} {name} is {result['state']}{_cordoned(result)}{reason}")
+        state = result.get("state", "revoked")
+        run.output.line(f"{resource.names[0]} {name} is {state}{_cordoned(result)}{reason}")
     if run.output.is_for_programs:
         run.output.document(results if len(results) > 1 else results[0])
 
@@ -103,6 +104,37 @@ def replace(context: typer.Context, names: Nodes, why: Why = "", yes: Yes = Fals
     run = session_of(context)
     run.confirm(f"{', '.join(names)} will be ended.", wanted=names[0], yes=yes)
     _act(run, resource_named("nodes"), names, "replace", why)
+
+
+@app.command()
+def revoke(
+    context: typer.Context,
+    names: Annotated[list[str], typer.Argument(metavar="NODE|INGRESS|MACHINE…")],
+    why: Why = "",
+    yes: Yes = False,
+) -> None:
+    """Trust nodes, ingresses or machines no longer: their sockets are cut within 5 s, and their cells go on elsewhere.
+
+    switchyard revoke n-1a0a1784 --why "its disk was stolen"
+    """
+    run = session_of(context)
+    for name in names:
+        resource = _agent_named(name)
+        run.confirm(f"{name} will be refused everywhere.", wanted=name, yes=yes)
+        _act(run, resource, [name.rpartition("/")[2]], "revoke", why)
+
+
+def _agent_named(name: str) -> Resource:
+    """What a name is of, by its first letters; `ingress/…` says it itself.
+
+    Raises:
+        Failure: neither a node, an ingress nor a machine is called so.
+    """
+    kind, slash, _ = name.partition("/")
+    kind = kind if slash else {"n-": "nodes", "i-": "ingresses", "m-": "machines"}.get(name[:2], "")
+    if not kind:
+        raise Failure(f"{name!r} is neither a node (n-…), an ingress (i-…) nor a machine (m-…)", ExitCode.USAGE)
+    return resource_named(kind)
 
 
 @app.command()

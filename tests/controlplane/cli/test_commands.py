@@ -102,6 +102,15 @@ def test_a_node_is_drained_by_its_id(switchyard: Switchyard, cell: Cell) -> None
     assert Cell.objects.get().state == "draining"
 
 
+def test_a_node_is_revoked_once_its_name_was_typed_and_nothing_else_is(switchyard: Switchyard, cell: Cell) -> None:
+    rows.node("n-00000003")
+    assert switchyard("revoke", "n-00000003", "--why", "stolen").code != 0
+    assert Node.objects.get(id="n-00000003").state == "ready"
+    assert "n-00000003 is faulty, cordoned" in switchyard("revoke", "n-00000003", "--why", "stolen", "--yes").out
+    refused = switchyard("revoke", "x-1", "--yes")
+    assert "'x-1' is neither a node (n-…), an ingress (i-…) nor a machine (m-…)" in refused.err
+
+
 def test_what_cuts_requests_needs_confirmation(switchyard: Switchyard, cell: Cell) -> None:
     refused = switchyard("restart", cell.id)
     assert (refused.code, refused.err.count("pass --yes")) == (2, 1)

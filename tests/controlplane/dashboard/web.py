@@ -28,7 +28,7 @@ def browser_binary() -> str | None:
 
 @contextmanager
 def web_process(log: Path) -> Iterator[str]:
-    """Runs uvicorn; gives its URL. What it said is in `log`."""
+    """Runs uvicorn; gives its URL, for agents, too. What it said is in `log`."""
     port = _free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(port)]
@@ -38,6 +38,7 @@ def web_process(log: Path) -> Iterator[str]:
         "DATABASE_URL": _database_url(),
         "REDIS_URL": settings.REDIS_URL,
         "SWITCHYARD_PORT": str(port),
+        "SWITCHYARD_PLAIN_LINKS": "1",
         "SWITCHYARD_SECRET_KEY": settings.SECRET_KEY,
     }
     with log.open("wb") as output:

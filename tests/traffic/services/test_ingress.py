@@ -4,8 +4,10 @@ from datetime import datetime, timedelta
 
 import pytest
 
+from engine_agent.protocol.states import AgentKind
 from fleet.models import JoinToken
 from fleet.planning.snapshot import ProviderStatus
+from fleet.services.enrolment import agent_enrol, agents_identify, join_token_issue
 from kernel.leases import lease_held_since, lease_take
 from kernel.models import Event
 from tests.fleet import rows
@@ -14,7 +16,7 @@ from tests.fleet.rows import NOW
 from traffic.models import Ingress, IngressReport
 from traffic.planning.ingress import START_AGAIN_AFTER_S
 from traffic.services import ingress as ingresses
-from traffic.services.ingress import ingress_create, ingresses_ensure
+from traffic.services.ingress import ingress_create, ingress_revoke, ingresses_ensure
 
 pytestmark = pytest.mark.django_db
 
@@ -90,3 +92,15 @@ def test_one_region_without_a_provider_does_not_keep_the_others_waiting(caplog: 
         ingress_create(region=region, address="127.0.0.1", port=8080 + position, now=NOW)
     assert ingresses_ensure(now=NOW) == []
     assert caplog.text.count("unknown provider 'mars'") == 2
+
+
+def test_a_revoked_ingress_proves_nothing_any_more_and_its_credential_is_refused() -> None:
+    ingress = ingress_create(region=rows.region(), address="127.0.0.1", port=8080, now=NOW)
+    token = join_token_issue(
+        kind=AgentKind.INGRESS, subject=ingress.id, region="us-east-1", expires_at=NOW + timedelta(hours=1)
+    )
+    credential = agent_enrol(token=token, kind="ingress", subject=ingress.id, nonce="5e" * 32, now=NOW)
+    ingress_revoke(ingress_id=ingress.id, actor="ada", now=NOW, why="stolen")
+    assert agents_identify([credential]) == [None]
+    event = Event.objects.get(kind="ingress.revoked")
+    assert (event.actor, event.message) == ("ada", f"{ingress.id} is trusted no longer: revoked by ada: stolen")
