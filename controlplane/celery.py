@@ -5,6 +5,7 @@ Messages are hints to look again: every task loads the truth from PostgreSQL, so
 """
 
 import os
+from typing import Any
 
 from celery import Celery, signals
 from celery.beat import PersistentScheduler
@@ -21,9 +22,19 @@ EXPIRES_S = 60.0
 expire in turn and none would run; and low enough that a worker which was away does not begin with an hour of it."""
 
 
+BEAT_LEASE, BEAT_LEASE_S = "beat", 20.0
+"""Of several beats one asks. Far above the longest time between two of its messages."""
+
+
 class MendingScheduler(PersistentScheduler):
     """Beat's schedule in its file. A file that was cut off costs the times of the last messages; Celery's own scheduler
-    mends some files and dies of others, at every start."""
+    mends some files and dies of others, at every start. Where several hosts have a beat, one asks for what is due, and
+    another once that one is gone."""
+
+    def apply_entry(self, entry: Any, producer: Any = None) -> None:
+        """Ask for what is due, if this is the beat that does."""
+        if _is_leading_beat():
+            super().apply_entry(entry, producer)
 
     def _create_schedule(self) -> None:
         try:
@@ -31,6 +42,20 @@ class MendingScheduler(PersistentScheduler):
         except Exception as problem:  # whatever a torn file makes of the reader
             self._store = self._destroy_open_corrupted_schedule(problem)  # type: ignore[attr-defined]
             super()._create_schedule()  # type: ignore[misc]
+
+
+def _is_leading_beat() -> bool:
+    """Without PostgreSQL nobody knows, and asking twice harms nothing."""
+    from django.db import DatabaseError, close_old_connections
+
+    from kernel import clock
+    from kernel.leases import lease_take, this_holder
+
+    close_old_connections()
+    try:
+        return lease_take(name=BEAT_LEASE, holder=this_holder(), ttl_s=BEAT_LEASE_S, now=clock.now()) is not None
+    except DatabaseError:
+        return True
 
 
 app = Celery("switchyard")

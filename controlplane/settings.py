@@ -66,7 +66,8 @@ PLAIN_LINKS = _flag("SWITCHYARD_PLAIN_LINKS", False)
 SWITCHYARD_AGENT_URL = os.environ.get("SWITCHYARD_AGENT_URL") or (
     f"http://127.0.0.1:{SWITCHYARD_PORT}" if PLAIN_LINKS else f"https://127.0.0.1:{SWITCHYARD_AGENT_PORT}"
 )
-"""Where agents reach web."""
+"""Where agents reach web, on each of its hosts: one address, or several separated by commas."""
+AGENT_URLS = [url.strip().rstrip("/") for url in SWITCHYARD_AGENT_URL.split(",") if url.strip()]
 SWITCHYARD_URL = os.environ.get("SWITCHYARD_URL", f"http://127.0.0.1:{SWITCHYARD_PORT}")
 """Where people reach web, as messages to them say."""
 ARTIFACT_SOURCES = _list("SWITCHYARD_ARTIFACT_SOURCES", (SWITCHYARD_CACHE / "artifacts").as_uri())

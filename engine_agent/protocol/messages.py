@@ -317,10 +317,11 @@ class Desired(Struct, frozen=True, tag="desired", omit_defaults=True):
 
 class Trust(Struct, frozen=True, tag="trust"):
     """Whom to believe: all authorities that count, and their revocation lists, as PEM. Sent on every connection, and
-    when it has changed."""
+    when it has changed. `servers`: every address at which the control plane serves agents; none: as known."""
 
     bundle: str
     revoked: str
+    servers: tuple[str, ...] = ()
 
 
 class Certificate(Struct, frozen=True, tag="certificate"):

@@ -38,6 +38,7 @@ from engine_agent.protocol.parts import TableAssembly
 from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.runtime.identity import Identity
 from engine_agent.runtime.renewal import CertificateRenewal
+from engine_agent.runtime.servers import notice_silence
 from engine_agent.telemetry.exposition import agent_exposition
 
 log = logging.getLogger(__name__)
@@ -65,6 +66,10 @@ class ConnectionSettings:
     close_timeout_s: float = 1.0
     ping_interval_s: float = 5.0
     ping_timeout_s: float = 10.0
+    other_server_s: float = 1.0
+    """The longest pause before another server is tried: agents of one that died must not all come at once."""
+    other_open_timeout_s: float = 2.0
+    """For a connection while there is another server to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +130,7 @@ class AgentConnection:
         self.identity = Identity(enrolment.home)
         self._renewal = CertificateRenewal(self.identity, draw, on_identity)
         self._agent_id = enrolment.agent_id
-        self._server = enrolment.server.rstrip("/")
+        self._servers = enrolment.servers
         self._hello = hello
         self._on_message = on_message
         self._settings = settings or ConnectionSettings()
@@ -136,6 +141,7 @@ class AgentConnection:
         self._waiting = asyncio.Event()
         self._must_enrol = False
         self._told_to_wait_s = 0.0
+        self._failures = 0
         self._shows_certificate = False
         self._again = asyncio.Event()
         self.status = ConnectionStatus(connected=False, reason="not connected yet")
@@ -165,7 +171,6 @@ class AgentConnection:
 
     async def run(self) -> None:
         """Stay connected until cancelled."""
-        failures = 0
         while True:
             opened_at = asyncio.get_running_loop().time()
             refused_for_good, self._told_to_wait_s = False, 0.0
@@ -173,12 +178,25 @@ class AgentConnection:
                 reason = await self._serve_connection()
             except _Refusal as refusal:
                 reason, refused_for_good = str(refusal), refusal.person_must_act
+            has_answered = self.status.connected
             was_stable = asyncio.get_running_loop().time() - opened_at >= self._settings.stable_after_s
-            failures = 0 if was_stable and self.status.connected else failures + 1
+            self._failures = 0 if was_stable and has_answered else self._failures + 1
             wait_s = self._settings.refused_backoff_s if refused_for_good else 0.0
-            wait_s = max(wait_s, self._told_to_wait_s, backoff_s(self._settings, failures, self._draw()))
+            wait_s = max(wait_s, self._told_to_wait_s, backoff_s(self._settings, self._failures, self._draw()))
+            if not self._again.is_set() and not refused_for_good:
+                wait_s = self._turn_to_another(has_answered, wait_s)
             self._note_lost(reason, wait_s)
             await asyncio.sleep(wait_s)
+
+    def _turn_to_another(self, has_answered: bool, wait_s: float) -> float:
+        """The next try goes to another server, soon if that was not tried since one answered. Returns seconds."""
+        if has_answered:
+            self._servers.answered()
+        self._servers.failed()
+        if self._servers.has_untried:
+            return min(wait_s, self._settings.other_server_s * self._draw())
+        self._servers.begin_again()
+        return wait_s
 
     def _note_lost(self, reason: str, wait_s: float) -> None:
         if reason != self.status.reason:
@@ -199,11 +217,11 @@ class AgentConnection:
         except ConnectionClosed as error:
             return f"the connection closed: {error}"
         except (OSError, TimeoutError, WebSocketException, EnrolmentUnreachable, ValueError) as error:
-            return f"{self._server}: {str(error) or type(error).__name__}"
+            return f"{self._servers.current}: {str(error) or type(error).__name__}"
 
     def _handshake_failed(self, status: int) -> str:
         if status not in (401, 403):
-            return f"{self._server}/agents/ws answered {status}"
+            return f"{self._servers.current}/agents/ws answered {status}"
         if self._enrolment.join_token is None:
             raise _Refusal(f"the credential was refused ({status}) and there is no join token", person_must_act=True)
         self._must_enrol = True
@@ -222,17 +240,22 @@ class AgentConnection:
 
     def _open(self, credential: str) -> connect:
         return connect(
-            f"ws{self._server.removeprefix('http')}/agents/ws",
+            f"ws{self._servers.current.removeprefix('http')}/agents/ws",
             **self._tls(),
             additional_headers={"Authorization": f"Bearer {credential}"},
             compression=None,
             proxy=None,
-            open_timeout=self._settings.open_timeout_s,
+            open_timeout=self._open_timeout_s(),
             close_timeout=self._settings.close_timeout_s,
             ping_interval=self._settings.ping_interval_s,
             ping_timeout=self._settings.ping_timeout_s,
             max_size=MAX_FRAME_BYTES,
         )
+
+    def _open_timeout_s(self) -> float:
+        """Short while another server may be better; after all have failed, as long as a busy one may take."""
+        is_first_round = self._servers.are_several and self._failures < len(self._servers.all)
+        return self._settings.other_open_timeout_s if is_first_round else self._settings.open_timeout_s
 
     def _tls(self) -> dict[str, Any]:
         """Who must be at the other end, and with which certificate this one comes.
@@ -240,16 +263,18 @@ class AgentConnection:
         A certificate that the control plane refuses must not keep an agent out that has a good credential: after a
         connection that did not open the next try shows none.
         """
-        if not self._server.startswith("https://"):
+        if not self._servers.current.startswith("https://"):
             return {}
         name = control_name(self.identity.fleet()).dns
         return {"ssl": self.identity.client_context(shows_certificate=self._shows_certificate), "server_hostname": name}
 
     async def _serve(self, socket: ClientConnection) -> str:
         self._again.clear()
+        if self._servers.are_several:
+            notice_silence(socket.transport.get_extra_info("socket"))
         await self._put(socket, self._hello())
         self.status = ConnectionStatus(connected=True, reason="")
-        log.info("connected to %s as %s", self._server, self._agent_id)
+        log.info("connected to %s as %s", self._servers.current, self._agent_id)
         sender = asyncio.create_task(self._send_reports(socket))
         renewal = asyncio.create_task(self._renewal.run(lambda request: self._put(socket, request)))
         listener = asyncio.create_task(self._listen(socket))
@@ -309,6 +334,7 @@ class AgentConnection:
             case Refused():
                 raise _Refusal(f"refused by the control plane: {message.reason}", person_must_act=not message.retry)
             case Certificate() | Trust():
+                self._servers.learn((message if isinstance(message, Trust) else message.trust).servers)
                 await self._renewal.take(message)
             case Credential():
                 await self._take_credential(message)

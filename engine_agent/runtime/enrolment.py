@@ -7,7 +7,7 @@ import asyncio
 import json
 import secrets
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException, HTTPResponse
 from pathlib import Path
@@ -19,6 +19,7 @@ from engine_agent.protocol.identity import control_name
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.identity import Identity
 from engine_agent.runtime.journal import write_durably
+from engine_agent.runtime.servers import Servers
 
 ENROL_TIMEOUT_S = 10.0
 MAX_RESPONSE_BYTES = 64 * 1024
@@ -42,7 +43,8 @@ class _Answer(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class Enrolment:
-    """Who an agent is, where it keeps its credential, and what it can get one with.
+    """Who an agent is, where it keeps its credential, and what it can get one with. `server` names the control plane:
+    one address, or several separated by commas.
 
     Raises:
         ValueError: `server` is not an http:// or https:// address.
@@ -53,10 +55,10 @@ class Enrolment:
     agent_id: str
     home: Path
     join_token: str | None = None
+    servers: Servers = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if not self.server.startswith(("http://", "https://")):
-            raise ValueError(f"server must be http://HOST:PORT or https://HOST:PORT, not {self.server!r}")
+        object.__setattr__(self, "servers", Servers(self.server, self.home, self.agent_id))
 
     def stored_credential(self) -> str | None:
         """Return the stored credential, or None if this agent never enrolled."""
@@ -66,7 +68,7 @@ class Enrolment:
             return None
 
     async def enrol(self) -> str:
-        """Exchange the join token for a credential at `<server>/agents/enrol`, store it mode 0600, and return it.
+        """Exchange the join token for a credential at `SERVER/agents/enrol`, store it mode 0600, and return it.
 
         Raises:
             EnrolmentRefused: there is no join token, or the answer was 4xx (not 429); the text carries the reason.
@@ -118,7 +120,7 @@ class _Verified(HTTPConnection):
 
 
 def _exchange(enrolment: Enrolment, join_token: str, nonce: str) -> str:
-    url = f"{enrolment.server.rstrip('/')}/agents/enrol"
+    url = f"{enrolment.servers.current}/agents/enrol"
     try:
         connection = _connection(enrolment)
         try:
@@ -138,7 +140,7 @@ def _exchange(enrolment: Enrolment, join_token: str, nonce: str) -> str:
 
 
 def _connection(enrolment: Enrolment) -> HTTPConnection:
-    parts = urlsplit(enrolment.server)
+    parts = urlsplit(enrolment.servers.current)
     host = parts.hostname or ""
     if parts.scheme == "http":
         return HTTPConnection(host, parts.port, timeout=ENROL_TIMEOUT_S)

@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from django.conf import settings
+
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.messages import Certificate, CertificateRequest, Credential, DownMessage
 from engine_agent.protocol.messages import Trust as TrustMessage
@@ -115,4 +117,4 @@ def _sign(orders: Sequence[tuple[CertificateOrder, str]]) -> list[_Signed | Exce
 
 
 def _message(trust: Trust) -> TrustMessage:
-    return TrustMessage(bundle=trust.bundle, revoked=trust.revoked)
+    return TrustMessage(bundle=trust.bundle, revoked=trust.revoked, servers=tuple(settings.AGENT_URLS))

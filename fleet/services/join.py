@@ -19,7 +19,7 @@ class JoinLine(NamedTuple):
 
 def join_line(token: str) -> JoinLine:
     """What to run on a host. curl checks the pinned key also where it does not know who signed the certificate."""
-    url, pin = settings.SWITCHYARD_AGENT_URL.rstrip("/"), server_pin()
+    url, pin = settings.AGENT_URLS[0], server_pin()
     trust = f"-fsSLk --pinnedpubkey '{pin}'" if pin else "-fsSL"
     return JoinLine(f"curl {trust} {url}/join | sh -s -- {token}", tuple(_notices(url)))
 

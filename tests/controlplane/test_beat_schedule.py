@@ -1,10 +1,15 @@
-"""Beat starts whatever became of its schedule file."""
+"""Beat starts whatever became of its schedule file, and of several beats one asks."""
 
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
+from django.db import OperationalError
 
-from controlplane.celery import MendingScheduler, app
+from controlplane.celery import BEAT_LEASE, BEAT_LEASE_S, MendingScheduler, app
+from kernel import clock, leases
+from kernel.models import Lease
 
 
 def started(folder: Path) -> set[str]:
@@ -24,3 +29,51 @@ def test_a_schedule_file_that_was_cut_off_is_replaced(tmp_path: Path, kept: floa
         content = path.read_bytes()
         path.write_bytes(content[: int(len(content) * kept)])
     assert started(tmp_path) == wanted
+
+
+class Beat(MendingScheduler):
+    """On a host of this name; notes what it asks for."""
+
+    def __init__(self, host: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(app, schedule_filename=str(folder / host))
+        self.asked: list[str] = []
+        self._host, self._monkeypatch = host, monkeypatch
+
+    def apply_async(self, entry: Any, *_: Any, **__: Any) -> None:
+        self.asked.append(entry.name)
+
+    def ask_for_all(self) -> int:
+        self.asked.clear()
+        self._monkeypatch.setattr(leases, "this_holder", lambda: self._host)
+        for entry in self.schedule.values():
+            self.apply_entry(entry)
+        return len(self.asked)
+
+
+@pytest.mark.django_db
+def test_of_several_beats_one_asks_and_another_once_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("django.db.close_old_connections", lambda: None)  # the test's transaction is on one
+    one, other = (Beat(host, tmp_path, monkeypatch) for host in ("one", "other"))
+    everything = len(one.schedule)
+    assert [one.ask_for_all(), other.ask_for_all(), one.ask_for_all()] == [everything, 0, everything]
+    Lease.objects.filter(name=BEAT_LEASE).update(expires_at=clock.now() - timedelta(seconds=1))
+    assert [other.ask_for_all(), one.ask_for_all()] == [everything, 0]
+    one.close()
+    other.close()
+
+
+def test_a_beat_without_its_database_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(**_: object) -> int:
+        raise OperationalError("away")
+
+    monkeypatch.setattr(leases, "lease_take", refuse)
+    beat = Beat("one", tmp_path, monkeypatch)
+    assert beat.ask_for_all() == len(beat.schedule)
+    beat.close()
+
+
+def test_the_lease_outlives_the_pause_between_two_messages() -> None:
+    shortest_s = min(float(entry["schedule"]) for entry in app.conf.beat_schedule.values())
+    assert shortest_s * 2 <= BEAT_LEASE_S
