@@ -14,11 +14,12 @@ from pathlib import Path
 
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.body_parser_config import body_parser_structure_of, render_body_parser
-from engine_agent.ingress.command_socket import Unreachable
+from engine_agent.ingress.command_socket import CommandRefused, Unreachable
 from engine_agent.ingress.config import render, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, MODELS_MAP, DesiredHaproxy, ServerKey, desired_from
 from engine_agent.ingress.ejection import Ejections, drain_ejected
 from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
+from engine_agent.ingress.links import LinkFiles
 from engine_agent.ingress.log_pipe import LogPipe, open_pipe
 from engine_agent.ingress.report import (
     KEY_COUNTS_COMMAND,
@@ -34,6 +35,7 @@ from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.protocol.ingress_messages import IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.messages import Order
 from engine_agent.runtime.connection import report_interval_s
+from engine_agent.runtime.identity import Identity
 from engine_agent.runtime.journal import CorruptJournal, Journal
 
 log = logging.getLogger(__name__)
@@ -50,10 +52,16 @@ class IngressAgent:
     """Everything of one ingress but its connection to the control plane.
 
     `serving` is the HAProxy that serves; `body_parsers`, the one for shorter bodies first, find the model in large
-    bodies.
+    bodies. `identity`: what links to cells and other ingresses are made of; None: they are plain.
     """
 
-    def __init__(self, settings: IngressSettings, binary: Path, draw: Callable[[], float] = random.random) -> None:
+    def __init__(
+        self,
+        settings: IngressSettings,
+        binary: Path,
+        draw: Callable[[], float] = random.random,
+        identity: Identity | None = None,
+    ) -> None:
         self.serving = HaproxySupervisor(
             "HAProxy",
             HaproxyProcess(settings.state_dir, binary, lambda desired: render(desired, settings), open_pipe),
@@ -65,6 +73,9 @@ class IngressAgent:
         self._settings = settings
         self._draw = draw
         self._journal = Journal(settings.state_dir / JOURNAL_FILE, RoutingTable)
+        self._identity = identity
+        self._links = LinkFiles(identity) if identity else None
+        self._links_problem = ""
         self._pending_table: RoutingTable | None = None
         self._accept_at_s = 0.0
         self._newest_revision = 0
@@ -111,7 +122,10 @@ class IngressAgent:
     def _resume(self) -> None:
         try:
             table = self._journal.load()
-            self._desired = desired_from(table) if table else None
+            if table is not None and self._may_accept():
+                self._desired = desired_from(table, self._fleet())
+            else:
+                self._pending_table = table
         except (CorruptJournal, BadTable, OSError) as error:
             self._refusal = f"journal: {error}"
             log.error("%s", self._refusal)
@@ -120,11 +134,12 @@ class IngressAgent:
 
     async def _supervise_serving(self, send: Callable[[IngressReport], None]) -> None:
         while True:
-            if self._pending_table is not None and asyncio.get_running_loop().time() >= self._accept_at_s:
+            if self._pending_table is not None and self._may_accept():
                 await self._accept(self._pending_table)
             desired = drain_ejected(self._desired, self._ejected) if self._desired else None
             if await self.serving.reconcile(desired, EMPTY_DESIRED) and desired is not None:
                 self._revision_in_force = desired.revision
+                await self._load_links()
             self._eject_failing_cells()
             await self._count_keys()
             if (report := self._report()) is not None:
@@ -142,6 +157,31 @@ class IngressAgent:
                 desired = _for_parser(whole) if whole else None
             await parser.reconcile(desired, _for_parser(EMPTY_DESIRED))
             await asyncio.sleep(POLL_S)
+
+    def _may_accept(self) -> bool:
+        """A table waits for the certificates without which no cell could be reached."""
+        has_links = self._links is None or self._links.are_there()
+        return has_links and asyncio.get_running_loop().time() >= self._accept_at_s
+
+    def _fleet(self) -> str:
+        if self._identity is None:
+            return ""
+        validity = self._identity.validity()
+        if validity is None:
+            raise BadTable(f"there is no certificate of ours in {self._identity.folder}")
+        return validity.name.fleet
+
+    async def _load_links(self) -> None:
+        """Whatever fails is tried again by the next pass; what was loaded before goes on."""
+        running = self.serving.running
+        if self._links is None or running is None:
+            return
+        try:
+            if await self._links.load(running.life, self.serving.process.admin):
+                log.info("HAProxy uses the certificates that are stored now")
+            self._links_problem = ""
+        except (CommandRefused, Unreachable, OSError, UnicodeDecodeError) as error:
+            self._links_problem = f"certificates: {error}"
 
     def _eject_failing_cells(self) -> None:
         servers = self.serving.running.servers if self.serving.running else ()
@@ -169,7 +209,7 @@ class IngressAgent:
         try:
             if table.region != self._settings.region:
                 raise BadTable(f"it is for region {table.region!r}, this is {self._settings.region!r}")
-            desired = desired_from(table)
+            desired = desired_from(table, self._fleet())
             for tier, parser in zip(self._settings.body_parsers, self.body_parsers, strict=True):
                 if self._desired is None or self._changes_parser(tier, self._desired, desired):
                     await parser.process.check(desired)
@@ -192,7 +232,8 @@ class IngressAgent:
         """The next report if it is due, or at once if something changed."""
         now_s = asyncio.get_running_loop().time()
         desired = self._desired or EMPTY_DESIRED
-        problems = (self._refusal, *(haproxy.problem for haproxy in self._haproxies), self.access_log.problem)
+        problems = [self._refusal, *(haproxy.problem for haproxy in self._haproxies)]
+        problems += [self._links_problem, self.access_log.problem]
         observed = IngressObserved(
             revision=self._revision_in_force,
             haproxy_pid=self.serving.process.pid,

@@ -4,7 +4,7 @@ Pure. It never decides which of the servers changes; that is `plan`."""
 from collections.abc import Iterable
 from urllib.parse import quote, urlsplit
 
-from engine_agent.ingress import access_log, affinity, bad_bodies, headers, hops, keys, responses
+from engine_agent.ingress import access_log, affinity, bad_bodies, headers, hops, keys, links, responses
 from engine_agent.ingress.desired import LOCAL_PREFIX, SPILL_PREFIX, DesiredHaproxy, Features, PoolBackends, Server
 from engine_agent.ingress.keys import SCHEME
 from engine_agent.ingress.responses import ErrorResponse
@@ -103,11 +103,9 @@ def server_arguments(server: Server, times: Times) -> str:
     host = f"[{server.address}]" if ":" in server.address else server.address
     arguments = [f"{host}:{server.port}", "check", f"fastinter {times.check_fast_ms}ms", "fall 2", "rise 1"]
     arguments += [*_passive_checks(server), "on-error mark-down", f"pool-purge-delay {times.idle_purge_ms}ms"]
-    arguments += [f"weight {server.weight}"]
-    if server.cell:
-        arguments += [f"inter {times.check_interval_ms}ms", f"maxconn {server.max_connections}"]
-    else:
-        arguments += [f"inter {times.spill_check_interval_ms}ms"]
+    arguments += [f"weight {server.weight}", *links.server_arguments(server.tls_name)]
+    arguments += [f"inter {times.check_interval_ms}ms"]
+    arguments += [f"maxconn {server.max_connections}"] if server.cell else []
     return " ".join([*arguments, "backup"] if server.backup else arguments)
 
 
@@ -255,7 +253,8 @@ def body_parser_backend(tier: BodyParserTier, desired: DesiredHaproxy, settings:
     """Where large requests go. While the parser is down they are refused at once; its agent starts it again."""
     features = desired.features
     address = f"unix@{tier.name}/{PARSER_SOCKET}"
-    check = f"check inter {settings.times.check_interval_ms}ms fastinter {settings.times.check_fast_ms}ms fall 1 rise 1"
+    times = settings.times
+    check = f"check inter {times.parser_check_interval_ms}ms fastinter {times.check_fast_ms}ms fall 1 rise 1"
     at_once = "observe layer4 error-limit 1 on-error mark-down"
     lines = [
         f"timeout queue {settings.times.body_parser_wait_s}s",

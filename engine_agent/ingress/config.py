@@ -8,9 +8,19 @@ hold go through a body parser (`body_parser_config`), which sends them back with
 from collections.abc import Mapping
 from dataclasses import replace
 
-from engine_agent.ingress import access_log, affinity, backends, bad_bodies, frontend_rules, hops, keys, responses
+from engine_agent.ingress import (
+    access_log,
+    affinity,
+    backends,
+    bad_bodies,
+    frontend_rules,
+    hops,
+    keys,
+    links,
+    responses,
+)
 from engine_agent.ingress.backends import body_parser_backend, no_cell_frontend, pool_backend, spill_backend
-from engine_agent.ingress.desired import DesiredHaproxy, Features
+from engine_agent.ingress.desired import DesiredHaproxy
 from engine_agent.ingress.responses import ErrorResponse
 from engine_agent.ingress.sections import (
     CELLS_UP_LUA,
@@ -50,7 +60,7 @@ def map_file(entries: Mapping[str, str]) -> str:
 
 def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) -> str:
     body_bytes = max_buffered_body_bytes(desired, settings)
-    extra_lines = [f"lua-load-per-thread {CELLS_UP_LUA}"]
+    extra_lines = [f"lua-load-per-thread {CELLS_UP_LUA}", *links.global_lines(desired.fleet)]
     extra_lines += [f"lua-load {LIST_MODELS_LUA}"] if desired.features.keys else []
     if desired.features.affinity:
         extra_lines += [f"lua-load-per-thread {PICK_CELL_LUA}", f"localpeer {settings.ingress_id}"]
@@ -93,17 +103,18 @@ def _refusals(desired: DesiredHaproxy) -> list[ErrorResponse]:
 
 def _frontend_without_table(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     """The only frontend until the first table: there are no models yet."""
-    lines = [*_listener_lines(settings), access_log.QUIET_RULE, *frontend_rules.health_rules()]
+    lines = [*_listener_lines(desired, settings), access_log.QUIET_RULE, *frontend_rules.health_rules()]
     return [section("frontend ingress", [*lines, responses.return_rule(responses.no_table(desired.retry_after_s))])]
 
 
-def _listener_lines(settings: IngressSettings) -> list[str]:
+def _listener_lines(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     limit = f"maxconn {settings.max_outside_connections}"
     log_lines = access_log.log_lines() if settings.access_log else ["no log"]
     # One way to frame requests: else a connection could begin with HTTP/2's preface and speak that.
     return [
         f"bind {host}:{settings.port} proto h1",
+        *links.listener_lines(desired.fleet, host, settings.port),
         limit,
         *log_lines,
         ORIGIN_FORM_RULE,
@@ -114,7 +125,7 @@ def _listener_lines(settings: IngressSettings) -> list[str]:
 def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     features = desired.features
     availability = [*frontend_rules.availability_rules(desired)]
-    lines = [*_listener_lines(settings), *frontend_rules.inference_rules(), *_caller_rules(features, settings)]
+    lines = [*_listener_lines(desired, settings), *frontend_rules.inference_rules(), *_caller_rules(desired, settings)]
     lines += keys.admission_rules() if features.keys else []
     lines += [*frontend_rules.deadline_rules(), *frontend_rules.body_rules(desired, settings)]
     lines += [access_log.ARRIVAL_RULE] if settings.access_log else []
@@ -133,28 +144,28 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     return [
         section("frontend ingress", lines),
         section("frontend parsed", parsed),
-        section(f"backend {DEFAULT_BACKEND}", _default_backend_lines(features, settings)),
+        section(f"backend {DEFAULT_BACKEND}", _default_backend_lines(desired, settings)),
         *(body_parser_backend(tier, desired, settings) for tier in settings.body_parsers),
         no_cell_frontend(features, settings),
         keys.key_store(),
         bad_bodies.source_store(),
-        *backends.control_plane_backend(settings, desired.retry_after_s, _caller_rules(features, settings)),
+        *backends.control_plane_backend(settings, desired.retry_after_s, _caller_rules(desired, settings)),
     ]
 
 
-def _caller_rules(features: Features, settings: IngressSettings) -> list[str]:
+def _caller_rules(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     """The rules that identify the caller: which region sent the request here, and which tenant it is of."""
-    once = frontend_rules.once_rules()
-    hop_rules = hops.proof_rules() if features.hops else hops.strip_rules()
+    features, once = desired.features, frontend_rules.once_rules()
+    hop_rules = hops.proof_rules(has_links=bool(desired.fleet)) if features.hops else hops.strip_rules()
     captures = access_log.capture_rules(has_tenant=features.keys or features.hops) if settings.access_log else []
     return [*once, *hop_rules, *keys.identity_rules(features=features.keys), *captures]
 
 
-def _default_backend_lines(features: Features, settings: IngressSettings) -> list[str]:
+def _default_backend_lines(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     lines = [*frontend_rules.model_error_rules(), access_log.QUIET_RULE, *frontend_rules.health_rules()]
     return [
         *lines,
-        *_caller_rules(features, settings),
-        *frontend_rules.listing_rules(features),
+        *_caller_rules(desired, settings),
+        *frontend_rules.listing_rules(desired.features),
         *frontend_rules.path_rules(),
     ]

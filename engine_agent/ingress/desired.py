@@ -8,6 +8,7 @@ import ipaddress
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -23,7 +24,9 @@ from engine_agent.ingress.splits import (
     split_models,
     split_ranges,
 )
+from engine_agent.protocol.identity import BadName, IdentityKind, IdentityName
 from engine_agent.protocol.ingress_messages import CellEndpoint, Pool, RoutingTable, SpillTarget, cell_server_name
+from engine_agent.protocol.ports import HIGHEST_PORT, hop_port
 from engine_agent.protocol.states import ServingClass
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,80}")
@@ -36,11 +39,12 @@ MAX_WEIGHT = 256
 """HAProxy's greatest server weight."""
 SHARE_SCALE = 1000
 """Shares of requests are kept in tenths of a per cent."""
-MAX_PORT = 65535
 
 LOCAL_PREFIX, SPILL_PREFIX = "pool.", "spill."
 """How the names of backends begin whose servers come and go with the table."""
 
+REGION_END = ":"
+"""In the name of another region's server: then comes which of its ingresses."""
 STANDBY_SUFFIX = ".standby"
 """Ends the name of another region's server that has no share."""
 MODELS_MAP = "models.map"
@@ -57,7 +61,8 @@ ServerKey = tuple[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """One server line. `max_connections` 0: no limit; `cell` empty: another ingress, not a cell."""
+    """One server line. `max_connections` 0: no limit; `cell` empty: another ingress, not a cell; `tls_name`: what its
+    certificate must be for, empty: a plain link."""
 
     backend: str
     name: str
@@ -68,6 +73,7 @@ class Server:
     drain: bool = False
     backup: bool = False
     cell: str = ""
+    tls_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +113,8 @@ class Features:
 
 @dataclass(frozen=True, slots=True)
 class DesiredHaproxy:
-    """All that HAProxy must be. `has_table` False: there was never a table, so no model is known."""
+    """All that HAProxy must be. `has_table` False: there was never a table, so no model is known. `fleet`: whose
+    certificates count on links to cells and other ingresses, empty: plain links."""
 
     revision: int
     pools: tuple[PoolBackends, ...]
@@ -116,6 +123,7 @@ class DesiredHaproxy:
     max_body_bytes: int
     retry_after_s: int
     has_table: bool = True
+    fleet: str = ""
     features: Features = Features()
 
 
@@ -131,8 +139,8 @@ EMPTY_DESIRED = DesiredHaproxy(
 """What an ingress is before its first table."""
 
 
-def desired_from(table: RoutingTable) -> DesiredHaproxy:
-    """The desired state that a routing table describes.
+def desired_from(table: RoutingTable, fleet: str = "") -> DesiredHaproxy:
+    """The desired state that a routing table describes, with TLS between the parts of `fleet`, or plain without one.
 
     Raises:
         BadTable: something in it cannot be carried out.
@@ -147,10 +155,13 @@ def desired_from(table: RoutingTable) -> DesiredHaproxy:
     return DesiredHaproxy(
         revision=table.revision,
         pools=tuple(backends.values()),
-        servers=tuple(server for pool in pools for server in (*_cells(pool), *_other_regions(pool, table))),
+        servers=tuple(
+            server for pool in pools for server in (*_cells(pool, fleet), *_other_regions(pool, table, fleet))
+        ),
         maps=_maps(table, pools, {name: backend.local for name, backend in backends.items()}),
         max_body_bytes=table.max_body_bytes,
         retry_after_s=table.retry_after_s,
+        fleet=fleet,
         features=_features(table),
     )
 
@@ -200,13 +211,13 @@ def _backends(pool: Pool) -> PoolBackends:
     return PoolBackends(pool.name, serving_class, min(pool.models), has_affinity=pool.affinity is not None)
 
 
-def _cells(pool: Pool) -> Iterable[Server]:
+def _cells(pool: Pool, fleet: str) -> Iterable[Server]:
     _check_distinct(f"cell of pool {pool.name}", (cell_server_name(c.cell, c.generation) for c in pool.cells))
     for cell in sorted(pool.cells, key=lambda cell: (cell.cell, cell.generation)):
-        yield _cell(f"{LOCAL_PREFIX}{pool.name}", cell)
+        yield _cell(f"{LOCAL_PREFIX}{pool.name}", cell, fleet)
 
 
-def _cell(backend: str, cell: CellEndpoint) -> Server:
+def _cell(backend: str, cell: CellEndpoint, fleet: str) -> Server:
     _check_name("cell", cell.cell)
     if cell.max_connections <= 0:
         raise BadTable(f"max_connections of cell {cell.cell} must be positive, not {cell.max_connections}")
@@ -219,6 +230,7 @@ def _cell(backend: str, cell: CellEndpoint) -> Server:
         max_connections=cell.max_connections,
         drain=cell.drain,
         cell=cell.cell,
+        tls_name=_tls_name(f"cell {cell.cell}", fleet, IdentityKind.NODE, cell.node),
     )
 
 
@@ -227,34 +239,60 @@ def _named_cells(pool: Pool) -> Iterable[tuple[str, CellEndpoint]]:
     return ((cell_server_name(cell.cell, cell.generation), cell) for cell in cells)
 
 
-def _other_regions(pool: Pool, table: RoutingTable) -> Iterable[Server]:
-    """Regions with a share carry it by weight; regions without one stand by for the time when nothing else is up.
+def _other_regions(pool: Pool, table: RoutingTable, fleet: str) -> Iterable[Server]:
+    """Regions with a share carry it by weight, each of their ingresses as much; regions without one stand by for the
+    time when nothing else is up.
 
     None without a secret: a request whose mark cannot be proven could come back.
     """
     if not table.hop_secrets:
         return
     own_region = table.region
-    _check_distinct(f"spill region of pool {pool.name}", (target.region for target in pool.spill))
-    targets = sorted((target for target in pool.spill if target.region != own_region), key=lambda target: target.region)
-    greatest = max((pool.fractions.get(target.region, 0.0) for target in targets), default=0.0)
+    _check_distinct(f"spill region of pool {pool.name}", map(_spill_name, pool.spill))
+    targets = sorted((target for target in pool.spill if target.region != own_region), key=_spill_name)
+    ingresses = Counter(target.region for target in targets)
+    shares = {region: pool.fractions.get(region, 0.0) / count for region, count in ingresses.items()}
+    greatest = max(shares.values(), default=0.0)
     for target in targets:
-        fraction = pool.fractions.get(target.region, 0.0)
-        weight = max(1, round(MAX_WEIGHT * fraction / greatest)) if fraction > 0 else MAX_WEIGHT
-        yield _other_region(f"{SPILL_PREFIX}{pool.name}", target, weight, stand_by=fraction <= 0)
+        share = shares[target.region]
+        weight = max(1, round(MAX_WEIGHT * share / greatest)) if share > 0 else MAX_WEIGHT
+        yield _other_region(f"{SPILL_PREFIX}{pool.name}", target, weight, fleet, stand_by=share <= 0)
 
 
-def _other_region(backend: str, target: SpillTarget, weight: int, stand_by: bool) -> Server:
+def _spill_name(target: SpillTarget) -> str:
+    return f"{target.region}{REGION_END}{target.ingress}" if target.ingress else target.region
+
+
+def _other_region(backend: str, target: SpillTarget, weight: int, fleet: str, *, stand_by: bool) -> Server:
     _check_name("region", target.region)
+    if target.ingress:
+        _check_name("ingress", target.ingress)
+    what, name = f"ingress of {target.region}", _spill_name(target)
+    port = _port(what, target.port)
     return Server(
         backend=backend,
         # HAProxy cannot turn a server into a backup one, so each role has a name of its own.
-        name=f"{target.region}{STANDBY_SUFFIX}" if stand_by else target.region,
-        address=_address(f"ingress of {target.region}", target.address),
-        port=_port(f"ingress of {target.region}", target.port),
+        name=f"{name}{STANDBY_SUFFIX}" if stand_by else name,
+        address=_address(what, target.address),
+        port=hop_port(port) if fleet else port,
         weight=weight,
         backup=stand_by,
+        tls_name=_tls_name(what, fleet, IdentityKind.INGRESS, target.ingress),
     )
+
+
+def region_of(server: str) -> str:
+    """The region of the server of another one's ingress."""
+    return server.removesuffix(STANDBY_SUFFIX).partition(REGION_END)[0]
+
+
+def _tls_name(what: str, fleet: str, kind: IdentityKind, subject: str) -> str:
+    if not fleet:
+        return ""
+    try:
+        return IdentityName(fleet, kind, subject).dns
+    except BadName as error:
+        raise BadTable(f"the {what} names no {kind} whose certificate could be checked: {error}") from None
 
 
 def _spilled_share(pool: Pool, own_region: str) -> str:
@@ -303,6 +341,6 @@ def _address(what: str, address: str) -> str:
 
 
 def _port(what: str, port: int) -> int:
-    if not 0 < port <= MAX_PORT:
-        raise BadTable(f"port of {what} must be between 1 and {MAX_PORT}, not {port}")
+    if not 0 < port <= HIGHEST_PORT:
+        raise BadTable(f"port of {what} must be between 1 and {HIGHEST_PORT}, not {port}")
     return port

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from engine_agent.ingress import headers
 from engine_agent.ingress.bad_table import BadTable
+from engine_agent.ingress.links import HOPS
 from engine_agent.ingress.responses import ErrorResponse, return_rule
 
 HOPS_MAP = "hops.map"
@@ -45,11 +46,15 @@ def hop_entries(secrets: Sequence[str]) -> dict[str, str]:
     return dict(zip((SIGNING, OTHER), coded, strict=False))
 
 
-def proof_rules() -> list[str]:
-    """Note in `txn.hop` which region sent the request here, if it proves that, and take every other mark away."""
+def proof_rules(*, has_links: bool) -> list[str]:
+    """Note in `txn.hop` which region sent the request here, if it proves that, and take every other mark away.
+
+    `has_links`: other ingresses come in on a socket of their own, and marks count only there.
+    """
     keep_header = f"http-request set-var(txn.hop_header) req.hdr({headers.HOP})"
     claim = "".join(f"%[var(txn.hop_header),field({number},|)]|" for number in (1, 2, 3))
     return [
+        *([f"http-request del-header {headers.HOP} if !{{ so_name {HOPS} }}"] if has_links else ()),
         f"acl has_hop req.hdr({headers.HOP}) -m found",
         f"{keep_header} if has_hop",
         f"http-request set-var-fmt(txn.hop_claim) '{claim}{_REQUEST}' if has_hop",

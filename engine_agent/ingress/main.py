@@ -21,8 +21,10 @@ from engine_agent.ingress.port_claim import port_claimed
 from engine_agent.ingress.sections import CONFIG_FILE
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.identity import control_name
+from engine_agent.protocol.links import links_are_plain
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
+from engine_agent.protocol.ports import HIGHEST_PORT
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
 from engine_agent.runtime.accounts import Service, open_way, service_account
@@ -41,7 +43,6 @@ SPARE_FILES = 500
 """Files that HAProxy needs for itself, its listeners and its checks."""
 MAX_THREADS = 4
 METRICS_ABOVE = 1000
-HIGHEST_PORT = 65535
 
 
 def run(argv: list[str]) -> int:
@@ -157,7 +158,8 @@ async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment, 
             agent_version=AGENT_VERSION,
         )
 
-    ingress = IngressAgent(settings, binary)
+    identity = None if links_are_plain(os.environ) else Identity(settings.state_dir)
+    ingress = IngressAgent(settings, binary, identity=identity)
     connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=ingress.receive)
     stopping = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -8,7 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 
-from engine_agent.ingress.desired import STANDBY_SUFFIX, DesiredHaproxy, ServerKey
+from engine_agent.ingress.desired import DesiredHaproxy, ServerKey, region_of
 from engine_agent.ingress.running import CellView, RunningHaproxy
 from engine_agent.ingress.supervisor import HaproxySupervisor
 from engine_agent.protocol.ingress_messages import (
@@ -134,5 +134,5 @@ def _spilled_to(backend: str, running: RunningHaproxy) -> dict[str, int]:
     sent: Counter[str] = Counter()
     for server in running.servers:
         if server.backend == backend:
-            sent[server.name.removesuffix(STANDBY_SUFFIX)] += server.requests_total
+            sent[region_of(server.name)] += server.requests_total
     return dict(sent)

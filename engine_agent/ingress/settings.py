@@ -28,8 +28,9 @@ QUEUES = {
 class Times:
     """Every time of the request path, in HAProxy's own units where the name says so."""
 
-    connect_s: int = 1
-    """A cell or an ingress that takes longer to accept is as good as dead: try another."""
+    connect_s: int = 2
+    """A cell or an ingress that takes longer to accept, the TLS handshake included, is as good as dead: try another. As
+    long as two health checks that are not answered."""
     silence_s: int = 900
     """Longest silence within a request: a long answer without streaming is silent all its time (cell proxy: 600 s)."""
     client_stall_s: int = 60
@@ -41,12 +42,13 @@ class Times:
     """For a free connection to a body parser; as long as a real-time request waits for a cell."""
     keep_alive_s: int = 60
     """Idle connections: below the 75 s of the cell proxy, so that the ingress closes first."""
-    check_interval_ms: int = 200
+    check_interval_ms: int = 1000
+    """Of cells and other regions' ingresses. HAProxy gives the connection of a check, TLS handshake included, no longer
+    than that, so a cell proxy that stands still is up for twice as long. What fails meanwhile is tried elsewhere."""
     check_fast_ms: int = 100
-    """Between checks once one has failed, so that two failures in a row take 0.3 s."""
+    """Between checks once one has failed."""
     check_timeout_ms: int = 1000
-    spill_check_interval_ms: int = 500
-    """Other regions are tens of milliseconds away and are checked once per pool."""
+    parser_check_interval_ms: int = 200
     idle_purge_ms: int = 100
     """A server with idle connections cannot be deleted: facts of HAProxy 2.8, `del server`."""
     old_worker_s: int = 900

@@ -23,9 +23,18 @@ AGENT_METRICS = 7
 RENDEZVOUS = 8
 """First of `RENDEZVOUS_SLOTS` ports for leader/follower rendezvous, used in turn by generation."""
 RENDEZVOUS_SLOTS = 12
+HOPS_ABOVE = 2000
+"""An ingress takes other regions' requests so far above its port for applications."""
+HIGHEST_PORT = 65535
 INGRESS_CLAIM = "\0switchyard-ingress-{host}:{port}"
 """Name of the abstract Unix socket by which an ingress holds its address and port: it belongs to the namespace of the
 network, as ports do, and ends with its owner."""
+
+
+def hop_port(ingress_port: int) -> int:
+    """Port on which an ingress takes other regions' requests."""
+    above = ingress_port + HOPS_ABOVE
+    return above if above <= HIGHEST_PORT else ingress_port - HOPS_ABOVE
 
 
 def rendezvous_port(port_base: int, generation: int) -> int:

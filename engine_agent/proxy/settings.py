@@ -46,7 +46,7 @@ class ProbeTimes:
     """Cadence of the probes (seconds)."""
 
     health_interval_s: float = 0.2
-    """Between two checks of /health; the ingress checks the proxy as often."""
+    """Between two checks of /health."""
     health_timeout_s: float = 1.0
     slow_strikes: int = 2
     """So many time-outs in a row make an engine unhealthy; a refused connection or a 503 does at once."""

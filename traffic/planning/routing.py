@@ -82,12 +82,11 @@ def plan_pools(
         if cell.state in ROUTED:
             by_pool[cell.deployment, cell.region].append(cell)
     named = resolve_model_names(deployments)
-    addresses = {
-        ingress.region: ingress
-        for ingress in sorted(ingresses, key=lambda ingress: (ingress.region, ingress.port), reverse=True)
-    }
+    by_region: dict[str, list[IngressAddress]] = defaultdict(list)
+    for ingress in sorted(ingresses, key=lambda ingress: ingress.id):
+        by_region[ingress.region].append(ingress)
     return tuple(
-        _pool(deployment, region, by_pool, addresses, (steerings or {}).get(deployment.name, UNSTEERED))
+        _pool(deployment, region, by_pool, by_region, (steerings or {}).get(deployment.name, UNSTEERED))
         for deployment in named
     )
 
@@ -123,14 +122,14 @@ def _pool(
     deployment: ServedDeployment,
     region: str,
     by_pool: Mapping[tuple[str, str], list[RoutableCell]],
-    addresses: Mapping[str, IngressAddress],
+    ingresses: Mapping[str, list[IngressAddress]],
     steering: Steering,
 ) -> Pool:
     ready = {
         name: sum(cell.state == "ready" for cell in by_pool.get((deployment.name, name), ()))
-        for name in sorted({*addresses, region})
+        for name in sorted({*ingresses, region})
     }
-    others = [name for name in addresses if name != region and ready[name] and steering.may_receive(region, name)]
+    others = [name for name in ingresses if name != region and ready[name] and steering.may_receive(region, name)]
     others.sort(key=lambda name: (-ready[name], name))
     return Pool(
         name=deployment.name,
@@ -149,7 +148,9 @@ def _pool(
             for cell in sorted(by_pool.get((deployment.name, region), ()), key=lambda cell: cell.id)
         ),
         spill=tuple(
-            SpillTarget(name, addresses[name].address, addresses[name].port, addresses[name].id) for name in others
+            SpillTarget(name, ingress.address, ingress.port, ingress.id)
+            for name in others
+            for ingress in ingresses[name]
         ),
         fractions=_fractions(region, ready, others, steering.matrix.get(region, {})),
         affinity=None if steering.policy.load_bound is None else Affinity(steering.policy.load_bound),

@@ -9,11 +9,16 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
+from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import CellEndpoint, cell_server_name
+from engine_agent.runtime.identity import Identity
+from tests.engine_agent.tls import identity_of
 from tests.listening import stop_listening
 
 Writer = asyncio.StreamWriter
 _numbers = itertools.count(1)
+NODE = "n-0c0c0c0c"
+"""Of every cell that is not given another one's certificate."""
 
 
 @dataclass(frozen=True)
@@ -34,8 +39,18 @@ class Request:
 class FakeCell:
     """One cell. `chunks` tokens, `step_s` apart, make an answer; streams wait for `release` before their last one."""
 
-    def __init__(self, name: str = "", *, chunks: int = 1, step_s: float = 0.0, max_connections: int = 16) -> None:
+    def __init__(
+        self,
+        name: str = "",
+        *,
+        chunks: int = 1,
+        step_s: float = 0.0,
+        max_connections: int = 16,
+        identity: Identity | None = None,
+    ) -> None:
         self.name = name or f"cell-{next(_numbers)}"
+        self.node = NODE
+        self._identity = identity or identity_of(IdentityKind.NODE, NODE)
         self.chunks = chunks
         self.step_s = step_s
         self.max_connections = max_connections
@@ -62,12 +77,14 @@ class FakeCell:
             port=self.port,
             max_connections=self.max_connections,
             drain=drain,
+            node=self.node,
         )
 
     async def start(self) -> None:
         """Listen, on the port of the time before if there was one."""
         begin = functools.partial(self._begin, self._serve)
-        server = await asyncio.start_server(begin, "127.0.0.1", self.port, backlog=1024)
+        tls = self._identity.server_context()
+        server = await asyncio.start_server(begin, "127.0.0.1", self.port, backlog=1024, ssl=tls)
         self._servers.append(server)
         self.port = server.sockets[0].getsockname()[1]
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import csv
+import random
 import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ import httpx
 from engine_agent.ingress.agent import IngressAgent
 from engine_agent.ingress.haproxy import find_binary
 from engine_agent.ingress.settings import IngressSettings, Times
+from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import (
     Affinity,
     ApiKey,
@@ -22,14 +24,18 @@ from engine_agent.protocol.ingress_messages import (
     SpillTarget,
     Split,
 )
+from engine_agent.protocol.ports import hop_port
+from engine_agent.runtime.identity import Identity
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
+from tests.engine_agent.tls import fleet_of_rigs, identity_of
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
 
 HOP_SECRET = "f" * 40
 HOME = "us-east-1"
+CHECK_INTERVAL_MS = Times().check_interval_ms
 AWAY = "us-west-2"
 
 
@@ -60,20 +66,37 @@ def pool(
         models=models,
         serving_class=serving_class,
         cells=tuple(cell.endpoint(drain=cell in drained) for cell in cells),
-        spill=tuple(SpillTarget(other.settings.region, "127.0.0.1", other.settings.port) for other in spill),
+        spill=tuple(
+            SpillTarget(other.settings.region, "127.0.0.1", other.settings.port, other.settings.ingress_id)
+            for other in spill
+        ),
         fractions=fractions or {},
         affinity=affinity,
     )
 
 
+def free_ingress_port() -> int:
+    """One that is free, and so is its port for other regions: below those that the kernel gives to connections."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            for each in (port, hop_port(port)):
+                stack.enter_context(socket.create_server(("127.0.0.1", each)))
+            return port
+
+
 class RunningIngress:
     """One ingress and what it reported."""
 
-    def __init__(self, home: Path, region: str = HOME) -> None:
+    def __init__(
+        self, home: Path, region: str = HOME, ingress_id: str = "", *, check_interval_ms: int = CHECK_INTERVAL_MS
+    ) -> None:
         home.mkdir(parents=True, exist_ok=True)
+        ingress_id = ingress_id or f"i-{region}"
+        self.identity = fleet_of_rigs().certify(home, IdentityKind.INGRESS, ingress_id)
         # Cells of tests die by closing their sockets, never by silence: a check that is late means a busy machine.
-        times = Times(check_timeout_ms=10_000)
-        self.use(IngressSettings(f"i-{region}", region, home, port=free_port(), max_connections=1000, times=times))
+        times = Times(connect_s=10, check_interval_ms=check_interval_ms, check_timeout_ms=10_000)
+        self.use(IngressSettings(ingress_id, region, home, port=free_ingress_port(), max_connections=1000, times=times))
         self.reports: list[IngressReport] = []
         self.revision = 0
         self.hop_secrets: tuple[str, ...] = (HOP_SECRET,)
@@ -87,7 +110,7 @@ class RunningIngress:
     def use(self, settings: IngressSettings) -> None:
         """Be an agent with these settings, as after a restart."""
         self.settings = settings
-        self.ingress = IngressAgent(settings, find_binary())
+        self.ingress = IngressAgent(settings, find_binary(), identity=self.identity)
         self.haproxy = self.ingress.serving.process
 
     @contextlib.asynccontextmanager
@@ -180,6 +203,14 @@ class RunningIngress:
     async def post(self, body: bytes, **headers: str) -> httpx.Response:
         """A request as it is, well-formed or not."""
         return await self.http.post("/v1/chat/completions", content=body, headers=headers)
+
+    async def post_hop(self, body: bytes, sender: Identity | None = None, /, **headers: str) -> httpx.Response:
+        """The same where other regions' ingresses come in, with this certificate."""
+        sender = sender or identity_of(IdentityKind.INGRESS, "i-elsewhere")
+        url = f"https://127.0.0.1:{hop_port(self.settings.port)}/v1/chat/completions"
+        name = fleet_of_rigs().name(IdentityKind.INGRESS, self.settings.ingress_id).dns
+        async with httpx.AsyncClient(verify=sender.client_context(), timeout=60, trust_env=False) as client:
+            return await client.post(url, content=body, headers=headers, extensions={"sni_hostname": name})
 
     @contextlib.asynccontextmanager
     async def client(self, *, max_retries: int = 0) -> "AsyncIterator[AsyncOpenAI]":

@@ -15,16 +15,19 @@ from msgspec import structs
 from engine_agent.ingress.haproxy import find_master
 from engine_agent.ingress.sections import CONFIG_FILE
 from engine_agent.ingress.settings import BODY_PARSERS
+from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import Affinity, IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.links import PLAIN_LINKS_VARIABLE
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
 from engine_agent.runtime.accounts import Service, service_account
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.engine_agent.ingress.cells import FakeCell
-from tests.engine_agent.ingress.ingresses import HOME, free_port, pool
+from tests.engine_agent.ingress.ingresses import HOME, free_ingress_port, free_port, pool
 from tests.engine_agent.ingress.traffic import SteadyTraffic
 from tests.engine_agent.process_status import children_of, status_of
+from tests.engine_agent.tls import fleet_of_rigs
 
 pytestmark = pytest.mark.processes
 
@@ -35,7 +38,8 @@ class AgentProcess:
     def __init__(self, plane: FakeControlPlane, home: Path) -> None:
         self.plane = plane
         self.home = home
-        self.port = free_port()
+        self.port = free_ingress_port()
+        fleet_of_rigs().certify(home, IdentityKind.INGRESS, "i-us-east-1")
         self.url = f"http://127.0.0.1:{self.port}"
         self._process: asyncio.subprocess.Process | None = None
 
@@ -57,7 +61,8 @@ class AgentProcess:
         with (self.home.parent / "agent.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "engine_agent", "ingress", *arguments,
-                env={**os.environ, "SWITCHYARD_JOIN_TOKEN": "join-1"}, stdout=log, stderr=log,
+                env={**os.environ, "SWITCHYARD_JOIN_TOKEN": "join-1", PLAIN_LINKS_VARIABLE: "0"},
+                stdout=log, stderr=log,
             )  # fmt: skip
 
     async def end(self, number: signal.Signals) -> int:

@@ -9,12 +9,20 @@ from engine_agent.ingress.config import map_file, render, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, desired_from
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.ingress_messages import Affinity, RoutingTable, Split
+from tests.engine_agent.authority import FLEET
 from tests.engine_agent.ingress.keyed import keyed
 from tests.engine_agent.ingress.test_desired import CELL, POOL, TABLE, with_cell, with_pool
 
 EVERYTHING = msgspec.structs.replace(
     TABLE,
-    pools=(msgspec.structs.replace(POOL, affinity=Affinity()),),
+    pools=(
+        msgspec.structs.replace(
+            POOL,
+            cells=(msgspec.structs.replace(CELL, node="n-0a1b2c3d"),),
+            spill=tuple(msgspec.structs.replace(target, ingress=f"i-{target.region}") for target in POOL.spill),
+            affinity=Affinity(),
+        ),
+    ),
     splits=(Split("any", {POOL.name: 1}),),
     keys=(keyed(tokens_per_min=6).entry,),
 )
@@ -33,7 +41,7 @@ def test_the_file_before_the_first_table_is_the_golden_one() -> None:
 
 
 def test_the_file_of_a_table_that_uses_everything_is_the_golden_one() -> None:
-    assert render(desired_from(EVERYTHING), SETTINGS) == (GOLDEN / "everything.cfg").read_text()
+    assert render(desired_from(EVERYTHING, FLEET), SETTINGS) == (GOLDEN / "everything.cfg").read_text()
 
 
 def test_what_a_table_does_not_use_costs_its_requests_no_rule() -> None:

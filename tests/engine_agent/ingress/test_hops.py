@@ -17,7 +17,7 @@ NEW_SECRET = "e" * 40
 
 
 async def is_believed(ingress: RunningIngress, cell: FakeCell, headers: dict[str, str], body: bytes = BODY) -> bool:
-    answer = await ingress.post(body, **headers)
+    answer = await ingress.post_hop(body, **headers)
     assert answer.status_code == 200
     return "x-switchyard-hop" in cell.requests[-1].headers
 
@@ -79,10 +79,10 @@ async def test_a_mark_opens_one_body_and_no_other_of_any_size(ingress: RunningIn
             for other in (of_size(size, b"y"), body + b" ", of_size(size + 1), of_size(3), of_size(200_000, b"z")):
                 if other == body:
                     continue
-                refused = await ingress.post(other, **captured)
+                refused = await ingress.post_hop(other, **captured)
                 assert (refused.status_code, refused.json()["error"]["code"]) == (403, "forged_mark"), size
             stated = {"X-Switchyard-Body": captured["X-Switchyard-Hop"].split("|")[2]}
-            assert (await ingress.post(of_size(size + 2), **captured, **stated)).status_code == 403
+            assert (await ingress.post_hop(of_size(size + 2), **captured, **stated)).status_code == 403
             assert len(cell.requests) == seen
 
 

@@ -121,7 +121,9 @@ async def test_a_request_from_another_region_was_asked_there_and_keeps_its_tenan
         tenant = {"X-Switchyard-Tenant": "rufus"}
         said = {**tenant, "X-Switchyard-Hop": "us-west-2"}
         assert await asked(ingress, headers=said) == 401, "anybody can say that"
-        assert await asked(ingress, headers=marked(HOP_SECRET, tenant="rufus", body=BODY)) == 200
+        proven = marked(HOP_SECRET, tenant="rufus", body=BODY)
+        assert await asked(ingress, headers=proven) == 401, "not where applications come in"
+        assert (await ingress.post_hop(BODY, **proven)).status_code == 200
         assert cell.requests[0].headers["x-switchyard-tenant"] == "rufus"
 
 

@@ -1,9 +1,12 @@
 """A table with 20,000 keys: taken in parts, in force without a reload, and changed while streams go on."""
 
 import hashlib
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import cast
 
 import pytest
+import pytest_asyncio
 
 from engine_agent.protocol.codec import decode_down
 from engine_agent.protocol.ingress_messages import ApiKey, RoutingTable, TablePart
@@ -34,6 +37,13 @@ def sent(table: RoutingTable) -> RoutingTable:
     assert len(frames) > 10
     (whole,) = [whole for part in frames if (whole := assembly.take(cast(TablePart, part))) is not None]
     return whole
+
+
+@pytest_asyncio.fixture
+async def ingress(tmp_path: Path) -> AsyncIterator[RunningIngress]:
+    """The cell shares its loop with the reading of long tables: a check that is late says nothing."""
+    async with RunningIngress(tmp_path / "home", check_interval_ms=20_000).running() as running:
+        yield running
 
 
 @pytest.mark.asyncio

@@ -65,7 +65,7 @@ async def test_the_share_of_another_region_leaves_and_a_marked_request_stays(
         await until_spill_is(True, ingress)
         served = [await ask(client) for _ in range(100)]
         assert 20 < served.count("far") < 80  # 100 throws of a coin: outside once in 10^9
-        stay = [await ingress.post(BODY, **marked(HOP_SECRET)) for _ in range(20)]
+        stay = [await ingress.post_hop(BODY, **marked(HOP_SECRET)) for _ in range(20)]
         assert {answer.headers["x-switchyard-cell"] for answer in stay} == {"near"}
         worker = ingress.worker_pid
         await ingress.route(pool(near, spill=[away], fractions={HOME: 0.0, AWAY: 1.0}))
@@ -85,7 +85,7 @@ async def test_two_regions_without_cells_refuse_and_do_not_bounce(
         await ingress.route(pool(near, spill=[away]))
         await ingress.sees(near="up")
         await until_spill_is(True, away)
-        refused = await away.post(BODY, **marked(HOP_SECRET, HOME))
+        refused = await away.post_hop(BODY, **marked(HOP_SECRET, HOME))
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_ready_cell")
         assert not near.requests
         await near.die()
@@ -124,7 +124,7 @@ async def test_a_long_request_spills_once_like_a_short_one(ingress: RunningIngre
             assert (answer.status_code, answer.headers["x-switchyard-cell"]) == (200, "far")
             assert far.requests[-1].body == body
             assert far.requests[-1].headers["x-switchyard-hop"].startswith(f"{HOME}|")
-            refused = await ingress.post(body, **marked(HOP_SECRET, AWAY, body=body))
+            refused = await ingress.post_hop(body, **marked(HOP_SECRET, AWAY, body=body))
             assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_ready_cell")
 
 

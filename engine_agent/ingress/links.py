@@ -1,0 +1,97 @@
+"""TLS between an ingress and the other hosts of its fleet: to cells, to other regions' ingresses, and from those. What
+HAProxy's configuration says of it, which is pure text, and how new certificates get into one that runs.
+
+Both ends show a certificate of the fleet. Of the other's the chain, the revocation list and the name are checked: the
+names of cells and ingresses come from the table. Applications' connections are none of these.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from engine_agent.ingress.command_socket import CommandRefused, CommandSocket
+from engine_agent.protocol.identity import IdentityKind
+from engine_agent.protocol.ports import hop_port
+from engine_agent.runtime.identity import BUNDLE_FILE, COMBINED_FILE, REVOKED_FILE, TLS_FOLDER, Identity
+
+CERTIFICATE, AUTHORITIES, REVOKED = (f"{TLS_FOLDER}/{name}" for name in (COMBINED_FILE, BUNDLE_FILE, REVOKED_FILE))
+"""As the configuration names them: in the folder of the ingress, which they never leave. HAProxy reads them while it is
+root still, if it ever was."""
+KINDS = {REVOKED: "crl-file", AUTHORITIES: "ca-file", CERTIFICATE: "cert"}
+"""In the order in which new ones are used: an authority without its revocation list signs nothing that counts, and what
+it signed is shown last."""
+HOPS = "hops"
+"""The name of the socket on which other regions' ingresses come in."""
+MAX_FILE_BYTES = 24 * 1024
+"""Half of the smallest buffer that a command with its content must fit into: some 300 revoked certificates."""
+_FILES = f"crt {CERTIFICATE} ca-file {AUTHORITIES} crl-file {REVOKED} verify required ssl-min-ver TLSv1.3"
+
+
+def server_arguments(tls_name: str) -> list[str]:
+    """Of a server line, also at run time: health checks, too, use TLS and check the name."""
+    # A session that is resumed shows no certificate. Without a name to ask for (SNI) connections to a server are all
+    # alike, and so are shared.
+    return [f"ssl {_FILES} verifyhost {tls_name} check-ssl no-ssl-reuse"] if tls_name else []
+
+
+def global_lines(fleet: str) -> list[str]:
+    """No session is kept, and so none resumed: a certificate that was revoked would never be looked at again."""
+    return ["tune.ssl.cachesize 0"] if fleet else []
+
+
+def listener_lines(fleet: str, host: str, ingress_port: int) -> list[str]:
+    """Where other regions' ingresses come in, and nobody else, whatever certificate of the fleet it has."""
+    if not fleet:
+        return []
+    ends = f".{IdentityKind.INGRESS}.{fleet}"
+    return [
+        f"bind {host}:{hop_port(ingress_port)} proto h1 name {HOPS} ssl {_FILES} no-tls-tickets",
+        f"tcp-request session reject if {{ so_name {HOPS} }} !{{ ssl_c_s_dn(cn) -m end {ends} }}",
+    ]
+
+
+class LinkFiles:
+    """The certificate, the authorities and the revocation lists of one HAProxy that runs."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._paths = {
+            CERTIFICATE: identity.combined_file,
+            AUTHORITIES: identity.bundle_file,
+            REVOKED: identity.revoked_file,
+        }
+        self._loaded: tuple[str, Mapping[str, str]] | None = None
+
+    def are_there(self) -> bool:
+        return all(path.exists() for path in self._paths.values())
+
+    async def load(self, life: str, admin: CommandSocket) -> bool:
+        """Have the worker of this life use what lies in the files now; whether that was new. Streams go on.
+
+        Raises:
+            OSError: a file cannot be read.
+            CommandRefused: HAProxy refused one, or it is too long for a command: then only a reload takes it.
+            Unreachable: HAProxy did not respond.
+        """
+        texts = {name: _without_blank_lines(self._paths[name]) for name in KINDS}
+        if self._loaded == (life, texts):
+            return False
+        for name, text in texts.items():
+            await _replace(KINDS[name], name, text, admin)
+        self._loaded = (life, texts)
+        return True
+
+
+def _without_blank_lines(path: Path) -> str:
+    """A blank line ends the content of a command."""
+    return "".join(f"{line}\n" for line in path.read_text(encoding="ascii").splitlines() if line.strip())
+
+
+async def _replace(kind: str, name: str, text: str, admin: CommandSocket) -> None:
+    if len(text) > MAX_FILE_BYTES:
+        raise CommandRefused(f"{name} has {len(text)} bytes; at run time HAProxy takes {MAX_FILE_BYTES}")
+    said = await admin.send(f"set ssl {kind} {name} <<\n{text}\n")
+    if "ransaction" not in said:
+        raise CommandRefused(f"set ssl {kind} {name}: {said.strip()[:300]}")
+    said = await admin.send(f"commit ssl {kind} {name}")
+    if "Success!" not in said:
+        await admin.send(f"abort ssl {kind} {name}")
+        raise CommandRefused(f"commit ssl {kind} {name}: {said.strip()[:300]}")
