@@ -6,15 +6,18 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from bench.lab import client
+from bench.lab import client, fleet
 from bench.lab.conditions import Lost
+from bench.lab.fleet import read_ports
 from bench.lab.places import read_places
 from bench.lab.text import seconds, share, skew_text
-from bench.lab.topology import REGIONS, NoLaboratory, Topology
+from bench.lab.topology import REGIONS, NoLaboratory, Topology, checked
 
 app = typer.Typer(
     name="lab",
@@ -39,15 +42,30 @@ def up(
     controls: Annotated[int, typer.Option(help="Hosts of the control plane.")] = 2,
     region: Annotated[list[str], typer.Option(help="Their names.")] = list(REGIONS),  # noqa: B006
     round_trip: Annotated[str, typer.Option(help="Between two regions, or one and the control plane.")] = "60ms",
+    with_fleet: Annotated[bool, typer.Option("--fleet", help="A fleet on the hosts, too.")] = False,
     forward: Annotated[list[str], typer.Option(help="PORT=HOST:PORT: a port of this machine for one of a host.")] = [],  # noqa: B006
 ) -> None:
     """Make the hosts and boot them; without --detach until Ctrl-C."""
-    places = read_places()
+    places, ports = read_places(), read_ports(os.environ)
     topology = Topology(tuple(region), controls, ingresses, nodes, seconds(round_trip))
+    forwards = [_forward(text) for text in forward]
+    if with_fleet:
+        fleet.install_control_plane(places, checked(topology), Path(sys.executable))
+        forwards += ports.forwards(topology)
     with _stopped_by_signals(not detach) as wait:
-        client.start(topology, places, [_forward(text) for text in forward])
+        client.start(topology, places, forwards)
         print(f"{len(topology.hosts)} hosts run: lab status, lab exec {next(iter(topology.hosts))} -- sh", flush=True)
+        if with_fleet:
+            running = fleet.Fleet(places, topology, ports, say=partial(print, flush=True))
+            running.bring_up()
+            _show(running, ports.forwards(topology))
         wait()
+
+
+def _show(running: fleet.Fleet, forwards: list[client.Forward]) -> None:
+    print(f"  Dashboard  {running.url}/  (user operator; API token in {running.token})")
+    for each in forwards[1:]:
+        print(f"  Ingress    http://127.0.0.1:{each.here}  ({each.host})")
 
 
 @contextmanager
@@ -74,7 +92,7 @@ def _forward(text: str) -> client.Forward:
     host, _, there = target.partition(":")
     if not (port.isdecimal() and host and there.isdecimal()):
         raise NoLaboratory(f"--forward {text!r}: give PORT=HOST:PORT, such as 8000=c1:8000.")
-    return int(port), host, int(there)
+    return client.Forward(int(port), host, int(there))
 
 
 @app.command()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from bench.lab import kernel
 from bench.lab.conditions import Conditions
@@ -26,8 +26,16 @@ GONE_WITHIN_S = 10.0
 POLL_S = 0.02
 NOT_RUN, NOT_FOUND, SIGNALLED = 126, 127, 128
 """Exit statuses, as shells have them."""
-Forward = tuple[int, str, int]
-"""Port on the real host's loopback, host, port of the host."""
+
+
+class Forward(NamedTuple):
+    """A port on the real host's loopback for one of a host. `by_loopback`: as a tunnel to the host reaches it, which is
+    how people come to what listens on its loopback alone; else over the network, as clients outside do."""
+
+    here: int
+    host: str
+    there: int
+    by_loopback: bool = False
 
 
 def start(topology: Topology, places: Places, forwards: Sequence[Forward] = ()) -> None:
@@ -49,11 +57,10 @@ def start(topology: Topology, places: Places, forwards: Sequence[Forward] = ()) 
 
 
 def _start(settings: dict[str, Any], places: Places) -> dict[str, Any]:
-    environment = {**os.environ, "SWITCHYARD_HOME": str(places.home.parent), "SWITCHYARD_CACHE": str(places.cache)}
     with places.log.open("ab") as log:
         starting = subprocess.Popen(
             [sys.executable, "-m", "bench.lab.init"],
-            cwd=CHECKOUT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
+            cwd=CHECKOUT, env=_environment(places), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             start_new_session=True,
         )  # fmt: skip
     if starting.stdin is None or starting.stdout is None:
@@ -172,6 +179,18 @@ def run_on(places: Places, name: str, command: Sequence[str]) -> int:
     if (entering := os.fork()) == 0:
         os._exit(_enter_and_run(where, places, command))
     return _wait(entering)
+
+
+def captured(places: Places, name: str, command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a command on a host, and keep what it says instead of showing it. `run_on` in a process of its own."""
+    return subprocess.run(
+        [sys.executable, "-m", "bench.lab.cli", "exec", name, "--", *command],
+        cwd=CHECKOUT, env=_environment(places), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def _environment(places: Places) -> dict[str, str]:
+    return {**os.environ, "SWITCHYARD_HOME": str(places.home.parent), "SWITCHYARD_CACHE": str(places.cache)}
 
 
 def _enter_and_run(where: dict[str, Any], places: Places, command: Sequence[str]) -> int:

@@ -1,6 +1,6 @@
-"""Brings the laboratory's addresses to the real host: `python -m bench.lab.forward LISTENER=ADDRESS:PORT …`, where each
-LISTENER is the descriptor of a socket that listens on the real host's loopback. It needs no right there: the sockets
-stay where they were made while this process enters the laboratory's network.
+"""Brings the laboratory to the real host: `python -m bench.lab.forward LISTENER=NETWORK@ADDRESS:PORT …`, where LISTENER
+is the descriptor of a socket that listens on the real host's loopback. It needs no right there: a socket stays in the
+namespace that it was made in, so this process only makes the other ends where they belong.
 """
 
 import asyncio
@@ -8,9 +8,10 @@ import contextlib
 import socket
 import struct
 import sys
+from dataclasses import dataclass
+from functools import partial
 
 from bench.lab import kernel
-from bench.lab.topology import OUTSIDE
 
 CONNECTS_WITHIN_S = 5.0
 PIECE_BYTES = 65536
@@ -18,11 +19,34 @@ _RESET = struct.pack("ii", 1, 0)
 """struct linger: closing sends a reset, as a connection that could not be made deserves."""
 
 
-async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str, port: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where to connect, from which of the laboratory's networks."""
+
+    network: str
+    address: str
+    port: int
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises:
+        OSError: nobody answers, or the host has no network just now.
+        """
+        with kernel.inside_network(self.network):
+            end = socket.socket()
+        end.setblocking(False)
+        try:
+            await asyncio.get_running_loop().sock_connect(end, (self.address, self.port))
+        except BaseException:
+            end.close()
+            raise
+        return await asyncio.open_connection(sock=end)
+
+
+async def carry(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, target: Target) -> None:
     """One connection of a client, both ways, each until its sender has said all."""
     try:
         async with asyncio.timeout(CONNECTS_WITHIN_S):
-            to_host, from_client = await asyncio.open_connection(address, port)
+            to_host, from_client = await target.connect()
     except (OSError, TimeoutError):
         _reset(writer)
         return
@@ -52,16 +76,15 @@ def _reset(writer: asyncio.StreamWriter) -> None:
     writer.close()
 
 
-async def _serve(listeners: list[tuple[socket.socket, str, int]]) -> None:
-    for listener, address, port in listeners:
-        for_connection = _to(address, port)
-        await asyncio.start_server(for_connection, sock=listener, backlog=256)
+async def _serve(listeners: list[tuple[socket.socket, Target]]) -> None:
+    for listener, target in listeners:
+        await asyncio.start_server(partial(_carry_to, target), sock=listener, backlog=256)
     print("ready", flush=True)
     await asyncio.Event().wait()
 
 
-def _to(address: str, port: int):  # type: ignore[no-untyped-def]  # noqa: ANN202
-    return lambda reader, writer: carry(reader, writer, address, port)
+async def _carry_to(target: Target, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await carry(reader, writer, target)
 
 
 def main(argv: list[str]) -> None:
@@ -69,10 +92,10 @@ def main(argv: list[str]) -> None:
     kernel.die_with_parent()
     listeners = []
     for text in argv:
-        descriptor, _, target = text.partition("=")
-        address, _, port = target.rpartition(":")
-        listeners.append((socket.socket(fileno=int(descriptor)), address, int(port)))
-    kernel.join(kernel.NETWORKS / OUTSIDE)
+        descriptor, _, way = text.partition("=")
+        network, _, place = way.partition("@")
+        address, _, port = place.rpartition(":")
+        listeners.append((socket.socket(fileno=int(descriptor)), Target(network, address, int(port))))
     asyncio.run(_serve(listeners))
 
 

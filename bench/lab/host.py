@@ -20,6 +20,8 @@ from bench.lab import file_tree, kernel
 from bench.lab.file_tree import LABORATORY, START_AT_BOOT, FileTree
 
 LIBRARY, CLOCK = "libfaketime.so.1", "clock"
+CRONTAB, CRON_TABLE = "crontab", "/var/spool/cron/table"
+AT_BOOT = "@reboot "
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 BOOT_LOG = "/var/log/boot.log"
 
@@ -48,7 +50,7 @@ def host_environment(home: str, user: str, python: Path, *, has_clock: bool) -> 
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
         "FAKETIME_CACHE_DURATION": "0",
     }
-    path = dict.fromkeys((str(python.parent), *PATH))
+    path = dict.fromkeys((LABORATORY, str(python.parent), *PATH))
     return {
         "PATH": ":".join(path),
         "HOME": home,
@@ -103,16 +105,23 @@ def _init(environment: dict[str, str]) -> None:
         os.dup2(nothing, standard)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
-    for program in sorted(Path(START_AT_BOOT).glob("*.start")):
-        if os.access(program, os.X_OK):
+    for command in start_at_boot(Path(START_AT_BOOT), Path(CRON_TABLE)):
+        with contextlib.suppress(OSError):
             subprocess.Popen(
-                [program], env=environment, cwd=environment["HOME"], stdin=nothing, stdout=log, stderr=log,
-                start_new_session=True, restore_signals=True,
+                command, env=environment, cwd=environment["HOME"], stdin=nothing, stdout=log, stderr=log,
+                start_new_session=True,
             )  # fmt: skip
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
     while True:
         _reap()
         signal.sigwait({signal.SIGCHLD})
+
+
+def start_at_boot(folder: Path, cron_table: Path) -> list[list[str]]:
+    """The commands that a host starts when it boots: executables in a folder, and lines of cron for that."""
+    programs = [[str(path)] for path in sorted(folder.glob("*.start")) if os.access(path, os.X_OK)]
+    table = cron_table.read_text().splitlines() if cron_table.exists() else []
+    return programs + [["/bin/sh", "-c", line[len(AT_BOOT) :]] for line in table if line.startswith(AT_BOOT)]
 
 
 def _reap() -> None:

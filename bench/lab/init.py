@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.lab import kernel
 from bench.lab.commands import Commands
-from bench.lab.laboratory import Laboratory
+from bench.lab.laboratory import Laboratory, Listener
 from bench.lab.places import Places, read_places
 from bench.lab.state import read_state
 from bench.lab.topology import NoLaboratory
@@ -24,14 +24,14 @@ LONGEST_REQUEST = 65536
 LOOPBACK = "127.0.0.1"
 
 
-def listen(forwards: list[list[Any]]) -> list[tuple[socket.socket, str, int]]:
-    """Sockets on the real host for [port there, host, port of the host].
+def listen(forwards: list[list[Any]]) -> list[Listener]:
+    """Sockets on the real host for what `bench.lab.client.Forward` describes.
 
     Raises:
         NoLaboratory: a port is taken.
     """
     listeners = []
-    for port, host, target in forwards:
+    for port, host, target, by_loopback in forwards:
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -39,7 +39,7 @@ def listen(forwards: list[list[Any]]) -> list[tuple[socket.socket, str, int]]:
         except OSError as error:
             raise NoLaboratory(f"Port {port} of this host, for {host}, cannot be used: {error.strerror}.") from None
         listener.listen(256)
-        listeners.append((listener, host, target))
+        listeners.append(Listener(listener, host, target, by_loopback))
     return listeners
 
 
@@ -60,7 +60,7 @@ def enter_namespaces(places: Places) -> None:
         raise NoLaboratory(f"This kernel makes no hosts for us ({error.strerror}){hint}.") from None
 
 
-async def run(settings: Mapping[str, Any], places: Places, forwards: list[tuple[socket.socket, str, int]]) -> None:
+async def run(settings: Mapping[str, Any], places: Places, forwards: list[Listener]) -> None:
     """Make everything, say so, and do as one is told until the end."""
     topology, _ = read_state(settings)
     laboratory = Laboratory(topology, places)

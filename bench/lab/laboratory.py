@@ -13,12 +13,12 @@ import sys
 from asyncio.subprocess import PIPE, Process
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bench.lab import kernel
 from bench.lab.conditions import Conditions, dropped, relayed
 from bench.lab.file_tree import FileTree, etc_files
-from bench.lab.host import CLOCK, LIBRARY, host_environment
+from bench.lab.host import CLOCK, CRONTAB, LIBRARY, host_environment
 from bench.lab.network import SYSCTLS, Steps, host_cable, outside_cable, router_steps, rules, rules_to_change
 from bench.lab.places import CHECKOUT, Places
 from bench.lab.state import write_state
@@ -37,6 +37,15 @@ class Running:
     watch: int
 
 
+class Listener(NamedTuple):
+    """A socket that listens on the real host, and what it stands for: see `bench.lab.client.Forward`."""
+
+    listener: socket.socket
+    host: str
+    port: int
+    by_loopback: bool
+
+
 class Laboratory:
     """One laboratory, from its first router to its end, which is the end of this process."""
 
@@ -52,7 +61,7 @@ class Laboratory:
 
     # --- the network --------------------------------------------------------------------------------------------------
 
-    async def make_network(self, forwards: list[tuple[socket.socket, str, int]]) -> None:
+    async def make_network(self, forwards: list[Listener]) -> None:
         """Routers, the relay, and the way in from the real host for sockets that listen there.
 
         Raises:
@@ -66,11 +75,14 @@ class Laboratory:
                 _set_sysctls()
         self._do([*router_steps(self.topology), *outside_cable(self.topology)])
         self._relay = await self._start_helper("bench.lab.relay", first=self._orders())
-        targets = [
-            f"{listener.fileno()}={self.topology.host(name).address}:{port}" for listener, name, port in forwards
-        ]
-        await self._start_helper("bench.lab.forward", *targets, pass_fds=[each[0].fileno() for each in forwards])
+        targets = [self._target(each) for each in forwards]
+        await self._start_helper("bench.lab.forward", *targets, pass_fds=[each.listener.fileno() for each in forwards])
         self._apply()
+
+    def _target(self, each: Listener) -> str:
+        host = self.topology.host(each.host)
+        way = f"{host.name}@127.0.0.1" if each.by_loopback else f"{OUTSIDE}@{host.address}"
+        return f"{each.listener.fileno()}={way}:{each.port}"
 
     def change(self, conditions: Conditions) -> None:
         """Let these conditions hold from now on."""
@@ -192,6 +204,8 @@ class Laboratory:
         given.chmod(0o755)
         if places.faketime:
             shutil.copy(places.faketime, given / LIBRARY)
+        shutil.copy(Path(__file__).with_name("crontab.sh"), given / CRONTAB)
+        (given / CRONTAB).chmod(0o755)
         if name not in self.clocks:
             self.set_clock(name, 0.0)
         shown, hidden = places.views(host.role)

@@ -1,9 +1,11 @@
 """What the environment asks of the launcher, checked once. Pure: reads a mapping, touches nothing."""
 
+import ipaddress
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import TypeVar
 
 
 class CannotStart(Exception):
@@ -18,6 +20,7 @@ DEMO_REGIONS = ("us-east-1", "us-west-2")
 AGENT_PORT_ABOVE = 443
 """The port for agents is so much above that of the dashboard, unless it is given (controlplane.settings)."""
 _HIGHEST_PORT = 65535
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Engine(StrEnum):
@@ -27,10 +30,18 @@ class Engine(StrEnum):
     SIM = "sim"
 
 
+class Provider(StrEnum):
+    """Who runs the nodes of the demo fleet: this computer, or hosts that join."""
+
+    LOCAL = "local"
+    MACHINES = "machines"
+
+
 @dataclass(frozen=True, slots=True)
 class Configuration:
     """One launcher's settings. `wait_s` is how long the fleet may take until every cell is ready, in seconds.
 
+    `agent_listen` is the address on which web listens for agents: loopback, unless other hosts are to join.
     `database_url` and `redis_url` are servers run elsewhere; None means that the launcher runs its own.
     """
 
@@ -39,7 +50,9 @@ class Configuration:
     port: int
     agent_port: int
     ingress_port: int
+    agent_listen: str
     engine: Engine
+    provider: Provider
     wait_s: float
     database_url: str | None
     redis_url: str | None
@@ -63,7 +76,9 @@ def read_configuration(environ: Mapping[str, str], checkout: Path = CHECKOUT) ->
         port=port,
         agent_port=_port(environ, "SWITCHYARD_AGENT_PORT", min(port + AGENT_PORT_ABOVE, _HIGHEST_PORT), ports=1),
         ingress_port=_port(environ, "SWITCHYARD_INGRESS_PORT", 8080, ports=len(DEMO_REGIONS)),
-        engine=_engine(environ),
+        agent_listen=_address(environ, "SWITCHYARD_AGENT_LISTEN", "127.0.0.1"),
+        engine=_one_of(environ, "ENGINE", Engine, Engine.VLLM),
+        provider=_one_of(environ, "SWITCHYARD_DEMO_PROVIDER", Provider, Provider.LOCAL),
         wait_s=_seconds(environ, "WAIT_S", 600.0),
         database_url=environ.get("DATABASE_URL") or None,
         redis_url=environ.get("REDIS_URL") or None,
@@ -82,12 +97,20 @@ def _port(environ: Mapping[str, str], name: str, default: int, *, ports: int) ->
     return int(text)
 
 
-def _engine(environ: Mapping[str, str]) -> Engine:
-    text = environ.get("ENGINE") or Engine.VLLM
+def _one_of(environ: Mapping[str, str], name: str, choices: type[Choice], default: Choice) -> Choice:
+    text = environ.get(name) or default
     try:
-        return Engine(text)
+        return choices(text)
     except ValueError:
-        raise CannotStart(f"ENGINE is {text!r}: give one of {', '.join(Engine)}.") from None
+        raise CannotStart(f"{name} is {text!r}: give one of {', '.join(choices)}.") from None
+
+
+def _address(environ: Mapping[str, str], name: str, default: str) -> str:
+    text = environ.get(name) or default
+    try:
+        return str(ipaddress.ip_address(text))
+    except ValueError:
+        raise CannotStart(f"{name} is {text!r}: give an address of this host, or 0.0.0.0 for all.") from None
 
 
 def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:

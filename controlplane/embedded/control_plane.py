@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 
-from controlplane.embedded.configuration import CHECKOUT, CannotStart, Configuration, Engine
+from controlplane.embedded.configuration import CHECKOUT, CannotStart, Configuration
 from controlplane.embedded.console import Console
 from controlplane.embedded.engine_environment import Weights
 from controlplane.embedded.preflight import HOST
@@ -25,7 +25,7 @@ UNCHECKED = {"CELERY_SKIP_CHECKS": "1"}
 def web(configuration: Configuration, environment: Mapping[str, str]) -> Service:
     """The ASGI server: dashboard, API, agents' and browsers' WebSockets."""
     arguments = ["controlplane.web", "--host", HOST, "--port", str(configuration.port)]
-    arguments += ["--agent-host", HOST, "--agent-port", str(configuration.agent_port)]
+    arguments += ["--agent-host", configuration.agent_listen, "--agent-port", str(configuration.agent_port)]
     program = _python(arguments, environment, nice=CONTROL_NICE)
     return Service(name="web", program=program, stop_within_s=_WEB_STOPS_WITHIN_S)
 
@@ -110,13 +110,13 @@ class Management:
         """
         await self._require("migrate", "grant_application", role, DATABASE_URL=owner_url)
 
-    async def seed(self, engine: Engine, weights: Weights | None, password: str) -> None:
+    async def seed(self, configuration: Configuration, weights: Weights | None, password: str) -> None:
         """Record the demo fleet and the operator; what is recorded already stays.
 
         Raises:
             CannotStart: it failed.
         """
-        arguments = ["--engine", str(engine)]
+        arguments = ["--engine", str(configuration.engine), "--provider", str(configuration.provider)]
         if weights:
             arguments += ["--artifact-uri", weights.uri, "--artifact-digest", weights.digest]
         await self._require("seed", "seed_demo", *arguments, SWITCHYARD_OPERATOR_PASSWORD=password)

@@ -99,7 +99,7 @@ class Launcher:
         with self._console.step("demo fleet"):
             password = self._home.secrets().operator_password
             built = weights[0] if weights else None
-            await self._despite_database(servers, lambda: management.seed(self._configuration.engine, built, password))
+            await self._despite_database(servers, lambda: management.seed(self._configuration, built, password))
             self._fleet_may_run = True
             await self._despite_database(servers, management.resume)
         for service in (

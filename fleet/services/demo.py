@@ -15,6 +15,13 @@ from models_registry.services.draft import version_register
 LOCAL = LOCAL_CPU
 REGIONS = ("us-east-1", "us-west-2")
 
+CELLS: dict[str, dict[str, dict[str, int]]] = {
+    "local": {"smollm2": {REGIONS[0]: 1}, "sim-70b": dict.fromkeys(REGIONS, 2)},
+    "machines": {"sim-70b": dict.fromkeys(REGIONS, 1)},
+}
+"""Provider of the demo's regions -> deployment -> region -> cells. Where hosts join, four in each region leave two to
+heal with."""
+
 # Prompts to which the weights and the simulator each give the same text every time.
 GOLDEN_VLLM = [{"prompt": "The capital of France is", "expect": "Paris"}]
 GOLDEN_SIM = [{"prompt": "What is the capital of France?", "expect": "Paris"}]
@@ -75,18 +82,24 @@ class Weights:
     digest: str
 
 
-def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime) -> None:
-    """Regions, instance types, models, versions and deployments of the demo. `weights` None: all on `sim`."""
+def demo_seed(*, weights: Weights | None, ingress_port: int, now: datetime, provider: str = "local") -> None:
+    """Regions, instance types, models, versions and deployments of the demo. `weights` None: all on `sim`.
+
+    `provider`: of regions that are new, a key of `CELLS`.
+    """
     with transaction.atomic():
         for name, shape in INSTANCE_TYPES.items():
             InstanceType.objects.get_or_create(name=name, defaults=asdict(shape))
         for position, name in enumerate(REGIONS):
             url = f"http://127.0.0.1:{ingress_port + position}"
-            region, _ = Region.objects.get_or_create(name=name, defaults={"position": position, "spares": {LOCAL: 1}})
+            defaults = {"position": position, "spares": {LOCAL: 1}, "provider": provider}
+            region, _ = Region.objects.get_or_create(name=name, defaults=defaults)
             if region.ingress_url != url:
                 Region.objects.filter(name=name).update(ingress_url=url)
-        _deploy("smollm2", _smollm2(weights, now), {REGIONS[0]: 1}, SURGE_POLICY, now)
-        _deploy("sim-70b", _sim_70b(now), dict.fromkeys(REGIONS, 2), DEMO_POLICY, now)
+        versions = {"smollm2": (_smollm2(weights, now), SURGE_POLICY), "sim-70b": (_sim_70b(now), DEMO_POLICY)}
+        for deployment, cells in CELLS[provider].items():
+            version, policy = versions[deployment]
+            _deploy(deployment, version, cells, policy, now)
 
 
 def _smollm2(weights: Weights | None, now: datetime) -> ModelVersion:

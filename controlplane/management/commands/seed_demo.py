@@ -9,7 +9,7 @@ from django.core.management.base import CommandError, CommandParser
 
 from audit.commands import AuditedCommand
 from fleet.models import Region
-from fleet.services.demo import Weights, demo_seed
+from fleet.services.demo import CELLS, Weights, demo_seed
 from kernel import clock
 from traffic.services.ingress import ingress_create
 
@@ -21,6 +21,7 @@ class Command(AuditedCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--engine", choices=["vllm", "sim"], default="vllm", help="what serves smollm2")
+        parser.add_argument("--provider", choices=list(CELLS), default="local", help="who runs its nodes")
         parser.add_argument("--artifact-uri", default="", help="where the weights of smollm2 lie (engine vllm)")
         parser.add_argument("--artifact-digest", default="", help="their digest, sha256:<hex> (engine vllm)")
 
@@ -31,7 +32,7 @@ class Command(AuditedCommand):
                 raise CommandError("--engine vllm needs --artifact-uri and --artifact-digest of the weights")
             weights = Weights(uri=options["artifact_uri"], digest=options["artifact_digest"])
         now, port = clock.now(), settings.SWITCHYARD_INGRESS_PORT
-        demo_seed(weights=weights, ingress_port=port, now=now)
+        demo_seed(weights=weights, ingress_port=port, now=now, provider=options["provider"])
         for region in Region.objects.filter(provider="local"):
             ingress_create(region=region, address="127.0.0.1", port=port + region.position, now=now)
         if PASSWORD_VARIABLE in os.environ:

@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from controlplane.embedded.configuration import CannotStart, Engine, read_configuration
+from controlplane.embedded.configuration import CannotStart, Engine, Provider, read_configuration
+from controlplane.embedded.control_plane import web
 
 CHECKOUT = Path("/srv/switchyard")
 
@@ -14,6 +15,7 @@ def test_an_empty_environment_gives_the_defaults() -> None:
     assert (configuration.port, configuration.agent_port) == (8000, 8443)
     assert configuration.ingress_ports == {"us-east-1": 8080, "us-west-2": 8081}
     assert configuration.engine is Engine.VLLM
+    assert (configuration.agent_listen, configuration.provider) == ("127.0.0.1", Provider.LOCAL)
     assert configuration.wait_s == 600.0
     assert (configuration.database_url, configuration.redis_url) == (None, None)
 
@@ -42,6 +44,12 @@ def test_the_environment_decides() -> None:
         ("SWITCHYARD_PORT", "٨٠٨٠", "SWITCHYARD_PORT is '٨٠٨٠': give a port from 1 to 65535."),
         ("SWITCHYARD_INGRESS_PORT", "65535", "SWITCHYARD_INGRESS_PORT is '65535': give a port from 1 to 65534."),
         ("ENGINE", "llama", "ENGINE is 'llama': give one of vllm, sim."),
+        ("SWITCHYARD_DEMO_PROVIDER", "aws", "SWITCHYARD_DEMO_PROVIDER is 'aws': give one of local, machines."),
+        (
+            "SWITCHYARD_AGENT_LISTEN",
+            "c1",
+            "SWITCHYARD_AGENT_LISTEN is 'c1': give an address of this host, or 0.0.0.0 for all.",
+        ),
         ("WAIT_S", "soon", "WAIT_S is 'soon': give a number of seconds above 0."),
         ("WAIT_S", "0", "WAIT_S is '0': give a number of seconds above 0."),
         ("WAIT_S", "nan", "WAIT_S is 'nan': give a number of seconds above 0."),
@@ -51,3 +59,11 @@ def test_a_bad_value_is_named_with_what_would_be_right(name: str, text: str, sen
     with pytest.raises(CannotStart) as refusal:
         read_configuration({name: text}, CHECKOUT)
     assert str(refusal.value) == sentence
+
+
+def test_other_hosts_may_join_and_run_the_demo() -> None:
+    configuration = read_configuration(
+        {"SWITCHYARD_AGENT_LISTEN": "10.0.0.1", "SWITCHYARD_DEMO_PROVIDER": "machines"}, CHECKOUT
+    )
+    assert (configuration.agent_listen, configuration.provider) == ("10.0.0.1", Provider.MACHINES)
+    assert "10.0.0.1" in web(configuration, {}).program.arguments

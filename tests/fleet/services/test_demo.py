@@ -40,6 +40,15 @@ def test_what_is_wanted_where() -> None:
     assert nodes_per_cell(version_of("sim-70b").spec(), LOCAL) == 2
 
 
+def test_where_hosts_join_two_of_four_in_a_region_are_left_to_heal_with() -> None:
+    demo_seed(weights=None, ingress_port=8080, now=NOW, provider="machines")
+    assert set(DeploymentRegion.objects.values_list("deployment_id", "region_id", "cells")) == {
+        ("sim-70b", "us-east-1", 1),
+        ("sim-70b", "us-west-2", 1),
+    }
+    assert set(Region.objects.values_list("provider", flat=True)) == {"machines"}
+
+
 @pytest.mark.parametrize(("weights", "engine"), [(WEIGHTS, "vllm"), (None, "sim")])
 def test_every_version_of_it_can_be_run(weights: Weights | None, engine: str) -> None:
     seed(weights)

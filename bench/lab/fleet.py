@@ -1,0 +1,180 @@
+"""A fleet on the laboratory's hosts: c1 runs the control plane as `make up` does, and every node and ingress joins by
+the line that `switchyard machine add` prints, as any host would. What a host installed starts by itself when it boots.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from bench.lab import client
+from bench.lab.file_tree import START_AT_BOOT
+from bench.lab.places import CHECKOUT, Places
+from bench.lab.topology import Host, NoLaboratory, Role, Topology
+
+FIRST_CONTROL = "c1"
+WEB_PORT, AGENT_PORT, INGRESS_PORT = 8000, 8443, 8080
+"""On their hosts."""
+CONTROL_HOME = "/var/lib/switchyard"
+INSTANCE_TYPE = "local.cpu"
+INVITED_FOR_S = 3600
+UP_WITHIN_S = 180.0
+READY_WITHIN_S = 300.0
+JOINS_AT_ONCE = 4
+ANSWERS_WITHIN_S = 10.0
+POLL_S = 0.25
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """On the real host's loopback: of the dashboard, and of the first ingress; the others follow upwards."""
+
+    web: int
+    ingress: int
+
+    def forwards(self, topology: Topology) -> list[client.Forward]:
+        """Each of them, and the host that answers there."""
+        ingresses = [host for host in topology.hosts.values() if host.role is Role.INGRESS]
+        return [
+            client.Forward(self.web, FIRST_CONTROL, WEB_PORT, by_loopback=True),
+            *(client.Forward(self.ingress + number, host.name, INGRESS_PORT) for number, host in enumerate(ingresses)),
+        ]
+
+
+def read_ports(environ: Mapping[str, str]) -> Ports:
+    """SWITCHYARD_PORT and SWITCHYARD_INGRESS_PORT, as of `make up`.
+
+    Raises:
+        NoLaboratory: one is no port.
+    """
+    found = []
+    for name, default in (("SWITCHYARD_PORT", "8000"), ("SWITCHYARD_INGRESS_PORT", "8080")):
+        text = environ.get(name) or default
+        if not (text.isascii() and text.isdecimal() and 1024 <= int(text) <= 65000):
+            raise NoLaboratory(f"{name} is {text!r}: give a port from 1024 to 65000.")
+        found.append(int(text))
+    return Ports(*found)
+
+
+def start_script(host: Host, python: Path) -> str:
+    """What a host of the control plane starts when it boots."""
+    environment = {
+        "SWITCHYARD_HOME": CONTROL_HOME,
+        "SWITCHYARD_CACHE": "/var/cache/switchyard",
+        "SWITCHYARD_AGENT_LISTEN": "0.0.0.0",  # noqa: S104 - in the laboratory's network
+        "SWITCHYARD_AGENT_URL": f"https://{host.address}:{AGENT_PORT}",
+        "SWITCHYARD_ALLOWED_HOSTS": f"{host.name},{host.address},127.0.0.1,localhost",
+        "SWITCHYARD_DEMO_PROVIDER": "machines",
+        "ENGINE": "sim",
+    }
+    exports = "\n".join(f"export {name}={value}" for name, value in environment.items())
+    return f"#!/bin/sh\ncd '{CHECKOUT}'\n{exports}\nexec '{python}' -m controlplane.embedded up\n"
+
+
+def install_control_plane(places: Places, topology: Topology, python: Path) -> None:
+    """Have the first host of the control plane start it at its next boot."""
+    folder = places.files_of(FIRST_CONTROL) / "etc/changes" / Path(START_AT_BOOT).name
+    folder.mkdir(parents=True, exist_ok=True)
+    script = folder / "switchyard.start"
+    script.write_text(start_script(topology.host(FIRST_CONTROL), python))
+    script.chmod(0o755)
+
+
+class Fleet:
+    """The fleet of a laboratory that runs. `say`: where progress goes, a line each."""
+
+    def __init__(self, places: Places, topology: Topology, ports: Ports, say: Callable[[str], None]) -> None:
+        self._places, self._topology, self._say = places, topology, say
+        self.url = f"http://127.0.0.1:{ports.web}"
+        self.token = places.files_of(FIRST_CONTROL) / CONTROL_HOME.strip("/") / "operator-token"
+
+    def ask(self, method: str, path: str, body: Row | None = None) -> Any:
+        """One request to the REST API as the operator.
+
+        Raises:
+            NoLaboratory: it refuses, or does not answer.
+        """
+        headers = {"Authorization": f"Bearer {self._token()}"}
+        try:
+            answer = httpx.request(
+                method, f"{self.url}/api/v1/{path}", json=body, headers=headers, timeout=ANSWERS_WITHIN_S
+            )
+            found = answer.json()
+        except (httpx.HTTPError, ValueError) as error:
+            raise NoLaboratory(f"{method} {path}: {error!r}") from None
+        if answer.is_error:
+            raise NoLaboratory(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
+        return found
+
+    def _token(self) -> str:
+        return self.token.read_text().strip() if self.token.exists() else ""
+
+    def bring_up(self) -> None:
+        """Wait for the control plane, have every host join that has not yet, and wait until every cell is ready.
+
+        Raises:
+            NoLaboratory: one of these did not happen; what was last seen of it.
+        """
+        self._until(self._regions, UP_WITHIN_S, "the control plane does not answer")
+        self._say("the control plane answers")
+        self._join_all()
+        self._until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
+        self._say("every cell is ready")
+
+    def _regions(self) -> str:
+        found = {region["name"] for region in self.ask("GET", "regions/")["results"]}
+        return "" if found >= set(self._topology.regions) else f"its regions are {sorted(found)}"
+
+    def _every_cell_is_ready(self) -> str:
+        cells = self.ask("GET", "cells/?page_size=500")["results"]
+        waiting = [f"{cell['id']} is {cell['state']}" for cell in cells if cell["state"] != "ready"]
+        return "; ".join(waiting[:3]) if cells else "there is none"
+
+    def _until(self, missing: Callable[[], str], within_s: float, otherwise: str) -> None:
+        deadline = time.monotonic() + within_s
+        while True:
+            try:
+                if not (problem := missing()):
+                    return
+            except NoLaboratory as error:
+                problem = str(error)
+            if time.monotonic() > deadline:
+                raise NoLaboratory(f"After {within_s:.0f} s {otherwise}: {problem}.")
+            time.sleep(POLL_S)
+
+    def _join_all(self) -> None:
+        hosts = [host for host in self._topology.hosts.values() if host.role is not Role.CONTROL]
+        waiting = [host for host in hosts if not self._has_joined(host)]
+        groups: dict[tuple[str, Role], list[Host]] = {}
+        for host in waiting:
+            groups.setdefault((host.site, host.role), []).append(host)
+        lines = {group: self._line(*group, len(members)) for group, members in groups.items()}
+        with ThreadPoolExecutor(JOINS_AT_ONCE) as pool:
+            for line in pool.map(lambda host: self._join(host, lines[host.site, host.role]), waiting):
+                self._say(line)
+
+    def _has_joined(self, host: Host) -> bool:
+        """Whether it has installed what joining installs, as root or as a user."""
+        files, home = self._places.files_of(host.name), self._places.user()[1].strip("/")
+        return any(
+            (files / path / "current").is_symlink() for path in ("opt/switchyard", f"{home}/.local/share/switchyard")
+        )
+
+    def _line(self, region: str, role: Role, count: int) -> str:
+        body = {"region": region, "role": role.value, "count": count, "expires_in_s": INVITED_FOR_S}
+        if role is Role.NODE:
+            body["instance_type"] = INSTANCE_TYPE
+        line: str = self.ask("POST", "machines/invitations/", body)["line"]
+        return line
+
+    def _join(self, host: Host, line: str) -> str:
+        began = time.monotonic()
+        done = client.captured(self._places, host.name, ["sh", "-c", line])
+        if done.returncode != 0 or not self._has_joined(host):  # what `curl` says is not the status of `curl … | sh`
+            raise NoLaboratory(f"{host.name} did not join: {(done.stderr or done.stdout).strip()[-500:]}")
+        return f"{host.name} joined in {time.monotonic() - began:.1f} s"
