@@ -54,11 +54,6 @@ def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_
     """The section of the control plane; `caller_rules` identify the caller."""
     if not settings.control_plane:
         return []
-    parts = urlsplit(settings.control_plane)
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
-    tls = _control_plane_tls(settings.control_plane_name) if parts.scheme == "https" else ""
-    server = f"server web {host}:{port} check inter {CONTROL_PLANE_CHECK_MS}ms init-addr last,libc,none {tls}".rstrip()
     lines = [
         f"timeout queue {QUEUE_TIMEOUT_S}s",
         *caller_rules,
@@ -66,10 +61,20 @@ def control_plane_backend(settings: IngressSettings, retry_after_s: int, caller_
         refuse_longer_than(MAX_ASYNC_BODY_BYTES, "req.hdr_val(content-length)"),
         f"http-request set-header Authorization '{SCHEME} %[var(txn.key_text)]' if {{ var(txn.key) -m found }}",
         f"http-request set-header {headers.REGION} {settings.region}",
-        f"http-request set-header Host {parts.netloc}",
-        f"{server} maxconn {MAX_CONTROL_PLANE_CONNECTIONS}",
+        # One for all: each web process answers to the names of every host.
+        f"http-request set-header Host {urlsplit(settings.control_plane[0]).netloc}",
+        *(_control_plane_server(number, settings) for number in range(len(settings.control_plane))),
     ]
     return [section(f"backend {CONTROL_PLANE_BACKEND}", lines)]
+
+
+def _control_plane_server(number: int, settings: IngressSettings) -> str:
+    parts = urlsplit(settings.control_plane[number])
+    port = parts.port or (443 if parts.scheme == "https" else 80)
+    host = f"[{parts.hostname}]" if ":" in (parts.hostname or "") else parts.hostname
+    tls = _control_plane_tls(settings.control_plane_name) if parts.scheme == "https" else ""
+    check = f"check inter {CONTROL_PLANE_CHECK_MS}ms init-addr last,libc,none {tls}".rstrip()
+    return f"server web{number + 1} {host}:{port} {check} maxconn {MAX_CONTROL_PLANE_CONNECTIONS}"
 
 
 def _control_plane_tls(name: str) -> str:

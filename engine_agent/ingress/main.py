@@ -56,7 +56,7 @@ def run(argv: list[str]) -> int:
             arguments.server, AgentKind.INGRESS, arguments.ingress_id, state_dir, os.environ.get(JOIN_TOKEN_VARIABLE)
         )
         with _only_agent_of(state_dir):
-            settings = _settings(arguments, state_dir)
+            settings = _settings(arguments, state_dir, tuple(sorted(enrolment.servers.all)))
             _open_folders(settings)
             config = state_dir / CONFIG_FILE
             with port_claimed(settings.host, settings.port, lambda: find_master(config) is not None):
@@ -77,7 +77,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--ingress-id", required=True, help="i-<region>, or i- and anything else that is unique")
     parser.add_argument("--region", required=True)
     parser.add_argument("--home", required=True, type=Path, help="folder for journal, credential, logs and sockets")
-    parser.add_argument("--server", required=True, help="control plane, http://HOST:PORT")
+    parser.add_argument(
+        "--server", required=True, help="control plane, https://HOST:PORT; of several hosts separated by commas"
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to serve applications on")
     parser.add_argument("--port", type=int, default=8080, help="port to serve applications on")
     parser.add_argument(
@@ -98,7 +100,7 @@ def _metrics_port(arguments: argparse.Namespace) -> int:
     return above if above <= HIGHEST_PORT else arguments.port - METRICS_ABOVE
 
 
-def _settings(arguments: argparse.Namespace, state_dir: Path) -> IngressSettings:
+def _settings(arguments: argparse.Namespace, state_dir: Path, servers: tuple[str, ...]) -> IngressSettings:
     account = service_account(Service.INGRESS)
     open_files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return IngressSettings(
@@ -107,8 +109,8 @@ def _settings(arguments: argparse.Namespace, state_dir: Path) -> IngressSettings
         state_dir=state_dir,
         host=arguments.host,
         port=arguments.port,
-        control_plane=arguments.server,
-        control_plane_name=_control_plane_name(arguments.server, state_dir),
+        control_plane=servers,
+        control_plane_name=_control_plane_name(servers, state_dir),
         # Each request takes a connection on either side.
         max_connections=max(100, min(MAX_CONNECTIONS, (open_files - SPARE_FILES) // 2)),
         threads=arguments.threads,
@@ -117,11 +119,11 @@ def _settings(arguments: argparse.Namespace, state_dir: Path) -> IngressSettings
     )
 
 
-def _control_plane_name(server: str, state_dir: Path) -> str:
+def _control_plane_name(servers: tuple[str, ...], state_dir: Path) -> str:
     """Raises:
     ValueError, OSError: the home has no authorities of a fleet.
     """
-    return control_name(Identity(state_dir).fleet()).dns if server.startswith("https://") else ""
+    return control_name(Identity(state_dir).fleet()).dns if servers[0].startswith("https://") else ""
 
 
 def _open_folders(settings: IngressSettings) -> None:

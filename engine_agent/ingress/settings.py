@@ -87,10 +87,10 @@ class IngressSettings:
     state_dir: Path
     host: str = "127.0.0.1"
     port: int = 8080
-    control_plane: str = ""
-    """Base URL of the web process, which keeps near-real-time requests; empty: there is none."""
+    control_plane: tuple[str, ...] = ()
+    """Base URLs of the web processes, which keep near-real-time requests; empty: there is none."""
     control_plane_name: str = ""
-    """What its certificate says, where that URL is https."""
+    """What their certificates say, where those URLs are https."""
     access_log: bool = True
     """A line for every request costs it about 5 µs of processor, a sixth of the whole path."""
     max_connections: int = 4000

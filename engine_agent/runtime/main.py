@@ -77,7 +77,9 @@ def _arguments(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m engine_agent node", description=__doc__)
     parser.add_argument("--node-id", required=True, help="n- and eight hexadecimal digits")
     parser.add_argument("--home", required=True, type=Path, help="folder for the journal, the credential and the logs")
-    parser.add_argument("--server", required=True, help="the control plane, http://HOST:PORT")
+    parser.add_argument(
+        "--server", required=True, help="the control plane, https://HOST:PORT; of several hosts separated by commas"
+    )
     parser.add_argument("--instance-type", required=True)
     parser.add_argument("--region", required=True)
     parser.add_argument("--host", required=True, help="address that this node's processes listen on")

@@ -61,9 +61,9 @@ class ControlPlane:
 
 
 @asynccontextmanager
-async def ingress_of(home: Path, web: ControlPlane) -> AsyncIterator[RunningIngress]:
+async def ingress_of(home: Path, *webs: ControlPlane) -> AsyncIterator[RunningIngress]:
     ingress = RunningIngress(home)
-    ingress.use(replace(ingress.settings, control_plane=f"http://127.0.0.1:{web.port}"))
+    ingress.use(replace(ingress.settings, control_plane=tuple(f"http://127.0.0.1:{web.port}" for web in webs)))
     async with ingress.running():
         yield ingress
 
@@ -120,6 +120,22 @@ async def test_without_the_control_plane_that_is_said_and_everything_else_is_ser
         await web.start()
         await until(is_accepted, "its check has succeeded")
     await web.stop()
+
+
+async def test_of_several_hosts_of_the_control_plane_one_is_enough(tmp_path: Path) -> None:
+    webs = ControlPlane(), ControlPlane()
+    for web in webs:
+        await web.start()
+    async with ingress_of(tmp_path / "home", *webs) as ingress:
+        await ingress.route()
+        for web in webs:
+            await web.stop()
+            # At once: before any check of the one that is gone has failed.
+            answers = [(await ingress.http.post(PATH, content=BODY)).status_code for _ in range(4)]
+            assert answers == [202] * 4
+            await web.start()
+    for web in webs:
+        await web.stop()
 
 
 async def test_a_question_about_usage_is_passed_on_with_its_key(tmp_path: Path) -> None:
