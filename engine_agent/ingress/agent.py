@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 POLL_S = 0.25
 """How old the view of a cell may be."""
+ASK_PARSERS_EVERY_S = 1.0
+"""They hold no cells: what changes in them comes from here. Whether they live is looked at every `POLL_S`."""
 WRITE_AGAIN_S = 2.0
 """After a table that could not be written. The control plane has sent it and does not send it again: a full disk must
 not cost more than its own time."""
@@ -263,6 +265,7 @@ def _body_parser(tier: BodyParserTier, settings: IngressSettings, binary: Path) 
         ),
         settings.times,
         lambda desired: body_parser_structure_of(desired, settings, tier),
+        ask_every_s=ASK_PARSERS_EVERY_S,
     )
 
 

@@ -6,6 +6,7 @@ interrupted by a failure: its reason is kept for the report.
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -67,7 +68,12 @@ class HaproxySupervisor:
         times: Times,
         structure_of: Callable[[DesiredHaproxy], str],
         draw: Callable[[], float] = random.random,
+        ask_every_s: float = 0.0,
     ) -> None:
+        """`ask_every_s`: how often one is asked that is as desired; in between a pass only sees whether it lives."""
+        self._ask_every_s = ask_every_s
+        self._asked_at_s = -math.inf
+        self._in_force: DesiredHaproxy | None = None
         self.process = process
         self.running: RunningHaproxy | None = None
         self.problem = ""
@@ -99,11 +105,17 @@ class HaproxySupervisor:
             await self._keep_alive(desired or fallback)
             if self.process.pid is None:
                 return False
-            await self._converge(desired)
+            if self._is_due(desired):
+                await self._converge(desired)
             self.problem = ""
+            self._in_force = desired
         except RETRIED_ERRORS as error:
             self._note_problem(str(error) or type(error).__name__)
         return desired is not None and not self.problem
+
+    def _is_due(self, desired: DesiredHaproxy | None) -> bool:
+        is_known = self.running is not None and self._in_force is desired and not self.problem
+        return not is_known or _now_s() - self._asked_at_s >= self._ask_every_s
 
     async def _keep_alive(self, desired: DesiredHaproxy) -> None:
         """Judge by what it was asked in earlier passes: a pass that comes late has asked nothing meanwhile."""
@@ -136,11 +148,11 @@ class HaproxySupervisor:
             self.running = await read_worker(self.process.admin, map_names)
 
     async def _ask_worker(self, map_names: Iterable[str]) -> RunningHaproxy:
-        asked_at_s = self._awake.now_s()
+        asked_at_s, self._asked_at_s = self._awake.now_s(), _now_s()
         try:
             running = await read_worker(self.process.admin, map_names)
         except (Unreachable, OSError):
-            self._watchdog.missed(asked_at_s)
+            self._watchdog.missed(asked_at_s - self._ask_every_s)  # it may be silent since it was asked last
             raise
         except UnexpectedOutput:
             self._watchdog.answered()  # it lives, and speaks another version

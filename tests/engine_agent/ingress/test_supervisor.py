@@ -7,7 +7,7 @@ import pytest
 
 from engine_agent.ingress import supervisor
 from engine_agent.ingress.command_socket import COMMAND_TIMEOUT_S, Unreachable
-from engine_agent.ingress.desired import EMPTY_DESIRED
+from engine_agent.ingress.desired import EMPTY_DESIRED, DesiredHaproxy
 from engine_agent.ingress.haproxy import HaproxyProcess
 from engine_agent.ingress.running import RunningHaproxy
 from engine_agent.ingress.settings import Times
@@ -69,16 +69,19 @@ def supervised(monkeypatch: pytest.MonkeyPatch) -> "Supervised":
 class Supervised:
     """A supervisor on virtual time, and whether its HAProxy answers."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, ask_every_s: float = 0.0) -> None:
         self.now_s = 1000.0
         self.answers = True
+        self.questions = 0
+        self.desired: DesiredHaproxy | None = None
         monkeypatch.setattr(supervisor, "_now_s", lambda: self.now_s)
         monkeypatch.setattr(supervisor, "read_worker", self._read_worker)
         process = cast(HaproxyProcess, StandInProcess())
-        self.haproxy = HaproxySupervisor("HAProxy", process, Times(), lambda desired: "")
+        self.haproxy = HaproxySupervisor("HAProxy", process, Times(), lambda desired: "", ask_every_s=ask_every_s)
         self.haproxy.adopt()
 
     async def _read_worker(self, *_: object) -> RunningHaproxy:
+        self.questions += 1
         if not self.answers:
             self.now_s += COMMAND_TIMEOUT_S
             raise Unreachable("it does not respond")
@@ -86,7 +89,7 @@ class Supervised:
 
     async def look(self, *, after_s: float = 0.25) -> None:
         self.now_s += after_s
-        await self.haproxy.reconcile(None, EMPTY_DESIRED)
+        await self.haproxy.reconcile(self.desired, EMPTY_DESIRED)
 
     async def look_until(self, end_s: float) -> None:
         while self.now_s < end_s:
@@ -111,3 +114,26 @@ async def test_one_that_does_not_answer_is_killed_after_its_patience(supervised:
         await supervised.look_until(began_s + 60.0)
     assert supervised.haproxy.problem.startswith("HAProxy: no response to 5 questions in 1")
     assert supervised.now_s - began_s < Times().silent_after_s + 2 * (COMMAND_TIMEOUT_S + 0.25)
+
+
+@pytest.mark.asyncio
+async def test_one_that_is_as_desired_is_asked_seldom_and_a_change_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seldom = Supervised(monkeypatch, ask_every_s=1.0)
+    await seldom.look_until(seldom.now_s + 10.0)
+    assert seldom.questions == 10
+    await seldom.look()
+    asked = seldom.questions
+    seldom.desired = EMPTY_DESIRED
+    await seldom.look()
+    assert seldom.questions == asked + 1
+
+
+@pytest.mark.asyncio
+async def test_one_that_is_asked_seldom_and_does_not_answer_is_killed_as_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    seldom = Supervised(monkeypatch, ask_every_s=1.0)
+    await seldom.look()
+    seldom.answers = False
+    began_s = seldom.now_s
+    with pytest.raises(Hanging):
+        await seldom.look_until(began_s + 60.0)
+    assert seldom.now_s - began_s < Times().silent_after_s + 2 * (COMMAND_TIMEOUT_S + 0.25)
