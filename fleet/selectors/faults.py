@@ -21,23 +21,39 @@ from fleet.planning.fault_rules import IncidentKind, Rule, RuleMode
 from fleet.planning.settings import FaultSettings
 from fleet.planning.snapshot import FaultsView, IncidentView, ReplacementView, SignalView, StepWindow
 from fleet.planning.states import IncidentState
+from kernel.written_tables import WrittenTables
 
 
 def faults_view(
-    *, now: datetime, windows: Mapping[str, tuple[StepWindow, ...]], settings: FaultSettings | None = None
+    *,
+    now: datetime,
+    windows: Mapping[str, tuple[StepWindow, ...]],
+    written: WrittenTables,
+    settings: FaultSettings | None = None,
 ) -> FaultsView:
-    """Everything about faults that a pass of the reconciler needs. `windows`: node -> what it computed lately."""
+    """Everything about faults that a pass of the reconciler needs. `windows`: node -> what it computed lately.
+
+    Time only takes signals, repairs and muted incidents away: where there were none, there are none until one is
+    `written`.
+    """
     chosen = settings or FaultSettings()
+    lately, repaired = (
+        now - timedelta(seconds=seconds) for seconds in (chosen.common_cause_window_s, chosen.repairs_window_s)
+    )
     return FaultsView(
-        signals=tuple(_signals(now - timedelta(seconds=chosen.common_cause_window_s))),
-        incidents=tuple(_incidents()),
-        replacements=tuple(_replacements()),
-        repairs=_repairs(now - timedelta(seconds=chosen.repairs_window_s)),
-        modes=rule_modes(),
+        signals=written.get_lasting("signals", ["fleet_signal"], lambda: tuple(_signals(lately))),
+        incidents=written.get("incidents", ["fleet_incident"], lambda: tuple(_incidents())),
+        replacements=written.get("replacements", ["fleet_replacement", "fleet_node"], lambda: tuple(_replacements())),
+        repairs=written.get_lasting("repairs", ["fleet_repair", "fleet_incident"], lambda: _repairs(repaired)),
+        modes=written.get("modes", ["fleet_faultrule"], rule_modes),
         down=_down(now - timedelta(seconds=chosen.witness_age_s)),
         windows=windows,
-        muted=frozenset(Incident.objects.filter(muted_until__gt=now).values_list("kind", "subject")),
+        muted=written.get_lasting("muted", ["fleet_incident"], lambda: _muted(now)),
     )
+
+
+def _muted(now: datetime) -> frozenset[tuple[str, str]]:
+    return frozenset(Incident.objects.filter(muted_until__gt=now).values_list("kind", "subject"))
 
 
 def rule_modes() -> dict[Rule, RuleMode]:

@@ -22,9 +22,16 @@ from fleet.planning.states import CellState, DisruptionCause, NodeState, Provide
 from fleet.selectors.faults import step_windows
 from fleet.selectors.rollout import counters_reported
 from kernel.row_cache import FullLooks, Row, RowCache
+from kernel.written_tables import WrittenTables
 from models_registry.models import ModelVersion
 
 V = TypeVar("V")
+_VERSIONS = ("models_registry_model", "models_registry_modelversion")
+_SELDOM_WRITTEN = (
+    *_VERSIONS,
+    *("fleet_region", "fleet_deployment", "fleet_deploymentregion", "fleet_rollout", "fleet_disruption"),
+    *("fleet_signal", "fleet_incident", "fleet_replacement", "fleet_repair", "fleet_faultrule", "fleet_node"),
+)
 
 
 def _epoch(column: str) -> str:
@@ -51,14 +58,19 @@ _VERSION = -1
 _SILENT = ReportView(connected=False, last_seen_at=None)
 
 
+def _open_disruptions() -> dict[str, str]:
+    return dict(Disruption.objects.filter(closed_at__isnull=True).values_list("cell_id", "cause"))
+
+
 class FleetCache:
-    """For one thread. What it returns is the caller's own."""
+    """For one thread. What it returns is the caller's own, but what it keeps of tables that are seldom `written`."""
 
     def __init__(self, now_s: Callable[[], float] = monotonic) -> None:
         self._looks = FullLooks(now_s)
         self._forget()
 
     def _forget(self) -> None:
+        self.written = WrittenTables(_SELDOM_WRITTEN)
         self._nodes = RowCache("fleet_node", _NODES, kept=_NODE_KEPT)
         self._reports = RowCache("fleet_nodereport", _REPORTS)
         self._machines = RowCache("fleet_machinestatus", ("node_id", "status", "described_at"))
@@ -78,6 +90,7 @@ class FleetCache:
         """Take over what has changed since the last time, or everything where that is due."""
         if self._looks.begin():
             self._forget()
+        self.written.look()
         # Cells first: every node that one of them names is known then, whoever joins meanwhile.
         self._refresh_cells()
         self._refresh_nodes(settings, now)
@@ -132,10 +145,11 @@ class FleetCache:
 
     def _refresh_cells(self) -> None:
         changed = self._cells.refresh().keys() | self._refresh_members()
-        disruptions = dict(Disruption.objects.filter(closed_at__isnull=True).values_list("cell_id", "cause"))
+        disruptions = self.written.get("disruptions", ["fleet_disruption"], _open_disruptions)
         changed |= {cell for cell, _ in disruptions.items() ^ self._disruptions.items()}
         self._disruptions = disruptions
-        self._versions = ModelVersion.objects.in_bulk({row[_VERSION] for row in self._cells.rows.values()})
+        used = sorted({row[_VERSION] for row in self._cells.rows.values()})
+        self._versions = self.written.get(f"versions {used}", _VERSIONS, lambda: ModelVersion.objects.in_bulk(used))
         self._cell_views = _with_changes(
             self._cell_views,
             changed,

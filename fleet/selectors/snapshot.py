@@ -21,10 +21,13 @@ from fleet.selectors.fleet_cache import FleetCache
 from fleet.selectors.machine import free_machines
 from fleet.selectors.rollout import active_rollouts, rollout_view
 from kernel.leases import lease_held_since
+from kernel.written_tables import WrittenTables
 from models_registry.models import ModelVersion
 from models_registry.planning.engine_arguments import network_nodes_shared, nodes_per_cell
 from models_registry.planning.version_spec import InvalidVersion
 
+_OF_DEPLOYMENTS = ("fleet_deployment", "models_registry_modelversion", "models_registry_model")
+_OF_ROLLOUTS = ("fleet_rollout", *_OF_DEPLOYMENTS)
 LISTENING_LEASE = "agent-ingest"
 """Held by the processes that agents are connected to; while it is not held, silence means nothing."""
 
@@ -34,23 +37,23 @@ def fleet_view(*, now: datetime, settings: FleetSettings | None = None, cache: F
     `cache` of an earlier view only what has changed since is loaded."""
     known = cache or FleetCache()
     known.refresh(settings or FleetSettings(), now)
-    cells, active = known.cells, active_rollouts()
+    written = known.written
+    cells, active = known.cells, written.get("rollouts", _OF_ROLLOUTS, active_rollouts)
     rollouts, unreadable = _rollouts(active)
     judged = [cell for cell in cells.values() if cell.deployment in rollouts]
     cells |= {cell.id: cell for cell in known.with_counters(judged)}
     return FleetView(
-        regions=_regions(),
+        regions=_regions(written.get("regions", ["fleet_region"], lambda: list(Region.objects.all()))),
         nodes=known.nodes,
         cells=cells,
-        deployments={view.name: view for view in _deployments(known.versions, active, unreadable)},
+        deployments={view.name: view for view in _deployments(written, known.versions, active, unreadable)},
         listening_since=lease_held_since(name=LISTENING_LEASE, now=now),
         rollouts=rollouts,
-        faults=faults_view(now=now, windows=known.windows),
+        faults=faults_view(now=now, windows=known.windows, written=written),
     )
 
 
-def _regions() -> dict[str, RegionView]:
-    rows = list(Region.objects.all())
+def _regions(rows: list[Region]) -> dict[str, RegionView]:
     free = free_machines() if any(row.provider == POOLED for row in rows) else {}
     return {row.name: _region(row, free.get(row.name, {}) if row.provider == POOLED else None) for row in rows}
 
@@ -85,19 +88,26 @@ def deployment_view(name: str) -> DeploymentView:
 
 
 def _deployments(
-    versions: Mapping[str, dict[str, ModelVersion]], rollouts: list[Rollout], unreadable: dict[str, str]
+    written: WrittenTables,
+    versions: Mapping[str, dict[str, ModelVersion]],
+    rollouts: list[Rollout],
+    unreadable: dict[str, str],
 ) -> Iterator[DeploymentView]:
     """`versions`: by deployment, those that its cells run."""
     wanted: dict[str, dict[str, int]] = defaultdict(dict)
-    for place in DeploymentRegion.objects.all():
+    for place in written.get("places", ["fleet_deploymentregion"], lambda: list(DeploymentRegion.objects.all())):
         wanted[place.deployment_id][place.region_id] = place.cells
     goals: dict[str, dict[str, ModelVersion]] = defaultdict(dict)
     for rollout in rollouts:
         ends = (rollout.from_version, rollout.to_version)
         goals[rollout.deployment_id] = {version.reference: version for version in ends}
-    for row in Deployment.objects.select_related("model_version"):
+    for row in written.get("deployments", _OF_DEPLOYMENTS, _deployment_rows):
         view = _deployment(row, wanted[row.name], versions.get(row.name, {}) | goals[row.name])
         yield replace(view, problem=unreadable[row.name]) if row.name in unreadable else view
+
+
+def _deployment_rows() -> list[Deployment]:
+    return list(Deployment.objects.select_related("model_version"))
 
 
 def _deployment(row: Deployment, wanted: dict[str, int], versions: dict[str, ModelVersion]) -> DeploymentView:
