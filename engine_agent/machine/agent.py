@@ -17,6 +17,7 @@ from engine_agent.protocol.messages import Hello, Order
 from engine_agent.protocol.states import MachinePhase
 from engine_agent.runtime.connection import AgentConnection
 from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
+from engine_agent.runtime.identity import Identity
 from engine_agent.runtime.journal import CorruptJournal, Journal
 from engine_agent.runtime.logs import bound
 
@@ -112,7 +113,7 @@ class MachineAgent:
         try:
             await self._enrol(run)
             self._tenant.start(run, self._enrolment.server)
-        except (EnrolmentRefused, EnrolmentUnreachable, OSError) as error:
+        except (EnrolmentRefused, EnrolmentUnreachable, OSError, ValueError) as error:
             self._reason = f"{run.id} cannot be started: {error}"
             self._start_after_s = now_s + ENROL_PAUSE_S
             log.error("%s", self._reason)
@@ -129,6 +130,9 @@ class MachineAgent:
         )
         if own.stored_credential() is None:
             folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+            if self._connection.identity.has_bundle:
+                bundle = self._connection.identity.bundle_file.read_text(encoding="ascii")
+                Identity(folder).store_trust(bundle=bundle, revoked="")
             await own.enrol()
 
     def _report(self, phase: MachinePhase) -> None:

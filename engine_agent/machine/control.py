@@ -18,7 +18,7 @@ class ControlRefused(Exception):
 
 
 class JoinClient:
-    """Calls by one token. `pin` is as curl takes it (`sha256//…`); "" for plain links."""
+    """Calls by one token. `pin` is as curl takes it (`sha256//…;sha256//…`); "" for plain links."""
 
     def __init__(self, server: str, pin: str, token: str) -> None:
         self._server, self._pin, self.token = urlsplit(server), pin, token
@@ -60,7 +60,7 @@ class JoinClient:
             return
         sock = connection.sock
         shown = sock.getpeercert(binary_form=True) if isinstance(sock, ssl.SSLSocket) else None
-        if not shown or not hmac.compare_digest(pin_of(shown), self._pin):
+        if not shown or not any(hmac.compare_digest(pin_of(shown), pin) for pin in self._pin.split(";")):
             raise ControlRefused(f"{self._server.geturl()} shows another key than the one that the line pins")
 
 

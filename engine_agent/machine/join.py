@@ -22,6 +22,7 @@ from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
+from engine_agent.runtime.identity import Identity
 
 NODE_PORT, INGRESS_PORT = 21000, 8080
 METRICS_ABOVE = 1000
@@ -49,7 +50,7 @@ def run(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     client = JoinClient(options.server, options.pin, sys.stdin.readline().strip())
     try:
-        said = join(HostPaths(options.code), options.release, client, options.server, options.pin, options.port)
+        said = join(HostPaths(options.code), options.release, client, options.server, options.port)
     except NotJoined as refusal:
         for sentence in refusal.sentences:
             sys.stderr.write(f"switchyard: {sentence}\n")
@@ -58,7 +59,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def join(paths: HostPaths, release: Path, client: JoinClient, server: str, pin: str, port: int) -> str:
+def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port: int) -> str:
     """Check the host, enrol it and start its agent; returns what to tell whoever ran the line.
 
     Raises:
@@ -70,7 +71,7 @@ def join(paths: HostPaths, release: Path, client: JoinClient, server: str, pin: 
         raise NotJoined(str(refusal)) from None
     facts = _checked(paths, client, invitation, port)
     try:
-        return _install(paths, release, client, Joined(server, facts, pin), str(invitation["region"]))
+        return _install(paths, release, client, Joined(server, facts), invitation)
     except EnrolmentRefused as refusal:  # which the control plane knows already
         raise NotJoined(str(refusal).rpartition(" answered 403: ")[2]) from None
     except NotJoined as refusal:
@@ -110,25 +111,27 @@ def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object]
     return facts
 
 
-def _install(paths: HostPaths, release: Path, client: JoinClient, joined: Joined, region: str) -> str:
+def _install(paths: HostPaths, release: Path, client: JoinClient, joined: Joined, invitation: dict[str, object]) -> str:
     nonce = secrets.token_hex(32)
     machine = machine_id_of(nonce)
     try:
         paths.home.mkdir(parents=True, mode=0o700, exist_ok=True)
         (paths.home / NONCE_FILE).write_text(f"{nonce}\n", encoding="ascii")
         paths.keep(joined)
+        if invitation["bundle"]:
+            Identity(paths.home).store_trust(bundle=str(invitation["bundle"]), revoked="")
         enrolment = Enrolment(joined.server, AgentKind.MACHINE, machine, paths.home, client.token)
         asyncio.run(enrolment.enrol())
         paths.current.symlink_to(release)
         notice = service.start(paths)
         _await_order(paths)
-    except (EnrolmentUnreachable, OSError, service.ServiceError) as error:
+    except (EnrolmentUnreachable, OSError, ValueError, service.ServiceError) as error:
         _undo(paths)
         raise NotJoined(str(error)) from None
     except (EnrolmentRefused, NotJoined):
         _undo(paths)
         raise
-    return "\n".join(filter(None, (f"switchyard: this host is machine {machine} in {region}", notice)))
+    return "\n".join(filter(None, (f"switchyard: this host is machine {machine} in {invitation['region']}", notice)))
 
 
 def _undo(paths: HostPaths) -> None:

@@ -12,11 +12,10 @@ ROOT_CODE, ROOT_STATE = Path("/opt/switchyard"), Path("/var/lib/switchyard")
 
 
 class Joined(msgspec.Struct, frozen=True):
-    """What a machine needs to know from when it joined. `pin`: the control plane's key as curl takes it, "": plain."""
+    """What a machine needs to know from when it joined."""
 
     server: str
     facts: MachineFacts
-    pin: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,7 @@ from django.views.decorators.http import require_GET, require_POST
 from audit.middleware import audit_exempt
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.models import Invitation
+from fleet.selectors.trust import trust_now
 from fleet.services.agent_archive import ArchiveUnavailable, archive_of, archives
 from fleet.services.join import server_pin
 from fleet.services.machine import InvitationRefused, invitation_open, join_refused
@@ -69,7 +70,8 @@ def archive(request: HttpRequest, tag: str) -> HttpResponseBase:
 @require_POST
 def check(request: HttpRequest) -> HttpResponse:
     """`POST /agents/join/check` {"port", "nonce"}: what the invitation is for, our clock, the host's address as it is
-    seen here, and whether a connection to that port of that very address meets whoever knows the nonce.
+    seen here, the fleet's authorities, and whether a connection to that port of that very address meets who knows the
+    nonce.
 
     `port` 0 connects nowhere. No other address than the caller's is ever connected to.
     """
@@ -91,6 +93,7 @@ def check(request: HttpRequest) -> HttpResponse:
             trouble = _trouble_reaching(address, port, str(nonce))
         finally:
             _checking.release()
+    trust = trust_now()
     return JsonResponse(
         {
             "region": found.region_id,
@@ -98,6 +101,7 @@ def check(request: HttpRequest) -> HttpResponse:
             "instance_type": found.instance_type_id or "",
             "address": address,
             "time": time.time(),
+            "bundle": trust.bundle if trust and not settings.PLAIN_LINKS else "",
             "trouble": trouble,
         }
     )

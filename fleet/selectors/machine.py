@@ -12,8 +12,6 @@ from fleet.models import Invitation, Machine, Node, NodeReport
 from fleet.planning.machines import PooledMachine, machine_notices, silent_for_s
 from fleet.planning.states import MachineRole, MachineState
 
-INGRESS_PORT = 8080
-"""Where the ingress of a machine of its own serves applications."""
 RUNS = frozenset({MachineState.TAKEN.value})
 
 
@@ -84,7 +82,8 @@ def _order(machine: Machine, node: Node | None) -> MachineOrder:
     if machine.state not in RUNS or not machine.runs:
         return MachineOrder(machine.id, machine.desired_version, leave=leave)
     if machine.role == MachineRole.INGRESS:
-        run = RunAgent(AgentKind.INGRESS, machine.runs, machine.region_id, machine.address, INGRESS_PORT)
+        port = machine.port_base or 0
+        run = RunAgent(AgentKind.INGRESS, machine.runs, machine.region_id, machine.address, port)
         return MachineOrder(machine.id, machine.desired_version, run)
     run = RunAgent(
         kind=AgentKind.NODE,

@@ -19,6 +19,7 @@ from kernel.leases import lease_release, lease_take, this_holder
 from kernel.tones import Tone
 from traffic.models import Ingress, IngressReport
 from traffic.planning.ingress import SILENT_AFTER_S, plan_ingress
+from traffic.services.ingress_machines import ingress_machines_follow
 
 JOIN_TOKEN_TTL = timedelta(minutes=15)
 START_LIMIT_S = 30.0
@@ -39,6 +40,7 @@ def ingress_create(*, region: Region, address: str, port: int, now: datetime) ->
 
 def ingresses_ensure(*, now: datetime) -> list[str]:
     """Start every ingress that is not there, and every dead ingress agent. Returns what was started."""
+    ingress_machines_follow(now=now)
     started = []
     for ingress in Ingress.objects.select_related("region", "report"):
         report: IngressReport | None = getattr(ingress, "report", None)
