@@ -68,6 +68,11 @@ class MachineAgent:
             connection.cancel()
             await asyncio.gather(connection, return_exceptions=True)
 
+    @property
+    def _servers(self) -> str:
+        """Every address of the control plane that is known here, for what runs here."""
+        return ",".join(self._enrolment.servers.all)
+
     def _on_message(self, message: Order) -> None:
         if not isinstance(message, MachineOrder):
             log.warning("ignored what is for another kind of agent: this is a machine")
@@ -112,7 +117,7 @@ class MachineAgent:
         self._start_after_s, self._failures = now_s + pause_s(self._failures), self._failures + 1
         try:
             await self._enrol(run)
-            self._tenant.start(run, self._enrolment.server)
+            self._tenant.start(run, self._servers)
         except (EnrolmentRefused, EnrolmentUnreachable, OSError, ValueError) as error:
             self._reason = f"{run.id} cannot be started: {error}"
             self._start_after_s = now_s + ENROL_PAUSE_S
@@ -125,9 +130,7 @@ class MachineAgent:
     async def _enrol(self, run: RunAgent) -> None:
         """Get the agent's credential by this machine's own, which it never sees."""
         folder = self._tenant.folder(run.id)
-        own = Enrolment(
-            self._enrolment.server, run.kind, run.id, folder, join_token=self._enrolment.stored_credential()
-        )
+        own = Enrolment(self._servers, run.kind, run.id, folder, join_token=self._enrolment.stored_credential())
         if own.stored_credential() is None:
             folder.mkdir(parents=True, mode=0o700, exist_ok=True)
             if self._connection.identity.has_bundle:
