@@ -8,6 +8,7 @@ from typing import Any
 from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError
 
+from engine_agent.protocol.identity import is_identity_id
 from fleet.models import InstanceType, Region
 from fleet.planning.placement.warm_spares import InvalidWarmSpares, parse_warm_spares
 from fleet.providers import provider_named
@@ -17,6 +18,8 @@ from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
 from kernel.tones import Tone
 
+NAME_LENGTH_MAX = 40
+"""Its ingresses are called i-NAME or i-NAME-N, and their names stand in certificates (ID_LENGTH_MAX)."""
 CHANGEABLE = ("position", "ingress_url", "spares")
 
 
@@ -24,9 +27,13 @@ def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
     """Add a region, without machines. `columns` are of `CHANGEABLE`, and `provider`.
 
     Raises:
-        InvalidInput: an unknown provider or instance type, or invalid spares.
+        InvalidInput: a name that its ingresses' certificates could not have, an unknown provider or instance type, or
+            invalid spares.
         Conflict: the name is taken.
     """
+    if len(name) > NAME_LENGTH_MAX or not is_identity_id(name):
+        message = f"a region's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as eu-west-1"
+        raise InvalidInput(field="name", rule="name", message=message)
     _check(columns)
     try:
         with transaction.atomic():

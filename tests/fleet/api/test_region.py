@@ -79,3 +79,10 @@ def test_a_region_with_anything_in_it_is_not_deleted() -> None:
 def test_spares_of_a_machine_that_nobody_knows_are_refused() -> None:
     response = bearer().post("/api/v1/regions", {"name": "eu", "spares": {"none": 1}}, format="json")
     assert rules(response) == {"spares.none": "exists"}
+
+
+@pytest.mark.parametrize("name", ["US_East", "-east", "a" * 41])
+def test_a_name_that_no_certificate_of_its_ingresses_could_have_is_refused(name: str) -> None:
+    response = bearer().post("/api/v1/regions", {"name": name}, format="json")
+    assert rules(response) == {"name": "name"}
+    assert "has 1 to 40 lower-case letters, digits, - and _, such as eu-west-1" in response.content.decode()
