@@ -20,6 +20,7 @@ from controlplane.dashboard.fragments import Context, Fragment, PageRequest, sto
 from controlplane.dashboard.selectors.machines import MachineList, machine_list
 from fleet.api.machine import InviteSerializer
 from fleet.models import Machine
+from fleet.planning.states import MachineRole
 from fleet.services.join import join_line
 from fleet.services.machine import invitation_create, machine_remove
 
@@ -42,7 +43,7 @@ def machine_add_action(form: Submission, _: None) -> HttpResponse:
         region=body["region"],
         count=body["count"],
         expires_in=expires_in,
-        role=body["role"],
+        role=MachineRole(body["role"]),
         instance_type=body["instance_type"],
         actor=form.actor,
         now=form.now,
