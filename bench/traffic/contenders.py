@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,6 +21,7 @@ import psutil
 from engine_agent.ingress.agent import JOURNAL_FILE
 from engine_agent.ingress.main import JOIN_TOKEN_VARIABLE
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint, Pool, RoutingTable
+from engine_agent.protocol.links import PLAIN_LINKS_VARIABLE
 from engine_agent.runtime.journal import Journal
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -151,30 +152,47 @@ def spawned(words: Sequence[str], log: Path, env: dict[str, str] | None = None) 
 
 @contextlib.contextmanager
 def ingress(
-    home: Path, port: int, cells: Sequence[CellEndpoint], affinity: Affinity | None = None, *options: str
+    home: Path,
+    port: int,
+    cells: Sequence[CellEndpoint],
+    affinity: Affinity | None = None,
+    *options: str,
+    certify: Callable[[Path], None] | None = None,
 ) -> Iterator[psutil.Process]:
     """An ingress agent with its HAProxy, serving `MODEL` from these cells by a table in its journal; `options` are more
-    of its command line."""
+    of its command line. `certify` gives its home a certificate: it reaches cells over TLS; without, in plain."""
     pool = Pool(MODEL, (MODEL,), "realtime", tuple(cells), (), {REGION: 1.0}, affinity)
     home.mkdir(parents=True, exist_ok=True)
+    if certify:
+        certify(home)
     Journal(home / JOURNAL_FILE, RoutingTable).save(RoutingTable(1, REGION, (pool,)))
     words = (sys.executable, "-m", "engine_agent", "ingress", "--ingress-id", "i-bench", "--region", REGION)
     where = ("--home", str(home), "--server", NO_CONTROL_PLANE, "--port", str(port))
-    with spawned((*words, *where, *options), home / "agent.log", {JOIN_TOKEN_VARIABLE: "none"}) as process:
+    with spawned(
+        (*words, *where, *options),
+        home / "agent.log",
+        {JOIN_TOKEN_VARIABLE: "none", PLAIN_LINKS_VARIABLE: "0" if certify else "1"},
+    ) as process:
         yield process
 
 
 @contextlib.contextmanager
-def cell_proxy(folder: Path, number: int, port: int, engine_port: int) -> Iterator[tuple[CellEndpoint, psutil.Process]]:
-    """A cell proxy before one stub cell, on `port` and `port` + 2."""
+def cell_proxy(
+    folder: Path, number: int, port: int, engine_port: int, certify: Callable[[Path, str], None] | None = None
+) -> Iterator[tuple[CellEndpoint, psutil.Process]]:
+    """A cell proxy before one stub cell, on `port` and `port` + 2; over TLS if it is given a certificate."""
+    node, home = f"n-bench{number:03d}", folder / f"node-{number}"
+    if certify:
+        certify(home, node)
     words = (
-        *(sys.executable, "-m", "engine_agent.proxy", "--node-id", f"n-bench{number:03d}", "--cell", f"c-{number}"),
+        *(sys.executable, "-m", "engine_agent.proxy", "--node-id", node, "--cell", f"c-{number}"),
         *("--generation", "1", "--port", str(port), "--admin-port", str(port + 2)),
         *("--engine", f"http://127.0.0.1:{engine_port}", "--model", MODEL, "--max-concurrency", str(PLACES)),
         "--no-access-log",
+        *(("--identity", str(home)) if certify else ()),
     )
     with spawned(words, folder / f"cell-proxy-{number}.log") as process:
-        yield CellEndpoint(f"c-{number}", 1, "127.0.0.1", port, PLACES), process
+        yield CellEndpoint(f"c-{number}", 1, "127.0.0.1", port, PLACES, node=node), process
 
 
 @contextlib.contextmanager

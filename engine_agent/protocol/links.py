@@ -12,7 +12,7 @@ def links_are_plain(environment: Mapping[str, str]) -> bool:
     Raises:
         ValueError: the variable is neither 0 nor 1.
     """
-    stated = environment.get(PLAIN_LINKS_VARIABLE) or "1"
+    stated = environment.get(PLAIN_LINKS_VARIABLE) or "0"
     if stated not in {"0", "1"}:
         raise ValueError(f"{PLAIN_LINKS_VARIABLE} is {stated!r}; it must be 1 for links without TLS, or 0")
     return stated == "1"

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -33,6 +34,7 @@ def parse_arguments(arguments: list[str]) -> ProxySettings:
     parser.add_argument("--priorities", action="store_true", help="the engine schedules by priority")
     parser.add_argument("--golden", type=_golden, default=(), help='JSON: [{"prompt": "…", "expect": "…"}, …]')
     parser.add_argument("--max-body-bytes", type=_positive, default=Limits().max_body_bytes)
+    parser.add_argument("--identity", type=Path, metavar="FOLDER", help="with tls/: serve ingresses only, over TLS")
     parser.add_argument("--grace-s", type=float, default=5.0, help="for requests in flight after SIGTERM")
     parser.add_argument("--no-access-log", dest="access_log", action="store_false")
     options = vars(parser.parse_args(arguments))

@@ -46,17 +46,22 @@ class ReadStage(StrEnum):
 
 
 class ClientConnection(asyncio.Protocol):
-    """One connection. `open_connections` is the listener's set of them, for limits and for time-outs."""
+    """One connection. `open_connections` is the listener's set of them, for limits and for time-outs; `admit` judges
+    who is at the other end of one over TLS."""
 
     def __init__(
         self,
         respond: Callable[[RequestHead, "ClientConnection"], Responder],
         limits: Limits,
         open_connections: set["ClientConnection"],
+        admit: Callable[[asyncio.BaseTransport], bool] | None = None,
     ) -> None:
         self._respond = respond
         self._limits = limits
         self._open = open_connections
+        self._admit = admit
+        self.peer_serial: int | None = None
+        """Of the certificate that the client showed."""
         self._reader = RequestParser(limits)
         self._transport: asyncio.Transport | None = None
         self._current: IncomingRequest | None = None
@@ -138,9 +143,13 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if len(self._open) >= self._limits.max_client_connections:
+        if len(self._open) >= self._limits.max_client_connections or not (
+            self._admit is None or self._admit(transport)
+        ):
             self._transport.abort()
             return
+        if (connection := transport.get_extra_info("ssl_object")) is not None:
+            self.peer_serial = int(connection.getpeercert()["serialNumber"], 16)
         self._open.add(self)
         self._read_deadline = monotonic() + self._limits.idle_timeout_s
 

@@ -14,6 +14,7 @@ from engine_agent.protocol.watchdog import LateWakeUp
 from engine_agent.proxy import endpoints, refusal
 from engine_agent.proxy.cell import Cell
 from engine_agent.proxy.downstream import ClientConnection, Responder
+from engine_agent.proxy.ingresses_only import HANDSHAKE_S, SHUTDOWN_S, IngressesOnly
 from engine_agent.proxy.log import LineLog
 from engine_agent.proxy.probes import Prober
 from engine_agent.proxy.settings import ProxySettings
@@ -27,6 +28,7 @@ _LATE_GRACE_S = 2.0
 _LAST_SPANS_S = 1.0
 """For the last spans to reach their collector."""
 
+_Admit = Callable[[asyncio.BaseTransport], bool]
 _Respond = Callable[[Cell, RequestHead, ClientConnection], Responder]
 
 
@@ -41,6 +43,7 @@ class ProxyServer:
         self.settings = settings
         self.cell = Cell(settings, log)
         self._prober = Prober(self.cell)
+        self._ingresses = IngressesOnly(settings.identity, log) if settings.identity else None
         self._clients: set[ClientConnection] = set()
         self._servers: list[asyncio.Server] = []
         self._stop = asyncio.Event()
@@ -59,6 +62,7 @@ class ProxyServer:
         loops = (
             *(asyncio.create_task(self._prober.run()), asyncio.create_task(self._sweep())),
             *((asyncio.create_task(spans.run()),) if spans else ()),
+            *((asyncio.create_task(self._ingresses.cut_revoked(self._clients)),) if self._ingresses else ()),
         )
         try:
             await asyncio.wait((stop_requested, *loops), return_when=asyncio.FIRST_COMPLETED)
@@ -83,19 +87,36 @@ class ProxyServer:
 
     async def _listen(self) -> None:
         settings = self.settings
-        await self._open("--port", settings.host, settings.port, self._http(endpoints.respond_public))
+        factory = self._http(endpoints.respond_public, self._ingresses.admit if self._ingresses else None)
+        await self._open("--port", settings.host, settings.port, factory, self._ingresses)
         await self._open("--admin-port", settings.admin_host, settings.admin_port, self._http(endpoints.respond_admin))
         self.cell.log.event(event="listening", cell=settings.cell, generation=settings.generation, port=settings.port)
 
-    async def _open(self, option: str, host: str, port: int, factory: Callable[[], asyncio.Protocol]) -> None:
+    async def _open(
+        self,
+        option: str,
+        host: str,
+        port: int,
+        factory: Callable[[], asyncio.Protocol],
+        ingresses: IngressesOnly | None = None,
+    ) -> None:
         try:
-            server = await asyncio.get_running_loop().create_server(factory, host, port, backlog=BACKLOG)
+            context = ingresses.context() if ingresses else None
+            server = await asyncio.get_running_loop().create_server(
+                factory,
+                host,
+                port,
+                backlog=BACKLOG,
+                ssl=context,
+                ssl_handshake_timeout=HANDSHAKE_S if context else None,
+                ssl_shutdown_timeout=SHUTDOWN_S if context else None,
+            )
         except OSError as error:
             raise CannotListen(f"cannot listen on {host}:{port} ({option}): {error}") from error
         self._servers.append(server)
 
-    def _http(self, respond: _Respond) -> Callable[[], asyncio.Protocol]:
-        return partial(ClientConnection, partial(respond, self.cell), self.settings.limits, self._clients)
+    def _http(self, respond: _Respond, admit: _Admit | None = None) -> Callable[[], asyncio.Protocol]:
+        return partial(ClientConnection, partial(respond, self.cell), self.settings.limits, self._clients, admit)
 
     async def _sweep(self) -> None:
         """Enforce every time limit, for ever."""

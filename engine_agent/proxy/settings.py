@@ -1,6 +1,7 @@
 """The settings of one cell proxy from its command line, and the limits it keeps. Values only; nothing here acts."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from engine_agent.protocol.messages import GoldenPrompt
 from engine_agent.protocol.tracing import TraceSettings
@@ -81,6 +82,8 @@ class ProxySettings:
     golden: tuple[GoldenPrompt, ...] = ()
     traces: TraceSettings | None = None
     access_log: bool = True
+    identity: Path | None = None
+    """Home of the node's identity: the public port speaks TLS, with ingresses only. None: a plain link."""
     grace_s: float = 5.0
     admin_host: str = "127.0.0.1"
     limits: Limits = field(default_factory=Limits)

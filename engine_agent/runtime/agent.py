@@ -63,7 +63,12 @@ class NodeAgent:
         self._hello = hello
         self._stack = stack
         self._sent_fingerprint: Fingerprint = {}
-        self._connection = AgentConnection(enrolment=enrolment, hello=self._make_hello, on_message=self._on_message)
+        self._connection = AgentConnection(
+            enrolment=enrolment,
+            hello=self._make_hello,
+            on_message=self._on_message,
+            on_identity=lambda: self._node.identity_changed(),  # noqa: PLW0108 - there is none yet
+        )
         self._node = LocalNode(
             place,
             stack=stack,

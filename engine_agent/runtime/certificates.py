@@ -105,14 +105,25 @@ def require_revocation_lists(pem: str) -> None:
     Raises:
         BadCertificate: it does not.
     """
+    if not _revocation_lists(pem):
+        raise BadCertificate("the revocation lists are no PEM: there is none")
+
+
+def revoked_serials(pem: str) -> list[int]:
+    """The serial numbers on these revocation lists.
+
+    Raises:
+        BadCertificate: they are none.
+    """
+    return [entry.serial_number for revoked in _revocation_lists(pem) for entry in revoked]
+
+
+def _revocation_lists(pem: str) -> list[x509.CertificateRevocationList]:
     end = "-----END X509 CRL-----"
     try:
-        for text in pem.split(end)[:-1]:
-            x509.load_pem_x509_crl((text.strip() + "\n" + end).encode())
+        return [x509.load_pem_x509_crl((text.strip() + "\n" + end).encode()) for text in pem.split(end)[:-1]]
     except ValueError as error:
         raise BadCertificate(f"the revocation lists are no PEM: {error}") from error
-    if end not in pem:
-        raise BadCertificate("the revocation lists are no PEM: there is none")
 
 
 def _validity(leaf: x509.Certificate) -> Validity:

@@ -33,6 +33,8 @@ class NodePlace:
     port_base: int
     repo_root: Path
     engine_pythons: Callable[[], Mapping[str, Path]]
+    has_links: bool = True
+    """Ingresses reach its cells over TLS."""
 
     def context(self) -> EngineContext:
         """The place as engine adapters know it, without the engines: who looks at a running one needs its address."""
@@ -44,8 +46,9 @@ class NodePlace:
         return replace(self.context(), engine_pythons=installed)
 
 
-def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:
-    """Command line and environment of the cell proxy beside a leader."""
+def proxy_launch(assignment: Assignment, context: EngineContext, identity: Path | None = None) -> Launch:
+    """Command line and environment of the cell proxy beside a leader. `identity`: the home of what was handed over to
+    it; None: ingresses reach it without TLS."""
     base = context.port_base
     argv = (
         *(sys.executable, "-m", "engine_agent.proxy"),
@@ -60,8 +63,10 @@ def proxy_launch(assignment: Assignment, context: EngineContext) -> Launch:
         *("--max-concurrency", str(assignment.plan.max_concurrency)),
         *("--golden", msgspec.json.encode(assignment.plan.golden).decode()),
         *(("--priorities",) if _schedules_by_priority(assignment.plan) else ()),
+        *(("--identity", str(identity)) if identity else ()),
     )
-    return Launch(argv=argv, env={"PYTHONPATH": str(context.repo_root)})
+    reads = (identity,) if identity else ()
+    return Launch(argv=argv, env={"PYTHONPATH": str(context.repo_root)}, reads=reads)
 
 
 def _schedules_by_priority(plan: EnginePlan) -> bool:

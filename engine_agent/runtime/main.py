@@ -13,6 +13,7 @@ from pathlib import Path
 
 from engine_agent.engines.registry import engine_pythons
 from engine_agent.planning.node import LIMITS, ConvergeLimits
+from engine_agent.protocol.links import links_are_plain
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
@@ -48,7 +49,9 @@ async def _run_until_signalled(options: argparse.Namespace, home: Path, limits: 
     cache = Path(os.environ.get("SWITCHYARD_CACHE") or REPO_ROOT / ".cache")
     pythons = partial(engine_pythons, cache)  # called each time: an engine may be installed under a running agent
     stack = StackFingerprint(home, pythons)
-    place = NodePlace(options.node_id, home, options.host, options.port_base, REPO_ROOT, pythons)
+    place = NodePlace(
+        options.node_id, home, options.host, options.port_base, REPO_ROOT, pythons, not links_are_plain(os.environ)
+    )
     enrolment = Enrolment(
         options.server, AgentKind.NODE, options.node_id, home, os.environ.get("SWITCHYARD_JOIN_TOKEN") or None
     )

@@ -36,6 +36,7 @@ from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import procfs, watch
 from engine_agent.runtime.accounts import Service, open_way, service_account
 from engine_agent.runtime.cell_certificate import with_certificate
+from engine_agent.runtime.hand_over import HandOver
 from engine_agent.runtime.http import HttpClient, NoResponse
 from engine_agent.runtime.journal import CorruptJournal, Journal
 from engine_agent.runtime.launch import NodePlace, proxy_admin_url, proxy_launch, with_fingerprint
@@ -80,6 +81,7 @@ class LocalNode:
             ProcessKind.PROXY: service_account(Service.PROXY),
         }
         open_way(place.home, any(accounts.values()))
+        self._hand_over = HandOver(place.home, accounts[ProcessKind.PROXY]) if place.has_links else None
         self._processes = Processes(
             place.node_id,
             place.home,
@@ -212,6 +214,15 @@ class LocalNode:
         for name in ("agent", *ProcessKind):
             bound(self.place.home / f"{name}.log")
 
+    def identity_changed(self) -> None:
+        """The agent has a new certificate, or heard whom to believe: so must its proxy."""
+        if self._hand_over and self._processes.running(ProcessKind.PROXY):
+            try:
+                self._hand_over.renew()
+            except OSError as error:
+                log.error("cannot hand a new certificate to the cell proxy: %s", error)
+        self._on_change()
+
     # --- what it does ------------------------------------------------------------------------------------------------
 
     def apply(self, step: Step) -> None:
@@ -253,10 +264,16 @@ class LocalNode:
 
     def _start_proxy(self, step: StartProxy) -> None:
         member = membership_of(step.assignment)
+        if self._hand_over and not self._hand_over.is_possible():
+            return  # its certificate is on the way; then there is another pass
         log.info("starting the cell proxy: %s", step.reason)
         self.seen = watch.without_proxy(self.seen)
         try:
-            launch = proxy_launch(step.assignment, self.place.context())
+            if self._hand_over:
+                self._hand_over.renew()
+            launch = proxy_launch(
+                step.assignment, self.place.context(), self._hand_over.home if self._hand_over else None
+            )
             self._save(proxy=self._processes.start(ProcessKind.PROXY, member, launch))
         except OSError as error:
             self._proxy_failed(member, f"the cell proxy did not start: {error}", ran_stably=False)

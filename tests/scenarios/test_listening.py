@@ -75,7 +75,8 @@ def name_of(fleet: RunningFleet, port: int, process: psutil.Process) -> str:
         return "web"
     if port == fleet.agent_port:
         return "web for agents"
-    for first, name in ((fleet.ingress_port, "ingress"), (fleet.ingress_port + 1000, "ingress agent metrics")):
+    of_ingress = {0: "ingress", 1000: "ingress agent metrics", ports.HOPS_ABOVE: "ingress for other regions"}
+    for first, name in ((fleet.ingress_port + above, name) for above, name in of_ingress.items()):
         if first <= port < first + 2:
             return name
     if fleet.node_ports <= port < fleet.node_ports + 1000:

@@ -17,7 +17,6 @@ from engine_agent.ingress.sections import CONFIG_FILE
 from engine_agent.ingress.settings import BODY_PARSERS
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.ingress_messages import Affinity, IngressObserved, IngressReport, RoutingTable
-from engine_agent.protocol.links import PLAIN_LINKS_VARIABLE
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime import procfs
@@ -61,7 +60,7 @@ class AgentProcess:
         with (self.home.parent / "agent.log").open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-m", "engine_agent", "ingress", *arguments,
-                env={**os.environ, "SWITCHYARD_JOIN_TOKEN": "join-1", PLAIN_LINKS_VARIABLE: "0"},
+                env={**os.environ, "SWITCHYARD_JOIN_TOKEN": "join-1"},
                 stdout=log, stderr=log,
             )  # fmt: skip
 

@@ -10,6 +10,7 @@ import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
+from engine_agent.protocol.links import PLAIN_LINKS_VARIABLE
 from engine_agent.protocol.messages import Assignment, Desired, EnginePlan, Fault, Observed, Peer, Report
 from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
 from engine_agent.protocol.states import MemberRole, Phase
@@ -43,6 +44,7 @@ class Node:
         argv += ["--server", self._plane.url, "--instance-type", "cpu", "--region", "r", "--host", "127.0.0.1"]
         argv += ["--port-base", str(self.port_base), "--topology", "a,b"]
         env = {**os.environ, "SWITCHYARD_JOIN_TOKEN": "join-1", "SWITCHYARD_NODE_ID": self.id}
+        env[PLAIN_LINKS_VARIABLE] = "1"  # the tests ask the cell proxy as an ingress would, and have no certificate
         self.home.mkdir(exist_ok=True)
         with (self.home / "agent.log").open("ab") as log:
             self._agent = subprocess.Popen(argv, env=env, stdout=log, stderr=log, start_new_session=True)

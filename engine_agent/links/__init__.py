@@ -1,0 +1,1 @@
+"""What every link between hosts is made of, on whichever side."""

@@ -1,0 +1,70 @@
+"""Who may speak to a cell over TLS: ingresses of its fleet, until their certificate is revoked. The chain and the
+revocation list are checked by TLS itself; the kind of the other, and connections that were there before, here."""
+
+import asyncio
+import ssl
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from time import monotonic
+
+from engine_agent.links.identity_files import REVOKED_SERIALS_FILE, TLS_FOLDER, IdentityFiles, peer_name
+from engine_agent.protocol.identity import BadName, IdentityKind
+from engine_agent.proxy.downstream import ClientConnection
+from engine_agent.proxy.log import LineLog
+
+HANDSHAKE_S = 5.0
+"""A connection whose handshake takes longer is cut: it counts in no limit until then."""
+SHUTDOWN_S = 2.0
+LOOK_EVERY_S = 1.0
+LOG_EVERY_S = 1.0
+"""Refusals in between are not logged: each is somebody with a certificate of the fleet, and may come in a loop."""
+
+
+class IngressesOnly:
+    """Judges connections by the identity in `home`, whose files may change."""
+
+    def __init__(self, home: Path, log: LineLog, now_s: Callable[[], float] = monotonic) -> None:
+        self._identity = IdentityFiles(home)
+        self._revoked_file = home / TLS_FOLDER / REVOKED_SERIALS_FILE
+        self._log = log
+        self._now_s = now_s
+        self._logged_at_s = float("-inf")
+
+    def context(self) -> ssl.SSLContext:
+        """Raises:
+        OSError: there is no identity, or a file of it is none of its kind.
+        """
+        return self._identity.server_context()
+
+    def admit(self, transport: asyncio.BaseTransport) -> bool:
+        """Whether this connection, whose handshake is over, is an ingress's."""
+        try:
+            name = peer_name(transport.get_extra_info("ssl_object"))
+            reason = "" if name.kind is IdentityKind.INGRESS else f"{name} is no ingress"
+        except BadName as error:
+            reason = str(error)
+        if reason and self._now_s() - self._logged_at_s >= LOG_EVERY_S:
+            self._logged_at_s = self._now_s()
+            self._log.event(event="connection_refused", reason=reason)
+        return not reason
+
+    async def cut_revoked(self, connections: Iterable[ClientConnection]) -> None:
+        """For ever: break what is open of those who were revoked."""
+        seen = None
+        while True:
+            await asyncio.sleep(LOOK_EVERY_S)
+            stamp = self._identity.stamp()
+            if stamp == seen:
+                continue
+            seen, revoked = stamp, self._revoked()
+            for connection in tuple(connections):
+                if connection.peer_serial in revoked:
+                    self._log.event(event="connection_cut", reason="its certificate was revoked")
+                    connection.abort()
+
+    def _revoked(self) -> set[int]:
+        try:
+            return {int(line, 16) for line in self._revoked_file.read_text(encoding="ascii").split()}
+        except (OSError, ValueError) as error:
+            self._log.event(event="revocations_unreadable", reason=str(error))
+            return set()
