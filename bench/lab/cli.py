@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from bench.lab import client, fleet
+from bench.lab.check import Check
 from bench.lab.conditions import Lost
 from bench.lab.fleet import read_ports
 from bench.lab.places import read_places
@@ -102,6 +103,17 @@ def down(
     """End everything, from any state; what hosts wrote stays for the next `up`."""
     ran = client.stop(read_places(), wipe=wipe)
     print("The laboratory has ended." if ran else "No laboratory ran.")
+
+
+@app.command()
+def check() -> None:
+    """Judge a fleet that `up --fleet` brought up: streamed answers, a power-off that is healed, TLS on every hop."""
+    places, ports = read_places(), read_ports(os.environ)
+    topology = client.topology_of(places)
+    say = partial(print, flush=True)
+    running = fleet.Fleet(places, topology, ports, say)
+    is_well = Check(places, topology, running, ports.forwards(topology), say).run()
+    raise typer.Exit(0 if is_well else 1)
 
 
 @app.command()

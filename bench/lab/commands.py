@@ -12,6 +12,8 @@ from bench.lab.conditions import Cut, Lost, Slowness
 from bench.lab.laboratory import Laboratory
 from bench.lab.topology import NoLaboratory
 
+LONGEST_WATCH_S = 30.0
+
 
 class Commands:
     """What may be asked on the socket: a JSON object in a line with `do`, answered with one."""
@@ -28,6 +30,7 @@ class Commands:
             "boot": self.boot,
             "skew": self.skew,
             "where": self.where,
+            "hops": self.hops,
         }
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -95,6 +98,12 @@ class Commands:
         if not self._laboratory.has_clocks():
             raise NoLaboratory("Clocks cannot be set: the package libfaketime is not installed for this machine.")
         self._laboratory.set_clock(name, seconds)
+
+    async def hops(self, seconds: float) -> Any:
+        """Look at the connections between hosts."""
+        if not 0 < seconds <= LONGEST_WATCH_S:
+            raise NoLaboratory(f"{seconds:g} s: connections are watched for up to {LONGEST_WATCH_S:g} s.")
+        return await self._laboratory.hops(seconds)
 
     async def where(self, name: str) -> Any:
         """The pids, as the real host sees them, by whose namespaces one comes in; what a process there gets."""

@@ -75,7 +75,7 @@ def mount(tree: FileTree) -> None:
     """
     kernel.mount("none", "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     real = _mount_points()
-    held = {path: os.open(path, os.O_PATH) for path in tree.shown}
+    held = {path: os.open(path, os.O_PATH) for path in tree.shown if Path(path).is_dir()}
     given, folder = os.open(tree.given, os.O_PATH), os.open(tree.folder, os.O_PATH)
     top = {name: _on_top(f"/proc/self/fd/{folder}/{_name(name)}", tree.is_root) for name in ON_TOP}
     writable = {*OWN, *VOLATILE, *ON_TOP}

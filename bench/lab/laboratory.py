@@ -120,6 +120,20 @@ class Laboratory:
             raise NoLaboratory(f"{module} ended at once; why is in {self._places.log}.")
         return helper
 
+    async def hops(self, seconds: float) -> Any:
+        """Which connections between hosts are encrypted, watched for so long.
+
+        Raises:
+            NoLaboratory: it could not be watched.
+        """
+        watching = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "bench.lab.hops", str(seconds)), stdin=PIPE, stdout=PIPE, cwd=CHECKOUT
+        )
+        said, _ = await asyncio.wait_for(watching.communicate(self._orders()), READY_WITHIN_S + seconds)
+        if watching.returncode != 0:
+            raise NoLaboratory(f"Connections cannot be watched; why is in {self._places.log}.")
+        return json.loads(said)
+
     def _do(self, steps: Steps) -> None:
         for namespace, lines in steps:
             _ip(namespace, lines)

@@ -1,0 +1,139 @@
+"""Whether a laboratory's fleet works: a streamed answer through every ingress, a host that loses its power, and whether
+each connection between hosts is encrypted. It says what it sees, a line each, and collects what is wrong."""
+
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import httpx
+
+from bench.lab import client
+from bench.lab.fleet import READY_WITHIN_S, Fleet, Row
+from bench.lab.hops import Hop
+from bench.lab.places import Places
+from bench.lab.topology import NoLaboratory, Topology
+
+MODEL = "sim-70b"
+ANSWER_WITHIN_S = 60.0
+TRIES = 30
+PAUSE_S = 2.0
+WATCH_S = 15.0
+NOTICED_WITHIN_S = 120.0
+
+
+@dataclass
+class Check:
+    """One check. `say`: where progress goes; `wrong`: what was found."""
+
+    places: Places
+    topology: Topology
+    fleet: Fleet
+    forwards: list[client.Forward]
+    say: Callable[[str], None]
+    wrong: list[str] = field(default_factory=list)
+
+    def run(self) -> bool:
+        """All of it; whether all is well.
+
+        Raises:
+            NoLaboratory: the fleet did not answer at all.
+        """
+        self._answers("")
+        self._power_off()
+        self._hops()
+        for line in self.wrong:
+            self.say(f"WRONG: {line}")
+        verdict = (
+            f"{len(self.wrong)} things are wrong" if self.wrong else "every hop between hosts is TLS, and all is well"
+        )
+        self.say(f"lab check: {verdict}")
+        return not self.wrong
+
+    def _answers(self, when: str) -> None:
+        for each in self.forwards:
+            if each.by_loopback or each.host not in self._powered():
+                continue
+            problem = _stream(each.here)
+            region = self.topology.host(each.host).site
+            if problem:
+                self.wrong.append(f"no streamed answer through {each.host} in {region}{when}: {problem}")
+            else:
+                self.say(f"a streamed answer through {each.host} in {region}{when}")
+
+    def _powered(self) -> set[str]:
+        return {host["name"] for host in client.ask(self.places, "status")["hosts"] if host["power"]}
+
+    def _power_off(self) -> None:
+        """Of a host on which a cell stands; another takes its place."""
+        [cell, *_] = sorted(
+            (each for each in self._rows("cells") if each["state"] == "ready"), key=lambda row: row["id"]
+        )
+        machines = {row["node"]: row for row in self._rows("machines")}
+        addresses = {str(host.address): name for name, host in self.topology.hosts.items()}
+        members = [row["id"] for row in self._rows("nodes") if row.get("cell") == cell["id"]]
+        hosts = [addresses[machines[node]["address"]] for node in members if node in machines]
+        if not hosts:
+            raise NoLaboratory(f"No host of {cell['id']} is known: its nodes are {members}.")
+        name = hosts[0]
+        began = time.monotonic()
+        client.ask(self.places, "power-off", name=name)
+        self.say(f"{name} of {cell['id']} has lost its power")
+        try:
+            self._until(lambda: not self._is_ready(cell["id"]), NOTICED_WITHIN_S, f"nobody noticed that {name} is gone")
+            self._until(self._all_ready, READY_WITHIN_S, f"not every cell is ready again without {name}")
+            self.say(f"every cell is ready again {time.monotonic() - began:.1f} s after that")
+            self._answers(f" without {name}")
+        except NoLaboratory as error:
+            self.wrong.append(str(error))
+        finally:
+            client.ask(self.places, "boot", name=name)
+
+    def _is_ready(self, cell: str) -> bool:
+        return any(row["id"] == cell and row["state"] == "ready" for row in self._rows("cells"))
+
+    def _all_ready(self) -> bool:
+        rows = self._rows("cells")
+        return bool(rows) and all(row["state"] == "ready" for row in rows)
+
+    def _rows(self, kind: str) -> list[Row]:
+        rows: list[Row] = self.fleet.ask("GET", f"{kind}/?page_size=500")["results"]
+        return rows
+
+    def _until(self, is_so: Callable[[], bool], within_s: float, otherwise: str) -> None:
+        deadline = time.monotonic() + within_s
+        while not is_so():
+            if time.monotonic() > deadline:
+                raise NoLaboratory(f"After {within_s:.0f} s {otherwise}.")
+            time.sleep(PAUSE_S / 4)
+
+    def _hops(self) -> None:
+        seen = [Hop(**row) for row in client.ask(self.places, "hops", seconds=WATCH_S)]
+        for hop in seen:
+            self.say(f"  {hop}")
+        self.wrong += [f"plain text between hosts: {hop}" for hop in seen if not hop.is_encrypted]
+        if not seen:
+            self.wrong.append("no connection between hosts was seen")
+
+
+def _stream(port: int) -> str:
+    """Ask for a streamed answer, a few times where a region has just changed; why there was none, or nothing."""
+    body = {"model": MODEL, "stream": True, "max_tokens": 16, "messages": [{"role": "user", "content": "Hello?"}]}
+    problem = ""
+    for _ in range(TRIES):
+        try:
+            url = f"http://127.0.0.1:{port}/v1/chat/completions"
+            with httpx.stream("POST", url, json=body, timeout=ANSWER_WITHIN_S) as answer:
+                lines = [line for line in answer.iter_lines() if line.startswith("data:")]
+            if answer.status_code == 200 and lines and lines[-1] == "data: [DONE]" and _says_something(lines):
+                return ""
+            problem = f"status {answer.status_code}, {len(lines)} events"
+        except httpx.HTTPError as error:
+            problem = repr(error)
+        time.sleep(PAUSE_S)
+    return problem
+
+
+def _says_something(lines: list[str]) -> bool:
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    return any(choice["delta"].get("content") for chunk in chunks for choice in chunk.get("choices", []))
