@@ -37,26 +37,26 @@ From = Annotated[str, typer.Option("--from", help="From this host or region alon
 
 @app.command()
 def up(
-    detach: Annotated[bool, typer.Option("--detach", help="Return once all hosts run; they run on.")] = False,
+    detach: Annotated[bool, typer.Option("--detach", help="Return once it is up, and let it run on.")] = False,
     nodes: Annotated[int, typer.Option(help="In each region.")] = 4,
     ingresses: Annotated[int, typer.Option(help="In each region.")] = 2,
     controls: Annotated[int, typer.Option(help="Hosts of the control plane.")] = 2,
     region: Annotated[list[str], typer.Option(help="Their names.")] = list(REGIONS),  # noqa: B006
     round_trip: Annotated[str, typer.Option(help="Between two regions, or one and the control plane.")] = "60ms",
-    with_fleet: Annotated[bool, typer.Option("--fleet", help="A fleet on the hosts, too.")] = False,
+    bare: Annotated[bool, typer.Option("--bare", help="Only hosts, no fleet on them.")] = False,
     forward: Annotated[list[str], typer.Option(help="PORT=HOST:PORT: a port of this machine for one of a host.")] = [],  # noqa: B006
 ) -> None:
-    """Make the hosts and boot them; without --detach until Ctrl-C."""
+    """Make the hosts, boot them, and have them form a fleet; without --detach until Ctrl-C."""
     places, ports = read_places(), read_ports(os.environ)
     topology = Topology(tuple(region), controls, ingresses, nodes, seconds(round_trip))
     forwards = [_forward(text) for text in forward]
-    if with_fleet:
+    if not bare:
         fleet.install_control_plane(places, checked(topology), Path(sys.executable))
         forwards += ports.forwards(topology)
     with _stopped_by_signals(not detach) as wait:
         client.start(topology, places, forwards)
         print(f"{len(topology.hosts)} hosts run: lab status, lab exec {next(iter(topology.hosts))} -- sh", flush=True)
-        if with_fleet:
+        if not bare:
             running = fleet.Fleet(places, topology, ports, say=partial(print, flush=True))
             running.bring_up()
             _show(running, ports.forwards(topology))
@@ -107,7 +107,7 @@ def down(
 
 @app.command()
 def check() -> None:
-    """Judge a fleet that `up --fleet` brought up: streamed answers, a power-off that is healed, TLS on every hop."""
+    """Judge a fleet that `up` brought up: streamed answers, a power-off that is healed, TLS on every hop."""
     places, ports = read_places(), read_ports(os.environ)
     topology = client.topology_of(places)
     say = partial(print, flush=True)

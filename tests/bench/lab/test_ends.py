@@ -19,7 +19,7 @@ from tests.bench.lab.conftest import Lab, eventually, places_in
 
 pytestmark = pytest.mark.processes
 
-SMALL = ("--controls", "1", "--nodes", "1", "--ingresses", "0", "--region", "us-east-1")
+SMALL = ("--bare", "--controls", "1", "--nodes", "1", "--ingresses", "0", "--region", "us-east-1")
 NOBODY = 65534
 SYSTEM_PYTHON = "/usr/bin/python3"
 

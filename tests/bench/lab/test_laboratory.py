@@ -117,7 +117,7 @@ def test_a_command_has_its_exit_status_and_what_cannot_be_is_one_sentence(lab: L
         (("slow", "n1", "--delay", "soon"), "'soon' is no time"),
         (("slow", "n1", "--loss", "100%"), "a cut loses all"),
         (("skew", "n1", "noon"), "'noon' is no time"),
-        (("up",), "A laboratory runs already"),
+        (("up", "--bare"), "A laboratory runs already"),
     ):
         refused = lab.command(*arguments)
         assert refused.returncode == 1
