@@ -83,6 +83,13 @@ class NodeProvider(Protocol):
             ProviderError: it may still run.
         """
 
+    def describe_all(self) -> dict[str, ProviderStatus]:
+        """The status of every machine that it runs for nodes of this fleet, by the node's id: orphans are found by it.
+
+        Raises:
+            ProviderError: it cannot say.
+        """
+
 
 @runtime_checkable
 class EmbeddedProvider(NodeProvider, Protocol):

@@ -43,6 +43,11 @@ class Cloud:
             raise ProviderError("no answer")
         return {node: self.statuses.get(node, self.status) for node in node_ids}
 
+    def describe_all(self) -> dict[str, ProviderStatus]:
+        if self.silent:
+            raise ProviderError("no answer")
+        return dict(self.statuses)
+
     def terminate(self, node_id: str) -> None:
         self._refuse_if_broken()
         self.terminated.append(node_id)

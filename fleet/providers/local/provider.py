@@ -119,6 +119,14 @@ class LocalProvider:
             stop_processes(processes_by_node(self.home).get(node_id, []))
         self._keep_logs_only(self._folder(node_id))
 
+    def describe_all(self) -> dict[str, ProviderStatus]:
+        found = {
+            node: machine_status(processes)
+            for node, processes in processes_by_node(self.home).items()
+            if node.startswith("n-")
+        }
+        return {node: status for node, status in found.items() if status is not ProviderStatus.GONE}
+
     def terminate_all(self) -> int:
         stopped = 0
         for _ in range(STOP_ROUNDS):

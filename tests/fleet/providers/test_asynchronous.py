@@ -38,6 +38,9 @@ class OrderingProvider:
         self.ordered.setdefault(spec.id, spec)
         return Machine()
 
+    def describe_all(self) -> dict[str, ProviderStatus]:
+        return {}
+
     def restart_agent(self, node_id: str) -> None:
         raise ProviderError("machines of this provider start their agents themselves")
 

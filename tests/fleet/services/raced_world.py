@@ -88,6 +88,9 @@ class SimulatedCloud(Cloud):
         self.effects.append(lambda: self.world.provider.launch(spec.id, spec.region, machine.topology or ()))
         return machine
 
+    def describe_all(self) -> dict[str, ProviderStatus]:
+        return {}
+
     def restart_agent(self, node_id: str) -> None:
         self.effects.append(lambda: self.world.provider.restart_agent(node_id))
 
