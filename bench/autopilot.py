@@ -324,7 +324,7 @@ def _is_control_plane(process: psutil.Process) -> bool:
 
 def _name(process: psutil.Process) -> str:
     words = " ".join(process.cmdline()) if process.is_running() else process.name()
-    for mark, name in (("uvicorn", "web"), (" controller", "controller"), (" worker", "worker"), (" beat", "beat"),
+    for mark, name in (("plane.web", "web"), (" controller", "controller"), (" worker", "worker"), (" beat", "beat"),
                        ("embedded", "launcher"), ("postgres", "postgres"), ("valkey", "valkey")):  # fmt: skip
         if mark in words:
             return name

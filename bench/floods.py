@@ -22,8 +22,9 @@ from urllib.parse import urlsplit
 
 import psutil
 import psycopg
-from live_fleet import HOME, SERVER, Fleet, launched, service, wait_for
+from live_fleet import AGENT_SERVER, HOME, SERVER, Fleet, launched, service, wait_for
 
+from bench.strangers import tls_to
 from tests.load import Answer, background_load
 
 DEPLOYMENT = "sim-70b"
@@ -67,7 +68,7 @@ async def exchange(url: str, request: bytes) -> str:
     parts = urlsplit(url)
     try:
         async with asyncio.timeout(30):
-            reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port, ssl=tls_to(url))
             try:
                 writer.write(request)
                 return (await reader.readline()).decode("latin-1")[9:12] or "closed"
@@ -270,7 +271,7 @@ def main() -> None:
     urls = fleet.ingresses(DEPLOYMENT)
     floods = [
         Flood("logins", 16, SERVER, wrong_password),
-        Flood("knocks", 2000, SERVER, bad_knock),
+        Flood("knocks", 2000, AGENT_SERVER, bad_knock),
         Flood("bodies", 26, urls[0], refused_body),
     ]
     broken: list[str] = []

@@ -21,7 +21,7 @@ from controlplane.embedded.process_ownership import processes_of
 
 KINDS = (
     ("controlplane.embedded", "launcher"),
-    ("uvicorn controlplane.asgi", "web"),
+    ("controlplane.web", "web"),
     ("manage.py controller", "controller"),
     ("celery beat", "beat"),
     ("celery", "worker"),

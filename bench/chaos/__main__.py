@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from bench.chaos.campaign import Campaign, FleetUnderTest, Report
 from bench.chaos.crowds import WHOLE
 from bench.chaos.schedule import PAUSES_S, kinds, schedule
-from bench.live_fleet import HOME, SERVER, Fleet, Row, last_pass_age_s, launched, load, wait_for
+from bench.live_fleet import AGENT_SERVER, HOME, SERVER, Fleet, Row, last_pass_age_s, launched, load, wait_for
 
 DEPLOYMENT = "sim-70b"
 WHOLE_WITHIN_S = 120.0
@@ -71,6 +71,7 @@ def _under_test(fleet: Fleet) -> FleetUnderTest:
     return FleetUnderTest(
         home=HOME,
         web_url=SERVER,
+        agents_url=AGENT_SERVER,
         cells=lambda: fleet.cells(DEPLOYMENT),
         nodes=lambda: {node["id"]: node for node in fleet.rows("nodes")},
         ingress_urls=lambda: {region["name"]: region["ingress_url"] for region in fleet.rows("regions")},

@@ -50,6 +50,7 @@ class FleetUnderTest:
 
     home: Path
     web_url: str
+    agents_url: str
     cells: Callable[[], Mapping[str, Any]]
     nodes: Callable[[], Mapping[str, Any]]
     ingress_urls: Callable[[], Mapping[str, str]]
@@ -142,6 +143,7 @@ class Campaign:
             region_of={node: row["region"] for node, row in self._nodes.items()},
             ingress_urls=self._urls,
             web_url=self._fleet.web_url,
+            agents_url=self._fleet.agents_url,
             crowd=self._crowd,
             taken_over_by=self._taken_over_by(self._cells),
         )

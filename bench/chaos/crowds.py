@@ -14,9 +14,10 @@ import sys
 import time
 from collections.abc import Callable, Coroutine
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from bench.chaos.schedule import Harm
+from bench.strangers import tls_to
 
 WHOLE = {Harm.SLOWLORIS: 2000, Harm.IDLE: 10_000, Harm.KNOCKS: 2000, Harm.HERD: 300}
 """How many make a whole crowd: connections, knocks a second, agents."""
@@ -47,7 +48,7 @@ def _end(process: subprocess.Popen[bytes], seconds: float) -> None:
         process.wait()
 
 
-async def slowloris(host: str, port: int, count: int, seconds: float) -> str:
+async def slowloris(url: SplitResult, count: int, seconds: float) -> str:
     """Each sends a request byte by byte, and comes again where it is closed."""
     ends, closed = time.monotonic() + seconds, 0
 
@@ -56,7 +57,7 @@ async def slowloris(host: str, port: int, count: int, seconds: float) -> str:
         while time.monotonic() < ends:
             with contextlib.suppress(OSError, TimeoutError):
                 async with gate:
-                    _, writer = await asyncio.open_connection(host, port)
+                    _, writer = await _connection(url)
                 writer.write(b"POST /v1/chat/completions HTTP/1.1\r\nHost: a\r\nX-Slow: ")
                 while time.monotonic() < ends and not writer.is_closing():
                     writer.write(b"a")
@@ -70,7 +71,7 @@ async def slowloris(host: str, port: int, count: int, seconds: float) -> str:
     return f"{count} slow clients; {closed} of their connections ended"
 
 
-async def idle(host: str, port: int, count: int, seconds: float) -> str:
+async def idle(url: SplitResult, count: int, seconds: float) -> str:
     """Each opens a connection and waits."""
     opened = 0
 
@@ -78,7 +79,7 @@ async def idle(host: str, port: int, count: int, seconds: float) -> str:
         nonlocal opened
         with contextlib.suppress(OSError, TimeoutError):
             async with gate:
-                reader, writer = await asyncio.open_connection(host, port)
+                reader, writer = await _connection(url)
             opened += 1
             await reader.read()
             writer.close()
@@ -87,7 +88,7 @@ async def idle(host: str, port: int, count: int, seconds: float) -> str:
     return f"{opened} of {count} idle clients got a connection"
 
 
-async def knocks(host: str, port: int, count: int, seconds: float) -> str:
+async def knocks(url: SplitResult, count: int, seconds: float) -> str:
     """`count` a second, as far as the other side takes them."""
     ends, sent, answered = time.monotonic() + seconds, 0, 0
 
@@ -96,19 +97,19 @@ async def knocks(host: str, port: int, count: int, seconds: float) -> str:
         while time.monotonic() < ends:
             began = time.monotonic()
             sent += 1
-            answered += await _knock(host, port)
+            answered += await _knock(url)
             await asyncio.sleep(max(0.0, AT_ONCE / count - (time.monotonic() - began)))
 
     await _crowd(knocker, min(AT_ONCE, count), seconds)
     return f"{sent} knocks in {seconds:g} s, {answered} got a refusal"
 
 
-async def herd(host: str, port: int, count: int, seconds: float) -> str:
+async def herd(url: SplitResult, count: int, seconds: float) -> str:
     """All come at once, and again until each has had an answer."""
     began, back_after_s = time.monotonic(), list[float]()
 
     async def agent(_: asyncio.Semaphore) -> None:
-        while not await _knock(host, port):  # noqa: ASYNC110 - each look is a knock
+        while not await _knock(url):  # noqa: ASYNC110 - each look is a knock
             await asyncio.sleep(BYTE_EVERY_S)
         back_after_s.append(time.monotonic() - began)
 
@@ -117,15 +118,19 @@ async def herd(host: str, port: int, count: int, seconds: float) -> str:
     return f"{len(back_after_s)} of {count} had an answer, the last after {last_s:.1f} s"
 
 
-async def _knock(host: str, port: int) -> bool:
+async def _knock(url: SplitResult) -> bool:
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(ANSWER_WITHIN_S):
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(_KNOCK.format(host=host).encode())
+            reader, writer = await _connection(url)
+            writer.write(_KNOCK.format(host=url.hostname).encode())
             line = await reader.readline()
             writer.close()
             return line.startswith(b"HTTP/1.1 4")
     return False
+
+
+async def _connection(url: SplitResult) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    return await asyncio.open_connection(url.hostname, url.port or 80, ssl=tls_to(url.geturl()))
 
 
 async def _crowd(client: Callable[[asyncio.Semaphore], Coroutine[Any, Any, None]], count: int, seconds: float) -> None:
@@ -147,8 +152,7 @@ def main() -> None:
     options = parser.parse_args()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    address = urlsplit(options.url)
-    crowd = crowds[options.kind](address.hostname or "", address.port or 80, options.count, options.seconds)
+    crowd = crowds[options.kind](urlsplit(options.url), options.count, options.seconds)
     print(f"crowd: {asyncio.run(crowd)}", flush=True)
 
 

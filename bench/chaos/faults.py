@@ -37,7 +37,7 @@ _SERVED_BY_INGRESS = (Target.HAPROXY, Target.HAPROXY_WORKER, Target.EVERY_INGRES
 @dataclass(frozen=True, slots=True)
 class Surroundings:
     """What a fault is done to. `sessions`: service -> pid, of the launcher, too. `roles`: node -> its role in a cell of
-    the deployment under load, of others none. `regions`: ingress's URL by region."""
+    the deployment under load, of others none. `regions`: ingress's URL by region. `agents_url`: of web, for agents."""
 
     home: Path
     sessions: Mapping[str, int]
@@ -45,6 +45,7 @@ class Surroundings:
     region_of: Mapping[str, str]
     ingress_urls: Mapping[str, str]
     web_url: str
+    agents_url: str
     crowd: float
     taken_over_by: Callable[[str], str]
     """The node that now has the place of this one, or nothing."""
@@ -167,11 +168,12 @@ def _do(fault: Fault, subject: str, processes: Processes, around: Surroundings) 
         case Harm.TORN_STATE | Harm.NO_STATE:
             _harm_state(_folder(subject, around.home) / fault.state, torn=fault.harm is Harm.TORN_STATE)
         case Harm.SLOWLORIS | Harm.IDLE | Harm.KNOCKS:
-            return crowds.begin(fault.harm, _url(subject, around), around.crowd, fault.lasts_s)
+            url = around.agents_url if fault.harm is Harm.KNOCKS else _url(subject, around)
+            return crowds.begin(fault.harm, url, around.crowd, fault.lasts_s)
     again = _starter(processes[0]) if fault.target is Target.LAUNCHER else _nothing
     _signal(processes, signal.SIGKILL)
     if fault.harm is Harm.HERD:
-        return crowds.begin(fault.harm, _url(subject, around), around.crowd, fault.lasts_s)
+        return crowds.begin(fault.harm, around.agents_url, around.crowd, fault.lasts_s)
     return (lambda: _kill_replacement(subject, around)) if fault.harm is Harm.TWICE else again
 
 

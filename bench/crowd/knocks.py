@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bench.strangers import tls_to
+
 SOURCE = "127.0.0.9"
 IN_FLIGHT = 1000
 ANSWER_WITHIN_S = 5.0
@@ -24,13 +26,6 @@ _REQUEST = (
     "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n"
     "Authorization: Bearer sw_{prefix}_{rest}\r\n\r\n"
 )
-
-
-def unverified() -> ssl.SSLContext:
-    """A stranger knows no authority, and asks anyway."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    return context
 
 
 async def knock(host: str, port: int, context: ssl.SSLContext | None, seen: Counter[str]) -> None:
@@ -53,7 +48,7 @@ async def knock(host: str, port: int, context: ssl.SSLContext | None, seen: Coun
 
 async def main(server: str, per_s: float) -> None:
     parts = urlsplit(server)
-    context = unverified() if parts.scheme == "https" else None
+    context = tls_to(server)
     seen: Counter[str] = Counter()
     under_way: set[asyncio.Task[None]] = set()
     began, sent, said = time.monotonic(), 0, 0.0

@@ -50,6 +50,7 @@ def under_test(fleet: RunningFleet) -> FleetUnderTest:
     return FleetUnderTest(
         home=fleet.home,
         web_url=f"http://127.0.0.1:{fleet.port}",
+        agents_url=f"https://127.0.0.1:{fleet.agent_port}",
         cells=partial(fleet.cells, deployment="sim-70b"),
         nodes=lambda: {node["id"]: node for node in fleet.api("nodes")["results"]},
         ingress_urls=lambda: {region: fleet.ingress(region) for region in REGIONS},
