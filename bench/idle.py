@@ -39,6 +39,7 @@ KINDS = (
 )
 """What a command line contains, and what its process is; the first counts."""
 OTHERS = "others"
+_LOOK_EVERY_S = 0.5
 _NS = 1e9
 _MIB = 1024.0
 
@@ -49,6 +50,9 @@ class Used:
 
     cpu_s: float
     sleeps: float
+
+
+_NOTHING = Used(0.0, 0)
 
 
 def kind_of(command: str) -> str:
@@ -95,17 +99,30 @@ def _field(path: Path, name: str) -> int:
 
 
 def rates(kinds: dict[int, str], seconds: float) -> dict[str, list[Used]]:
-    """What the processes of each kind use in a second, from now on for `seconds`; those that end meanwhile do not
-    count."""
-    before, began = {pid: used_by(pid) for pid in kinds}, time.monotonic()
-    time.sleep(seconds)
-    after, took_s = {pid: used_by(pid) for pid in kinds}, time.monotonic() - began
+    """What the processes of each kind use in a second, from now on for `seconds`. Children that are born and end
+    meanwhile count as far as they were seen, twice a second."""
+    kinds, began = dict(kinds), time.monotonic()
+    first = {pid: used_by(pid) or _NOTHING for pid in kinds}
+    last = dict(first)
+    while time.monotonic() - began < seconds:
+        time.sleep(_LOOK_EVERY_S)
+        for pid, kind in list(kinds.items()):
+            for child in _children(pid):
+                kinds.setdefault(child, kind)
+        last |= {pid: used for pid in kinds if (used := used_by(pid)) is not None}
+    took_s = time.monotonic() - began
     found: dict[str, list[Used]] = defaultdict(list)
-    for pid, kind in kinds.items():
-        then, now = before[pid], after[pid]
-        if then is not None and now is not None:
-            found[kind].append(Used((now.cpu_s - then.cpu_s) / took_s, (now.sleeps - then.sleeps) / took_s))
+    for pid, now in last.items():
+        then = first.get(pid, _NOTHING)
+        found[kinds[pid]].append(Used((now.cpu_s - then.cpu_s) / took_s, (now.sleeps - then.sleeps) / took_s))
     return found
+
+
+def _children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except OSError:
+        return []
 
 
 def table(rounds: list[dict[str, list[Used]]], kinds: dict[int, str]) -> list[str]:

@@ -5,6 +5,7 @@ Messages are hints to look again: every task loads the truth from PostgreSQL, so
 """
 
 import os
+import sys
 from typing import Any
 
 from celery import Celery, signals
@@ -13,6 +14,7 @@ from celery.beat import PersistentScheduler
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "controlplane.settings")
 
 from django.conf import settings
+from django.db import close_old_connections
 
 from controlplane.secret_key import require_secret_key
 from kernel.control_standing import HEARTBEAT_EVERY_S
@@ -116,6 +118,10 @@ app.conf.update(
         "kernel-trim-idempotent": {"task": "kernel.trim_idempotent_answers", "schedule": 3600.0},
     },
 )
+# Celery closes the connection to the database before and after each task unless told how many it may serve. Here it
+# lives as Django's do: so long, and not if it is broken.
+app.conf["CELERY_DB_REUSE_MAX"] = sys.maxsize
+signals.task_prerun.connect(lambda **_: close_old_connections(), weak=False)
 signals.celeryd_init.connect(lambda **_: require_secret_key(), weak=False)
 signals.beat_init.connect(lambda **_: require_secret_key(), weak=False)
 app.autodiscover_tasks(["audit", "kernel", "accounts", "models_registry", "fleet", "traffic"])
