@@ -6,7 +6,7 @@ It takes requests within a budget, has them signed in batches, and sends; the hu
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 from django.conf import settings
@@ -17,8 +17,8 @@ from engine_agent.protocol.messages import Trust as TrustMessage
 from fleet.consumers.batches import Batches
 from fleet.consumers.token_bucket import TokenBucket
 from fleet.selectors.trust import Trust, trust_now
-from fleet.services.certificate import CertificateOrder, SignedCertificate, certificates_issue
-from fleet.services.enrolment import AgentIdentity, credential_renew
+from fleet.services.certificate import CertificateOrder
+from fleet.services.enrolment import AgentCertificate, AgentIdentity, agent_certificates_issue
 from kernel import clock
 
 REQUESTS_PER_S, REQUESTS_BURST = 1 / 15.0, 4.0
@@ -36,12 +36,6 @@ class TrustedSession(Protocol):
     is_cut: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Signed:
-    certificate: SignedCertificate
-    credential: str | None
-
-
 class CertificateExchange:
     """Of one web process. `in_database` runs a blocking call; `send` sends within a limit, or
     cuts the session."""
@@ -53,7 +47,7 @@ class CertificateExchange:
     ) -> None:
         self._in_database = in_database
         self._send = send
-        self._orders: Batches[tuple[CertificateOrder, str], _Signed] = Batches(self._sign)
+        self._orders: Batches[tuple[CertificateOrder, str], AgentCertificate] = Batches(self._sign)
         self._tasks: set[asyncio.Task[object]] = set()
 
     def request(self, session: TrustedSession, message: CertificateRequest) -> None:
@@ -97,23 +91,15 @@ class CertificateExchange:
         if signed.credential is not None:
             await self._send(session, Credential(signed.credential), "its new credential")
 
-    async def _sign(self, orders: Sequence[tuple[CertificateOrder, str]]) -> list[_Signed | Exception]:
-        found: list[_Signed | Exception] = await self._in_database(_sign, orders)
+    async def _sign(self, orders: Sequence[tuple[CertificateOrder, str]]) -> list[AgentCertificate | Exception]:
+        issue = partial(agent_certificates_issue, now=clock.now())
+        found: list[AgentCertificate | Exception] = await self._in_database(issue, orders)
         return found
 
     def _start(self, work: Coroutine[Any, Any, object]) -> None:
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-
-def _sign(orders: Sequence[tuple[CertificateOrder, str]]) -> list[_Signed | Exception]:
-    now = clock.now()
-    outcomes = certificates_issue([order for order, _ in orders], now=now)
-    return [
-        outcome if isinstance(outcome, Exception) else _Signed(outcome, credential_renew(prefix=prefix, now=now))
-        for outcome, (_, prefix) in zip(outcomes, orders, strict=True)
-    ]
 
 
 def _message(trust: Trust) -> TrustMessage:

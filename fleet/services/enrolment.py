@@ -1,4 +1,5 @@
-"""How an agent gets its credential: a join token, bound to one agent and short-lived, is exchanged once."""
+"""How an agent gets its credential: a join token, bound to one agent and short-lived, is exchanged once. And what it
+gets as long as that counts: certificates, and newer credentials."""
 
 import hashlib
 import hmac
@@ -12,6 +13,7 @@ from django.db import connection, transaction
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, JoinToken, Machine
 from fleet.planning.states import MachineState
+from fleet.services.certificate import CertificateOrder, SignedCertificate, certificates_issue
 from kernel.secrets import secret_issue, secret_matches, secret_prefix
 
 JOIN_TOKENS_KEPT = timedelta(days=7)
@@ -37,6 +39,10 @@ _NONCE = re.compile(r"[0-9a-f]{32,128}")
 
 class EnrolmentRefused(Exception):
     """The token does not allow this enrolment; the text says why."""
+
+
+class CredentialRevoked(Exception):
+    """The credential that a certificate was asked for with counts no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +107,7 @@ def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: date
 
 def credential_issue(*, kind: str, subject: str, region: str, now: datetime) -> str:
     """A new credential, in the caller's transaction; older ones of the agent are revoked."""
-    AgentCredential.objects.filter(subject=subject, revoked_at__isnull=True).update(revoked_at=now)
+    AgentCredential.objects.filter(kind=kind, subject=subject, revoked_at__isnull=True).update(revoked_at=now)
     issued = secret_issue()
     AgentCredential.objects.create(
         prefix=issued.prefix, digest=issued.digest, kind=kind, subject=subject, region=region, created_at=now
@@ -138,10 +144,44 @@ def credentials_replaced(prefixes: list[str], *, now: datetime) -> int:
         return int(cursor.rowcount)
 
 
-def credential_renew(*, prefix: str, now: datetime) -> str | None:
+@dataclass(frozen=True, slots=True)
+class AgentCertificate:
+    """What an agent gets for its request; `credential`: a newer one, if its own is old enough."""
+
+    certificate: SignedCertificate
+    credential: str | None
+
+
+def agent_certificates_issue(
+    orders: Sequence[tuple[CertificateOrder, str]], *, now: datetime
+) -> list[AgentCertificate | Exception]:
+    """Sign what agents ask for, each with the prefix of the credential that it showed; where one is not signed, the
+    exception that says why: `CredentialRevoked`, `BadRequest` or `BadName`.
+
+    Whoever revokes one of these credentials meanwhile waits, and then revokes what was signed and renewed here, too.
+
+    Raises:
+        SealedAway: the key of the authority that signs cannot be opened.
+    """
+    prefixes = {prefix for _, prefix in orders}
+    with transaction.atomic():
+        rows = AgentCredential.objects.select_for_update().filter(prefix__in=prefixes, revoked_at__isnull=True)
+        counting = {row.prefix: row for row in rows.order_by("pk")}
+        signed = iter(certificates_issue([order for order, prefix in orders if prefix in counting], now=now))
+        outcomes: list[AgentCertificate | Exception] = []
+        for order, prefix in orders:
+            if prefix not in counting:
+                outcomes.append(CredentialRevoked(f"the credential that {order.subject} showed was revoked"))
+            elif isinstance(one := next(signed), Exception):
+                outcomes.append(one)
+            else:
+                outcomes.append(AgentCertificate(one, _renewed(counting[prefix], now)))
+    return outcomes
+
+
+def _renewed(row: AgentCredential, now: datetime) -> str | None:
     """A new credential for the agent of this one, if that is old enough. Both count until the new one is shown."""
-    row = AgentCredential.objects.filter(prefix=prefix, revoked_at__isnull=True).first()
-    if row is None or row.created_at > now - CREDENTIAL_RENEWED_AFTER:
+    if row.created_at > now - CREDENTIAL_RENEWED_AFTER:
         return None
     issued = secret_issue()
     AgentCredential.objects.create(

@@ -1,18 +1,20 @@
 """The fleet's authorities and what they sign: one name each, revoked for all, rotated without a gap."""
 
 import threading
+import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cryptography import x509
-from django.db import connections
+from django.db import connection, connections, transaction
 from django.test import override_settings
 
 from engine_agent.protocol.identity import BadName, IdentityKind
+from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.identity import Identity
-from fleet.models import AgentCredential, FleetAuthority, IssuedCertificate
+from fleet.models import AgentCredential, FleetAuthority, IssuedCertificate, JoinToken
 from fleet.planning.authority import AuthorityState
 from fleet.selectors.trust import Trust, trust_now
 from fleet.services import authority as authorities
@@ -29,6 +31,13 @@ from fleet.services.certificate import (
     agent_trust_end,
     certificate_issue,
     certificates_issue,
+)
+from fleet.services.enrolment import (
+    CREDENTIAL_RENEWED_AFTER,
+    AgentCertificate,
+    CredentialRevoked,
+    agent_certificates_issue,
+    join_token_issue,
 )
 from fleet.services.join import server_pin
 from kernel import clock
@@ -127,10 +136,12 @@ def test_one_bad_request_keeps_nobody_else_from_a_certificate(tmp_path: Path) ->
             CertificateOrder(NODE, "n-1", "no request"),
             CertificateOrder(NODE, "N 2", request),
             CertificateOrder(NODE, "n-3", request),
+            CertificateOrder(NODE, "n-4", request, believed="\0"),
+            CertificateOrder(NODE, "n-5", request, believed="A" * 64),
         ],
         now=NOW,
     )
-    assert [type(outcome) for outcome in outcomes] == [BadRequest, BadName, SignedCertificate]
+    assert [type(outcome) for outcome in outcomes] == [BadRequest, BadName, SignedCertificate, BadRequest, BadRequest]
     assert IssuedCertificate.objects.get().subject == "n-3"
 
 
@@ -150,6 +161,61 @@ def test_what_is_revoked_is_in_the_list_that_all_are_told(tmp_path: Path) -> Non
     assert AgentCredential.objects.get().revoked_at == NOW
     agent_trust_end(kind="node", subject="n-1", now=NOW)
     assert trust_now() == after
+
+
+@pytest.mark.django_db
+def test_whose_credential_was_revoked_gets_no_certificate_though_its_socket_is_open(tmp_path: Path) -> None:
+    for subject in ("n-1", "n-2"):
+        credential(subject)
+    request = Identity(tmp_path).signing_request()
+    agent_trust_end(kind="node", subject="n-1", now=NOW)
+    orders = [(CertificateOrder(NODE, subject, request), subject) for subject in ("n-1", "n-2")]
+    refused, issued = agent_certificates_issue(orders, now=NOW)
+    assert isinstance(refused, CredentialRevoked)
+    assert isinstance(issued, AgentCertificate)
+    assert IssuedCertificate.objects.get().subject == "n-2"
+
+
+def _someone_waits_for_a_lock() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT EXISTS (SELECT FROM pg_stat_activity"
+            " WHERE datname = current_database() AND wait_event_type = 'Lock')"
+        )
+        return bool(cursor.fetchone()[0])
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_revocation_during_the_signing_revokes_what_is_signed_and_renewed(tmp_path: Path) -> None:
+    authority_ensure(NOW)
+    credential("n-1")
+    later = NOW + CREDENTIAL_RENEWED_AFTER + timedelta(minutes=1)
+    order = CertificateOrder(NODE, "n-1", Identity(tmp_path).signing_request())
+
+    def revoke() -> None:
+        agent_trust_end(kind="node", subject="n-1", now=later)
+        connections.close_all()
+
+    revoking = threading.Thread(target=revoke)
+    with transaction.atomic():
+        (issued,) = agent_certificates_issue([(order, "n-1")], now=later)
+        revoking.start()
+        while revoking.is_alive() and not _someone_waits_for_a_lock():
+            time.sleep(0.01)  # until PostgreSQL says that it waits for this transaction
+    revoking.join()
+    assert isinstance(issued, AgentCertificate)
+    assert issued.credential
+    assert AgentCredential.objects.count() == 2
+    assert not AgentCredential.objects.filter(revoked_at__isnull=True).exists()
+    assert revoked_serials(trust_now()) == [IssuedCertificate.objects.get().serial]
+
+
+@pytest.mark.django_db
+def test_no_join_token_of_whose_trust_ended_is_left() -> None:
+    for kind, subject in ((AgentKind.NODE, "n-1"), (AgentKind.INGRESS, "n-1"), (AgentKind.NODE, "n-2")):
+        join_token_issue(kind=kind, subject=subject, region="r", expires_at=NOW + timedelta(minutes=15))
+    agent_trust_end(kind="node", subject="n-1", now=NOW)
+    assert set(JoinToken.objects.values_list("kind", "subject")) == {("ingress", "n-1"), ("node", "n-2")}
 
 
 @pytest.mark.django_db
