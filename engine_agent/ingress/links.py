@@ -39,10 +39,11 @@ def global_lines(fleet: str) -> list[str]:
 
 
 def listener_lines(fleet: str, host: str, ingress_port: int) -> list[str]:
-    """Where other regions' ingresses come in, and nobody else, whatever certificate of the fleet it has."""
+    """Where other regions' ingresses and the control plane come in, and nobody else, whatever certificate of the fleet
+    it has."""
     if not fleet:
         return []
-    ends = f".{IdentityKind.INGRESS}.{fleet}"
+    ends = f".{IdentityKind.INGRESS}.{fleet} .{IdentityKind.CONTROL}.{fleet}"
     return [
         f"bind {host}:{hop_port(ingress_port)} proto h1 name {HOPS} ssl {_FILES} no-tls-tickets",
         f"tcp-request session reject if {{ so_name {HOPS} }} !{{ ssl_c_s_dn(cn) -m end {ends} }}",

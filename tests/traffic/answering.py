@@ -1,16 +1,23 @@
-"""An ingress that answers one question on each connection as a test says, over real TCP."""
+"""An ingress that answers one question on each connection as a test says, over real TCP, plain or by TLS."""
 
 import asyncio
+import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from typing import Any, cast
+
+from engine_agent.protocol.ports import HOPS_ABOVE
+from traffic.planning.routing import IngressAddress
 
 Says = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
 @asynccontextmanager
-async def ingress(says: Says, sent: bytearray | None = None) -> AsyncIterator[tuple[str, int]]:
-    """Its address. It reads a request whose body is `{}` (into `sent`) and then does what `says` does."""
+async def ingress(
+    says: Says, sent: bytearray | None = None, tls: ssl.SSLContext | None = None
+) -> AsyncIterator[IngressAddress]:
+    """Where it is. It reads a request whose body is `{}` (into `sent`) and then does what `says` does. With `tls` it
+    listens where other regions come in."""
     serving: list[asyncio.Task[Any]] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -25,7 +32,8 @@ async def ingress(says: Says, sent: bytearray | None = None) -> AsyncIterator[tu
         with suppress(ConnectionError):
             await writer.wait_closed()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=tls)
     async with server:
-        yield server.sockets[0].getsockname()[:2]
+        port = server.sockets[0].getsockname()[1]
+        yield IngressAddress("i-x", "us-east-1", "127.0.0.1", port - HOPS_ABOVE if tls else port)
         await asyncio.gather(*serving)

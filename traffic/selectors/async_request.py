@@ -3,8 +3,9 @@
 from datetime import datetime, timedelta
 
 from traffic.models import AsyncRequest, Ingress, RoutingTable
+from traffic.planning.routing import IngressAddress
 from traffic.selectors.application import Application
-from traffic.selectors.routing import UnreadableTable, table_message
+from traffic.selectors.routing import UnreadableTable, ingress_addresses, table_message
 
 
 def async_request_of(application: Application, request_id: str) -> AsyncRequest | None:
@@ -43,9 +44,9 @@ def deployments_of_model(region: str, model: str) -> frozenset[str] | None:
     return frozenset(split | {pool.name for pool in message.pools if model in pool.models})
 
 
-def ingress_addresses_by_region() -> dict[str, list[tuple[str, int]]]:
-    """Region -> addresses of its ingresses."""
-    addresses: dict[str, list[tuple[str, int]]] = {}
-    for region, address, port in Ingress.objects.order_by("id").values_list("region_id", "address", "port"):
-        addresses.setdefault(region, []).append((address, port))
+def ingress_addresses_by_region() -> dict[str, list[IngressAddress]]:
+    """Region -> its ingresses, in a stable order."""
+    addresses: dict[str, list[IngressAddress]] = {}
+    for ingress in ingress_addresses():
+        addresses.setdefault(ingress.region, []).append(ingress)
     return addresses

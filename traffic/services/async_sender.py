@@ -17,6 +17,7 @@ from kernel import clock
 from kernel.metrics import ASYNC_ATTEMPTS
 from traffic.planning.async_request import AsyncSettings, AsyncState, AttemptResponse, Window
 from traffic.planning.key import sender_key_text
+from traffic.planning.routing import IngressAddress
 from traffic.selectors.async_request import ingress_addresses_by_region
 from traffic.services.async_lease import (
     LeasedRequest,
@@ -33,7 +34,7 @@ ANSWER_ROOM_S = 2.0
 """The cell itself ends a request at its deadline, and says so; its answer must have time to arrive."""
 CLAIMED_AT_ONCE = 8
 DATABASE_PAUSE_S = 2.0
-Addresses = dict[str, list[tuple[str, int]]]
+Addresses = dict[str, list[IngressAddress]]
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)

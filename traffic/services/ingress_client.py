@@ -1,21 +1,43 @@
 """Sends requests to an ingress over HTTP/1.1, within bounds, and takes the response whole or as a stream. It reports
-what happened and decides nothing. Cancelling one cuts its connection, and with that the engine of the cell stops."""
+what happened and decides nothing. Cancelling one cuts its connection, and with that the engine of the cell stops.
+
+It comes in where other regions' ingresses do, by TLS with the control plane's certificate, and checks that it is the
+ingress which it means.
+"""
 
 import asyncio
 import ssl
 from collections.abc import AsyncGenerator, Awaitable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import TypeVar
 
 import httpx
+from django.conf import settings
 
+from engine_agent.protocol.identity import IdentityKind, IdentityName
+from engine_agent.protocol.ports import hop_port
+from engine_agent.runtime.identity import Identity
 from traffic.planning.async_request import AttemptResponse
+from traffic.planning.routing import IngressAddress
 
 CONNECT_LIMIT_S = 3.0
 T = TypeVar("T")
 _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Ingresses are reached over plain HTTP: loading the usual authorities for each client would cost some 300 ms."""
+"""Where links are plain. Loading the usual authorities for each client would cost some 300 ms."""
+T = TypeVar("T")
+_NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Where links are plain. Loading the usual authorities for each client would cost some 300 ms."""
+
+
+@cache
+def _kept_identity() -> Identity:
+    return Identity(settings.SWITCHYARD_HOME / "control")
+
+
+_known: tuple[object, tuple[str, ssl.SSLContext]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +62,20 @@ class StreamBroken(Exception):
     """No whole response; the text says why."""
 
 
+class NoIdentity(Exception):
+    """This host has no certificate of the control plane, or one that cannot be read."""
+
+
 async def ingress_post(
-    address: tuple[str, int], path: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, max_bytes: int
+    ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str, str], *, limit_s: float, max_bytes: int
 ) -> AttemptResponse:
     """POST a JSON body and wait for the whole response. Never raises for what the other side does."""
     try:
         async with asyncio.timeout(limit_s), _client(min(CONNECT_LIMIT_S, limit_s)) as client:
-            response = await client.send(_post(address, path, body, headers), stream=True)
+            response = await client.send(_post(ingress, path, body, headers), stream=True)
             return await _whole(response, max_bytes)
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        return AttemptResponse(None, sent=False, reason=_unreachable(address, error))
+    except (httpx.ConnectError, httpx.ConnectTimeout, NoIdentity) as error:
+        return AttemptResponse(None, sent=False, reason=_unreachable(ingress, error))
     except TimeoutError:
         return AttemptResponse(None, reason=f"no whole answer within {limit_s:.3g} s")
     except httpx.TransportError as error:
@@ -57,7 +83,7 @@ async def ingress_post(
 
 
 async def ingress_stream(
-    address: tuple[str, int], path: str, body: bytes, headers: Mapping[str, str], limits: StreamLimits
+    ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str, str], limits: StreamLimits
 ) -> AsyncGenerator[ResponseHead | bytes, None]:
     """POST a JSON body. The head comes first, then the body in pieces.
 
@@ -66,12 +92,12 @@ async def ingress_stream(
     """
     try:
         async with _client(CONNECT_LIMIT_S) as client:
-            request = _post(address, path, body, headers)
+            request = _post(ingress, path, body, headers)
             async with aclosing(_parts(client, request, limits)) as parts:
                 async for part in parts:
                     yield part
-    except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-        raise StreamBroken(_unreachable(address, error)) from None
+    except (httpx.ConnectError, httpx.ConnectTimeout, NoIdentity) as error:
+        raise StreamBroken(_unreachable(ingress, error)) from None
     except httpx.TransportError as error:
         raise StreamBroken(_broken(error)) from None
 
@@ -113,18 +139,57 @@ async def _within(limit_s: float, step: Awaitable[T]) -> T:
 
 
 def _client(connect_s: float) -> httpx.AsyncClient:
-    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=connect_s), trust_env=False, verify=_NO_AUTHORITIES)
+    """
+    Raises:
+        NoIdentity: web, which makes it, has never run with this home.
+    """
+    context = _NO_AUTHORITIES if settings.PLAIN_LINKS else own_identity().read()[1]
+    return httpx.AsyncClient(timeout=httpx.Timeout(None, connect=connect_s), trust_env=False, verify=context)
 
 
-def _post(address: tuple[str, int], path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Request:
+def _post(ingress: IngressAddress, path: str, body: bytes, headers: Mapping[str, str]) -> httpx.Request:
     """Built by hand, so that none of the client's own headers (Accept-Encoding, User-Agent) reaches an engine."""
-    url = httpx.URL(scheme="http", host=address[0], port=address[1], raw_path=path.encode("ascii"))
+    scheme, port, extensions = "http", ingress.port, {}
+    if not settings.PLAIN_LINKS:
+        scheme, port = "https", hop_port(ingress.port)
+        # Also the name that must stand in its certificate.
+        extensions["sni_hostname"] = IdentityName(own_identity().read()[0], IdentityKind.INGRESS, ingress.id).dns
+    url = httpx.URL(scheme=scheme, host=ingress.address, port=port, raw_path=path.encode("ascii"))
     fixed = {"Content-Type": "application/json", "Connection": "close"}
-    return httpx.Request("POST", url, headers=httpx.Headers({**headers, **fixed}, encoding="latin-1"), content=body)
+    stated = httpx.Headers({**headers, **fixed}, encoding="latin-1")
+    return httpx.Request("POST", url, headers=stated, content=body, extensions=extensions)
 
 
-def _unreachable(address: tuple[str, int], error: httpx.TransportError) -> str:
-    return f"the ingress at {address[0]}:{address[1]} cannot be reached: {str(error) or type(error).__name__}"
+class OwnIdentity:
+    """The control plane's certificate on this host, which web keeps in this folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self._identity = Identity(folder)
+        self._known: tuple[object, tuple[str, ssl.SSLContext]] | None = None
+
+    def read(self) -> tuple[str, ssl.SSLContext]:
+        """The fleet's name, and what shows the certificate; read again when a file has changed.
+
+        Raises:
+            NoIdentity: it cannot be read.
+        """
+        stamp = self._identity.stamp()
+        if self._known is None or self._known[0] != stamp:
+            try:
+                self._known = (stamp, (self._identity.fleet(), self._identity.client_context()))
+            except (OSError, ValueError) as error:
+                raise NoIdentity(str(error)) from error
+        return self._known[1]
+
+
+@cache
+def own_identity() -> OwnIdentity:
+    return OwnIdentity(settings.SWITCHYARD_HOME / "control")
+
+
+def _unreachable(ingress: IngressAddress, error: Exception) -> str:
+    where = f"the ingress {ingress.id} at {ingress.address}:{ingress.port}"
+    return f"{where} cannot be reached: {str(error) or type(error).__name__}"
 
 
 def _broken(error: httpx.TransportError) -> str:

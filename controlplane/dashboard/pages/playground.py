@@ -18,6 +18,7 @@ from fleet.planning.states import CellState
 from kernel.access import Role, access_of
 from kernel.refusals import InvalidInput
 from traffic.planning.key import playground_key_text
+from traffic.planning.routing import IngressAddress
 from traffic.selectors.async_request import ingress_addresses_by_region
 from traffic.selectors.key import key_standing
 
@@ -72,12 +73,12 @@ async def playground_chat(request: HttpRequest) -> HttpResponseBase:
         chat = parse_chat_request(request.body)
         if not await sync_to_async(_may_chat)(request, chat.deployment):
             return _error(403, f"chatting with {chat.deployment} needs the {Role.OPERATOR} role")
-        address, headers = await sync_to_async(_ingress)(chat)
+        ingress, headers = await sync_to_async(_ingress)(chat)
     except InvalidInput as invalid:
         return _error(400, str(invalid))
     if message := chat_limit_reached(user.get_username()):
         return _error(429, message)
-    events = stream_chat(user.get_username(), address, chat.body(), headers)
+    events = stream_chat(user.get_username(), ingress, chat.body(), headers)
     # A proxy in front must not buffer the stream.
     return StreamingHttpResponse(events, content_type="text/event-stream", headers={"X-Accel-Buffering": "no"})
 
@@ -87,8 +88,8 @@ def _may_chat(request: HttpRequest, deployment: str) -> bool:
     return access_of(request).may(Role.OPERATOR, deployment)
 
 
-def _ingress(chat: ChatRequest) -> tuple[tuple[str, int], dict[str, str]]:
-    """The ingress's address, and the headers: with the user's key, else, where keys are required, the internal one."""
+def _ingress(chat: ChatRequest) -> tuple[IngressAddress, dict[str, str]]:
+    """The ingress, and the headers: with the user's key, else, where keys are required, the internal one."""
     if not Deployment.objects.filter(name=chat.deployment).exists():
         raise InvalidInput(field="deployment", rule="exists", message=f"there is no deployment {chat.deployment!r}")
     ingresses = ingress_addresses_by_region().get(chat.region)

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing
 
 from controlplane.chat_stream import ChatStreamParser, error_message
+from traffic.planning.routing import IngressAddress
 from traffic.services.ingress_client import ResponseHead, StreamBroken, StreamLimits, ingress_stream
 
 MAX_PER_USER = 3
@@ -28,13 +29,13 @@ def chat_limit_reached(user: str) -> str:
 
 
 async def stream_chat(
-    user: str, address: tuple[str, int], body: bytes, headers: dict[str, str], limits: StreamLimits = LIMITS
+    user: str, ingress: IngressAddress, body: bytes, headers: dict[str, str], limits: StreamLimits = LIMITS
 ) -> AsyncGenerator[bytes, None]:
     """Events for the browser: `head` (the cell that serves), `text`, at last `end` with figures, or `error`."""
     _running[user] += 1
     parser = ChatStreamParser(time.monotonic())
     try:
-        async with aclosing(ingress_stream(address, "/v1/chat/completions", body, headers, limits)) as parts:
+        async with aclosing(ingress_stream(ingress, "/v1/chat/completions", body, headers, limits)) as parts:
             async for event in _events(parts, parser):
                 yield event
     except StreamBroken as broken:

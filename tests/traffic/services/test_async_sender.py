@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler
 from time import monotonic, sleep
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -30,6 +31,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True)]
 
 QUICK = AsyncSettings(poll_s=0.01, renew_every_s=0.02, first_retry_s=0.01, longest_retry_s=0.02)
 DEADLINE_S = 60.0
+
+
+@pytest.fixture(autouse=True)
+def _plain_links(settings: Any) -> None:
+    settings.PLAIN_LINKS = True
 
 
 @pytest.fixture
@@ -175,7 +181,12 @@ def sender_process() -> "subprocess.Popen[bytes]":
     url = urlsplit(os.environ["DATABASE_URL"])._replace(path=f"/{connection.settings_dict['NAME']}").geturl()
     return subprocess.Popen(
         [sys.executable, "manage.py", "sender"],
-        env={**os.environ, "DATABASE_URL": url, "SWITCHYARD_SECRET_KEY": django_settings.SECRET_KEY},
+        env={
+            **os.environ,
+            "DATABASE_URL": url,
+            "SWITCHYARD_SECRET_KEY": django_settings.SECRET_KEY,
+            "SWITCHYARD_PLAIN_LINKS": "1",
+        },
         cwd=django_settings.BASE_DIR,
     )
 

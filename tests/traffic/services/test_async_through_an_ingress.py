@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 from asgiref.sync import sync_to_async
@@ -23,6 +23,11 @@ from traffic.services.key import key_create
 pytestmark = [pytest.mark.processes, pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
 LIMIT_S = 60.0
 T = TypeVar("T")
+
+
+@pytest.fixture(autouse=True)
+def _plain_links(settings: Any) -> None:
+    settings.PLAIN_LINKS = True
 
 
 async def asked_of_the_database(work: Callable[[], T]) -> T:

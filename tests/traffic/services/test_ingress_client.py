@@ -2,20 +2,33 @@
 
 import asyncio
 from contextlib import suppress
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from engine_agent.protocol.identity import CONTROL_ID, IdentityKind
+from engine_agent.runtime.identity import peer_name
+from tests.engine_agent.authority import FleetOfTests
 from tests.traffic.answering import ingress
 from traffic.planning.async_request import AttemptResponse
+from traffic.planning.routing import IngressAddress
+from traffic.services import ingress_client
 from traffic.services.ingress_client import ResponseHead, StreamBroken, StreamLimits, ingress_post, ingress_stream
 
 pytestmark = pytest.mark.asyncio
 
 HEAD = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nX-Switchyard-Cell: c-1\r\n\r\n"
 QUICK = StreamLimits(first_s=5, silent_s=5, whole_s=10)
+NOBODY = IngressAddress("i-x", "us-east-1", "127.0.0.1", 1)
 
 
-async def read(address: tuple[str, int], limits: StreamLimits = QUICK) -> list[ResponseHead | bytes]:
+@pytest.fixture(autouse=True)
+def _plain_links(settings: Any) -> None:
+    settings.PLAIN_LINKS = True
+
+
+async def read(address: IngressAddress, limits: StreamLimits = QUICK) -> list[ResponseHead | bytes]:
     return [part async for part in ingress_stream(address, "/v1/x", b"{}", {"X-One": "1"}, limits)]
 
 
@@ -64,7 +77,7 @@ async def test_an_answer_without_end_is_cut() -> None:
 
 async def test_nobody_there_is_told() -> None:
     with pytest.raises(StreamBroken, match="cannot be reached"):
-        await read(("127.0.0.1", 1))
+        await read(NOBODY)
 
 
 async def test_who_stops_reading_cuts_the_connection() -> None:
@@ -84,7 +97,7 @@ async def test_who_stops_reading_cuts_the_connection() -> None:
         await asyncio.wait_for(gone.wait(), 5)
 
 
-async def post(address: tuple[str, int], limit_s: float = 5.0) -> AttemptResponse:
+async def post(address: IngressAddress, limit_s: float = 5.0) -> AttemptResponse:
     return await ingress_post(address, "/v1/x", b"{}", {"X-One": "\u00e9"}, limit_s=limit_s, max_bytes=50)
 
 
@@ -100,7 +113,7 @@ async def test_a_whole_response_arrives_with_its_status_and_when_to_come_back() 
     assert head[0] == "post /v1/x http/1.1"
     assert sorted(head[1:-2]) == [
         "connection: close", "content-length: 2", "content-type: application/json",
-        f"host: {address[0]}:{address[1]}", "x-one: \u00e9",
+        f"host: {address.address}:{address.port}", "x-one: \u00e9",
     ]  # fmt: skip
 
 
@@ -134,6 +147,55 @@ async def test_a_response_that_takes_too_long_is_cut() -> None:
 
 
 async def test_an_ingress_that_is_away_has_begun_nothing() -> None:
-    received = await post(("127.0.0.1", 1))
+    received = await post(NOBODY)
     assert (received.status, received.sent) == (None, False)
     assert "cannot be reached" in received.reason
+
+
+@pytest.fixture
+def fleet(settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FleetOfTests:
+    """Its control plane has a certificate, and links are not plain."""
+    settings.PLAIN_LINKS, settings.SWITCHYARD_HOME = False, tmp_path
+    monkeypatch.setattr(ingress_client, "own_identity", lambda: ingress_client.OwnIdentity(tmp_path / "control"))
+    fleet = FleetOfTests()
+    fleet.certify(tmp_path / "control", IdentityKind.CONTROL, CONTROL_ID)
+    return fleet
+
+
+async def ok(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+
+
+async def test_both_ends_show_who_they_are(fleet: FleetOfTests, tmp_path: Path) -> None:
+    came: list[str] = []
+
+    async def says(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        came.append(str(peer_name(writer.get_extra_info("ssl_object")).kind))
+        await ok(reader, writer)
+
+    identity = fleet.certify(tmp_path / "i-x", IdentityKind.INGRESS, "i-x")
+    async with ingress(says, tls=identity.server_context()) as address:
+        assert (await post(address)).status == 200
+    assert came == ["control"]
+
+
+@pytest.mark.parametrize(("kind", "subject"), [(IdentityKind.INGRESS, "i-y"), (IdentityKind.NODE, "n-0a1b2c3d")])
+async def test_nothing_is_sent_to_whoever_has_another_name(
+    fleet: FleetOfTests, tmp_path: Path, kind: IdentityKind, subject: str
+) -> None:
+    sent = bytearray()
+    identity = fleet.certify(tmp_path / subject, kind, subject)
+    async with ingress(ok, sent, tls=identity.server_context()) as address:
+        received = await post(address)
+    assert (received.status, received.sent, bytes(sent)) == (None, False, b"")
+    assert "cannot be reached" in received.reason
+
+
+async def test_a_host_without_a_certificate_of_the_control_plane_sends_nothing(
+    settings: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.PLAIN_LINKS, settings.SWITCHYARD_HOME = False, tmp_path
+    monkeypatch.setattr(ingress_client, "own_identity", lambda: ingress_client.OwnIdentity(tmp_path / "control"))
+    received = await post(NOBODY)
+    assert (received.status, received.sent) == (None, False)
+    assert "ca.pem is missing" in received.reason

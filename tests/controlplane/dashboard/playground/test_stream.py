@@ -17,6 +17,11 @@ HEAD = (
 )
 
 
+@pytest.fixture(autouse=True)
+def _plain_links(settings: Any) -> None:
+    settings.PLAIN_LINKS = True
+
+
 def chunk(body: bytes) -> bytes:
     return f"{len(body):x}\r\n".encode() + body + b"\r\n"
 
