@@ -8,6 +8,7 @@ from ipaddress import ip_network
 from pathlib import Path
 from typing import Any
 
+from engine_agent.protocol.links import links_are_plain
 from engine_agent.protocol.log_lines import log_format
 from kernel.database_limits import connection_options
 from kernel.database_url import BadDatabaseUrl, database_settings
@@ -42,6 +43,13 @@ def _database() -> dict[str, Any]:
         raise SystemExit(str(error)) from None
 
 
+def _plain_links() -> bool:
+    try:
+        return links_are_plain(os.environ)
+    except ValueError as error:
+        raise SystemExit(str(error)) from None
+
+
 def _networks(name: str) -> list[str]:
     """Addresses and networks; a misspelt one must not quietly trust nobody, or everybody."""
     try:
@@ -61,7 +69,7 @@ SWITCHYARD_INGRESS_PORT = int(os.environ.get("SWITCHYARD_INGRESS_PORT", "8080"))
 SWITCHYARD_NODE_PORTS = int(os.environ.get("SWITCHYARD_NODE_PORTS", "21000"))
 """First port that the `local` provider hands to nodes; each owns a block from there upwards."""
 SWITCHYARD_AGENT_PORT = int(os.environ.get("SWITCHYARD_AGENT_PORT") or SWITCHYARD_PORT + 443)
-PLAIN_LINKS = _flag("SWITCHYARD_PLAIN_LINKS", False)
+PLAIN_LINKS = _plain_links()
 """For measurements: no TLS between the parts of a fleet; agents connect to `SWITCHYARD_PORT`."""
 SWITCHYARD_AGENT_URL = os.environ.get("SWITCHYARD_AGENT_URL") or (
     f"http://127.0.0.1:{SWITCHYARD_PORT}" if PLAIN_LINKS else f"https://127.0.0.1:{SWITCHYARD_AGENT_PORT}"

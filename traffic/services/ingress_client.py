@@ -27,17 +27,6 @@ CONNECT_LIMIT_S = 3.0
 T = TypeVar("T")
 _NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 """Where links are plain. Loading the usual authorities for each client would cost some 300 ms."""
-T = TypeVar("T")
-_NO_AUTHORITIES = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-"""Where links are plain. Loading the usual authorities for each client would cost some 300 ms."""
-
-
-@cache
-def _kept_identity() -> Identity:
-    return Identity(settings.SWITCHYARD_HOME / "control")
-
-
-_known: tuple[object, tuple[str, ssl.SSLContext]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,9 @@ async def test_a_table_that_names_no_node_is_refused(ingress: RunningIngress) ->
 
 
 @pytest.mark.asyncio
-async def test_only_ingresses_of_the_fleet_come_in_where_regions_meet(ingress: RunningIngress, tmp_path: Path) -> None:
+async def test_only_ingresses_of_the_fleet_and_its_control_plane_come_in_where_regions_meet(
+    ingress: RunningIngress, tmp_path: Path
+) -> None:
     async with FakeCell("a").running() as cell:
         await ingress.route(pool(cell))
         await ingress.sees(a="up")
@@ -65,7 +67,7 @@ async def test_only_ingresses_of_the_fleet_come_in_where_regions_meet(ingress: R
         assert cell.requests[-1].headers["x-switchyard-hop"].startswith(AWAY)
         stranger = FleetOfTests().certify(tmp_path / "stranger", INGRESS, "i-elsewhere")
         stranger.store_trust(bundle=fleet_of_rigs().bundle, revoked=fleet_of_rigs().revoked)
-        for sender in (identity_of(NODE, "n-0c0c0c0c"), identity_of(IdentityKind.CONTROL, "control"), stranger):
+        for sender in (identity_of(NODE, "n-0c0c0c0c"), identity_of(IdentityKind.MACHINE, "m-0c0c0c0c"), stranger):
             with pytest.raises((httpx.TransportError, ssl.SSLError)):
                 await ingress.post_hop(BODY, sender, **marked(HOP_SECRET))
         nobody = ssl.create_default_context(cafile=str(ingress.identity.bundle_file))
@@ -75,7 +77,8 @@ async def test_only_ingresses_of_the_fleet_come_in_where_regions_meet(ingress: R
                 await client.get(f"https://127.0.0.1:{hop_port(ingress.settings.port)}/healthz")
         assert (await ingress.post(BODY, **marked(HOP_SECRET))).status_code == 200
         assert "x-switchyard-hop" not in cell.requests[-1].headers, "it is an application's word, however well signed"
-        assert len(cell.requests) == 2
+        assert (await ingress.post_hop(BODY, identity_of(IdentityKind.CONTROL, "control"))).status_code == 200
+        assert len(cell.requests) == 3
 
 
 @pytest.mark.asyncio

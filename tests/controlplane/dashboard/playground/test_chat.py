@@ -63,7 +63,8 @@ def test_a_user_has_few_chats_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_key_is_sent_only_where_one_is_required_or_given() -> None:
     one_more_of_everything(0)
     plain, named = (parse_chat_request(json.dumps(BODY | key).encode()) for key in ({}, {"key": "sw_a_b"}))
-    assert _ingress(plain) == (("127.0.0.1", 8080), {})
+    ingress, headers = _ingress(plain)
+    assert (ingress.address, ingress.port, headers) == ("127.0.0.1", 8080, {})
     assert _ingress(named)[1] == {"Authorization": "Bearer sw_a_b"}
     KeyPolicy.objects.update_or_create(defaults={"required": True})
     internal = playground_key_text(settings.SECRET_KEY)
