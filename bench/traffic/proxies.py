@@ -20,9 +20,11 @@ from typing import Any
 
 from bench.traffic import contenders, wire
 from bench.traffic.contenders import MODEL, PEERS, PLACES, Contender
+from bench.traffic.identities import BenchFleet
 from engine_agent.protocol.ingress_messages import Affinity, CellEndpoint
 
 CACHE = contenders.ROOT / ".cache" / "bench"
+WHOLE_PATH, PLAIN_PATH = "ingress + cell proxy", "ingress + cell proxy (plain links)"
 CELLS = 2
 CONNECTIONS = 64
 CLOSED_S, RATE_S, CHUNKS_S = 1.5, 3.0, 1.5
@@ -78,8 +80,12 @@ def _begin(
             port = base + 10 + number
             process = stack.enter_context(contenders.ingress(folder / name, port, ends, affinity, *options))
             found.append(Contender(name, port, (process,)))
-    if not only or "ingress + cell proxy" in only:
-        found.append(stack.enter_context(_whole_path(folder, base, stubs)))
+    if not only or WHOLE_PATH in only:
+        found.append(
+            stack.enter_context(_whole_path(folder / "whole-path", base + 20, stubs, WHOLE_PATH, BenchFleet()))
+        )
+    if not only or PLAIN_PATH in only:
+        found.append(stack.enter_context(_whole_path(folder / "plain-path", base + 60, stubs, PLAIN_PATH, None)))
     for number, peer in enumerate(PEERS):
         if only and peer.name not in only:
             continue
@@ -97,16 +103,19 @@ def _begin(
 
 
 @contextlib.contextmanager
-def _whole_path(folder: Path, base: int, stubs: list[int]) -> Iterator[Contender]:
+def _whole_path(folder: Path, port: int, stubs: list[int], name: str, fleet: BenchFleet | None) -> Iterator[Contender]:
     with ExitStack() as stack:
+        certify = fleet.certify_node if fleet else None
         proxies = [
-            stack.enter_context(contenders.cell_proxy(folder, number, base + 30 + 10 * number, port))
-            for number, port in enumerate(stubs)
+            stack.enter_context(contenders.cell_proxy(folder, number, port + 10 + 10 * number, stub, certify))
+            for number, stub in enumerate(stubs)
         ]
         ends = [end for end, _ in proxies]
-        process = stack.enter_context(contenders.ingress(folder / "ingress-and-cell-proxy", base + 20, ends))
-        contenders.wait_until_it_answers(base + 20)
-        yield Contender("ingress + cell proxy", base + 20, (process, *(proxy for _, proxy in proxies)))
+        process = stack.enter_context(
+            contenders.ingress(folder / "ingress", port, ends, certify=fleet.certify_ingress if fleet else None)
+        )
+        contenders.wait_until_it_answers(port)
+        yield Contender(name, port, (process, *(proxy for _, proxy in proxies)))
 
 
 def measure(program: Path, contender: Contender) -> list[dict[str, Any]]:

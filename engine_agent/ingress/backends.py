@@ -107,7 +107,7 @@ def server_arguments(server: Server, times: Times) -> str:
     """A server's address and keywords, the same in the file and for `add server`, which inherits no defaults."""
     host = f"[{server.address}]" if ":" in server.address else server.address
     arguments = [f"{host}:{server.port}", "check", f"fastinter {times.check_fast_ms}ms", "fall 2", "rise 1"]
-    arguments += [*_passive_checks(server), "on-error mark-down", f"pool-purge-delay {times.idle_purge_ms}ms"]
+    arguments += [*_passive_checks(server), "on-error mark-down", f"pool-purge-delay {times.idle_purge_s}s"]
     arguments += [f"weight {server.weight}", *links.server_arguments(server.tls_name)]
     arguments += [f"inter {times.check_interval_ms}ms"]
     arguments += [f"maxconn {server.max_connections}"] if server.cell else []

@@ -49,8 +49,9 @@ class Times:
     """Between checks once one has failed."""
     check_timeout_ms: int = 1000
     parser_check_interval_ms: int = 200
-    idle_purge_ms: int = 100
-    """A server with idle connections cannot be deleted: facts of HAProxy 2.8, `del server`."""
+    idle_purge_s: int = 20
+    """How often idle connections to a cell that were not needed meanwhile are closed: a new one costs a TLS handshake.
+    A server that goes into maintenance, which is before it is deleted, loses its own at once."""
     old_worker_s: int = 900
     """How long streams may keep the worker alive that a reload replaced."""
     silent_after_s: float = 10.0
