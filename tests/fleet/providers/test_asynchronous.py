@@ -118,5 +118,5 @@ def test_a_provider_of_other_hosts_is_not_stopped_with_this_one() -> None:
 
 
 def test_an_unknown_provider_is_refused_with_the_names_of_those_that_there_are() -> None:
-    with pytest.raises(ProviderError, match="unknown provider 'mars'; there is: local, ordering"):
+    with pytest.raises(ProviderError, match="unknown provider 'mars'; there is: local, machines, ordering"):
         provider_named("mars")
