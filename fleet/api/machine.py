@@ -98,14 +98,14 @@ class MachineViewSet(ReadOnlyModelViewSet[Machine]):
     @action(detail=True, methods=["post"])
     def remove(self, request: Request, id: str) -> Response:
         """Have a machine leave: the cell on it is replaced first, then it stops, wipes what it held and uninstalls
-        itself. 409 for a machine of another provider, and for one that is leaving or gone."""
+        itself. 409 for a machine of another provider, and for one that is gone, or leaving and connected."""
         return self._act(machine_remove, request)
 
     @extend_schema(operation_id="machines_revoke", request=WhySerializer, responses={200: MachineSerializer})
     @action(detail=True, methods=["post"])
     def revoke(self, request: Request, id: str) -> Response:
-        """Trust a machine no longer, nor the node that it runs: their credentials and certificates are revoked, and
-        their sockets are cut within 5 s. Repeating it changes nothing."""
+        """Trust a machine no longer, nor what it runs: their credentials and certificates are revoked, and their
+        sockets are cut within 5 s. A host that joined never comes back as this machine. Repeating changes nothing."""
         return self._act(machine_revoke, request)
 
     def _act(self, service: Any, request: Request) -> Response:

@@ -44,7 +44,8 @@ class Invitation(models.Model):
 class Machine(models.Model):
     """One machine of any provider. `runs`: the id of the node or ingress that it is, "" while it is none.
 
-    `provider_id` is what its provider calls it. `leaving`: an operator removed it, and what it runs goes first.
+    `provider_id` is what its provider calls it. `leaving`: an operator removed it, and what it runs goes first. Who is
+    `revoked_at` some time is leaving, runs nothing new, enrols nothing, and never comes back under this id.
     `instance_type` is what it was invited as (`type_stated`), or what its agent found. `desired_version` grows with
     every order; `facts` is a `MachineFacts` of machines that joined.
     """
@@ -58,6 +59,7 @@ class Machine(models.Model):
     reason = models.TextField(blank=True)
     runs = models.CharField(max_length=64, blank=True)
     leaving = models.BooleanField(default=False)
+    revoked_at = models.DateTimeField(null=True)
     address = models.CharField(max_length=64, blank=True)
     port_base = models.PositiveIntegerField(null=True)
     instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, null=True, related_name="machines")

@@ -12,6 +12,7 @@ from django.db import connection, transaction
 
 from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, JoinToken, Machine
+from fleet.planning.machines import POOLED
 from fleet.planning.states import MachineState
 from fleet.services.certificate import CertificateOrder, SignedCertificate, certificates_issue
 from kernel.secrets import secret_issue, secret_matches, secret_prefix
@@ -100,7 +101,8 @@ def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: date
     """A machine shows its own credential for the agent that it was told to run, so no join token travels to it."""
     with transaction.atomic():
         row = Machine.objects.select_for_update().get(id=machine.id)
-        if row.state != MachineState.TAKEN or (row.role, row.runs) != (kind, subject):
+        is_told = row.provider == POOLED and row.state == MachineState.TAKEN and row.revoked_at is None
+        if not is_told or (row.role, row.runs) != (kind, subject):
             raise EnrolmentRefused(f"{machine.id} is not told to run {kind} {subject}")
         return credential_issue(kind=kind, subject=subject, region=row.region_id, now=now)
 

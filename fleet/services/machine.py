@@ -4,16 +4,19 @@ fleet.providers.machines."""
 import contextlib
 import hashlib
 import hmac
+import secrets
 from datetime import datetime, timedelta
 from typing import NamedTuple
 
 from django.db import transaction
 
 from engine_agent.protocol.machine_messages import is_machine_id, machine_id_of
-from fleet.models import AgentCredential, CellMember, InstanceType, Invitation, Machine, Node, Region
+from engine_agent.protocol.states import AgentKind
+from fleet.models import CellMember, InstanceType, Invitation, Machine, Node, Region
 from fleet.planning.decisions import RetireNode
-from fleet.planning.machines import POOLED
+from fleet.planning.machines import POOLED, SILENT_AFTER_S, silent_for_s
 from fleet.planning.states import MACHINE_ALLOWED, MachineRole, MachineState, NodeState
+from fleet.services.certificate import agent_trust_end
 from fleet.services.enrolment import credential_issue
 from fleet.services.node import node_retire
 from fleet.services.node_actions import node_replacement_request
@@ -164,8 +167,8 @@ def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datet
 
 def _check_same(known: Machine, invitation: Invitation, nonce: str) -> None:
     same = known.invitation_id == invitation.pk and hmac.compare_digest(known.nonce_digest, _digest(nonce))
-    if not same or known.state == MachineState.GONE:
-        raise InvitationRefused(f"{known.id} joined with another token or was removed; uninstall it first")
+    if not same or known.state == MachineState.GONE or known.revoked_at is not None:
+        raise InvitationRefused(f"{known.id} joined with another token, was revoked or was removed; uninstall it first")
 
 
 def _machine_create(subject: str, nonce: str, invitation: Invitation, now: datetime) -> None:
@@ -245,10 +248,11 @@ def machine_move(machine: Machine, to: MachineState, reason: str, *, now: dateti
 
 def machine_remove(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Have a machine leave: what serves on it is replaced first, then it stops, wipes and uninstalls itself. One that
-    is not connected, and runs nothing, is gone at once; its credential is refused from now on.
+    is not connected, and runs nothing, is gone at once; its credential is refused from now on. So is one that went away
+    before it said that it had left, when it is removed again.
 
     Raises:
-        Conflict: another provider's, gone or leaving already, or its node is being replaced already.
+        Conflict: another provider's, gone, leaving already and there, or its node is being replaced already.
     """
     reason = f"removed by {actor}" + (f": {why}" if why else "")
     with transaction.atomic():
@@ -256,13 +260,25 @@ def machine_remove(*, machine_id: str, actor: str, now: datetime, why: str = "")
         if machine.provider != POOLED:
             noun = f"node {machine.runs}" if machine.runs else "it"
             raise Conflict(f"{machine.id} belongs to provider {machine.provider}; replace or give back {noun} instead")
-        if machine.state == MachineState.GONE or machine.leaving:
-            raise Conflict(f"{machine.id} is {'gone' if machine.state == MachineState.GONE else 'leaving'} already")
+        if machine.state == MachineState.GONE:
+            raise Conflict(f"{machine.id} is gone already")
+        if machine.leaving:
+            _forget_away(machine, reason, now)
+            return
         Machine.objects.filter(id=machine.id).update(leaving=True, reason=reason)
         if not machine.connected:
-            AgentCredential.objects.filter(subject=machine.id, revoked_at__isnull=True).update(revoked_at=now)
+            agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
         _leave(machine, actor, reason, why, now)
         live.push("machines")
+
+
+def _forget_away(machine: Machine, reason: str, now: datetime) -> None:
+    silent_s = silent_for_s(machine.last_seen_at, now)
+    is_away = not machine.connected or (silent_s is not None and silent_s > SILENT_AFTER_S)
+    if not is_away or machine.state not in {MachineState.WIPING, MachineState.LEAVING}:
+        raise Conflict(f"{machine.id} is leaving already")
+    agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
+    machine_move(machine, MachineState.GONE, f"{reason}, while away", now=now, runs="", connected=False)
 
 
 def _leave(machine: Machine, actor: str, reason: str, why: str, now: datetime) -> None:
@@ -280,7 +296,8 @@ def _leave(machine: Machine, actor: str, reason: str, why: str, now: datetime) -
 
 
 def machine_launched(node: Node, *, now: datetime) -> None:
-    """The machine of a node whose provider keeps none of its own: one for each launch, with the node's digits."""
+    """The machine of a node whose provider keeps none of its own: one for each launch, with the node's digits if they
+    are free. Whoever joins chooses digits by its nonce, and keeps its row."""
     if node.region.provider == POOLED:
         return
     columns = {
@@ -293,9 +310,11 @@ def machine_launched(node: Node, *, now: datetime) -> None:
         "instance_type_id": node.instance_type_id,
         "state_since": now,
     }
-    Machine.objects.update_or_create(
-        id=f"m-{node.id.removeprefix('n-')}", defaults=columns, create_defaults={**columns, "created_at": now}
-    )
+    if not Machine.objects.filter(runs=node.id).exclude(provider=POOLED).update(**columns):
+        name = f"m-{node.id.removeprefix('n-')}"
+        if Machine.objects.filter(id=name).exists():
+            name = f"m-{secrets.token_hex(4)}"
+        Machine.objects.create(id=name, **columns, created_at=now)
     live.push("machines")
 
 

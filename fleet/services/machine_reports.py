@@ -10,10 +10,11 @@ from django.db import transaction
 
 from engine_agent.protocol.machine_messages import MachineFacts, MachineReport
 from engine_agent.protocol.messages import Hello
-from engine_agent.protocol.states import MachinePhase
-from fleet.models import AgentCredential, InstanceType, Machine
+from engine_agent.protocol.states import AgentKind, MachinePhase
+from fleet.models import InstanceType, Machine
 from fleet.planning.machines import instance_type_of
 from fleet.planning.states import MachineState
+from fleet.services.certificate import agent_trust_end
 from fleet.services.machine import machine_move, machine_remove
 from kernel import hints, live
 from kernel.refusals import Conflict
@@ -68,6 +69,8 @@ def _hello_store(hello: Hello, now: datetime) -> None:
         machine = Machine.objects.select_for_update().filter(id=hello.id).exclude(state=MachineState.GONE).first()
         if machine is None:
             raise Conflict(f"{hello.id} was removed; uninstall it and join it with a new token")
+        if machine.revoked_at is not None:
+            raise Conflict(f"{hello.id} was revoked; uninstall it and join it with a new token")
         if not machine.type_stated and machine.state in {MachineState.JOINING, MachineState.POOL}:
             shapes = [kind.shape() for kind in InstanceType.objects.all()]
             machine.instance_type_id = instance_type_of(facts, shapes) or None
@@ -122,4 +125,4 @@ def _move_on(machine: Machine, report: MachineReport, now: datetime) -> None:
             live.push_desired([machine.id])
     elif machine.state == MachineState.LEAVING and report.phase is MachinePhase.LEFT:
         machine_move(machine, MachineState.GONE, "it has uninstalled itself", now=now, connected=False)
-        AgentCredential.objects.filter(subject=machine.id, revoked_at__isnull=True).update(revoked_at=now)
+        agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)

@@ -10,9 +10,11 @@ from django.db import transaction
 from engine_agent.protocol.states import AgentKind
 from fleet.models import CellMember, Machine, Node
 from fleet.planning.fault_rules import Rule
-from fleet.planning.states import NODE_ALLOWED, NodeState
+from fleet.planning.machines import POOLED
+from fleet.planning.states import NODE_ALLOWED, MachineState, NodeState
 from fleet.services.certificate import agent_trust_end
 from fleet.services.desired import desired_changed
+from fleet.services.machine import machine_move
 from fleet.services.replacement import replacement_begin
 from kernel import hints, live
 from kernel.events import event_record
@@ -22,55 +24,80 @@ from kernel.tones import Tone
 
 def node_revoke(*, node_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Trust a node no longer. It is faulty from now on, whatever limits repairs have: no request goes there, its cell
-    is lost and gets another node.
+    is lost and gets another node. A joined host that runs it could enrol it again, so it is revoked with it.
 
     Raises:
         Conflict: the node is retired; what it had was revoked then.
     """
     with transaction.atomic():
+        machine = host_locked(node_id)
         node = Node.objects.select_for_update().get(id=node_id)
         if node.state == NodeState.RETIRED:
             raise Conflict(f"node {node.id} is retired; its credential and certificates were revoked then")
-        agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
-        reason = _reason(actor, why)
-        cell = CellMember.objects.filter(node=node).values_list("cell_id", flat=True).first() or ""
-        node.cordoned = True
-        if NodeState.FAULTY in NODE_ALLOWED[NodeState(node.state)]:
-            node.state, node.reason, node.state_since = NodeState.FAULTY.value, reason, now
-            replacement_begin(node=node.id, cell=cell, rule=Rule.OPERATOR, reason=reason, now=now)
-        node.save(update_fields=["cordoned", "state", "reason", "state_since"])
-        desired_changed([node.id])
-        event_record(
-            kind="node.revoked",
-            message=f"{node.id} is trusted no longer: {reason}",
-            tone=Tone.BAD,
-            now=now,
-            actor=actor,
-            region=node.region_id,
-            node=node.id,
-            cell=cell,
-        )
-        live.push("nodes", node.id)
-        hints.ring("fleet.reconcile")
+        if machine is not None:
+            _machine_end(machine, actor, now, why)
+        _node_end(node, actor, now, why)
+
+
+def host_locked(agent_id: str) -> Machine | None:
+    """The joined host that runs this node or ingress, in the caller's transaction; None of other providers."""
+    rows = Machine.objects.select_for_update().filter(runs=agent_id, provider=POOLED)
+    return rows.exclude(state=MachineState.GONE).first()
+
+
+def _node_end(node: Node, actor: str, now: datetime, why: str) -> None:
+    agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
+    reason = _reason(actor, why)
+    cell = CellMember.objects.filter(node=node).values_list("cell_id", flat=True).first() or ""
+    node.cordoned = True
+    if NodeState.FAULTY in NODE_ALLOWED[NodeState(node.state)]:
+        node.state, node.reason, node.state_since = NodeState.FAULTY.value, reason, now
+        replacement_begin(node=node.id, cell=cell, rule=Rule.OPERATOR, reason=reason, now=now)
+    node.save(update_fields=["cordoned", "state", "reason", "state_since"])
+    desired_changed([node.id])
+    event_record(
+        kind="node.revoked",
+        message=f"{node.id} is trusted no longer: {reason}",
+        tone=Tone.BAD,
+        now=now,
+        actor=actor,
+        region=node.region_id,
+        node=node.id,
+        cell=cell,
+    )
+    live.push("nodes", node.id)
+    hints.ring("fleet.reconcile")
 
 
 def machine_revoke(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
-    """Trust a machine no longer, nor the node that it runs."""
+    """Trust a machine no longer, nor the node or ingress that it runs. A joined host is out for good: it is gone at
+    once, or, where something runs on it, once that is replaced."""
     with transaction.atomic():
         machine = Machine.objects.select_for_update().get(id=machine_id)
-        agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
-        node = Node.objects.filter(id=machine.runs).exclude(state=NodeState.RETIRED).first()
+        _machine_end(machine, actor, now, why)
+        node = Node.objects.select_for_update().filter(id=machine.runs).exclude(state=NodeState.RETIRED).first()
         if node is not None:
-            node_revoke(node_id=node.id, actor=actor, now=now, why=why)
-        event_record(
-            kind="machine.revoked",
-            message=f"{machine.id} is trusted no longer: {_reason(actor, why)}",
-            tone=Tone.BAD,
-            now=now,
-            actor=actor,
-            region=machine.region_id,
-        )
-        live.push("machines")
+            _node_end(node, actor, now, why)
+
+
+def _machine_end(machine: Machine, actor: str, now: datetime, why: str) -> None:
+    agent_trust_end(kind=AgentKind.MACHINE, subject=machine.id, now=now)
+    if machine.runs:
+        agent_trust_end(kind=machine.role, subject=machine.runs, now=now)
+    reason = _reason(actor, why)
+    if machine.provider == POOLED and machine.revoked_at is None:
+        Machine.objects.filter(id=machine.id).update(revoked_at=now, leaving=True, reason=reason)
+        if machine.state not in {MachineState.TAKEN, MachineState.GONE}:
+            machine_move(machine, MachineState.GONE, reason, now=now, runs="")
+    event_record(
+        kind="machine.revoked",
+        message=f"{machine.id} is trusted no longer: {reason}",
+        tone=Tone.BAD,
+        now=now,
+        actor=actor,
+        region=machine.region_id,
+    )
+    live.push("machines")
 
 
 def _reason(actor: str, why: str) -> str:

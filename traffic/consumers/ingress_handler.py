@@ -11,6 +11,7 @@ from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
 from kernel import clock
 from kernel.refusals import Conflict
+from traffic.models import Ingress
 from traffic.selectors.routing import UnreadableTable, latest_revisions, latest_tables, table_for_ingresses
 from traffic.services.ingress_report import IngressRow, ingress_reports_store
 
@@ -24,8 +25,9 @@ class IngressHandler:
         self._reports: ReportBuffer[IngressRow] = ReportBuffer()
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
-        """An ingress's hello has nothing to keep."""
-        return {}
+        """An ingress's hello has nothing to keep. Returns who is none any more."""
+        known = set(Ingress.objects.filter(id__in=[hello.id for hello in hellos]).values_list("id", flat=True))
+        return {hello.id: Conflict(f"{hello.id} is no ingress") for hello in hellos if hello.id not in known}
 
     def on_message(self, session: AgentSession, message: UpMessage) -> bool:
         if not isinstance(message, IngressReport):

@@ -13,6 +13,7 @@ from fleet.providers.base import LaunchSpec, ProviderError
 from fleet.services.authority import authority_ensure
 from fleet.services.certificate import agent_trust_end
 from fleet.services.enrolment import join_token_issue
+from fleet.services.revocation import host_locked, machine_revoke
 from kernel import live
 from kernel.events import event_record
 from kernel.leases import lease_release, lease_take, this_holder
@@ -101,8 +102,12 @@ def _ensure(ingress: Ingress, now: datetime) -> bool:
 
 def ingress_revoke(*, ingress_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Trust an ingress no longer: its socket is cut within 5 s, and cells refuse its next connections. Once its machine
-    is gone it is started again, with a credential of its own."""
+    is gone it is started again, with a credential of its own. A joined host that is it could enrol it again, so it is
+    revoked with it."""
     with transaction.atomic():
+        machine = host_locked(ingress_id)
+        if machine is not None:
+            machine_revoke(machine_id=machine.id, actor=actor, now=now, why=why)
         ingress = Ingress.objects.select_for_update().get(id=ingress_id)
         agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
         event_record(

@@ -5,9 +5,11 @@ from datetime import datetime
 from django.db import transaction
 from django.db.models import F
 
+from engine_agent.protocol.states import AgentKind
 from fleet.models import Machine, Region
 from fleet.planning.machines import POOLED
 from fleet.planning.states import MachineRole, MachineState
+from fleet.services.certificate import agent_trust_end
 from fleet.services.machine import machine_move
 from kernel import live
 from kernel.events import event_record
@@ -52,16 +54,18 @@ def _leave(machine: Machine, now: datetime) -> None:
     with transaction.atomic():
         for ingress in Ingress.objects.filter(id=machine.runs):
             _remove(ingress, machine.reason, now)
-        to = MachineState.WIPING if machine.connected else MachineState.GONE
+        wipes = machine.connected and machine.revoked_at is None
+        to = MachineState.WIPING if wipes else MachineState.GONE
         rows = Machine.objects.filter(id=machine.id)
-        if machine_move(machine, to, machine.reason, now=now, runs=machine.runs if machine.connected else ""):
+        if machine_move(machine, to, machine.reason, now=now, runs=machine.runs if wipes else ""):
             rows.update(desired_version=F("desired_version") + 1)
             live.push_desired([machine.id])
 
 
 def _remove(ingress: Ingress, reason: str, now: datetime) -> None:
-    """Nobody waits for it any more. Who sends requests to its address learns from the region's others."""
+    """Nobody waits for it or trusts it any more. Who sends requests to its address learns from the region's others."""
     with transaction.atomic():
+        agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
         url = f"http://{_host(ingress.address)}:{ingress.port}"
         others = Ingress.objects.filter(region=ingress.region_id).exclude(id=ingress.id).order_by("id")
         other = others.first()

@@ -7,7 +7,7 @@ does the rest, and says so.
 import time
 from collections.abc import Callable, Sequence
 
-from django.db.models import F
+from django.db.models import F, Q
 
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.models import InstanceType, Machine
@@ -70,10 +70,12 @@ class MachinesProvider:
     def terminate(self, node_id: str) -> None:
         deadline = time.monotonic() + WIPED_WITHIN_S
         while (machine := machines_running([node_id]).get(node_id)) is not None:
-            if machine.state == MachineState.TAKEN:
-                _give_back(machine)
-            elif machine.leaving and not machine.connected:
+            if machine.revoked_at is not None or (
+                machine.state != MachineState.TAKEN and machine.leaving and not machine.connected
+            ):
                 _forget(machine)
+            elif machine.state == MachineState.TAKEN:
+                _give_back(machine)
             elif time.monotonic() >= deadline:
                 raise ProviderError(f"{machine.id} has not confirmed that it wiped {node_id}")
             else:
@@ -112,9 +114,12 @@ def _give_back(machine: Machine) -> None:
 
 
 def _forget(machine: Machine) -> None:
-    """An operator removed it while it was away: its credential counts no more, so it can do nothing when it is back."""
-    rows = Machine.objects.filter(id=machine.id, runs=machine.runs, leaving=True, connected=False)
-    rows.update(state=MachineState.GONE.value, runs="", reason=f"{machine.reason}, while away", state_since=clock.now())
+    """An operator revoked it, or removed it while it was away: its credential counts no more, so nobody waits for what
+    it says, and it can do nothing when it is back."""
+    rows = Machine.objects.filter(id=machine.id, runs=machine.runs, leaving=True)
+    rows = rows.filter(Q(connected=False) | Q(revoked_at__isnull=False))
+    reason = machine.reason if machine.revoked_at else f"{machine.reason}, while away"
+    rows.update(state=MachineState.GONE.value, runs="", reason=reason, state_since=clock.now())
     live.push("machines", machine.id)
 
 

@@ -12,7 +12,7 @@ from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.models import AgentCredential, Machine, Node
 from fleet.planning.states import MachineState, NodeState
 from fleet.selectors.machine import machine_orders, notices_of
-from fleet.services.enrolment import EnrolmentRefused, agent_enrol, agents_identify
+from fleet.services.enrolment import EnrolmentRefused, agent_enrol, agents_identify, credential_issue
 from fleet.services.machine import (
     InvitationRefused,
     NewInvitation,
@@ -20,9 +20,11 @@ from fleet.services.machine import (
     invitations_trim,
     join_refused,
     machine_enrol,
+    machine_launched,
     machine_remove,
 )
 from fleet.services.machine_reports import ReceivedMachineReport, machine_hellos_store, machine_reports_store
+from fleet.services.revocation import machine_revoke
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from tests.fleet import rows
@@ -209,6 +211,45 @@ def test_a_machine_that_is_away_can_do_nothing_once_it_is_removed() -> None:
         enrol(new.text)
     refused = machine_hellos_store([hello(machine.id)], now=NOW)
     assert str(refused[machine.id]) == f"{machine.id} was removed; uninstall it and join it with a new token"
+
+
+def test_a_machine_that_went_away_before_it_had_left_is_gone_when_it_is_removed_again() -> None:
+    machine = rows.machine("m-00000001")
+    credential = credential_issue(kind="machine", subject=machine.id, region="pool", now=NOW)
+    machine_remove(machine_id=machine.id, actor="ada", now=NOW)
+    with pytest.raises(Conflict, match="m-00000001 is leaving already"):
+        machine_remove(machine_id=machine.id, actor="ada", now=NOW)
+    Machine.objects.update(connected=False)
+    machine_remove(machine_id=machine.id, actor="ada", now=NOW)
+    machine.refresh_from_db()
+    assert (machine.state, machine.reason) == (MachineState.GONE, "removed by ada, while away")
+    assert agents_identify([credential]) == [None]
+    with pytest.raises(Conflict, match="m-00000001 is gone already"):
+        machine_remove(machine_id=machine.id, actor="ada", now=NOW)
+
+
+def test_no_token_undoes_a_revocation() -> None:
+    new = invite()
+    enrol(new.text)
+    Machine.objects.update(state=MachineState.TAKEN.value, runs="n-00000001")
+    machine_revoke(machine_id=machine_id_of(NONCE), actor="ada", now=NOW)
+    with pytest.raises(InvitationRefused, match="was revoked"):
+        enrol(new.text)
+
+
+def test_a_launch_takes_no_row_of_a_host_that_joined() -> None:
+    new = invite()
+    credential = enrol(new.text)
+    joined = Machine.objects.get()
+    node = rows.node(f"n-{joined.id.removeprefix('m-')}", where="rented")
+    machine_launched(node, now=NOW)
+    machine_launched(node, now=NOW)
+    joined.refresh_from_db()
+    assert (joined.provider, joined.state, joined.runs) == ("machines", MachineState.JOINING, "")
+    assert Machine.objects.get(runs=node.id).provider == "local"
+    Machine.objects.filter(id=joined.id).update(provider="local", state=MachineState.TAKEN.value, runs="n-00000002")
+    with pytest.raises(EnrolmentRefused, match="is not told to run node n-00000002"):
+        agent_enrol(token=credential, kind="node", subject="n-00000002", nonce=OTHER, now=NOW)
 
 
 def test_another_providers_machine_is_not_removed() -> None:

@@ -6,15 +6,19 @@ from pathlib import Path
 import pytest
 
 from engine_agent.protocol.identity import IdentityKind
+from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.identity import Identity
-from fleet.models import AgentCredential, Cell, IssuedCertificate, Node, Replacement
-from fleet.planning.states import CellState, NodeState
+from fleet.models import AgentCredential, Cell, IssuedCertificate, Machine, Node, Replacement
+from fleet.planning.states import CellState, MachineRole, MachineState, NodeState
+from fleet.providers.machines.provider import MachinesProvider
+from fleet.selectors.machine import free_machines, pool_of
 from fleet.services.certificate import CertificateOrder, certificate_issue
+from fleet.services.enrolment import EnrolmentRefused, agents_identify, credential_issue, join_token_issue
 from fleet.services.enrolment import agent_enrol as enrol
-from fleet.services.enrolment import agents_identify, join_token_issue
+from fleet.services.machine_reports import machine_hellos_store
 from fleet.services.reconcile import reconcile
-from fleet.services.revocation import node_revoke
+from fleet.services.revocation import machine_revoke, node_revoke
 from kernel.models import Event
 from kernel.refusals import Conflict
 from tests.fleet import rows
@@ -56,3 +60,37 @@ def test_a_retired_node_has_nothing_left_to_revoke() -> None:
     rows.node("n-a", state=NodeState.RETIRED.value)
     with pytest.raises(Conflict, match="n-a is retired; its credential and certificates were revoked then"):
         node_revoke(node_id="n-a", actor="ada", now=NOW)
+
+
+def test_the_host_of_a_revoked_node_enrols_nothing_and_is_never_free_again() -> None:
+    node = rows.node("n-00000001", where="pool")
+    machine = rows.machine("m-00000001", state=MachineState.TAKEN.value, runs=node.id)
+    credential = credential_issue(kind="machine", subject=machine.id, region="pool", now=NOW)
+    node_revoke(node_id=node.id, actor="ada", now=NOW, why="stolen")
+    assert agents_identify([credential]) == [None]
+    shown = credential_issue(kind="machine", subject=machine.id, region="pool", now=NOW)  # one that was missed
+    with pytest.raises(EnrolmentRefused, match="m-00000001 is not told to run node n-00000001"):
+        enrol(token=shown, kind="node", subject=node.id, nonce="5e" * 32, now=NOW)
+    hello = Hello(1, AgentKind.MACHINE, machine.id, "b0", "0.1.0", machine=rows.FACTS)
+    refused = machine_hellos_store([hello], now=NOW)
+    assert str(refused[machine.id]) == "m-00000001 was revoked; uninstall it and join it with a new token"
+    MachinesProvider().terminate(node.id)
+    machine.refresh_from_db()
+    assert (machine.state, machine.runs, machine.reason) == (MachineState.GONE, "", "revoked by ada: stolen")
+    assert Event.objects.filter(kind__in=["node.revoked", "machine.revoked"]).count() == 2
+
+
+def test_a_free_machine_that_is_revoked_is_gone_at_once() -> None:
+    machine = rows.machine("m-00000001")
+    machine_revoke(machine_id=machine.id, actor="ada", now=NOW)
+    machine.refresh_from_db()
+    assert (machine.state, machine.revoked_at) == (MachineState.GONE, NOW)
+    assert pool_of("pool", MachineRole.NODE) == []
+    assert free_machines() == {}
+
+
+def test_a_termination_that_waits_for_a_machine_ends_when_it_is_revoked() -> None:
+    rows.machine("m-00000001", state=MachineState.WIPING.value, runs="n-00000001")
+    machine_revoke(machine_id="m-00000001", actor="ada", now=NOW)
+    MachinesProvider().terminate("n-00000001")
+    assert Machine.objects.get().state == MachineState.GONE

@@ -2,13 +2,18 @@
 
 import pytest
 
+from engine_agent.protocol.messages import Hello
+from engine_agent.protocol.states import AgentKind
 from fleet.models import Machine, Region
 from fleet.planning.states import MachineRole, MachineState
 from fleet.selectors.machine import machine_orders
+from fleet.services.enrolment import agents_identify, credential_issue
 from fleet.services.machine import machine_remove
 from tests.fleet import rows
 from tests.fleet.rows import NOW
+from traffic.consumers.ingress_handler import IngressHandler
 from traffic.models import Ingress
+from traffic.services.ingress import ingress_revoke
 from traffic.services.ingress_machines import ingress_machines_follow
 
 pytestmark = pytest.mark.django_db
@@ -51,3 +56,32 @@ def test_nobody_waits_for_an_ingress_without_a_machine() -> None:
     ingress_machines_follow(now=NOW)
     assert not Ingress.objects.exists()
     assert Region.objects.get(name="pool").ingress_url == ""
+
+
+def _hello(name: str) -> Hello:
+    return Hello(protocol=1, kind=AgentKind.INGRESS, id=name, boot_id="b", agent_version="1")
+
+
+def test_an_ingress_whose_machine_leaves_is_trusted_no_longer() -> None:
+    joined("m-0000000a", "10.0.0.8")
+    ingress_machines_follow(now=NOW)
+    credential = credential_issue(kind="ingress", subject="i-0000000a", region="pool", now=NOW)
+    assert IngressHandler().on_hellos([_hello("i-0000000a")]) == {}
+    machine_remove(machine_id="m-0000000a", actor="ada", now=NOW)
+    ingress_machines_follow(now=NOW)
+    assert agents_identify([credential]) == [None]
+    refused = IngressHandler().on_hellos([_hello("i-0000000a")])
+    assert str(refused["i-0000000a"]) == "i-0000000a is no ingress"
+
+
+def test_the_machine_of_a_revoked_ingress_is_out_for_good() -> None:
+    machine = joined("m-0000000a", "10.0.0.8")
+    ingress_machines_follow(now=NOW)
+    credential = credential_issue(kind="machine", subject=machine.id, region="pool", now=NOW)
+    ingress_revoke(ingress_id="i-0000000a", actor="ada", now=NOW)
+    assert agents_identify([credential]) == [None]
+    ingress_machines_follow(now=NOW)
+    ingress_machines_follow(now=NOW)
+    machine.refresh_from_db()
+    assert (machine.state, machine.runs) == (MachineState.GONE, "")
+    assert not Ingress.objects.exists()
