@@ -19,14 +19,21 @@ from fleet.planning.machines import describe
 from fleet.planning.states import MachineRole, MachineState, choices
 from fleet.selectors.machine import invitations_described, machines_described, notices_of
 from fleet.services.join import join_line
-from fleet.services.machine import LONGEST, MOST_INVITED, NewInvitation, invitation_create, machine_remove
+from fleet.services.machine import (
+    LONGEST,
+    MOST_INVITED,
+    NewInvitation,
+    invitation_create,
+    invitation_withdraw,
+    machine_remove,
+)
 from fleet.services.revocation import machine_revoke
 from kernel import clock
 from kernel.rest.serializers import StrictSerializer, WhySerializer, actor_of
 from kernel.rest.view_sets import GenericViewSet, ListModelMixin, ReadOnlyModelViewSet
 from kernel.tones import Tone
 
-INVITATION_STATES = [("open", "Open"), ("used", "Used"), ("expired", "Expired")]
+INVITATION_STATES = [("open", "Open"), ("used", "Used"), ("expired", "Expired"), ("withdrawn", "Withdrawn")]
 DEFAULT_EXPIRY_S = 3600
 
 
@@ -199,6 +206,16 @@ class InvitationViewSet(ListModelMixin, RetrieveModelMixin, GenericViewSet[Invit
         body = InviteSerializer(data=request.data)
         body.is_valid(raise_exception=True)
         return _shown_once(invitation_create(actor=actor_of(request), now=clock.now(), **body.arguments()))
+
+    @extend_schema(operation_id="invitations_withdraw", request=WhySerializer, responses={200: InvitationSerializer})
+    @action(detail=True, methods=["post"])
+    def withdraw(self, request: Request, id: str) -> Response:
+        """Let no more hosts join by it; who has joined stays. 409 for one that is withdrawn already."""
+        payload = WhySerializer(data=request.data)
+        payload.is_valid(raise_exception=True)
+        why, prefix = payload.validated_data["why"], self.get_object().prefix
+        withdrawn = invitation_withdraw(prefix=prefix, actor=actor_of(request), now=clock.now(), why=why)
+        return Response(self.get_serializer(withdrawn).data)
 
 
 def _shown_once(new: NewInvitation) -> Response:

@@ -12,7 +12,8 @@ from kernel.tones import Tone
 
 
 class Invitation(models.Model):
-    """A right to join machines: `left` more of `count`, until `expires_at`. `instance_type` null: as their agents find.
+    """A right to join machines: `left` more of `count`, until `expires_at` and not once withdrawn. `instance_type`
+    null: as their agents find.
 
     The text of the token exists only with whoever made it; `prefix` finds the row.
     """
@@ -27,6 +28,7 @@ class Invitation(models.Model):
     created_by = models.CharField(max_length=64)
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField()
+    withdrawn_at = models.DateTimeField(null=True)
 
     class Meta:
         ordering = ["-id"]
@@ -35,7 +37,9 @@ class Invitation(models.Model):
         return f"invitation {self.prefix}"
 
     def state_at(self, now: datetime) -> str:
-        """`open`, `used` or `expired`."""
+        """`open`, `used`, `expired` or `withdrawn`."""
+        if self.withdrawn_at is not None:
+            return "withdrawn"
         if self.left == 0:
             return "used"
         return "expired" if self.expires_at <= now else "open"

@@ -99,6 +99,30 @@ def invitation_create(
     return NewInvitation(invitation, issued.text)
 
 
+def invitation_withdraw(*, prefix: str, actor: str, now: datetime, why: str = "") -> Invitation:
+    """Let no more hosts join by an invitation. Who has joined stays, and cannot ask again with it.
+
+    Raises:
+        Conflict: it is withdrawn already.
+    """
+    with transaction.atomic():
+        invitation = Invitation.objects.select_for_update().get(prefix=prefix)
+        if invitation.withdrawn_at is not None:
+            raise Conflict(f"{invitation} is withdrawn already, since {invitation.withdrawn_at:%Y-%m-%d %H:%M:%S} UTC")
+        invitation.withdrawn_at = now
+        invitation.save(update_fields=["withdrawn_at"])
+        event_record(
+            kind="machine.invitation-withdrawn",
+            message=f"{actor} withdrew {invitation}" + (f": {why}" if why else ""),
+            tone=Tone.IDLE,
+            now=now,
+            actor=actor,
+            region=invitation.region_id,
+        )
+        live.push("machines")
+    return invitation
+
+
 def _instance_type(name: str) -> InstanceType:
     kind = InstanceType.objects.filter(name=name).first()
     if kind is None:
@@ -112,7 +136,7 @@ def invitation_open(token: str, *, now: datetime) -> Invitation:
     """The invitation of a token that lets one more host join.
 
     Raises:
-        InvitationRefused: unknown, used up or expired.
+        InvitationRefused: unknown, used up, withdrawn or expired.
     """
     found = invitation_of(token, now=now)
     if found.left == 0:
@@ -129,16 +153,22 @@ def invitation_of(token: str, *, now: datetime) -> Invitation:
     """The invitation of a token, which may be used up.
 
     Raises:
-        InvitationRefused: unknown or expired.
+        InvitationRefused: unknown, withdrawn or expired.
     """
     found = Invitation.objects.select_related("region").filter(prefix=secret_prefix(token) or "").first()
     if found is None or not secret_matches(token, found.digest):
         raise InvitationRefused("this token is unknown; `switchyard machine add` prints a line with a new one")
+    _check_counts(found, now)
+    return found
+
+
+def _check_counts(found: Invitation, now: datetime) -> None:
+    if found.withdrawn_at is not None:
+        raise InvitationRefused("this token was withdrawn; `switchyard machine add` makes a new one")
     if found.expires_at <= now:
         raise InvitationRefused(
             f"this token expired at {found.expires_at:%Y-%m-%d %H:%M:%S} UTC; `switchyard machine add` makes a new one"
         )
-    return found
 
 
 def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datetime) -> str:
@@ -147,14 +177,15 @@ def machine_enrol(*, token: str, kind: str, subject: str, nonce: str, now: datet
     The machine that has used it may do so again while it is valid, because the first answer may have been lost.
 
     Raises:
-        InvitationRefused: unknown, used up or expired, or the id is not that of the nonce.
+        InvitationRefused: unknown, used up, withdrawn or expired, or the id is not that of the nonce.
     """
     with transaction.atomic():
         invitation = invitation_of(token, now=now)
         Invitation.objects.select_for_update().get(pk=invitation.pk)
         if not is_machine_id(subject) or not hmac.compare_digest(subject, machine_id_of(nonce)):
             raise InvitationRefused("the id of a machine must be m- and 8 digits of its nonce's SHA-256")
-        invitation.refresh_from_db(fields=["left"])
+        invitation.refresh_from_db(fields=["left", "withdrawn_at"])
+        _check_counts(invitation, now)
         known = Machine.objects.select_for_update().filter(id=subject).first()
         if known is not None:
             _check_same(known, invitation, nonce)

@@ -1,4 +1,4 @@
-"""Machines: print the line that joins hosts, list machines, have one leave. The line is printed once."""
+"""Machines: print the line that joins hosts, withdraw it, list machines, have one leave. The line is printed once."""
 
 from enum import StrEnum
 from typing import Annotated, Any
@@ -79,3 +79,26 @@ def remove(
     run.confirm(f"{name} will be emptied, wiped and uninstalled.", wanted=name, yes=yes)
     result = run.connection.post(f"{path_of(resource_named('machines'), name)}/remove", {"why": why})
     run.show(result, [f"machine {name} is {result['state']}: {result['reason']}"])
+
+
+@machine.command()
+def invitations(context: typer.Context) -> None:
+    """List the invitations by which hosts join, the newest first."""
+    run, resource = session_of(context), resource_named("invitations")
+    found = list(run.connection.pages(resource.path, {}))
+    if run.output.is_for_programs:
+        run.output.document(found)
+        return
+    run.output.rows(resource.columns, found, empty="There are no invitations; `switchyard machine add` makes one.")
+
+
+@machine.command()
+def withdraw(
+    context: typer.Context,
+    prefix: Annotated[str, typer.Argument(metavar="INVITATION", autocompletion=names_of("invitations"))],
+    why: Why = "",
+) -> None:
+    """Let no more hosts join by an invitation: its prefix is the 8 digits after `sw_` in its token."""
+    run = session_of(context)
+    result = run.connection.post(f"{path_of(resource_named('invitations'), prefix)}/withdraw", {"why": why})
+    run.show(result, [f"invitation {prefix} is {result['state']}"])

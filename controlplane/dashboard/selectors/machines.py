@@ -45,7 +45,7 @@ def machine_list(*, now: datetime, region: str = "") -> MachineList:
     return MachineList(
         rows=tuple(machine_row(machine, now) for machine in fetched[:MACHINES_SHOWN]),
         more=len(fetched) > MACHINES_SHOWN,
-        open=tuple(invitations_described().filter(left__gt=0, expires_at__gt=now)[:20]),
+        open=tuple(invitations_described().filter(left__gt=0, expires_at__gt=now, withdrawn_at=None)[:20]),
         regions=tuple(regions),
         kinds=tuple(InstanceType.objects.values_list("name", flat=True)),
         filtered=bool(region),

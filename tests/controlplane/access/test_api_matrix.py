@@ -33,7 +33,7 @@ OWN = {  # of the caller alone, unless an admin asks
 OPERATE = {
     "POST nodes/{id}/cordon", "POST nodes/{id}/drain", "POST nodes/{id}/replace", "POST nodes/{id}/revoke",
     "POST ingresses/{id}/revoke", "POST machines/{id}/revoke", "POST nodes/{id}/uncordon",
-    "POST machines/invitations", "POST machines/{id}/remove",
+    "POST machines/invitations", "POST machines/invitations/{id}/withdraw", "POST machines/{id}/remove",
     "POST incidents/{id}/dismiss", "POST webhooks/{id}/test", "POST models", "PATCH models/{id}",
     "DELETE models/{id}", "POST model-versions",
     "PATCH model-versions/{id}", "DELETE model-versions/{id}", "POST model-versions/{id}/release",

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from accounts.models import Approval, ApprovalRule
-from fleet.models import Cell, DeploymentRegion, Incident, Node, Region, Rollout
+from fleet.models import Cell, DeploymentRegion, Incident, Invitation, Node, Region, Rollout
 from kernel.loop_passes import loop_passed
 from kernel.models import Event, LoopPass
 from tests.controlplane.cli.conftest import Switchyard
@@ -109,6 +109,15 @@ def test_a_node_is_revoked_once_its_name_was_typed_and_nothing_else_is(switchyar
     assert "n-00000003 is faulty, cordoned" in switchyard("revoke", "n-00000003", "--why", "stolen", "--yes").out
     refused = switchyard("revoke", "x-1", "--yes")
     assert "'x-1' is neither a node (n-…), an ingress (i-…) nor a machine (m-…)" in refused.err
+
+
+def test_an_invitation_is_withdrawn_by_its_prefix(switchyard: Switchyard) -> None:
+    rows.region("pool", provider="machines")
+    assert switchyard("machine", "add", "--region", "pool").code == 0
+    prefix = Invitation.objects.get().prefix
+    assert f"invitation {prefix} is withdrawn" in switchyard("machine", "withdraw", prefix, "--why", "mailed").out
+    assert "withdrawn" in switchyard("machine", "invitations").out
+    assert switchyard("machine", "withdraw", prefix).code == 6
 
 
 def test_what_cuts_requests_needs_confirmation(switchyard: Switchyard, cell: Cell) -> None:

@@ -17,6 +17,7 @@ from fleet.services.machine import (
     InvitationRefused,
     NewInvitation,
     invitation_create,
+    invitation_withdraw,
     invitations_trim,
     join_refused,
     machine_enrol,
@@ -226,6 +227,21 @@ def test_a_machine_that_went_away_before_it_had_left_is_gone_when_it_is_removed_
     assert agents_identify([credential]) == [None]
     with pytest.raises(Conflict, match="m-00000001 is gone already"):
         machine_remove(machine_id=machine.id, actor="ada", now=NOW)
+
+
+def test_a_withdrawn_invitation_lets_nobody_join() -> None:
+    new = invite(count=2)
+    enrol(new.text)
+    withdrawn = invitation_withdraw(prefix=new.invitation.prefix, actor="ada", now=NOW, why="mailed to the wrong list")
+    assert withdrawn.state_at(NOW) == "withdrawn"
+    for nonce in (NONCE, OTHER):
+        with pytest.raises(InvitationRefused, match="this token was withdrawn; `switchyard machine add` makes a new"):
+            enrol(new.text, nonce)
+    event = Event.objects.get(kind="machine.invitation-withdrawn")
+    assert event.message == f"ada withdrew invitation {new.invitation.prefix}: mailed to the wrong list"
+    with pytest.raises(Conflict, match="is withdrawn already, since"):
+        invitation_withdraw(prefix=new.invitation.prefix, actor="ada", now=NOW)
+    assert Machine.objects.count() == 1
 
 
 def test_no_token_undoes_a_revocation() -> None:
