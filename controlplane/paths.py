@@ -23,7 +23,8 @@ class PathsOf:
         self._are_served = are_served
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        path = scope.get("path", "")
+        # Decoded already. The router of WebSockets takes off all slashes before it looks.
+        path = "/" + scope.get("path", "").lstrip("/")
         if path.startswith(self._prefixes) == self._are_served or scope["type"] not in ("http", "websocket"):
             await self._inner(scope, receive, send)
             return

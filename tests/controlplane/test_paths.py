@@ -28,7 +28,10 @@ async def inner(scope: Any, receive: Any, send: Any) -> None:
 @pytest.mark.parametrize("kind", ["http", "websocket"])
 @pytest.mark.parametrize(
     ("path", "is_agents"),
-    [("/agents/ws", True), ("/agents/enrol", True), ("/join", True), ("/", False), ("/live", False)],
+    [
+        *(("/agents/ws", True), ("/agents/enrol", True), ("/join", True), ("/", False), ("/live", False)),
+        *(("//agents/ws", True), ("///agents/enrol", True), ("//join", True), ("agents/ws", True), ("//live", False)),
+    ],
 )
 async def test_each_listener_serves_its_own_paths(kind: str, path: str, is_agents: bool) -> None:
     for of_agents in (True, False):
