@@ -145,7 +145,7 @@ def revocation_lists_sign(now: datetime) -> None:
             log.error("a revocation is in no list: %s", error)
             continue
         row.revoked_number += 1
-        row.revoked = revocations_sign(authority, revoked_serials(row.pk, now), row.revoked_number, now)
+        row.revoked = revocations_sign(authority, revoked_serials(row.pk, now), row.revoked_number)
         row.save(update_fields=["revoked", "revoked_number"])
     live.push_trust()
 
@@ -163,7 +163,7 @@ def _create(fleet: str, state: AuthorityState, now: datetime) -> FleetAuthority:
         identifier=made.identifier,
         certificate=made.certificate_pem,
         sealed_secret=_box().encrypt(made.key_pem).decode(),
-        revoked=revocations_sign(made, (), 1, now),
+        revoked=revocations_sign(made, (), 1),
         created_at=now,
         state_since=now,
     )

@@ -33,7 +33,7 @@ class FleetOfTests:
     @property
     def revoked(self) -> str:
         gone = [(serial, _now()) for serial in self.revoked_serials]
-        return "".join(revocations_sign(each, gone, 1, _now()) for each in self.authorities)
+        return "".join(revocations_sign(each, gone, 1) for each in self.authorities)
 
     def name(self, kind: IdentityKind, subject: str) -> IdentityName:
         return IdentityName(self.fleet, kind, subject)

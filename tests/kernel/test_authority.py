@@ -124,7 +124,13 @@ def test_an_authority_that_was_kept_signs_as_before(authority: Authority) -> Non
 
 
 def test_the_revocation_list_names_what_was_revoked_and_counts_as_long_as_the_authority(authority: Authority) -> None:
-    listed = x509.load_pem_x509_crl(revocations_sign(authority, [("ab12", NOW)], 7, NOW).encode())
+    listed = x509.load_pem_x509_crl(revocations_sign(authority, [("ab12", NOW)], 7).encode())
     assert listed.is_signature_valid(authority.key.public_key())
     assert [entry.serial_number for entry in listed] == [0xAB12]
     assert listed.next_update_utc == authority.certificate.not_valid_after_utc
+
+
+def test_a_revocation_list_counts_on_hosts_whose_clocks_are_behind(authority: Authority) -> None:
+    listed = x509.load_pem_x509_crl(revocations_sign(authority, [("ab12", NOW + timedelta(days=30))], 8).encode())
+    assert listed.last_update_utc == authority.certificate.not_valid_before_utc
+    assert listed.extensions.get_extension_for_class(x509.CRLNumber).value.crl_number == 8
