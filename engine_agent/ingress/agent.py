@@ -141,7 +141,7 @@ class IngressAgent:
             desired = drain_ejected(self._desired, self._ejected) if self._desired else None
             if await self.serving.reconcile(desired, EMPTY_DESIRED) and desired is not None:
                 self._revision_in_force = desired.revision
-                await self._load_links()
+                await self._load_links(desired)
             self._eject_failing_cells()
             await self._count_keys()
             if (report := self._report()) is not None:
@@ -173,7 +173,7 @@ class IngressAgent:
             raise BadTable(f"there is no certificate of ours in {self._identity.folder}")
         return validity.name.fleet
 
-    async def _load_links(self) -> None:
+    async def _load_links(self, desired: DesiredHaproxy) -> None:
         """Whatever fails is tried again by the next pass; what was loaded before goes on."""
         running = self.serving.running
         if self._links is None or running is None:
@@ -181,8 +181,12 @@ class IngressAgent:
         try:
             if await self._links.load(running.life, self.serving.process.admin):
                 log.info("HAProxy uses the certificates that are stored now")
+            if self._links.needs_reload(asyncio.get_running_loop().time()):
+                log.info("HAProxy is reloaded: a revocation list is too long for a command")
+                await self.serving.reload(desired)
+                self._links.reloaded()
             self._links_problem = ""
-        except (CommandRefused, Unreachable, OSError, UnicodeDecodeError) as error:
+        except (CommandRefused, ConfigRejected, Unreachable, OSError) as error:
             self._links_problem = f"certificates: {error}"
 
     def _eject_failing_cells(self) -> None:

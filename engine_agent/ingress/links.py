@@ -5,7 +5,7 @@ Both ends show a certificate of the fleet. Of the other's the chain, the revocat
 names of cells and ingresses come from the table. Applications' connections are none of these.
 """
 
-from collections.abc import Mapping
+import math
 from pathlib import Path
 
 from engine_agent.ingress.command_socket import CommandRefused, CommandSocket
@@ -22,7 +22,10 @@ it signed is shown last."""
 HOPS = "hops"
 """The name of the socket on which other regions' ingresses come in."""
 MAX_FILE_BYTES = 24 * 1024
-"""Half of the smallest buffer that a command with its content must fit into: some 300 revoked certificates."""
+"""Half of the smallest buffer that a command with its content must fit into: some 300 revoked certificates. What is
+longer, a reload takes."""
+RELOAD_EVERY_S = 30.0
+"""At most, for files that are too long."""
 _FILES = f"crt {CERTIFICATE} ca-file {AUTHORITIES} crl-file {REVOKED} verify required ssl-min-ver TLSv1.3"
 
 
@@ -59,26 +62,52 @@ class LinkFiles:
             AUTHORITIES: identity.bundle_file,
             REVOKED: identity.revoked_file,
         }
-        self._loaded: tuple[str, Mapping[str, str]] | None = None
+        self._life = ""
+        self._loaded: dict[str, str] = {}
+        self._taken_by_reload: dict[str, str] = {}
+        self._too_long: dict[str, str] = {}
+        self._reload_after_s = -math.inf
 
     def are_there(self) -> bool:
         return all(path.exists() for path in self._paths.values())
 
     async def load(self, life: str, admin: CommandSocket) -> bool:
-        """Have the worker of this life use what lies in the files now; whether that was new. Streams go on.
+        """Have the worker of this life use what lies in the files now; whether that was new. Streams go on. No file
+        waits for another one that cannot be used.
 
         Raises:
-            OSError: a file cannot be read.
-            CommandRefused: HAProxy refused one, or it is too long for a command: then only a reload takes it.
+            CommandRefused: HAProxy refused some, or they cannot be read; the others are in use.
             Unreachable: HAProxy did not respond.
         """
-        texts = {name: _without_blank_lines(self._paths[name]) for name in KINDS}
-        if self._loaded == (life, texts):
+        if self._life != life:
+            self._life, self._loaded = life, {}
+        self._too_long.clear()
+        is_new, problems = False, list[str]()
+        for name, kind in KINDS.items():
+            try:
+                text = _without_blank_lines(self._paths[name])
+                if len(text) > MAX_FILE_BYTES:
+                    if self._taken_by_reload.get(name) != text:
+                        self._too_long[name] = text
+                elif self._loaded.get(name) != text:
+                    await _replace(kind, name, text, admin)
+                    self._loaded[name], is_new = text, True
+            except (CommandRefused, OSError, UnicodeDecodeError) as error:
+                problems.append(str(error))
+        if problems:
+            raise CommandRefused("; ".join(problems))
+        return is_new
+
+    def needs_reload(self, now_s: float) -> bool:
+        """Whether the last `load` left files that are too long for a command; True again `RELOAD_EVERY_S` later."""
+        if not self._too_long or now_s < self._reload_after_s:
             return False
-        for name, text in texts.items():
-            await _replace(KINDS[name], name, text, admin)
-        self._loaded = (life, texts)
+        self._reload_after_s = now_s + RELOAD_EVERY_S
         return True
+
+    def reloaded(self) -> None:
+        """Every worker from now on has read at least what the last `load` left."""
+        self._taken_by_reload |= self._too_long
 
 
 def _without_blank_lines(path: Path) -> str:
@@ -87,8 +116,6 @@ def _without_blank_lines(path: Path) -> str:
 
 
 async def _replace(kind: str, name: str, text: str, admin: CommandSocket) -> None:
-    if len(text) > MAX_FILE_BYTES:
-        raise CommandRefused(f"{name} has {len(text)} bytes; at run time HAProxy takes {MAX_FILE_BYTES}")
     said = await admin.send(f"set ssl {kind} {name} <<\n{text}\n")
     if "ransaction" not in said:
         raise CommandRefused(f"set ssl {kind} {name}: {said.strip()[:300]}")

@@ -113,6 +113,11 @@ class HaproxySupervisor:
             self._note_problem(str(error) or type(error).__name__)
         return desired is not None and not self.problem
 
+    async def reload(self, desired: DesiredHaproxy) -> None:
+        """Have a new worker read what this one cannot be given; for errors see `HaproxyProcess.reload`."""
+        await self.process.reload(desired)
+        self.reloads_total += 1
+
     def _is_due(self, desired: DesiredHaproxy | None) -> bool:
         is_known = self.running is not None and self._in_force is desired and not self.problem
         return not is_known or _now_s() - self._asked_at_s >= self._ask_every_s
@@ -170,8 +175,7 @@ class HaproxySupervisor:
         log.info("%s: %s", self._name, step)
         try:
             if isinstance(step, Reload):
-                await self.process.reload(desired)
-                self.reloads_total += 1
+                await self.reload(desired)
             else:
                 await apply_step(step, self.process.admin, self._times)
                 self.applied_total += 1

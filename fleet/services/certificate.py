@@ -1,9 +1,10 @@
 """Certificates of agents and of the control plane: signed for exactly one name, recorded, and revoked."""
 
 import re
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from django.db import transaction
 
@@ -15,6 +16,15 @@ from fleet.services.authority import authority_ensure, authority_open, revocatio
 from kernel.authority import BadRequest, certificate_sign
 
 _BELIEVED = re.compile(r"(?:[0-9a-f]{64})?")
+MOST_AT_ONCE = 4
+"""Certificates of one agent that count. An honest one has two, and some more after a new home or other authorities."""
+FURTHER_AFTER = timedelta(hours=1)
+"""Each certificate that counts is a line of the revocation list once its owner is revoked, and all agents get the list:
+nobody may make it long."""
+
+
+class TooManyCertificates(Exception):
+    """One has as many as it may have; the text says since when, and when it may have another."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,8 +47,8 @@ class SignedCertificate:
 
 
 def certificates_issue(orders: Sequence[CertificateOrder], *, now: datetime) -> list[SignedCertificate | Exception]:
-    """Sign each of these, in their order; where one is not signed, the exception that says why: `BadRequest` or
-    `BadName`.
+    """Sign each of these, in their order; where one is not signed, the exception that says why: `BadRequest`,
+    `BadName` or `TooManyCertificates`.
 
     Raises:
         SealedAway: the key of the authority that signs cannot be opened.
@@ -48,29 +58,31 @@ def certificates_issue(orders: Sequence[CertificateOrder], *, now: datetime) -> 
     authority = authority_open(row)
     outcomes: list[SignedCertificate | Exception] = []
     issued: list[IssuedCertificate] = []
+    counting = _counting(orders, now)
     for order in orders:
         try:
             if not _BELIEVED.fullmatch(order.believed):
                 raise BadRequest("`believed` must be 64 hexadecimal digits, the SHA-256 of a bundle, or empty")
+            _require_few(order, counting[order.kind, order.subject], trust.bundle_digest, now)
             signed = certificate_sign(
                 authority, IdentityName(trust.fleet, order.kind, order.subject), order.request, now
             )
-        except (BadRequest, BadName) as error:
+        except (BadRequest, BadName, TooManyCertificates) as error:
             outcomes.append(error)
             continue
         outcomes.append(SignedCertificate(signed.pem, trust))
-        issued.append(
-            IssuedCertificate(
-                authority=row,
-                serial=signed.serial,
-                kind=order.kind,
-                subject=order.subject,
-                key_pin=signed.key_pin,
-                believed=order.believed,
-                created_at=now,
-                not_after=signed.not_after,
-            )
+        made = IssuedCertificate(
+            authority=row,
+            serial=signed.serial,
+            kind=order.kind,
+            subject=order.subject,
+            key_pin=signed.key_pin,
+            believed=order.believed,
+            created_at=now,
+            not_after=signed.not_after,
         )
+        issued.append(made)
+        counting[order.kind, order.subject].append(made)
     IssuedCertificate.objects.bulk_create(issued)
     return outcomes
 
@@ -81,12 +93,36 @@ def certificate_issue(order: CertificateOrder, *, now: datetime) -> SignedCertif
     Raises:
         BadRequest: the request is none that is signed.
         BadName: nobody of this name may have a certificate.
+        TooManyCertificates: it has enough that count.
         SealedAway: the key of the authority that signs cannot be opened.
     """
     (outcome,) = certificates_issue([order], now=now)
     if isinstance(outcome, Exception):
         raise outcome
     return outcome
+
+
+def _counting(orders: Sequence[CertificateOrder], now: datetime) -> dict[tuple[str, str], list[IssuedCertificate]]:
+    """The certificates that count, of each (kind, subject) that orders one."""
+    found: dict[tuple[str, str], list[IssuedCertificate]] = defaultdict(list)
+    subjects = {order.subject for order in orders if order.kind is not IdentityKind.CONTROL}
+    for row in counting_certificates(now).filter(subject__in=subjects):
+        found[row.kind, row.subject].append(row)
+    return found
+
+
+def _require_few(order: CertificateOrder, counting: Sequence[IssuedCertificate], bundle: str, now: datetime) -> None:
+    """Whoever has `MOST_AT_ONCE` gets another only an hour after the last, or as the first with which it states that it
+    believes today's authorities: a rotation waits for that."""
+    if order.kind is IdentityKind.CONTROL or len(counting) < MOST_AT_ONCE:
+        return
+    again_at = max(row.created_at for row in counting) + FURTHER_AFTER
+    is_first_of_bundle = order.believed == bundle and all(row.believed != bundle for row in counting)
+    if now < again_at and not is_first_of_bundle:
+        raise TooManyCertificates(
+            f"{order.kind} {order.subject} has {len(counting)} certificates that count; it gets another at"
+            f" {again_at:%H:%M:%S} UTC, or when the fleet believes another authority"
+        )
 
 
 def agent_trust_end(*, kind: str, subject: str, now: datetime) -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from engine_agent.protocol.identity import IdentityKind
 from engine_agent.protocol.messages import Certificate, CertificateRequest, Trust
+from engine_agent.runtime import renewal
 from engine_agent.runtime.identity import Identity
 from engine_agent.runtime.renewal import CertificateRenewal
 from tests.engine_agent.authority import FleetOfTests
@@ -121,3 +122,20 @@ async def test_a_clock_that_is_wrong_is_said_and_requests_are_not_repeated_witho
         await asyncio.sleep(0.1)  # long enough for a request that must not come
     assert len(agent.requests) == 1
     assert "set the clock" in caplog.text
+
+
+async def test_a_clock_that_stays_wrong_is_said_once_and_asked_about_more_and_more_rarely(
+    authority: FleetOfTests, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(renewal, "REQUEST_AGAIN_S", 0.001)
+    agent = Agent(tmp_path)
+    ahead = datetime.now(UTC) + timedelta(hours=2)
+    async with agent.connected():
+        for count in range(1, 6):
+            await eventually(agent.requested(count))
+            await agent.renewal.take(answer(authority, agent.requests[-1], now=ahead))
+        await asyncio.sleep(0.25)  # in which there were a hundred
+        assert len(agent.requests) < 12
+    assert caplog.text.count("set the clock") == 1
+    monkeypatch.undo()
+    assert [renewal.request_again_s(tries) for tries in (0, 1, 2, 3, 99)] == [30.0, 30.0, 60.0, 120.0, 600.0]

@@ -28,6 +28,7 @@ from fleet.services.authority import (
 from fleet.services.certificate import (
     CertificateOrder,
     SignedCertificate,
+    TooManyCertificates,
     agent_trust_end,
     certificate_issue,
     certificates_issue,
@@ -178,6 +179,7 @@ def test_whose_credential_was_revoked_gets_no_certificate_though_its_socket_is_o
 
 def _someone_waits_for_a_lock() -> bool:
     with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_stat_clear_snapshot()")  # a transaction looks at what its first look saw
         cursor.execute(
             "SELECT EXISTS (SELECT FROM pg_stat_activity"
             " WHERE datname = current_database() AND wait_event_type = 'Lock')"
@@ -282,3 +284,37 @@ def test_who_left_the_fleet_holds_up_no_rotation_and_force_waits_for_nobody(tmp_
     assert authority_advance(now=NOW).unaware == ("node n-1",)
     assert authority_advance(now=NOW, force=True).done
     assert FleetAuthority.objects.get(state=AuthorityState.CURRENT).pk == FleetAuthority.objects.latest("pk").pk
+
+
+@pytest.mark.django_db
+def test_an_agent_that_asks_without_end_makes_no_long_revocation_list(tmp_path: Path) -> None:
+    credential("n-1")
+    order = CertificateOrder(NODE, "n-1", Identity(tmp_path).signing_request(), authority_ensure(NOW).bundle_digest)
+    refused, said = 0, ""
+    for step in range(36):
+        try:
+            certificate_issue(order, now=NOW + timedelta(minutes=10 * step))
+        except TooManyCertificates as error:
+            refused, said = refused + 1, str(error)
+    assert refused == 36 - 9
+    assert said == (
+        "node n-1 has 9 certificates that count; it gets another at 18:30:00 UTC, or when the fleet believes another"
+        " authority"
+    )
+    end = NOW + timedelta(hours=6)
+    assert signed(tmp_path, "n-2", now=end).chain
+    agent_trust_end(kind="node", subject="n-1", now=end)
+    assert len(revoked_serials(trust_now())) == 9
+
+
+@pytest.mark.django_db
+def test_requests_of_one_batch_count_and_what_they_claim_to_believe_lets_one_through(tmp_path: Path) -> None:
+    bundle, request = authority_ensure(NOW).bundle_digest, Identity(tmp_path).signing_request()
+    orders = [CertificateOrder(NODE, "n-1", request, f"{number:064x}") for number in range(4)]
+    orders += [
+        CertificateOrder(NODE, "n-1", request, believed) for believed in ("a" * 64, bundle, "b" * 64, bundle, "")
+    ]
+    outcomes = certificates_issue(orders, now=NOW)
+    assert [isinstance(outcome, SignedCertificate) for outcome in outcomes[4:]] == [False, True, False, False, False]
+    controls = [CertificateOrder(IdentityKind.CONTROL, "control", request)] * 6
+    assert all(isinstance(outcome, SignedCertificate) for outcome in certificates_issue(controls, now=NOW))
