@@ -110,14 +110,16 @@ async def listen(
     is_open, problem = False, ""
     while True:
         try:
-            await asyncio.to_thread(_refresh, control)
+            try:
+                await asyncio.to_thread(_refresh, control)
+            finally:
+                if not is_open and control.identity.has_certificate:
+                    opened(await _listener(bound, config, state, control.identity))
+                    is_open = True
             problem = ""
         except Exception as error:
             if problem != (problem := f"{type(error).__name__}: {error}"):
                 log.error("the control plane's certificate: %s", problem)
-        if not is_open and control.identity.has_certificate:
-            opened(await _listener(bound, config, state, control.identity))
-            is_open = True
         await asyncio.sleep(LOOK_EVERY_S)
 
 
@@ -127,10 +129,13 @@ async def _listener(
     def connection() -> AgentHttpProtocol:
         return AgentHttpProtocol(config=config, server_state=state, app_state={})
 
+    context = renewed_server_context(identity, client_certificate=ssl.CERT_OPTIONAL)
+    # A connection takes over renewed files from the first context, but not what is checked.
+    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     return await asyncio.get_running_loop().create_server(
         connection,
         sock=bound,
-        ssl=renewed_server_context(identity, client_certificate=ssl.CERT_OPTIONAL),
+        ssl=context,
         ssl_handshake_timeout=FIRST_WORD_S,
         backlog=config.backlog,
     )

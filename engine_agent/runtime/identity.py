@@ -87,8 +87,9 @@ class Identity(IdentityFiles):
         validity = validity_of(chain, self._key)
         self.store_trust(bundle=bundle, revoked=revoked)
         combined = chain.rstrip("\n").encode() + b"\n" + key_pem(self._key)
-        write_durably(self.certificate_file, chain.encode(), mode=0o644)
+        # First what connections use and renewals go by: a disk that fills up in between costs nobody his certificate.
         write_durably(self.combined_file, combined, mode=0o600)
+        write_durably(self.certificate_file, chain.encode(), mode=0o644)
         return validity
 
     def store_trust(self, *, bundle: str, revoked: str) -> None:
@@ -118,7 +119,7 @@ class Identity(IdentityFiles):
         from engine_agent.runtime.certificates import BadCertificate, validity_of
 
         try:
-            return validity_of(self.certificate_file.read_text(encoding="ascii"), self._key)
+            return validity_of(self.combined_file.read_text(encoding="ascii"), self._key)
         except (OSError, UnicodeDecodeError, BadCertificate):
             return None
 

@@ -248,3 +248,23 @@ async def test_the_control_planes_certificate_is_renewed_when_it_is_due_revoked_
     assert renewed is not None
     assert renewed.serial != third
     assert await stored(lambda: (trust_now() or FleetOfTests()).bundle) == control.identity.bundle_file.read_text()
+
+
+async def test_a_damaged_certificate_is_logged_and_keeps_the_listener_closed_no_longer_than_it_is_there(
+    hub: AgentHub, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound = socket.create_server(("127.0.0.1", 0))
+    config = uvicorn.Config(AgentSocket(hub), interface="asgi3", ws=WebSocketProtocol, lifespan="off", log_config=None)
+    config.load()
+    servers: list[asyncio.Server] = []
+    identity = ControlIdentity(tmp_path / "control-host").identity
+    identity.folder.mkdir(parents=True)
+    identity.combined_file.write_text("torn", encoding="ascii")
+    monkeypatch.setattr(agent_listener, "_refresh", lambda _: None)
+    listening = asyncio.create_task(listen(bound, config, ServerState(), servers.append))
+    await eventually(lambda: "the control plane's certificate: " in caplog.text)
+    FleetOfTests().certify(tmp_path / "control-host" / "control", IdentityKind.CONTROL, "control")
+    await eventually(lambda: servers)
+    listening.cancel()
+    for server in servers:
+        server.close()

@@ -7,10 +7,13 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 
 from engine_agent.protocol.identity import IdentityKind
+from engine_agent.runtime import identity as identities
 from engine_agent.runtime.certificates import BadCertificate
 from engine_agent.runtime.identity import Identity, peer_name
+from engine_agent.runtime.journal import write_durably
 from tests.engine_agent.authority import FLEET, FleetOfTests
 
 NODE, INGRESS = IdentityKind.NODE, IdentityKind.INGRESS
@@ -160,3 +163,27 @@ def test_without_a_certificate_there_is_no_listener(authority: FleetOfTests, tmp
     identity.store_trust(bundle=authority.bundle, revoked="")
     with pytest.raises(FileNotFoundError):
         identity.server_context()
+
+
+def test_a_disk_that_fills_up_during_a_renewal_hides_no_certificate(
+    authority: FleetOfTests, cell: Identity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    old = datetime.now(UTC) - timedelta(hours=25)
+    authority.renew(cell, NODE, "n-1", now=old)
+    written: list[Path] = []
+
+    def write(path: Path, content: bytes, *, mode: int) -> None:
+        if written:
+            raise OSError("No space left on device")
+        written.append(path)
+        write_durably(path, content, mode=mode)
+
+    monkeypatch.setattr(identities, "write_durably", write)
+    signed = authority.sign(NODE, "n-1", cell.signing_request())
+    with pytest.raises(OSError, match="No space"):
+        cell.store(chain=signed.pem, bundle=authority.bundle, revoked=cell.revoked_file.read_text())
+    monkeypatch.undo()
+    validity = cell.validity()
+    assert validity is not None
+    shown = x509.load_pem_x509_certificate(cell.combined_file.read_bytes())
+    assert validity.not_after == shown.not_valid_after_utc, "renewals go by what connections show"
