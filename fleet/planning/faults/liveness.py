@@ -166,8 +166,9 @@ def _why_not(case: _Case) -> str:
 
 
 def _second_witness(case: _Case) -> str | None:
-    """What else shows that this node is dead: its provider, its leader, or an ingress that sends requests to its
-    cell. An ingress sees the leader only, so of a follower it says something once the leader is silent, too."""
+    """What else shows that this node is dead: its provider, its leader or, if it leads, a follower, or an ingress that
+    sends requests to its cell. An ingress sees the leader only, so of a follower it says something once the leader is
+    silent, too."""
     if case.node.provider is ProviderStatus.GONE:
         return "its provider says the machine is gone"
     cell = case.fleet.cell_of(case.node.id)
@@ -179,10 +180,14 @@ def _second_witness(case: _Case) -> str | None:
     ingress = case.fleet.faults.down.get(cell.id)
     if ingress and _silence_s(leader, case.fleet, case.now) > case.settings.lost_after_s:
         return f"ingress {ingress} cannot reach its cell {cell.id}"
-    if leader.id == case.node.id or not leader.report.connected:
-        return None
-    if leader.report.is_about(cell) and leader.report.state is EngineState.FAILED:
-        return f"its leader {leader.id} says: {leader.report.reason}"
+    leads = leader.id == case.node.id
+    followers = (member.node for member in cell.members if member.node != leader.id)
+    for name in followers if leads else (leader.id,):
+        other = case.fleet.nodes.get(name)
+        if other is None or not other.report.connected or not other.report.is_about(cell):
+            continue
+        if other.report.state is EngineState.FAILED:
+            return f"its {'follower' if leads else 'leader'} {other.id} says: {other.report.reason}"
     return None
 
 

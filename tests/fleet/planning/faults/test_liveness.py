@@ -78,6 +78,15 @@ def test_silence_and_a_leader_that_lost_its_follower_make_a_loss() -> None:
     assert moves(fleet(leader, follower, cell("c1", "l", "f"))) == [("f", NodeState.LOST)]
 
 
+def test_silence_of_a_leader_and_a_follower_that_lost_it_make_a_loss() -> None:
+    leader = replace(member("l", report={"connected": False, "last_seen_at": ago(31)}), state=NodeState.SUSPECT)
+    said = {"state": EngineState.FAILED, "reason": "leader at 10.1.0.2:21010 does not answer"}
+    assert moves(fleet(leader, member("f", report=said), cell("c1", "l", "f"))) == [("l", NodeState.LOST)]
+    assert moves(fleet(leader, member("f"), cell("c1", "l", "f"))) == []
+    away = member("f", report={**said, "connected": False, "last_seen_at": ago(5)})
+    assert moves(fleet(leader, away, cell("c1", "l", "f"), node("s"))) == []
+
+
 def test_a_leader_that_failed_in_an_older_generation_is_no_witness() -> None:
     leader = member("l", generation=2, report={"state": EngineState.FAILED, "reason": "lost rank 1"})
     follower = replace(member("f", report={"connected": False, "last_seen_at": ago(31)}), state=NodeState.SUSPECT)
