@@ -1,6 +1,7 @@
 """Stores what machine agents say of their hosts, and moves machines on by it: into the pool once they are there, back
 to it once they have wiped what they held, and out once they have left."""
 
+import ipaddress
 import logging
 from collections.abc import Sequence
 from datetime import datetime
@@ -10,6 +11,7 @@ from django.db import transaction
 
 from engine_agent.protocol.machine_messages import MachineFacts, MachineReport
 from engine_agent.protocol.messages import Hello
+from engine_agent.protocol.ports import HIGHEST_PORT, PORTS_PER_NODE
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.models import InstanceType, Machine
 from fleet.planning.machines import instance_type_of
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 REASON_MOST = 500
 VERSION_MOST = 32
 MOST_DEVICES, MOST_NOTICES = 256, 20
+PORT_BASES = range(1024, HIGHEST_PORT - PORTS_PER_NODE + 2)
+"""First ports of nodes and ports of ingresses, with room for those that follow."""
 
 
 class ReceivedMachineReport(msgspec.Struct, frozen=True):
@@ -53,6 +57,7 @@ def machine_hellos_store(hellos: Sequence[Hello], *, now: datetime) -> dict[str,
 def _hello_store(hello: Hello, now: datetime) -> None:
     if hello.machine is None:
         raise Conflict(f"the hello of {hello.id} does not say what its host is")
+    _require_reachable(hello.machine)
     facts = msgspec.json.decode(
         json_without_nul(
             msgspec.json.encode(
@@ -86,6 +91,19 @@ def _hello_store(hello: Hello, now: datetime) -> None:
         if machine.state == MachineState.JOINING:
             machine_move(machine, MachineState.POOL, "its agent is connected", now=now)
         live.push("machines", machine.id)
+
+
+def _require_reachable(facts: MachineFacts) -> None:
+    """What a host states goes into the tables of other regions' ingresses."""
+    try:
+        address = ipaddress.ip_address(facts.address)
+    except ValueError:
+        raise Conflict(f"the address of a machine must be an IP address, not {facts.address[:80]!r}") from None
+    if address.is_unspecified or address.is_multicast or "%" in facts.address:
+        raise Conflict(f"the address of a machine must be one that others connect to, not {address}")
+    if facts.port_base not in PORT_BASES:
+        last = PORT_BASES[-1]
+        raise Conflict(f"the first port of a machine must be {PORT_BASES[0]} to {last}, not {facts.port_base}")
 
 
 def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:

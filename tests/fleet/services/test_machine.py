@@ -4,6 +4,7 @@ import hashlib
 from datetime import timedelta
 from typing import Any
 
+import msgspec
 import pytest
 
 from engine_agent.protocol.machine_messages import MachineReport, machine_id_of
@@ -48,7 +49,8 @@ def enrol(token: str, nonce: str = NONCE, subject: str = "", now: Any = NOW) -> 
 
 
 def hello(machine: str, **facts: Any) -> Hello:
-    return Hello(1, AgentKind.MACHINE, machine, "b0", "0.1.0", machine=rows.FACTS)
+    stated = msgspec.structs.replace(rows.FACTS, **facts)
+    return Hello(1, AgentKind.MACHINE, machine, "b0", "0.1.0", machine=stated)
 
 
 def report(machine: str, phase: MachinePhase, *, runs: str = "", version: int = 99, connected: bool = True) -> None:
@@ -306,3 +308,23 @@ def test_orders_say_whole_what_a_machine_runs() -> None:
         rows.KIND,
     )
     assert Node.objects.count() == AgentCredential.objects.count() + 1
+
+
+@pytest.mark.parametrize(
+    ("facts", "says"),
+    [
+        ({"address": "evil.example"}, "the address of a machine must be an IP address, not 'evil.example'"),
+        ({"address": ""}, "the address of a machine must be an IP address, not ''"),
+        ({"address": "::"}, "the address of a machine must be one that others connect to, not ::"),
+        ({"address": "fe80::1%eth0"}, "the address of a machine must be one that others connect to, not fe80::1%eth0"),
+        ({"port_base": 0}, "the first port of a machine must be 1024 to 65516, not 0"),
+        ({"port_base": 65517}, "the first port of a machine must be 1024 to 65516, not 65517"),
+        ({"port_base": -1}, "the first port of a machine must be 1024 to 65516, not -1"),
+    ],
+)
+def test_what_no_ingress_could_connect_to_is_in_no_row(facts: dict[str, Any], says: str) -> None:
+    rows.machine("m-1", state=MachineState.JOINING.value)
+    refused = machine_hellos_store([hello("m-1", **facts)], now=NOW)
+    assert str(refused["m-1"]) == says
+    machine = Machine.objects.get()
+    assert (machine.state, machine.address) == (MachineState.JOINING, rows.FACTS.address)
