@@ -73,7 +73,8 @@ class ControlIdentity:
 
 
 class AgentHttpProtocol(HttpToolsProtocol):
-    """A connection until it is a WebSocket: it must say what it wants in time, and there may not be too many."""
+    """A connection until it is a WebSocket: it must say what it wants in time, each time, and there may not be too
+    many. Head and body have `FIRST_WORD_S` each; how long the answer takes is not its matter."""
 
     without_websocket = 0
 
@@ -84,13 +85,26 @@ class AgentHttpProtocol(HttpToolsProtocol):
         if AgentHttpProtocol.without_websocket > MOST_WITHOUT_WEBSOCKET:
             transport.abort()
 
+    def on_message_begin(self) -> None:
+        self._wait_for_more()
+        super().on_message_begin()
+
     def on_headers_complete(self) -> None:
-        self._deadline.cancel()
+        self._wait_for_more()
         super().on_headers_complete()
 
+    def on_message_complete(self) -> None:
+        self._deadline.cancel()
+        super().on_message_complete()
+
     def handle_websocket_upgrade(self) -> None:
+        self._deadline.cancel()
         self._count(-1)
         super().handle_websocket_upgrade()
+
+    def _wait_for_more(self) -> None:
+        self._deadline.cancel()
+        self._deadline = self.loop.call_later(FIRST_WORD_S, self.transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()

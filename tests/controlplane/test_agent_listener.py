@@ -52,11 +52,13 @@ async def hub() -> AsyncIterator[AgentHub]:
 
 
 @asynccontextmanager
-async def listening_for(hub: AgentHub) -> AsyncIterator[int]:
-    """The listener, with an application that knows agents' sockets only; its port."""
+async def listening_for(hub: AgentHub, application: Any = None) -> AsyncIterator[int]:
+    """The listener, with an application that knows agents' sockets only, or with another one; its port."""
     bound = socket.create_server(("127.0.0.1", 0))
     bound.setblocking(False)
-    config = uvicorn.Config(AgentSocket(hub), interface="asgi3", ws=WebSocketProtocol, lifespan="off", log_config=None)
+    config = uvicorn.Config(
+        application or AgentSocket(hub), interface="asgi3", ws=WebSocketProtocol, lifespan="off", log_config=None
+    )
     config.load()
     state = ServerState()
     servers: list[asyncio.Server] = []
@@ -193,19 +195,37 @@ async def test_who_speaks_no_tls_or_nothing_is_hung_up_on(
         writer.close()
 
 
-async def test_who_has_a_connection_and_asks_nothing_is_hung_up_on(
-    agent: Agent, port: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / HTTP/1.1\r\nHost:",
+        b"POST /agents/enrol HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
+        b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\nG",
+    ],
+)
+async def test_who_has_a_connection_and_does_not_finish_asking_is_hung_up_on(
+    agent: Agent, hub: AgentHub, monkeypatch: pytest.MonkeyPatch, said: bytes
 ) -> None:
     monkeypatch.setattr(agent_listener, "FIRST_WORD_S", 0.2)
     name = control_name(agent.identity.fleet()).dns
-    reader, writer = await asyncio.open_connection(
-        "127.0.0.1", port, ssl=agent.identity.client_context(), server_hostname=name
-    )
-    writer.write(b"GET / HTTP/1.1\r\nHost:")
-    async with asyncio.timeout(30):
-        with suppress(ConnectionError):
-            assert await reader.read() == b""
-    writer.close()
+    async with listening_for(hub, answers_whole_requests) as port:
+        reader, writer = await asyncio.open_connection(
+            "127.0.0.1", port, ssl=agent.identity.client_context(), server_hostname=name
+        )
+        writer.write(said)
+        async with asyncio.timeout(30):
+            with suppress(ConnectionError):
+                while await reader.read(4096):
+                    pass
+        writer.close()
+
+
+async def answers_whole_requests(_: Any, receive: Any, send: Any) -> None:
+    """As Django does: it reads the body first."""
+    while (await receive()).get("more_body"):
+        pass
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+    await send({"type": "http.response.body", "body": b"ok"})
     await eventually(lambda: AgentHttpProtocol.without_websocket == 0)
 
 
