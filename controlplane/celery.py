@@ -121,7 +121,14 @@ app.conf.update(
 # Celery closes the connection to the database before and after each task unless told how many it may serve. Here it
 # lives as Django's do: so long, and not if it is broken.
 app.conf["CELERY_DB_REUSE_MAX"] = sys.maxsize
-signals.task_prerun.connect(lambda **_: close_old_connections(), weak=False)
+
+
+@signals.task_prerun.connect(weak=False)
+def _begin_with_a_connection_that_works(task: Any, **_: object) -> None:
+    if not task.request.is_eager:  # else the connection is its caller's
+        close_old_connections()
+
+
 signals.celeryd_init.connect(lambda **_: require_secret_key(), weak=False)
 signals.beat_init.connect(lambda **_: require_secret_key(), weak=False)
 app.autodiscover_tasks(["audit", "kernel", "accounts", "models_registry", "fleet", "traffic"])

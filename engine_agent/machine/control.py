@@ -9,6 +9,8 @@ import ssl
 from typing import Any
 from urllib.parse import urlsplit
 
+from engine_agent.protocol.strict_json import strict_loads
+
 TIMEOUT_S = 20.0
 MAX_RESPONSE_BYTES = 64 * 1024
 
@@ -37,7 +39,7 @@ class JoinClient:
             connection.request("POST", path, json.dumps(body), headers)
             answer = connection.getresponse()
             content = answer.read(MAX_RESPONSE_BYTES)
-            found = json.loads(content) if content else {}
+            found = strict_loads(content) if content else {}
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise ControlRefused(f"{self._server.geturl()} does not answer: {error}") from None
         finally:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from engine_agent.protocol.strict_json import strict_loads
 from engine_agent.runtime.journal import write_durably
 
 SERVERS_FILE = "servers.json"
@@ -93,7 +94,7 @@ class Servers:
 
     def _kept(self) -> list[str]:
         try:
-            return checked(json.loads(self._file.read_bytes()))
+            return checked(strict_loads(self._file.read_bytes()))
         except (OSError, ValueError):
             return []
 

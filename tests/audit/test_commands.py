@@ -13,9 +13,12 @@ from audit.commands import AuditedCommand
 from tests.audit.records import changes, only_record, recorded
 
 OURS = ("controlplane", "fleet", "models_registry", "traffic")
-CHANGE_NOTHING = {"audit_export", "audit_verify", "controller", "fleet_status", "medusa_tree", "seed_scale", "sender"}
-"""Readers; the controller, whose changes are nobody's; the sender, whose requests are applications'; and what fills a
-database for measurements."""
+CHANGE_NOTHING = {
+    "agent_archive", "audit_export", "audit_verify", "controller", "fleet_status", "medusa_tree", "seed_scale",
+    "sender",
+}  # fmt: skip
+"""Readers; what packs the agent into the cache; the controller, whose changes are nobody's; the sender, whose requests
+are applications'; and what fills a database for measurements."""
 
 
 def test_every_command_of_ours_is_audited_or_changes_nothing() -> None:
