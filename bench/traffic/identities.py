@@ -28,5 +28,5 @@ class BenchFleet:
     def _certify(self, home: Path, name: IdentityName) -> None:
         identity, now = Identity(home), datetime.now(UTC)
         issued = certificate_sign(self._authority, name, identity.signing_request(), now)
-        revoked = revocations_sign(self._authority, (), 1, now)
+        revoked = revocations_sign(self._authority, (), 1)
         identity.store(chain=issued.pem, bundle=self._authority.certificate_pem, revoked=revoked)
