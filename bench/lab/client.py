@@ -116,8 +116,9 @@ def _is_ours(process: Path, home: bytes) -> bool:
 
 
 def _remove(folder: Path) -> None:
-    for closed in folder.glob("*/files/*/work/work"):
-        closed.chmod(0o700)  # overlayfs's own folder, which nobody may enter, not even its owner
+    for working in folder.glob("*/files/*/work"):
+        for closed in working.iterdir():
+            closed.chmod(0o700)  # overlayfs's own folder, which nobody may enter, not even its owner
     shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -83,6 +83,14 @@ class Session:
         if sys.stdin.readline().strip() != wanted:
             raise Failure("Nothing was done.", ExitCode.DIFFERS)
 
+    def show_all(self, resource: Resource, filters: Mapping[str, str], *, empty: str) -> None:
+        """Every object of a kind: whole for programs, a table for users, or the sentence `empty`."""
+        rows = list(self.connection.pages(resource.path, filters))
+        if self.output.is_for_programs:
+            self.output.document(rows)
+            return
+        self.output.rows(resource.columns, rows, empty=empty)
+
     def show(self, result: Any, lines: Iterable[str] = ()) -> None:
         """An action's result: whole for programs, a sentence or more for users."""
         if self.output.is_for_programs:

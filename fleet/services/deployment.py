@@ -9,13 +9,14 @@ from django.db import IntegrityError, transaction
 from accounts.models import Approval
 from accounts.services.approval import ApprovalRequest, FleetAction, approval_request, requires_approval
 from engine_agent.protocol.states import ServingClass
-from fleet.models import Deployment, DeploymentRegion, InstanceType, Region
+from fleet.models import Deployment, DeploymentRegion, Region
 from fleet.planning.emptying import emptied_regions
 from fleet.planning.load.slo import InvalidObjective, parse_objective
 from fleet.planning.policy import InvalidPolicy, UpdatePolicy, parse_policy, policy_as_json
 from fleet.planning.states import CellState
 from fleet.selectors.model_version import version_fit
 from fleet.selectors.rollout import ACTIVE
+from fleet.services.instance_type import instance_type_named
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -48,7 +49,7 @@ def deployment_create(
         InvalidInput: an unknown version, instance type or region, a version that does not fit, a broken policy.
         Conflict: the name is taken, or the version was retired meanwhile.
     """
-    kind = _instance_type(instance_type)
+    kind = instance_type_named(instance_type)
     version = version_fit(model_version, kind, allow_unreleased=allow_unreleased, field="model_version")
     _check_cells(cells)
     if "update_policy" in columns:
@@ -68,15 +69,6 @@ def deployment_create(
     except IntegrityError:
         raise Conflict(f"there is a deployment {name!r} already") from None
     return deployment
-
-
-def _instance_type(name: str) -> InstanceType:
-    kind = InstanceType.objects.filter(name=name).first()
-    if kind is None:
-        there = ", ".join(InstanceType.objects.values_list("name", flat=True)) or "none"
-        message = f"there is no instance type {name!r}; there are: {there}"
-        raise InvalidInput(field="instance_type", rule="exists", message=message)
-    return kind
 
 
 def deployment_change(*, name: str, actor: str, now: datetime, **columns: Any) -> Deployment:

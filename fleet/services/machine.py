@@ -12,12 +12,13 @@ from django.db import transaction
 
 from engine_agent.protocol.machine_messages import is_machine_id, machine_id_of
 from engine_agent.protocol.states import AgentKind
-from fleet.models import CellMember, InstanceType, Invitation, Machine, Node, Region
+from fleet.models import CellMember, Invitation, Machine, Node, Region
 from fleet.planning.decisions import RetireNode
 from fleet.planning.machines import POOLED, SILENT_AFTER_S, silent_for_s
 from fleet.planning.states import MACHINE_ALLOWED, MachineRole, MachineState, NodeState
 from fleet.services.certificate import agent_trust_end
 from fleet.services.enrolment import credential_issue
+from fleet.services.instance_type import instance_type_named
 from fleet.services.node import node_retire
 from fleet.services.node_actions import node_replacement_request
 from kernel import hints, live
@@ -72,7 +73,7 @@ def invitation_create(
     if not timedelta(minutes=1) <= expires_in <= LONGEST:
         message = f"it expires in {expires_in.total_seconds():.0f} s; it must be 60 s to {LONGEST.days} days"
         raise InvalidInput(field="expires_in_s", rule="range", message=message)
-    kind = _instance_type(instance_type) if instance_type else None
+    kind = instance_type_named(instance_type) if instance_type else None
     issued = secret_issue()
     with transaction.atomic():
         invitation = Invitation.objects.create(
@@ -121,15 +122,6 @@ def invitation_withdraw(*, prefix: str, actor: str, now: datetime, why: str = ""
         )
         live.push("machines")
     return invitation
-
-
-def _instance_type(name: str) -> InstanceType:
-    kind = InstanceType.objects.filter(name=name).first()
-    if kind is None:
-        there = ", ".join(InstanceType.objects.values_list("name", flat=True)) or "none"
-        message = f"there is no instance type {name!r}; there are: {there}"
-        raise InvalidInput(field="instance_type", rule="exists", message=message)
-    return kind
 
 
 def invitation_open(token: str, *, now: datetime) -> Invitation:

@@ -71,7 +71,7 @@ class PostgresPair:
         with psycopg.connect(f"host={self.host('a')} user={OWNER} dbname=postgres", autocommit=True) as connection:
             deadline = time.monotonic() + _COMMAND_LIMIT_S
             while connection.execute(cancel).fetchone() is None and time.monotonic() < deadline:
-                time.sleep(_POLL_S)  # another process's state
+                time.sleep(_POLL_S)  # no event says that a commit waits for the standby: PostgreSQL is asked again
 
     def stop(self) -> None:
         """End what still runs."""

@@ -103,12 +103,7 @@ def whoami(context: typer.Context) -> None:
 @token.command("list")
 def list_tokens(context: typer.Context) -> None:
     """List your tokens; admins see everybody's."""
-    run, resource = session_of(context), resource_named("tokens")
-    tokens = list(run.connection.pages(resource.path))
-    if run.output.is_for_programs:
-        run.output.document(tokens)
-        return
-    run.output.rows(resource.columns, tokens, empty="There are no tokens.")
+    session_of(context).show_all(resource_named("tokens"), {}, empty="There are no tokens.")
 
 
 @token.command()

@@ -58,13 +58,9 @@ def list_machines(
     all_: Annotated[bool, typer.Option("--all", help="With those that are gone.")] = False,
 ) -> None:
     """List the machines of every provider."""
-    run, resource = session_of(context), resource_named("machines")
     filters = {**({"region": region} if region else {}), **({"include": "all"} if all_ else {})}
-    machines = list(run.connection.pages(resource.path, filters))
-    if run.output.is_for_programs:
-        run.output.document(machines)
-        return
-    run.output.rows(resource.columns, machines, empty="There are no machines; `switchyard machine add` invites some.")
+    empty = "There are no machines; `switchyard machine add` invites some."
+    session_of(context).show_all(resource_named("machines"), filters, empty=empty)
 
 
 @machine.command()
@@ -84,12 +80,8 @@ def remove(
 @machine.command()
 def invitations(context: typer.Context) -> None:
     """List the invitations by which hosts join, the newest first."""
-    run, resource = session_of(context), resource_named("invitations")
-    found = list(run.connection.pages(resource.path, {}))
-    if run.output.is_for_programs:
-        run.output.document(found)
-        return
-    run.output.rows(resource.columns, found, empty="There are no invitations; `switchyard machine add` makes one.")
+    empty = "There are no invitations; `switchyard machine add` makes one."
+    session_of(context).show_all(resource_named("invitations"), {}, empty=empty)
 
 
 @machine.command()

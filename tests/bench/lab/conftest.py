@@ -126,7 +126,7 @@ def eventually(is_so: Callable[[], object], what: str) -> None:
     deadline = time.monotonic() + WITHIN_S
     while not is_so():
         assert time.monotonic() < deadline, what
-        time.sleep(0.05)
+        time.sleep(0.05)  # no event comes out of the hosts: they are asked again
 
 
 def places_in(folder: Path) -> tuple[Places, dict[str, str]]:

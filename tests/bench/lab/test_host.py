@@ -15,8 +15,8 @@ from bench.lab.topology import Host, NoLaboratory, Role, Topology
 CRONTAB = Path(host.__file__).with_name("crontab.sh")
 
 
-def places(python: str, home: str = "/work/switchyard/.switchyard/lab", uid: int = 0) -> Places:
-    return Places(Path(home), Path("/work/cache"), Path(python), None, uid, uid)
+def places(python: str, home: str = "/data/switchyard/.switchyard/lab", uid: int = 0) -> Places:
+    return Places(Path(home), Path("/data/cache"), Path(python), None, uid, uid)
 
 
 def test_executables_and_lines_of_cron_for_the_boot_are_started(tmp_path: Path) -> None:
@@ -50,14 +50,14 @@ def test_crontab_keeps_what_it_is_given(tmp_path: Path) -> None:
 
 
 def test_of_the_checkout_only_the_control_plane_sees_something() -> None:
-    lab = places("/root/.pyenv/versions/3.11.7/bin/python3")
+    lab = places("/root/pythons/3.11/bin/python3")
 
     shown, hidden = lab.views(Role.CONTROL)
-    assert "/root/.pyenv/versions/3.11.7" in shown
+    assert "/root/pythons/3.11" in shown
     assert hidden == ()
     shown, hidden = lab.views(Role.NODE)
-    assert shown == ("/root/.pyenv/versions/3.11.7",)
-    assert {"/work/cache", "/work/switchyard/.switchyard/lab"} <= set(hidden)
+    assert shown == ("/root/pythons/3.11",)
+    assert {"/data/cache", "/data/switchyard/.switchyard/lab"} <= set(hidden)
 
 
 def test_who_is_not_root_has_a_home_of_his_own() -> None:

@@ -193,7 +193,7 @@ async def test_new_certificates_and_authorities_break_no_stream_and_need_no_relo
 async def _until_shown(ingress: RunningIngress, command: str, text: str, times: int) -> None:
     async with asyncio.timeout(60):
         while (await ingress.haproxy.admin.send(command)).count(text) != times:  # noqa: ASYNC110 - nothing announces it
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.05)  # HAProxy announces nothing: it is asked again
 
 
 @pytest.mark.asyncio

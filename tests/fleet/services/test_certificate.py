@@ -203,7 +203,7 @@ def test_a_revocation_during_the_signing_revokes_what_is_signed_and_renewed(tmp_
         (issued,) = agent_certificates_issue([(order, "n-1")], now=later)
         revoking.start()
         while revoking.is_alive() and not _someone_waits_for_a_lock():
-            time.sleep(0.01)  # until PostgreSQL says that it waits for this transaction
+            time.sleep(0.01)  # no event says that another connection waits for a lock: PostgreSQL is asked again
     revoking.join()
     assert isinstance(issued, AgentCertificate)
     assert issued.credential
