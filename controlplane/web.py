@@ -23,6 +23,9 @@ GRACE_S = 3
 MAX_FRAME_BYTES = 256 * 1024
 """The agent protocol's limit (engine_agent.protocol.codec)."""
 
+WS_PING_EVERY_S, WS_PONG_WITHIN_S = 5.0, 10.0
+"""As agents ask us: a host that lost its power says no goodbye, and its machine is silent from then on."""
+
 log = logging.getLogger(__name__)
 
 
@@ -78,6 +81,8 @@ def server_config(asgi: Any, **where: Any) -> uvicorn.Config:
         ws=WebSocketProtocol,
         ws_max_size=MAX_FRAME_BYTES,
         ws_per_message_deflate=False,
+        ws_ping_interval=WS_PING_EVERY_S,
+        ws_ping_timeout=WS_PONG_WITHIN_S,
         access_log=False,
         lifespan="off",
         proxy_headers=False,  # whose headers count, the settings say (controlplane.asgi)

@@ -168,6 +168,7 @@ class Store(Rows):
             unrouted_at=None,
             version=decision.version or cell.version,
             counters=None,
+            failed_by="",
         )
         self.before_write()
         self._put_members(cell, decision.nodes, now)
@@ -179,7 +180,7 @@ class Store(Rows):
         moved = self._moved(cell, decision.to, decision.reason, now)
         if decision.to is CellState.READY:
             moved = replace(moved, restarts=0, disruption=None)
-        self._write_cell(decision, moved, now)
+        self._write_cell(decision, replace(moved, failed_by=decision.failed_by), now)
 
     @apply.register
     def _(self, decision: DrainCell, now: datetime) -> None:

@@ -17,6 +17,7 @@ class Cell(models.Model):
 
     `secret` authenticates the members of one generation to each other. `restarts` counts starts since it was last
     ready and spaces the next. `unrouted_at`: every ingress has acknowledged a table that sends it nothing new.
+    `failed_by`: of a failed one, the node whose report said so.
     """
 
     id = models.CharField(max_length=160, primary_key=True)
@@ -25,6 +26,7 @@ class Cell(models.Model):
     model_version = models.ForeignKey(ModelVersion, on_delete=models.PROTECT, related_name="cells")
     state = models.CharField(max_length=16, choices=choices(CellState), default=CellState.PENDING)
     reason = models.TextField(blank=True)
+    failed_by = models.CharField(max_length=64, blank=True)
     generation = models.PositiveIntegerField(default=0)
     secret = models.CharField(max_length=64, blank=True)
     restarts = models.PositiveIntegerField(default=0)

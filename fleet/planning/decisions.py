@@ -164,13 +164,14 @@ class DrainCell:
 
 @dataclass(frozen=True, slots=True)
 class MoveCell:
-    """Change a cell's state within its generation."""
+    """Change a cell's state within its generation. `failed_by`: the node whose report says that it failed."""
 
     cell: str
     seen: CellState
     generation: int
     to: CellState
     reason: str
+    failed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,8 @@ class FleetSettings:
     lost_after_s: float = 30.0
     """Silence that, with a second witness, makes a node lost. Kubernetes takes 40 s."""
     unreachable_after_s: float = 120.0
-    """Silence that nobody confirms, after which an operator is told: a restart of agent and machine take less."""
+    """Silence that nobody confirms, after which an operator is told, and what serves nothing is given up: a restart of
+    agent and machine take less."""
     launch_grace_s: float = 10.0
     """How long a provider may not know yet of a machine that it shall launch: clouds list new ones seconds later."""
     join_timeout_s: float = 120.0

@@ -102,11 +102,13 @@ RETURNING = frozenset({DisruptionCause.ROLLOUT, DisruptionCause.REPAIR})
 
 
 class ProviderStatus(StrEnum):
-    """What the provider reports of a machine. `agent_dead`: the machine runs, its agent does not."""
+    """What the provider reports of a machine. `unknown`: nothing yet. `agent_dead`: the machine runs, its agent does
+    not. `silent`: the provider hears nothing of it; it is off, or cut off."""
 
     UNKNOWN = "unknown"
     RUNNING = "running"
     AGENT_DEAD = "agent_dead"
+    SILENT = "silent"
     GONE = "gone"
 
 
@@ -167,7 +169,7 @@ class MemberView:
 class CellView:
     """`version`: the one of its current generation, or that it is meant for before its first. `disruption`: why it was
     taken down on purpose, until it is ready again or stopped. `counters`: what its leader last reported of this
-    generation; None: nothing yet."""
+    generation; None: nothing yet. `failed_by`: of a failed one, the node whose report said so; empty: none did."""
 
     id: str
     deployment: str
@@ -180,6 +182,7 @@ class CellView:
     restarts: int = 0
     unrouted_at: datetime | None = None
     reason: str = ""
+    failed_by: str = ""
     version: str = ""
     disruption: DisruptionCause | None = None
     counters: CellCounters | None = None
@@ -317,6 +320,15 @@ class FleetView:
         if self.listening_since is None:
             return 0.0
         return (now - max(since, self.listening_since)).total_seconds()
+
+    def silence_s(self, node: NodeView, now: datetime) -> float:
+        """Seconds without a report while agents could connect: a gap of the control plane is not the node's silence."""
+        last, reported_at, since = node.created_at, node.report.last_seen_at, self.listening_since
+        if reported_at is not None and reported_at > last:
+            last = reported_at
+        if since is not None and since > last:
+            last = since
+        return (now - last).total_seconds()
 
     def cell_of(self, node: str) -> CellView | None:
         """The cell that a node is a member of."""

@@ -52,7 +52,7 @@ _REPORTS = (
 )
 _CELLS = (
     *("id", "deployment_id", "region_id", "state", "generation", _epoch("created_at"), _epoch("state_since")),
-    *("restarts", _epoch("unrouted_at"), "reason", "model_version_id"),
+    *("restarts", _epoch("unrouted_at"), "reason", "failed_by", "model_version_id"),
 )
 _VERSION = -1
 _SILENT = ReportView(connected=False, last_seen_at=None)
@@ -171,7 +171,8 @@ class FleetCache:
         return changed
 
     def _cell_view(self, cell: str, row: Row) -> CellView:
-        deployment, region, state, generation, created_at, state_since, restarts, unrouted_at, reason, version = row
+        deployment, region, state, generation, created_at, state_since, restarts, unrouted_at, *rest = row
+        reason, failed_by, version = rest
         disruption = self._disruptions.get(cell)
         return CellView(
             id=cell,
@@ -185,6 +186,7 @@ class FleetCache:
             restarts=restarts,
             unrouted_at=_time_or_none(unrouted_at),
             reason=reason,
+            failed_by=failed_by,
             version=self._versions[version].reference,
             disruption=DisruptionCause(disruption) if disruption else None,
         )

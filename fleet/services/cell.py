@@ -60,6 +60,7 @@ def cell_start(decision: StartCell, *, now: datetime) -> None:
             secret=secrets.token_hex(32),
             restarts=F("restarts") + 1,
             unrouted_at=None,
+            failed_by="",
             **changes,
         )
         before = set(CellMember.objects.filter(cell_id=decision.cell).values_list("node_id", flat=True))
@@ -122,6 +123,7 @@ def cell_move(decision: MoveCell, *, now: datetime) -> None:
         StaleDecision: the cell is no longer what the decision saw.
     """
     changes: dict[str, Any] = {"restarts": 0} if decision.to is CellState.READY else {}
+    changes["failed_by"] = decision.failed_by
     with transaction.atomic():
         cell = _move(decision, decision.to, now, **changes)
         desired_changed(CellMember.objects.filter(cell=cell).values_list("node_id", flat=True))

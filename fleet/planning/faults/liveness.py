@@ -13,9 +13,10 @@ from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.faults.guards import Guards
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus, ReportView
-from fleet.planning.states import NodeState, ProviderAction
+from fleet.planning.states import CellState, NodeState, ProviderAction
 
 WATCHED = frozenset({NodeState.JOINING, NodeState.READY, NodeState.SUSPECT})
+BROKEN = frozenset({CellState.FAILED, CellState.LOST})
 
 
 def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> tuple[str, ...]:
@@ -25,7 +26,7 @@ def nodes_in_doubt(fleet: FleetView, settings: FleetSettings, now: datetime) -> 
         for node in fleet.nodes.values()
         if node.state in WATCHED
         and node.ordered is None
-        and (not node.report.connected or _silence_s(node, fleet, now) > settings.doubt_after_s)
+        and (not node.report.connected or fleet.silence_s(node, now) > settings.doubt_after_s)
     )
 
 
@@ -70,14 +71,14 @@ def unreachable(fleet: FleetView, settings: FleetSettings, now: datetime) -> tup
     """Nodes that stay suspect, because nothing says that their machine is dead, and their seconds of silence: agents
     that cannot reach the control plane, or have no credential that it takes."""
     suspects = (node for node in fleet.nodes.values() if node.state is NodeState.SUSPECT)
-    silences = ((node, _silence_s(node, fleet, now)) for node in suspects)
+    silences = ((node, fleet.silence_s(node, now)) for node in suspects)
     return tuple((node, silence_s) for node, silence_s in silences if silence_s > settings.unreachable_after_s)
 
 
 def _is_well(node: NodeView, fleet: FleetView, settings: FleetSettings, now: datetime) -> bool:
     """Reported just now, and nothing to take back: nearly all nodes, in nearly every pass."""
     is_connected = node.state is NodeState.READY and node.report.connected
-    return is_connected and _silence_s(node, fleet, now) <= settings.doubt_after_s
+    return is_connected and fleet.silence_s(node, now) <= settings.doubt_after_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ def _is_cut_off(watched: list[NodeView], fleet: FleetView, settings: FleetSettin
     if fleet.listening_since is None:
         return True
     joined = [node for node in watched if node.state is not NodeState.JOINING]
-    if any(_silence_s(node, fleet, now) <= settings.doubt_after_s for node in joined):
+    if any(fleet.silence_s(node, now) <= settings.doubt_after_s for node in joined):
         return False
     return len(joined) > 1 and any(node.provider is not ProviderStatus.GONE for node in joined)
 
@@ -105,7 +106,7 @@ def _judge(case: _Case) -> Decision | None:
     node = case.node
     if node.ordered is ProviderAction.LAUNCH:
         return None
-    quiet = _silence_s(node, case.fleet, case.now) > case.settings.doubt_after_s
+    quiet = case.fleet.silence_s(node, case.now) > case.settings.doubt_after_s
     if not node.report.connected or quiet:
         if node.provider is ProviderStatus.GONE and not _may_still_boot(case):
             return case.move(NodeState.LOST, "its connection closed and its provider says the machine is gone")
@@ -136,7 +137,7 @@ def _judge_joining(case: _Case) -> Decision | None:
 
 
 def _judge_joined(case: _Case) -> Decision | None:
-    silence_s = _silence_s(case.node, case.fleet, case.now)
+    silence_s = case.fleet.silence_s(case.node, case.now)
     if silence_s <= case.settings.suspect_after_s:
         if case.node.state is NodeState.SUSPECT and case.node.report.connected:
             return case.move(NodeState.READY, "its reports came back")
@@ -151,10 +152,42 @@ def _judge_joined(case: _Case) -> Decision | None:
 
 
 def _loss_verdict(case: _Case) -> str:
-    """Why a silent node counts as dead; empty while only its silence speaks for it."""
-    silence_s = _silence_s(case.node, case.fleet, case.now)
-    witness = _second_witness(case) if silence_s > case.settings.lost_after_s else None
+    """Why a silent node counts as dead, or is given up; empty while only its silence speaks for it."""
+    silence_s = case.fleet.silence_s(case.node, case.now)
+    witness = ""
+    if silence_s > case.settings.suspect_after_s and case.node.provider is ProviderStatus.SILENT:
+        witness = _failed_with_it(case)
+    if silence_s > case.settings.lost_after_s:
+        witness = witness or _failed_with_it(case) or _second_witness(case)
+    if silence_s > case.settings.unreachable_after_s:
+        witness = witness or _serves_nothing(case)
     return f"silent for {silence_s:.0f} s, and {witness}" if witness else ""
+
+
+def _failed_with_it(case: _Case) -> str:
+    """Another member of its cell said that the cell failed, and this one has said nothing since. Where its provider
+    hears nothing of its machine either, no more is waited for than makes it suspect: nothing serves that waiting could
+    protect."""
+    cell, seen_at = case.fleet.cell_of(case.node.id), case.node.report.last_seen_at
+    if cell is None or cell.state is not CellState.FAILED or cell.failed_by in {"", case.node.id}:
+        return ""
+    return f"its cell failed: {cell.reason}" if seen_at is None or seen_at <= cell.state_since else ""
+
+
+def _serves_nothing(case: _Case) -> str:
+    """Nothing runs on it that its end would take away, its provider hears nothing of its machine either, and most other
+    nodes of its region are heard: whether it is dead or cut off, another may take its place."""
+    cell = case.fleet.cell_of(case.node.id)
+    if case.node.provider is not ProviderStatus.SILENT or (cell is not None and cell.state not in BROKEN):
+        return ""
+    region = [
+        case.fleet.silence_s(node, case.now) <= case.settings.doubt_after_s
+        for node in case.fleet.nodes.values()
+        if node.region == case.node.region and node.id != case.node.id and node.state in WATCHED
+    ]
+    if 2 * sum(region) <= len(region):
+        return ""
+    return f"it serves nothing, while {sum(region)} of {len(region)} others of {case.node.region} are heard"
 
 
 def _why_not(case: _Case) -> str:
@@ -165,7 +198,7 @@ def _why_not(case: _Case) -> str:
     return case.guards.refusal(case.node) if mode is RuleMode.ON else f"the rule for silent nodes is {mode}"
 
 
-def _second_witness(case: _Case) -> str | None:
+def _second_witness(case: _Case) -> str:
     """What else shows that this node is dead: its provider, its leader or, if it leads, a follower, or an ingress that
     sends requests to its cell. An ingress sees the leader only, so of a follower it says something once the leader is
     silent, too."""
@@ -173,12 +206,12 @@ def _second_witness(case: _Case) -> str | None:
         return "its provider says the machine is gone"
     cell = case.fleet.cell_of(case.node.id)
     if cell is None or not cell.members:
-        return None
+        return ""
     leader = case.fleet.nodes.get(min(cell.members, key=lambda member: member.rank).node)
     if leader is None:
-        return None
+        return ""
     ingress = case.fleet.faults.down.get(cell.id)
-    if ingress and _silence_s(leader, case.fleet, case.now) > case.settings.lost_after_s:
+    if ingress and case.fleet.silence_s(leader, case.now) > case.settings.lost_after_s:
         return f"ingress {ingress} cannot reach its cell {cell.id}"
     leads = leader.id == case.node.id
     followers = (member.node for member in cell.members if member.node != leader.id)
@@ -188,14 +221,4 @@ def _second_witness(case: _Case) -> str | None:
             continue
         if other.report.state is EngineState.FAILED:
             return f"its {'follower' if leads else 'leader'} {other.id} says: {other.report.reason}"
-    return None
-
-
-def _silence_s(node: NodeView, fleet: FleetView, now: datetime) -> float:
-    """Seconds without a report while agents could connect: a gap of the control plane is not the node's silence."""
-    last, reported_at, since = node.created_at, node.report.last_seen_at, fleet.listening_since
-    if reported_at is not None and reported_at > last:
-        last = reported_at
-    if since is not None and since > last:
-        last = since
-    return (now - last).total_seconds()
+    return ""

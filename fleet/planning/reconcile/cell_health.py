@@ -27,7 +27,7 @@ def _judge(cell: CellView, fleet: FleetView, settings: FleetSettings, now: datet
             return _move(cell, CellState.LOST, f"rank {member.rank} on {node.id} is {node.state}")
     for member, node in members:
         if node.report.is_about(cell) and node.report.state is EngineState.FAILED:
-            return _move(cell, CellState.FAILED, f"rank {member.rank} on {node.id}: {node.report.reason}")
+            return _move(cell, CellState.FAILED, f"rank {member.rank} on {node.id}: {node.report.reason}", node.id)
     if cell.state is CellState.STARTING:
         mismatch = _mismatch(cell, fleet)
         if mismatch:
@@ -55,7 +55,7 @@ def _judge_ready(cell: CellView, leader: NodeView, settings: FleetSettings) -> D
     if unhealthy_s <= settings.unhealthy_after_s:
         return None
     why = report.health_reason or "no reason given"
-    return _move(cell, CellState.FAILED, f"rank 0 on {leader.id} unhealthy for {unhealthy_s:.0f} s: {why}")
+    return _move(cell, CellState.FAILED, f"rank 0 on {leader.id} unhealthy for {unhealthy_s:.0f} s: {why}", leader.id)
 
 
 def _judge_start(
@@ -70,5 +70,5 @@ def _judge_start(
     return None
 
 
-def _move(cell: CellView, to: CellState, reason: str) -> MoveCell:
-    return MoveCell(cell.id, cell.state, cell.generation, to, reason)
+def _move(cell: CellView, to: CellState, reason: str, failed_by: str = "") -> MoveCell:
+    return MoveCell(cell.id, cell.state, cell.generation, to, reason, failed_by)

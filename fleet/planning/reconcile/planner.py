@@ -91,11 +91,14 @@ def _bring_up(work: _Pass, cell: CellView) -> None:
 
 
 def _start_again(work: _Pass, cell: CellView, reason: str, wait_s: float = 0.0) -> None:
-    """Start a cell on the same nodes where they live; ask for the ones that are missing."""
+    """Start a cell on the same nodes where they live; ask for the ones that are missing. While one of them is silent
+    nothing is started: it may be dead, and the new generation would fail with it."""
     version = work.versions.of(cell)
     size = work.fleet.deployments[cell.deployment].of(version).nodes_per_cell
     members = [work.fleet.nodes[member.node] for member in cell.members]
     staying = tuple(node for node in members if node.state not in DEAD)[:size]
+    if not all(_is_heard(work, cell, node) for node in staying):
+        return
     short = size - len(staying)
     if short > 0:
         work.ordered[cell.id] = version
@@ -104,9 +107,19 @@ def _start_again(work: _Pass, cell: CellView, reason: str, wait_s: float = 0.0) 
     if version != cell.version:
         why = "it broke" if wait_s else reason
         reason, wait_s = f"{why}; {cell.version} -> {version}", 0.0
-    if all(node.state is NodeState.READY for node in staying) and _age_s(cell, work.now) >= wait_s:
+    if _age_s(cell, work.now) >= wait_s:
         nodes = tuple(node.id for node in staying)
         work.decisions.append(StartCell(cell.id, cell.state, cell.generation, nodes, reason, version))
+
+
+def _is_heard(work: _Pass, cell: CellView, node: NodeView) -> bool:
+    """Whether a node that shall start again is there: of a broken cell it must have reported since that broke, because
+    its death may be why."""
+    seen_at = node.report.last_seen_at
+    if node.state is not NodeState.READY or not node.report.connected or seen_at is None:
+        return False
+    spoke_since = cell.state not in BROKEN or seen_at > cell.state_since
+    return spoke_since and work.fleet.silence_s(node, work.now) <= work.settings.doubt_after_s
 
 
 def _order(work: _Pass, cell: CellView, version: str, staying: tuple[NodeView, ...], count: int) -> PlacementRequest:

@@ -76,6 +76,8 @@ class MachinesProvider:
                 _forget(machine)
             elif machine.state == MachineState.TAKEN:
                 _give_back(machine)
+            elif not machine.connected:
+                raise ProviderError(f"{machine.id} is not heard; it wipes {node_id} as soon as it is")
             elif time.monotonic() >= deadline:
                 raise ProviderError(f"{machine.id} has not confirmed that it wiped {node_id}")
             else:
@@ -105,7 +107,8 @@ def _give_back(machine: Machine) -> None:
     rows = Machine.objects.filter(id=machine.id, state=MachineState.TAKEN, runs=machine.runs)
     if rows.update(
         state=MachineState.WIPING.value,
-        reason=f"{machine.runs} was given back",
+        reason=f"{machine.runs} was given back"
+        + ("" if machine.connected else "; unreachable, it wipes it when heard"),
         state_since=clock.now(),
         desired_version=F("desired_version") + 1,
     ):
@@ -124,10 +127,10 @@ def _forget(machine: Machine) -> None:
 
 
 def _status(machine: Machine | None, node: str) -> ProviderStatus:
-    """A machine that is silent says nothing: its host may be off, or cut off and serving."""
+    """A machine that is silent is not gone: its host may be off, or cut off and serving."""
     if machine is None or machine.state != MachineState.TAKEN:
         return ProviderStatus.GONE
     if not machine.connected:
-        return ProviderStatus.UNKNOWN
+        return ProviderStatus.SILENT
     dead = machine.phase == MachinePhase.AGENT_DEAD
     return ProviderStatus.AGENT_DEAD if dead else ProviderStatus.RUNNING

@@ -7,6 +7,7 @@ import pytest
 from fleet.models import Cell, CellMember, Incident, Node
 from fleet.planning.decisions import CreateCell, ExplainCell, MoveCell, StartCell, StopCell
 from fleet.planning.states import CellState, IncidentState, NodeState
+from fleet.selectors.snapshot import fleet_view
 from fleet.services.cell import cell_create, cell_explain, cell_mark_unrouted, cell_move, cell_start, cell_stop
 from kernel.models import Event
 from kernel.transitions import StaleDecision
@@ -105,6 +106,14 @@ def test_a_failure_opens_one_incident_and_becoming_ready_closes_it() -> None:
     cell_move(MoveCell("c1", CellState.STARTING, 2, CellState.READY, "ready"), now=NOW)
     incident.refresh_from_db()
     assert (incident.state, incident.resolution) == (IncidentState.CLOSED, "ready again at generation 2")
+
+
+def test_who_said_that_a_cell_failed_is_known_until_it_starts_again() -> None:
+    rows.cell("c1", rows.node("n-a"))
+    cell_move(MoveCell("c1", CellState.READY, 1, CellState.FAILED, "engine killed", failed_by="n-a"), now=NOW)
+    assert fleet_view(now=NOW).cells["c1"].failed_by == "n-a"
+    cell_start(StartCell("c1", CellState.FAILED, 1, ("n-a",), "restart"), now=NOW)
+    assert fleet_view(now=NOW).cells["c1"].failed_by == ""
 
 
 def test_becoming_ready_forgets_earlier_restarts() -> None:

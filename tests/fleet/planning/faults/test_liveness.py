@@ -9,7 +9,7 @@ from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import MoveNode, RestartAgent
 from fleet.planning.faults.liveness import nodes_in_doubt, plan_liveness, status_in_force
 from fleet.planning.snapshot import FaultsView, FleetView, NodeView, ProviderStatus, ReportView
-from fleet.planning.states import NodeState, ProviderAction
+from fleet.planning.states import CellState, NodeState, ProviderAction
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
 
@@ -85,6 +85,74 @@ def test_silence_of_a_leader_and_a_follower_that_lost_it_make_a_loss() -> None:
     assert moves(fleet(leader, member("f"), cell("c1", "l", "f"))) == []
     away = member("f", report={**said, "connected": False, "last_seen_at": ago(5)})
     assert moves(fleet(leader, away, cell("c1", "l", "f"), node("s"))) == []
+
+
+def failed_with(leader: NodeView, *others: NodeView, **changes: Any) -> FleetView:
+    """A fleet whose cell `c1` failed 12 s ago, as its follower said before it ended its engine."""
+    said = {"failed_by": "f", "reason": "rank 1 on f: leader at 10.1.0.2:21010 does not answer"} | changes
+    broken = cell(
+        "c1", "l", "f", state=CellState.FAILED, state_since=ago(8 if leader.state is NodeState.READY else 12), **said
+    )
+    return fleet(leader, member("f", report={"state": EngineState.IDLE}), broken, *others)
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "provider", "expected"),
+    [
+        (9, ProviderStatus.SILENT, []),
+        (13, ProviderStatus.SILENT, [("l", NodeState.LOST)]),
+        (13, ProviderStatus.UNKNOWN, []),
+        (29, ProviderStatus.RUNNING, []),
+        (31, ProviderStatus.RUNNING, [("l", NodeState.LOST)]),
+    ],
+)
+def test_a_failed_cell_remembers_who_said_so_and_its_silent_member_is_lost(
+    silence_s: float, provider: ProviderStatus, expected: list[object]
+) -> None:
+    """At once where its machine is silent, too: nothing serves that waiting could protect."""
+    state = NodeState.READY if silence_s < SETTINGS.suspect_after_s else NodeState.SUSPECT
+    assert moves(failed_with(silent("l", silence_s, state=state, provider=provider))) == expected
+
+
+def test_a_cell_that_failed_before_its_member_fell_silent_is_no_witness() -> None:
+    spoke_since = silent("l", 11, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT)
+    assert moves(failed_with(spoke_since)) == []
+
+
+@pytest.mark.parametrize("failed_by", ["", "l"])
+def test_nor_is_one_of_which_nobody_else_said_that_it_failed(failed_by: str) -> None:
+    leader = silent("l", 31, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT)
+    assert moves(failed_with(leader, failed_by=failed_by)) == []
+
+
+@pytest.mark.parametrize(
+    ("silence_s", "provider", "expected"),
+    [
+        (119, ProviderStatus.SILENT, []),
+        (121, ProviderStatus.SILENT, [("s", NodeState.LOST)]),
+        (3600, ProviderStatus.RUNNING, []),
+        (3600, ProviderStatus.UNKNOWN, []),
+    ],
+)
+def test_a_silent_spare_is_given_up_once_its_machine_is_silent_too(
+    silence_s: float, provider: ProviderStatus, expected: list[object]
+) -> None:
+    spare = silent("s", silence_s, state=NodeState.SUSPECT, provider=provider)
+    assert moves(fleet(spare, node("a"), node("b"))) == expected
+
+
+def test_a_spare_is_not_given_up_while_much_of_its_region_is_silent() -> None:
+    quiet = [silent(name, 600, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT) for name in ("s", "t")]
+    elsewhere = [replace(node(f"w{number}"), region="west") for number in range(5)]
+    assert moves(fleet(*quiet, node("a"), *elsewhere)) == []
+
+
+def test_a_silent_member_is_given_up_only_if_its_cell_serves_nothing() -> None:
+    quiet = silent("a", 600, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT)
+    for state in CellState:
+        view = fleet(quiet, node("b"), node("d"), cell("c1", "a", state=state), nodes_per_cell=1)
+        expected = [("a", NodeState.LOST)] if state in {CellState.FAILED, CellState.LOST} else []
+        assert moves(view) == expected, state
 
 
 def test_a_leader_that_failed_in_an_older_generation_is_no_witness() -> None:

@@ -45,6 +45,14 @@ def test_one_failed_rank_fails_the_cell_and_is_named(state: CellState) -> None:
     assert (to, reason) == (CellState.FAILED, "rank 1 on f: engine killed by SIGKILL")
 
 
+def test_who_said_that_a_cell_failed_is_remembered() -> None:
+    failed = member("f", report={"state": EngineState.FAILED})
+    decided = plan_health(fleet(member("l"), failed, cell("c1", "l", "f")), SETTINGS, NOW)
+    assert [move.failed_by for move in decided if isinstance(move, MoveCell)] == ["f"]
+    lost = fleet(member("l"), member("f", state=NodeState.LOST), cell("c1", "l", "f"))
+    assert [move.failed_by for move in plan_health(lost, SETTINGS, NOW) if isinstance(move, MoveCell)] == [""]
+
+
 def test_a_lost_node_loses_the_cell_even_while_the_leader_looks_healthy() -> None:
     view = fleet(member("l"), member("f", state=NodeState.LOST), cell("c1", "l", "f"))
     assert verdict(view) == (CellState.LOST, "rank 1 on f is lost")

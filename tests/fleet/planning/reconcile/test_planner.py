@@ -139,6 +139,30 @@ def test_a_failed_cell_restarts_whole_after_a_growing_wait(restarts: int, age_s:
     assert bool(decisions) is starts
 
 
+@pytest.mark.parametrize(
+    "report",
+    [
+        {"last_seen_at": ago(61)},
+        {"last_seen_at": ago(4)},
+        {"connected": False},
+        {"connected": False, "last_seen_at": None},
+    ],
+    ids=["not since it broke", "not lately", "its connection ended", "never"],
+)
+def test_a_failed_cell_starts_again_once_every_member_was_heard_since_it_broke(report: dict[str, object]) -> None:
+    broken = cell("c1", "a", "b", state=CellState.FAILED, state_since=ago(60))
+    assert only(fleet(member("a"), member("b", report=report), broken), StartCell) == []
+    assert len(only(fleet(member("a"), member("b"), broken), StartCell)) == 1
+
+
+def test_a_lost_cell_takes_no_spare_while_another_member_is_silent() -> None:
+    """It would be started on that one, too, and fail with it."""
+    broken = cell("c1", "a", "b", state=CellState.LOST)
+    gone, spare = member("a", state=NodeState.LOST), node("s")
+    assert only(fleet(gone, member("b", report={"last_seen_at": ago(61)}), spare, broken), StartCell) == []
+    assert len(only(fleet(gone, member("b"), spare, broken), StartCell)) == 1
+
+
 def test_a_failed_cell_does_not_restart_on_a_suspect_node() -> None:
     broken = cell("c1", "a", "b", state=CellState.FAILED)
     assert plan(fleet(member("a"), member("b", state=NodeState.SUSPECT), broken)) == ()

@@ -85,6 +85,22 @@ def test_a_machine_is_free_again_once_it_has_wiped() -> None:
 
 
 @pytest.mark.django_db
+def test_a_machine_that_is_not_heard_is_given_back_at_once_and_wipes_when_it_is() -> None:
+    """Nobody waits for it, so that the calls of its provider are free for others."""
+    rows.machine("m-00000001", state=MachineState.TAKEN.value, runs=SPEC.id, connected=False)
+
+    def must_not_wait(seconds: float) -> None:
+        pytest.fail(f"it waits {seconds} s")
+
+    for _ in range(2):
+        with pytest.raises(ProviderError, match=f"m-00000001 is not heard; it wipes {SPEC.id} as soon as it is"):
+            MachinesProvider(must_not_wait).terminate(SPEC.id)
+    machine = Machine.objects.get()
+    assert (machine.state, machine.runs) == (MachineState.WIPING, SPEC.id)
+    assert machine.reason == f"{SPEC.id} was given back; unreachable, it wipes it when heard"
+
+
+@pytest.mark.django_db
 def test_a_machine_that_was_removed_while_away_is_forgotten() -> None:
     rows.machine("m-00000001", state=MachineState.TAKEN.value, runs=SPEC.id, leaving=True, connected=False)
     MachinesProvider(no_wait).terminate(SPEC.id)
@@ -97,7 +113,7 @@ def test_a_machine_that_was_removed_while_away_is_forgotten() -> None:
     [
         (True, MachinePhase.RUNNING, MachineState.TAKEN, ProviderStatus.RUNNING),
         (True, MachinePhase.AGENT_DEAD, MachineState.TAKEN, ProviderStatus.AGENT_DEAD),
-        (False, MachinePhase.RUNNING, MachineState.TAKEN, ProviderStatus.UNKNOWN),
+        (False, MachinePhase.RUNNING, MachineState.TAKEN, ProviderStatus.SILENT),
         (True, MachinePhase.WIPING, MachineState.WIPING, ProviderStatus.GONE),
     ],
 )
