@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 import httpx
 
 from bench.lab import client
-from bench.lab.fleet import READY_WITHIN_S, Fleet, Row
+from bench.lab.fleet import DEPLOYMENT, READY_WITHIN_S, Fleet, Row
 from bench.lab.hops import Hop
 from bench.lab.places import Places
 from bench.lab.topology import NoLaboratory, Topology
 
-MODEL = "sim-70b"
 ANSWER_WITHIN_S = 60.0
 TRIES = 30
 PAUSE_S = 2.0
@@ -95,7 +94,7 @@ class Check:
 
     def _all_ready(self) -> bool:
         rows = self._rows("cells")
-        return bool(rows) and all(row["state"] == "ready" for row in rows)
+        return bool(rows) and all(row["state"] in {"ready", "stopped"} for row in rows)
 
     def _rows(self, kind: str) -> list[Row]:
         rows: list[Row] = self.fleet.ask("GET", f"{kind}/?page_size=500")["results"]
@@ -121,7 +120,7 @@ class Check:
 
 def _stream(port: int) -> str:
     """Ask for a streamed answer, a few times where a region has just changed; why there was none, or nothing."""
-    body = {"model": MODEL, "stream": True, "max_tokens": 16, "messages": [{"role": "user", "content": "Hello?"}]}
+    body = {"model": DEPLOYMENT, "stream": True, "max_tokens": 16, "messages": [{"role": "user", "content": "Hello?"}]}
     problem = ""
     for _ in range(TRIES):
         try:

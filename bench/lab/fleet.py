@@ -21,6 +21,7 @@ WEB_PORT, AGENT_PORT, INGRESS_PORT = 8000, 8443, 8080
 """On their hosts."""
 CONTROL_HOME = "/var/lib/switchyard"
 INSTANCE_TYPE = "local.cpu"
+DEPLOYMENT, NODES_PER_CELL = "sim-70b", 2
 INVITED_FOR_S = 3600
 UP_WITHIN_S = 180.0
 READY_WITHIN_S = 300.0
@@ -124,9 +125,21 @@ class Fleet:
         """
         self._until(self._regions, UP_WITHIN_S, "the control plane does not answer")
         self._say("the control plane answers")
+        self._want_cells()
         self._join_all()
         self._until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
         self._say("every cell is ready")
+
+    def _want_cells(self) -> None:
+        """A cell in each region that has hosts enough for one, and none elsewhere. Another number that somebody chose
+        stays."""
+        deployment = f"deployments/{DEPLOYMENT}/"
+        wanted = {place["region"]: place["cells"] for place in self.ask("GET", deployment)["regions"]}
+        served = self._topology.regions if self._topology.nodes >= NODES_PER_CELL else ()
+        changes = {region: int(region in served) for region in wanted if (region in served) != bool(wanted[region])}
+        if changes:
+            places = [{"region": region, "cells": cells} for region, cells in changes.items()]
+            self.ask("PATCH", deployment, {"regions": places})
 
     def _regions(self) -> str:
         found = {region["name"] for region in self.ask("GET", "regions/")["results"]}
@@ -134,8 +147,9 @@ class Fleet:
 
     def _every_cell_is_ready(self) -> str:
         cells = self.ask("GET", "cells/?page_size=500")["results"]
-        waiting = [f"{cell['id']} is {cell['state']}" for cell in cells if cell["state"] != "ready"]
-        return "; ".join(waiting[:3]) if cells else "there is none"
+        waiting = [f"{cell['id']} is {cell['state']}" for cell in cells if cell["state"] not in {"ready", "stopped"}]
+        is_there = cells or self._topology.nodes < NODES_PER_CELL
+        return "; ".join(waiting[:3]) if is_there else "there is none"
 
     def _until(self, missing: Callable[[], str], within_s: float, otherwise: str) -> None:
         deadline = time.monotonic() + within_s
