@@ -4,6 +4,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct, field
 
+from engine_agent.protocol.states import PlainHttp
+
 Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 """Nothing that is counted is negative or more than a column of PostgreSQL takes."""
 
@@ -192,12 +194,34 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
     retry_after_s: int = 5
 
 
-class TablePart(Struct, frozen=True, tag="table_part"):
-    """A piece of a routing table that is longer than a frame. `digest` is the SHA-256 of the whole table's JSON, in
-    hexadecimal, of which `piece` is the `index`th of `count` pieces (Base64 on the wire)."""
+class ServerCertificate(Struct, frozen=True):
+    """What an ingress shows to applications: `pem` is the certificate, its chain and then its private key."""
+
+    name: str
+    pem: str
+
+    def __repr__(self) -> str:
+        return f"ServerCertificate({self.name!r})"
+
+
+class ApplicationTls(Struct, frozen=True, tag="application_tls"):
+    """How applications reach the ingresses of one region, whole: an ingress shows the certificate for the name that is
+    asked for, or else the first. Without any it serves plain HTTP only. `plain_http` is a
+    `engine_agent.protocol.states.PlainHttp`; `version` changes with the content."""
+
+    version: str
+    certificates: tuple[ServerCertificate, ...] = ()
+    plain_http: str = PlainHttp.SERVE.value
+
+
+class TablePart(Struct, frozen=True, tag="table_part", omit_defaults=True):
+    """A piece of a message that is longer than a frame, a routing table or what `of` is the tag of. `digest` is the
+    SHA-256 of the whole message's JSON, in hexadecimal, of which `piece` is the `index`th of `count` pieces (Base64 on
+    the wire). `revision`: of the table; 0 for others."""
 
     revision: int
     digest: str
     index: int
     count: int
     piece: bytes
+    of: str = "routing_table"

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct, field
 
-from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable, TablePart
+from engine_agent.protocol.ingress_messages import ApplicationTls, IngressReport, RoutingTable, TablePart
 from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, MachineReport
 from engine_agent.protocol.states import AgentKind, EngineState, MemberRole, Phase
 
@@ -344,6 +344,6 @@ class Refused(Struct, frozen=True, tag="refused"):
     retry: bool = True
 
 
-Order = Desired | RoutingTable | MachineOrder
+Order = Desired | RoutingTable | ApplicationTls | MachineOrder
 """What an agent must do, whole; each kind of agent has its own."""
 DownMessage = Order | TablePart | Trust | Certificate | Credential | Refused

@@ -25,6 +25,8 @@ RENDEZVOUS = 8
 RENDEZVOUS_SLOTS = 12
 HOPS_ABOVE = 2000
 """An ingress takes other regions' requests so far above its port for applications."""
+TLS_ABOVE = 3000
+"""An ingress takes applications' requests over TLS so far above its port for those without."""
 HIGHEST_PORT = 65535
 INGRESS_CLAIM = "\0switchyard-ingress-{host}:{port}"
 """Name of the abstract Unix socket by which an ingress holds its address and port: it belongs to the namespace of the
@@ -33,8 +35,16 @@ network, as ports do, and ends with its owner."""
 
 def hop_port(ingress_port: int) -> int:
     """Port on which an ingress takes other regions' requests."""
-    above = ingress_port + HOPS_ABOVE
-    return above if above <= HIGHEST_PORT else ingress_port - HOPS_ABOVE
+    return _above(ingress_port, HOPS_ABOVE)
+
+
+def tls_port(ingress_port: int) -> int:
+    """Port on which an ingress takes applications' requests over TLS, once its region has a certificate."""
+    return _above(ingress_port, TLS_ABOVE)
+
+
+def _above(port: int, offset: int) -> int:
+    return port + offset if port + offset <= HIGHEST_PORT else port - offset
 
 
 def rendezvous_port(port_base: int, generation: int) -> int:

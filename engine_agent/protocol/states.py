@@ -57,3 +57,12 @@ class ServingClass(StrEnum):
     REALTIME = "realtime"
     NEAR_REALTIME = "near_realtime"
     BATCH = "batch"
+
+
+class PlainHttp(StrEnum):
+    """Whom an ingress serves on its port without TLS. What is refused is told of the port with it."""
+
+    SERVE = "serve"
+    REFUSE = "refuse"
+    LOOPBACK = "loopback"
+    """Processes of the ingress's own host only."""

@@ -34,7 +34,7 @@ from engine_agent.protocol.messages import (
     Trust,
     UpMessage,
 )
-from engine_agent.protocol.parts import TableAssembly
+from engine_agent.protocol.parts import MessageAssembly
 from engine_agent.runtime.enrolment import Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.runtime.identity import Identity
 from engine_agent.runtime.renewal import CertificateRenewal
@@ -317,7 +317,7 @@ class AgentConnection:
             await socket.send(frame, text=True)
 
     async def _listen(self, socket: ClientConnection) -> None:
-        assembly = TableAssembly()
+        assembly = MessageAssembly()
         async for frame in socket:
             try:
                 received = decode_down(frame)

@@ -99,7 +99,8 @@ class AgentSocket:
         self, receive: Receive, send: Send, identity: AgentIdentity, introduction: Introduction
     ) -> None:
         hello = await self._hello(receive, identity)
-        session = AgentSession(identity, hello, send=partial(_send, send), close=partial(_close, send))
+        whole = partial(_send_whole, asyncio.Lock(), send)
+        session = AgentSession(identity, hello, send=whole, close=partial(_close, send))
         try:
             await self.hub.connect(session)
             introduction.end()
@@ -176,6 +177,12 @@ async def _refuse(send: Send, reason: str) -> None:
 async def _send(send: Send, message: DownMessage) -> None:
     for frame in frames_of(message):
         await send({"type": "websocket.send", "text": frame.decode()})
+
+
+async def _send_whole(turn: asyncio.Lock, send: Send, message: DownMessage) -> None:
+    """Of two messages that each need several frames, the agent would put neither together."""
+    async with turn:
+        await _send(send, message)
 
 
 async def _close(send: Send, reason: str) -> None:

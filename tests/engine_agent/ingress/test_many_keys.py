@@ -10,7 +10,7 @@ import pytest_asyncio
 
 from engine_agent.protocol.codec import decode_down
 from engine_agent.protocol.ingress_messages import ApiKey, RoutingTable, TablePart
-from engine_agent.protocol.parts import TableAssembly, frames_of
+from engine_agent.protocol.parts import MessageAssembly, frames_of
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.ingress.ingresses import RunningIngress, pool
@@ -32,10 +32,11 @@ def many(count: int) -> tuple[ApiKey, ...]:
 
 def sent(table: RoutingTable) -> RoutingTable:
     """A table after its way over the wire."""
-    assembly = TableAssembly()
+    assembly = MessageAssembly()
     frames = [decode_down(frame) for frame in frames_of(table)]
     assert len(frames) > 10
     (whole,) = [whole for part in frames if (whole := assembly.take(cast(TablePart, part))) is not None]
+    assert isinstance(whole, RoutingTable)
     return whole
 
 

@@ -53,6 +53,7 @@ def test_every_message_has_a_golden_file() -> None:
         "desired_logs.json",
         "routing_table.json",
         "table_part.json",
+        "application_tls.json",
         "machine_order.json",
         "refused.json",
         "trust.json",

@@ -1,4 +1,4 @@
-"""A table that is longer than a frame arrives whole or not at all, whatever becomes of its parts on the way."""
+"""A message that is longer than a frame arrives whole or not at all, whatever becomes of its parts on the way."""
 
 import hashlib
 import random
@@ -7,9 +7,9 @@ import msgspec
 import pytest
 
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, decode_down
-from engine_agent.protocol.ingress_messages import ApiKey, RoutingTable, TablePart
-from engine_agent.protocol.messages import Desired, EnginePlan
-from engine_agent.protocol.parts import MAX_PARTS, PIECE_BYTES, TableAssembly, frames_of
+from engine_agent.protocol.ingress_messages import ApiKey, ApplicationTls, RoutingTable, ServerCertificate, TablePart
+from engine_agent.protocol.messages import Certificate, Desired, DownMessage, EnginePlan, Trust
+from engine_agent.protocol.parts import MAX_PARTS, PIECE_BYTES, MessageAssembly, frames_of
 from tests.engine_agent.orders import assignment
 
 
@@ -23,14 +23,14 @@ def table(revision: int, keys: int) -> RoutingTable:
     return RoutingTable(revision, "us-east-1", (), keys=tuple(key(number) for number in range(keys)))
 
 
-def parts_of(message: RoutingTable) -> list[TablePart]:
+def parts_of(message: DownMessage) -> list[TablePart]:
     parts = [decode_down(frame) for frame in frames_of(message)]
     assert all(isinstance(part, TablePart) for part in parts)
     return [part for part in parts if isinstance(part, TablePart)]
 
 
-def taken(parts: list[TablePart]) -> list[RoutingTable]:
-    assembly = TableAssembly()
+def taken(parts: list[TablePart]) -> list[DownMessage]:
+    assembly = MessageAssembly()
     return [whole for part in parts if (whole := assembly.take(part)) is not None]
 
 
@@ -72,7 +72,7 @@ def test_parts_of_two_texts_of_one_revision_are_never_mixed() -> None:
 def test_parts_that_do_not_make_what_they_say_are_refused() -> None:
     parts = parts_of(table(7, 4_000))
     broken = [*parts[:-1], msgspec.structs.replace(parts[-1], piece=b"x")]
-    with pytest.raises(BadMessage, match="revision 7 do not make the table"):
+    with pytest.raises(BadMessage, match="revision 7 do not make the message"):
         taken(broken)
     piece = msgspec.json.encode(table(3, 0))
     with pytest.raises(BadMessage, match="revision 4 make a RoutingTable of another"):
@@ -81,16 +81,33 @@ def test_parts_that_do_not_make_what_they_say_are_refused() -> None:
 
 @pytest.mark.parametrize(("index", "count", "size"), [(0, 0, 1), (2, 2, 1), (-1, 2, 1), (0, MAX_PARTS + 1, 1)])
 def test_a_part_outside_its_table_is_refused(index: int, count: int, size: int) -> None:
-    with pytest.raises(BadMessage, match="is no part of a table"):
-        TableAssembly().take(TablePart(1, "", index, count, b"x" * size))
+    with pytest.raises(BadMessage, match="is no part of a routing_table"):
+        MessageAssembly().take(TablePart(1, "", index, count, b"x" * size))
 
 
 def test_a_piece_longer_than_any_sender_makes_is_refused() -> None:
-    with pytest.raises(BadMessage, match="is no part of a table"):
-        TableAssembly().take(TablePart(1, "", 0, 2, b"x" * (PIECE_BYTES + 1)))
+    with pytest.raises(BadMessage, match="is no part of a routing_table"):
+        MessageAssembly().take(TablePart(1, "", 0, 2, b"x" * (PIECE_BYTES + 1)))
 
 
-def test_only_tables_are_taken_apart() -> None:
+def test_revocation_lists_longer_than_a_frame_arrive_whole_and_so_does_a_certificate_with_them() -> None:
+    trust = Trust("bundle", "revoked" * MAX_FRAME_BYTES)
+    for long in (trust, Certificate("chain", trust), ApplicationTls("1", (ServerCertificate("a", trust.revoked),))):
+        assert taken(parts_of(long)) == [long]
+
+
+def test_parts_of_two_kinds_do_not_get_into_each_others_way() -> None:
+    long, trust = table(7, 4_000), Trust("bundle", "revoked" * MAX_FRAME_BYTES)
+    mixed = [part for pair in zip(parts_of(long), parts_of(trust), strict=False) for part in pair]
+    assert taken([*mixed, *parts_of(long), *parts_of(trust)])[-2:] == [long, trust]
+
+
+def test_a_part_of_what_is_never_taken_apart_is_refused() -> None:
+    with pytest.raises(BadMessage, match="a part of 'desired', which is never taken apart"):
+        MessageAssembly().take(TablePart(0, "", 0, 1, b"x", "desired"))
+
+
+def test_orders_are_not_taken_apart() -> None:
     plan = EnginePlan("sim", "demo", 1, 60.0, args=("x" * MAX_FRAME_BYTES,))
     order = Desired("n-1", 1, msgspec.structs.replace(assignment(), plan=plan))
     with pytest.raises(BadMessage, match="exceeds the limit of 262144"):
