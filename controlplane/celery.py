@@ -99,6 +99,7 @@ app.conf.update(
         "models-validate": {"task": "models_registry.validate", "schedule": 5.0, "options": {"expires": EXPIRES_S}},
         "fleet-trim-join-tokens": {"task": "fleet.trim_join_tokens", "schedule": 3600.0},
         "fleet-trim-certificates": {"task": "fleet.trim_certificates", "schedule": 3600.0},
+        "fleet-judge-certificates": {"task": "fleet.judge_certificates", "schedule": 3600.0},
         "fleet-advance-authorities": {
             "task": "fleet.advance_authorities",
             "schedule": 10.0,

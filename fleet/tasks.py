@@ -3,6 +3,7 @@
 from celery import shared_task
 
 from fleet.selectors.fleet_cache import FleetCache
+from fleet.services.application_certificate import application_certificates_judge
 from fleet.services.authority import authority_advance, certificates_trim
 from fleet.services.enrolment import join_tokens_trim
 from fleet.services.fault_evidence import step_windows_cut
@@ -68,6 +69,11 @@ def advance_authorities() -> None:
 @shared_task(name="fleet.trim_certificates")
 def trim_certificates() -> None:
     certificates_trim(now=clock.now())
+
+
+@shared_task(name="fleet.judge_certificates")
+def judge_certificates() -> None:
+    application_certificates_judge(now=clock.now())
 
 
 @shared_task(name="fleet.sample_load")

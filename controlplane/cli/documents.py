@@ -159,6 +159,7 @@ def _region(row: Row) -> Spec:
         "position": row["position"],
         "ingress_url": row["ingress_url"],
         "spares": spares,
+        "plain_http": row["plain_http"],
     }
 
 

@@ -228,6 +228,11 @@ RESOURCES: tuple[Resource, ...] = (
         _of(("PREFIX", "prefix"), ("NAME", "name"), ("TENANT", "tenant"), STATE, AGE),
     ),
     Resource(
+        "certificates", "certificates", "name", ("certificate", "cert", "certs"),
+        _of(("NAME", "name"), ("REGION", "region"), ("HOSTS", "names"), ("ISSUER", "issuer"), ("KEY", "key_kind"),
+            ("ENDS", "not_after")),
+    ),
+    Resource(
         "callback-hosts", "callback-hosts", "id", ("callback-host", "callbacks"),
         _of(number("ID", "id"), ("TENANT", "tenant"), ("HOST", "host"), ("ACTOR", "actor"), AGE),
     ),

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from engine_agent.ingress.application_tls import ApplicationTlsState
+from engine_agent.ingress.applications import Applications
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.body_parser_config import body_parser_structure_of, render_body_parser
 from engine_agent.ingress.command_socket import CommandRefused, Unreachable
@@ -32,7 +34,7 @@ from engine_agent.ingress.report import (
 )
 from engine_agent.ingress.settings import BodyParserTier, IngressSettings
 from engine_agent.ingress.supervisor import HaproxySupervisor
-from engine_agent.protocol.ingress_messages import IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.ingress_messages import ApplicationTls, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.messages import Order
 from engine_agent.runtime.connection import report_interval_s
 from engine_agent.runtime.identity import Identity
@@ -78,6 +80,7 @@ class IngressAgent:
         self._identity = identity
         self._links = LinkFiles(identity) if identity else None
         self._links_problem = ""
+        self._applications = ApplicationTlsState(settings, self.serving.process)
         self._pending_table: RoutingTable | None = None
         self._accept_at_s = 0.0
         self._newest_revision = 0
@@ -97,7 +100,10 @@ class IngressAgent:
 
     def receive(self, message: Order) -> None:
         """Note a message of the control plane; the next pass acts on it."""
-        if not isinstance(message, RoutingTable):
+        if isinstance(message, ApplicationTls):
+            self._applications.receive(message)
+            self._wake.set()
+        elif not isinstance(message, RoutingTable):
             log.error("ignored what is for another kind of agent: this is an ingress")
         elif message.revision >= self._newest_revision:
             self._newest_revision = message.revision
@@ -122,10 +128,11 @@ class IngressAgent:
         return (self.serving, *self.body_parsers)
 
     def _resume(self) -> None:
+        self._applications.resume()
         try:
             table = self._journal.load()
             if table is not None and self._may_accept():
-                self._desired = desired_from(table, self._fleet())
+                self._desired = self._desired_from(table)
             else:
                 self._pending_table = table
         except (CorruptJournal, BadTable, OSError) as error:
@@ -134,14 +141,20 @@ class IngressAgent:
         for haproxy in self._haproxies:
             haproxy.adopt()
 
+    def _desired_from(self, table: RoutingTable) -> DesiredHaproxy:
+        return replace(desired_from(table, self._fleet()), applications=self._applications.in_force)
+
     async def _supervise_serving(self, send: Callable[[IngressReport], None]) -> None:
         while True:
+            if await self._applications.accept(self._desired or EMPTY_DESIRED) and self._desired is not None:
+                self._desired = replace(self._desired, applications=self._applications.in_force)
             if self._pending_table is not None and self._may_accept():
                 await self._accept(self._pending_table)
             desired = drain_ejected(self._desired, self._ejected) if self._desired else None
             if await self.serving.reconcile(desired, EMPTY_DESIRED) and desired is not None:
                 self._revision_in_force = desired.revision
                 await self._load_links(desired)
+                await self._applications.load(self.serving.running)
             self._eject_failing_cells()
             await self._count_keys()
             if (report := self._report()) is not None:
@@ -215,10 +228,10 @@ class IngressAgent:
         try:
             if table.region != self._settings.region:
                 raise BadTable(f"it is for region {table.region!r}, this is {self._settings.region!r}")
-            desired = desired_from(table, self._fleet())
+            desired = self._desired_from(table)
             for tier, parser in zip(self._settings.body_parsers, self.body_parsers, strict=True):
                 if self._desired is None or self._changes_parser(tier, self._desired, desired):
-                    await parser.process.check(desired)
+                    await parser.process.check(_for_parser(desired))
             await self.serving.process.check(desired)
             self._journal.save(table)
         except (BadTable, ConfigRejected, OSError) as error:
@@ -239,7 +252,7 @@ class IngressAgent:
         now_s = asyncio.get_running_loop().time()
         desired = self._desired or EMPTY_DESIRED
         problems = [self._refusal, *(haproxy.problem for haproxy in self._haproxies)]
-        problems += [self._links_problem, self.access_log.problem]
+        problems += [self._links_problem, self._applications.problem, self.access_log.problem]
         observed = IngressObserved(
             revision=self._revision_in_force,
             haproxy_pid=self.serving.process.pid,
@@ -275,4 +288,5 @@ def _body_parser(tier: BodyParserTier, settings: IngressSettings, binary: Path) 
 
 def _for_parser(desired: DesiredHaproxy) -> DesiredHaproxy:
     """What of the desired state a body parser needs: its limits and the names of models."""
-    return replace(desired, pools=(), servers=(), maps={MODELS_MAP: desired.maps[MODELS_MAP]})
+    maps = {MODELS_MAP: desired.maps[MODELS_MAP]}
+    return replace(desired, pools=(), servers=(), maps=maps, applications=Applications())

@@ -11,6 +11,7 @@ from dataclasses import replace
 from engine_agent.ingress import (
     access_log,
     affinity,
+    applications,
     backends,
     bad_bodies,
     frontend_rules,
@@ -69,7 +70,7 @@ def _render(desired: DesiredHaproxy, settings: IngressSettings, structure: str) 
         global_section(
             settings,
             structure,
-            _refusals(desired),
+            _refusals(desired, settings),
             body_bytes=body_bytes,
             threads=settings.threads,
             extra_lines=extra_lines,
@@ -88,7 +89,7 @@ def _peers_section(settings: IngressSettings) -> list[str]:
     return affinity.peers_section(settings.ingress_id, settings.own_socket(affinity.PEERS_SOCKET))
 
 
-def _refusals(desired: DesiredHaproxy) -> list[ErrorResponse]:
+def _refusals(desired: DesiredHaproxy, settings: IngressSettings) -> list[ErrorResponse]:
     """Every error response that a request may get while its body is still on the way."""
     return [
         *keys.REFUSALS,
@@ -98,6 +99,7 @@ def _refusals(desired: DesiredHaproxy) -> list[ErrorResponse]:
         responses.body_parser_unavailable(desired.retry_after_s),
         bad_bodies.TOO_MANY,
         responses.DOUBLED_HEADER,
+        *([applications.tls_required(settings.port)] if desired.applications.refuses_plain_http else ()),
     ]
 
 
@@ -115,10 +117,12 @@ def _listener_lines(desired: DesiredHaproxy, settings: IngressSettings) -> list[
     return [
         f"bind {host}:{settings.port} proto h1",
         *links.listener_lines(desired.fleet, host, settings.port),
+        *applications.listener_lines(desired.applications, host, settings.port),
         limit,
         *log_lines,
         ORIGIN_FORM_RULE,
         *access_log.request_id_rules(),
+        *applications.plain_http_rules(desired.applications, settings.port),
     ]
 
 

@@ -10,9 +10,10 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from engine_agent.ingress.affinity import CELLS_MAP, cells_entry
+from engine_agent.ingress.applications import Applications
 from engine_agent.ingress.bad_table import BadTable
 from engine_agent.ingress.hops import HOPS_MAP, hop_entries
 from engine_agent.ingress.key_map import KEYS_MAP, key_entries
@@ -125,6 +126,7 @@ class DesiredHaproxy:
     has_table: bool = True
     fleet: str = ""
     features: Features = Features()
+    applications: Applications = field(default_factory=Applications)
 
 
 EMPTY_DESIRED = DesiredHaproxy(

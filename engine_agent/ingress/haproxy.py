@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from engine_agent.ingress.applications import write_files
 from engine_agent.ingress.command_socket import RELOAD_TIMEOUT_S, CommandSocket, Unreachable
 from engine_agent.ingress.config import map_file
 from engine_agent.ingress.desired import DesiredHaproxy
@@ -246,6 +247,7 @@ class HaproxyProcess:
             (folder / name).write_bytes(Path(__file__).with_name(name).read_bytes())
         for name, entries in desired.maps.items():
             (folder / name).write_text(map_file(entries), encoding="utf-8")
+        write_files(folder, desired.applications)
         (folder / CONFIG_FILE).write_text(self._render(desired), encoding="utf-8")
 
 

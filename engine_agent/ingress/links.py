@@ -90,7 +90,7 @@ class LinkFiles:
                     if self._taken_by_reload.get(name) != text:
                         self._too_long[name] = text
                 elif self._loaded.get(name) != text:
-                    await _replace(kind, name, text, admin)
+                    await replace_file(kind, name, text, admin)
                     self._loaded[name], is_new = text, True
             except (CommandRefused, OSError, UnicodeDecodeError) as error:
                 problems.append(str(error))
@@ -115,7 +115,13 @@ def _without_blank_lines(path: Path) -> str:
     return "".join(f"{line}\n" for line in path.read_text(encoding="ascii").splitlines() if line.strip())
 
 
-async def _replace(kind: str, name: str, text: str, admin: CommandSocket) -> None:
+async def replace_file(kind: str, name: str, text: str, admin: CommandSocket) -> None:
+    """Have a worker use a text, without blank lines, for a file that its configuration names.
+
+    Raises:
+        CommandRefused: it cannot; what it used before goes on.
+        Unreachable: it did not respond.
+    """
     said = await admin.send(f"set ssl {kind} {name} <<\n{text}\n")
     if "ransaction" not in said:
         raise CommandRefused(f"set ssl {kind} {name}: {said.strip()[:300]}")

@@ -32,7 +32,7 @@ def port_claimed(host: str, port: int, serves_already: Callable[[], bool]) -> It
         except OSError as error:
             raise PortTaken(_refusal(host, port, "another ingress of this host has it")) from error
         deadline_s = time.monotonic() + RELEASED_WITHIN_S
-        while not serves_already() and _is_taken(host, port):
+        while not serves_already() and is_taken(host, port):
             if time.monotonic() >= deadline_s:
                 raise PortTaken(_refusal(host, port, "something listens on it"))
             time.sleep(POLL_S)
@@ -46,7 +46,7 @@ def _refusal(host: str, port: int, why: str) -> str:
     )
 
 
-def _is_taken(host: str, port: int) -> bool:
+def is_taken(host: str, port: int) -> bool:
     """Whether somebody listens there. An address that this host does not have is for HAProxy to refuse."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe:

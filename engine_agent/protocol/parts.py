@@ -71,7 +71,9 @@ class MessageAssembly:
         if part.of not in LONG:
             raise BadMessage(f"a part of {part.of[:40]!r}, which is never taken apart")
         if not (0 < part.count <= MAX_PARTS and 0 <= part.index < part.count and len(part.piece) <= PIECE_BYTES):
-            raise BadMessage(f"part {part.index} of {part.count} with {len(part.piece)} bytes is no part of a {part.of}")
+            raise BadMessage(
+                f"part {part.index} of {part.count} with {len(part.piece)} bytes is no part of a {part.of}"
+            )
         pieces = self._pieces[part.of]
         if part.revision < pieces.revision:
             return None

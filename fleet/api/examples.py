@@ -123,6 +123,7 @@ REGION: dict[str, Any] = {
     "ingress_url": "http://127.0.0.1:8080",
     "spares": {"local.sim": 1},
     "repair_only": {"local.sim": 0},
+    "plain_http": "serve",
     "nodes": {"joining": 0, "ready": 6, "suspect": 0, "faulty": 0, "lost": 0},
     "cells": {"pending": 0, "starting": 1, "ready": 2, "draining": 0, "failed": 0, "lost": 0},
 }
@@ -291,3 +292,23 @@ NEW_INVITATION: dict[str, Any] = {
 }
 
 INVITE: dict[str, Any] = {"region": "eu-west-1", "count": 3, "expires_in_s": 3600}
+
+CERTIFICATE: dict[str, Any] = {
+    "name": "api",
+    "region": None,
+    "names": ["api.example.com", "*.models.example.com"],
+    "issuer": "CN=Example CA 3,O=Example",
+    "key_kind": "P-256",
+    "fingerprint": 32 * "5f",
+    "not_before": "2026-11-20T00:00:00Z",
+    "not_after": "2027-02-18T00:00:00Z",
+    "actor": "operator",
+    "created_at": "2026-11-21T12:00:00Z",
+    "changed_at": "2026-11-21T12:00:00Z",
+}
+
+NEW_CERTIFICATE: dict[str, Any] = {
+    "name": "api",
+    "certificate": "-----BEGIN CERTIFICATE-----\n…\n-----END CERTIFICATE-----\n",
+    "private_key": "(PEM of the private key)",
+}

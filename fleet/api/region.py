@@ -11,10 +11,11 @@ from rest_framework import serializers
 from rest_framework.request import Request
 from rest_framework.response import Response
 
+from engine_agent.protocol.states import PlainHttp
 from fleet.api import examples
 from fleet.api.history import WithLoad
 from fleet.models import InstanceType, Region
-from fleet.planning.states import CellState, NodeState
+from fleet.planning.states import CellState, NodeState, choices
 from fleet.selectors.cell import cell_counts_by_region
 from fleet.selectors.history import region_subject
 from fleet.selectors.node import node_counts_by_region
@@ -32,12 +33,25 @@ class RegionSerializer(serializers.ModelSerializer[Region]):
     spares = serializers.SerializerMethodField(help_text="Instance type -> how many idle nodes to keep warm.")
     repair_only = serializers.SerializerMethodField(help_text="How many of them new cells must leave to repairs.")
     ingress_url = serializers.CharField(help_text="Where applications of this region send requests.")
+    plain_http = serializers.ChoiceField(
+        choices=choices(PlainHttp), help_text="Whom its ingresses serve without TLS: everybody, none, their own host."
+    )
     nodes = serializers.SerializerMethodField(help_text="State -> number of nodes, without retired ones.")
     cells = serializers.SerializerMethodField(help_text="State -> number of cells, without stopped ones.")
 
     class Meta:
         model = Region
-        fields = ["name", "provider", "position", "ingress_url", "spares", "repair_only", "nodes", "cells"]
+        fields = [
+            "name",
+            "provider",
+            "position",
+            "ingress_url",
+            "spares",
+            "repair_only",
+            "plain_http",
+            "nodes",
+            "cells",
+        ]
 
     @extend_schema_field(Counts)
     def get_spares(self, region: Region) -> dict[str, int]:
@@ -70,6 +84,11 @@ class _RegionColumns(StrictSerializer):
     spares = serializers.DictField(
         required=False,
         help_text="Instance type -> idle nodes to keep warm: a number, or `warm` and `repair_only`.",
+    )
+    plain_http = serializers.ChoiceField(
+        choices=choices(PlainHttp),
+        required=False,
+        help_text="Whom its ingresses serve without TLS; anything but `serve` takes a certificate.",
     )
 
 

@@ -1,5 +1,6 @@
 """What the fleet shows under /api/v1/: (path, view set, noun)."""
 
+from fleet.api.application_certificate import CertificateViewSet
 from fleet.api.cell import CellViewSet
 from fleet.api.deployment import DeploymentViewSet
 from fleet.api.fault_rule import FaultRuleViewSet
@@ -20,6 +21,7 @@ ROUTES = (
     ("deployments", DeploymentViewSet, "deployment"),
     ("rollouts", RolloutViewSet, "rollout"),
     ("incidents", IncidentViewSet, "incident"),
+    ("certificates", CertificateViewSet, "certificate"),
     ("fault-rules", FaultRuleViewSet, "fault-rule"),
     ("webhooks", WebhookViewSet, "webhook"),
     ("webhook-deliveries", WebhookDeliveryViewSet, "webhook-delivery"),

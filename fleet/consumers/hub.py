@@ -68,7 +68,8 @@ class AgentSession:
     """One open socket. `sent_version` is the version of the last message that it was sent, as its handler counts them.
 
     `sending` is the sending under way, if any. Once `is_cut`, further messages from the agent are ignored.
-    `trust_version` is of what it was told to believe, `requests` its budget for certificates.
+    `trust_version` is of what it was told to believe, `tls_version` of what an ingress was told of applications' TLS,
+    `requests` its budget for certificates.
     """
 
     identity: AgentIdentity
@@ -81,6 +82,7 @@ class AgentSession:
     sending: "asyncio.Task[None] | None" = None
     is_cut: bool = False
     trust_version: str = ""
+    tls_version: str = ""
     requests: TokenBucket | None = None
 
 

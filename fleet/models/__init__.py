@@ -1,5 +1,6 @@
 """The fleet's tables, a noun and what belongs to it a file."""
 
+from fleet.models.application_certificate import ApplicationCertificate
 from fleet.models.authority import FleetAuthority, IssuedCertificate
 from fleet.models.cell import Cell, CellMember, Disruption
 from fleet.models.deployment import Deployment, DeploymentRegion
@@ -15,6 +16,7 @@ from fleet.models.webhook import Webhook, WebhookDelivery
 
 __all__ = [
     "AgentCredential",
+    "ApplicationCertificate",
     "Cell",
     "CellMember",
     "CellSighting",

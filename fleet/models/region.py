@@ -2,7 +2,9 @@
 
 from django.db import models
 
+from engine_agent.protocol.states import PlainHttp
 from fleet.planning.placement.warm_spares import WarmSpares, parse_warm_spares
+from fleet.planning.states import choices
 from models_registry.planning.instance_types import InstanceShape
 
 
@@ -41,7 +43,8 @@ class InstanceType(models.Model):
 class Region(models.Model):
     """A failure and latency domain. `spares` maps instance type -> how many idle nodes to keep warm; see `WarmSpares`.
 
-    `ingress_url` is where applications send requests. `position` orders regions and picks the local ports.
+    `ingress_url` is where applications send requests, `plain_http` whom its ingresses serve without TLS. `position`
+    orders regions and picks the local ports.
     """
 
     name = models.SlugField(max_length=64, primary_key=True)
@@ -49,6 +52,7 @@ class Region(models.Model):
     position = models.PositiveIntegerField(default=0)
     ingress_url = models.URLField(blank=True)
     spares = models.JSONField(default=dict, blank=True)
+    plain_http = models.CharField(max_length=16, choices=choices(PlainHttp), default=PlainHttp.SERVE.value)
 
     class Meta:
         ordering = ["position", "name"]

@@ -9,10 +9,12 @@ from django.db import IntegrityError, transaction
 from django.db.models import ProtectedError
 
 from engine_agent.protocol.identity import is_identity_id
+from engine_agent.protocol.states import PlainHttp
 from fleet.models import InstanceType, Region
 from fleet.planning.placement.warm_spares import InvalidWarmSpares, parse_warm_spares
 from fleet.providers import provider_named
 from fleet.providers.base import ProviderError
+from fleet.selectors.application_certificate import certificates_of
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -20,7 +22,7 @@ from kernel.tones import Tone
 
 NAME_LENGTH_MAX = 40
 """Its ingresses are called i-NAME or i-NAME-N, and their names stand in certificates (ID_LENGTH_MAX)."""
-CHANGEABLE = ("position", "ingress_url", "spares")
+CHANGEABLE = ("position", "ingress_url", "spares", "plain_http")
 
 
 def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: datetime) -> Region:
@@ -35,6 +37,7 @@ def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
         message = f"a region's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as eu-west-1"
         raise InvalidInput(field="name", rule="name", message=message)
     _check(columns)
+    _require_certificate(name, columns)
     try:
         with transaction.atomic():
             region = Region.objects.create(name=name, **columns)
@@ -51,6 +54,7 @@ def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
         InvalidInput: an unknown instance type, invalid spares, or a column that does not change.
     """
     _check(columns)
+    _require_certificate(name, columns)
     with transaction.atomic():
         region = Region.objects.select_for_update().get(name=name)
         changed = {column: value for column, value in columns.items() if getattr(region, column) != value}
@@ -101,6 +105,12 @@ def _check(columns: Mapping[str, Any]) -> None:
         raise InvalidInput(field=f"spares.{unknown[0]}", rule="exists", message=message)
 
 
+def _require_certificate(region: str, columns: Mapping[str, Any]) -> None:
+    if columns.get("plain_http", PlainHttp.SERVE) != PlainHttp.SERVE and not certificates_of(region).exists():
+        message = f"{region} has no certificate for applications, so nobody would be served: set one first"
+        raise InvalidInput(field="plain_http", rule="certificate", message=message)
+
+
 def _record(region: Region, what: str, actor: str, now: datetime, columns: Mapping[str, Any]) -> None:
     event_record(
         kind=f"region.{what.partition(' ')[0]}",
@@ -112,4 +122,6 @@ def _record(region: Region, what: str, actor: str, now: datetime, columns: Mappi
         detail=dict(columns),
     )
     live.push("nodes")
+    if "plain_http" in columns:
+        live.push_table(region.name)
     hints.ring("fleet.reconcile")

@@ -9,6 +9,7 @@ from engine_agent.protocol.ingress_messages import IngressReport
 from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
+from fleet.selectors.application_certificate import KeySealedAway, application_tls, tls_versions
 from kernel import clock
 from kernel.refusals import Conflict
 from traffic.models import Ingress
@@ -43,6 +44,10 @@ class IngressHandler:
         self._reports.flush(ingress_reports_store)
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+        tables = self._tables(sessions)
+        return {**tables, **_tls_messages([each for each in sessions if each.identity.id not in tables])}
+
+    def _tables(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
         newest = latest_revisions()
         regions = {
             session.identity.id: session.identity.region
@@ -59,6 +64,21 @@ class IngressHandler:
             except UnreadableTable as error:  # it goes on with the last one; others get theirs all the same
                 log.error("ingress %s gets no table: %s", ingress, error)
         return messages
+
+
+def _tls_messages(sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
+    """To whom it was not said yet how applications use TLS. A table goes before it, and this at once after that."""
+    versions, messages = tls_versions(), dict[str, tuple[int, DownMessage]]()
+    for session in sessions:
+        identity, version = session.identity, versions.get(session.identity.region, "")
+        if session.tls_version == version or not version:
+            continue
+        try:
+            messages[identity.id] = (session.sent_version, application_tls(identity.region, version))
+            session.tls_version = version
+        except KeySealedAway as error:  # it goes on with what it was told last
+            log.error("ingress %s is not told of certificates: %s", identity.id, error)
+    return messages
 
 
 def _urgent_part(row: IngressRow) -> tuple[object, ...]:

@@ -36,6 +36,7 @@ def _regions(names: set[str]) -> dict[str, Stated]:
             "position": row.position,
             "ingress_url": row.ingress_url,
             "spares": row.spares,
+            "plain_http": row.plain_http,
         }
         for row in Region.objects.filter(name__in=names)
     }

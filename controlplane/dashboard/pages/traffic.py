@@ -20,6 +20,7 @@ from controlplane.dashboard.actions import (
 )
 from controlplane.dashboard.charts import Chart
 from controlplane.dashboard.fragments import Context, Fragment, Page, PageRequest
+from controlplane.dashboard.selectors.certificates import CertificateRow, certificate_rows
 from controlplane.dashboard.selectors.traffic import IngressRow, TableRow, ingress_rows, table_rows
 from controlplane.dashboard.selectors.traffic_shares import (
     MatrixTable,
@@ -74,6 +75,11 @@ def _ingresses(request: PageRequest) -> tuple[IngressRow, ...]:
     return ingress_rows(now=request.now)
 
 
+def _certificates(request: PageRequest) -> tuple[CertificateRow, ...] | None:
+    """None: the caller may not look at them."""
+    return certificate_rows(now=request.now) if request.caller.access.operate else None
+
+
 def _tables(request: PageRequest) -> tuple[TableRow, ...]:
     return table_rows()
 
@@ -87,6 +93,13 @@ TRAFFIC = Page(
         Fragment("overrides", "Overrides in force", ("traffic",), "dashboard/traffic/overrides.html", _overrides),
         Fragment("history", "Shares over time", ("traffic",), "dashboard/charts/several.html", _history),
         Fragment("ingresses", "Ingresses", ("traffic",), "dashboard/traffic/ingresses.html", _ingresses),
+        Fragment(
+            "certificates",
+            "Certificates for applications",
+            ("traffic",),
+            "dashboard/traffic/certificates.html",
+            _certificates,
+        ),
         Fragment("shifts", "Changes of shares", ("traffic",), "dashboard/traffic/shifts.html", _shifts),
         Fragment("tables", "Published routing tables", ("traffic",), "dashboard/traffic/tables.html", _tables),
     ),

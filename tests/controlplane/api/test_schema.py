@@ -55,7 +55,7 @@ def test_it_shows_every_resource() -> None:
         "machines", "machines/invitations",
         "regions", "instance-types", "nodes", "cells", "deployments", "models", "model-versions", "incidents",
         "engine-allowances", "callback-hosts", "rollouts", "plan", "fault-rules", "webhooks", "webhook-deliveries",
-        "audit", "events", "apply", "routing-tables", "ingresses", "keys", "key-rings", "usage",
+        "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys", "key-rings", "usage",
         "traffic/matrices", "traffic/history", "traffic/policies", "traffic/overrides", "traffic/evacuations",
         "me", "users", "service-accounts", "groups", "grants", "tokens", "sessions", "approvals", "approval-rules",
     }  # fmt: skip

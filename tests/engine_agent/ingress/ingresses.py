@@ -24,7 +24,7 @@ from engine_agent.protocol.ingress_messages import (
     SpillTarget,
     Split,
 )
-from engine_agent.protocol.ports import hop_port
+from engine_agent.protocol.ports import hop_port, tls_port
 from engine_agent.runtime.identity import Identity
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
@@ -76,11 +76,11 @@ def pool(
 
 
 def free_ingress_port() -> int:
-    """One that is free, and so is its port for other regions: below those that the kernel gives to connections."""
+    """One that is free, and so are its ports for other regions and for TLS: below those that the kernel gives away."""
     while True:
         port = random.randrange(10_000, 30_000)
         with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for each in (port, hop_port(port)):
+            for each in (port, hop_port(port), tls_port(port)):
                 stack.enter_context(socket.create_server(("127.0.0.1", each)))
             return port
 

@@ -5,10 +5,12 @@ from pathlib import Path
 
 import msgspec
 
+from engine_agent.ingress.applications import Applications
 from engine_agent.ingress.config import map_file, render, structure_of
 from engine_agent.ingress.desired import EMPTY_DESIRED, desired_from
 from engine_agent.ingress.settings import IngressSettings
 from engine_agent.protocol.ingress_messages import Affinity, RoutingTable, Split
+from engine_agent.protocol.states import PlainHttp
 from tests.engine_agent.authority import FLEET
 from tests.engine_agent.ingress.keyed import keyed
 from tests.engine_agent.ingress.test_desired import CELL, POOL, TABLE, with_cell, with_pool
@@ -42,6 +44,25 @@ def test_the_file_before_the_first_table_is_the_golden_one() -> None:
 
 def test_the_file_of_a_table_that_uses_everything_is_the_golden_one() -> None:
     assert render(desired_from(EVERYTHING, FLEET), SETTINGS) == (GOLDEN / "everything.cfg").read_text()
+
+
+def test_with_certificates_for_applications_a_listener_and_a_rule_are_all_that_is_new() -> None:
+    desired = desired_from(EVERYTHING, FLEET)
+    loopback = Applications({"api": "…", "wild": "…"}, PlainHttp.LOOPBACK)
+    text = render(replace(desired, applications=loopback), SETTINGS)
+    assert text == (GOLDEN / "applications.cfg").read_text()
+    refusing = render(replace(desired, applications=replace(loopback, plain_http=PlainHttp.REFUSE)), SETTINGS)
+    assert "lua.refuse_tls_required if !{ ssl_fc } !{ path /healthz }\n" in refusing
+    new = set(text.splitlines()) - set((GOLDEN / "everything.cfg").read_text().splitlines())
+    assert len(new) == 6, "the description, the refusal's text, and its name, a comment, a listener, a rule"
+
+
+def test_the_names_of_certificates_are_structure_and_what_is_in_them_is_not() -> None:
+    def structure(**certificates: str) -> str:
+        return structure_of(replace(desired_from(TABLE), applications=Applications(certificates)), SETTINGS)
+
+    assert structure(a="x") == structure(a="y")
+    assert len({structure(), structure(a="x"), structure(b="x"), structure(a="x", b="x"), structure(b="x", a="x")}) == 5
 
 
 def test_what_a_table_does_not_use_costs_its_requests_no_rule() -> None:

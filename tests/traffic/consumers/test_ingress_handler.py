@@ -11,22 +11,26 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from engine_agent.protocol.codec import encode
-from engine_agent.protocol.ingress_messages import IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.ingress_messages import ApplicationTls, IngressObserved, IngressReport, RoutingTable
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub
-from fleet.models import Cell
+from fleet.models import Cell, Region
+from fleet.services.application_certificate import application_certificate_set
 from fleet.services.enrolment import agent_enrol, join_token_issue
 from kernel import clock
 from tests.fleet import rows
 from tests.fleet.consumers.agent_client import AgentClient, client_with, eventually
+from tests.server_certificates import PublicAuthority, Signed
 from traffic import models
 from traffic.consumers.ingress_handler import IngressHandler
 from traffic.services.ingress import ingress_create
 from traffic.services.routing import tables_publish
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+
+AUTHORITY = PublicAuthority()
 
 
 @pytest_asyncio.fixture
@@ -56,6 +60,16 @@ async def connected(app: AgentSocket, region: str = "us-east-1") -> AsyncIterato
     await client.disconnect()
 
 
+async def next_of(client: AgentClient, kind: type[Any]) -> Any:
+    while not isinstance(message := await client.receive_message(), kind):
+        pass
+    return message
+
+
+async def table_for(client: AgentClient) -> Any:
+    return await next_of(client, RoutingTable)
+
+
 def report(**observed: Any) -> bytes:
     return encode(IngressReport(seq=1, observed=IngressObserved(**observed)))
 
@@ -73,12 +87,12 @@ async def test_an_ingress_is_told_its_regions_table_on_connecting_and_every_newe
     await sync_to_async(lambda: rows.cell("c1", rows.node("n-a")))()
     await publish()
     async with connected(socket) as client:
-        table = await client.receive_message()
+        table = await table_for(client)
         assert isinstance(table, RoutingTable)
         assert (table.region, table.revision, [cell.cell for cell in table.pools[0].cells]) == ("us-east-1", 1, ["c1"])
         await sync_to_async(Cell.objects.update)(state="failed")
         await publish()
-        table = await client.receive_message()
+        table = await table_for(client)
         assert (table.revision, table.pools[0].cells) == (2, ())
 
 
@@ -86,14 +100,14 @@ async def test_an_ingress_of_a_region_without_a_table_waits_for_the_first(socket
     async with connected(socket) as client:
         await sync_to_async(rows.deployment)()
         await publish()
-        assert (await client.receive_message()).revision == 1
+        assert (await table_for(client)).revision == 1
 
 
 async def test_each_is_told_of_its_own_region(socket: AgentSocket) -> None:
     await sync_to_async(rows.deployment)()
     async with connected(socket, "us-east-1") as east, connected(socket, "us-west-2") as west:
         await publish()
-        assert ((await east.receive_message()).region, (await west.receive_message()).region) == (
+        assert ((await table_for(east)).region, (await table_for(west)).region) == (
             "us-east-1",
             "us-west-2",
         )
@@ -114,3 +128,50 @@ async def test_what_only_a_node_may_say_is_passed_over(socket: AgentSocket) -> N
         await client.send_message(b'{"type": "fault", "signature": "x", "summary": "", "evidence": {}}')
         await client.send_message(report(revision=4))
         assert await eventually(stored(revision=4))
+
+
+@sync_to_async
+def put(server: Signed, region: str = "") -> None:
+    application_certificate_set(
+        name="api",
+        certificate=AUTHORITY.chain(server),
+        private_key=server.key_pem,
+        region=region,
+        actor="ada",
+        now=clock.now(),
+    )
+
+
+async def test_it_is_told_of_certificates_with_their_keys_on_connecting_and_of_every_change(
+    socket: AgentSocket,
+) -> None:
+    first, second = AUTHORITY.server("a.test"), AUTHORITY.server("a.test")
+    async with connected(socket) as client:
+        assert (await next_of(client, ApplicationTls)).certificates == ()
+        for server in (first, second):
+            await put(server, "us-east-1")
+            (told,) = (await next_of(client, ApplicationTls)).certificates
+            assert (told.name, told.pem) == ("api", AUTHORITY.chain(server) + server.key_pem)
+        await sync_to_async(Region.objects.update)(plain_http="refuse")
+        assert (await next_of(client, ApplicationTls)).plain_http == "refuse"
+
+
+async def test_a_key_that_cannot_be_opened_takes_nothing_from_the_ingress(
+    socket: AgentSocket, settings: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await put(AUTHORITY.server("a.test"))
+    settings.SECRET_KEY = "another-secret-key-of-fifty-letters-0123456789-abcdef"
+    async with connected(socket) as client:
+        await sync_to_async(rows.deployment)()
+        await publish()
+        assert isinstance(await client.receive_message(), RoutingTable), "and nothing of certificates before it"
+    assert "the key of certificate api was sealed under another SWITCHYARD_SECRET_KEY" in caplog.text
+
+
+async def test_a_key_that_the_secret_before_sealed_is_opened(socket: AgentSocket, settings: Any) -> None:
+    server = AUTHORITY.server("a.test")
+    await put(server)
+    settings.SECRET_KEY_FALLBACKS = [settings.SECRET_KEY]
+    settings.SECRET_KEY = "another-secret-key-of-fifty-letters-0123456789-abcdef"
+    async with connected(socket) as client:
+        assert (await next_of(client, ApplicationTls)).certificates[0].pem.endswith(server.key_pem)

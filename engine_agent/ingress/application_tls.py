@@ -1,0 +1,108 @@
+"""What an ingress was told last of how applications reach it: checked, then kept, then in force.
+
+A statement that cannot be carried out changes nothing, and so does losing the control plane: the last one that could be
+goes on, after a restart, too.
+"""
+
+import asyncio
+import logging
+from dataclasses import replace
+
+from engine_agent.ingress.applications import Applications, CertificateLoader, applications_from
+from engine_agent.ingress.bad_table import BadTable
+from engine_agent.ingress.command_socket import CommandRefused, Unreachable
+from engine_agent.ingress.desired import DesiredHaproxy
+from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
+from engine_agent.ingress.port_claim import is_taken
+from engine_agent.ingress.running import RunningHaproxy
+from engine_agent.ingress.settings import IngressSettings
+from engine_agent.protocol.ingress_messages import ApplicationTls
+from engine_agent.protocol.ports import tls_port
+from engine_agent.runtime.journal import CorruptJournal, Journal
+
+log = logging.getLogger(__name__)
+
+JOURNAL_FILE = "applications.json"
+TRY_AGAIN_S = 2.0
+"""After what another process, or a full disk, was in the way of."""
+
+
+class ApplicationTlsState:
+    """Of one ingress. `process` is the HAProxy that applications come to; `problem`: what it cannot do, and why."""
+
+    def __init__(self, settings: IngressSettings, process: HaproxyProcess) -> None:
+        self._settings = settings
+        self._process = process
+        self._journal = Journal(settings.state_dir / JOURNAL_FILE, ApplicationTls)
+        self._loader = CertificateLoader()
+        self._pending: ApplicationTls | None = None
+        self._version = ""
+        self._accept_at_s = 0.0
+        self._refusal = ""
+        self._load_problem = ""
+        self.in_force = Applications()
+
+    @property
+    def problem(self) -> str:
+        return "; ".join(filter(None, (self._refusal, self._load_problem)))
+
+    def receive(self, stated: ApplicationTls) -> None:
+        """Note what the control plane states; `accept` acts on it."""
+        self._pending, self._accept_at_s = stated, 0.0
+
+    def resume(self) -> None:
+        """Take up what was in force when the agent before ended."""
+        try:
+            stated = self._journal.load()
+            if stated is not None:
+                self.in_force, self._version = applications_from(stated), stated.version
+        except (CorruptJournal, BadTable, OSError) as error:
+            self._refuse(f"certificates of applications: {error}")
+
+    async def accept(self, desired: DesiredHaproxy) -> bool:
+        """Put in force what was received, if HAProxy takes it beside the rest of `desired`. True: it is in force, and
+        is not what was before."""
+        stated, now_s = self._pending, asyncio.get_running_loop().time()
+        if stated is None or now_s < self._accept_at_s:
+            return False
+        self._pending = None
+        if stated.version == self._version:
+            self._refusal = ""
+            return False
+        try:
+            wanted = applications_from(stated)
+            self._require_port(wanted)
+            await self._process.check(replace(desired, applications=wanted))
+            self._journal.save(stated)
+        except (BadTable, ConfigRejected) as error:
+            self._refuse(f"certificates of applications are refused: {error}")
+            return False
+        except OSError as error:
+            if self._pending is None:
+                self._pending, self._accept_at_s = stated, now_s + TRY_AGAIN_S
+            self._refuse(f"certificates of applications wait: {error}")
+            return False
+        self.in_force, self._version, self._refusal = wanted, stated.version, ""
+        return True
+
+    async def load(self, running: RunningHaproxy | None) -> None:
+        """Have HAProxy show what is in force; whatever fails is tried again by the next call."""
+        if running is None:
+            return
+        try:
+            if await self._loader.load(running.life, self.in_force, self._process.admin):
+                log.info("HAProxy shows the certificates of applications that are in force now")
+            self._load_problem = ""
+        except (CommandRefused, Unreachable, OSError) as error:
+            self._load_problem = f"certificates of applications: {error}"
+
+    def _require_port(self, wanted: Applications) -> None:
+        """Before HAProxy listens there: it would not start any more, or share the port with whoever has it."""
+        host, port = self._settings.host, tls_port(self._settings.port)
+        if wanted.certificates and not self.in_force.certificates and is_taken(host, port):
+            raise OSError(f"{host}:{port} is not free: end what listens there (`ss -ltnp` names it)")
+
+    def _refuse(self, problem: str) -> None:
+        if problem != self._refusal:
+            log.error("%s", problem)
+        self._refusal = problem

@@ -1,0 +1,225 @@
+"""Judges a certificate for applications as an operator hands it in, as PEM: the certificate with its chain, and its
+private key. Pure; what is wrong is said in one sentence, which never holds a part of the key.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+CHAIN_LENGTH_MAX, KEY_LENGTH_MAX = 16 * 1024, 4 * 1024
+"""Letters of PEM. Both together fit into one command to HAProxy (`engine_agent.ingress.links.MAX_FILE_BYTES`)."""
+CERTIFICATES_MAX = 8
+NAMES_MAX = 100
+RSA_BITS_MIN, RSA_BITS_MAX = 2048, 4096
+"""A handshake with a longer key costs an ingress milliseconds of its processor."""
+CURVES = {"secp256r1": "P-256", "secp384r1": "P-384"}
+CLOCK_SKEW_ALLOWED = timedelta(minutes=5)
+ISSUER_LENGTH_MAX = 300
+
+CERTIFICATE, PRIVATE_KEY = "certificate", "private_key"
+"""The fields of a request."""
+KEY_ENDING = "PRIVATE KEY"
+_BEGIN = re.compile(r"-----BEGIN ([A-Z0-9 ]{1,40})-----")
+_HOST = re.compile(r"(?:\*\.)?[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63}){0,30}")
+_UNREADABLE = (
+    *(ValueError, TypeError, KeyError, OverflowError, UnsupportedAlgorithm),
+    *(x509.InvalidVersion, x509.DuplicateExtension, x509.UnsupportedGeneralNameType),
+)
+
+
+class BadCertificate(ValueError):
+    """It cannot be shown to applications. `field`: `certificate` or `private_key`; `rule`: a short name of why."""
+
+    def __init__(self, field: str, rule: str, message: str) -> None:
+        super().__init__(message)
+        self.field = field
+        self.rule = rule
+
+
+@dataclass(frozen=True, slots=True)
+class ReadCertificate:
+    """A certificate that fits. `chain` is PEM, the certificate first; `names` are host names and addresses;
+    `fingerprint` the SHA-256 of the certificate, in hexadecimal."""
+
+    chain: str
+    private_key: str = field(repr=False)
+    names: tuple[str, ...]
+    issuer: str
+    key_kind: str
+    fingerprint: str
+    not_before: datetime
+    not_after: datetime
+
+
+def certificate_read(certificate: str, private_key: str, now: datetime) -> ReadCertificate:
+    """Take both texts apart and judge them.
+
+    Raises:
+        BadCertificate: something is missing, too much, does not fit, or counts no more.
+    """
+    key, key_kind = _read_key(private_key)
+    chain = _read_chain(certificate)
+    server = chain[0]
+    _require_order(chain)
+    if _public(server.public_key()) != _public(key.public_key()):
+        is_later = any(_public(each.public_key()) == _public(key.public_key()) for each in chain[1:])
+        why = "the certificate of the key must come first" if is_later else "the key is of another certificate"
+        raise BadCertificate(PRIVATE_KEY, "fits", f"the key does not fit the first certificate: {why}")
+    _require_time(chain, now)
+    _require_use(chain)
+    return ReadCertificate(
+        chain="".join(each.public_bytes(serialization.Encoding.PEM).decode() for each in chain),
+        private_key=key.private_bytes(
+            serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+        ).decode(),
+        names=_names(server),
+        issuer=server.issuer.rfc4514_string()[:ISSUER_LENGTH_MAX],
+        key_kind=key_kind,
+        fingerprint=server.fingerprint(hashes.SHA256()).hex(),
+        not_before=server.not_valid_before_utc,
+        not_after=server.not_valid_after_utc,
+    )
+
+
+def _blocks(field: str, text: str, longest: int) -> Iterator[tuple[str, str]]:
+    """The kind and the text of each PEM block; what stands between them is a comment."""
+    if len(text) > longest:
+        raise BadCertificate(field, "length", f"it has {len(text)} letters; {longest} are allowed")
+    if not text.isascii():
+        raise BadCertificate(field, "pem", "it is no PEM: that has plain letters only")
+    kind, lines = "", list[str]()
+    for line in map(str.strip, text.splitlines()):
+        begin = _BEGIN.fullmatch(line)
+        if begin and kind:
+            raise BadCertificate(field, "pem", f"a {kind} begins and does not end")
+        if begin:
+            kind, lines = begin[1], []
+        if kind:
+            lines.append(line)
+        if kind and line == f"-----END {kind}-----":
+            yield kind, "\n".join(lines) + "\n"
+            kind = ""
+    if kind:
+        raise BadCertificate(field, "pem", f"a {kind} begins and does not end")
+
+
+def _read_key(text: str) -> tuple[Any, str]:
+    blocks = [block for block in _blocks(PRIVATE_KEY, text, KEY_LENGTH_MAX) if block[0] != "EC PARAMETERS"]
+    kinds = [kind for kind, _ in blocks]
+    if len(blocks) != 1 or not kinds[0].endswith(KEY_ENDING):
+        there = ", ".join(kinds) or "nothing of the kind"
+        raise BadCertificate(PRIVATE_KEY, "pem", f"it must be one private key as PEM, and is: {there}")
+    if kinds[0].startswith("ENCRYPTED") or "ENCRYPTED" in blocks[0][1].splitlines()[1]:
+        message = "the key is locked with a passphrase, which nobody types at an ingress: give it without"
+        raise BadCertificate(PRIVATE_KEY, "passphrase", message)
+    try:
+        key = serialization.load_pem_private_key(blocks[0][1].encode(), password=None)
+    except _UNREADABLE:
+        raise BadCertificate(PRIVATE_KEY, "pem", "the key cannot be read: it is damaged or of a kind unknown") from None
+    if isinstance(key, rsa.RSAPrivateKey) and RSA_BITS_MIN <= key.key_size <= RSA_BITS_MAX:
+        return key, f"RSA {key.key_size}"
+    if isinstance(key, ec.EllipticCurvePrivateKey) and key.curve.name in CURVES:
+        return key, CURVES[key.curve.name]
+    size = f" of {key.key_size} bits" if isinstance(key, rsa.RSAPrivateKey | ec.EllipticCurvePrivateKey) else ""
+    message = (
+        f"{type(key).__name__.removesuffix('PrivateKey')}{size} is not served:"
+        f" the key must be RSA of {RSA_BITS_MIN} to {RSA_BITS_MAX} bits, or on the curve P-256 or P-384"
+    )
+    raise BadCertificate(PRIVATE_KEY, "kind", message)
+
+
+def _read_chain(text: str) -> list[x509.Certificate]:
+    blocks = list(_blocks(CERTIFICATE, text, CHAIN_LENGTH_MAX))
+    if any(kind.endswith(KEY_ENDING) for kind, _ in blocks):
+        raise BadCertificate(CERTIFICATE, "pem", "there is a private key among the certificates: give it as the key")
+    if wrong := next((kind for kind, _ in blocks if kind != "CERTIFICATE"), None):
+        raise BadCertificate(CERTIFICATE, "pem", f"there is a {wrong} among the certificates")
+    if not 0 < len(blocks) <= CERTIFICATES_MAX:
+        message = f"it must be 1 to {CERTIFICATES_MAX} certificates as PEM, and has {len(blocks)}"
+        raise BadCertificate(CERTIFICATE, "pem", message)
+    chain = []
+    for number, (_, block) in enumerate(blocks, 1):
+        try:
+            each = x509.load_pem_x509_certificate(block.encode())
+            _ = each.extensions, each.public_key(), each.issuer, each.subject
+        except _UNREADABLE as error:
+            raise BadCertificate(CERTIFICATE, "pem", f"certificate {number} cannot be read: {error}") from None
+        if each in chain:
+            raise BadCertificate(CERTIFICATE, "twice", f"certificate {number} is there twice")
+        chain.append(each)
+    return chain
+
+
+def _require_order(chain: list[x509.Certificate]) -> None:
+    for number, (each, signer) in enumerate(pairwise(chain), 1):
+        try:
+            each.verify_directly_issued_by(signer)
+        except (*_UNREADABLE, InvalidSignature):
+            message = f"certificate {number} is not signed by certificate {number + 1}: each must be by the next"
+            raise BadCertificate(CERTIFICATE, "order", message) from None
+
+
+def _require_time(chain: list[x509.Certificate], now: datetime) -> None:
+    for number, each in enumerate(chain, 1):
+        if each.not_valid_after_utc <= now:
+            message = f"certificate {number} ended at {each.not_valid_after_utc:%Y-%m-%d %H:%M:%S} UTC"
+            raise BadCertificate(CERTIFICATE, "time", message)
+        if each.not_valid_before_utc > now + CLOCK_SKEW_ALLOWED:
+            message = f"certificate {number} counts from {each.not_valid_before_utc:%Y-%m-%d %H:%M:%S} UTC only"
+            raise BadCertificate(CERTIFICATE, "time", message)
+
+
+def _require_use(chain: list[x509.Certificate]) -> None:
+    """That clients take it: for servers, and by a digest that nobody forges. Who signed himself is believed by name."""
+    for number, each in enumerate(chain, 1):
+        digest = each.signature_hash_algorithm
+        if each.issuer != each.subject and isinstance(digest, hashes.SHA1 | hashes.MD5):
+            message = f"certificate {number} is signed with {digest.name.upper()}, which no client takes any more"
+            raise BadCertificate(CERTIFICATE, "digest", message)
+    try:
+        usage = chain[0].extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
+    except x509.ExtensionNotFound:
+        return
+    if not {ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.ANY_EXTENDED_KEY_USAGE} & set(usage):
+        raise BadCertificate(CERTIFICATE, "usage", "the certificate is not for servers (extended key usage)")
+
+
+def _names(server: x509.Certificate) -> tuple[str, ...]:
+    try:
+        stated = server.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        stated = x509.SubjectAlternativeName([])
+    hosts = [name.lower() for name in stated.get_values_for_type(x509.DNSName)]
+    names = (*hosts, *map(str, stated.get_values_for_type(x509.IPAddress)))
+    if not 0 < len(names) <= NAMES_MAX:
+        message = f"the certificate must name 1 to {NAMES_MAX} hosts (subjectAltName), and names {len(names)}"
+        raise BadCertificate(CERTIFICATE, "names", message)
+    for host in hosts:
+        if len(host) > 253 or not _HOST.fullmatch(host):
+            raise BadCertificate(CERTIFICATE, "names", f"{host[:80]!r} is no name of a host")
+    return tuple(dict.fromkeys(names))
+
+
+def _public(key: Any) -> bytes:
+    info: bytes = key.public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+    return info
+
+
+ENDS_SOON, ENDS_NOW = "certificate-ends-soon", "certificate-ends-now"
+"""Incidents: 14 days before the end, and one day before it and after."""
+SOON, NOW = timedelta(days=14), timedelta(days=1)
+
+
+def ending(not_after: datetime, now: datetime) -> str | None:
+    """The incident that a certificate which ends then is; None: no one must act yet."""
+    left = not_after - now
+    return ENDS_NOW if left <= NOW else ENDS_SOON if left <= SOON else None

@@ -1,0 +1,173 @@
+"""Certificates for applications: set, set anew, removed; and an incident before one ends. Each change with its event,
+none of which holds a key."""
+
+import hashlib
+from datetime import datetime
+
+from django.db import connection, transaction
+
+from engine_agent.protocol.identity import is_identity_id
+from engine_agent.protocol.states import PlainHttp
+from fleet.models import ApplicationCertificate, Incident, Region
+from fleet.planning.application_certificate import (
+    ENDS_NOW,
+    ENDS_SOON,
+    BadCertificate,
+    ReadCertificate,
+    certificate_read,
+    ending,
+)
+from fleet.planning.states import IncidentState
+from fleet.selectors.application_certificate import certificates_of, key_box
+from fleet.services.incident import incident_open, incidents_close
+from kernel import live
+from kernel.events import event_record
+from kernel.refusals import Conflict, InvalidInput
+from kernel.tones import Tone
+
+NAME_LENGTH_MAX = 40
+MOST = 32
+"""Certificates of a fleet: every ingress loads those of its region one after the other."""
+_LOCK = 0x53595F544C53
+"""Of everything that changes certificates ("SY_TLS"): each is compared with all others."""
+
+
+def application_certificate_set(
+    *, name: str, certificate: str, private_key: str, actor: str, now: datetime, region: str = ""
+) -> ApplicationCertificate:
+    """Have ingresses show a certificate: a new one of this name, or another in the place of the one that has it.
+    `region` empty: those of all regions, or as before.
+
+    Raises:
+        InvalidInput: a bad name, no such region, or the certificate does not fit (see `certificate_read`).
+        Conflict: it is of another region, another one is for the same host, or there are `MOST`.
+    """
+    if len(name) > NAME_LENGTH_MAX or not is_identity_id(name):
+        message = f"a certificate's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as api"
+        raise InvalidInput(field="name", rule="name", message=message)
+    try:
+        read = certificate_read(certificate, private_key, now)
+    except BadCertificate as wrong:
+        raise InvalidInput(field=wrong.field, rule=wrong.rule, message=str(wrong)) from None
+    with transaction.atomic():
+        _lock()
+        row = ApplicationCertificate.objects.filter(name=name).first()
+        is_new = row is None
+        row = row or ApplicationCertificate(name=name, region=_region(region), created_at=now)
+        if region and row.region_id != region:
+            raise Conflict(
+                f"{row} is of {row.region_id or 'all regions'}: remove it there first, or choose another name"
+            )
+        _require_room(row, read)
+        digest = hashlib.sha256(read.chain.encode()).hexdigest()
+        if row.digest == digest:
+            return row
+        _fill(row, read, digest, actor, now)
+        row.save()
+        where = row.region_id or "all regions"
+        _record(
+            "set" if is_new else "rotated",
+            f"{row} of {where} set by {actor}: {', '.join(row.names[:5])}, until {row.not_after:%Y-%m-%d}",
+            row,
+            actor,
+            now,
+        )
+        application_certificates_judge(now=now)
+    return row
+
+
+def application_certificate_remove(*, name: str, actor: str, now: datetime) -> None:
+    """Have ingresses show a certificate no longer. Connections that it opened go on.
+
+    Raises:
+        Conflict: a region that refuses plain HTTP would have none left.
+    """
+    with transaction.atomic():
+        _lock()
+        row = ApplicationCertificate.objects.get(name=name)
+        regions = Region.objects.exclude(plain_http=PlainHttp.SERVE.value).order_by("name")
+        for region in regions.filter(name=row.region_id) if row.region_id else regions:
+            if not certificates_of(region.name).exclude(pk=row.pk).exists():
+                raise Conflict(
+                    f"{row} is the last one of {region.name}, which refuses plain HTTP: nobody would be served there."
+                    " Set its plain_http to serve first"
+                )
+        row.delete()
+        _record("removed", f"{row} of {row.region_id or 'all regions'} removed by {actor}", row, actor, now)
+        application_certificates_judge(now=now)
+
+
+def application_certificates_judge(*, now: datetime) -> None:
+    """Open an incident for each certificate that ends within 14 days, another one within a day, and close those that
+    are over."""
+    with transaction.atomic():
+        due = {row.name: (ending(row.not_after, now), row) for row in ApplicationCertificate.objects.all()}
+        for kind in (ENDS_SOON, ENDS_NOW):
+            for name, (is_due, row) in due.items():
+                if is_due == kind:
+                    incident_open(
+                        kind=kind,
+                        subject=name,
+                        summary=f"{row} ends at {row.not_after:%Y-%m-%d %H:%M} UTC: set its next one",
+                        evidence={"names": row.names, "not_after": row.not_after.isoformat()},
+                        now=now,
+                        region=row.region_id or "",
+                    )
+            still = [name for name, (is_due, _) in due.items() if is_due == kind]
+            for subject in _open_subjects(kind) - set(still):
+                is_due = due[subject][0] if subject in due else None
+                resolution = "there is a day left at most" if is_due else "it was set anew, or removed"
+                incidents_close(resolution=resolution, now=now, kind=kind, subject=subject)
+
+
+def _open_subjects(kind: str) -> set[str]:
+    return set(Incident.objects.filter(kind=kind, state=IncidentState.OPEN.value).values_list("subject", flat=True))
+
+
+def _region(name: str) -> Region | None:
+    if not name:
+        return None
+    row = Region.objects.filter(name=name).first()
+    if row is None:
+        there = ", ".join(Region.objects.values_list("name", flat=True)) or "none"
+        raise InvalidInput(field="region", rule="exists", message=f"there is no region {name!r}; there are: {there}")
+    return row
+
+
+def _require_room(row: ApplicationCertificate, read: ReadCertificate) -> None:
+    others = ApplicationCertificate.objects.exclude(name=row.name)
+    if row.pk is None and others.count() >= MOST:
+        raise Conflict(f"there are {MOST} certificates, and no more are kept: remove one, or set one anew")
+    for other in others:
+        if row.region_id and other.region_id and row.region_id != other.region_id:
+            continue
+        if both := sorted(set(read.names) & set(other.names)):
+            where = other.region_id or "all regions"
+            raise Conflict(f"{other} of {where} is for {both[0]} already: set that one anew, or remove it")
+
+
+def _fill(row: ApplicationCertificate, read: ReadCertificate, digest: str, actor: str, now: datetime) -> None:
+    row.chain, row.digest, row.fingerprint = read.chain, digest, read.fingerprint
+    row.sealed_secret = key_box().encrypt(read.private_key.encode()).decode()
+    row.names, row.issuer, row.key_kind = list(read.names), read.issuer, read.key_kind
+    row.not_before, row.not_after = read.not_before, read.not_after
+    row.actor, row.changed_at = actor[:64], now
+
+
+def _record(what: str, message: str, row: ApplicationCertificate, actor: str, now: datetime) -> None:
+    event_record(
+        kind=f"certificate.{what}",
+        message=message,
+        tone=Tone.OK,
+        now=now,
+        actor=actor[:64],
+        region=row.region_id or "",
+        detail={"certificate": row.name, "names": row.names[:20], "fingerprint": row.fingerprint},
+    )
+    live.push("traffic")
+    live.push_table(row.region_id or "")
+
+
+def _lock() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
