@@ -136,7 +136,7 @@ def _region(name: str) -> Region | None:
 
 def _require_room(row: ApplicationCertificate, read: ReadCertificate) -> None:
     others = ApplicationCertificate.objects.exclude(name=row.name)
-    if row.pk is None and others.count() >= MOST:
+    if row._state.adding and others.count() >= MOST:
         raise Conflict(f"there are {MOST} certificates, and no more are kept: remove one, or set one anew")
     for other in others:
         if row.region_id and other.region_id and row.region_id != other.region_id:

@@ -8,12 +8,11 @@ import ssl
 import stat
 from collections.abc import AsyncIterator
 
-import httpx
 import psutil
 import pytest
 import pytest_asyncio
 from cryptography import x509
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
 from engine_agent.ingress.applications import FOLDER
 from engine_agent.protocol.ingress_messages import ApplicationTls, ServerCertificate
@@ -82,7 +81,7 @@ async def worker_of(ingress: RunningIngress) -> str:
 
 
 def client_of(ingress: RunningIngress, authority: PublicAuthority) -> AsyncOpenAI:
-    transport = httpx.AsyncClient(verify=context_of(authority), timeout=60, trust_env=False)
+    transport = DefaultAsyncHttpxClient(verify=context_of(authority), timeout=60, trust_env=False)
     url = f"https://localhost:{tls_port(ingress.settings.port)}/v1"
     return AsyncOpenAI(base_url=url, api_key="none", max_retries=0, http_client=transport)
 
