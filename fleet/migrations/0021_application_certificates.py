@@ -7,7 +7,7 @@ from django.db import migrations, models
 class Migration(migrations.Migration):
 
     dependencies = [
-        ('fleet', '0019_invitation_withdrawn'),
+        ('fleet', '0020_cell_failed_by'),
     ]
 
     operations = [
