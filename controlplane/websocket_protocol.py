@@ -53,6 +53,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.close_sent = True
         self.transport.close()
 
+    def keepalive_timeout(self) -> None:
+        """Who answers no ping is gone. A goodbye over TLS would wait for its answer, and nobody would know for another
+        half a minute that a host has lost its power."""
+        super().keepalive_timeout()
+        self.transport.abort()
+
     async def run_asgi(self) -> None:
         """The application learns from its scope what certificate was shown, as `ssl` decodes it; None: none was."""
         encrypted = self.transport.get_extra_info("ssl_object")

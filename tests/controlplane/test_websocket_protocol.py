@@ -22,13 +22,16 @@ class Wire(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.sent = b""
-        self.closed = False
+        self.closed = self.aborted = False
 
     def write(self, data: Any) -> None:
         self.sent += data
 
     def close(self) -> None:
         self.closed = True
+
+    def abort(self) -> None:
+        self.closed = self.aborted = True
 
     def is_closing(self) -> bool:
         return self.closed
@@ -70,6 +73,14 @@ async def test_a_knock_without_a_credential_is_refused_before_the_handshake(head
     assert wire.sent.startswith(b"HTTP/1.1 403 Forbidden\r\n")
     assert wire.closed
     assert application.received == []
+
+
+@pytest.mark.asyncio
+async def test_who_answers_no_ping_is_gone_at_once() -> None:
+    """Closing politely would wait for a host without power."""
+    protocol, wire = connection(Echo())
+    protocol.keepalive_timeout()
+    assert wire.aborted
 
 
 @pytest.mark.asyncio
