@@ -65,7 +65,7 @@ class Check:
         return {host["name"] for host in client.ask(self.places, "status")["hosts"] if host["power"]}
 
     def _power_off(self) -> None:
-        """Of a host on which a cell stands; another takes its place."""
+        """Of a host on which a cell stands; another takes its place, or itself where there is no other."""
         [cell, *_] = sorted(
             (each for each in self._rows("cells") if each["state"] == "ready"), key=lambda row: row["id"]
         )
@@ -81,13 +81,23 @@ class Check:
         self.say(f"{name} of {cell['id']} has lost its power")
         try:
             self._until(lambda: not self._is_ready(cell["id"]), NOTICED_WITHIN_S, f"nobody noticed that {name} is gone")
-            self._until(self._all_ready, READY_WITHIN_S, f"not every cell is ready again without {name}")
+            how = f"without {name}"
+            if not self._has_spare(cell["region"]):
+                client.ask(self.places, "boot", name=name)
+                how = f"once {name} has power"
+                self.say(f"{name} has power again, for there is no spare")
+            self._until(self._all_ready, READY_WITHIN_S, f"not every cell is ready again {how}")
             self.say(f"every cell is ready again {time.monotonic() - began:.1f} s after that")
-            self._answers(f" without {name}")
+            self._answers(f" {how}")
         except NoLaboratory as error:
             self.wrong.append(str(error))
         finally:
-            client.ask(self.places, "boot", name=name)
+            if name not in self._powered():
+                client.ask(self.places, "boot", name=name)
+
+    def _has_spare(self, region: str) -> bool:
+        rows = self._rows("nodes")
+        return any(row["region"] == region and row["role"] == "spare" and row["state"] == "ready" for row in rows)
 
     def _is_ready(self, cell: str) -> bool:
         return any(row["id"] == cell and row["state"] == "ready" for row in self._rows("cells"))

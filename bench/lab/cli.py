@@ -19,6 +19,7 @@ from bench.lab.fleet import read_ports
 from bench.lab.places import read_places
 from bench.lab.text import seconds, share, skew_text
 from bench.lab.topology import REGIONS, NoLaboratory, Topology, checked
+from bench.lab.trials import Kind, Target, Trial
 
 app = typer.Typer(
     name="lab",
@@ -114,6 +115,23 @@ def check() -> None:
     running = fleet.Fleet(places, topology, ports, say)
     is_well = Check(places, topology, running, ports.forwards(topology), say).run()
     raise typer.Exit(0 if is_well else 1)
+
+
+@app.command()
+def trial(
+    kind: Annotated[Kind, typer.Argument(help="What happens to a host, under streams.")],
+    rounds: Annotated[int, typer.Option(min=1, help="How often.")] = 5,
+    target: Annotated[list[Target], typer.Option(help="To which hosts; all that it is tried with.")] = [],  # noqa: B006
+    rate: Annotated[float, typer.Option(min=0.1, help="Streams a second, in all.")] = 20.0,
+    lasting: Annotated[str, typer.Option("--for", help="How long it lasts at least, such as 10m.")] = "20s",
+) -> None:
+    """Try what a fleet bears: each round says what became of the streams, and how long healing took."""
+    places, ports = read_places(), read_ports(os.environ)
+    topology = client.topology_of(places)
+    say = partial(print, flush=True)
+    running = fleet.Fleet(places, topology, ports, say)
+    tried = Trial(places, topology, running, ports.forwards(topology), rate, seconds(lasting), say)
+    raise typer.Exit(0 if tried.run(kind, target, rounds) else 1)
 
 
 @app.command()

@@ -1,0 +1,55 @@
+"""A fleet on hosts of its own: a control plane, an ingress and two nodes that joined by the line, each with its own
+network, files and processes. One loses its power, and the cell serves again; nothing plain passes between hosts."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bench.lab import client
+from bench.lab.places import CHECKOUT, read_places
+from tests.scenarios.running_fleet import WORKER
+
+pytestmark = [pytest.mark.scenario, pytest.mark.timeout(900)]
+
+SMALLEST = ("--region", "us-east-1", "--nodes", "2", "--ingresses", "1", "--controls", "1", "--round-trip", "10ms")
+PORT = 26400 + 4 * WORKER
+LIMIT_S = 600.0
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
+    """Of the command `lab`, with a home of its own; whatever runs there ends with the test."""
+    own = {"SWITCHYARD_HOME": str(tmp_path), "SWITCHYARD_PORT": str(PORT), "SWITCHYARD_INGRESS_PORT": str(PORT + 1)}
+    try:
+        yield {"PATH": f"{os.environ['PATH']}:/usr/sbin:/sbin", **own}
+    finally:
+        client.stop(read_places(own))
+
+
+def lab(environment: dict[str, str], *arguments: str) -> str:
+    """What the command `lab` says.
+
+    Raises:
+        AssertionError: it failed.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.lab.cli", *arguments],
+        cwd=CHECKOUT, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-2000:]}"
+    return done.stdout
+
+
+def test_a_host_that_loses_its_power_is_missed_and_healed_and_every_hop_is_tls(environment: dict[str, str]) -> None:
+    said = lab(environment, "up", "--detach", *SMALLEST)
+    assert [line.split()[0] for line in said.splitlines() if " joined in " in line] == ["i1", "n1", "n2"]
+    said = lab(environment, "check")
+    lines = said.splitlines()
+    assert "has power again, for there is no spare" in said
+    assert sum("a streamed answer through i1 in us-east-1" in line for line in lines) == 2
+    assert lines[-1] == "lab check: every hop between hosts is TLS, and all is well"
+    assert lab(environment, "down") == "The laboratory has ended.\n"
