@@ -66,6 +66,33 @@ class LoopPass(models.Model):
         return f"{self.loop} passed at {self.passed_at:%H:%M:%S}"
 
 
+class ControlHost(models.Model):
+    """A host of a control plane that has several, as the launchers write it (controlplane.embedded.host_records).
+
+    `database`: `primary`, `standby`, or why there is none. Of the primary: `commits`, whether they wait for the
+    standby, since when, and after how many seconds without one they do not (NULL: never). Of the standby, as its
+    primary sees it: `lag_bytes`, `lag_s`, NULL while it is away, and `reached_at`, when the primary's host last
+    reached it. `stands_down`: it is to stop taking writes.
+    """
+
+    name = models.CharField(max_length=32, primary_key=True)
+    address = models.CharField(max_length=64)
+    agent_url = models.CharField(max_length=400)
+    joined_at = models.DateTimeField()
+    seen_at = models.DateTimeField()
+    database = models.CharField(max_length=16, blank=True)
+    commits = models.CharField(max_length=16, blank=True)
+    commits_since = models.DateTimeField(null=True)
+    alone_after_s = models.FloatField(null=True)
+    lag_bytes = models.BigIntegerField(null=True)
+    lag_s = models.FloatField(null=True)
+    reached_at = models.DateTimeField(null=True)
+    stands_down = models.BooleanField(default=False)
+
+    def __str__(self) -> str:
+        return f"{self.name} at {self.address}"
+
+
 class TransactionIdField(_Field):
     """PostgreSQL's `xid8`: the id of a transaction, which never comes again. Only SQL compares it."""
 
