@@ -14,6 +14,7 @@ from fleet.planning.states import CellState, IncidentState, NodeState
 from fleet.planning.webhooks.delivery import DeliveryState
 from fleet.selectors.snapshot import LISTENING_LEASE
 from kernel import clock
+from kernel.control_hosts import control_hosts
 from kernel.leases import lease_held_since
 from kernel.loop_passes import control_standing
 from traffic.models import AsyncRequest, IngressReport, RoutingTable
@@ -39,6 +40,11 @@ class FleetGauges(Collector):
         yield _gauge("agents_listened", "1 while a web process listens to agents.", (), _listened())
         yield _gauge("control_pass_age_seconds", "Since a control loop's last whole pass.", ("loop",), _pass_ages())
         yield _gauge("housekeeping_queue_age_seconds", "How long housekeeping waits in its queue.", (), _queue_age())
+        yield _gauge(
+            "control_host_silent_seconds", "Since a host of the control plane was heard.", ("host",), _silent()
+        )
+        yield _gauge("standby_lag_bytes", "What the database's standby lacks.", ("host",), _standby_lag())
+        yield _gauge("commits_synchronous", "1 while commits wait for the standby.", (), _synchronous())
         yield _gauge("audit_head", "Number of the last audit record.", (), _audit_head())
         yield _gauge("audit_records_unexported", "Audit records that wait for export.", ("target",), _unexported())
 
@@ -127,6 +133,23 @@ def _pass_ages() -> Iterator[Row]:
 def _queue_age() -> Iterator[Row]:
     if (queue_s := control_standing().queue_s) is not None:
         yield (), queue_s
+
+
+def _silent() -> Iterator[Row]:
+    for host in control_hosts().hosts:
+        yield (host.name,), host.silent_s
+
+
+def _standby_lag() -> Iterator[Row]:
+    for host in control_hosts().hosts:
+        if host.lag_bytes is not None:
+            yield (host.name,), host.lag_bytes
+
+
+def _synchronous() -> Iterator[Row]:
+    hosts = control_hosts()
+    if hosts.hosts:
+        yield (), float(hosts.is_synchronous)
 
 
 def _audit_head() -> Iterator[Row]:

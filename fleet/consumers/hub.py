@@ -40,6 +40,7 @@ from fleet.services.enrolment import (
     credentials_replaced,
     credentials_revoked,
 )
+from fleet.services.host_watch import ControlHostWatch
 from fleet.services.loop_watch import LOOK_EVERY_S, ControlLoopWatch
 from kernel import clock
 from kernel.leases import lease_take
@@ -182,6 +183,7 @@ class AgentHub:
         self._lanes = {lane: _lane_thread(lane) for lane in Lane}
         self._certificates = CertificateExchange(partial(self.in_database, Lane.CERTIFICATES), self._send_in_time)
         self._loop_watch = ControlLoopWatch()
+        self._host_watch = ControlHostWatch()
         self._urgent = asyncio.Event()
         self._doorbell = asyncio.Event()
         self._trust = asyncio.Event()
@@ -378,6 +380,7 @@ class AgentHub:
         await asyncio.sleep(PREFIXES_EVERY_S)
 
     async def _watch_loop(self) -> None:
-        """Whether the controller makes passes: it cannot say itself that it does not."""
+        """Whether the controller makes passes, and a host or its standby is away: they cannot say so themselves."""
         await asyncio.sleep(LOOK_EVERY_S)
         await self.in_database(Lane.ORDERS, lambda: self._loop_watch.look(clock.now()))
+        await self.in_database(Lane.ORDERS, lambda: self._host_watch.look(clock.now()))

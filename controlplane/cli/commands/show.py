@@ -125,4 +125,6 @@ def status(context: typer.Context) -> None:
         run.output.document({**health, "incidents": incidents})
         return
     run.output.toned(f"control loops: {health['summary']}", "ok" if health["status"] == "ok" else "bad")
+    if health.get("hosts_summary"):
+        run.output.toned(f"control hosts: {health['hosts_summary']}", "ok" if health["hosts_are_well"] else "bad")
     run.output.rows(resource_named("incidents").columns, incidents, empty="No incident is open.")

@@ -10,6 +10,7 @@ from accounts.models import Approval
 from accounts.states import ApprovalState
 from fleet.models import Cell, Incident, Node, Replacement
 from fleet.planning.states import CELL_TONE, CellState, IncidentState, NodeState
+from kernel.control_hosts import ControlHosts, control_hosts
 from kernel.control_standing import ControlStanding
 from kernel.loop_passes import control_standing
 from kernel.tones import Tone
@@ -33,7 +34,8 @@ class IncidentList:
 @dataclass(frozen=True, slots=True)
 class FleetHealth:
     """The fleet in numbers. `problems`: open incidents that are no shadow ones, and broken cells without an
-    incident. `approvals`: those that are pending. `control`: how far behind the control loops are."""
+    incident. `approvals`: those that are pending. `control`: how far behind the control loops are; `hosts`: those of
+    a control plane that has several."""
 
     incidents: int
     cells: int
@@ -43,6 +45,7 @@ class FleetHealth:
     nodes: int
     approvals: int
     control: ControlStanding
+    hosts: ControlHosts
 
     @property
     def problems(self) -> int:
@@ -169,4 +172,5 @@ def fleet_health() -> FleetHealth:
         nodes=Node.objects.exclude(state=NodeState.RETIRED).count(),
         approvals=Approval.objects.filter(state=ApprovalState.PENDING.value).count(),
         control=control_standing(),
+        hosts=control_hosts(),
     )

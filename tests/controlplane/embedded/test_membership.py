@@ -2,12 +2,12 @@
 
 import json
 import stat
+import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
-from controlplane.embedded import bundle as bundles
 from controlplane.embedded.bundle import Bundle, read_bundle, this_release, write_bundle
 from controlplane.embedded.configuration import CannotStart, read_configuration
 from controlplane.embedded.database_link import configuration
@@ -66,7 +66,7 @@ def test_a_damaged_one_is_refused_by_name(tmp_path: Path, change: dict[str, obje
 def test_a_bundle_is_for_its_owner_alone_and_says_what_was_put_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bundles.time, "time", lambda: NOW_S + 59)
+    monkeypatch.setattr(time, "time", lambda: NOW_S + 59)
     write_bundle(tmp_path / "c2.bundle", bundle())
     assert stat.S_IMODE((tmp_path / "c2.bundle").stat().st_mode) == 0o600
     assert read_bundle(tmp_path / "c2.bundle") == bundle()
@@ -99,7 +99,7 @@ def test_a_bundle_of_another_release_or_of_yesterday_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "c2.bundle"
-    monkeypatch.setattr(bundles.time, "time", lambda: NOW_S + 120)
+    monkeypatch.setattr(time, "time", lambda: NOW_S + 120)
     write_bundle(path, bundle())
     with pytest.raises(CannotStart, match=r"was made 2 minutes ago and has expired: make a new one by `invite`"):
         read_bundle(path)
