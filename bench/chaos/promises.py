@@ -70,6 +70,9 @@ def _is_excused(request: Request, windows: Sequence[Window], cells: Mapping[str,
     away = frozenset[str]().union(*(window.ingresses for window in open_then))
     if request.cell in harmed or request.url in away:
         return True
+    # Or it went through another region's ingress, and ended with that.
+    if any(request.cell in there and url in away for url, there in cells.items()):
+        return True
     # Or no cell was left that could have answered it: none here, and none behind another ingress that was there.
     here = cells.get(request.url, frozenset())
     return not request.cell and bool(here) and all(there <= harmed or url in away for url, there in cells.items())

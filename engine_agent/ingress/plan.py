@@ -153,5 +153,5 @@ def _mark(entries: Mapping[str, str]) -> object:
 def _retire(there: RunningServer) -> Iterable[Step]:
     if not (there.draining or there.maintenance):
         yield DrainServer(there.backend, there.name, "not in the table any more")
-    elif there.in_flight == 0 and there.queued == 0:
+    elif there.in_flight == 0 and there.queued == 0 and there.rested:
         yield RemoveServer(there.backend, there.name, "not in the table any more, and idle")

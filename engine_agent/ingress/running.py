@@ -21,6 +21,12 @@ NO_CELL_SERVER = "no-cell"
 """The server that stands in for the cells of a pool while there is none. The table does not know it."""
 
 
+RESTED_S = 5
+"""Longer than a request points at a server that does not count it: one whose connection failed, and that waits for a
+second, after at most `Times.connect_s`, to be tried again. A server that is deleted meanwhile ends HAProxy (mended
+upstream in July 2026, from 3.0 on)."""
+
+
 class CellView(StrEnum):
     """A cell as an ingress reports it."""
 
@@ -36,7 +42,8 @@ class UnexpectedOutput(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class RunningServer:
-    """One server as the worker has it. `draining`: by command; `drains_itself`: by its health check.
+    """One server as the worker has it. `draining`: by command; `drains_itself`: by its health check. `rested`: it
+    got no request for `RESTED_S`.
 
     Errors are connections and responses that broke; failures are responses of 5xx, a part of `responses_total`.
     """
@@ -62,6 +69,7 @@ class RunningServer:
     bytes_out_total: int = 0
     connections_total: int = 0
     drains_itself: bool = False
+    rested: bool = True
     reason: str = ""
 
     @property
@@ -162,6 +170,7 @@ def _read_server(state: dict[str, str], stats: dict[tuple[str, str], dict[str, s
         bytes_out_total=_number(row, "bout"),
         connections_total=_number(row, "connect"),
         drains_itself=state["srv_op_state"] == STOPPING,
+        rested=_number(row, "lastsess") not in range(RESTED_S) or not _number(row, "stot"),
         reason=" ".join(filter(None, (row.get("check_status", ""), row.get("last_chk", "")))),
     )
 

@@ -94,3 +94,10 @@ def test_a_trail_names_the_node_or_its_cell() -> None:
     rows = [{"kind": "cell.failed", "node": "", "cell": "c-1"}, {"kind": "cell.ready", "node": "", "cell": "c-2"}]
     assert has_trail(["cell.failed"], ["n-1", "c-1"], rows)
     assert not has_trail(["cell.failed"], ["n-2", "c-2"], rows)
+
+
+def test_a_stream_that_passed_a_harmed_ingress_on_its_way_to_another_region_is_excused() -> None:
+    window = Window(10.0, 20.0, "i-east: haproxy: kill -9", ingresses=frozenset({EAST}))
+    passed = Answer(began=12, ended=13, cell=min(CELLS[EAST]), error="cut", url=WEST)
+    stayed = Answer(began=12, ended=13, cell=min(CELLS[WEST]), error="cut", url=WEST)
+    assert unexcused([passed, stayed], [window], CELLS) == [stayed]

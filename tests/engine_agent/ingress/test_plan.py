@@ -72,6 +72,7 @@ def test_an_old_cell_is_removed_once_idle_and_not_before() -> None:
     gone = with_pool(cells=())
     assert steps_to(gone, running_cell(draining=True, in_flight=1)) == ()
     assert steps_to(gone, running_cell(draining=True, queued=1)) == ()
+    assert steps_to(gone, running_cell(draining=True, rested=False)) == ()
     assert steps_to(gone, running_cell(draining=True)) == (RemoveServer(*NAME, "not in the table any more, and idle"),)
     assert steps_to(gone, running_cell(maintenance=True)) == (
         RemoveServer(*NAME, "not in the table any more, and idle"),

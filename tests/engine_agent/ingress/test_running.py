@@ -42,6 +42,15 @@ def test_a_worker_is_read_whole() -> None:
 
 
 @pytest.mark.parametrize(
+    ("requests", "seconds_ago", "rested"), [("0", "-1", True), ("9", "0", False), ("9", "4", False), ("9", "5", True)]
+)
+def test_a_server_rests_from_some_time_after_its_last_request(requests: str, seconds_ago: str, rested: bool) -> None:
+    stats = f"# pxname,svname,stot,lastsess,\npool.chat,c-1-g3,{requests},{seconds_ago},\n\n"
+    cell, _ = read_running(INFO, stats, STATES.format(admin=8, operation=2), MAPS).servers
+    assert cell.rested is rested
+
+
+@pytest.mark.parametrize(
     ("admin", "draining", "maintenance", "view"),
     [
         (0x00, False, False, CellView.UP),
