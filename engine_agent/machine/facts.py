@@ -20,7 +20,7 @@ NVIDIA_VENDOR, NVIDIA_CLASS = "0x10de", "0x0302"
 """A 3D controller: a device for computing. A card that drives a screen is none."""
 AMAZON_VENDOR = "0x1d0f"
 NEURON_DEVICES = ("0x7064", "0x7065", "0x7066", "0x7067", "0x7164", "0x7264", "0x7364", "0x7564", "0x7565")
-"""Of inf1 (four), trn1, inf2, trn2 and trn3 (two): the ids that Neuron's kernel driver takes (its `neuron_device.h`)."""
+"""Of inf1 (four), trn1, inf2, trn2 and trn3 (two): the ids in `neuron_device.h` of Neuron's kernel driver."""
 
 
 def read_facts(address: str, port_base: int, state: Path, *, clock_ahead_s: float = 0.0) -> MachineFacts:
