@@ -49,7 +49,7 @@ def test_one_that_rested_is_asked(other: DatabaseWrapper, asked: list[bool]) -> 
     assert asked == [True]
 
 
-def test_one_whose_server_hung_up_is_not_believed(other: DatabaseWrapper) -> None:
+def test_one_whose_server_hung_up_is_not_believed(other: Any) -> None:
     process = other.connection.info.backend_pid
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_terminate_backend(%s, 10000)", [process])
