@@ -57,7 +57,8 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
     """A machine's state, whole; the latest wins. `runs` is the id of the agent that it has a folder of, "" for none.
 
     `version` is of the order that it follows. `reason`: why it is not as ordered, or how its agent ended last.
-    `wants_to_leave`: whoever owns the host wants it back.
+    `wants_to_leave`: whoever owns the host wants it back. `release_trouble`: why it does not run the release that its
+    order names, of `attempt`.
     """
 
     seq: int
@@ -68,6 +69,8 @@ class MachineReport(Struct, frozen=True, tag="machine_report"):
     agent_pid: int | None = None
     restarts: int = 0
     wants_to_leave: bool = False
+    release_trouble: str = ""
+    attempt: int = 0
 
 
 class RunAgent(Struct, frozen=True):
@@ -82,10 +85,23 @@ class RunAgent(Struct, frozen=True):
     topology: tuple[str, ...] = ()
 
 
+class ReleaseOrder(Struct, frozen=True):
+    """The release that a machine's agents are to run. `digest` is the SHA-256, in hexadecimal, of its archive for this
+    host's Python and processor, `size_bytes` its length. What failed once is not tried again before `attempt` is
+    another one."""
+
+    id: str
+    digest: str
+    size_bytes: int
+    attempt: int = 0
+
+
 class MachineOrder(Struct, frozen=True, tag="machine_order"):
-    """All that a machine must do. `run` None: nothing runs, and what ran is wiped. `leave`: it also uninstalls."""
+    """All that a machine must do. `run` None: nothing runs, and what ran is wiped. `leave`: it also uninstalls.
+    `release` None: its agents stay as they are."""
 
     machine: str
     version: int
     run: RunAgent | None = None
     leave: bool = False
+    release: ReleaseOrder | None = None

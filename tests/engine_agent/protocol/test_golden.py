@@ -3,23 +3,24 @@
 A deliberate change of the protocol changes a file here, and is then visible in review.
 """
 
-from pathlib import Path
-
 import msgspec
 import pytest
 
 from engine_agent.protocol.codec import MAX_FRAME_BYTES, BadMessage, decode_down, decode_up, encode
-from engine_agent.protocol.messages import Fault, Report
+from engine_agent.protocol.messages import PROTOCOL_VERSION, PROTOCOLS_SPOKEN, Fault, Report
 from engine_agent.protocol.ports import PORTS_PER_NODE, RENDEZVOUS, RENDEZVOUS_SLOTS, rendezvous_port
 from engine_agent.protocol.states import EngineState
+from tests.engine_agent.protocol.shapes import folder, shapes, shapes_of, unread
 
-GOLDEN = Path(__file__).parent / "golden"
-UP = sorted(path.name for path in GOLDEN.glob("up_*.json"))
-DOWN = sorted(path.name for path in GOLDEN.glob("down_*.json"))
+UP = sorted(path.name for path in folder(PROTOCOL_VERSION).glob("up_*.json"))
+DOWN = sorted(path.name for path in folder(PROTOCOL_VERSION).glob("down_*.json"))
+BEFORE = PROTOCOL_VERSION - 1
+OLD_UP = sorted(path.name for path in folder(BEFORE).glob("up_*.json"))
+OLD_DOWN = sorted(path.name for path in folder(BEFORE).glob("down_*.json"))
 
 
-def golden(name: str) -> bytes:
-    return (GOLDEN / name).read_bytes()
+def golden(name: str, version: int = PROTOCOL_VERSION) -> bytes:
+    return (folder(version) / name).read_bytes()
 
 
 def compact(text: bytes) -> object:
@@ -34,6 +35,52 @@ def test_messages_from_agents_keep_their_form(name: str) -> None:
 @pytest.mark.parametrize("name", DOWN)
 def test_messages_to_agents_keep_their_form(name: str) -> None:
     assert compact(encode(decode_down(golden(name)))) == compact(golden(name))
+
+
+def test_a_changed_shape_raises_the_version() -> None:
+    assert shapes() == shapes_of(PROTOCOL_VERSION), (
+        "a message has another shape: raise PROTOCOL_VERSION, copy the folder of golden files, and write its shapes by"
+        " `python -m tests.engine_agent.protocol.shapes`"
+    )
+
+
+@pytest.mark.parametrize("name", OLD_UP)
+def test_agents_of_the_version_before_are_read(name: str) -> None:
+    mine = compact(encode(decode_up(golden(name, BEFORE))))
+    assert isinstance(mine, dict)
+    assert mine.items() >= compact(golden(name, BEFORE)).items()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("name", OLD_DOWN)
+def test_agents_read_a_control_plane_of_the_version_before(name: str) -> None:
+    mine = compact(encode(decode_down(golden(name, BEFORE))))
+    assert isinstance(mine, dict)
+    assert mine.items() >= compact(golden(name, BEFORE)).items()  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("messages", ["up", "down"])
+def test_both_versions_read_what_the_other_writes(messages: str) -> None:
+    """Down to the version before, because the control plane goes first, and up from it; and the reverse, because it may
+    be taken back before its agents are."""
+    now, before = shapes_of(PROTOCOL_VERSION), shapes_of(BEFORE)
+    assert unread(now, before, messages) == []
+    assert unread(before, now, messages) == []
+
+
+def test_what_a_reader_cannot_take_is_found() -> None:
+    now, before = shapes_of(PROTOCOL_VERSION), shapes_of(BEFORE)
+    del now["definitions"]["Report"]["properties"]["observed"]
+    now["definitions"]["Hello"]["properties"]["id"] = {"type": "integer"}
+    now["definitions"]["MachinePhase"]["enum"].append("asleep")
+    assert sorted(unread(now, before, "up")) == [
+        "Hello.id is of another type",
+        "MachinePhase has values that are not known",
+        "Report.observed is not sent",
+    ]
+
+
+def test_two_versions_are_spoken() -> None:
+    assert PROTOCOLS_SPOKEN == (PROTOCOL_VERSION, BEFORE)
 
 
 def test_every_message_has_a_golden_file() -> None:
