@@ -6,7 +6,7 @@ Only the chosen agent is imported, so that a broken dependency of one cannot sto
 import argparse
 import sys
 
-OF_A_MACHINE = ("machine", "join", "leave", "facts")
+OF_A_MACHINE = ("machine", "join", "leave", "facts", "check")
 
 
 def main(argv: list[str]) -> int:
@@ -39,6 +39,10 @@ def _run_of_a_machine(chosen: str, argv: list[str]) -> int:
         from engine_agent.machine import leave
 
         return leave.run(argv)
+    if chosen == "check":
+        from engine_agent.machine import check
+
+        return check.run(argv)
     from engine_agent.machine import main as machine
 
     return machine.print_facts(argv) if chosen == "facts" else machine.run(argv)

@@ -31,13 +31,13 @@ from engine_agent.runtime.accounts import Service, open_way, service_account
 from engine_agent.runtime.connection import AgentConnection
 from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.runtime.identity import Identity
+from engine_agent.telemetry.fingerprint import agent_version
 from engine_agent.telemetry.scraping import serve_metrics
 
 log = logging.getLogger(__name__)
 
 STOP_GRACE_S = 5.0
 JOIN_TOKEN_VARIABLE = "SWITCHYARD_JOIN_TOKEN"  # noqa: S105 - the name of a variable, not a token
-AGENT_VERSION = "0.1.0"
 MAX_CONNECTIONS = 8000
 SPARE_FILES = 500
 """Files that HAProxy needs for itself, its listeners and its checks."""
@@ -150,6 +150,8 @@ def _only_agent_of(state_dir: Path) -> Iterator[None]:
 
 
 async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment, metrics_port: int) -> None:
+    version = agent_version()
+
     def hello() -> Hello:
         ingress.accept_any_revision()
         return Hello(
@@ -157,7 +159,7 @@ async def _serve(settings: IngressSettings, binary: Path, enrolment: Enrolment, 
             kind=AgentKind.INGRESS,
             id=settings.ingress_id,
             boot_id=procfs.boot_id(),
-            agent_version=AGENT_VERSION,
+            agent_version=version,
         )
 
     identity = None if links_are_plain(os.environ) else Identity(settings.state_dir)

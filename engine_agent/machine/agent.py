@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 from engine_agent.machine.converge import STABLE_AFTER_S, Here, Step, next_step, pause_s, phase_of
 from engine_agent.machine.paths import HostPaths
+from engine_agent.machine.release_change import ReleaseChange
+from engine_agent.machine.service import CHANGES_RELEASE, LEFT
 from engine_agent.machine.tenant import Tenant
 from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, RunAgent
 from engine_agent.protocol.messages import Hello, Order
@@ -32,14 +34,24 @@ JOURNAL_FILE = "journal.json"
 
 
 class MachineAgent:
-    """Runs one host until cancelled, or until it has left."""
+    """Runs one host until cancelled, until it has left, or until it has switched to another release."""
 
-    def __init__(self, *, paths: HostPaths, tenant: Tenant, enrolment: Enrolment, hello: Callable[[], Hello]) -> None:
-        self._paths, self._tenant, self._enrolment = paths, tenant, enrolment
+    def __init__(
+        self,
+        *,
+        paths: HostPaths,
+        tenant: Tenant,
+        enrolment: Enrolment,
+        hello: Callable[[], Hello],
+        release: ReleaseChange,
+    ) -> None:
+        self._paths, self._tenant, self._enrolment, self._release = paths, tenant, enrolment, release
         self._journal = Journal(paths.home / JOURNAL_FILE, MachineOrder)
         self._connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=self._on_message)
         self._order: MachineOrder | None = None
         self._wake = asyncio.Event()
+        self._was_ordered = False
+        self._changing: asyncio.Task[bool] | None = None
         self._failures = 0
         self._started_s = 0.0
         self._start_after_s = 0.0
@@ -48,22 +60,24 @@ class MachineAgent:
         self._reported: MachineReport | None = None
         self._report_due_s = 0.0
 
-    async def run(self) -> None:
-        """Resume, and keep the host as ordered; returns once it has left."""
+    async def run(self) -> int:
+        """Resume, and keep the host as ordered. Returns the exit status, once it has left or changes its release."""
         try:
             self._order = self._journal.load()
         except CorruptJournal as error:
             log.error("%s", error)
         connection = asyncio.create_task(self._connection.run())
         try:
-            while not await self._pass():
+            while not (status := await self._pass()):
                 try:
                     async with asyncio.timeout(LOOK_EVERY_S):
                         await self._wake.wait()
                 except TimeoutError:
                     pass
                 self._wake.clear()
-            await asyncio.sleep(FAREWELL_S)
+            if status == LEFT:
+                await asyncio.sleep(FAREWELL_S)
+            return status
         finally:
             connection.cancel()
             await asyncio.gather(connection, return_exceptions=True)
@@ -83,10 +97,11 @@ class MachineAgent:
         if message != self._order:
             self._journal.save(message)
             self._order, self._failures, self._start_after_s = message, 0, 0.0
+        self._was_ordered = True
         self._wake.set()
 
-    async def _pass(self) -> bool:
-        """One look; True once the machine has left."""
+    async def _pass(self) -> int:
+        """One look; 0: go on, else the exit status."""
         now_s = asyncio.get_running_loop().time()
         here = self._here()
         step = next_step(self._order, here, now_s)
@@ -97,12 +112,39 @@ class MachineAgent:
                 log.info("wiped %s", here.runs)
         elif step is Step.START and self._order is not None and self._order.run is not None:
             await self._start(self._order.run, here, now_s)
+        elif here.alive and self._tenant.is_of_other_release and not self._release.on_trial:
+            await self._renew(here)
         elif here.alive and self._failures and now_s - self._started_s > STABLE_AFTER_S:
             self._failures, self._reason = 0, ""
         left = step is Step.LEAVE
         self._report(phase_of(self._order, self._here(), left=left))
         bound(self._paths.log)
-        return left
+        return LEFT if left else CHANGES_RELEASE if await self._changes_release() else 0
+
+    async def _changes_release(self) -> bool:
+        """Begin or go on with what the order says of the release. True: this process must end for it."""
+        if self._was_ordered:
+            self._was_ordered = False
+            await asyncio.to_thread(self._release.confirm)
+        order = self._order.release if self._order is not None and not self._order.leave else None
+        credential = self._enrolment.stored_credential()
+        if self._changing is None and order is not None and credential and self._release.is_due(order):
+            work = self._release.change(order, self._enrolment.servers.all, credential)
+            self._changing = asyncio.create_task(work)
+        if self._changing is None or not self._changing.done():
+            return False
+        task, self._changing = self._changing, None
+        return task.result()
+
+    async def _renew(self, here: Here) -> None:
+        """Have its agent run this release too; what it runs goes on."""
+        if self._order is None or self._order.run is None:
+            return
+        try:
+            await asyncio.to_thread(self._tenant.kill_agent)
+            self._tenant.start(self._order.run, self._servers)
+        except (OSError, ValueError) as error:
+            log.error("%s cannot be started: %s", here.runs, error)  # the next pass does so, as after every end
 
     def _here(self) -> Here:
         runs = self._tenant.id
@@ -140,7 +182,7 @@ class MachineAgent:
 
     def _report(self, phase: MachinePhase) -> None:
         """Say how it stands if that is new or due."""
-        now_s = asyncio.get_running_loop().time()
+        now_s, tried = asyncio.get_running_loop().time(), self._release.tried
         report = MachineReport(
             seq=0,
             version=self._order.version if self._order is not None else 0,
@@ -150,6 +192,8 @@ class MachineAgent:
             agent_pid=self._tenant.pid(),
             restarts=self._restarts,
             wants_to_leave=self._paths.leave_wish.exists(),
+            release_trouble=tried.trouble if tried is not None else "",
+            attempt=tried.attempt if tried is not None else 0,
         )
         if report != self._reported or now_s >= self._report_due_s:
             self._reported, self._report_due_s = report, now_s + REPORT_EVERY_S

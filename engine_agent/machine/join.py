@@ -137,7 +137,8 @@ def _install(paths: HostPaths, release: Path, client: JoinClient, joined: Joined
 def _undo(paths: HostPaths) -> None:
     service.stop(paths)
     paths.current.unlink(missing_ok=True)
-    (paths.code / "run").unlink(missing_ok=True)
+    for path in (paths.code / "run", *paths.of_releases):
+        path.unlink(missing_ok=True)
     shutil.rmtree(paths.state, ignore_errors=True)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from engine_agent.machine import service
 from engine_agent.machine.paths import HostPaths
 from engine_agent.machine.tenant import Tenant
+from engine_agent.telemetry.fingerprint import AGENT_ROOT
 
 LEFT_WITHIN_S = 900.0
 LOOK_EVERY_S = 0.5
@@ -49,12 +50,13 @@ def _ask(paths: HostPaths) -> int:
 def uninstall(paths: HostPaths) -> str:
     """Stop all and remove every file. Returns what is left, "" for nothing."""
     service.stop(paths)
-    left = Tenant(paths, Path(__file__).resolve().parents[2]).wipe()
+    left = Tenant(paths, AGENT_ROOT).wipe()
     if left:
         return left
     for folder in (paths.state, paths.code / "releases"):
         shutil.rmtree(folder, ignore_errors=True)
-    (paths.code / "run").unlink(missing_ok=True)
+    for path in (paths.code / "run", *paths.of_releases):
+        path.unlink(missing_ok=True)
     paths.current.unlink(missing_ok=True)
     try:
         paths.code.rmdir()

@@ -17,24 +17,25 @@ import msgspec
 from engine_agent.machine.agent import MachineAgent
 from engine_agent.machine.facts import read_facts
 from engine_agent.machine.paths import HostPaths, Joined
+from engine_agent.machine.release_change import ReleaseChange
 from engine_agent.machine.service import LEFT
 from engine_agent.machine.tenant import Tenant
 from engine_agent.protocol.log_lines import configure_logging
 from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
+from engine_agent.protocol.releases import release_in
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment
 from engine_agent.runtime.lock import AgentLock, HomeInUse
-from engine_agent.telemetry.fingerprint import AGENT_VERSION
+from engine_agent.telemetry.fingerprint import AGENT_ROOT, agent_version
 
 log = logging.getLogger(__name__)
 
-REPO_ROOT = Path(__file__).resolve().parents[2]
 FACTS_LIMIT_S = 60.0
 
 
 def run(argv: list[str]) -> int:
-    """Run the agent; 3: it has left."""
+    """Run the agent; 3: it has left, 4: it is to be started again, from another release."""
     os.umask(0o077)
     parser = argparse.ArgumentParser(prog="python -m engine_agent machine", description=__doc__)
     parser.add_argument("--code", required=True, type=Path, help="the folder that the host was installed into")
@@ -44,17 +45,17 @@ def run(argv: list[str]) -> int:
         machine = machine_id_of((paths.home / NONCE_FILE).read_text(encoding="ascii").strip())
         configure_logging(os.environ, "switchyard-machine")
         with AgentLock(paths.home, machine):
-            left = asyncio.run(_run_until_signalled(paths, joined, machine))
+            status = asyncio.run(_run_until_signalled(paths, joined, machine))
     except (HomeInUse, OSError, ValueError, msgspec.DecodeError) as error:
         sys.stderr.write(f"the machine agent does not start: {error}\n")
         return 1
-    if left:
+    if status == LEFT:
         uninstall_beside(paths)
-    return LEFT if left else 0
+    return status
 
 
-async def _run_until_signalled(paths: HostPaths, joined: Joined, machine: str) -> bool:
-    boot_id = uuid.uuid4().hex
+async def _run_until_signalled(paths: HostPaths, joined: Joined, machine: str) -> int:
+    boot_id, version = uuid.uuid4().hex, agent_version()
     facts = await asyncio.to_thread(_facts, paths, joined)
 
     def hello() -> Hello:
@@ -63,19 +64,24 @@ async def _run_until_signalled(paths: HostPaths, joined: Joined, machine: str) -
             kind=AgentKind.MACHINE,
             id=machine,
             boot_id=boot_id,
-            agent_version=AGENT_VERSION,
+            agent_version=version,
             machine=facts,
         )
 
     enrolment = Enrolment(joined.server, AgentKind.MACHINE, machine, paths.home)
-    agent = MachineAgent(paths=paths, tenant=Tenant(paths, REPO_ROOT), enrolment=enrolment, hello=hello)
+    agent = MachineAgent(
+        paths=paths,
+        tenant=Tenant(paths, AGENT_ROOT),
+        enrolment=enrolment,
+        hello=hello,
+        release=ReleaseChange(paths, release_in(AGENT_ROOT)),
+    )
     running = asyncio.ensure_future(agent.run())
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     with contextlib.suppress(asyncio.CancelledError):
-        await running
-        return True
-    return False
+        return await running
+    return 0
 
 
 def _facts(paths: HostPaths, joined: Joined) -> MachineFacts:

@@ -33,6 +33,35 @@ class HostPaths:
         return self.code / "current"
 
     @property
+    def releases(self) -> Path:
+        return self.code / "releases"
+
+    @property
+    def previous(self) -> Path:
+        """The release before the current one."""
+        return self.code / "previous"
+
+    @property
+    def trial(self) -> Path:
+        """Is there while the current release has not confirmed itself: in its first line what to go back to."""
+        return self.code / "trial"
+
+    @property
+    def trial_tries(self) -> Path:
+        """A line for each start on trial."""
+        return self.code / "trial-tries"
+
+    @property
+    def went_back(self) -> Path:
+        """Was `trial` of the last release that did not confirm itself."""
+        return self.code / "went-back"
+
+    @property
+    def of_releases(self) -> tuple[Path, ...]:
+        """All that is beside `current` for changing it."""
+        return self.previous, self.trial, self.trial_tries, self.went_back, self.code / "start", self.code / "agent.pid"
+
+    @property
     def python(self) -> Path:
         return self.current / "venv/bin/python"
 

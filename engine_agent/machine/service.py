@@ -11,11 +11,14 @@ from pathlib import Path
 
 from engine_agent.machine.paths import ROOT_CODE, HostPaths
 from engine_agent.runtime import procfs
+from engine_agent.runtime.journal import write_durably
 from engine_agent.runtime.lock import read_holder
 from engine_agent.runtime.logs import last_lines
 
 LEFT = 3
 """Exit status of a machine agent that has left: nobody starts it again."""
+CHANGES_RELEASE = 4
+"""Of one that has switched to another release: it is started again, as after every other status."""
 UNIT = "switchyard-machine.service"
 UNIT_FILE = Path("/etc/systemd/system") / UNIT
 COMMAND_LIMIT_S = 30.0
@@ -26,7 +29,7 @@ After=network-online.target
 Wants=network-online.target
 
 [Service]
-ExecStart={python} -m engine_agent machine --code {code}
+ExecStart=/bin/sh {code}/start
 StandardOutput=append:{log}
 StandardError=append:{log}
 Restart=always
@@ -41,10 +44,44 @@ WantedBy=multi-user.target
 _SUPERVISOR = """#!/bin/sh
 # Runs the machine agent, and again when it ends, until it has left.
 while [ -e '{current}' ]; do
-  '{python}' -m engine_agent machine --code '{code}' >>'{log}' 2>&1
+  sh '{code}/start' >>'{log}' 2>&1
   [ $? -eq {left} ] && exit 0
   sleep 2
 done
+"""
+TRIAL_STARTS, TRIAL_LIMIT_S = 3, 90
+"""A release that was switched to must have confirmed itself after so many starts, and so many seconds after each."""
+_START = """#!/bin/sh
+# Starts the machine agent of the current release. One on trial that does not confirm itself in time is left again.
+CODE='{code}'
+
+go_back() {{
+  before=$(head -n 1 "$CODE/trial")
+  if [ -d "$before" ]; then
+    ln -sfn "$before" "$CODE/.current.back"
+    mv -fT "$CODE/.current.back" "$CODE/current" 2>/dev/null || ln -sfn "$before" "$CODE/current"
+    rm -f "$CODE/.current.back"
+  fi
+  mv -f "$CODE/trial" "$CODE/went-back"
+  rm -f "$CODE/trial-tries"
+}}
+
+watch() {{
+  sleep {limit_s}
+  [ "$(cat "$CODE/trial" 2>/dev/null)" = "$1" ] || exit 0
+  go_back
+  agent=$(cat "$CODE/agent.pid")
+  if tr '\\0' ' ' <"/proc/$agent/cmdline" 2>/dev/null | grep -q 'engine_agent machine'; then kill -9 "$agent"; fi
+}}
+
+echo "$$" >"$CODE/agent.pid"
+if [ -e "$CODE/trial" ]; then
+  echo started >>"$CODE/trial-tries"
+  if [ "$(wc -l <"$CODE/trial-tries")" -gt {starts} ]; then go_back
+  else watch "$(cat "$CODE/trial")" >/dev/null 2>&1 &
+  fi
+fi
+exec "$(readlink -f "$CODE/current")/venv/bin/python" -m engine_agent machine --code "$CODE"
 """
 
 
@@ -64,7 +101,8 @@ def start(paths: HostPaths) -> str:
         ServiceError: systemd or the shell refused.
         OSError: a file cannot be written.
     """
-    fields = {"python": paths.python, "code": paths.code, "log": paths.log, "current": paths.current, "left": LEFT}
+    fields = {"code": paths.code, "log": paths.log, "current": paths.current, "left": LEFT}
+    write_start(paths)
     if has_systemd() and os.geteuid() == 0 and paths.code == ROOT_CODE:
         UNIT_FILE.write_text(_UNIT.format(**fields), encoding="utf-8")
         _command("systemctl", "daemon-reload")
@@ -82,6 +120,18 @@ def start(paths: HostPaths) -> str:
     )
     (paths.state / "supervisor.pid").write_text(f"{supervisor.pid}\n", encoding="ascii")
     return _at_boot(script)
+
+
+def write_start(paths: HostPaths, *, limit_s: float = TRIAL_LIMIT_S) -> None:
+    """Have the script that starts the agent be this release's; a shell that reads the one before goes on with it.
+
+    Raises:
+        OSError: the disk refused; the one before stays.
+    """
+    text = _START.format(code=paths.code, limit_s=limit_s, starts=TRIAL_STARTS)
+    script = paths.code / "start"
+    if not script.exists() or script.read_text(encoding="utf-8") != text:
+        write_durably(script, text.encode(), mode=0o755)
 
 
 def _at_boot(script: Path) -> str:

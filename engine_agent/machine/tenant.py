@@ -23,6 +23,7 @@ from engine_agent.runtime.logs import bound, last_lines
 RECORD_FILE = "tenant.json"
 LOG_FILE = "agent.log"
 STOP_LIMIT_S = 60.0
+KILLED_WITHIN_S = 5.0
 INGRESS_GRACE_S = 15.0
 SWEEPS = 10
 PASSED_ON = (
@@ -33,12 +34,13 @@ PASSED_ON = (
 
 
 class Started(msgspec.Struct, frozen=True):
-    """The process that was started last, which its pid alone does not name."""
+    """The process that was started last, which its pid alone does not name. `code`: the release that it runs."""
 
     run: RunAgent
     pid: int
     started_ticks: int
     boot: str
+    code: str = ""
 
 
 class Tenant:
@@ -75,6 +77,19 @@ class Tenant:
         process = procfs.stat(known.pid)
         return known.pid if process is not None and process.started_ticks == known.started_ticks else None
 
+    @property
+    def is_of_other_release(self) -> bool:
+        """Whether its agent runs, from another release than this process."""
+        known = self.started()
+        return known is not None and known.code != str(self._root) and self.pid() is not None
+
+    def kill_agent(self) -> None:
+        """End its agent, and nothing that it runs: asked to end, that of an ingress would stop its HAProxy."""
+        if (pid := self.pid()) is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            self._await_end(KILLED_WITHIN_S)
+
     def start(self, run: RunAgent, server: str) -> None:
         """Start its agent; an engine that runs is adopted by it.
 
@@ -96,7 +111,9 @@ class Tenant:
             )
         process = procfs.stat(self._child.pid)
         ticks = process.started_ticks if process is not None else 0
-        Journal(folder / RECORD_FILE, Started).save(Started(run, self._child.pid, ticks, procfs.boot_id()))
+        Journal(folder / RECORD_FILE, Started).save(
+            Started(run, self._child.pid, ticks, procfs.boot_id(), str(self._root))
+        )
 
     def end_reason(self) -> str:
         """How its agent ended, as its log says last."""

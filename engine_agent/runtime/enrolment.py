@@ -109,8 +109,8 @@ class _Verified(HTTPConnection):
     """HTTP over TLS to whoever has the control plane's name, whatever address was dialled. No proxy of the environment
     takes part: the control plane is inside the network."""
 
-    def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str) -> None:
-        super().__init__(host, port or 443, timeout=ENROL_TIMEOUT_S)
+    def __init__(self, host: str, port: int | None, context: ssl.SSLContext, name: str, limit_s: float) -> None:
+        super().__init__(host, port or 443, timeout=limit_s)
         self._context = context
         self._name = name
 
@@ -122,7 +122,7 @@ class _Verified(HTTPConnection):
 def _exchange(enrolment: Enrolment, join_token: str, nonce: str) -> str:
     url = f"{enrolment.servers.current}/agents/enrol"
     try:
-        connection = _connection(enrolment)
+        connection = control_connection(enrolment.servers.current, Identity(enrolment.home), ENROL_TIMEOUT_S)
         try:
             connection.request(
                 "POST",
@@ -139,15 +139,19 @@ def _exchange(enrolment: Enrolment, join_token: str, nonce: str) -> str:
         raise EnrolmentUnreachable(f"{url}: {error}") from error
 
 
-def _connection(enrolment: Enrolment) -> HTTPConnection:
-    parts = urlsplit(enrolment.servers.current)
+def control_connection(server: str, identity: Identity, limit_s: float) -> HTTPConnection:
+    """HTTP to the control plane at this address, not opened yet.
+
+    Raises:
+        OSError, ValueError: the home has no authorities of a fleet.
+    """
+    parts = urlsplit(server)
     host = parts.hostname or ""
     if parts.scheme == "http":
-        return HTTPConnection(host, parts.port, timeout=ENROL_TIMEOUT_S)
-    identity = Identity(enrolment.home)
+        return HTTPConnection(host, parts.port, timeout=limit_s)
     name = control_name(identity.fleet()).dns
     # A new agent has no certificate; one that enrols anew may have one that was revoked.
-    return _Verified(host, parts.port, identity.client_context(shows_certificate=False), name)
+    return _Verified(host, parts.port, identity.client_context(shows_certificate=False), name, limit_s)
 
 
 def _credential(answer: HTTPResponse, url: str) -> str:

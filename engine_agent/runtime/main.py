@@ -22,10 +22,8 @@ from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.runtime.launch import NodePlace
 from engine_agent.runtime.lock import AgentLock, HomeInUse
 from engine_agent.runtime.order_trace import SERVICE
-from engine_agent.telemetry.fingerprint import AGENT_VERSION, StackFingerprint
+from engine_agent.telemetry.fingerprint import AGENT_ROOT, StackFingerprint, agent_version
 from engine_agent.telemetry.host import read_inventory
-
-REPO_ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
@@ -45,12 +43,12 @@ def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
 
 
 async def _run_until_signalled(options: argparse.Namespace, home: Path, limits: ConvergeLimits) -> None:
-    boot_id = uuid.uuid4().hex
-    cache = Path(os.environ.get("SWITCHYARD_CACHE") or REPO_ROOT / ".cache")
+    boot_id, version = uuid.uuid4().hex, agent_version()  # read once: what runs is what was there at the start
+    cache = Path(os.environ.get("SWITCHYARD_CACHE") or AGENT_ROOT / ".cache")
     pythons = partial(engine_pythons, cache)  # called each time: an engine may be installed under a running agent
     stack = StackFingerprint(home, pythons)
     place = NodePlace(
-        options.node_id, home, options.host, options.port_base, REPO_ROOT, pythons, not links_are_plain(os.environ)
+        options.node_id, home, options.host, options.port_base, AGENT_ROOT, pythons, not links_are_plain(os.environ)
     )
     enrolment = Enrolment(
         options.server, AgentKind.NODE, options.node_id, home, os.environ.get("SWITCHYARD_JOIN_TOKEN") or None
@@ -62,7 +60,7 @@ async def _run_until_signalled(options: argparse.Namespace, home: Path, limits: 
             kind=AgentKind.NODE,
             id=options.node_id,
             boot_id=boot_id,
-            agent_version=AGENT_VERSION,
+            agent_version=version,
             inventory=read_inventory(options.instance_type, options.host, options.port_base),
             topology=options.topology,
             fingerprint=stack.read(),

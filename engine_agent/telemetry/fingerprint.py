@@ -13,17 +13,26 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from engine_agent.protocol.fingerprint import FINGERPRINT_MAX_VALUE, BadFingerprint, checked_fingerprint
+from engine_agent.protocol.releases import release_in, version_text
 from engine_agent.telemetry.stack import read_environment_stack, read_machine_stack
 
 log = logging.getLogger(__name__)
 
 AGENT_VERSION = "0.1.0"
 """Version of the agent; the project's own."""
+AGENT_ROOT = Path(__file__).resolve().parents[2]
+"""The folder of the release, or of the checkout, that this process runs."""
 OPERATOR_FILE = "fingerprint.json"
 OPERATOR_FIELDS_MAX = 16
 """With what is read and what an assignment adds, a rank stays below `FINGERPRINT_MAX_FIELDS`."""
 
 Overrides = Mapping[str, str | None]
+
+
+def agent_version() -> str:
+    """What this agent says it is, on each connection: its version, and its release if it is of one."""
+    release = release_in(AGENT_ROOT)
+    return version_text(AGENT_VERSION, release.id if release else "")
 
 
 class StackFingerprint:
