@@ -3,6 +3,7 @@
 from celery import shared_task
 
 from fleet.selectors.fleet_cache import FleetCache
+from fleet.services.agent_rollouts import AgentRollouts
 from fleet.services.application_certificate import application_certificates_judge
 from fleet.services.authority import authority_advance, certificates_trim
 from fleet.services.enrolment import join_tokens_trim
@@ -31,6 +32,14 @@ _provisioning = Provisioning()
 def provision() -> bool:
     """A pass of the control loop. Several controllers may make one at once: each order is taken by one."""
     return _provisioning.run_pass()
+
+
+_agents = AgentRollouts()
+
+
+def roll_agents() -> bool:
+    """A pass of the control loop; False: another controller is at it."""
+    return _agents.run_pass()
 
 
 _webhooks = WebhookSender()

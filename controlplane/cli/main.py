@@ -10,7 +10,18 @@ from typing import Annotated
 
 import typer
 
-from controlplane.cli.commands import access, act, certificates, chat, declare, machines, observe, rollouts, show
+from controlplane.cli.commands import (
+    access,
+    act,
+    agents,
+    certificates,
+    chat,
+    declare,
+    machines,
+    observe,
+    rollouts,
+    show,
+)
 from controlplane.cli.errors import Failure
 from controlplane.cli.exit_codes import ExitCode
 from controlplane.cli.output import Format
@@ -97,7 +108,7 @@ def completion(shell: Annotated[Shell, typer.Argument()]) -> None:
 
 for part in (
     *(access.app, show.app, declare.app, rollouts.app),
-    *(act.app, machines.app, certificates.app, observe.app, chat.app, rollouts.model_app, about),
+    *(act.app, agents.app, machines.app, certificates.app, observe.app, chat.app, rollouts.model_app, about),
 ):  # the order of the help
     app.add_typer(part)
 

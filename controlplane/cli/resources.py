@@ -146,6 +146,16 @@ RESOURCES: tuple[Resource, ...] = (
             ("EXPIRES", "expires_at"), ("BY", "created_by")),
     ),
     Resource(
+        "agent-releases", "agents/releases", "id", ("agent-release",),
+        _of(("RELEASE", "id"), ("VERSION", "version"), number("PROTOCOL", "protocol"), ("CURRENT", "is_current"),
+            Column("RUN BY", lambda row, now: str(len(row.get("agents", ()))), right=True), ("AGENTS", "agents"), AGE),
+    ),
+    Resource(
+        "agent-rollouts", "agents/rollouts", "id", ("agent-rollout",),
+        _of(("ID", "id"), STATE, ("FROM", "from_release"), ("TO", "to_release"), number("RING", "ring"),
+            ("BY", "actor"), ("REASON", "reason"), AGE),
+    ),
+    Resource(
         "cells", "cells", "id", ("cell", "c"),
         _of(("CELL", "id"), STATE, ("VERSION", "model_version"), ("REGION", "region"), Column("NODES", _members),
             number("BUSY", "load.in_flight"), number("QUEUED", "load.queued"), number("TOK/S", "load.tokens_per_s"),

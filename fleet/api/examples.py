@@ -312,3 +312,40 @@ NEW_CERTIFICATE: dict[str, Any] = {
     "certificate": "-----BEGIN CERTIFICATE-----\n…\n-----END CERTIFICATE-----\n",
     "private_key": "(PEM of the private key)",
 }
+
+AGENT_RELEASE: dict[str, Any] = {
+    "id": "3fa9c0de81b2745a",
+    "version": "0.1.0",
+    "protocol": 2,
+    "is_current": True,
+    "archives": {"cp311-x86_64": {"digest": "9e0c" * 16, "size_bytes": 16141322}},
+    "agents": ["i-us-east-1", "n-0a1b2c3d"],
+    "created_at": "2026-11-21T12:00:00Z",
+}
+
+AGENT_ROLLOUT: dict[str, Any] = {
+    "id": 7,
+    "from_release": "8e83b4e031e30dde",
+    "to_release": "3fa9c0de81b2745a",
+    "state": "rolled_back",
+    "tone": "idle",
+    "reason": "n-0a1b2c3d was not well with 3fa9c0de81b2745a within 60 s: it is not connected; all run as before",
+    "why": "security fix",
+    "ring": 0,
+    "rings": 3,
+    "soak_s": 15.0,
+    "actor": "ada",
+    "moves": [
+        {
+            "agent": "n-0a1b2c3d",
+            "ring": 0,
+            "release": "8e83b4e031e30dde",
+            "moved_at": "2026-11-21T12:01:04Z",
+            "settled_at": None,
+            "trouble": "",
+        }
+    ],
+    "created_at": "2026-11-21T12:00:00Z",
+    "ring_since": "2026-11-21T12:00:00Z",
+    "ended_at": "2026-11-21T12:01:10Z",
+}

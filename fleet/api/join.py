@@ -1,4 +1,5 @@
 """What a host asks that joins: the script, the agent's archive, whether it is reached back; and why it did not join.
+And, once it has joined, the archives of later releases.
 
 None of these answers to a browser or a user. The archive and the check want the token of an open invitation.
 """
@@ -17,10 +18,13 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_POST
 
 from audit.middleware import audit_exempt
+from engine_agent.protocol.states import AgentKind
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.models import Invitation
 from fleet.selectors.trust import trust_now
-from fleet.services.agent_archive import ArchiveUnavailable, archive_of, archives
+from fleet.services.agent_archive import ArchiveUnavailable, archive_by_digest, archive_of, archives
+from fleet.services.agent_releases import handed_out_release
+from fleet.services.enrolment import agents_identify
 from fleet.services.join import server_pin
 from fleet.services.machine import InvitationRefused, invitation_open, join_refused
 from kernel import clock
@@ -45,7 +49,7 @@ def script(request: HttpRequest) -> HttpResponse:
     origin = f"{request.scheme}://{request.get_host()}"
     if not ORIGIN.fullmatch(origin):
         return HttpResponse("the name of the server has characters that none has\n", status=400)
-    known = archives()
+    known = archives(handed_out_release())
     context = {"server": origin, "pin": server_pin(), "archives": known}
     return HttpResponse(render_to_string("join.sh", context), content_type="text/x-shellscript; charset=utf-8")
 
@@ -57,12 +61,26 @@ def archive(request: HttpRequest, tag: str) -> HttpResponseBase:
     if isinstance(found, HttpResponse):
         return found
     try:
-        known = archive_of(tag)
+        known = archive_of(tag, handed_out_release())
     except ArchiveUnavailable as missing:
         return JsonResponse({"error": str(missing)}, status=404)
     response = FileResponse(known.path.open("rb"), content_type="application/gzip")
     response.headers["X-Content-SHA256"] = known.digest
     return response
+
+
+@require_GET
+def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase:
+    """`GET /agents/releases/ID/SHA256`: an archive that a machine's order names, by its credential. 403, 404, 429."""
+    [identity] = agents_identify([_token(request)])
+    if identity is None or identity.kind is not AgentKind.MACHINE:
+        return JsonResponse({"error": "only machines of this fleet fetch releases"}, status=403)
+    if _is_too_often("agent-release", identity.id):
+        return _too_often()
+    known = archive_by_digest(digest, release)
+    if known is None:
+        return JsonResponse({"error": "this host of the control plane has no such archive"}, status=404)
+    return FileResponse(known.path.open("rb"), content_type="application/gzip")
 
 
 @audit_exempt("it waits for the host, and changes nothing")

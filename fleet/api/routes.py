@@ -1,5 +1,6 @@
 """What the fleet shows under /api/v1/: (path, view set, noun)."""
 
+from fleet.api.agents import AgentReleaseViewSet, AgentRolloutViewSet
 from fleet.api.application_certificate import CertificateViewSet
 from fleet.api.cell import CellViewSet
 from fleet.api.deployment import DeploymentViewSet
@@ -16,6 +17,8 @@ ROUTES = (
     ("instance-types", InstanceTypeViewSet, "instance-type"),
     ("machines/invitations", InvitationViewSet, "invitation"),
     ("machines", MachineViewSet, "machine"),
+    ("agents/releases", AgentReleaseViewSet, "agent-release"),
+    ("agents/rollouts", AgentRolloutViewSet, "agent-rollout"),
     ("nodes", NodeViewSet, "node"),
     ("cells", CellViewSet, "cell"),
     ("deployments", DeploymentViewSet, "deployment"),

@@ -14,7 +14,7 @@ from django.db import DatabaseError
 
 from engine_agent.protocol.codec import BadMessage, decode_up
 from engine_agent.protocol.identity import BadName, name_of_peer
-from engine_agent.protocol.messages import PROTOCOL_VERSION, DownMessage, Hello, Refused
+from engine_agent.protocol.messages import PROTOCOL_VERSION, PROTOCOLS_SPOKEN, DownMessage, Hello, Refused
 from engine_agent.protocol.parts import frames_of
 from fleet.consumers.hub import AgentHub, AgentSession
 from fleet.consumers.introductions import ComeAgain, Introduction
@@ -43,6 +43,21 @@ log = logging.getLogger(__name__)
 
 class _Closed(Exception):
     """The agent closed the connection."""
+
+
+class OtherProtocol(Exception):
+    """An agent speaks a protocol that is not spoken here; the text says which, and what to do."""
+
+    def __init__(self, hello: Hello) -> None:
+        self.hello = hello
+        spoken = " and ".join(map(str, PROTOCOLS_SPOKEN))
+        remedy = (
+            "upgrade the control plane first"
+            if hello.protocol > PROTOCOL_VERSION
+            else "take this host out and join it again, or have its provider start the agent anew"
+        )
+        what = f"{hello.kind} {hello.id}, version {hello.agent_version[:32]}, speaks protocol {hello.protocol}"
+        super().__init__(f"{what}, and this control plane {spoken}: {remedy}")
 
 
 class AgentSocket:
@@ -92,6 +107,9 @@ class AgentSocket:
             pass
         except (BadMessage, Conflict) as refusal:
             await _refuse(send, str(refusal))
+        except OtherProtocol as refusal:
+            await _refuse(send, str(refusal), retry=False)
+            await self.hub.note_other_protocol(identity, str(refusal))
         except DatabaseError as error:
             await _refuse(send, f"the database does not answer: {error}")
 
@@ -116,10 +134,10 @@ class AgentSocket:
             raise BadMessage(f"no hello within {HELLO_TIMEOUT_S:.0f} s") from error
         if not isinstance(message, Hello):
             raise BadMessage(f"the first message must be a hello, not {type(message).__name__}")
-        if message.protocol != PROTOCOL_VERSION:
-            raise BadMessage(f"protocol {message.protocol} is not supported; {PROTOCOL_VERSION} is")
         if (message.kind, message.id) != (identity.kind, identity.id):
             raise BadMessage(f"the credential is for {identity.kind} {identity.id}, not {message.kind} {message.id}")
+        if message.protocol not in PROTOCOLS_SPOKEN:
+            raise OtherProtocol(message)
         return message
 
     async def _receive_messages(self, receive: Receive, session: AgentSession) -> None:
@@ -164,11 +182,11 @@ async def _frame(receive: Receive) -> bytes | str:
     return frame
 
 
-async def _refuse(send: Send, reason: str) -> None:
+async def _refuse(send: Send, reason: str, *, retry: bool = True) -> None:
     log.warning("refused an agent: %s", reason)
     try:
         async with asyncio.timeout(REFUSAL_LIMIT_S):
-            await _send(send, Refused(reason=reason))
+            await _send(send, Refused(reason=reason, retry=retry))
             await _close(send, reason)
     except Exception as error:
         log.debug("could not send the refusal: %s", error)

@@ -33,6 +33,7 @@ from fleet.consumers.introductions import Introductions
 from fleet.consumers.knocks import Knocks
 from fleet.consumers.token_bucket import TokenBucket
 from fleet.selectors.snapshot import LISTENING_LEASE
+from fleet.services.agent_releases import agent_refused
 from fleet.services.enrolment import (
     AgentIdentity,
     agents_identify,
@@ -225,6 +226,10 @@ class AgentHub:
     async def identify(self, credential: str) -> AgentIdentity | None:
         """The agent of this credential; None if it is unknown or revoked."""
         return await self._identities.ask(credential)
+
+    async def note_other_protocol(self, identity: AgentIdentity, reason: str) -> None:
+        """Have the timeline say that an agent was refused for the protocol that it speaks."""
+        await self.in_database(Lane.HELLOS, lambda: agent_refused(identity, reason, now=clock.now()))
 
     async def _look_up(self, credentials: list[str]) -> list[AgentIdentity | None]:
         return await self.in_database(Lane.CREDENTIALS, _identify, credentials)

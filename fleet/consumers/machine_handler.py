@@ -43,7 +43,7 @@ class MachineHandler:
 
 def _urgent_part(received: ReceivedMachineReport) -> tuple[object, ...]:
     report = received.report
-    return received.connection, report.version, report.phase, report.runs, report.reason
+    return received.connection, report.version, report.phase, report.runs, report.reason, report.release_trouble
 
 
 def _disconnected(received: ReceivedMachineReport) -> ReceivedMachineReport:

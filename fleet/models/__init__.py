@@ -1,5 +1,6 @@
 """The fleet's tables, a noun and what belongs to it a file."""
 
+from fleet.models.agents import AgentMove, AgentRelease, AgentRollout
 from fleet.models.application_certificate import ApplicationCertificate
 from fleet.models.authority import FleetAuthority, IssuedCertificate
 from fleet.models.cell import Cell, CellMember, Disruption
@@ -16,6 +17,9 @@ from fleet.models.webhook import Webhook, WebhookDelivery
 
 __all__ = [
     "AgentCredential",
+    "AgentMove",
+    "AgentRelease",
+    "AgentRollout",
     "ApplicationCertificate",
     "Cell",
     "CellMember",

@@ -51,7 +51,8 @@ class Machine(models.Model):
     `provider_id` is what its provider calls it. `leaving`: an operator removed it, and what it runs goes first. Who is
     `revoked_at` some time is leaving, runs nothing new, enrols nothing, and never comes back under this id.
     `instance_type` is what it was invited as (`type_stated`), or what its agent found. `desired_version` grows with
-    every order; `facts` is a `MachineFacts` of machines that joined.
+    every order; `release_trouble`: why its agents could not change to the release that was ordered
+    with `release_attempt`; `facts` is a `MachineFacts` of machines that joined.
     """
 
     id = models.CharField(max_length=32, primary_key=True)
@@ -77,6 +78,8 @@ class Machine(models.Model):
     last_seen_at = models.DateTimeField(null=True)
     phase = models.CharField(max_length=16, blank=True)
     agent_reason = models.TextField(blank=True)
+    release_trouble = models.TextField(blank=True)
+    release_attempt = models.PositiveIntegerField(default=0)
     desired_version = models.BigIntegerField(default=1)
     created_at = models.DateTimeField()
     state_since = models.DateTimeField()

@@ -71,6 +71,15 @@ class RolloutState(StrEnum):
     FAILED = "failed"
 
 
+class AgentRolloutState(StrEnum):
+    """Of all agents' way to another release."""
+
+    RUNNING = "running"
+    ROLLING_BACK = "rolling_back"
+    SUCCEEDED = "succeeded"
+    ROLLED_BACK = "rolled_back"
+
+
 class DisruptionCause(StrEnum):
     """Why an available cell was taken down on purpose."""
 
@@ -160,6 +169,9 @@ ROLLOUT_ALLOWED: dict[RolloutState, frozenset[RolloutState]] = {
     RolloutState.FAILED: frozenset(),
 }
 
+AGENT_ROLLOUT_ACTIVE = frozenset({AgentRolloutState.RUNNING, AgentRolloutState.ROLLING_BACK})
+"""At most one rollout of agents is in one of these."""
+
 CELL_TONE: dict[CellState, Tone] = {
     CellState.PENDING: Tone.WARN,
     CellState.STARTING: Tone.MOVING,
@@ -196,6 +208,13 @@ ROLLOUT_TONE: dict[RolloutState, Tone] = {
     RolloutState.SUCCEEDED: Tone.OK,
     RolloutState.ROLLED_BACK: Tone.IDLE,
     RolloutState.FAILED: Tone.BAD,
+}
+
+AGENT_ROLLOUT_TONE: dict[AgentRolloutState, Tone] = {
+    AgentRolloutState.RUNNING: Tone.MOVING,
+    AgentRolloutState.ROLLING_BACK: Tone.WARN,
+    AgentRolloutState.SUCCEEDED: Tone.OK,
+    AgentRolloutState.ROLLED_BACK: Tone.IDLE,
 }
 
 INCIDENT_TONE: dict[IncidentState, Tone] = {IncidentState.OPEN: Tone.BAD, IncidentState.CLOSED: Tone.IDLE}

@@ -1,6 +1,6 @@
 """What a provider of machines must be able to do. The fleet knows machines only through this."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -17,8 +17,9 @@ class LaunchSpec:
     """One machine to boot. `join_token` lets its agent enrol, once; `bundle` are the authorities (PEM) by which it
     knows the control plane, which it must find in `tls/ca.pem` of its home.
 
-    `near`: the network nodes, widest first, below which it should stand if there is room. `address` and `port` are set
-    where they are fixed beforehand, as an ingress's are; None: the provider or the machine itself decides.
+    `release`: of the agent, where the provider starts it from this computer; "" for the checkout's. `near`: the network
+    nodes, widest first, below which it should stand if there is room. `address` and `port` are set where they are fixed
+    beforehand, as an ingress's are; None: the provider or the machine itself decides.
     """
 
     id: str
@@ -30,6 +31,7 @@ class LaunchSpec:
     near: tuple[str, ...] = ()
     address: str | None = None
     port: int | None = None
+    release: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,14 @@ class NodeProvider(Protocol):
 
         Raises:
             ProviderError: it did not start.
+        """
+
+    def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
+        """Have each of these agents run a release, whatever runs beside it untouched. Returns whose provider cannot do
+        so, and why. Said again for as long as an agent runs another one.
+
+        Raises:
+            ProviderError: none can be moved.
         """
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:

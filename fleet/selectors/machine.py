@@ -6,9 +6,9 @@ from datetime import datetime
 from django.db.models import CharField, OuterRef, QuerySet, Subquery, Value
 from django.db.models.functions import Coalesce, NullIf
 
-from engine_agent.protocol.machine_messages import MachineOrder, RunAgent
+from engine_agent.protocol.machine_messages import MachineFacts, MachineOrder, ReleaseOrder, RunAgent
 from engine_agent.protocol.states import AgentKind
-from fleet.models import Invitation, Machine, Node, NodeReport
+from fleet.models import AgentMove, AgentRelease, Invitation, Machine, Node, NodeReport
 from fleet.planning.machines import PooledMachine, machine_notices, silent_for_s
 from fleet.planning.states import MachineRole, MachineState
 
@@ -43,6 +43,8 @@ def notices_of(machine: Machine, now: datetime) -> tuple[str, ...]:
         found=machine.instance_type_id or "",
         silent_s=silent_for_s(machine.last_seen_at, now),
     )
+    if machine.release_trouble:
+        notices = (*notices, f"Its agents stay as they are: {machine.release_trouble}.")
     return (*notices, *([f"It is not as ordered: {machine.agent_reason}."] if machine.agent_reason else []))
 
 
@@ -71,20 +73,38 @@ def free_machines() -> dict[str, dict[str, int]]:
 
 
 def machine_orders(sent: Mapping[str, int]) -> dict[str, MachineOrder]:
-    """The order of each machine that was last sent another version: two queries."""
+    """The order of each machine that was last sent another version: four queries."""
     rows = [row for row in Machine.objects.filter(id__in=list(sent)) if row.desired_version != sent[row.id]]
     nodes = {node.id: node for node in Node.objects.filter(id__in=[row.runs for row in rows if row.runs])}
-    return {row.id: _order(row, nodes.get(row.runs)) for row in rows}
+    told = AgentMove.objects.filter(agent__in=[row.id for row in rows], moved_at__isnull=False)
+    moves = {move.agent: move for move in told}
+    releases = AgentRelease.objects.in_bulk({move.release for move in moves.values()})
+    return {row.id: _order(row, nodes.get(row.runs), _release(row, moves.get(row.id), releases)) for row in rows}
 
 
-def _order(machine: Machine, node: Node | None) -> MachineOrder:
+def _release(machine: Machine, move: AgentMove | None, releases: Mapping[str, AgentRelease]) -> ReleaseOrder | None:
+    """What it was told to run last. An archive for its Python there must be: who has none is not told."""
+    facts, release = machine.stated_facts(), releases.get(move.release) if move else None
+    archive = release.archives.get(tag_of(facts)) if release and facts else None
+    if move is None or release is None or archive is None:
+        return None
+    return ReleaseOrder(release.id, archive["digest"], archive["size_bytes"], move.attempt)
+
+
+def tag_of(facts: MachineFacts) -> str:
+    """The Python and processor of a host, as archives are named."""
+    major, _, rest = facts.python.partition(".")
+    return f"cp{major}{rest.partition('.')[0]}-{facts.system.rpartition(' ')[2]}"
+
+
+def _order(machine: Machine, node: Node | None, release: ReleaseOrder | None) -> MachineOrder:
     leave = machine.state == MachineState.LEAVING
     if machine.state not in RUNS or not machine.runs:
-        return MachineOrder(machine.id, machine.desired_version, leave=leave)
+        return MachineOrder(machine.id, machine.desired_version, leave=leave, release=release)
     if machine.role == MachineRole.INGRESS:
         port = machine.port_base or 0
         run = RunAgent(AgentKind.INGRESS, machine.runs, machine.region_id, machine.address, port)
-        return MachineOrder(machine.id, machine.desired_version, run)
+        return MachineOrder(machine.id, machine.desired_version, run, release=release)
     run = RunAgent(
         kind=AgentKind.NODE,
         id=machine.runs,
@@ -94,7 +114,7 @@ def _order(machine: Machine, node: Node | None) -> MachineOrder:
         instance_type=node.instance_type_id if node else machine.instance_type_id or "",
         topology=tuple(node.topology) if node else (),
     )
-    return MachineOrder(machine.id, machine.desired_version, run)
+    return MachineOrder(machine.id, machine.desired_version, run, release=release)
 
 
 def machines_running(ids: Iterable[str]) -> dict[str, Machine]:

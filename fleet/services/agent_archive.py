@@ -1,4 +1,5 @@
-"""The agent as one archive for hosts that join: our source and what it imports, unpacked, the same bytes each time.
+"""Releases of the agent: the source of each in a folder of its own, for agents of this computer, and one archive of it
+for hosts that joined: with what it imports, unpacked, the same bytes each time.
 
 One archive for each Python and processor. That of the control plane's own is packed from its own environment, which
 `requirements.lock` pins; others are fetched once, by the lock's hashes, when an operator orders them
@@ -10,6 +11,7 @@ import hashlib
 import io
 import platform
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -21,7 +23,10 @@ from importlib import metadata
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
+import msgspec
 from django.conf import settings
+
+from engine_agent.protocol.releases import RELEASE_FILE, Release, is_release_id, release_in
 
 PYTHONS = ("cp311", "cp312", "cp313", "cp314")
 PROCESSORS = ("x86_64", "aarch64")
@@ -31,7 +36,20 @@ SERVICES_KEPT = frozenset({"s3", "sts", "sso", "sso-oidc"})
 """Of the services that botocore describes: those that artifacts are fetched by. The others are most of it."""
 _BLOCK = re.compile(r"^([a-z0-9._-]+)(?:\[[^]]*\])?==[^\n]*(?:\n[ \t]+[^\n]*)*", re.MULTILINE)
 
+_STATED = {
+    "version": (
+        "engine_agent/telemetry/fingerprint.py",
+        re.compile(r'^AGENT_VERSION = "([^"\n]{1,14})"$', re.MULTILINE),
+    ),
+    "protocol": ("engine_agent/protocol/messages.py", re.compile(r"^PROTOCOL_VERSION = ([0-9]{1,4})$", re.MULTILINE)),
+}
+"""Where a source says what it is; other code than ours is read and not imported."""
+
 _building = threading.Lock()
+
+
+class NoRelease(Exception):
+    """A folder holds no source of the agent that can be a release; the text says why."""
 
 
 class ArchiveUnavailable(Exception):
@@ -51,26 +69,87 @@ def own_tag() -> str:
     return f"cp{sys.version_info.major}{sys.version_info.minor}-{platform.machine()}"
 
 
-def archives() -> list[AgentArchive]:
-    """Every archive of this release that is on disk, that of our own Python first; it is packed if it must be."""
+def own_release() -> Release:
+    """The release of this checkout, whose source is kept."""
+    return source_keep(settings.BASE_DIR)
+
+
+def source_keep(checkout: Path) -> Release:
+    """Keep the source of a checkout's agent as a release, once.
+
+    Raises:
+        NoRelease: it does not say which version and protocol it is.
+        OSError: it cannot be copied; nothing is left of the attempt.
+    """
+    release = _release_of(checkout)
+    folder = release_folder(release.id)
     with _building:
-        own = _path(own_tag())
-        if not own.exists():
-            _pack(own, _installed())
-    paths = [own, *(path for path in sorted(own.parent.glob(f"*-{_release()}.tar.gz")) if path != own)]
-    return [AgentArchive(path.name.removesuffix(f"-{_release()}.tar.gz"), path, _digest(path)) for path in paths]
+        if release_in(folder) == release:
+            return release
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".", ignore_cleanup_errors=True) as beside:
+            made = Path(beside) / release.id
+            for name, file in _source(checkout):
+                (made / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(file, made / name)
+            (made / RELEASE_FILE).write_bytes(msgspec.json.encode(release))
+            _let_read(folder.parent, made)
+            _put(made, folder, release)
+    return release
 
 
-def archive_of(tag: str) -> AgentArchive:
+def _let_read(releases: Path, made: Path) -> None:
+    """Engines have accounts of their own, and run this code too; it is no secret."""
+    releases.chmod(0o711)
+    for path in (made, *made.rglob("*")):
+        path.chmod(0o755 if path.is_dir() else path.stat().st_mode | 0o444)
+
+
+def _put(made: Path, folder: Path, release: Release) -> None:
+    """Another process may have kept it meanwhile, and what is damaged gives way."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if release_in(folder) != release:
+            shutil.rmtree(folder)
+            made.rename(folder)
+
+
+def release_folder(release: str) -> Path:
+    """Where the source of a release is kept, with its `release.json`."""
+    home: Path = settings.SWITCHYARD_HOME
+    return home / "releases" / release
+
+
+def archives(release: str = "") -> list[AgentArchive]:
+    """Every archive of a release that is on disk, that of our own Python first; it is packed if it can be. Without a
+    release: of this checkout's."""
+    chosen = release or own_release().id
+    own = _path(own_tag(), chosen)
+    with _building:
+        if not own.exists() and _is_ours_to_pack(chosen):
+            _pack(own, _installed(), release_folder(chosen))
+    found = sorted(own.parent.glob(f"*-{chosen}.tar.gz"), key=lambda path: (path != own, path))
+    return [AgentArchive(path.name.removesuffix(f"-{chosen}.tar.gz"), path, _digest(path)) for path in found]
+
+
+def archive_of(tag: str, release: str = "") -> AgentArchive:
     """The archive for one Python and processor.
 
     Raises:
         ArchiveUnavailable: there is none.
     """
-    for archive in archives():
+    for archive in archives(release):
         if archive.tag == tag:
             return archive
     raise ArchiveUnavailable(f"there is no archive for {tag[:40]!r}; `manage.py agent_archive {tag[:40]}` fetches one")
+
+
+def archive_by_digest(digest: str, release: str) -> AgentArchive | None:
+    """The archive of a release with this SHA-256; None if it is not here, such as on a host that packed another one."""
+    if not is_release_id(release):
+        return None
+    return next((archive for archive in archives(release) if archive.digest == digest), None)
 
 
 def archive_fetch(tag: str) -> AgentArchive:
@@ -82,11 +161,12 @@ def archive_fetch(tag: str) -> AgentArchive:
     known = TAG.fullmatch(tag)
     if known is None:
         raise ArchiveUnavailable(f"{tag!r} is none of {', '.join(PYTHONS)} with - and {' or '.join(PROCESSORS)}")
-    path = _path(tag)
+    release = own_release().id
+    path = _path(tag, release)
     if tag != own_tag() and not path.exists():
         with tempfile.TemporaryDirectory(dir=_folder()) as folder:
             _fetch(Path(folder), minor=known[1], processor=known[2])
-            _pack(path, _files_below(Path(folder) / "site", PurePosixPath("site")))
+            _pack(path, _files_below(Path(folder) / "site", PurePosixPath("site")), release_folder(release))
     return archive_of(tag)
 
 
@@ -138,15 +218,16 @@ def _files_below(folder: Path, name: PurePosixPath) -> Iterator[tuple[PurePosixP
             yield name / below, path
 
 
-def _source() -> Iterator[tuple[PurePosixPath, Path]]:
-    return _files_below(settings.BASE_DIR / "engine_agent", PurePosixPath("engine_agent"))
+def _source(checkout: Path) -> Iterator[tuple[PurePosixPath, Path]]:
+    return _files_below(checkout / "engine_agent", PurePosixPath("engine_agent"))
 
 
-def _pack(path: Path, packages: Iterator[tuple[PurePosixPath, Path]]) -> None:
-    """Write the archive: sorted, without times, owners or a trace of where it was made."""
+def _pack(path: Path, packages: Iterator[tuple[PurePosixPath, Path]], source: Path) -> None:
+    """Write the archive of a kept source: sorted, without times, owners or a trace of where it was made."""
+    own = ((PurePosixPath(RELEASE_FILE), source / RELEASE_FILE), *_source(source))
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, file in sorted((str(name), file) for name, file in (*packages, *_source())):
+        for name, file in sorted((str(name), file) for name, file in (*packages, *own)):
             entry = tarfile.TarInfo(name)
             entry.mode = 0o755 if file.stat().st_mode & 0o100 else 0o644
             entry.size = file.stat().st_size
@@ -159,13 +240,31 @@ def _pack(path: Path, packages: Iterator[tuple[PurePosixPath, Path]]) -> None:
 
 
 @cache
-def _release() -> str:
-    """A name of what is packed: our source, and the versions of what it imports."""
+def _release_of(checkout: Path) -> Release:
+    stated = {}
+    for name, (file, pattern) in _STATED.items():
+        try:
+            found = pattern.search((checkout / file).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise NoRelease(f"{checkout} has no agent: {error}") from None
+        if found is None:
+            raise NoRelease(f"{checkout / file} does not state the agent's {name}")
+        stated[name] = found[1]
+    return Release(_id_of(checkout), stated["version"], int(stated["protocol"]))
+
+
+def _id_of(checkout: Path) -> str:
+    """A name of what is packed: a source, and the versions of what it imports, which are our own."""
     known = hashlib.sha256((settings.BASE_DIR / "requirements.lock").read_bytes())
-    for name, file in sorted(_source()):
+    for name, file in sorted(_source(checkout)):
         known.update(f"{name}\n".encode())
         known.update(file.read_bytes())
     return known.hexdigest()[:16]
+
+
+def _is_ours_to_pack(release: str) -> bool:
+    """Whether its source is here, and was made for the packages of our own environment."""
+    return release_in(release_folder(release)) is not None and _id_of(release_folder(release)) == release
 
 
 @cache
@@ -174,8 +273,8 @@ def _digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _path(tag: str) -> Path:
-    return _folder() / f"{tag}-{_release()}.tar.gz"
+def _path(tag: str, release: str) -> Path:
+    return _folder() / f"{tag}-{release}.tar.gz"
 
 
 def _folder() -> Path:

@@ -27,6 +27,10 @@ log = logging.getLogger(__name__)
 REASON_MOST = 500
 VERSION_MOST = 32
 MOST_DEVICES, MOST_NOTICES = 256, 20
+ATTEMPTS = range(2**31)
+REPORTED = [
+    *("connected", "connection", "last_seen_at", "phase", "agent_reason", "release_trouble", "release_attempt"),
+]
 PORT_BASES = range(1024, HIGHEST_PORT - PORTS_PER_NODE + 2)
 """First ports of nodes and ports of ingresses, with room for those that follow."""
 
@@ -113,17 +117,23 @@ def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:
             machine = Machine.objects.select_for_update().filter(id=one.machine).first()
             if machine is None or not (one.connected or machine.connection == one.connection):
                 continue  # the end of a connection that another one took the place of
-            before = (machine.connected, machine.phase, machine.agent_reason)
+            before = _shown(machine)
             machine.connected, machine.connection, machine.last_seen_at = one.connected, one.connection, one.at
             machine.phase = one.report.phase.value
             machine.agent_reason = one.report.reason.replace("\0", "")[:REASON_MOST]
-            machine.save(update_fields=["connected", "connection", "last_seen_at", "phase", "agent_reason"])
+            machine.release_trouble = one.report.release_trouble.replace("\0", "")[:REASON_MOST]
+            machine.release_attempt = one.report.attempt if one.report.attempt in ATTEMPTS else 0
+            machine.save(update_fields=REPORTED)
             if one.report.wants_to_leave and not machine.leaving and machine.state != MachineState.GONE:
                 _remove_as_wished(machine, one.at)
             _move_on(machine, one.report, one.at)
-            if before != (machine.connected, machine.phase, machine.agent_reason):
+            if before != _shown(machine):
                 live.push("machines", machine.id)
                 hints.ring("fleet.provision")
+
+
+def _shown(machine: Machine) -> tuple[object, ...]:
+    return machine.connected, machine.phase, machine.agent_reason, machine.release_trouble
 
 
 def _remove_as_wished(machine: Machine, now: datetime) -> None:

@@ -23,6 +23,7 @@ from fleet.planning.states import NodeState, ProviderAction
 from fleet.providers import provider_named
 from fleet.providers.base import LaunchSpec, Machine, ProviderError
 from fleet.selectors.node import machines_in_doubt
+from fleet.services.agent_releases import launch_release
 from fleet.services.authority import authority_ensure
 from fleet.services.enrolment import join_token_issue
 from fleet.services.fault_evidence import repair_record
@@ -169,6 +170,7 @@ def _launch(call: ProviderCall) -> None:
         bundle=authority_ensure(clock.now()).bundle,
         instance_type=node.instance_type_id,
         near=tuple(call.near),
+        release=launch_release(),
     )
     machine = provider_named(node.region.provider).launch(spec)
     try:

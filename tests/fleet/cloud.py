@@ -1,6 +1,6 @@
 """A provider that boots nothing, records its calls, and reports the statuses that it is given."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fleet.planning.snapshot import ProviderStatus
 from fleet.providers.base import LaunchSpec, Machine, ProviderError
@@ -23,6 +23,7 @@ class Cloud:
         self.launched: list[LaunchSpec] = []
         self.restarted: list[str] = []
         self.terminated: list[str] = []
+        self.moved: list[dict[str, str]] = []
 
     @classmethod
     def from_settings(cls) -> "Cloud":
@@ -37,6 +38,11 @@ class Cloud:
     def restart_agent(self, node_id: str) -> None:
         self._refuse_if_broken()
         self.restarted.append(node_id)
+
+    def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
+        self._refuse_if_broken()
+        self.moved.append(dict(releases))
+        return {}
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         if self.silent:

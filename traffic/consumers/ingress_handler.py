@@ -98,6 +98,7 @@ def _row(session: AgentSession, report: IngressReport) -> IngressRow:
         connected=True,
         changed_at=session.since,
         seen_at=clock.now(),
+        agent_version=session.hello.agent_version,
         revision=observed.revision,
         haproxy_pid=observed.haproxy_pid,
         reason=observed.reason,

@@ -34,6 +34,7 @@ class IngressReport(models.Model):
     connection = models.CharField(max_length=40, blank=True)
     connection_changed_at = models.DateTimeField(null=True)
     last_seen_at = models.DateTimeField(null=True)
+    agent_version = models.CharField(max_length=32, blank=True)
     revision = models.PositiveBigIntegerField(default=0)
     haproxy_pid = models.IntegerField(null=True)
     reason = models.TextField(blank=True)

@@ -3,6 +3,9 @@
 from django.db.models import OuterRef, QuerySet, Subquery, TextField, Value
 from django.db.models.functions import Coalesce
 
+from engine_agent.protocol.releases import release_of
+from engine_agent.protocol.states import AgentKind
+from fleet.planning.agent_rollouts import AgentView, Standing
 from traffic.models import Ingress, RoutingTable
 from traffic.selectors.routing import UnreadableTable, latest_tables, routed_cells, table_message
 
@@ -19,6 +22,26 @@ def ingresses_described() -> QuerySet[Ingress]:
         reason=Coalesce("report__reason", Value(""), output_field=TextField()),
         wanted_revision=Coalesce(Subquery(newest.values("revision")[:1]), Value(0)),
     )
+
+
+def ingress_agents() -> list[AgentView]:
+    """Agents of ingresses, as their rollouts see them."""
+    rows = Ingress.objects.select_related("report", "region").exclude(report=None)
+    return [
+        AgentView(
+            id=row.id,
+            kind=AgentKind.INGRESS.value,
+            region=row.region_id,
+            provider=row.region.provider,
+            release=release_of(row.report.agent_version),
+            connected=row.report.connected,
+            connection_since=row.report.connection_changed_at,
+            unwell=row.report.reason,
+            serves_requests=True,
+            standing=Standing(pid=row.report.haproxy_pid),
+        )
+        for row in rows
+    ]
 
 
 def ingresses_waiting() -> tuple[str, ...]:

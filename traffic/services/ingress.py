@@ -10,6 +10,7 @@ from fleet.models import Region
 from fleet.planning.snapshot import ProviderStatus
 from fleet.providers import provider_named
 from fleet.providers.base import LaunchSpec, ProviderError
+from fleet.services.agent_releases import launch_release
 from fleet.services.authority import authority_ensure
 from fleet.services.certificate import agent_trust_end
 from fleet.services.enrolment import join_token_issue
@@ -134,5 +135,6 @@ def _launch(ingress: Ingress, now: datetime) -> None:
             port=ingress.port,
             join_token=token,
             bundle=authority_ensure(now).bundle,
+            release=launch_release(),
         )
     )

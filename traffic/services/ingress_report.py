@@ -13,6 +13,7 @@ from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from traffic.models import Ingress, IngressReport, RoutingTable
 from traffic.selectors.routing import UnreadableTable, table_message
 
+VERSION_MOST = 32
 DOWN = "down"
 """As an ingress agent says it."""
 
@@ -27,6 +28,7 @@ class IngressRow(msgspec.Struct, frozen=True):
     connected: bool
     changed_at: datetime
     seen_at: datetime
+    agent_version: str = ""
     revision: int = 0
     haproxy_pid: int | None = None
     reason: str = ""
@@ -84,6 +86,7 @@ def _columns(row: IngressRow) -> dict[str, Any]:
         "connected": True,
         "connection_changed_at": row.changed_at,
         "last_seen_at": row.seen_at,
+        "agent_version": row.agent_version[:VERSION_MOST],
         "revision": row.revision,
         "haproxy_pid": row.haproxy_pid,
         "reason": row.reason,

@@ -1,14 +1,29 @@
 """Runs the control loops until it is told to stop."""
 
+import logging
 import signal
 import threading
 from typing import Any
 
 from django.core.management.base import BaseCommand, CommandError
+from django.db import DatabaseError
 
 from controlplane.observability.exposition import serve_metrics
 from controlplane.secret_key import require_secret_key
+from fleet.services.agent_archive import NoRelease
+from fleet.services.agent_releases import release_register
+from kernel import clock
 from kernel.control_loops import Controller, HangingPass, control_loops
+
+log = logging.getLogger(__name__)
+
+
+def register_release() -> None:
+    """Before anything is launched, so that it runs a release. A fleet whose controller cannot say so runs on."""
+    try:
+        release_register(now=clock.now())
+    except (DatabaseError, OSError, NoRelease) as error:
+        log.error("the release of the agent that this control plane carries cannot be kept: %s", error)
 
 
 class Command(BaseCommand):
@@ -21,6 +36,7 @@ class Command(BaseCommand):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda *_: stopping.set())
         serve_metrics()
+        register_release()
         try:
             Controller(control_loops()).run(stopping)
         except HangingPass as hanging:

@@ -14,6 +14,7 @@ from fleet.planning.snapshot import ProviderStatus
 
 NODE_VARIABLE = "SWITCHYARD_NODE_ID"
 HOME_VARIABLE = "SWITCHYARD_HOME"
+CODE_VARIABLE = "PYTHONPATH"
 TERM_GRACE_S = 3.0
 SPAWN_LIMIT_S = 10.0
 SESSION_NICE = -5
@@ -39,6 +40,7 @@ def spawn_detached(argv: list[str], environment: dict[str, str], log: Path) -> N
         subprocess.run(
             [sys.executable, "-I", "-S", "-c", _DETACH, *argv],
             env=environment,
+            cwd=log.parent,  # Python looks there before all else for what it is to run
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -75,6 +77,28 @@ def _command(process: psutil.Process) -> list[str]:
     with contextlib.suppress(psutil.Error):
         return process.cmdline()
     return []
+
+
+def agent_of(processes: list[psutil.Process]) -> psutil.Process | None:
+    """The agent itself among a machine's processes."""
+    for process in processes:
+        if _command(process)[1:4] in (["-m", "engine_agent", "node"], ["-m", "engine_agent", "ingress"]):
+            return process
+    return None
+
+
+def code_of(process: psutil.Process) -> str:
+    """The folder whose code a process runs; "" for one that has ended."""
+    with contextlib.suppress(psutil.Error):
+        return str(process.environ().get(CODE_VARIABLE, ""))
+    return ""
+
+
+def kill_agent(process: psutil.Process) -> None:
+    """End an agent, and nothing that it runs: asked to end, that of an ingress would stop its HAProxy."""
+    with contextlib.suppress(psutil.Error):
+        process.kill()
+        process.wait(TERM_GRACE_S)
 
 
 def stop_processes(processes: list[psutil.Process]) -> None:

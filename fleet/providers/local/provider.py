@@ -10,21 +10,28 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import psutil
 from django.conf import settings
 
 from engine_agent.protocol.ports import PORTS_PER_NODE
+from engine_agent.protocol.releases import release_in
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.placement.distance import free_position
 from fleet.planning.snapshot import ProviderStatus
 from fleet.providers.base import LaunchSpec, Machine, ProviderError
 from fleet.providers.local.processes import (
+    CODE_VARIABLE,
     HOME_VARIABLE,
     NODE_VARIABLE,
+    agent_of,
+    code_of,
+    kill_agent,
     machine_status,
     processes_by_node,
     spawn_detached,
@@ -36,6 +43,10 @@ ADDRESS = "127.0.0.1"
 BOOT_FILE = "boot.json"
 LOCK_FILE = "launch.lock"
 """Held while ports and a place are chosen, so that two workers choose different ones."""
+MOVED_FILE = "moved"
+"""Touched before an agent is killed to be started from another release."""
+MOVED_WITHIN_S = 15.0
+"""Until its next agent must be there. A machine that is gone for good then is known so late."""
 ENDED_KEPT = 50
 """Ended machines whose logs stay."""
 MAX_BLOCKS = 500
@@ -52,10 +63,12 @@ PASSED_ON = (
 
 
 class Boot(msgspec.Struct, frozen=True):
-    """How a machine's agent was started. Kept beside the agent so that it can be started again."""
+    """How a machine's agent was started. Kept beside the agent so that it can be started again. `release` "": from the
+    checkout."""
 
     id: str
     argv: list[str]
+    release: str = ""
 
     def option(self, name: str) -> str:
         """The value of a command-line option; empty where the agent was started without it."""
@@ -96,7 +109,7 @@ class LocalProvider:
             return known.machine
         with self._placing():
             if known is None or spec.port is not None:  # a fixed port may be another one by now
-                known = Boot(id=spec.id, argv=self._argv(spec))
+                known = Boot(spec.id, self._argv(spec), spec.release)
                 self._write(known)
             self._write_bundle(spec.id, spec.bundle)
         self._spawn(known, {"SWITCHYARD_JOIN_TOKEN": spec.join_token})
@@ -108,11 +121,44 @@ class LocalProvider:
             raise ProviderError(f"cannot start the agent of {node_id} again: its folder has no {BOOT_FILE}")
         if not self._bundle_file(node_id).exists() and (trust := trust_now()):
             self._write_bundle(node_id, trust.bundle)  # a home from before there was an authority
-        self._spawn(Boot(id=boot.id, argv=self._moved(boot.argv)), {})
+        self._spawn(Boot(boot.id, self._moved(boot.argv), boot.release), {})
+
+    def move_agents(self, releases: Mapping[str, str]) -> dict[str, str]:
+        """Each is killed and started again from the folder of its release. The order is written first: whoever starts
+        an agent whose mover was killed in between starts the right one."""
+        processes = processes_by_node(self.home)
+        troubles = {}
+        for name, release in releases.items():
+            try:
+                self._move_agent(name, release, agent_of(processes.get(name, [])))
+            except (ProviderError, OSError) as error:
+                troubles[name] = str(error)
+        return troubles
+
+    def _move_agent(self, name: str, release: str, agent: psutil.Process | None) -> None:
+        boot = self._booted(name)
+        if boot is None:
+            raise ProviderError(f"{name} was not launched here: its folder has no {BOOT_FILE}")
+        code = self._code(release)
+        if release_in(code) is None:
+            raise ProviderError(f"release {release} is not on this host: {code} is missing")
+        is_new = boot.release != release
+        if is_new:
+            boot = Boot(boot.id, self._moved(boot.argv), release)
+            self._write(boot)
+        if agent is not None and code_of(agent) != str(code):
+            (self._folder(name) / MOVED_FILE).touch()
+            kill_agent(agent)
+            is_new = True
+        if is_new:  # one that ends by itself is started again as every other is
+            self._spawn(boot, {})
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         processes = processes_by_node(self.home)
-        return {node_id: machine_status(processes.get(node_id, [])) for node_id in node_ids}
+        found = {node_id: machine_status(processes.get(node_id, [])) for node_id in node_ids}
+        # A spare has nothing but its agent: between two of them it is as booting as one that was just launched.
+        moving = {name for name, status in found.items() if status is ProviderStatus.GONE and self._is_moving(name)}
+        return {**found, **dict.fromkeys(moving, ProviderStatus.RUNNING)}
 
     def terminate(self, node_id: str) -> None:
         for _ in range(STOP_ROUNDS):
@@ -169,6 +215,17 @@ class LocalProvider:
         except OSError as error:
             raise ProviderError(f"cannot make a machine's folder: {error}") from error
 
+    def _is_moving(self, name: str) -> bool:
+        try:
+            return time.time() - (self._folder(name) / MOVED_FILE).stat().st_mtime < MOVED_WITHIN_S
+        except OSError:
+            return False
+
+    def _code(self, release: str) -> Path:
+        """What an agent runs; the checkout where its release is not, or no longer, here."""
+        folder = self.home / "releases" / release
+        return folder if release else self.checkout
+
     # --- folders and agents -----------------------------------------------------------------------------------------
 
     def _booted(self, node_id: str) -> Boot | None:
@@ -224,11 +281,12 @@ class LocalProvider:
     def _spawn(self, boot: Boot, secrets: dict[str, str]) -> None:
         kept = {name: os.environ[name] for name in PASSED_ON if name in os.environ}
         environment = {
+            "SWITCHYARD_CACHE": str(self.checkout / ".cache"),
             **kept,
             **secrets,
             NODE_VARIABLE: boot.id,
             HOME_VARIABLE: str(self.home),
-            "PYTHONPATH": str(self.checkout),
+            CODE_VARIABLE: str(self._code(boot.release)),
             "PYTHONUNBUFFERED": "1",
         }
         try:

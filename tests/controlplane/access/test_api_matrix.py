@@ -12,7 +12,7 @@ from tests.controlplane.access.endpoints import operations
 pytestmark = pytest.mark.django_db
 
 RESOURCES = [
-    "machines", "machines/invitations",
+    "machines", "machines/invitations", "agents/releases", "agents/rollouts",
     "regions", "instance-types", "nodes", "cells", "deployments", "rollouts", "incidents", "fault-rules", "webhooks",
     "webhook-deliveries", "models", "model-versions", "ingresses", "routing-tables", "keys", "key-rings",
     "engine-allowances", "callback-hosts",
@@ -33,6 +33,7 @@ OWN = {  # of the caller alone, unless an admin asks
 OPERATE = {
     "POST nodes/{id}/cordon", "POST nodes/{id}/drain", "POST nodes/{id}/replace", "POST nodes/{id}/revoke",
     "POST ingresses/{id}/revoke", "POST machines/{id}/revoke", "POST nodes/{id}/uncordon",
+    "POST agents/rollouts", "POST agents/rollouts/{id}/cancel",
     "POST machines/invitations", "POST machines/invitations/{id}/withdraw", "POST machines/{id}/remove",
     "POST incidents/{id}/dismiss", "POST webhooks/{id}/test", "POST models", "PATCH models/{id}",
     "DELETE models/{id}", "POST model-versions",

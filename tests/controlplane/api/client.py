@@ -38,9 +38,9 @@ def _is_page(operation: dict[str, Any] | None) -> bool:
 
 
 def noun(path: str) -> str:
-    """What a path of the document is about; what belongs to traffic or machines alone has that before it."""
+    """What a path of the document is about; what belongs to traffic, machines or agents alone has that before it."""
     parts = path.removeprefix(f"{V1}/").split("/")
-    is_below = parts[0] == "traffic" or parts[:2] == ["machines", "invitations"]
+    is_below = parts[0] == "traffic" or parts[:2] == ["machines", "invitations"] or parts[0] == "agents"
     return "/".join(parts[:2]) if is_below else parts[0]
 
 

@@ -15,6 +15,9 @@ from accounts.services import token_create
 from audit.models import Proof
 from audit.services.record import Act, Actor, audit_record
 from fleet.models import (
+    AgentMove,
+    AgentRelease,
+    AgentRollout,
     Deployment,
     DeploymentRegion,
     FaultRule,
@@ -49,6 +52,14 @@ from traffic.services.key import key_create
 pytestmark = pytest.mark.django_db
 
 LATER = datetime(2100, 1, 1, tzinfo=UTC)
+
+
+def one_more_rollout_of_agents(number: int) -> None:
+    release = AgentRelease.objects.create(id=f"{number:016x}", version="1", protocol=2, created_at=NOW)
+    upgrade = AgentRollout.objects.create(
+        source=release, target=release, state="succeeded", soak_s=1, actor="a", created_at=NOW, ring_since=NOW
+    )
+    AgentMove.objects.create(agent=f"n-{number:06x}00", rollout=upgrade, release=release.id)
 
 
 def one_more_of_everything(number: int) -> None:
@@ -90,6 +101,7 @@ def one_more_of_everything(number: int) -> None:
     pool = rows.region(f"pool-{number}", provider="machines")
     invitation_create(region=pool.name, count=1, expires_in=timedelta(hours=1), actor="a", now=NOW)
     rows.machine(f"m-{number:08x}", where=pool.name, instance_type=kind)
+    one_more_rollout_of_agents(number)
     CallbackHost.objects.create(tenant="t", host=f"h{number}.example", actor="a", created_at=NOW)
     UsageHour.objects.create(tenant="t", key=f"{number}", hour=NOW)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)

@@ -52,7 +52,7 @@ def test_it_is_openapi_3_1() -> None:
 def test_it_shows_every_resource() -> None:
     nouns = {noun(path) for path in document()["paths"]}
     assert nouns == {
-        "machines", "machines/invitations",
+        "machines", "machines/invitations", "agents/releases", "agents/rollouts",
         "regions", "instance-types", "nodes", "cells", "deployments", "models", "model-versions", "incidents",
         "engine-allowances", "callback-hosts", "rollouts", "plan", "fault-rules", "webhooks", "webhook-deliveries",
         "certificates", "audit", "events", "apply", "routing-tables", "ingresses", "keys", "key-rings", "usage",

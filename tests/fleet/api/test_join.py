@@ -1,6 +1,7 @@
 """What a host asks before it has a credential: by an open invitation, and about its own address alone."""
 
 import contextlib
+import hashlib
 import socket
 import subprocess
 import threading
@@ -13,6 +14,8 @@ import pytest
 from django.test import Client
 
 from fleet.models import Invitation
+from fleet.services import agent_archive
+from fleet.services.enrolment import credential_issue
 from fleet.services.machine import invitation_create
 from kernel import clock
 from kernel.models import Event
@@ -129,3 +132,27 @@ def test_why_a_host_did_not_join_is_an_event(token: str) -> None:
     assert answer.status_code == 204
     event = Event.objects.get(kind="machine.refused")
     assert event.message == "a host at 127.0.0.1 did not join pool: port 21003 is in use"
+
+
+def release(path: str, credential: str) -> Any:
+    return Client().get(f"/agents/releases/{path}", headers={"Authorization": f"Bearer {credential}"})
+
+
+def test_a_machine_fetches_the_release_that_its_order_names_and_nobody_else_does(
+    monkeypatch: pytest.MonkeyPatch, settings: Any, tmp_path: Path
+) -> None:
+    settings.SWITCHYARD_HOME, settings.SWITCHYARD_CACHE = tmp_path / "home", tmp_path / "cache"
+    monkeypatch.setattr(agent_archive, "_installed", lambda: iter(()))
+    own = agent_archive.own_release()
+    [packed] = agent_archive.archives(own.id)
+    rows.machine("m-00000001")
+    shown = {
+        kind: credential_issue(kind=kind, subject=subject, region="pool", now=clock.now())
+        for kind, subject in (("machine", "m-00000001"), ("node", "n-00000001"))
+    }
+    answer = release(f"{own.id}/{packed.digest}", shown["machine"])
+    assert hashlib.sha256(b"".join(answer.streaming_content)).hexdigest() == packed.digest
+    assert release(f"{own.id}/{'e' * 64}", shown["machine"]).status_code == 404
+    assert release(f"{'.' * 16}/{packed.digest}", shown["machine"]).status_code == 404
+    for credential in (shown["node"], "sw_00000000_nobody", ""):
+        assert release(f"{own.id}/{packed.digest}", credential).status_code == 403

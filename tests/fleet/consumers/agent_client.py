@@ -10,7 +10,7 @@ from asgiref.sync import sync_to_async
 from asgiref.testing import ApplicationCommunicator
 
 from engine_agent.protocol.codec import decode_down, encode
-from engine_agent.protocol.messages import Hello
+from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.models import NodeReport
@@ -30,7 +30,7 @@ def credential(node: str) -> str:
     return agent_enrol(token=token, kind="node", subject=node, nonce="5e" * 32, now=clock.now())
 
 
-def hello(node: str = "n-a", protocol: int = 1, **fields: Any) -> Hello:
+def hello(node: str = "n-a", protocol: int = PROTOCOL_VERSION, **fields: Any) -> Hello:
     stated = {"topology": ("x", "y"), "fingerprint": {"kernel": "6"}, **fields}
     return Hello(protocol=protocol, kind=AgentKind.NODE, id=node, boot_id="b", agent_version="1", **stated)
 

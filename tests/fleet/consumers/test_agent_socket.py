@@ -10,7 +10,17 @@ from asgiref.sync import sync_to_async
 from django.db import DatabaseError, connections
 
 from engine_agent.protocol.codec import encode
-from engine_agent.protocol.messages import Desired, Fault, Health, Load, LogTail, Observed, Refused, Report
+from engine_agent.protocol.messages import (
+    PROTOCOL_VERSION,
+    Desired,
+    Fault,
+    Health,
+    Load,
+    LogTail,
+    Observed,
+    Refused,
+    Report,
+)
 from engine_agent.protocol.states import AgentKind, EngineState
 from fleet.consumers import hub
 from fleet.consumers.agent_socket import AgentSocket
@@ -121,7 +131,6 @@ async def test_who_reads_logs_is_told_to_the_agent_and_its_lines_are_kept(socket
     ("frame", "message"),
     [
         (encode(READY), "first message must be a hello"),
-        (encode(hello(protocol=9)), "protocol 9 is not supported; 1 is"),
         (encode(hello("n-b")), "the credential is for node n-a, not node n-b"),
         (b"{", "truncated"),
         (b'{"type": "report", "telemetry": {"x": ' + b"[" * 5000, "recursion"),
@@ -134,6 +143,39 @@ async def test_a_wrong_beginning_is_refused_with_the_reason(socket: AgentSocket,
     refusal = await client.receive_message()
     assert isinstance(refusal, Refused)
     assert message in refusal.reason
+
+
+async def test_the_protocol_before_is_served(socket: AgentSocket) -> None:
+    client = client_with(socket, await credential("n-a"))
+    await client.connect()
+    await client.send_message(encode(hello(protocol=PROTOCOL_VERSION - 1)))
+    assert isinstance(await client.receive_message(), Desired)
+    await client.disconnect()
+
+
+@pytest.mark.parametrize(
+    ("protocol", "remedy"),
+    [(PROTOCOL_VERSION - 2, "join it again"), (PROTOCOL_VERSION + 1, "upgrade the control plane first")],
+)
+async def test_others_are_refused_in_one_sentence_and_the_timeline_says_so_once(
+    socket: AgentSocket, protocol: int, remedy: str
+) -> None:
+    from kernel.models import Event
+
+    text, refusals = await credential("n-a"), []
+    for _ in range(2):
+        client = client_with(socket, text)
+        await client.connect()
+        await client.send_message(encode(hello(protocol=protocol)))
+        refusal = await client.receive_message()
+        assert isinstance(refusal, Refused)
+        assert not refusal.retry
+        refusals.append(refusal.reason)
+        spoken = f"and this control plane {PROTOCOL_VERSION} and {PROTOCOL_VERSION - 1}: "
+        assert refusal.reason.startswith(f"node n-a, version 1, speaks protocol {protocol}, {spoken}")
+        assert remedy in refusal.reason
+    events = await eventually(lambda: list(Event.objects.filter(kind="agent.refused")))
+    assert [(event.message, event.node) for event in events] == [(refusals[-1], "n-a")]
 
 
 async def test_a_flood_is_cut(socket: AgentSocket) -> None:

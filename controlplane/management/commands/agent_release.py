@@ -1,0 +1,33 @@
+"""`manage.py agent_release [CHECKOUT]`: have the fleet know another release of the agent than the one carried."""
+
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import CommandError
+
+from audit.commands import AuditedCommand
+from fleet.models import AgentRelease
+from fleet.services.agent_archive import NoRelease
+from fleet.services.agent_releases import release_register
+from kernel import clock
+
+
+class Command(AuditedCommand):
+    help = "Keep the agent of a checkout as a release, for `switchyard agents upgrade --to`; without one, list them."
+
+    def add_arguments(self, parser: ArgumentParser) -> None:
+        parser.add_argument("checkout", nargs="?", type=Path, help="a folder with engine_agent in it")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        checkout: Path | None = options["checkout"]
+        if checkout is not None:
+            try:
+                self.stdout.write(release_register(checkout.resolve(), now=clock.now()).id)
+            except (NoRelease, OSError) as error:
+                raise CommandError(str(error)) from None
+            return
+        for row in AgentRelease.objects.all():
+            self.stdout.write(
+                f"{row.id}  {row.version}  protocol {row.protocol}{'  current' if row.is_current else ''}"
+            )

@@ -1,0 +1,231 @@
+"""Moves all agents to another release, ring by ring: the loop `fleet.agents`. Loads, plans, applies.
+
+What an agent was told stands in its row before its provider hears of it, and is said again until the agent says that
+it runs it: a controller that is killed in between costs a second.
+"""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from time import monotonic
+
+import msgspec
+from django.db import transaction
+from django.db.models import F
+
+from fleet.models import AgentMove, AgentRelease, AgentRollout, Machine
+from fleet.planning.agent_rollouts import (
+    SETTINGS,
+    AgentDecision,
+    AgentRolloutSettings,
+    AgentView,
+    ChangeAgentRollout,
+    EnterRing,
+    MoveAgent,
+    SettleAgent,
+    plan_agent_rollout,
+    plan_catch_up,
+    plan_rings,
+)
+from fleet.planning.states import AGENT_ROLLOUT_TONE, AgentRolloutState, MachineState
+from fleet.providers import provider_named
+from fleet.providers.base import ProviderError
+from fleet.selectors.agents import active_rollout, agents_seen, current_release, rollout_seen
+from fleet.selectors.machine import tag_of
+from fleet.services.agent_releases import archives_note, release_register
+from kernel import clock, hints, live
+from kernel.events import event_record
+from kernel.leases import lease_take, this_holder
+from kernel.refusals import Conflict, InvalidInput
+
+LEASE, LEASE_TTL_S = "agents", 30.0
+"""Longer than a pass, which a local provider may keep for some seconds."""
+CATCH_UP_EVERY_S = 10.0
+DEFAULT_SOAK_S = 15.0
+LONGEST_SOAK_S = 24 * 3600.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class AgentRollouts:
+    """The loop's pass, and when this process looks again for agents that were away."""
+
+    settings: AgentRolloutSettings = SETTINGS
+    look_again_s: float = 0.0
+
+    def run_pass(self) -> bool:
+        """One pass; False: another process is at it."""
+        rollout = active_rollout()
+        if rollout is None and monotonic() < self.look_again_s:
+            return True
+        if lease_take(name=LEASE, holder=this_holder(), ttl_s=LEASE_TTL_S, now=clock.now()) is None:
+            return False
+        self.look_again_s = monotonic() + CATCH_UP_EVERY_S
+        agents_roll(now=clock.now(), settings=self.settings)
+        return True
+
+
+def agents_roll(*, now: datetime, settings: AgentRolloutSettings = SETTINGS) -> int:
+    """Plan and apply the next steps. Returns how many."""
+    agents = agents_seen(now)
+    rollout = active_rollout()
+    decisions: Sequence[AgentDecision] = ()
+    if rollout is not None:
+        decisions = plan_agent_rollout(rollout_seen(rollout), agents, now, settings)
+    elif (current := current_release()) is not None:
+        decisions = plan_catch_up(current.id, agents, now, settings)
+    for decision in decisions:
+        log.info("%s", decision)
+        _apply(decision, rollout, now)
+    _tell_providers(agents, now)
+    return len(decisions)
+
+
+def agent_rollout_begin(
+    *, release: str, actor: str, now: datetime, soak_s: float = DEFAULT_SOAK_S, why: str = ""
+) -> AgentRollout:
+    """Begin to move all agents to a release; "": the one that this control plane carries.
+
+    Raises:
+        InvalidInput: an unknown release, or a host needs an archive that there is none of.
+        Conflict: a rollout of agents is under way, or all run it already.
+    """
+    target = _target(release, now)
+    with transaction.atomic():
+        source = AgentRelease.objects.select_for_update().filter(is_current=True).first() or target
+        if (active := active_rollout()) is not None:
+            raise Conflict(f"agents are on their way to {active.target}: wait, or `switchyard agents cancel` it")
+        agents = agents_seen(now)
+        behind = [agent for agent in agents if agent.release != target.id]
+        if not behind and source == target:
+            raise Conflict(f"all {len(agents)} agents run {target} already")
+        rings = plan_rings(agents)
+        rollout = AgentRollout.objects.create(
+            source=source,
+            target=target,
+            state=AgentRolloutState.RUNNING.value,
+            rings=max(1, len(rings)),
+            soak_s=soak_s,
+            actor=actor,
+            why=why,
+            created_at=now,
+            ring_since=now,
+        )
+        for number, ring in enumerate(rings):
+            for agent in ring:
+                columns = {"rollout": rollout, "ring": number, "release": target.id}
+                AgentMove.objects.update_or_create(agent=agent, defaults={**columns, **_NOT_MOVED})
+        reason = f": {why}" if why else ""
+        _event(rollout, f"{actor} upgrades {len(behind)} of {len(agents)} agents to {target}{reason}", now, actor)
+        hints.ring("fleet.agents")
+    return rollout
+
+
+_NOT_MOVED: Mapping[str, object] = {"moved_at": None, "before": None, "settled_at": None, "trouble": ""}
+
+
+def _target(release: str, now: datetime) -> AgentRelease:
+    row = AgentRelease.objects.filter(id=release).first() if release else release_register(now=now)
+    if row is None:
+        there = ", ".join(AgentRelease.objects.values_list("id", flat=True)) or "none"
+        raise InvalidInput(
+            field="release", rule="exists", message=f"there is no release {release!r}; there are: {there}"
+        )
+    hosts = Machine.objects.exclude(facts=None).exclude(state=MachineState.GONE)
+    tags = {tag_of(facts) for machine in hosts if (facts := machine.stated_facts())}
+    if tags:
+        archives_note(row)
+    if lacking := sorted(tags - set(row.archives)):
+        message = f"release {row} has no archive for {', '.join(lacking)}: `manage.py agent_archive` there makes one"
+        raise InvalidInput(field="release", rule="archive", message=message)
+    return row
+
+
+def agent_rollout_cancel(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
+    """Take the agents that went already back to the release before.
+
+    Raises:
+        Conflict: it goes back already, or has ended.
+    """
+    with transaction.atomic():
+        rollout = AgentRollout.objects.select_for_update().get(pk=rollout_id)
+        if rollout.state != AgentRolloutState.RUNNING:
+            raise Conflict(f"upgrade {rollout.pk} is {rollout.get_state_display().lower()} already")
+        reason = f"cancelled by {actor}" + (f": {why}" if why else "")
+        _change(rollout, AgentRolloutState.ROLLING_BACK, reason, now, actor)
+
+
+def _apply(decision: AgentDecision, rollout: AgentRollout | None, now: datetime) -> None:
+    with transaction.atomic():
+        if isinstance(decision, MoveAgent):
+            _move(decision, now)
+        elif isinstance(decision, SettleAgent):
+            AgentMove.objects.filter(agent=decision.agent, rollout=decision.rollout).update(settled_at=now)
+        elif rollout is not None and isinstance(decision, EnterRing):
+            rows = AgentRollout.objects.filter(pk=rollout.pk, revision=rollout.revision)
+            if rows.update(ring=decision.ring, ring_since=now, reason=decision.reason, revision=F("revision") + 1):
+                _event(rollout, f"the upgrade of agents to {rollout.target} goes on: {decision.reason}", now)
+        elif rollout is not None and isinstance(decision, ChangeAgentRollout):
+            _change(rollout, decision.to, decision.reason, now)
+        live.push("agents")
+
+
+def _change(
+    rollout: AgentRollout, to: AgentRolloutState, reason: str, now: datetime, actor: str = "switchyard"
+) -> None:
+    rows = AgentRollout.objects.filter(pk=rollout.pk, revision=rollout.revision)
+    ends = to in {AgentRolloutState.SUCCEEDED, AgentRolloutState.ROLLED_BACK}
+    kept = f"{rollout.reason}; {reason}" if to is AgentRolloutState.ROLLED_BACK and rollout.reason else reason
+    changed = rows.update(state=to.value, reason=kept, revision=F("revision") + 1, ended_at=now if ends else None)
+    if not changed:
+        return
+    if to is AgentRolloutState.SUCCEEDED:
+        AgentRelease.objects.filter(is_current=True).update(is_current=False)
+        AgentRelease.objects.filter(id=rollout.target_id).update(is_current=True)
+    rollout.state = to.value
+    _event(rollout, f"the upgrade of agents to {rollout.target} is {to.replace('_', ' ')}: {kept}", now, actor)
+    hints.ring("fleet.agents")
+
+
+def _event(rollout: AgentRollout, message: str, now: datetime, actor: str = "switchyard") -> None:
+    state = AgentRolloutState(rollout.state)
+    event_record(kind=f"agents.{state}", message=message, tone=AGENT_ROLLOUT_TONE[state], now=now, actor=actor)
+    live.push("agents")
+
+
+def _move(decision: MoveAgent, now: datetime) -> None:
+    move, _ = AgentMove.objects.select_for_update().get_or_create(
+        agent=decision.agent, defaults={"release": decision.release}
+    )
+    AgentMove.objects.filter(pk=move.pk).update(
+        rollout=decision.rollout,
+        ring=decision.ring,
+        release=decision.release,
+        moved_at=now,
+        before=msgspec.to_builtins(decision.before),
+        settled_at=None,
+        attempt=move.attempt + 1,
+        trouble="",
+    )
+    if Machine.objects.filter(id=decision.agent).update(desired_version=F("desired_version") + 1):
+        live.push_desired([decision.agent])
+
+
+def _tell_providers(agents: Sequence[AgentView], now: datetime) -> None:
+    """Have those who do not run what they were told be moved by their provider. Machines' order says it to them."""
+    told = {move.agent: move for move in AgentMove.objects.filter(moved_at__isnull=False)}
+    wanted: dict[str, dict[str, str]] = {}
+    for agent in agents:
+        move = told.get(agent.id)
+        if move is not None and move.release != agent.release and not move.trouble:
+            wanted.setdefault(agent.provider, {})[agent.id] = move.release
+    for provider, releases in wanted.items():
+        try:
+            troubles = provider_named(provider).move_agents(releases)
+        except ProviderError as error:
+            troubles = dict.fromkeys(releases, str(error))
+        for agent_id, trouble in troubles.items():
+            log.error("%s cannot change its release: %s", agent_id, trouble)
+            AgentMove.objects.filter(agent=agent_id).update(trouble=trouble)
