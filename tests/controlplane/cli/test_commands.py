@@ -6,9 +6,11 @@ from pathlib import Path
 import pytest
 
 from accounts.models import Approval, ApprovalRule
+from controlplane.observability import views
 from fleet.models import Cell, DeploymentRegion, Incident, Invitation, Node, Region, Rollout
+from kernel import clock
 from kernel.loop_passes import loop_passed
-from kernel.models import Event, LoopPass
+from kernel.models import ControlHost, Event, LoopPass
 from tests.controlplane.cli.conftest import Switchyard
 from tests.fleet import rows
 from traffic.models import Ingress, TrafficOverride
@@ -74,6 +76,15 @@ def test_status_says_how_far_behind_the_control_loops_are(switchyard: Switchyard
     assert (shown.code, shown.out) == (0, "control loops: last pass 0 s ago\n")
     assert "No incident is open." in shown.err
     assert set(json.loads(switchyard("status", "-o", "json").out)["loops"]) == {"fleet.reconcile"}
+
+
+def test_status_says_how_two_control_hosts_are(switchyard: Switchyard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(views, "HEALTH_KEPT_S", -1.0)
+    now = clock.now()
+    ControlHost.objects.create(
+        name="control-1", address="10.0.0.1", agent_url="", joined_at=now, seen_at=now, database="primary"
+    )
+    assert "control hosts: control-1 primary; no standby has everything" in switchyard("status").out
 
 
 def test_one_thing_is_described_with_its_events(switchyard: Switchyard, cell: Cell) -> None:

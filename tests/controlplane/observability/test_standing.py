@@ -8,9 +8,10 @@ from django.db import DatabaseError, connection
 from django.test import Client
 
 from controlplane.observability import views
+from kernel import clock
 from kernel.control_standing import HOUSEKEEPING
 from kernel.loop_passes import loop_passed
-from kernel.models import LoopPass
+from kernel.models import ControlHost, LoopPass
 from tests.controlplane.access.callers import make_user
 from tests.controlplane.api.client import bearer
 
@@ -84,3 +85,34 @@ def test_metrics_have_the_ages() -> None:
     text = bearer().get("/metrics").content.decode()
     assert 'switchyard_control_pass_age_seconds{loop="fleet.reconcile"} 45.' in text
     assert "switchyard_housekeeping_queue_age_seconds 40." in text
+
+
+def two_hosts(commits: str) -> None:
+    for name, database, stated in (("control-1", "primary", commits), ("control-2", "standby", "")):
+        ControlHost.objects.create(
+            name=name,
+            address="10.0.0.1",
+            agent_url="https://10.0.0.1:8443",
+            joined_at=clock.now(),
+            seen_at=clock.now(),
+            database=database,
+            commits=stated,
+            lag_bytes=4096 if database == "standby" else None,
+        )
+
+
+def test_two_control_hosts_stand_in_health_metrics_and_on_every_page() -> None:
+    two_hosts("synchronous")
+    _, told = health()
+    assert told["hosts_are_well"] is True
+    assert [(host["name"], host["database"], host["commits"]) for host in told["hosts"]] == [
+        ("control-1", "primary", "synchronous"),
+        ("control-2", "standby", ""),
+    ]
+    text = bearer().get("/metrics").content.decode()
+    assert 'switchyard_standby_lag_bytes{host="control-2"} 4096.0' in text
+    assert "switchyard_commits_synchronous 1.0" in text
+    assert "Control-1 primary, control-2 standby" in page()
+    ControlHost.objects.filter(name="control-1").update(commits="asynchronous")
+    assert re.search(r"tone-bad[^>]*>.*no standby has everything", page(), re.DOTALL)
+    assert health()[1]["hosts_are_well"] is False
