@@ -234,6 +234,14 @@ def _is_waited_for(standby: Standby | None, missing_s: float) -> bool:
     return standby.is_synchronous if standby else missing_s > 0
 
 
+def said_of_database(home: StateDirectory) -> str:
+    """What the keeper of this home last made of its database; "" if there was none."""
+    try:
+        return str(json.loads((home.path / DATABASE_FILE).read_text())["text"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
 def contact_age_s(home: StateDirectory) -> float | None:
     """Seconds since the standby of this home last heard its primary, by this host's clock; None: it is not known."""
     try:

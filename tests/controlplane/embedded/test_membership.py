@@ -11,6 +11,7 @@ import pytest
 from controlplane.embedded.bundle import Bundle, read_bundle, this_release, write_bundle
 from controlplane.embedded.configuration import CannotStart, read_configuration
 from controlplane.embedded.database_link import configuration
+from controlplane.embedded.host_keeper import DATABASE_FILE
 from controlplane.embedded.membership import (
     MEMBERSHIP_FILE,
     forget_membership,
@@ -19,7 +20,8 @@ from controlplane.embedded.membership import (
     write_membership,
 )
 from controlplane.embedded.process_environment import control_plane_environment
-from controlplane.embedded.state_directory import Secrets
+from controlplane.embedded.state_directory import Secrets, write_private_json
+from controlplane.embedded.status import host_lines
 from tests.controlplane.embedded.control_hosts import membership_pair
 from tests.controlplane.embedded.processes import prepared_home
 
@@ -130,3 +132,14 @@ def test_the_link_admits_the_other_host_and_nobody_else(tmp_path: Path) -> None:
     assert "tcp-request session reject unless { ssl_c_s_dn(cn) -m str control-2 }" in text
     assert "verifyhost control-2.database.switchyard" in text
     assert text.count("ssl-min-ver TLSv1.3") == 2
+
+
+def test_status_names_both_hosts_and_what_became_of_this_ones_database(tmp_path: Path) -> None:
+    home = prepared_home(tmp_path / "home")
+    assert host_lines(home) == []
+    write_membership(home, SECOND)
+    write_private_json(home.path / DATABASE_FILE, {"state": "standby", "text": "its database is the standby"})
+    assert host_lines(home) == [
+        "Control hosts: control-2 at 10.0.0.2, which is this one, and control-1 at 10.0.0.1",
+        "  control-2: its database is the standby",
+    ]
