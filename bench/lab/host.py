@@ -42,12 +42,14 @@ def host_environment(home: str, user: str, python: Path, *, has_clock: bool) -> 
     """What a process on a host gets that inherits nothing of ours: a clock of its own first of all.
 
     Only the time of day is another: intervals are measured by the kernel's monotonic clock, as on a host whose clock
-    somebody sets. The library reads the file at most once a second.
+    somebody sets. The library reads the file at most once a second. Its own arithmetic for waits on that clock is off:
+    with it they end early, and a process with several threads takes ten times its processor time.
     """
     clock = {
         "LD_PRELOAD": f"{LABORATORY}/{LIBRARY}",
         "FAKETIME_TIMESTAMP_FILE": f"{LABORATORY}/{CLOCK}",
         "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        "FAKETIME_FORCE_MONOTONIC_FIX": "0",
         "FAKETIME_CACHE_DURATION": "0",
     }
     path = dict.fromkeys((LABORATORY, str(python.parent), *PATH))
