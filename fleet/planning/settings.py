@@ -66,6 +66,9 @@ class FleetSettings:
     unreachable_after_s: float = 120.0
     """Silence that nobody confirms, after which an operator is told, and what serves nothing is given up: a restart of
     agent and machine take less."""
+    back_within_s: float = 60.0
+    """How long agents may take until all are connected again, after a cut or a restart of the control plane. Whoever
+    came back a shorter time ago is no witness against one that is still away."""
     launch_grace_s: float = 10.0
     """How long a provider may not know yet of a machine that it shall launch: clouds list new ones seconds later."""
     join_timeout_s: float = 120.0

@@ -171,6 +171,9 @@ def _failed_with_it(case: _Case) -> str:
     cell, seen_at = case.fleet.cell_of(case.node.id), case.node.report.last_seen_at
     if cell is None or cell.state is not CellState.FAILED or cell.failed_by in {"", case.node.id}:
         return ""
+    witness = case.fleet.nodes.get(cell.failed_by)
+    if witness is None or not _is_heard_for_long(witness, case):
+        return ""
     return f"its cell failed: {cell.reason}" if seen_at is None or seen_at <= cell.state_since else ""
 
 
@@ -181,13 +184,24 @@ def _serves_nothing(case: _Case) -> str:
     if case.node.provider is not ProviderStatus.SILENT or (cell is not None and cell.state not in BROKEN):
         return ""
     region = [
-        case.fleet.silence_s(node, case.now) <= case.settings.doubt_after_s
+        _is_heard_for_long(node, case)
         for node in case.fleet.nodes.values()
         if node.region == case.node.region and node.id != case.node.id and node.state in WATCHED
     ]
     if 2 * sum(region) <= len(region):
         return ""
     return f"it serves nothing, while {sum(region)} of {len(region)} others of {case.node.region} are heard"
+
+
+def _is_heard_for_long(node: NodeView, case: _Case) -> bool:
+    """For so long that whoever was cut off together with it would be back, too. What ended for this one a moment ago,
+    a region's cut or our own restart, may end for others a moment later."""
+    since = node.report.connection_changed_at
+    back_s = case.settings.back_within_s
+    if not node.report.connected or case.fleet.silence_s(node, case.now) > case.settings.doubt_after_s:
+        return False
+    listens_s = (case.now - case.fleet.listening_since).total_seconds() if case.fleet.listening_since else 0.0
+    return listens_s >= back_s and (since is None or (case.now - since).total_seconds() >= back_s)
 
 
 def _why_not(case: _Case) -> str:

@@ -4,6 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import MoveNode, RestartAgent
@@ -153,6 +155,46 @@ def test_a_silent_member_is_given_up_only_if_its_cell_serves_nothing() -> None:
         view = fleet(quiet, node("b"), node("d"), cell("c1", "a", state=state), nodes_per_cell=1)
         expected = [("a", NodeState.LOST)] if state in {CellState.FAILED, CellState.LOST} else []
         assert moves(view) == expected, state
+
+
+def back(name: str, seconds_ago: float, **changes: Any) -> NodeView:
+    """Connected again since then."""
+    return node(name, report={"connection_changed_at": ago(seconds_ago), **changes.pop("report", {})}, **changes)
+
+
+@pytest.mark.parametrize(("since_s", "expected"), [(59, []), (60, [("l", NodeState.LOST)])])
+def test_who_came_back_a_moment_ago_is_no_witness_against_who_is_still_away(
+    since_s: float, expected: list[object]
+) -> None:
+    leader = silent("l", 600, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT)
+    broken = cell("c1", "l", "f", state=CellState.FAILED, state_since=ago(5), failed_by="f", reason="lost rank 0")
+    follower = replace(member("f", report={"state": EngineState.IDLE}))
+    follower = replace(follower, report=replace(follower.report, connection_changed_at=ago(since_s)))
+    assert moves(fleet(leader, follower, broken)) == expected
+    spare = silent("l", 600, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT)
+    assert moves(fleet(spare, back("a", since_s), back("b", since_s))) == expected
+
+
+def test_nothing_is_given_up_until_we_have_listened_for_long_enough() -> None:
+    spare = silent("s", 600, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT)
+    assert moves(fleet(spare, node("a"), node("b"), listening_since=ago(59))) == []
+
+
+@given(st.lists(st.floats(0, 59), min_size=3, max_size=8), st.floats(0, 60), st.sampled_from([120.0, 600.0, 7200.0]))
+def test_a_region_that_comes_back_within_a_minute_loses_nobody(
+    returns_s: list[float], now_s: float, cut_s: float
+) -> None:
+    """Spares and members of broken cells, in any order, at any moment after the first is back."""
+    after_s = [each - min(returns_s) for each in returns_s]
+    nodes = [
+        back(f"n{number}", now_s - each)
+        if each <= now_s
+        else silent(f"n{number}", cut_s + now_s, state=NodeState.SUSPECT, provider=ProviderStatus.SILENT)
+        for number, each in enumerate(after_s)
+    ]
+    broken = cell("c1", "n0", "n1", state=CellState.FAILED, state_since=ago(now_s / 2), failed_by="n0", reason="cut")
+    lost = [move for move in moves(fleet(*nodes, broken)) if move[1] is NodeState.LOST]
+    assert lost == []
 
 
 def test_a_leader_that_failed_in_an_older_generation_is_no_witness() -> None:
