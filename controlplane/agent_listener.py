@@ -2,7 +2,8 @@
 
 A client may show a certificate and need not: whoever enrols has none yet. One that is shown must be of the fleet and
 not revoked, and stands in the scope (`controlplane.websocket_protocol`). What strangers cost is bounded: a handshake
-and the head of the first request have `FIRST_WORD_S` each, and `MOST_WITHOUT_WEBSOCKET` connections have none at once.
+and the head of the first request have `FIRST_WORD_S` each, `MOST_WITHOUT_WEBSOCKET` connections have none at once, and
+one address has so many at all (`controlplane.agent_door`).
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from django.db import connections
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.server import ServerState
 
+from controlplane.agent_door import AgentDoor
 from engine_agent.protocol.identity import CONTROL_ID, IdentityKind
 from engine_agent.runtime.identity import Identity, renewed_server_context
 from fleet.models import IssuedCertificate
@@ -78,6 +80,10 @@ class AgentHttpProtocol(HttpToolsProtocol):
 
     without_websocket = 0
 
+    def __init__(self, *, ended: Callable[[], None], **of_uvicorn: Any) -> None:
+        super().__init__(**of_uvicorn)
+        self._ended = ended
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._count(1)
@@ -101,6 +107,7 @@ class AgentHttpProtocol(HttpToolsProtocol):
         self._deadline.cancel()
         self._count(-1)
         super().handle_websocket_upgrade()
+        self.transport.get_protocol().ended = self._ended  # type: ignore[attr-defined]  # a WebSocketProtocol
 
     def _wait_for_more(self) -> None:
         self._deadline.cancel()
@@ -109,6 +116,7 @@ class AgentHttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._deadline.cancel()
         self._count(-1)
+        self._ended()
         super().connection_lost(exc)
 
     @staticmethod
@@ -117,7 +125,7 @@ class AgentHttpProtocol(HttpToolsProtocol):
 
 
 async def listen(
-    bound: socket.socket, config: uvicorn.Config, state: ServerState, opened: Callable[[asyncio.Server], Any]
+    bound: socket.socket, config: uvicorn.Config, state: ServerState, opened: Callable[[Any], Any]
 ) -> None:
     """Open the listener once there is a certificate, tell `opened`, and keep the certificate fresh until cancelled."""
     control = ControlIdentity(settings.SWITCHYARD_HOME)
@@ -128,7 +136,7 @@ async def listen(
                 await asyncio.to_thread(_refresh, control)
             finally:
                 if not is_open and control.identity.has_certificate:
-                    opened(await _listener(bound, config, state, control.identity))
+                    opened(_listener(bound, config, state, control.identity))
                     is_open = True
             problem = ""
         except Exception as error:
@@ -137,22 +145,16 @@ async def listen(
         await asyncio.sleep(LOOK_EVERY_S)
 
 
-async def _listener(
-    bound: socket.socket, config: uvicorn.Config, state: ServerState, identity: Identity
-) -> asyncio.Server:
-    def connection() -> AgentHttpProtocol:
-        return AgentHttpProtocol(config=config, server_state=state, app_state={})
+def _listener(bound: socket.socket, config: uvicorn.Config, state: ServerState, identity: Identity) -> AgentDoor:
+    def connection(ended: Callable[[], None]) -> AgentHttpProtocol:
+        return AgentHttpProtocol(ended=ended, config=config, server_state=state, app_state={})
 
     context = renewed_server_context(identity, client_certificate=ssl.CERT_OPTIONAL)
     # A connection takes over renewed files from the first context, but not what is checked.
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
-    return await asyncio.get_running_loop().create_server(
-        connection,
-        sock=bound,
-        ssl=context,
-        ssl_handshake_timeout=FIRST_WORD_S,
-        backlog=config.backlog,
-    )
+    door = AgentDoor(bound, context, connection, FIRST_WORD_S)
+    door.start(config.backlog)
+    return door
 
 
 def _refresh(control: ControlIdentity) -> None:

@@ -2,6 +2,7 @@
 anything, and ends a connection whose text is no UTF-8 without a traceback in the log.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
@@ -22,6 +23,13 @@ ANSWERS = {
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
     """What uvicorn gives each connection that wants to be a WebSocket."""
+
+    ended: Callable[[], None] = staticmethod(lambda: None)
+    """Whom to tell once the connection has ended."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.ended()
+        super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """The first call brings the whole head of the request, names in lower case."""

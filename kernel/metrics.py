@@ -49,6 +49,12 @@ FAULTS_DROPPED = Counter(
     ["reason"],
     registry=OURS,
 )
+JOINS_REFUSED = Counter(
+    "switchyard_joins_refused",
+    "Hosts that did not join, by whether anybody knows their token.",
+    ["token"],
+    registry=OURS,
+)
 TASK_RUNS = Counter("switchyard_task_runs", "Tasks that workers ran.", ["task", "outcome"], registry=OURS)
 TASK_SECONDS = Histogram(
     "switchyard_task_seconds",

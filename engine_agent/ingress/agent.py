@@ -50,6 +50,7 @@ WRITE_AGAIN_S = 2.0
 """After a table that could not be written. The control plane has sent it and does not send it again: a full disk must
 not cost more than its own time."""
 JOURNAL_FILE = "journal.json"
+NAMED_MOST = 3
 
 
 class IngressAgent:
@@ -252,7 +253,7 @@ class IngressAgent:
         now_s = asyncio.get_running_loop().time()
         desired = self._desired or EMPTY_DESIRED
         problems = [self._refusal, *(haproxy.problem for haproxy in self._haproxies)]
-        problems += [self._links_problem, self._applications.problem, self.access_log.problem]
+        problems += [_left_out(desired), self._links_problem, self._applications.problem, self.access_log.problem]
         observed = IngressObserved(
             revision=self._revision_in_force,
             haproxy_pid=self.serving.process.pid,
@@ -272,6 +273,12 @@ class IngressAgent:
             changes=change_counts(self.serving),
             telemetry=telemetry(self.serving.running, desired, self._key_counting.report(now_s)),
         )
+
+
+def _left_out(desired: DesiredHaproxy) -> str:
+    """A sentence, however long the table is."""
+    named, more = "; ".join(desired.left_out[:NAMED_MOST]), len(desired.left_out) - NAMED_MOST
+    return f"left out: {named}" + (f"; and {more} more" if more > 0 else "") if named else ""
 
 
 def _body_parser(tier: BodyParserTier, settings: IngressSettings, binary: Path) -> HaproxySupervisor:

@@ -1,7 +1,8 @@
 """The desired state of a HAProxy: a routing table as backends, servers and maps. Pure.
 
 It refuses a table that cannot be meant (I12: fractions sum to 1), naming what is wrong; the agent then keeps the last
-valid one. It never reads what runs.
+valid one. A cell, or an ingress of another region, that nobody could connect to costs itself alone: it is left out, and
+named. It never reads what runs.
 """
 
 import ipaddress
@@ -9,8 +10,11 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
+
+from msgspec.structs import replace
 
 from engine_agent.ingress.affinity import CELLS_MAP, cells_entry
 from engine_agent.ingress.applications import Applications
@@ -127,6 +131,8 @@ class DesiredHaproxy:
     fleet: str = ""
     features: Features = Features()
     applications: Applications = field(default_factory=Applications)
+    left_out: tuple[str, ...] = ()
+    """What of the table is not carried out, a reason each."""
 
 
 EMPTY_DESIRED = DesiredHaproxy(
@@ -149,6 +155,8 @@ def desired_from(table: RoutingTable, fleet: str = "") -> DesiredHaproxy:
     """
     pools = tuple(sorted(table.pools, key=lambda pool: pool.name))
     _check_distinct("pool", (pool.name for pool in pools))
+    left_out: list[str] = []
+    pools = tuple(_usable(pool, table.region, fleet, left_out) for pool in pools)
     _check_distinct("model", (model for pool in pools for model in pool.models))
     _check_distinct("split of model", (split.model for split in table.splits))
     if table.max_body_bytes <= 0 or table.retry_after_s <= 0:
@@ -165,7 +173,28 @@ def desired_from(table: RoutingTable, fleet: str = "") -> DesiredHaproxy:
         retry_after_s=table.retry_after_s,
         fleet=fleet,
         features=_features(table),
+        left_out=tuple(left_out),
     )
+
+
+def _usable(pool: Pool, own_region: str, fleet: str, left_out: list[str]) -> Pool:
+    """The pool with those cells and other ingresses that can be servers; why others cannot goes to `left_out`."""
+
+    def fits(server: Callable[[], Server]) -> bool:
+        try:
+            server()
+        except BadTable as problem:
+            left_out.append(str(problem))
+            return False
+        return True
+
+    cells = tuple(cell for cell in pool.cells if fits(partial(_cell, "", cell, fleet)))
+    spill = tuple(
+        target
+        for target in pool.spill
+        if target.region == own_region or fits(partial(_other_region, "", target, 1, fleet, stand_by=False))
+    )
+    return replace(pool, cells=cells, spill=spill)
 
 
 def _features(table: RoutingTable) -> Features:

@@ -49,6 +49,8 @@ class MachineAgent:
         self._journal = Journal(paths.home / JOURNAL_FILE, MachineOrder)
         self._connection = AgentConnection(enrolment=enrolment, hello=hello, on_message=self._on_message)
         self._order: MachineOrder | None = None
+        self._waiting: MachineOrder | None = None
+        self._order_problem = ""
         self._wake = asyncio.Event()
         self._was_ordered = False
         self._changing: asyncio.Task[bool] | None = None
@@ -91,17 +93,34 @@ class MachineAgent:
         if not isinstance(message, MachineOrder):
             log.warning("ignored what is for another kind of agent: this is a machine")
             return
-        if self._order is not None and message.version < self._order.version:
-            log.info("ignored order %d: %d is known", message.version, self._order.version)
+        known = self._waiting or self._order
+        if known is not None and message.version < known.version:
+            log.info("ignored order %d: %d is known", message.version, known.version)
             return
-        if message != self._order:
-            self._journal.save(message)
-            self._order, self._failures, self._start_after_s = message, 0, 0.0
+        if message != known:
+            self._waiting = message
         self._was_ordered = True
         self._wake.set()
 
+    def _take_order(self) -> None:
+        """Follow the order that came last once it is journalled. The control plane does not send it again, so while it
+        cannot be written it waits, and the one before goes on."""
+        if self._waiting is None:
+            return
+        try:
+            self._journal.save(self._waiting)
+        except OSError as error:
+            problem = f"order {self._waiting.version} waits, because it cannot be written: {error}"
+            if problem != self._order_problem:
+                log.error("%s", problem)
+            self._order_problem = problem
+            return
+        self._order, self._waiting, self._order_problem = self._waiting, None, ""
+        self._failures, self._start_after_s = 0, 0.0
+
     async def _pass(self) -> int:
         """One look; 0: go on, else the exit status."""
+        self._take_order()
         now_s = asyncio.get_running_loop().time()
         here = self._here()
         step = next_step(self._order, here, now_s)
@@ -188,7 +207,7 @@ class MachineAgent:
             version=self._order.version if self._order is not None else 0,
             phase=phase,
             runs=self._tenant.id,
-            reason=self._reason,
+            reason="; ".join(filter(None, (self._order_problem, self._reason))),
             agent_pid=self._tenant.pid(),
             restarts=self._restarts,
             wants_to_leave=self._paths.leave_wish.exists(),

@@ -19,13 +19,14 @@ from engine_agent.machine.control import ControlRefused, JoinClient
 from engine_agent.machine.facts import driverless, read_facts
 from engine_agent.machine.paths import HostPaths, Joined
 from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
-from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
+from engine_agent.protocol.ports import HIGHEST_PORT, PORTS_PER_NODE, PROXY, hop_port, tls_port
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.runtime.identity import Identity
 
 NODE_PORT, INGRESS_PORT = 21000, 8080
 METRICS_ABOVE = 1000
+LOWEST_PORT, MOST_DIGITS = 1024, 5
 CONNECTED_WITHIN_S = 20.0
 LOOK_EVERY_S = 0.1
 ACCEPT_LIMIT_S = 10.0
@@ -46,7 +47,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--release", required=True, type=Path, help="folder below it with this release, unpacked")
     parser.add_argument("--server", required=True)
     parser.add_argument("--pin", default="", help="sha256//… of the control plane's key")
-    parser.add_argument("--port", type=int, default=0, help="first port; 21000 of a node, 8080 of an ingress")
+    parser.add_argument("--port", default="0", help="first port; 21000 of a node, 8080 of an ingress")
     options = parser.parse_args(argv)
     client = JoinClient(options.server, options.pin, sys.stdin.readline().strip())
     try:
@@ -59,7 +60,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port: int) -> str:
+def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port: str) -> str:
     """Check the host, enrol it and start its agent; returns what to tell whoever ran the line.
 
     Raises:
@@ -69,7 +70,7 @@ def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port:
         invitation = client.post("/agents/join/check", {"port": 0, "nonce": secrets.token_hex(16)})
     except ControlRefused as refusal:
         raise NotJoined(str(refusal)) from None
-    facts = _checked(paths, client, invitation, port)
+    facts = _checked(paths, client, invitation, _ports(client, port, str(invitation["role"])))
     try:
         return _install(paths, release, client, Joined(server, facts), invitation)
     except EnrolmentRefused as refusal:  # which the control plane knows already
@@ -80,10 +81,37 @@ def join(paths: HostPaths, release: Path, client: JoinClient, server: str, port:
         raise
 
 
-def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object], port: int) -> MachineFacts:
-    is_node = invitation["role"] == AgentKind.NODE
-    first = port or (NODE_PORT if is_node else INGRESS_PORT)
-    ports = list(range(first, first + PORTS_PER_NODE)) if is_node else [first, first + METRICS_ABOVE]
+def ports_of(role: str, stated: str) -> list[int]:
+    """Every port that an agent of this role needs, its first one first. `stated`: as `--port` has it; 0: the usual one.
+
+    Raises:
+        ValueError: it is no port that all of them follow from; the text says which are.
+    """
+    is_node = role == AgentKind.NODE
+    highest = HIGHEST_PORT - PORTS_PER_NODE + 1 if is_node else HIGHEST_PORT
+    first = int(stated) if stated.isascii() and stated.isdecimal() and len(stated) <= MOST_DIGITS else -1
+    first = first or (NODE_PORT if is_node else INGRESS_PORT)
+    if not LOWEST_PORT <= first <= highest:
+        raise ValueError(
+            f"--port {stated[:20]!r} is no first port of a {role}: give one from {LOWEST_PORT} to {highest}"
+        )
+    if is_node:
+        return list(range(first, first + PORTS_PER_NODE))
+    metrics = first + METRICS_ABOVE if first + METRICS_ABOVE <= HIGHEST_PORT else first - METRICS_ABOVE
+    return [first, metrics, hop_port(first), tls_port(first)]
+
+
+def _ports(client: JoinClient, stated: str, role: str) -> list[int]:
+    try:
+        return ports_of(role, stated)
+    except ValueError as wrong:
+        with contextlib.suppress(ControlRefused):
+            client.post("/agents/join/refused", {"reason": str(wrong)})
+        raise NotJoined(str(wrong)) from None
+
+
+def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object], ports: Sequence[int]) -> MachineFacts:
+    is_node, first = invitation["role"] == AgentKind.NODE, ports[0]
     address = str(invitation["address"])
     began = time.time()
     local = _is_local(address)
@@ -102,7 +130,7 @@ def _checked(paths: HostPaths, client: JoinClient, invitation: dict[str, object]
         raise NotJoined(str(refusal)) from None
     ahead_s = (began + time.time()) / 2 - float(str(answer["time"]))
     facts = read_facts(address, first, paths.state, clock_ahead_s=ahead_s)
-    named = f"{first} to {ports[-1]}" if is_node else str(first)
+    named = f"{first} to {ports[-1]}" if is_node else ", ".join(map(str, ports))
     found = failures(facts, driverless(), Seen(address, local, trouble), taken, named)
     if found:
         with contextlib.suppress(ControlRefused):

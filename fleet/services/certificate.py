@@ -103,10 +103,11 @@ def certificate_issue(order: CertificateOrder, *, now: datetime) -> SignedCertif
 
 
 def _counting(orders: Sequence[CertificateOrder], now: datetime) -> dict[tuple[str, str], list[IssuedCertificate]]:
-    """The certificates that count, of each (kind, subject) that orders one."""
+    """The certificates that have not ended, of each (kind, subject) that orders one. Revoked ones are among them: who
+    enrols anew has its own revoked, and each is a line of the list until it ends."""
     found: dict[tuple[str, str], list[IssuedCertificate]] = defaultdict(list)
     subjects = {order.subject for order in orders if order.kind is not IdentityKind.CONTROL}
-    for row in counting_certificates(now).filter(subject__in=subjects):
+    for row in IssuedCertificate.objects.filter(not_after__gt=now, subject__in=subjects):
         found[row.kind, row.subject].append(row)
     return found
 
@@ -134,5 +135,10 @@ def agent_trust_end(*, kind: str, subject: str, now: datetime) -> None:
         # Locked first: a statement sees no row that was committed while it waited, and whoever signs renews under it.
         list(credentials.select_for_update().order_by("pk").values_list("pk"))
         credentials.update(revoked_at=now)
-        if counting_certificates(now).filter(kind=kind, subject=subject).update(revoked_at=now):
-            revocation_lists_sign(now)
+        certificates_revoke(kind=kind, subject=subject, now=now)
+
+
+def certificates_revoke(*, kind: str, subject: str, now: datetime) -> None:
+    """Revoke what an agent has, in the caller's transaction, which holds the rows of its credentials."""
+    if counting_certificates(now).filter(kind=kind, subject=subject).update(revoked_at=now):
+        revocation_lists_sign(now)

@@ -23,6 +23,8 @@ from fleet.services.node import node_retire
 from fleet.services.node_actions import node_replacement_request
 from kernel import hints, live
 from kernel.events import event_record
+from kernel.metrics import JOINS_REFUSED
+from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from kernel.secrets import secret_issue, secret_matches, secret_prefix
 from kernel.tones import Tone
@@ -32,6 +34,9 @@ MOST_INVITED = 1000
 LONGEST = timedelta(days=7)
 EXPIRED_KEPT = timedelta(days=7)
 """Until then a refusal says that it expired, instead of that it is unknown."""
+REFUSALS_PER_MIN = 5
+"""Events of one invitation."""
+STRANGERS_EVERY = timedelta(minutes=10)
 REASON_MOST = 300
 
 
@@ -136,6 +141,12 @@ def invitation_open(token: str, *, now: datetime) -> Invitation:
     return found
 
 
+def _invitation_row(token: str) -> Invitation | None:
+    """The invitation of a token, whether it counts or not."""
+    found = Invitation.objects.select_related("region").filter(prefix=secret_prefix(token) or "").first()
+    return found if found is not None and secret_matches(token, found.digest) else None
+
+
 def _used_up(invitation: Invitation) -> InvitationRefused:
     hosts = f"{invitation.count} hosts" if invitation.count > 1 else "one host"
     return InvitationRefused(f"this token was for {hosts} and is used up; `switchyard machine add` makes a new one")
@@ -147,8 +158,8 @@ def invitation_of(token: str, *, now: datetime) -> Invitation:
     Raises:
         InvitationRefused: unknown, withdrawn or expired.
     """
-    found = Invitation.objects.select_related("region").filter(prefix=secret_prefix(token) or "").first()
-    if found is None or not secret_matches(token, found.digest):
+    found = _invitation_row(token)
+    if found is None:
         raise InvitationRefused("this token is unknown; `switchyard machine add` prints a line with a new one")
     _check_counts(found, now)
     return found
@@ -226,17 +237,18 @@ def _digest(nonce: str) -> str:
 
 
 def join_refused(*, token: str, address: str, reason: str, now: datetime) -> None:
-    """Record why a host did not join; whose invitation it was is said if the token is one."""
-    with contextlib.suppress(InvitationRefused):
-        invitation = invitation_of(token, now=now)
-        _refusal_event(f"a host at {address} did not join {invitation.region_id}: {reason}", invitation.region_id, now)
+    """Count a host that did not join, and say why in an event. Strangers do not fill the timeline: of each token that
+    was ever an invitation's there are `REFUSALS_PER_MIN` events, and of all others together one in ten minutes."""
+    row = _invitation_row(token)
+    JOINS_REFUSED.labels("known" if row else "unknown").inc()
+    kept, window = (REFUSALS_PER_MIN, timedelta(minutes=1)) if row else (1, STRANGERS_EVERY)
+    detail = {"invitation": row.prefix if row else ""}
+    if Event.objects.filter(kind="machine.refused", at__gt=now - window, detail=detail).count() >= kept:
         return
-    _refusal_event(f"a host at {address} could not join: {reason}", "", now)
-
-
-def _refusal_event(message: str, region: str, now: datetime) -> None:
-    text = "".join(char if char.isprintable() else " " for char in message)[:REASON_MOST]
-    event_record(kind="machine.refused", message=text, tone=Tone.WARN, now=now, region=region)
+    told = f"a host at {address} " + (f"did not join {row.region_id}" if row else "could not join") + f": {reason}"
+    text = "".join(char if char.isprintable() else " " for char in told)[:REASON_MOST]
+    region = row.region_id if row else ""
+    event_record(kind="machine.refused", message=text, tone=Tone.WARN, now=now, region=region, detail=detail)
 
 
 def invitations_trim(*, now: datetime) -> int:

@@ -17,29 +17,35 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 from uvicorn.server import ServerState
 
-from controlplane import agent_listener
+from controlplane import agent_door, agent_listener
+from controlplane.agent_door import AgentDoor
 from controlplane.agent_listener import AgentHttpProtocol, ControlIdentity, listen
 from controlplane.websocket_protocol import WebSocketProtocol
 from engine_agent.protocol.identity import IdentityKind, control_name
 from engine_agent.protocol.messages import PROTOCOL_VERSION, Hello
 from engine_agent.protocol.states import AgentKind
-from engine_agent.runtime.connection import AgentConnection, ConnectionSettings
+from engine_agent.runtime.connection import AgentConnection, ConnectionSettings, ConnectionStatus
 from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.runtime.identity import Identity
 from fleet.consumers.agent_socket import AgentSocket
 from fleet.consumers.hub import AgentHub
 from fleet.consumers.node_handler import NodeHandler
 from fleet.models import IssuedCertificate
+from fleet.planning.states import MachineState
 from fleet.selectors.trust import trust_now
 from fleet.services.authority import authority_ensure
 from fleet.services.certificate import CertificateOrder, agent_trust_end, certificate_issue
+from fleet.services.revocation import machine_revoke
 from kernel import clock
 from tests.engine_agent.authority import FleetOfTests
 from tests.engine_agent.fake_control_plane import eventually
+from tests.fleet import rows
 from tests.fleet.consumers.agent_client import credential
 from tests.fleet.consumers.agent_client import eventually as stored
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.asyncio]
+DOORS: list[AgentDoor] = []
+"""Those of the listener that was opened last."""
 QUICK = ConnectionSettings(backoff_min_s=0.01, backoff_max_s=0.05, refused_backoff_s=0.2)
 
 
@@ -61,9 +67,10 @@ async def listening_for(hub: AgentHub, application: Any = None) -> AsyncIterator
     )
     config.load()
     state = ServerState()
-    servers: list[asyncio.Server] = []
+    servers: list[AgentDoor] = []
     listening = asyncio.create_task(listen(bound, config, state, servers.append))
     await eventually(lambda: servers)
+    DOORS[:] = servers
     try:
         yield bound.getsockname()[1]
     finally:
@@ -239,6 +246,57 @@ async def test_connections_without_a_websocket_are_counted_and_limited(
     async with agent.running():
         await eventually(lambda: agent.connection.status.reason not in ("", "not connected yet"))
     assert not agent.connection.status.connected
+
+
+async def test_one_address_has_so_many_connections_its_handshakes_included_and_others_none_the_less(
+    agent: Agent, port: int, hub: AgentHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (door,) = DOORS
+    monkeypatch.setattr(agent_door, "MOST_PER_NETWORK", 3)
+    monkeypatch.setattr(agent_door, "_is_own", lambda network: False)
+    async with agent.running():
+        await eventually(lambda: "n-a" in hub.sessions)
+        assert door.open["127.0.0.1"] == 1, "a WebSocket counts to its end"
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        await eventually(lambda: door.open["127.0.0.1"] == 3, what="they count before their handshake")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read(1) == b"", "no handshake was begun with it"
+        writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, local_addr=("127.0.0.2", 0))
+        await eventually(lambda: door.open["127.0.0.2"] == 1)
+        for each in (writer, *(writer for _, writer in silent)):
+            each.close()
+        await eventually(lambda: door.open == {"127.0.0.1": 1})
+        assert "n-a" in hub.sessions
+    await eventually(lambda: not door.open, what="nothing is counted once all have ended")
+
+
+async def test_processes_of_the_host_itself_are_not_limited_by_address(
+    agent: Agent, port: int, hub: AgentHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(agent_door, "MOST_PER_NETWORK", 0)
+    async with agent.running():
+        await eventually(lambda: "n-a" in hub.sessions)
+
+
+async def test_without_a_certificate_only_a_credential_that_counts_lets_anybody_in(agent: Agent, hub: AgentHub) -> None:
+    async with agent.running():
+        await eventually(lambda: "n-a" in hub.sessions)
+    await eventually(lambda: "n-a" not in hub.sessions)
+
+    def revoke() -> None:
+        machine = rows.machine("m-00000001", state=MachineState.TAKEN.value, runs="n-a")
+        machine_revoke(machine_id=machine.id, actor="ada", now=clock.now())
+
+    await sync_to_async(revoke)()
+    agent.identity.combined_file.unlink(missing_ok=True)
+    kept = agent.identity.folder.parent / "credential"
+    for text in (kept.read_text(), f"sw_{8 * '0'}_{48 * '0'}", "sw_never_enrolled"):
+        kept.write_text(text)
+        async with agent.running():
+            await eventually(lambda: "403" in agent.connection.status.reason, what=agent.connection.status.reason)
+            assert "n-a" not in hub.sessions
+        agent.connection.status = ConnectionStatus(connected=False, reason="not connected yet")
 
 
 def _refreshed(control: ControlIdentity) -> str:

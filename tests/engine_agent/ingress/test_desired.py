@@ -81,10 +81,6 @@ BAD = [
     (with_pool(serving_class="slow"), "serving class 'slow' of pool chat is none of realtime, near_realtime, batch"),
     (with_pool(cells=(CELL, CELL)), "cell of pool chat c-1-g3 is there twice"),
     (with_pool(spill=(POOL.spill[0], POOL.spill[0])), "spill region of pool chat west is there twice"),
-    (with_cell(address="localhost"), "address of cell c-1 must be an IP address, not 'localhost'"),
-    (with_cell(port=0), "port of cell c-1 must be between 1 and 65535, not 0"),
-    (with_cell(max_connections=0), "max_connections of cell c-1 must be positive, not 0"),
-    (with_cell(cell="c;1"), "cell 'c;1': a name is"),
     (msgspec.structs.replace(TABLE, pools=(POOL, POOL)), "pool chat is there twice"),
     (msgspec.structs.replace(TABLE, max_body_bytes=0), "max_body_bytes and retry_after_s must be positive"),
 ]
@@ -105,3 +101,34 @@ def test_two_generations_of_a_cell_are_two_servers() -> None:
         replace(cells[0], name="c-1-g3", drain=True),
         replace(cells[0], name="c-1-g4", port=9100, drain=False),
     ]
+
+
+BAD_ROWS = [
+    (with_cell(address="localhost"), "address of cell c-1 must be an IP address, not 'localhost'"),
+    (with_cell(port=0), "port of cell c-1 must be between 1 and 65535, not 0"),
+    (with_cell(max_connections=0), "max_connections of cell c-1 must be positive, not 0"),
+    (with_cell(cell="c;1"), "cell 'c;1': a name is"),
+]
+
+
+@pytest.mark.parametrize(("table", "said"), BAD_ROWS, ids=[said for _, said in BAD_ROWS])
+def test_a_cell_that_nobody_could_connect_to_costs_itself_alone(table: RoutingTable, said: str) -> None:
+    (pool,) = table.pools
+    desired = desired_from(msgspec.structs.replace(table, pools=(with_cells(pool, CELL, *pool.cells),)))
+    alone = desired_from(TABLE)
+    assert desired.servers == alone.servers
+    assert desired.maps == alone.maps
+    (reason,) = desired.left_out
+    assert reason.startswith(said)
+
+
+def with_cells(pool: Pool, *cells: CellEndpoint) -> Pool:
+    return msgspec.structs.replace(pool, cells=cells)
+
+
+def test_another_regions_ingress_that_nobody_could_connect_to_gets_no_share() -> None:
+    bad = SpillTarget("south", "south.example.test", 8080)
+    desired = desired_from(with_pool(spill=(*POOL.spill, bad), fractions={"east": 0.5, "west": 0.3, "south": 0.2}))
+    assert desired.maps[SHARES_MAP] == {"pool.chat": "300"}
+    assert [server.name for server in desired.servers] == ["c-1-g3", "north.standby", "west"]
+    assert desired.left_out == ("address of ingress of south must be an IP address, not 'south.example.test'",)

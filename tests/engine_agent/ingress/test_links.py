@@ -49,11 +49,16 @@ async def test_a_cell_that_shows_another_name_gets_nothing(ingress: RunningIngre
 
 
 @pytest.mark.asyncio
-async def test_a_table_that_names_no_node_is_refused(ingress: RunningIngress) -> None:
-    async with FakeCell("a").running() as cell:
+async def test_a_cell_without_a_node_costs_itself_alone(ingress: RunningIngress) -> None:
+    async with FakeCell("a").running() as cell, FakeCell("b").running() as other:
         cell.node = ""
-        with pytest.raises(AssertionError, match="the cell a names no node whose certificate could be checked"):
-            await ingress.route(pool(cell))
+        await ingress.route(pool(cell, other))
+        await ingress.sees(b="up")
+        assert "a" not in ingress.cells
+        wanted = "left out: the cell a names no node whose certificate could be checked"
+        assert wanted in ingress.reports[-1].observed.reason
+        async with ingress.client() as client:
+            assert {await ask(client) for _ in range(3)} == {"b"}
 
 
 @pytest.mark.asyncio

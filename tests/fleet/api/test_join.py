@@ -16,8 +16,9 @@ from django.test import Client
 from fleet.models import Invitation
 from fleet.services import agent_archive
 from fleet.services.enrolment import credential_issue
-from fleet.services.machine import invitation_create
+from fleet.services.machine import REFUSALS_PER_MIN, invitation_create
 from kernel import clock
+from kernel.metrics import JOINS_REFUSED
 from kernel.models import Event
 from tests.fleet import rows
 
@@ -115,7 +116,27 @@ def test_nothing_is_had_without_an_open_invitation(token: str) -> None:
     )
     assert check("nonsense", {"port": 0, "nonce": NONCE})[0] == 403
     assert Client().get("/agents/join/archive/cp311-x86_64").status_code == 403
-    assert Event.objects.filter(kind="machine.refused").count() == 3
+    messages = Event.objects.filter(kind="machine.refused").order_by("id").values_list("message", flat=True)
+    assert [message.partition(": ")[0] for message in messages] == [
+        "a host at 127.0.0.1 did not join pool",
+        "a host at 127.0.0.1 could not join",
+    ]
+
+
+def test_strangers_do_not_fill_the_timeline_and_who_was_invited_writes_a_few_events(token: str) -> None:
+    Invitation.objects.update(left=0)
+    unknown = JOINS_REFUSED.labels("unknown")
+    before = unknown._value.get()
+    for number in range(30):
+        check(f"sw_{number:08x}_{48 * '0'}", {"port": 0, "nonce": NONCE})
+        body = {"reason": f"reason {number}"}
+        for known in (f"sw_{number:08x}_{48 * '1'}", token):
+            headers = {"Authorization": f"Bearer {known}"}
+            Client().post("/agents/join/refused", body, content_type="application/json", headers=headers)
+    refusals = Event.objects.filter(kind="machine.refused")
+    assert refusals.filter(detail={"invitation": ""}).count() == 1
+    assert refusals.count() == 1 + REFUSALS_PER_MIN
+    assert unknown._value.get() == before + 60
 
 
 def test_an_archive_is_for_who_was_invited(token: str) -> None:

@@ -16,7 +16,7 @@ from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.identity import Identity
 from fleet.models import AgentCredential, FleetAuthority, IssuedCertificate, JoinToken
 from fleet.planning.authority import AuthorityState
-from fleet.selectors.trust import Trust, trust_now
+from fleet.selectors.trust import Trust, counting_certificates, trust_now
 from fleet.services import authority as authorities
 from fleet.services.authority import (
     SealedAway,
@@ -26,6 +26,7 @@ from fleet.services.authority import (
     certificates_trim,
 )
 from fleet.services.certificate import (
+    MOST_AT_ONCE,
     CertificateOrder,
     SignedCertificate,
     TooManyCertificates,
@@ -38,6 +39,7 @@ from fleet.services.enrolment import (
     AgentCertificate,
     CredentialRevoked,
     agent_certificates_issue,
+    credential_issue,
     join_token_issue,
 )
 from fleet.services.join import server_pin
@@ -318,3 +320,21 @@ def test_requests_of_one_batch_count_and_what_they_claim_to_believe_lets_one_thr
     assert [isinstance(outcome, SignedCertificate) for outcome in outcomes[4:]] == [False, True, False, False, False]
     controls = [CertificateOrder(IdentityKind.CONTROL, "control", request)] * 6
     assert all(isinstance(outcome, SignedCertificate) for outcome in certificates_issue(controls, now=NOW))
+
+
+@pytest.mark.django_db
+def test_who_enrols_anew_has_what_it_had_revoked_and_its_list_stays_short(tmp_path: Path) -> None:
+    for number in range(MOST_AT_ONCE):
+        credential_issue(kind="node", subject="n-1", region="r", now=NOW)
+        signed(tmp_path / str(number))
+        assert counting_certificates(NOW).filter(subject="n-1").count() == 1
+    credential_issue(kind="node", subject="n-1", region="r", now=NOW)
+    assert not counting_certificates(NOW).filter(subject="n-1").exists()
+    trust = trust_now()
+    assert trust is not None
+    listed = x509.load_pem_x509_crl(trust.revoked.encode())
+    assert {f"{entry.serial_number:x}" for entry in listed} == {
+        serial.lstrip("0") for serial in IssuedCertificate.objects.values_list("serial", flat=True)
+    }
+    with pytest.raises(TooManyCertificates):
+        signed(tmp_path / "further")

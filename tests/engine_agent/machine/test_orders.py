@@ -1,0 +1,77 @@
+"""An order that cannot be written is not lost: the control plane does not send it again."""
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from engine_agent.machine.agent import JOURNAL_FILE, MachineAgent
+from engine_agent.machine.paths import HostPaths
+from engine_agent.machine.tenant import Tenant
+from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, RunAgent
+from engine_agent.protocol.messages import Hello
+from engine_agent.protocol.states import AgentKind, MachinePhase
+from engine_agent.runtime.enrolment import Enrolment
+from engine_agent.runtime.journal import Journal
+
+pytestmark = pytest.mark.asyncio
+FIRST = MachineOrder("m-1", 1)
+SECOND = MachineOrder("m-1", 2, RunAgent(AgentKind.NODE, "n-1", "r", "10.0.0.7", 21000))
+
+
+class Nobody:
+    """Nothing runs, and nothing can be started."""
+
+    id = ""
+
+    def pid(self) -> int | None:
+        return None
+
+    def started(self) -> None:
+        return None
+
+    def folder(self, name: str) -> Path:
+        raise OSError(f"{name} cannot be started in a test")
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> MachineAgent:
+    paths = HostPaths(tmp_path)
+    paths.home.mkdir(parents=True)
+    enrolment = Enrolment("http://127.0.0.1:9", AgentKind.MACHINE, "m-1", paths.home)
+    return MachineAgent(
+        paths=paths, tenant=cast(Tenant, Nobody()), enrolment=enrolment, hello=lambda: cast(Hello, None)
+    )
+
+
+def reported(agent: MachineAgent) -> MachineReport:
+    report = cast(Any, agent)._connection._report
+    assert isinstance(report, MachineReport)
+    return report
+
+
+async def test_an_order_on_a_full_disk_waits_is_said_and_is_followed_once_it_is_written(
+    agent: MachineAgent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take, look = cast(Any, agent)._on_message, cast(Any, agent)._pass
+    take(FIRST)
+    await look()
+    assert (reported(agent).version, reported(agent).reason) == (1, "")
+    with monkeypatch.context() as full:
+        full.setattr(Journal, "save", _refuse)
+        take(SECOND)
+        await look()
+        assert reported(agent).version == 1, "what is not written is not in force"
+        assert reported(agent).phase is MachinePhase.IDLE
+        assert reported(agent).reason == "order 2 waits, because it cannot be written: No space left on device"
+        take(FIRST)
+        await look()
+    await look()
+    assert reported(agent).version == 2
+    assert reported(agent).reason.startswith("n-1 cannot be started")
+    kept = Journal(HostPaths(tmp_path).home / JOURNAL_FILE, MachineOrder).load()
+    assert kept == SECOND
+
+
+def _refuse(*_: object) -> None:
+    raise OSError("No space left on device")
