@@ -1,12 +1,14 @@
 """An order that cannot be written is not lost: the control plane does not send it again."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from engine_agent.machine.agent import JOURNAL_FILE, MachineAgent
 from engine_agent.machine.paths import HostPaths
+from engine_agent.machine.release_change import ReleaseChange
 from engine_agent.machine.tenant import Tenant
 from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, RunAgent
 from engine_agent.protocol.messages import Hello
@@ -39,8 +41,13 @@ def agent(tmp_path: Path) -> MachineAgent:
     paths = HostPaths(tmp_path)
     paths.home.mkdir(parents=True)
     enrolment = Enrolment("http://127.0.0.1:9", AgentKind.MACHINE, "m-1", paths.home)
+    release = SimpleNamespace(tried=None, confirm=lambda: None, is_due=lambda _: False)
     return MachineAgent(
-        paths=paths, tenant=cast(Tenant, Nobody()), enrolment=enrolment, hello=lambda: cast(Hello, None)
+        paths=paths,
+        tenant=cast(Tenant, Nobody()),
+        enrolment=enrolment,
+        hello=lambda: cast(Hello, None),
+        release=cast(ReleaseChange, release),
     )
 
 
