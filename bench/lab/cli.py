@@ -53,7 +53,7 @@ def up(
     forwards = [_forward(text) for text in forward]
     if not bare:
         fleet.install_control_plane(places, checked(topology), Path(sys.executable))
-        forwards += ports.forwards(topology)
+        forwards += [*ports.forwards(topology), *ports.second_dashboard(topology)]
     with _stopped_by_signals(not detach) as wait:
         client.start(topology, places, forwards)
         print(f"{len(topology.hosts)} hosts run: lab status, lab exec {next(iter(topology.hosts))} -- sh", flush=True)

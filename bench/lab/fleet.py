@@ -1,7 +1,10 @@
-"""A fleet on the laboratory's hosts: c1 runs the control plane as `make up` does, and every node and ingress joins by
-the line that `switchyard machine add` prints, as any host would. What a host installed starts by itself when it boots.
+"""A fleet on the laboratory's hosts: c1 runs the control plane as `make up` does, c2 joins it by the commands for that,
+and every node and ingress joins by the line that `switchyard machine add` prints, as any host would. What a host
+installed starts by itself when it boots.
 """
 
+import contextlib
+import sys
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -14,12 +17,14 @@ import httpx
 from bench.lab import client
 from bench.lab.file_tree import START_AT_BOOT
 from bench.lab.places import CHECKOUT, Places
+from bench.lab.second_control import SecondControl
 from bench.lab.topology import Host, NoLaboratory, Role, Topology
 
-FIRST_CONTROL = "c1"
+FIRST_CONTROL, SECOND_CONTROL = "c1", "c2"
 WEB_PORT, AGENT_PORT, INGRESS_PORT = 8000, 8443, 8080
 """On their hosts."""
 CONTROL_HOME = "/var/lib/switchyard"
+START_SCRIPT = f"{START_AT_BOOT}/switchyard.start"
 INSTANCE_TYPE = "local.cpu"
 DEPLOYMENT, NODES_PER_CELL = "sim-70b", 2
 INVITED_FOR_S = 3600
@@ -48,6 +53,11 @@ class Ports:
             *(client.Forward(self.ingress + number, host.name, INGRESS_PORT) for number, host in enumerate(ingresses)),
         ]
 
+    def second_dashboard(self, topology: Topology) -> list[client.Forward]:
+        """That of the second host of the control plane, one port above the first one's; none without that host."""
+        has_one = SECOND_CONTROL in topology.hosts
+        return [client.Forward(self.web + 1, SECOND_CONTROL, WEB_PORT, by_loopback=True)] if has_one else []
+
 
 def read_ports(environ: Mapping[str, str]) -> Ports:
     """SWITCHYARD_PORT and SWITCHYARD_INGRESS_PORT, as of `make up`.
@@ -64,8 +74,8 @@ def read_ports(environ: Mapping[str, str]) -> Ports:
     return Ports(*found)
 
 
-def start_script(host: Host, python: Path) -> str:
-    """What a host of the control plane starts when it boots."""
+def exports(host: Host) -> str:
+    """What the launcher of a host of the control plane gets, as lines of a shell."""
     environment = {
         "SWITCHYARD_HOME": CONTROL_HOME,
         "SWITCHYARD_CACHE": "/var/cache/switchyard",
@@ -75,17 +85,24 @@ def start_script(host: Host, python: Path) -> str:
         "SWITCHYARD_DEMO_PROVIDER": "machines",
         "ENGINE": "sim",
     }
-    exports = "\n".join(f"export {name}={value}" for name, value in environment.items())
-    return f"#!/bin/sh\ncd '{CHECKOUT}'\n{exports}\nexec '{python}' -m controlplane.embedded up\n"
+    return "\n".join(f"export {name}={value}" for name, value in environment.items())
+
+
+def start_script(host: Host, python: Path) -> str:
+    """What a host of the control plane starts when it boots; one that is to join, once it has."""
+    waits = "" if host.name == FIRST_CONTROL else f"[ -e {CONTROL_HOME}/control-hosts.json ] || exit 0\n"
+    return f"#!/bin/sh\n{waits}cd '{CHECKOUT}'\n{exports(host)}\nexec '{python}' -m controlplane.embedded up\n"
 
 
 def install_control_plane(places: Places, topology: Topology, python: Path) -> None:
-    """Have the first host of the control plane start it at its next boot."""
-    folder = places.files_of(FIRST_CONTROL) / "etc/changes" / Path(START_AT_BOOT).name
-    folder.mkdir(parents=True, exist_ok=True)
-    script = folder / "switchyard.start"
-    script.write_text(start_script(topology.host(FIRST_CONTROL), python))
-    script.chmod(0o755)
+    """Have its hosts start the control plane at their next boot."""
+    for name in (FIRST_CONTROL, SECOND_CONTROL):
+        if name in topology.hosts:
+            folder = places.files_of(name) / "etc/changes" / Path(START_AT_BOOT).name
+            folder.mkdir(parents=True, exist_ok=True)
+            script = folder / Path(START_SCRIPT).name
+            script.write_text(start_script(topology.host(name), python))
+            script.chmod(0o755)
 
 
 class Fleet:
@@ -94,19 +111,29 @@ class Fleet:
     def __init__(self, places: Places, topology: Topology, ports: Ports, say: Callable[[str], None]) -> None:
         self._places, self._topology, self._say = places, topology, say
         self.url = f"http://127.0.0.1:{ports.web}"
+        self._other_urls = [f"http://127.0.0.1:{each.here}" for each in ports.second_dashboard(topology)]
         self.token = places.files_of(FIRST_CONTROL) / CONTROL_HOME.strip("/") / "operator-token"
 
     def ask(self, method: str, path: str, body: Row | None = None) -> Any:
-        """One request to the REST API as the operator.
+        """One request to the REST API as the operator. What changes nothing is asked of the second host of the control
+        plane if the first one does not answer.
 
         Raises:
             NoLaboratory: it refuses, or does not answer.
         """
         headers = {"Authorization": f"Bearer {self._token()}"}
         try:
-            answer = httpx.request(
-                method, f"{self.url}/api/v1/{path}", json=body, headers=headers, timeout=ANSWERS_WITHIN_S
-            )
+            return self._ask(method, f"{self.url}/api/v1/{path}", body, headers)
+        except NoLaboratory:
+            for url in self._other_urls if method == "GET" else ():
+                with contextlib.suppress(NoLaboratory):
+                    return self._ask(method, f"{url}/api/v1/{path}", body, headers)
+            raise
+
+    @staticmethod
+    def _ask(method: str, path: str, body: Row | None, headers: dict[str, str]) -> Any:
+        try:
+            answer = httpx.request(method, path, json=body, headers=headers, timeout=ANSWERS_WITHIN_S)
             found = answer.json()
         except (httpx.HTTPError, ValueError) as error:
             raise NoLaboratory(f"{method} {path}: {error!r}") from None
@@ -125,10 +152,21 @@ class Fleet:
         """
         self._until(self._regions, UP_WITHIN_S, "the control plane does not answer")
         self._say("the control plane answers")
+        self._join_second_control()
         self._want_cells()
         self._join_all()
         self._until(self._every_cell_is_ready, READY_WITHIN_S, "not every cell is ready")
         self._say("every cell is ready")
+
+    def second_control(self) -> SecondControl:
+        """The host that joins the control plane."""
+        hosts = (self._topology.host(name) for name in (FIRST_CONTROL, SECOND_CONTROL))
+        return SecondControl(self._places, *hosts, Path(sys.executable), exports, START_SCRIPT, self._say)
+
+    def _join_second_control(self) -> None:
+        joined = self._places.files_of(SECOND_CONTROL) / CONTROL_HOME.strip("/") / "control-hosts.json"
+        if SECOND_CONTROL in self._topology.hosts and not joined.exists():
+            self.second_control().join()
 
     def _want_cells(self) -> None:
         """A cell in each region that has hosts enough for one, and none elsewhere. Another number that somebody chose

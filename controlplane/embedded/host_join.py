@@ -27,7 +27,7 @@ from controlplane.embedded.membership import (
     read_membership,
     write_membership,
 )
-from controlplane.embedded.postgres import REPLICATION, Postgres, binaries
+from controlplane.embedded.postgres import REPLICATION, Postgres, binaries, running_server
 from controlplane.embedded.preflight import require_disk_space
 from controlplane.embedded.privileges import is_closed_to, remove_socket_folder, socket_folder
 from controlplane.embedded.process_environment import server_environment
@@ -93,7 +93,7 @@ async def rejoin(configuration: Configuration, home: StateDirectory, console: Co
     membership = read_membership(home)
     if membership is None:
         raise CannotStart(f"{home.path} belongs to a control plane of one host: there is nothing to rejoin.")
-    if (home.postgres / "postmaster.pid").exists() and _runs(home):
+    if running_server(home.postgres) is not None:
         raise CannotStart("The database of this host runs: `make down` first, if it is to begin anew.")
     async with linked(configuration, home, console) as (servers, _):
         postgres = _postgres(servers)
@@ -247,12 +247,3 @@ def _within(limit_s: float, look: Callable[[], T]) -> T:
     while not (found := look()) and time.monotonic() < deadline:
         time.sleep(_POLL_S)
     return found
-
-
-def _runs(home: StateDirectory) -> bool:
-    import psutil
-
-    try:
-        return psutil.pid_exists(int((home.postgres / "postmaster.pid").read_text().split("\n", 1)[0]))
-    except (OSError, ValueError):
-        return False

@@ -213,7 +213,7 @@ def _end_leftover(folder: Path) -> None:
     Raises:
         CannotStart: one does not end.
     """
-    server = _running_server(folder)
+    server = running_server(folder)
     if server is not None:
         _end(server, ((signal.SIGINT, _FAST_WITHIN_S), (signal.SIGQUIT, _IMMEDIATE_WITHIN_S)))
     for process in _processes_in(folder):
@@ -248,7 +248,7 @@ def _processes_in(folder: Path) -> list[psutil.Process]:
     return found
 
 
-def _running_server(folder: Path) -> psutil.Process | None:
+def running_server(folder: Path) -> psutil.Process | None:
     """The process that postmaster.pid names, if that is a PostgreSQL of this folder and not a reused number."""
     try:
         server = psutil.Process(int((folder / "postmaster.pid").read_text().split("\n", 1)[0]))
