@@ -5,7 +5,8 @@ writes and of requests. Then the host gets its power back and rejoins, and the n
     .venv/bin/lab up --detach
     .venv/bin/python -m bench.control_hosts --rounds 5
 
-It needs a laboratory that runs, with the same SWITCHYARD_HOME and ports.
+It needs a laboratory that runs, with the same SWITCHYARD_HOME and ports. Its rollouts need room for a second cell in
+each region, which `--nodes 4` has; `--no-rollout` goes without one.
 """
 
 import argparse
@@ -33,8 +34,10 @@ PROMOTED_AFTER_S = 2.0
 """What somebody takes to be sure, at the least."""
 LIMIT_S, ROLLOUT_LIMIT_S = 240.0, 600.0
 POLL_S = 0.1
+AFTER_S = 5.0
+"""Streams and writes that go on once decisions do."""
 NAMES = {"control-1": FIRST_CONTROL, "control-2": SECOND_CONTROL}
-BAKED = {"min_healthy_s": 5, "canary_bake_s": 15, "bake_s": 0}
+BAKED = {"strategy": "surge", "min_healthy_s": 5, "canary_bake_s": 15, "bake_s": 0}
 OVER = {"succeeded", "rolled_back", "failed"}
 
 
@@ -62,7 +65,7 @@ class Writer:
                 )
             except httpx.HTTPError:
                 continue
-            if answer.status_code == httpx.codes.CREATED:
+            if answer.is_success:
                 self.acknowledged.append(name)
 
 
@@ -111,12 +114,9 @@ class Bench:
             return str(error)
         return ""
 
-    def round(self, number: int) -> dict[str, Any]:
-        lost = self.primary()
-        kept = next(host for host in self.urls if host != lost)
-        token = self.fleet.token.read_text().strip()
-        writer = Writer(self.urls[kept], token, f"round-{int(time.time())}-{number}")
-        runs = self.ask(kept, "GET", f"deployments/{DEPLOYMENT}/")["model_version"]
+    def _begin_rollout(self, host: str) -> str:
+        """Its path, once its canary bakes."""
+        runs = self.ask(host, "GET", f"deployments/{DEPLOYMENT}/")["model_version"]
         target = next(each for each in (f"{DEPLOYMENT}@1", f"{DEPLOYMENT}@2") if each != runs)
         wanted = {
             "deployment": DEPLOYMENT,
@@ -125,9 +125,17 @@ class Bench:
             "allow_unreleased": True,
             "why": "bench",
         }
+        path = f"rollouts/{self.ask(host, 'POST', 'rollouts/', wanted)['id']}/"
+        wait_for(lambda: self.ask(host, "GET", path)["state"] == "baking", ROLLOUT_LIMIT_S, "a canary")
+        return path
+
+    def round(self, number: int, *, has_rollout: bool) -> dict[str, Any]:
+        lost = self.primary()
+        kept = next(host for host in self.urls if host != lost)
+        token = self.fleet.token.read_text().strip()
+        writer = Writer(self.urls[kept], token, f"round-{int(time.time())}-{number}")
         with background_load(self.ingresses, DEPLOYMENT, 5.0, max_tokens=24) as answers:
-            rollout = f"rollouts/{self.ask(kept, 'POST', 'rollouts/', wanted)['id']}/"
-            wait_for(lambda: self.ask(kept, "GET", rollout)["state"] == "baking", ROLLOUT_LIMIT_S, "a canary")
+            rollout = self._begin_rollout(kept) if has_rollout else ""
             writing = threading.Thread(target=writer.run, daemon=True)
             writing.start()
             time.sleep(2.0)
@@ -145,7 +153,9 @@ class Bench:
                 "a pass",
             )
             passed_at = time.monotonic() - self.health(kept)["last_pass_s"]
-            wait_for(lambda: self.ask(kept, "GET", rollout)["state"] in OVER, ROLLOUT_LIMIT_S, "the rollout's end")
+            if rollout:
+                wait_for(lambda: self.ask(kept, "GET", rollout)["state"] in OVER, ROLLOUT_LIMIT_S, "the rollout's end")
+            time.sleep(AFTER_S)
             writer.stopping.set()
             writing.join()
         known = self._groups(kept, writer.prefix)
@@ -156,7 +166,7 @@ class Bench:
             "pass_s": round(max(0.0, passed_at - promoted_at), 1),
             "pause_s": round(passed_at - gone_at, 1),
             "without_doubt": not refused,
-            "rollout": self.ask(kept, "GET", rollout)["state"],
+            "rollout": self.ask(kept, "GET", rollout)["state"] if rollout else "none",
             "acknowledged": len(writer.acknowledged),
             "missing": len(set(writer.acknowledged) - known),
             "requests": len(answers),
@@ -183,9 +193,11 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rollout", action=argparse.BooleanOptionalAction, default=True)
+    options = parser.parse_args()
     bench, rounds = Bench(), []
-    for number in range(parser.parse_args().rounds):
-        rounds.append(bench.round(number))
+    for number in range(options.rounds):
+        rounds.append(bench.round(number, has_rollout=options.rollout))
         print(rounds[-1], flush=True)
     for name in ("promote_s", "pass_s", "pause_s", "rejoin_s"):
         found = [each[name] for each in rounds]

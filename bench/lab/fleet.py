@@ -160,8 +160,8 @@ class Fleet:
 
     def second_control(self) -> SecondControl:
         """The host that joins the control plane."""
-        hosts = (self._topology.host(name) for name in (FIRST_CONTROL, SECOND_CONTROL))
-        return SecondControl(self._places, *hosts, Path(sys.executable), exports, START_SCRIPT, self._say)
+        first, second = self._topology.host(FIRST_CONTROL), self._topology.host(SECOND_CONTROL)
+        return SecondControl(self._places, first, second, Path(sys.executable), exports, START_SCRIPT, self._say)
 
     def _join_second_control(self) -> None:
         joined = self._places.files_of(SECOND_CONTROL) / CONTROL_HOME.strip("/") / "control-hosts.json"

@@ -142,15 +142,12 @@ async def copy_database(membership: Membership, postgres: Postgres, console: Con
     program = binaries() / "pg_basebackup"
     copying = Program(
         arguments=(
-            *(
-                str(program),
-                "--pgdata",
-                str(fresh),
-                "--write-recovery-conf",
-                "--checkpoint=fast",
-                "--wal-method=stream",
-            ),
-            *("--dbname", f"{where} application_name={membership.own_name}"),
+            str(program),
+            f"--pgdata={fresh}",
+            "--write-recovery-conf",
+            "--checkpoint=fast",
+            "--wal-method=stream",
+            f"--dbname={where}",
         ),
         environment={
             **server_environment(os.environ, home.path),

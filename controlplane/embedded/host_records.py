@@ -42,7 +42,7 @@ SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), flush_lsn)::bigint,
        coalesce(extract(epoch FROM flush_lag), 0)::float8,
        sync_state IN ('sync', 'quorum'),
        coalesce((SELECT extract(epoch FROM clock_timestamp() - seen_at)::float8
-                 FROM kernel_controlhost WHERE name = application_name), 1e9)
+                 FROM kernel_controlhost WHERE name = application_name AND database = 'standby'), 1e9)
 FROM pg_stat_replication WHERE application_name = %s AND state = 'streaming' AND flush_lsn IS NOT NULL
 """
 

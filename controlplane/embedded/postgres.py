@@ -98,7 +98,10 @@ class Postgres:
     def service(self, inherited: Mapping[str, str]) -> Service:
         """The server, as the supervisor runs it. SIGINT is PostgreSQL's fast shutdown: end sessions, then stop. SIGQUIT
         is the immediate one, for a session that does not end: it stops at once, and recovers when it starts again."""
-        settings = {**_SETTINGS, **(_WITH_STANDBY if self.membership else {}), **({} if self.durable else _TESTS_ONLY)}
+        settings = {**_SETTINGS, **({} if self.durable else _TESTS_ONLY)}
+        if self.membership is not None:
+            # By its cluster's name a standby is known to its primary; a copy in the making has another one.
+            settings |= {**_WITH_STANDBY, "cluster_name": self.membership.own_name}
         options = [f"--{name}={text}" for name, text in settings.items()]
         arguments = ("postgres", "-D", str(self.home.postgres), "-k", str(self.sockets), *options)
         return Service(
