@@ -7,6 +7,7 @@ from django.urls.converters import StringConverter
 from accounts.views import Login, login_second, oidc_back, oidc_begin
 from controlplane.dashboard.fragments import Page, View, page_view
 from controlplane.dashboard.pages import second_factor, settings
+from controlplane.dashboard.pages.agents import agents_cancel_action, agents_upgrade_action
 from controlplane.dashboard.pages.cells import CELL, CELLS, cell_action
 from controlplane.dashboard.pages.deployments import DEPLOYMENT, DEPLOYMENTS, deployment_scale_page
 from controlplane.dashboard.pages.drafts import draft_edit, draft_new
@@ -69,6 +70,8 @@ urlpatterns = [
     path("cells/<str:key>/", _view(CELL), name="cell"),
     path("cells/<str:cell_id>/ask/<str:action>/", cell_action, name="cell-action"),
     path("nodes/", _view(NODES), name="nodes"),
+    path("nodes/agents/upgrade/", agents_upgrade_action, name="agents-upgrade"),
+    path("nodes/agents/cancel/", agents_cancel_action, name="agents-cancel"),
     path("nodes/machines/add/", machine_add_action, name="machine-add"),
     path("nodes/machines/<str:key>/remove/", machine_remove_page, name="machine-remove"),
     path("nodes/<str:key>/", _view(NODE), name="node"),

@@ -181,8 +181,13 @@ def plan_agent_rollout(
     agents: Sequence[AgentView],
     now: datetime,
     settings: AgentRolloutSettings = SETTINGS,
+    gone: Sequence[str] = (),
 ) -> tuple[AgentDecision, ...]:
-    """The next steps of the active rollout."""
+    """The next steps of the active rollout. `gone`: agents that it moved, that were never well afterwards, and that the
+    fleet has given up since."""
+    if gone and rollout.state is AgentRolloutState.RUNNING:
+        why = f"{gone[0]} was given up before it was well with {rollout.target}"
+        return (ChangeAgentRollout(rollout.id, AgentRolloutState.ROLLING_BACK, why),)
     if rollout.state is AgentRolloutState.ROLLING_BACK:
         return _plan_back(rollout, agents, now, settings)
     return _plan_ahead(rollout, agents, now, settings)

@@ -73,7 +73,8 @@ def agents_roll(*, now: datetime, settings: AgentRolloutSettings = SETTINGS) -> 
     rollout = active_rollout()
     decisions: Sequence[AgentDecision] = ()
     if rollout is not None:
-        decisions = plan_agent_rollout(rollout_seen(rollout), agents, now, settings)
+        gone = _given_up(rollout, agents)
+        decisions = plan_agent_rollout(rollout_seen(rollout), agents, now, settings, gone)
     elif (current := current_release()) is not None:
         decisions = plan_catch_up(current.id, agents, now, settings)
     for decision in decisions:
@@ -81,6 +82,11 @@ def agents_roll(*, now: datetime, settings: AgentRolloutSettings = SETTINGS) -> 
         _apply(decision, rollout, now)
     _tell_providers(agents, now)
     return len(decisions)
+
+
+def _given_up(rollout: AgentRollout, agents: Sequence[AgentView]) -> list[str]:
+    unsettled = AgentMove.objects.filter(rollout=rollout, moved_at__isnull=False, settled_at=None)
+    return list(unsettled.exclude(agent__in=[agent.id for agent in agents]).values_list("agent", flat=True))
 
 
 def agent_rollout_begin(

@@ -190,6 +190,7 @@ INGRESS: dict[str, Any] = {
     "port": 8080,
     "connected": True,
     "last_seen_at": "2026-11-21T12:00:01Z",
+    "agent_version": "0.1.0+3fa9c0de81b2745a",
     "revision": 12,
     "wanted_revision": 12,
     "haproxy_pid": 4711,

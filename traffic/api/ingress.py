@@ -25,6 +25,7 @@ class IngressSerializer(serializers.ModelSerializer[Ingress]):
     region = serializers.CharField(source="region_id")
     connected = serializers.BooleanField()
     last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
+    agent_version = serializers.CharField(source="report.agent_version", default="", help_text="With its release.")
     revision = serializers.IntegerField(help_text="Of the routing table in force; 0: none yet.")
     wanted_revision = serializers.IntegerField(help_text="Of the newest table of its region; 0: none yet.")
     haproxy_pid = serializers.IntegerField(source="report.haproxy_pid", default=None, allow_null=True)
@@ -34,8 +35,8 @@ class IngressSerializer(serializers.ModelSerializer[Ingress]):
     class Meta:
         model = Ingress
         fields = [
-            "id", "region", "address", "port", "connected", "last_seen_at", "revision", "wanted_revision",
-            "haproxy_pid", "reason", "cells", "created_at",
+            "id", "region", "address", "port", "connected", "last_seen_at", "agent_version", "revision",
+            "wanted_revision", "haproxy_pid", "reason", "cells", "created_at",
         ]  # fmt: skip
 
     @extend_schema_field(serializers.DictField(child=serializers.CharField()))
@@ -62,7 +63,9 @@ class IngressViewSet(ReadOnlyModelViewSet[Ingress]):
     lookup_value_regex = r"[-\w.:@+]+"
     ordering_fields = ("id", "created_at", "region")
     watch_kind = "ingress"
-    measured = frozenset({"connected", "last_seen_at", "revision", "haproxy_pid", "reason", "cells", "wanted_revision"})
+    measured = frozenset(
+        {"connected", "last_seen_at", "agent_version", "revision", "haproxy_pid", "reason", "cells", "wanted_revision"}
+    )
 
     def get_queryset(self) -> QuerySet[Ingress]:
         return ingresses_described()

@@ -3,6 +3,7 @@
 from django.http import Http404
 
 from controlplane.dashboard.fragments import Filter, Fragment, Page, PageRequest
+from controlplane.dashboard.pages.agents import AGENTS
 from controlplane.dashboard.pages.choices import choose, choose_region, choose_state
 from controlplane.dashboard.pages.machines import MACHINES
 from controlplane.dashboard.selectors.events import EventList, node_events
@@ -47,7 +48,7 @@ def _events(request: PageRequest) -> EventList:
 NODES = Page(
     section="nodes",
     title="Nodes",
-    fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "dashboard/nodes/table.html", _list), MACHINES),
+    fragments=(Fragment("nodes-table", "", ("nodes", "cells"), "dashboard/nodes/table.html", _list), MACHINES, AGENTS),
     narrow=_filter,
 )
 

@@ -8,9 +8,9 @@ import pytest
 
 from engine_agent.protocol.machine_messages import MachineReport
 from engine_agent.protocol.states import MachinePhase
-from fleet.models import AgentMove, AgentRelease, AgentRollout, Machine, NodeReport
+from fleet.models import AgentMove, AgentRelease, AgentRollout, Machine, Node, NodeReport
 from fleet.planning.agent_rollouts import AgentRolloutSettings
-from fleet.planning.states import AgentRolloutState, MachineState
+from fleet.planning.states import AgentRolloutState, MachineState, NodeState
 from fleet.selectors.agents import agents_seen
 from fleet.selectors.machine import machine_orders
 from fleet.services import agent_rollouts
@@ -113,6 +113,22 @@ def test_it_goes_back_by_itself_and_says_why(cloud: Cloud) -> None:
     )
     assert AgentRelease.objects.get(is_current=True).id == OLD
     assert not AgentMove.objects.exclude(agent="n-0").filter(moved_at__isnull=False).exists()
+
+
+def test_it_goes_back_for_a_node_that_the_fleet_gave_up_meanwhile() -> None:
+    """A spare whose agent does not come up is lost and replaced long before the limit."""
+    for number in range(2):
+        node(f"n-{number}")
+    begin()
+    roll(0)
+    Node.objects.filter(id="n-0").update(state=NodeState.RETIRED.value)
+    roll(1)
+    assert (rollout().state, rollout().reason) == (
+        "rolling_back",
+        f"n-0 was given up before it was well with {NEW}",
+    )
+    roll(2)
+    assert rollout().state == "rolled_back"
 
 
 def test_an_operator_takes_it_back() -> None:
