@@ -74,6 +74,7 @@ watch() {{
   if tr '\\0' ' ' <"/proc/$agent/cmdline" 2>/dev/null | grep -q 'engine_agent machine'; then kill -9 "$agent"; fi
 }}
 
+cd /  # Python looks in the folder that it is in before all else
 echo "$$" >"$CODE/agent.pid"
 if [ -e "$CODE/trial" ]; then
   echo started >>"$CODE/trial-tries"

@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.load import Answer
 from tests.scenarios.running_fleet import CHECKOUT, RunningFleet, eventually
 from tests.scenarios.test_healing import under_load
 
@@ -56,13 +58,17 @@ def running(fleet: RunningFleet, release: str) -> list[str]:
     return list(fleet.api(f"agents/releases/{release}")["agents"])
 
 
+def _go(fleet: RunningFleet, release: str, ended: list[dict[str, Any]], _: list[Answer]) -> None:
+    ended.append(upgraded(fleet, release))
+
+
 def test_all_agents_go_to_another_release_and_back_and_nobody_notices(fleet: RunningFleet, tmp_path: Path) -> None:
     home = next(row["id"] for row in fleet.api("agents/releases")["results"] if row["is_current"])
     other = carried(fleet, tmp_path)
     everybody, before = running(fleet, home), pids(fleet)
     for release in (other, home):
         done: list[dict[str, Any]] = []
-        answers = under_load(fleet, lambda _, to=release, into=done: into.append(upgraded(fleet, to)), rate=8)
+        answers = under_load(fleet, partial(_go, fleet, release, done), rate=8)
         assert done[0]["state"] == "succeeded", done[0]["reason"]
         assert [answer for answer in answers if answer.error] == []
         assert running(fleet, release) == everybody
@@ -74,7 +80,7 @@ def test_a_release_whose_agents_do_not_come_up_is_left_again(fleet: RunningFleet
     other = carried(fleet, tmp_path, broken=True)
     before = pids(fleet)
     done: list[dict[str, Any]] = []
-    answers = under_load(fleet, lambda _: done.append(upgraded(fleet, other)), rate=8)
+    answers = under_load(fleet, partial(_go, fleet, other, done), rate=8)
     assert done[0]["state"] == "rolled_back"
     assert f"before it was well with {other}" in done[0]["reason"] or f"was not well with {other}" in done[0]["reason"]
     assert [answer for answer in answers if answer.error] == []
