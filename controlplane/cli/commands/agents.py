@@ -73,7 +73,7 @@ def cancel(context: typer.Context, why: Why = "") -> None:
 
 
 def _newest(run: Session) -> dict[str, Any]:
-    rows: list[dict[str, Any]] = run.connection.get("agents/rollouts", {"limit": 1})["results"]
+    rows: list[dict[str, Any]] = run.connection.get("agents/rollouts", {"page_size": 1})["results"]
     if not rows:
         raise Failure("no upgrade of agents was ever begun; `switchyard agents upgrade` begins one", ExitCode.NOT_FOUND)
     return rows[0]

@@ -7,9 +7,10 @@ from typing import Any
 from django.core.management.base import CommandError
 
 from audit.commands import AuditedCommand
-from fleet.models import AgentRelease
+from fleet.models import AgentRelease, Machine
+from fleet.planning.machines import POOLED
 from fleet.services.agent_archive import NoRelease
-from fleet.services.agent_releases import release_register
+from fleet.services.agent_releases import archives_note, release_register
 from kernel import clock
 
 
@@ -23,7 +24,10 @@ class Command(AuditedCommand):
         checkout: Path | None = options["checkout"]
         if checkout is not None:
             try:
-                self.stdout.write(release_register(checkout.resolve(), now=clock.now()).id)
+                row = release_register(checkout.resolve(), now=clock.now())
+                if Machine.objects.filter(provider=POOLED).exists():
+                    archives_note(row)  # it takes seconds, which no request should wait
+                self.stdout.write(row.id)
             except (NoRelease, OSError) as error:
                 raise CommandError(str(error)) from None
             return

@@ -7,7 +7,7 @@ import pytest
 
 from accounts.models import Approval, ApprovalRule
 from controlplane.observability import views
-from fleet.models import Cell, DeploymentRegion, Incident, Invitation, Node, Region, Rollout
+from fleet.models import AgentRelease, AgentRollout, Cell, DeploymentRegion, Incident, Invitation, Node, Region, Rollout
 from kernel import clock
 from kernel.loop_passes import loop_passed
 from kernel.models import ControlHost, Event, LoopPass
@@ -129,6 +129,21 @@ def test_an_invitation_is_withdrawn_by_its_prefix(switchyard: Switchyard) -> Non
     assert f"invitation {prefix} is withdrawn" in switchyard("machine", "withdraw", prefix, "--why", "mailed").out
     assert "withdrawn" in switchyard("machine", "invitations").out
     assert switchyard("machine", "withdraw", prefix).code == 6
+
+
+def test_agents_go_to_another_release_and_back(switchyard: Switchyard) -> None:
+    assert switchyard("agents", "status").code == 4
+    for name, current in (("0" * 16, True), ("1" * 16, False)):
+        AgentRelease.objects.create(id=name, version="1", protocol=2, is_current=current, created_at=rows.NOW)
+    rows.node("n-00000001", report={"agent_version": f"1+{'0' * 16}"})
+    assert "n-00000001" in switchyard("agents", "list").out
+    begun = switchyard("agents", "upgrade", "--to", "1" * 16, "--soak", "5s")
+    assert f"to {'1' * 16} is running, ring 1 of 1, 0 of 1 agents well" in begun.out
+    assert "ring 1: n-00000001" in switchyard("agents", "status").out
+    assert "is rolling back" in switchyard("agents", "cancel", "--why", "not today").out
+    assert switchyard("agents", "cancel").code == 6
+    AgentRollout.objects.update(state="rolled_back", ended_at=rows.NOW)
+    assert switchyard("agents", "status").code == 10
 
 
 def test_what_cuts_requests_needs_confirmation(switchyard: Switchyard, cell: Cell) -> None:
