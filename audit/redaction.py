@@ -22,7 +22,7 @@ _SECRET_NAME = re.compile(
 _OWN_SECRET = re.compile(r"\bsw_([0-9a-f]{4,16})_[0-9a-f]+")
 _USER_IN_URL = re.compile(r"\b(\w{1,20}://)[^/\s:@]{1,256}:[^/\s@]{1,512}@")
 _PATH_OF_URL = re.compile(r"(\w{1,20}://[^/?#]{1,256})[/?#].")
-_PRIVATE_KEY = "PRIVATE KEY-----"
+_PRIVATE_KEY = "PRIVATE KEY"
 _SLACK = re.compile(r"(https://hooks\.slack\.com/)\S+")
 
 
@@ -66,13 +66,13 @@ def _host_only(value: Any) -> Any:
 
 def clean(text: str) -> str:
     """A text without secrets of a known look, storable, and of bounded length."""
+    if _PRIVATE_KEY in text:  # of PEM, whole or not, wherever somebody put it
+        return HIDDEN
     is_cut = len(text) > LONGEST_TEXT
     if is_cut:  # before anything looks at it; a word that is cut could be half of a secret, which has no known look
         text = text[: LONGEST_TEXT - 1]
         text = text[: max(map(text.rfind, " \n\t"))].rstrip() if len(text.split(None, 1)) > 1 else text
     text = text.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
-    if _PRIVATE_KEY in text:  # of PEM, wherever somebody put it: it may go on in what was cut
-        text = text.partition("-----BEGIN")[0] + HIDDEN
     text = _OWN_SECRET.sub(r"sw_\1_…", text)
     text = _SLACK.sub(r"\1…", _USER_IN_URL.sub(r"\1…@", text))
     return text + "…" if is_cut else text

@@ -16,8 +16,9 @@ from engine_agent.ingress.haproxy import ConfigRejected, HaproxyProcess
 from engine_agent.ingress.port_claim import is_taken
 from engine_agent.ingress.running import RunningHaproxy
 from engine_agent.ingress.settings import IngressSettings
-from engine_agent.protocol.ingress_messages import ApplicationTls
+from engine_agent.protocol.ingress_messages import ApplicationTls, ServerCertificate
 from engine_agent.protocol.ports import tls_port
+from engine_agent.protocol.states import PlainHttp
 from engine_agent.runtime.journal import CorruptJournal, Journal
 
 log = logging.getLogger(__name__)
@@ -55,9 +56,11 @@ class ApplicationTlsState:
         try:
             stated = self._journal.load()
             if stated is not None:
-                self.in_force, self._version = applications_from(stated), stated.version
+                self.in_force, self._version = applications_from(stated, self.in_force), stated.version
         except (CorruptJournal, BadTable, OSError) as error:
-            self._refuse(f"certificates of applications: {error}")
+            # It may have said so, and prompts must not go over a wire in plain text by mistake.
+            self.in_force = Applications(plain_http=PlainHttp.REFUSE)
+            self._refuse(f"certificates of applications, and so plain HTTP is refused until they are known: {error}")
 
     async def accept(self, desired: DesiredHaproxy) -> bool:
         """Put in force what was received, if HAProxy takes it beside the rest of `desired`. True: it is in force, and
@@ -70,18 +73,18 @@ class ApplicationTlsState:
             self._refusal = ""
             return False
         try:
-            wanted = applications_from(stated)
+            wanted = applications_from(stated, self.in_force)
             self._require_port(wanted)
             await self._process.check(replace(desired, applications=wanted))
-            self._journal.save(stated)
+            self._journal.save(_whole(stated, wanted))
         except (BadTable, ConfigRejected) as error:
             self._refuse(f"certificates of applications are refused: {error}")
-            return False
+            return self._follow_plain_http(stated)
         except OSError as error:
             if self._pending is None:
                 self._pending, self._accept_at_s = stated, now_s + TRY_AGAIN_S
             self._refuse(f"certificates of applications wait: {error}")
-            return False
+            return self._follow_plain_http(stated)
         self.in_force, self._version, self._refusal = wanted, stated.version, ""
         return True
 
@@ -102,7 +105,20 @@ class ApplicationTlsState:
         if wanted.certificates and not self.in_force.certificates and is_taken(host, port):
             raise OSError(f"{host}:{port} is not free: end what listens there (`ss -ltnp` names it)")
 
+    def _follow_plain_http(self, stated: ApplicationTls) -> bool:
+        """Whom to serve without TLS does not wait for certificates. True: that is another thing than before."""
+        if stated.plain_http not in tuple(PlainHttp) or stated.plain_http == self.in_force.plain_http:
+            return False
+        self.in_force = replace(self.in_force, plain_http=PlainHttp(stated.plain_http))
+        return True
+
     def _refuse(self, problem: str) -> None:
         if problem != self._refusal:
             log.error("%s", problem)
         self._refusal = problem
+
+
+def _whole(stated: ApplicationTls, wanted: Applications) -> ApplicationTls:
+    """What was stated, with the texts that were there before where it had none."""
+    certificates = tuple(ServerCertificate(name, pem) for name, pem in wanted.certificates.items())
+    return ApplicationTls(stated.version, certificates, stated.plain_http)

@@ -31,6 +31,9 @@ CIPHERS = ":".join(
 )
 """Of TLS 1.2, those with forward secrecy and authenticated encryption (Mozilla's "intermediate", less DHE)."""
 LOOPBACK = "127.0.0.0/8 ::1"
+STALL_S = 15
+"""Longest that an application may say nothing in a handshake, which has no limit of its own in HAProxy 2.8, or while it
+sends a body, or take nothing of an answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,15 +49,17 @@ class Applications:
         return self.plain_http is not PlainHttp.SERVE
 
 
-def applications_from(stated: ApplicationTls) -> Applications:
-    """What the control plane states, as far as it can be judged without HAProxy.
+def applications_from(stated: ApplicationTls, before: Applications) -> Applications:
+    """What the control plane states, as far as it can be judged without HAProxy. A certificate that it names without
+    its text, because it cannot open the key, stays as it was `before`; one that was not there is left out.
 
     Raises:
         BadTable: something in it cannot be carried out.
     """
-    certificates = {each.name: each.pem for each in stated.certificates}
-    if len(certificates) < len(stated.certificates):
+    named = {each.name: each.pem or before.certificates.get(each.name, "") for each in stated.certificates}
+    if len(named) < len(stated.certificates):
         raise BadTable("two certificates have one name")
+    certificates = {name: pem for name, pem in named.items() if pem}
     for name, pem in certificates.items():
         if not is_identity_id(name):
             raise BadTable(f"certificate {name!r}: a name has lower-case letters, digits, - and _")
@@ -67,13 +72,15 @@ def applications_from(stated: ApplicationTls) -> Applications:
 
 
 def listener_lines(applications: Applications, host: str, ingress_port: int) -> list[str]:
-    """Where applications come in over TLS. The comment makes another list of certificates another structure."""
+    """How the frontend for applications over TLS begins; none without a certificate. The comment makes another list of
+    certificates another structure."""
     if not applications.certificates:
         return []
     return [
         f"# certificates: {' '.join(applications.certificates)}",
         f"bind {host}:{tls_port(ingress_port)} proto h1 name {FOLDER} ssl crt-list {LIST_FILE}"
         f" ssl-min-ver TLSv1.2 ciphers {CIPHERS} alpn http/1.1",
+        f"timeout client {STALL_S}s",
     ]
 
 

@@ -104,22 +104,26 @@ def _refusals(desired: DesiredHaproxy, settings: IngressSettings) -> list[ErrorR
 
 
 def _frontend_without_table(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
-    """The only frontend until the first table: there are no models yet."""
-    lines = [*_listener_lines(desired, settings), access_log.QUIET_RULE, *frontend_rules.health_rules()]
-    return [section("frontend ingress", [*lines, responses.return_rule(responses.no_table(desired.retry_after_s))])]
+    """The only frontends until the first table: there are no models yet."""
+    lines = [*_entrance_lines(desired, settings), access_log.QUIET_RULE, *frontend_rules.health_rules()]
+    return _entrances(desired, settings, [*lines, responses.return_rule(responses.no_table(desired.retry_after_s))])
 
 
-def _listener_lines(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
+def _entrances(desired: DesiredHaproxy, settings: IngressSettings, lines: list[str]) -> list[str]:
+    """The frontend for everybody and, with certificates, one of its own for applications over TLS: whoever fills that
+    with handshakes that he does not finish takes nothing from the other."""
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    limit = f"maxconn {settings.max_outside_connections}"
-    log_lines = access_log.log_lines() if settings.access_log else ["no log"]
+    over_tls = applications.listener_lines(desired.applications, host, settings.port)
+    limit = f"maxconn {settings.max_outside_connections // (2 if over_tls else 1)}"
     # One way to frame requests: else a connection could begin with HTTP/2's preface and speak that.
+    binds = [f"bind {host}:{settings.port} proto h1", *links.listener_lines(desired.fleet, host, settings.port)]
+    ingress = section("frontend ingress", [*binds, limit, *lines])
+    return [ingress, section("frontend applications", [*over_tls, limit, *lines])] if over_tls else [ingress]
+
+
+def _entrance_lines(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     return [
-        f"bind {host}:{settings.port} proto h1",
-        *links.listener_lines(desired.fleet, host, settings.port),
-        *applications.listener_lines(desired.applications, host, settings.port),
-        limit,
-        *log_lines,
+        *(access_log.log_lines() if settings.access_log else ["no log"]),
         ORIGIN_FORM_RULE,
         *access_log.request_id_rules(),
         *applications.plain_http_rules(desired.applications, settings.port),
@@ -129,7 +133,7 @@ def _listener_lines(desired: DesiredHaproxy, settings: IngressSettings) -> list[
 def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     features = desired.features
     availability = [*frontend_rules.availability_rules(desired)]
-    lines = [*_listener_lines(desired, settings), *frontend_rules.inference_rules(), *_caller_rules(desired, settings)]
+    lines = [*_entrance_lines(desired, settings), *frontend_rules.inference_rules(), *_caller_rules(desired, settings)]
     lines += keys.admission_rules() if features.keys else []
     lines += [*frontend_rules.deadline_rules(), *frontend_rules.body_rules(desired, settings)]
     lines += [access_log.ARRIVAL_RULE] if settings.access_log else []
@@ -146,7 +150,7 @@ def _frontends(desired: DesiredHaproxy, settings: IngressSettings) -> list[str]:
     parsed += [*frontend_rules.pool_rules(features, has_body=False), *keys.parsed_body_scope_rules()]
     parsed += [*availability, *frontend_rules.backend_choice(features)]
     return [
-        section("frontend ingress", lines),
+        *_entrances(desired, settings, lines),
         section("frontend parsed", parsed),
         section(f"backend {DEFAULT_BACKEND}", _default_backend_lines(desired, settings)),
         *(body_parser_backend(tier, desired, settings) for tier in settings.body_parsers),

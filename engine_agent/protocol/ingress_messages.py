@@ -195,7 +195,8 @@ class RoutingTable(Struct, frozen=True, tag="routing_table"):
 
 
 class ServerCertificate(Struct, frozen=True):
-    """What an ingress shows to applications: `pem` is the certificate, its chain and then its private key."""
+    """What an ingress shows to applications: `pem` is the certificate, its chain and then its private key; empty: as
+    the ingress has it, because the control plane cannot open the key."""
 
     name: str
     pem: str

@@ -13,12 +13,13 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from cryptography.x509.oid import ExtendedKeyUsageOID
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 CHAIN_LENGTH_MAX, KEY_LENGTH_MAX = 16 * 1024, 4 * 1024
 """Letters of PEM. Both together fit into one command to HAProxy (`engine_agent.ingress.links.MAX_FILE_BYTES`)."""
 CERTIFICATES_MAX = 8
 NAMES_MAX = 100
+HOST_LENGTH_MAX = 253
 RSA_BITS_MIN, RSA_BITS_MAX = 2048, 4096
 """A handshake with a longer key costs an ingress milliseconds of its processor."""
 CURVES = {"secp256r1": "P-256", "secp384r1": "P-384"}
@@ -204,9 +205,15 @@ def _names(server: x509.Certificate) -> tuple[str, ...]:
         message = f"the certificate must name 1 to {NAMES_MAX} hosts (subjectAltName), and names {len(names)}"
         raise BadCertificate(CERTIFICATE, "names", message)
     for host in hosts:
-        if len(host) > 253 or not _HOST.fullmatch(host):
+        if len(host) > HOST_LENGTH_MAX or not _HOST.fullmatch(host):
             raise BadCertificate(CERTIFICATE, "names", f"{host[:80]!r} is no name of a host")
-    return tuple(dict.fromkeys(names))
+    return tuple(dict.fromkeys((*names, *_common_names(server))))
+
+
+def _common_names(server: x509.Certificate) -> tuple[str, ...]:
+    """HAProxy shows a certificate for its common names, too; clients look at none of them."""
+    stated = (str(each.value).lower() for each in server.subject.get_attributes_for_oid(NameOID.COMMON_NAME))
+    return tuple(name for name in stated if len(name) <= HOST_LENGTH_MAX and _HOST.fullmatch(name))
 
 
 def _public(key: Any) -> bytes:

@@ -16,15 +16,23 @@ from fleet.models import ApplicationCertificate, Region
 SALT = "fleet.application-certificate"
 
 
-class KeySealedAway(Exception):
-    """A private key cannot be opened with this SECRET_KEY; the text names its certificate."""
-
-
 def key_box() -> MultiFernet:
     """What seals private keys, under the SECRET_KEY of now; it opens those that one of before sealed."""
-    secrets = (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)
-    keys = (salted_hmac(SALT, "", secret=secret, algorithm="sha256").digest() for secret in secrets)
-    return MultiFernet([Fernet(base64.urlsafe_b64encode(key)) for key in keys])
+    return MultiFernet([_box(secret) for secret in (settings.SECRET_KEY, *settings.SECRET_KEY_FALLBACKS)])
+
+
+def is_sealed_now(sealed: str) -> bool:
+    """Whether the SECRET_KEY of now opens it, without those of before."""
+    try:
+        _box(settings.SECRET_KEY).decrypt(sealed.encode())
+    except InvalidToken:
+        return False
+    return True
+
+
+def _box(secret: str | bytes) -> Fernet:
+    key = salted_hmac(SALT, "", secret=secret, algorithm="sha256").digest()
+    return Fernet(base64.urlsafe_b64encode(key))
 
 
 def certificates_of(region: str) -> QuerySet[ApplicationCertificate]:
@@ -35,9 +43,10 @@ def certificates_of(region: str) -> QuerySet[ApplicationCertificate]:
 
 def tls_versions() -> dict[str, str]:
     """Region -> what tells one `application_tls` of it from another."""
-    own: dict[str | None, list[tuple[str, str]]] = defaultdict(list)
-    for name, region, digest in ApplicationCertificate.objects.values_list("name", "region_id", "digest"):
-        own[region].append((name, digest))
+    own: dict[str | None, list[tuple[str, ...]]] = defaultdict(list)
+    rows = ApplicationCertificate.objects.values_list("name", "region_id", "digest", "changed_at")
+    for name, region, digest, changed_at in rows:
+        own[region].append((name, digest, changed_at.isoformat()))
     return {
         region: hashlib.sha256(json.dumps([plain_http, own[region], own[None]]).encode()).hexdigest()[:16]
         for region, plain_http in Region.objects.values_list("name", "plain_http")
@@ -45,21 +54,15 @@ def tls_versions() -> dict[str, str]:
 
 
 def application_tls(region: str, version: str) -> ApplicationTls:
-    """What the ingresses of a region are told. `version`: as `tls_versions` has it, read before.
-
-    Raises:
-        KeySealedAway: a key was sealed under another SECRET_KEY.
-    """
+    """What the ingresses of a region are told. `version`: as `tls_versions` has it, read before. A certificate whose
+    key was sealed under a SECRET_KEY that is not known any more has no text: an ingress keeps what it has of it."""
     box = key_box()
-    certificates = tuple(ServerCertificate(row.name, row.chain + _opened(row, box)) for row in certificates_of(region))
+    certificates = tuple(ServerCertificate(row.name, _text(row, box)) for row in certificates_of(region))
     return ApplicationTls(version, certificates, Region.objects.get(name=region).plain_http)
 
 
-def _opened(row: ApplicationCertificate, box: MultiFernet) -> str:
+def _text(row: ApplicationCertificate, box: MultiFernet) -> str:
     try:
-        return box.decrypt(row.sealed_secret.encode()).decode()
+        return row.chain + box.decrypt(row.sealed_secret.encode()).decode()
     except InvalidToken:
-        raise KeySealedAway(
-            f"the key of {row} was sealed under another SWITCHYARD_SECRET_KEY: set that one again, or set the"
-            " certificate anew"
-        ) from None
+        return ""

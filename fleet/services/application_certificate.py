@@ -18,7 +18,7 @@ from fleet.planning.application_certificate import (
     ending,
 )
 from fleet.planning.states import IncidentState
-from fleet.selectors.application_certificate import certificates_of, key_box
+from fleet.selectors.application_certificate import certificates_of, is_sealed_now, key_box
 from fleet.services.incident import incident_open, incidents_close
 from kernel import live
 from kernel.events import event_record
@@ -50,7 +50,7 @@ def application_certificate_set(
     except BadCertificate as wrong:
         raise InvalidInput(field=wrong.field, rule=wrong.rule, message=str(wrong)) from None
     with transaction.atomic():
-        _lock()
+        application_certificates_lock()
         row = ApplicationCertificate.objects.filter(name=name).first()
         is_new = row is None
         row = row or ApplicationCertificate(name=name, region=_region(region), created_at=now)
@@ -60,7 +60,7 @@ def application_certificate_set(
             )
         _require_room(row, read)
         digest = hashlib.sha256(read.chain.encode()).hexdigest()
-        if row.digest == digest:
+        if row.digest == digest and is_sealed_now(row.sealed_secret):
             return row
         _fill(row, read, digest, actor, now)
         row.save()
@@ -83,7 +83,7 @@ def application_certificate_remove(*, name: str, actor: str, now: datetime) -> N
         Conflict: a region that refuses plain HTTP would have none left.
     """
     with transaction.atomic():
-        _lock()
+        application_certificates_lock()
         row = ApplicationCertificate.objects.get(name=name)
         regions = Region.objects.exclude(plain_http=PlainHttp.SERVE.value).order_by("name")
         for region in regions.filter(name=row.region_id) if row.region_id else regions:
@@ -168,6 +168,7 @@ def _record(what: str, message: str, row: ApplicationCertificate, actor: str, no
     live.push_table(row.region_id or "")
 
 
-def _lock() -> None:
+def application_certificates_lock() -> None:
+    """Until the caller's transaction ends, nobody else changes a certificate, or what takes one to be there."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])

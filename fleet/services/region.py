@@ -15,6 +15,7 @@ from fleet.planning.placement.warm_spares import InvalidWarmSpares, parse_warm_s
 from fleet.providers import provider_named
 from fleet.providers.base import ProviderError
 from fleet.selectors.application_certificate import certificates_of
+from fleet.services.application_certificate import application_certificates_lock
 from kernel import hints, live
 from kernel.events import event_record
 from kernel.refusals import Conflict, InvalidInput
@@ -37,9 +38,9 @@ def region_create(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
         message = f"a region's name has 1 to {NAME_LENGTH_MAX} lower-case letters, digits, - and _, such as eu-west-1"
         raise InvalidInput(field="name", rule="name", message=message)
     _check(columns)
-    _require_certificate(name, columns)
     try:
         with transaction.atomic():
+            _require_certificate(name, columns)
             region = Region.objects.create(name=name, **columns)
             _record(region, "created", actor, now, columns)
     except IntegrityError:
@@ -54,8 +55,8 @@ def region_change(*, name: str, columns: Mapping[str, Any], actor: str, now: dat
         InvalidInput: an unknown instance type, invalid spares, or a column that does not change.
     """
     _check(columns)
-    _require_certificate(name, columns)
     with transaction.atomic():
+        _require_certificate(name, columns)
         region = Region.objects.select_for_update().get(name=name)
         changed = {column: value for column, value in columns.items() if getattr(region, column) != value}
         if fixed := sorted(set(changed) - set(CHANGEABLE)):
@@ -106,7 +107,10 @@ def _check(columns: Mapping[str, Any]) -> None:
 
 
 def _require_certificate(region: str, columns: Mapping[str, Any]) -> None:
-    if columns.get("plain_http", PlainHttp.SERVE) != PlainHttp.SERVE and not certificates_of(region).exists():
+    if columns.get("plain_http", PlainHttp.SERVE) == PlainHttp.SERVE:
+        return
+    application_certificates_lock()
+    if not certificates_of(region).exists():
         message = f"{region} has no certificate for applications, so nobody would be served: set one first"
         raise InvalidInput(field="plain_http", rule="certificate", message=message)
 

@@ -79,3 +79,16 @@ def test_of_addresses_that_are_called_only_the_host_is_recorded() -> None:
         "asked": {"url": "https://pager.example:8443/…", "callback_url": ["https://a.example/…", None]},
         "changes": {"ingress_url": {"to": "http://10.0.0.1:8080"}, "own_url": "https://x.example/…", "URL": "no"},
     }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-----BEGIN PRIVATE KEY-----\nMIGH\n-----END PRIVATE KEY-----",
+        "MIGH\n-----END EC PRIVATE KEY-----",
+        "---- BEGIN RSA PRIVATE KEY ----\nMIGH",
+        "x" * 3000 + "MIGH\n-----END PRIVATE KEY-----",
+    ],
+)
+def test_a_private_key_is_hidden_whole_or_not(text: str) -> None:
+    assert clean(text) == HIDDEN

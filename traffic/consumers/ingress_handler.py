@@ -9,7 +9,7 @@ from engine_agent.protocol.ingress_messages import IngressReport
 from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
-from fleet.selectors.application_certificate import KeySealedAway, application_tls, tls_versions
+from fleet.selectors.application_certificate import application_tls, tls_versions
 from kernel import clock
 from kernel.refusals import Conflict
 from traffic.models import Ingress
@@ -44,8 +44,8 @@ class IngressHandler:
         self._reports.flush(ingress_reports_store)
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
-        tables = self._tables(sessions)
-        return {**tables, **_tls_messages([each for each in sessions if each.identity.id not in tables])}
+        first = _tls_messages(sessions)
+        return {**first, **self._tables([session for session in sessions if session.identity.id not in first])}
 
     def _tables(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
         newest = latest_revisions()
@@ -67,17 +67,19 @@ class IngressHandler:
 
 
 def _tls_messages(sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
-    """To whom it was not said yet how applications use TLS. A table goes before it, and this at once after that."""
+    """To whom it was not said yet how applications use TLS. It goes before a table: an ingress that serves nobody yet
+    must know first whom it may serve without."""
     versions, messages = tls_versions(), dict[str, tuple[int, DownMessage]]()
     for session in sessions:
         identity, version = session.identity, versions.get(session.identity.region, "")
         if session.tls_version == version or not version:
             continue
-        try:
-            messages[identity.id] = (session.sent_version, application_tls(identity.region, version))
-            session.tls_version = version
-        except KeySealedAway as error:  # it goes on with what it was told last
-            log.error("ingress %s is not told of certificates: %s", identity.id, error)
+        told = application_tls(identity.region, version)
+        if sealed := [each.name for each in told.certificates if not each.pem]:
+            what = "%s goes on with what it has of %s, whose keys were sealed under another SWITCHYARD_SECRET_KEY"
+            log.error(f"{what}: set that one again, or the certificates anew", identity.id, ", ".join(sealed))
+        messages[identity.id] = (session.sent_version, told)
+        session.tls_version = version
     return messages
 
 

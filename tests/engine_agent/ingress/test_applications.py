@@ -283,3 +283,49 @@ async def test_plain_http_is_for_whom_the_region_says(
     async with client_of(ingress, authority) as client:
         assert await ask(client) == "a"
     assert (await ingress.post_hop(BODY)).status_code == 200, "other regions have a port of their own"
+
+
+async def test_handshakes_that_nobody_finishes_take_nothing_from_the_port_without_tls(
+    ingress: RunningIngress, cell: FakeCell, authority: PublicAuthority, first: Signed
+) -> None:
+    ingress.ingress.receive(stated(authority, first))
+    await shows(ingress, authority, first)
+    address = ("127.0.0.1", tls_port(ingress.settings.port))
+    silent = [socket.create_connection(address) for _ in range(ingress.settings.max_outside_connections)]
+    try:
+        assert (await ingress.post(BODY)).status_code == 200
+        assert (await ingress.post_hop(BODY)).status_code == 200
+    finally:
+        for each in silent:
+            each.close()
+    await shows(ingress, authority, first)
+
+
+async def test_whom_to_serve_without_tls_waits_for_no_certificate(
+    ingress: RunningIngress, cell: FakeCell, authority: PublicAuthority, first: Signed
+) -> None:
+    with socket.create_server(("127.0.0.1", tls_port(ingress.settings.port))):
+        ingress.ingress.receive(stated(authority, first, plain_http=PlainHttp.REFUSE))
+        await answers(ingress, 403)
+    await shows(ingress, authority, first)
+    sealed = ApplicationTls("sealed", (ServerCertificate("c-0", ""), ServerCertificate("c-1", "")), "loopback")
+    ingress.ingress.receive(sealed)
+    await answers(ingress, 200)
+    await shows(ingress, authority, first)
+    await ingress.die()
+    kept = ingress.settings.state_dir / "applications.json"
+    assert first.key_pem.splitlines()[1] in kept.read_text(), "what it had is kept with what it was told"
+    kept.write_text("{")
+    later = RunningIngress(ingress.settings.state_dir)
+    later.use(ingress.settings)
+    async with later.running():
+        await answers(later, 403)
+        assert "plain HTTP is refused until they are known" in later.reports[-1].observed.reason
+        later.ingress.receive(stated(authority, first))
+        await answers(later, 200)
+
+
+async def answers(ingress: RunningIngress, status: int) -> None:
+    async with asyncio.timeout(60):
+        while (await ingress.post(BODY)).status_code != status:  # noqa: ASYNC110 - nothing announces it
+            await asyncio.sleep(0.05)

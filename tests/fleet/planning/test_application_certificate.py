@@ -206,3 +206,13 @@ def test_only_chains_in_order_are_taken(parts: list[str]) -> None:
 )
 def test_an_end_is_announced_fourteen_days_and_a_day_before(left: timedelta, kind: str | None) -> None:
     assert ending(NOW + left, NOW) == kind
+
+
+def test_a_common_name_that_is_a_host_counts_because_haproxy_shows_the_certificate_for_it() -> None:
+    common = signed("Old.example.test", AUTHORITY.between, names=["new.example.test"])
+    assert certificate_read(AUTHORITY.chain(common), common.key_pem, NOW).names == (
+        "new.example.test",
+        "old.example.test",
+    )
+    spoken = signed("Example Ltd", AUTHORITY.between, names=["new.example.test"])
+    assert certificate_read(AUTHORITY.chain(spoken), spoken.key_pem, NOW).names == ("new.example.test",)

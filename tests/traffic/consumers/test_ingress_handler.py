@@ -11,7 +11,13 @@ from asgiref.sync import sync_to_async
 from django.db import connections
 
 from engine_agent.protocol.codec import encode
-from engine_agent.protocol.ingress_messages import ApplicationTls, IngressObserved, IngressReport, RoutingTable
+from engine_agent.protocol.ingress_messages import (
+    ApplicationTls,
+    IngressObserved,
+    IngressReport,
+    RoutingTable,
+    ServerCertificate,
+)
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind
 from fleet.consumers.agent_socket import AgentSocket
@@ -156,16 +162,26 @@ async def test_it_is_told_of_certificates_with_their_keys_on_connecting_and_of_e
         assert (await next_of(client, ApplicationTls)).plain_http == "refuse"
 
 
-async def test_a_key_that_cannot_be_opened_takes_nothing_from_the_ingress(
+async def test_a_key_that_cannot_be_opened_is_left_to_the_ingress_and_plain_http_is_said_all_the_same(
     socket: AgentSocket, settings: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    await put(AUTHORITY.server("a.test"))
+    server = AUTHORITY.server("a.test")
+    await put(server)
+    await sync_to_async(rows.deployment)()
+    await publish()
+    await sync_to_async(Region.objects.update)(plain_http="refuse")
     settings.SECRET_KEY = "another-secret-key-of-fifty-letters-0123456789-abcdef"
     async with connected(socket) as client:
-        await sync_to_async(rows.deployment)()
-        await publish()
-        assert isinstance(await client.receive_message(), RoutingTable), "and nothing of certificates before it"
-    assert "the key of certificate api was sealed under another SWITCHYARD_SECRET_KEY" in caplog.text
+        told = await client.receive_message()
+        assert isinstance(told, ApplicationTls), "before any table: nobody is served yet"
+        assert (told.certificates, told.plain_http) == ((ServerCertificate("api", ""),), "refuse")
+        assert isinstance(await client.receive_message(), RoutingTable)
+        assert (
+            "goes on with what it has of api, whose keys were sealed under another SWITCHYARD_SECRET_KEY" in caplog.text
+        )
+        await put(server)
+        (sealed_anew,) = (await next_of(client, ApplicationTls)).certificates
+        assert sealed_anew.pem.endswith(server.key_pem), "setting the same one again seals its key anew"
 
 
 async def test_a_key_that_the_secret_before_sealed_is_opened(socket: AgentSocket, settings: Any) -> None:
