@@ -28,8 +28,8 @@ START_SCRIPT = f"{START_AT_BOOT}/switchyard.start"
 INSTANCE_TYPE = "local.cpu"
 DEPLOYMENT, NODES_PER_CELL = "sim-70b", 2
 INVITED_FOR_S = 3600
-UP_WITHIN_S = 180.0
-READY_WITHIN_S = 300.0
+UP_WITHIN_S = 600.0
+READY_WITHIN_S = 600.0
 JOINS_AT_ONCE = 2
 """Each installs and imports an agent: on the few cores that all hosts share, more would make all of them late."""
 JOIN_TRIES = 3
@@ -121,7 +121,9 @@ class Fleet:
         Raises:
             NoLaboratory: it refuses, or does not answer.
         """
-        headers = {"Authorization": f"Bearer {self._token()}"}
+        if not (token := self._token()):
+            raise NoLaboratory(f"{method} {path}: {FIRST_CONTROL} has made no token yet; see its /var/log/boot.log")
+        headers = {"Authorization": f"Bearer {token}"}
         try:
             return self._ask(method, f"{self.url}/api/v1/{path}", body, headers)
         except NoLaboratory:

@@ -72,6 +72,8 @@ class Valkey:
         Raises:
             CannotStart: it did not in time.
         """
+        import redis  # noqa: F401 - before its time begins: where nothing is compiled yet, this alone takes seconds
+
         silence = f"Valkey did not answer within {_READY_WITHIN_S:.0f} s; see {self.home.logs / 'valkey.log'}."
         await wait_until(self._is_ready, within_s=_READY_WITHIN_S, every_s=_POLL_S, otherwise=silence)
 
