@@ -4,15 +4,18 @@ And, once it has joined, the archives of later releases.
 None of these answers to a browser or a user. The archive and the check want the token of an open invitation.
 """
 
+import asyncio
 import ipaddress
 import re
 import socket
 import threading
 import time
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 from django.conf import settings
-from django.http import FileResponse, HttpRequest, HttpResponse, HttpResponseBase, JsonResponse
+from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
 from django.template.loader import render_to_string
 from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_POST
@@ -22,7 +25,7 @@ from engine_agent.protocol.states import AgentKind
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.models import Invitation
 from fleet.selectors.trust import trust_now
-from fleet.services.agent_archive import ArchiveUnavailable, archive_by_digest, archive_of, archives
+from fleet.services.agent_archive import AgentArchive, ArchiveUnavailable, archive_by_digest, archive_of, archives
 from fleet.services.agent_releases import handed_out_release
 from fleet.services.enrolment import agents_identify
 from fleet.services.join import server_pin
@@ -38,6 +41,11 @@ REACH_LIMIT_S = 3.0
 CHECKS_AT_ONCE = 4
 PORTS = range(1024, 65536)
 
+CHUNK_BYTES = 256 * 1024
+DOWNLOADS_AT_ONCE = 16
+"""Of one web process: 4 MiB of chunks. Who comes too often to none is told to come again."""
+
+_downloading = threading.BoundedSemaphore(DOWNLOADS_AT_ONCE)
 _checking = threading.BoundedSemaphore(CHECKS_AT_ONCE)
 
 
@@ -62,23 +70,53 @@ def archive(request: HttpRequest, tag: str) -> HttpResponseBase:
         known = archive_of(tag, handed_out_release())
     except ArchiveUnavailable as missing:
         return JsonResponse({"error": str(missing)}, status=404)
-    response = FileResponse(known.path.open("rb"), content_type="application/gzip")
-    response.headers["X-Content-SHA256"] = known.digest
-    return response
+    return _sent(known)
 
 
 @require_GET
 def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase:
     """`GET /agents/releases/ID/SHA256`: an archive that a machine's order names, by its credential. 403, 404, 429."""
+    if _is_too_often("agent-release", client_network(str(request.META.get("REMOTE_ADDR", "")))):
+        return _too_often()
     [identity] = agents_identify([_token(request)])
     if identity is None or identity.kind is not AgentKind.MACHINE:
         return JsonResponse({"error": "only machines of this fleet fetch releases"}, status=403)
-    if _is_too_often("agent-release", identity.id):
-        return _too_often()
     known = archive_by_digest(digest, release)
     if known is None:
         return JsonResponse({"error": "this host of the control plane has no such archive"}, status=404)
-    return FileResponse(known.path.open("rb"), content_type="application/gzip")
+    return _sent(known)
+
+
+class _Download:
+    """An archive in chunks, read by threads; its place is given back when the response is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("rb")
+        self._is_open = True
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while chunk := await asyncio.to_thread(self._file.read, CHUNK_BYTES):
+            yield chunk
+
+    def close(self) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._file.close()
+            _downloading.release()
+
+
+def _sent(archive: AgentArchive) -> HttpResponseBase:
+    if not _downloading.acquire(blocking=False):
+        answer = {"error": "many hosts fetch at this moment; try again"}
+        return JsonResponse(answer, status=503, headers={"Retry-After": "5"})
+    try:
+        download = _Download(archive.path)
+    except OSError:
+        _downloading.release()
+        raise
+    length = str(archive.path.stat().st_size)
+    headers = {"Content-Length": length, "X-Content-SHA256": archive.digest}
+    return StreamingHttpResponse(download, content_type="application/gzip", headers=headers)
 
 
 @audit_exempt("it waits for the host, and changes nothing")

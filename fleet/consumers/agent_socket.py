@@ -31,6 +31,8 @@ BYTES_PER_S = 256.0 * 1024
 BYTES_BURST = 4.0 * 1024 * 1024
 """A report has some kilobytes every 2 s; the lines of three logs, while somebody reads them, up to a frame a second."""
 CLOSE_REFUSED = 4403
+VERSION_MOST, PROTOCOL_MOST = 32, 9999
+"""Of what a refusal repeats of an agent's hello."""
 PEER_CERTIFICATE = "peer_certificate"
 """Of a scope: the certificate that the client showed and TLS verified, as `ssl` decodes it; None or absent: none."""
 
@@ -56,7 +58,9 @@ class OtherProtocol(Exception):
             if hello.protocol > PROTOCOL_VERSION
             else "take this host out and join it again, or have its provider start the agent anew"
         )
-        what = f"{hello.kind} {hello.id}, version {hello.agent_version[:32]}, speaks protocol {hello.protocol}"
+        version = "".join(char for char in hello.agent_version[:VERSION_MOST] if char.isprintable())
+        protocol = min(max(hello.protocol, 0), PROTOCOL_MOST)
+        what = f"{hello.kind} {hello.id}, version {version}, speaks protocol {protocol}"
         super().__init__(f"{what}, and this control plane {spoken}: {remedy}")
 
 

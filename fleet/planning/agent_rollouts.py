@@ -5,7 +5,8 @@ An agent here is what moves by itself: a node's or an ingress's agent, or a mach
 concluded while all are silent, and whoever is away is passed over: it catches up at its return.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil
@@ -15,6 +16,9 @@ from fleet.planning.states import AgentRolloutState
 RING_SHARE = 0.1
 """Of all agents, in the second ring; the first is one agent, the last all others."""
 CATCH_UP_SHARE = 0.1
+BACK_AT_LEAST, BACK_SHARE = 2, 0.05
+"""So many that are not well take all back, and this share of those that went. One alone may be off, cut off or hostile:
+it is passed over and named, unless it is the first of all and says itself what is wrong, or nobody is left to try."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,24 +189,30 @@ def plan_agent_rollout(
 ) -> tuple[AgentDecision, ...]:
     """The next steps of the active rollout. `gone`: agents that it moved, that were never well afterwards, and that the
     fleet has given up since."""
-    if gone and rollout.state is AgentRolloutState.RUNNING:
-        why = f"{gone[0]} was given up before it was well with {rollout.target}"
-        return (ChangeAgentRollout(rollout.id, AgentRolloutState.ROLLING_BACK, why),)
     if rollout.state is AgentRolloutState.ROLLING_BACK:
         return _plan_back(rollout, agents, now, settings)
-    return _plan_ahead(rollout, agents, now, settings)
+    return _plan_ahead(rollout, agents, now, settings, gone)
 
 
 def _plan_ahead(
-    rollout: AgentRolloutView, agents: Sequence[AgentView], now: datetime, settings: AgentRolloutSettings
+    rollout: AgentRolloutView,
+    agents: Sequence[AgentView],
+    now: datetime,
+    settings: AgentRolloutSettings,
+    gone: Sequence[str],
 ) -> tuple[AgentDecision, ...]:
     moved = [agent for agent in agents if _is_moved(agent, rollout)]
     others = [agent for agent in agents if not _is_moved(agent, rollout)]
     if _all_went_silent(agents, now, settings):
         return ()
-    for agent in moved:
-        if why := _why_back(agent, rollout, now, settings):
-            return (ChangeAgentRollout(rollout.id, AgentRolloutState.ROLLING_BACK, why),)
+    silent = _silent_regions(agents)
+    whys = {agent.id: why for agent in moved if (why := _why_back(agent, rollout, now, settings))}
+    failing = {agent.id: whys[agent.id] for agent in moved if agent.id in whys and agent.region not in silent}
+    failing |= {name: f"{name} was given up before it was well with {rollout.target}" for name in gone}
+    passed_over = {*whys, *(agent.id for agent in moved if agent.region in silent)}
+    if why := _all_back(rollout, agents, moved, failing):
+        return (ChangeAgentRollout(rollout.id, AgentRolloutState.ROLLING_BACK, why),)
+    moved = [agent for agent in moved if agent.id not in passed_over]
     steps: list[AgentDecision] = [
         SettleAgent(agent.id, rollout.id) for agent in moved if _is_well(agent, rollout) and not _settled_at(agent)
     ]
@@ -217,7 +227,36 @@ def _plan_ahead(
             waits = True
     if steps or waits or not all(_has_soaked(agent, rollout, now) for agent in moved):
         return tuple(steps)
-    return (_next(rollout, agents),)
+    return (_next(rollout, agents, failing),)
+
+
+def _all_back(
+    rollout: AgentRolloutView, agents: Sequence[AgentView], moved: Sequence[AgentView], failing: Mapping[str, str]
+) -> str:
+    """Why all must go back for those that are not well; "" if they need not."""
+    if not failing:
+        return ""
+    by_id = {agent.id: agent for agent in moved}
+    said = [name for name in failing if name in by_id and by_id[name].connected]
+    tried = [agent for agent in moved if agent.id not in failing]
+    left = [agent for agent in agents if agent.connected and agent.id not in failing and agent not in tried]
+    many = len(failing) >= max(BACK_AT_LEAST, ceil(BACK_SHARE * len(moved)))
+    if not many and not (rollout.ring == 0 and said) and (tried or left):
+        return ""
+    first = failing[said[0]] if said else next(iter(failing.values()))
+    others = len(failing) - 1
+    return first + (f"; and {others} other{'s' if others > 1 else ''} not" if others else "")
+
+
+def _silent_regions(agents: Sequence[AgentView]) -> frozenset[str]:
+    """Regions of several agents none of which is heard: cut off, and no fault of a release that other regions run."""
+    heard = {agent.region for agent in agents if agent.connected}
+    counts = Counter(agent.region for agent in agents)
+    return (
+        frozenset(region for region, count in counts.items() if count > 1 and region not in heard)
+        if heard
+        else frozenset()
+    )
 
 
 def _all_went_silent(agents: Sequence[AgentView], now: datetime, settings: AgentRolloutSettings) -> bool:
@@ -228,13 +267,16 @@ def _all_went_silent(agents: Sequence[AgentView], now: datetime, settings: Agent
     return newest is not None and (now - newest).total_seconds() < settings.silence_limit_s
 
 
-def _next(rollout: AgentRolloutView, agents: Sequence[AgentView]) -> AgentDecision:
+def _next(rollout: AgentRolloutView, agents: Sequence[AgentView], failing: Mapping[str, str]) -> AgentDecision:
+    over = f"; passed over: {'; '.join(list(failing.values())[:3])}" if failing else ""
     if rollout.ring + 1 < rollout.rings:
-        return EnterRing(rollout.id, rollout.ring + 1, f"ring {rollout.ring + 1} of {rollout.rings} is well")
+        return EnterRing(rollout.id, rollout.ring + 1, f"ring {rollout.ring + 1} of {rollout.rings} is well{over}")
     behind = sum(agent.release != rollout.target for agent in agents)
     left = f"; {behind} of {len(agents)} are away or not well, and catch up" if behind else ""
     there = len(agents) - behind
-    return ChangeAgentRollout(rollout.id, AgentRolloutState.SUCCEEDED, f"{there} agents run {rollout.target}{left}")
+    return ChangeAgentRollout(
+        rollout.id, AgentRolloutState.SUCCEEDED, f"{there} agents run {rollout.target}{left}{over}"
+    )
 
 
 def _plan_back(

@@ -67,7 +67,7 @@ def archives_note(row: AgentRelease) -> None:
 
 def agent_refused(identity: AgentIdentity, reason: str, *, now: datetime) -> None:
     """Put into the timeline, once an hour, that an agent was refused for its protocol."""
-    said = Event.objects.filter(kind="agent.refused", message=reason, at__gt=now - SAID_AGAIN_AFTER)
+    said = Event.objects.filter(kind="agent.refused", detail__agent=identity.id, at__gt=now - SAID_AGAIN_AFTER)
     if said.exists():
         return
     with transaction.atomic():
@@ -78,4 +78,5 @@ def agent_refused(identity: AgentIdentity, reason: str, *, now: datetime) -> Non
             now=now,
             region=identity.region,
             node=identity.id if identity.id.startswith("n-") else "",
+            detail={"agent": identity.id},
         )

@@ -11,7 +11,7 @@ from datetime import datetime
 from time import monotonic
 
 import msgspec
-from django.db import transaction
+from django.db import IntegrityError, transaction
 from django.db.models import F
 
 from fleet.models import AgentMove, AgentRelease, AgentRollout, Machine
@@ -108,17 +108,7 @@ def agent_rollout_begin(
         if not behind and source == target:
             raise Conflict(f"all {len(agents)} agents run {target} already")
         rings = plan_rings(agents)
-        rollout = AgentRollout.objects.create(
-            source=source,
-            target=target,
-            state=AgentRolloutState.RUNNING.value,
-            rings=max(1, len(rings)),
-            soak_s=soak_s,
-            actor=actor,
-            why=why,
-            created_at=now,
-            ring_since=now,
-        )
+        rollout = _create(source, target, rings=max(1, len(rings)), soak_s=soak_s, actor=actor, why=why, now=now)
         for number, ring in enumerate(rings):
             for agent in ring:
                 columns = {"rollout": rollout, "ring": number, "release": target.id}
@@ -127,6 +117,26 @@ def agent_rollout_begin(
         _event(rollout, f"{actor} upgrades {len(behind)} of {len(agents)} agents to {target}{reason}", now, actor)
         hints.ring("fleet.agents")
     return rollout
+
+
+def _create(
+    source: AgentRelease, target: AgentRelease, *, rings: int, soak_s: float, actor: str, why: str, now: datetime
+) -> AgentRollout:
+    try:
+        with transaction.atomic():
+            return AgentRollout.objects.create(
+                source=source,
+                target=target,
+                state=AgentRolloutState.RUNNING.value,
+                rings=rings,
+                soak_s=soak_s,
+                actor=actor,
+                why=why,
+                created_at=now,
+                ring_since=now,
+            )
+    except IntegrityError:
+        raise Conflict("another upgrade has begun at this moment: look at it, and try again") from None
 
 
 _NOT_MOVED: Mapping[str, object] = {"moved_at": None, "before": None, "settled_at": None, "trouble": ""}

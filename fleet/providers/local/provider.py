@@ -217,7 +217,7 @@ class LocalProvider:
 
     def _is_moving(self, name: str) -> bool:
         try:
-            return time.time() - (self._folder(name) / MOVED_FILE).stat().st_mtime < MOVED_WITHIN_S
+            return 0 <= time.time() - (self._folder(name) / MOVED_FILE).stat().st_mtime < MOVED_WITHIN_S
         except OSError:
             return False
 

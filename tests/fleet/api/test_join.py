@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from asgiref.sync import async_to_sync
 from django.test import Client
 
+from fleet.api import join
 from fleet.models import Invitation
 from fleet.services import agent_archive
 from fleet.services.enrolment import credential_issue
@@ -155,6 +157,21 @@ def test_why_a_host_did_not_join_is_an_event(token: str) -> None:
     assert event.message == "a host at 127.0.0.1 did not join pool: port 21003 is in use"
 
 
+def give_back(answer: Any) -> None:
+    """What the end of a response does, without what it does to the connection of this test."""
+    for close in answer._resource_closers:
+        close()
+
+
+def digest_of(answer: Any) -> str:
+    async def read() -> bytes:
+        return b"".join([chunk async for chunk in answer.streaming_content])
+
+    content = async_to_sync(read)()
+    give_back(answer)
+    return hashlib.sha256(content).hexdigest()
+
+
 def release(path: str, credential: str) -> Any:
     return Client().get(f"/agents/releases/{path}", headers={"Authorization": f"Bearer {credential}"})
 
@@ -172,7 +189,13 @@ def test_a_machine_fetches_the_release_that_its_order_names_and_nobody_else_does
         for kind, subject in (("machine", "m-00000001"), ("node", "n-00000001"))
     }
     answer = release(f"{own.id}/{packed.digest}", shown["machine"])
-    assert hashlib.sha256(b"".join(answer.streaming_content)).hexdigest() == packed.digest
+    assert digest_of(answer) == packed.digest
+    monkeypatch.setattr(join, "_downloading", threading.BoundedSemaphore(1))
+    one = release(f"{own.id}/{packed.digest}", shown["machine"])
+    busy = release(f"{own.id}/{packed.digest}", shown["machine"])
+    assert (busy.status_code, busy["Retry-After"]) == (503, "5")
+    give_back(one)
+    assert digest_of(release(f"{own.id}/{packed.digest}", shown["machine"])) == packed.digest
     assert release(f"{own.id}/{'e' * 64}", shown["machine"]).status_code == 404
     assert release(f"{'.' * 16}/{packed.digest}", shown["machine"]).status_code == 404
     for credential in (shown["node"], "sw_00000000_nobody", ""):

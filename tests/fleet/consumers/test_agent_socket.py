@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 
+import msgspec
 import pytest
 import pytest_asyncio
 from asgiref.sync import sync_to_async
@@ -163,19 +164,20 @@ async def test_others_are_refused_in_one_sentence_and_the_timeline_says_so_once(
     from kernel.models import Event
 
     text, refusals = await credential("n-a"), []
-    for _ in range(2):
+    for number in range(2):
         client = client_with(socket, text)
         await client.connect()
-        await client.send_message(encode(hello(protocol=protocol)))
+        stated = hello(protocol=protocol)
+        await client.send_message(encode(msgspec.structs.replace(stated, agent_version=f"1\0{number}")))
         refusal = await client.receive_message()
         assert isinstance(refusal, Refused)
         assert not refusal.retry
         refusals.append(refusal.reason)
         spoken = f"and this control plane {PROTOCOL_VERSION} and {PROTOCOL_VERSION - 1}: "
-        assert refusal.reason.startswith(f"node n-a, version 1, speaks protocol {protocol}, {spoken}")
+        assert refusal.reason.startswith(f"node n-a, version 1{number}, speaks protocol {protocol}, {spoken}")
         assert remedy in refusal.reason
     events = await eventually(lambda: list(Event.objects.filter(kind="agent.refused")))
-    assert [(event.message, event.node) for event in events] == [(refusals[-1], "n-a")]
+    assert [(event.message, event.node) for event in events] == [(refusals[0], "n-a")]  # whatever else it says
 
 
 async def test_a_flood_is_cut(socket: AgentSocket) -> None:

@@ -95,11 +95,11 @@ def test_ring_by_ring_all_go_and_the_release_is_the_current_one(cloud: Cloud) ->
 
 
 def test_it_goes_back_by_itself_and_says_why(cloud: Cloud) -> None:
-    for number in range(2):
-        node(f"n-{number}")
+    node("n-0")
     begin()
     roll(0)
-    NodeReport.objects.filter(node="n-0").update(connected=False)
+    long_ago = NOW - timedelta(minutes=10)
+    NodeReport.objects.filter(node="n-0").update(connected=False, connection_changed_at=long_ago)
     roll(21)
     assert rollout().state == "rolling_back"
     NodeReport.objects.filter(node="n-0").update(connected=True)
@@ -120,15 +120,23 @@ def test_it_goes_back_for_a_node_that_the_fleet_gave_up_meanwhile() -> None:
     for number in range(2):
         node(f"n-{number}")
     begin()
-    roll(0)
-    Node.objects.filter(id="n-0").update(state=NodeState.RETIRED.value)
-    roll(1)
-    assert (rollout().state, rollout().reason) == (
-        "rolling_back",
-        f"n-0 was given up before it was well with {NEW}",
-    )
+    for number in range(2):
+        roll(number)
+        Node.objects.filter(id=f"n-{number}").update(state=NodeState.RETIRED.value)
+        roll(number + 0.5)
+    assert rollout().state == "rolling_back"
+    assert rollout().reason == f"n-0 was given up before it was well with {NEW}; and 1 other not"
     roll(2)
     assert rollout().state == "rolled_back"
+
+
+def test_two_that_begin_at_once_without_a_current_release_do_not_collide(monkeypatch: pytest.MonkeyPatch) -> None:
+    node("n-0")
+    AgentRelease.objects.update(is_current=False)
+    begin()
+    monkeypatch.setattr(agent_rollouts, "active_rollout", lambda: None)
+    with pytest.raises(Conflict, match="another upgrade has begun at this moment"):
+        begin()
 
 
 def test_an_operator_takes_it_back() -> None:
