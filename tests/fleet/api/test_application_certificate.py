@@ -1,21 +1,28 @@
 """Certificates for applications over HTTP, on the page and by command: who may, what is said, and that no key is."""
 
+import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.db import OperationalError, connection, transaction
 from django.test import Client
 from rest_framework.test import APIClient
 
 from audit.models import AuditRecord
 from fleet.models import ApplicationCertificate, Incident
 from fleet.selectors.application_certificate import application_tls
-from fleet.services.application_certificate import MOST, application_certificate_set, application_certificates_judge
+from fleet.services.application_certificate import (
+    MOST,
+    application_certificate_remove,
+    application_certificate_set,
+    application_certificates_judge,
+)
+from fleet.services.region import region_change
 from kernel.access import Role, Scope
 from kernel.models import Event
-from kernel.refusals import Conflict
+from kernel.refusals import Conflict, InvalidInput
 from tests.controlplane.access.callers import calls, make_user
 from tests.controlplane.api.client import rules
 from tests.controlplane.cli.conftest import environ, switchyard, token  # noqa: F401 - fixtures
@@ -213,3 +220,33 @@ def test_commands_set_list_show_and_remove(switchyard: Any, tmp_path: Path) -> N
     assert (missing.code, "no.pem cannot be read: No such file" in missing.err) == (2, True)
     assert switchyard("certificate", "remove", "api", "--yes").out == "certificate api is removed\n"
     assert not ApplicationCertificate.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_who_refuses_plain_http_and_who_removes_the_last_certificate_wait_for_each_other() -> None:
+    region = rows.region()
+    put(SERVER)
+    removed, go_on = threading.Event(), threading.Event()
+
+    def remove() -> None:
+        with transaction.atomic():
+            application_certificate_remove(name="api", actor="ada", now=NOW)
+            removed.set()
+            assert go_on.wait(60)
+        connection.close()
+
+    removing = threading.Thread(target=remove)
+    removing.start()
+    try:
+        assert removed.wait(60)
+        with connection.cursor() as cursor:
+            cursor.execute("SET lock_timeout = '200ms'")
+        with pytest.raises(OperationalError, match="lock timeout"):
+            region_change(name=region.name, columns={"plain_http": "refuse"}, actor="bo", now=NOW)
+    finally:
+        go_on.set()
+        removing.join()
+        with connection.cursor() as cursor:
+            cursor.execute("RESET lock_timeout")
+    with pytest.raises(InvalidInput, match="has no certificate for applications"):
+        region_change(name=region.name, columns={"plain_http": "refuse"}, actor="bo", now=NOW)
