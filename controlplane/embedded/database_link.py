@@ -17,14 +17,15 @@ from pathlib import Path
 from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.host_authority import dns_name
 from controlplane.embedded.membership import Membership, links_folder
-from controlplane.embedded.postgres import APPLICATION, SOCKET
+from controlplane.embedded.postgres import APPLICATION, REPLICATION, SOCKET
 from controlplane.embedded.privileges import Account, is_closed_to, prepare_socket_folder
 from controlplane.embedded.process_environment import server_environment
 from controlplane.embedded.processes import CONTROL_NICE, Program
 from controlplane.embedded.state_directory import StateDirectory
 from controlplane.embedded.supervisor import Service
 
-_CONNECTIONS = 1000
+_CONNECTIONS, _ADMITTED = 1000, 300
+"""Of all, and of those that come in: PostgreSQL has fewer for them."""
 _TEMPLATE = """\
 global
     maxconn {connections}
@@ -41,7 +42,12 @@ defaults
 
 frontend from_{other}
     bind {address}:{port} tcp-ut 5s ssl crt {own_pem} ca-file {authority_pem} verify required
+    maxconn {admitted}
+    tcp-request connection reject unless {{ src {other_source} }}
     tcp-request session reject unless {{ ssl_c_s_dn(cn) -m str {other} }}
+    tcp-request inspect-delay 5s
+    tcp-request content accept if {{ req.payload(8,0),hex -m beg {roles} }}
+    tcp-request content reject if WAIT_END
     default_backend own
 
 backend own
@@ -121,6 +127,9 @@ def configuration(membership: Membership, folder: Path, sockets: Path) -> str:
     own, other = membership.own, membership.other
     return _TEMPLATE.format(
         connections=_CONNECTIONS,
+        admitted=_ADMITTED,
+        other_source=other.address,
+        roles=" ".join(_startup_of(role) for role in (APPLICATION, REPLICATION)),
         address=_in_brackets(own.address),
         port=own.database_port,
         own_pem=folder / "own.pem",
@@ -133,6 +142,12 @@ def configuration(membership: Membership, folder: Path, sockets: Path) -> str:
         other_socket=links_folder(sockets, other) / SOCKET,
         role=APPLICATION,
     )
+
+
+def _startup_of(role: str) -> str:
+    """How what a client of PostgreSQL says first begins, behind eight bytes of length and version, as HAProxy writes
+    it. The owner may do everything, and comes in by no link."""
+    return b"user\0".hex().upper() + role.encode().hex().upper() + "00"
 
 
 def _in_brackets(address: str) -> str:

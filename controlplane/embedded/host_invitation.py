@@ -20,6 +20,7 @@ from controlplane.embedded.configuration import CannotStart, Configuration
 from controlplane.embedded.console import Console
 from controlplane.embedded.follower import is_alive
 from controlplane.embedded.host_authority import make_authority, make_certificate
+from controlplane.embedded.host_records import DatabaseClient
 from controlplane.embedded.membership import (
     NAMES,
     ControlHost,
@@ -31,6 +32,7 @@ from controlplane.embedded.membership import (
 )
 from controlplane.embedded.postgres import APPLICATION, OWNER, REPLICATION
 from controlplane.embedded.process_environment import SHARED
+from controlplane.embedded.replication import Role
 from controlplane.embedded.state_directory import LauncherState, StateDirectory
 
 APPLY = signal.SIGUSR1
@@ -85,9 +87,9 @@ def invite(configuration: Configuration, home: StateDirectory, wanted: Invitatio
     membership = Membership(
         own_name=NAMES[0],
         hosts=hosts,
-        passwords=Passwords(*(secrets.token_urlsafe(32) for _ in range(3))),
+        # PostgreSQL has the ones of an earlier invitation, and a host that cannot log in helps nobody.
+        passwords=known.passwords if known else Passwords(*(secrets.token_urlsafe(32) for _ in range(3))),
         authority=authority,
-        authority_key=authority_key,
         certificate=certificates[0][0],
         key=certificates[0][1],
         shared={name: environment[name] for name in SHARED if environment.get(name)},
@@ -117,22 +119,18 @@ def forget(configuration: Configuration, home: StateDirectory, console: Console)
     known = read_membership(home)
     if known is None:
         raise CannotStart("This control plane has one host: there is none to take out.")
-    import psycopg
-
-    try:
-        with psycopg.connect(launcher.owner_url, autocommit=True, connect_timeout=_CONNECT_S) as connection:
-            connection.execute("SET synchronous_commit = local")
-            connection.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            connection.execute("SELECT pg_reload_conf()")
-            connection.execute("DELETE FROM kernel_controlhost")
-    except psycopg.Error as error:
-        raise CannotStart(
-            f"The database of this host takes no writes ({' '.join(str(error).split())}): promote it first."
-        ) from error
+    own = DatabaseClient(launcher.owner_url)
+    found = own.look()
+    own.close()
+    if found is None or found.role is not Role.PRIMARY:
+        raise CannotStart("The database of this host takes no writes: promote it first.")
     forget_membership(home)
     with console.step("web and the others start once more"):
         _apply(launcher, home)
-    console.own(f"{known.other.name} at {known.other.address} is out; what is left there must not be started again")
+    console.own(
+        f"{known.other.name} at {known.other.address} is out; what is left there must not be started again. If"
+        " others may have it, give this host another SWITCHYARD_SECRET_KEY, operator's token and fleet authority"
+    )
 
 
 def _launcher(configuration: Configuration, home: StateDirectory) -> LauncherState:
@@ -254,6 +252,8 @@ def _apply(launcher: LauncherState, home: StateDirectory) -> None:
     while time.monotonic() < deadline:
         state = home.read_state()
         if state is not None and state.membership_applied > launcher.membership_applied:
+            if state.membership_problem:
+                raise CannotStart(f"The launcher went back to what was before: {state.membership_problem}")
             return
         time.sleep(_POLL_S)
     raise CannotStart(

@@ -8,7 +8,7 @@ import shutil
 import socket
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TypeVar
@@ -17,7 +17,7 @@ from controlplane.embedded.bundle import Bundle, read_bundle
 from controlplane.embedded.configuration import CannotStart, Configuration
 from controlplane.embedded.console import Console
 from controlplane.embedded.follower import is_alive
-from controlplane.embedded.host_keeper import CONTACT_FILE, STOOD_DOWN_FILE, other_client
+from controlplane.embedded.host_keeper import CONFIRMED_FILE, CONTACT_FILE, STOOD_DOWN_FILE, other_client
 from controlplane.embedded.host_records import DatabaseClient
 from controlplane.embedded.membership import (
     MEMBERSHIP_FILE,
@@ -73,6 +73,9 @@ async def join(configuration: Configuration, home: StateDirectory, file: Path, c
                 await supervisor.start(postgres.service(os.environ))
                 await postgres.wait_until_ready()
                 await asyncio.to_thread(_require_reached, bundle.membership, primary)
+            except BaseException:
+                await asyncio.to_thread(_withdraw, bundle.membership, primary)
+                raise
             finally:
                 await asyncio.to_thread(primary.close)
     except BaseException:
@@ -100,7 +103,7 @@ async def rejoin(configuration: Configuration, home: StateDirectory, console: Co
         primary = await _require_primary(membership, postgres)
         await asyncio.to_thread(primary.close)
         await copy_database(membership, postgres, console)
-    for name in (CONTACT_FILE, STOOD_DOWN_FILE):
+    for name in (CONTACT_FILE, STOOD_DOWN_FILE, CONFIRMED_FILE):
         (home.path / name).unlink(missing_ok=True)
     state = home.read_state()
     what = "it starts now" if state and is_alive(state) else "`make up` starts it"
@@ -237,6 +240,14 @@ def _require_reached(membership: Membership, primary: DatabaseClient) -> None:
             f"{membership.other.name} does not reach this host at {own.address}:{own.database_port}: open that port to"
             f" {membership.other.address}."
         )
+
+
+def _withdraw(membership: Membership, primary: DatabaseClient) -> None:
+    """Let the other host know nothing of this one, which did not join."""
+    import psycopg
+
+    with suppress(psycopg.Error):
+        primary.rows("DELETE FROM kernel_controlhost WHERE name = %s", [membership.own_name])
 
 
 def _within(limit_s: float, look: Callable[[], T]) -> T:

@@ -7,12 +7,14 @@ import json
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from controlplane.embedded.console import Console
 from controlplane.embedded.host_records import DatabaseClient
 from controlplane.embedded.membership import Membership, links_folder, write_membership
 from controlplane.embedded.postgres import APPLICATION, DATABASE, Postgres
 from controlplane.embedded.replication import (
+    HOST_SILENT_S,
     Commits,
     Database,
     Role,
@@ -26,7 +28,7 @@ from controlplane.embedded.state_directory import StateDirectory, write_private_
 
 LOOK_EVERY_S = 1.0
 CONTACT_FILE = "standby-contact.json"
-"""When this standby last heard its primary, in seconds since 1970 by this host's clock."""
+"""When this standby last heard its primary, in seconds since the boot that is named: clocks may be set."""
 CONFIRMED_FILE = "primary-confirmed"
 """A person says that the other host's database takes no writes, and never will again."""
 STOOD_DOWN_FILE = "stood-down"
@@ -80,17 +82,20 @@ class HostKeeper:
         self._standby_at_s = time.monotonic()  # a start gives the standby as long as its end would
         self._is_known_synchronous = False
 
-    async def run(self) -> None:
-        """Look every second, until cancelled."""
-        import psycopg
+    @property
+    def membership(self) -> Membership:
+        """As it is by now."""
+        return self._membership
 
+    async def run(self) -> None:
+        """Look every second, until cancelled. Whatever goes wrong in a look is said, and the next one looks again."""
         try:
             while True:
                 try:
                     await self._look()
                     self._problem = ""
-                except (psycopg.Error, OSError) as error:
-                    self._note_problem(str(error))
+                except Exception as error:
+                    self._note_problem(str(error) or type(error).__name__)
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             self._own.close()
@@ -167,7 +172,8 @@ class HostKeeper:
         now_s = time.monotonic()
         if standby is not None:
             self._standby_at_s = now_s
-            self._note_joined()
+            if standby.silent_s <= HOST_SILENT_S:  # its launcher runs it: it may be promoted from now on
+                self._note_joined()
         stands_down = own.note_alive(self._membership.own, Role.PRIMARY)
         now = Commits.SYNCHRONOUS if own.waits_for() else Commits.ASYNCHRONOUS
         missing_s = now_s - self._standby_at_s
@@ -200,7 +206,7 @@ class HostKeeper:
             " AND clock_timestamp() - last_msg_receipt_time < interval '5 s'"
         )
         if streams:
-            write_private_json(self._home.path / CONTACT_FILE, {"at_s": time.time()})
+            self._keep(CONTACT_FILE, {"boot": _boot(), "at_s": _since_boot_s()})
         self._say("standby", "its database is the standby")
         self._note_alive_elsewhere(other, Role.STANDBY)
 
@@ -220,7 +226,14 @@ class HostKeeper:
         if state != self._said:
             self._said = state
             self._console.own(text)
-            write_private_json(self._home.path / DATABASE_FILE, {"state": state, "text": text})
+            self._keep(DATABASE_FILE, {"state": state, "text": text})
+
+    def _keep(self, name: str, content: dict[str, object]) -> None:
+        """For other commands to read. A disk that refuses it must not keep a look from its end."""
+        try:
+            write_private_json(self._home.path / name, content)
+        except OSError as error:
+            self._note_problem(str(error))
 
     def _note_problem(self, text: str) -> None:
         problem = " ".join(text.split())
@@ -243,10 +256,17 @@ def said_of_database(home: StateDirectory) -> str:
 
 
 def contact_age_s(home: StateDirectory) -> float | None:
-    """Seconds since the standby of this home last heard its primary, by this host's clock; None: it is not known."""
+    """Seconds since the standby of this home last heard its primary; None: it is not known, or was before a reboot."""
     try:
-        at_s = float(json.loads((home.path / CONTACT_FILE).read_text())["at_s"])
+        kept = json.loads((home.path / CONTACT_FILE).read_text())
+        return _since_boot_s() - float(kept["at_s"]) if kept["boot"] == _boot() else None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    age_s = time.time() - at_s
-    return age_s if age_s >= 0 else None
+
+
+def _since_boot_s() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+def _boot() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -5,6 +5,7 @@ the other is lost or cut off.
 """
 
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from controlplane.embedded.configuration import CannotStart, Configuration
@@ -12,14 +13,17 @@ from controlplane.embedded.console import Console
 from controlplane.embedded.host_keeper import CONFIRMED_FILE, contact_age_s, other_client
 from controlplane.embedded.host_records import DatabaseClient
 from controlplane.embedded.membership import read_membership
-from controlplane.embedded.replication import Database, Role, why_promotion_may_lose
+from controlplane.embedded.replication import Commits, Database, Role, why_promotion_may_lose
 from controlplane.embedded.servers import choose_servers
 from controlplane.embedded.state_directory import StateDirectory
 
 STANDS_DOWN_WITHIN_S = 40.0
 PROMOTED_WITHIN_S = 60
-_POLL_S = 0.1
+_POLL_S = 0.2
+SILENT_LOOKS = 5
+"""In a row, before it counts as ended: one look may fail for many reasons."""
 _RECEIVES = "SELECT 1 FROM pg_stat_wal_receiver WHERE status = 'streaming'"
+_RECEIVED = "SELECT pg_last_wal_receive_lsn()::text"
 _EVENT = """
 INSERT INTO kernel_event (at, kind, tone, message, actor, region, deployment, cell, node, detail)
 VALUES (clock_timestamp(), 'control-host.promoted', 'warn', %s, 'command', '', '', '', '', '{}')
@@ -43,6 +47,8 @@ def promote(configuration: Configuration, home: StateDirectory, force: str, cons
     try:
         mine, theirs = own.look(), other.look()
         if mine is None:
+            if postgres.is_standby:
+                raise CannotStart(f"The standby of this host does not run: why is in {home.logs / 'postgres.log'}.")
             _confirm(home.path / CONFIRMED_FILE, theirs, force, other_name)
             console.own("its database starts and takes writes, without the other one")
             return
@@ -51,7 +57,7 @@ def promote(configuration: Configuration, home: StateDirectory, force: str, cons
         if theirs is not None and theirs.role is Role.PRIMARY:
             _require_orderly(own, other_name, force)
             with console.step(f"{other_name} stands down"):
-                _stand_down(other, other_name)
+                _stand_down(own, other, other_name)
         elif (doubt := _doubt(own, home, other_name)) and not force:
             raise CannotStart(f"{doubt}. Promote all the same by --force 'WHY'.")
         with console.step(f"promotion of {name}"):
@@ -85,10 +91,11 @@ def _require_orderly(own: DatabaseClient, other: str, force: str) -> None:
     """
     if not force:
         raise CannotStart(f"{other} answers and takes writes: leave it so, or have it stand down by --force 'WHY'.")
-    if not own.rows(_RECEIVES):
+    record = own.primary_record()
+    if not own.rows(_RECEIVES) or record is None or record.commits is not Commits.SYNCHRONOUS:
         raise CannotStart(
-            f"This host does not receive what {other} writes, and would lack it: `python -m controlplane.embedded"
-            " rejoin` here first, or stop that host."
+            f"{other} does not wait for this host with what it writes, so that it would be missing here: wait until it"
+            " does (`switchyard status`), by `python -m controlplane.embedded rejoin` here if need be."
         )
 
 
@@ -102,13 +109,21 @@ def _doubt(own: DatabaseClient, home: StateDirectory, other: str) -> str:
     )
 
 
-def _stand_down(other: DatabaseClient, name: str) -> None:
-    """Ask it to end, and wait: its last writes come here before it does."""
-    other.rows("UPDATE kernel_controlhost SET stands_down = true WHERE name = %s", [name])
-    deadline = time.monotonic() + STANDS_DOWN_WITHIN_S
-    while other.look() is not None:
+def _stand_down(own: DatabaseClient, other: DatabaseClient, name: str) -> None:
+    """Ask it to end, and wait until it has: its last writes come here before it does."""
+    asked = "UPDATE kernel_controlhost SET stands_down = %s WHERE name = %s"
+    other.rows(asked, [True, name])
+    deadline, silent, received = time.monotonic() + STANDS_DOWN_WITHIN_S, 0, ""
+    while silent < SILENT_LOOKS:
         if time.monotonic() > deadline:
+            import psycopg
+
+            with suppress(psycopg.Error):
+                other.rows(asked, [False, name])
             raise CannotStart(f"{name} did not stop within {STANDS_DOWN_WITHIN_S:.0f} s: stop it there (`make down`).")
+        before, received = received, own.rows(_RECEIVED)[0][0]
+        is_over = other.look() is None and not own.rows(_RECEIVES) and before == received
+        silent = silent + 1 if is_over else 0
         time.sleep(_POLL_S)
 
 

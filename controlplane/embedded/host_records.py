@@ -138,3 +138,20 @@ class DatabaseClient:
         """The standby that commits wait for, or ""."""
         ((name,),) = self.rows("SHOW synchronous_standby_names")
         return str(name).strip('"')
+
+
+def forget_standby(owner_url: str) -> None:
+    """Let the database of a control plane of one host wait for no standby, and know of no other host: what it has of
+    them is of before, or came with a backup.
+
+    Raises:
+        psycopg.Error: it does not answer.
+    """
+    client = DatabaseClient(owner_url)
+    try:
+        if client.waits_for():
+            client.set_standby(None)
+        if client.rows("SELECT 1 FROM pg_class WHERE oid = to_regclass('kernel_controlhost')"):
+            client.rows("DELETE FROM kernel_controlhost")
+    finally:
+        client.close()

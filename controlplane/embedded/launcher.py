@@ -21,6 +21,8 @@ from controlplane.embedded.control_plane import Management
 from controlplane.embedded.engine_environment import Weights, install_engine
 from controlplane.embedded.host_invitation import APPLY
 from controlplane.embedded.host_keeper import Hands, HostKeeper
+from controlplane.embedded.host_records import forget_standby
+from controlplane.embedded.membership import keep_membership
 from controlplane.embedded.postgres import APPLICATION
 from controlplane.embedded.preflight import (
     require_disk_space,
@@ -192,6 +194,8 @@ class Launcher:
             await self._supervisor.start(service)
         if servers.postgres is None or servers.membership is None:
             await self._unless_crash_looping(servers.wait_until_ready())
+            if servers.postgres is not None:
+                await asyncio.to_thread(forget_standby, servers.owner_url)
             return
         postgres = servers.postgres
         self._keeper = HostKeeper(
@@ -215,20 +219,29 @@ class Launcher:
         self._keeper = self._keeping = None
 
     async def _apply_membership(self) -> None:
-        """Start servers and processes once more, for the control plane has other hosts now. Nobody's agents stop."""
+        """Start servers and processes once more, for the control plane has other hosts now. Nobody's agents stop. If
+        that fails, all is as before."""
         self._console.own("the hosts of the control plane changed")
+        before = self._keeper.membership if self._keeper else None
+        await self._stop_keeping()  # first: it would write of hosts that are none any more
         await asyncio.gather(*(self._supervisor.stop(name) for name in _PROCESSES))
-        await self._stop_keeping()
-        await self._supervisor.stop("postgres", "link")
+        problem = ""
         try:
-            servers = self._choose_servers()
-            await self._start_servers(servers)
-        except CannotStart as error:
-            self._publish(phase=LauncherPhase.NOT_READY, reason=str(error))
-            self._console.own(str(error))
-            return
-        await self._start_processes()
-        self._publish(membership_applied=self._state.membership_applied + 1)
+            await self._restart_servers()
+        except Exception as error:
+            problem = str(error) or type(error).__name__
+            self._console.own(f"{problem} Going back to what was before.")
+            keep_membership(self._home, before)
+            await self._stop_keeping()
+            await self._restart_servers()
+        finally:
+            await self._start_processes()
+            applied = self._state.membership_applied + 1
+            self._publish(membership_applied=applied, membership_problem=problem)
+
+    async def _restart_servers(self) -> None:
+        await self._supervisor.stop("postgres", "link")
+        await self._start_servers(self._choose_servers())
 
     async def _despite_database(self, servers: Servers, step: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Take a step, and once more if it failed, as soon as the servers answer: one may have died meanwhile."""

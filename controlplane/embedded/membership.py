@@ -39,14 +39,13 @@ class Passwords:
 
 @dataclass(frozen=True, slots=True)
 class Membership:
-    """What this host knows. `certificate` and `key` are its own, `authority` and its key those of all; `shared`:
-    variables of the environment that hosts must agree on, as the first one had them."""
+    """What this host knows. `certificate` and `key` are its own, `authority` signed both, and its key is kept by
+    nobody; `shared`: variables of the environment that hosts must agree on, as the first one had them."""
 
     own_name: str
     hosts: tuple[ControlHost, ...]
     passwords: Passwords
     authority: str
-    authority_key: str
     certificate: str
     key: str
     shared: Mapping[str, str]
@@ -93,6 +92,14 @@ def write_membership(home: StateDirectory, membership: Membership) -> None:
 def forget_membership(home: StateDirectory) -> None:
     """From now on this home is a control plane of one host."""
     (home.path / MEMBERSHIP_FILE).unlink(missing_ok=True)
+
+
+def keep_membership(home: StateDirectory, membership: Membership | None) -> None:
+    """Write or forget it, whichever it is."""
+    if membership is None:
+        forget_membership(home)
+    else:
+        write_membership(home, membership)
 
 
 def membership_of(stored: Any) -> Membership:

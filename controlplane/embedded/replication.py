@@ -13,8 +13,6 @@ CAUGHT_UP_BYTES = 16 * 1024 * 1024
 """One segment of the log: the rest arrives while the first commit waits for it."""
 HOST_SILENT_S = 10.0
 """A standby whose launcher says nothing for so long is not waited for: it may be a copy that is only being made."""
-MARGIN_S = 5.0
-"""What the two may differ in when they last heard of each other: `wal_sender_timeout`, and two looks."""
 
 
 class Role(StrEnum):
@@ -91,7 +89,8 @@ def wanted_commits(now: Commits, standby: Standby | None, *, missing_s: float, a
 def why_promotion_may_lose(
     primary: str, commits: Commits | None, *, contact_s: float | None, alone_after_s: float | None
 ) -> str:
-    """Why something that was acknowledged may be missing here; "" if it is certain that nothing is.
+    """Why something that was acknowledged, or will be, may be missing here; "" if it is certain that nothing is: the
+    primary waits for this host for ever, so that one which is only cut off acknowledges nothing.
 
     `commits`: as the primary last said it, to whom it was still in contact; `contact_s`: how long ago that was.
     """
@@ -99,11 +98,10 @@ def why_promotion_may_lose(
         return f"{primary} did not wait for this host when it was last heard: its last writes may be missing here"
     if alone_after_s is None:
         return ""
-    if contact_s is None:
-        return f"it is not known when {primary} was last heard here"
-    if contact_s <= alone_after_s - MARGIN_S:
-        return ""
+    heard = (
+        "it is not known when it was last heard" if contact_s is None else f"it was last heard {contact_s:.0f} s ago"
+    )
     return (
-        f"{primary} was last heard {contact_s:.0f} s ago, and goes on alone after {alone_after_s:.0f} s: if it ran for"
-        " longer than that, what it acknowledged then is missing here; if it was off by then, nothing is"
+        f"{primary} does not answer, and may only be cut off: power it off first. If it runs, it goes on alone after"
+        f" {alone_after_s:.0f} s without this host, and what it acknowledges then is missing here ({heard})"
     )

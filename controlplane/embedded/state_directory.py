@@ -41,7 +41,9 @@ class LauncherState:
     phase: LauncherPhase = LauncherPhase.STARTING
     reason: str = ""
     membership_applied: int = 0
-    """How often it has taken over, while it ran, which hosts the control plane has."""
+    """How often it has taken over, while it ran, which hosts the control plane has, or tried to."""
+    membership_problem: str = ""
+    """Why it could not the last time."""
     sessions: dict[str, int] = field(default_factory=dict)
     """Name of a supervised process -> its pid, which is also the id of its session."""
 
@@ -140,9 +142,14 @@ def _try_lock(descriptor: int) -> bool:
 
 def write_private_json(path: Path, content: dict[str, object]) -> None:
     """Write JSON that only this user may read, in one atomic step."""
-    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
-    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        json.dump(content, file, indent=2)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(path)
+    fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}.new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            json.dump(content, file, indent=2)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise

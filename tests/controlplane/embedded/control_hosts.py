@@ -21,7 +21,6 @@ def membership_pair(addresses: tuple[str, str] = ("10.0.0.1", "10.0.0.2")) -> tu
         hosts=hosts,
         passwords=Passwords("owner's", "application's", "replication's"),
         authority=authority,
-        authority_key=authority_key,
         certificate=first,
         key=first_key,
         shared={"SWITCHYARD_URL": "https://switchyard.example"},

@@ -24,7 +24,8 @@ from controlplane.embedded.host_invitation import Invitation, forget, invite
 from controlplane.embedded.host_join import join, rejoin
 from controlplane.embedded.host_keeper import Hands, HostKeeper
 from controlplane.embedded.host_promotion import promote
-from controlplane.embedded.membership import read_membership
+from controlplane.embedded.host_records import forget_standby
+from controlplane.embedded.membership import links_folder, read_membership
 from controlplane.embedded.processes import end_session
 from controlplane.embedded.servers import Servers, choose_servers
 from controlplane.embedded.state_directory import LauncherState, StateDirectory
@@ -68,6 +69,7 @@ class ControlHostUnderTest:
         if membership is None:
             await self._supervisor.start(postgres.service(os.environ))
             await postgres.wait_until_ready()
+            await asyncio.to_thread(forget_standby, postgres.owner_url)
         else:
             assert servers.link is not None
             await self._supervisor.start(servers.link.service(os.environ))
@@ -198,6 +200,15 @@ async def both_running(
         await first.stop()
 
 
+def connect_as_owner_of_the_other(host: ControlHostUnderTest) -> None:
+    servers = host.servers
+    assert servers.postgres is not None
+    assert servers.membership is not None
+    folder = links_folder(servers.postgres.sockets, servers.membership.other)
+    password = servers.membership.passwords.owner
+    psycopg.connect(host=str(folder), user="switchyard", dbname="switchyard", password=password, connect_timeout=20)
+
+
 async def becomes(host: ControlHostUnderTest, expected: dict[str, tuple[str, str]]) -> None:
     seen: dict[str, tuple[str, str]] = {}
 
@@ -222,13 +233,16 @@ async def test_a_host_joins_takes_over_when_the_other_burns_and_has_it_back_as_i
         with pytest.raises(CannotStart, match="control-1 answers and takes writes"):
             await asyncio.to_thread(promote, second.configuration, second.home, "", second.console)
 
+        with pytest.raises(psycopg.OperationalError, match="closed the connection"):  # whatever he knows
+            await asyncio.to_thread(connect_as_owner_of_the_other, second)
+
         writer = Writer(second.servers.database_url)
         writer.start()
         assert await eventually_async(lambda: len(writer.acknowledged) > 20)
         await first.lose_power()
-        # Within the time in which the first one would not have gone on alone: there is nothing to doubt.
-        assert await eventually_async(lambda: second.servers.postgres is not None)
-        await asyncio.to_thread(promote, second.configuration, second.home, "", second.console)
+        with pytest.raises(CannotStart, match="may only be cut off: power it off first"):
+            await asyncio.to_thread(promote, second.configuration, second.home, "", second.console)
+        await asyncio.to_thread(promote, second.configuration, second.home, "it burned", second.console)
         before = len(writer.acknowledged)
         assert await eventually_async(lambda: len(writer.acknowledged) > before + 20)
         writer.stopping.set()
@@ -277,14 +291,20 @@ async def test_a_primary_goes_on_alone_says_so_and_waits_for_a_word_when_it_star
             await asyncio.to_thread(promote, first.configuration, first.home, "", first.console)
         await asyncio.to_thread(promote, first.configuration, first.home, "it burned", first.console)
         await becomes(first, {"control-1": ("primary", "asynchronous"), "control-2": ("standby", "")})
+        # As if it had not been away: the launcher ends up with no standby, whatever was set.
+        await asyncio.to_thread(first.sql, "ALTER SYSTEM SET synchronous_standby_names = '\"control-2\"'")
         await asyncio.to_thread(forget, first.configuration, first.home, first.console)
         assert read_membership(first.home) is None
+        await first.stop()
+        await first.start()
+        assert await asyncio.to_thread(first.sql, "SELECT * FROM kernel_controlhost") == []
+        await asyncio.to_thread(first.sql, "INSERT INTO kept VALUES (2)")  # waits for nobody
 
         # The other one was off meanwhile: what it has is not all, and it says so.
         await first.stop()
         await second.start()
         assert await eventually_async(lambda: bool(second.standing()))
-        with pytest.raises(CannotStart, match=r"control-1 (was last heard|did not wait)"):
+        with pytest.raises(CannotStart, match=r"control-1 (does not answer|did not wait)"):
             await asyncio.to_thread(promote, second.configuration, second.home, "", second.console)
 
 

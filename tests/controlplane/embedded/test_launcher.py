@@ -11,8 +11,10 @@ from controlplane.embedded.configuration import CannotStart, read_configuration
 from controlplane.embedded.console import Console
 from controlplane.embedded.control_plane import Management
 from controlplane.embedded.launcher import Launcher
+from controlplane.embedded.membership import read_membership, write_membership
 from controlplane.embedded.processes import OneshotResult
 from controlplane.embedded.state_directory import LauncherPhase, StateDirectory
+from tests.controlplane.embedded.control_hosts import membership_pair
 from tests.controlplane.embedded.processes import prepared_home
 
 
@@ -124,3 +126,31 @@ def test_a_disk_that_refuses_the_state_stops_nothing(home: StateDirectory, monke
     monkeypatch.setattr(home, "write_state", refuse)
     launcher._publish(sessions={"web": 7})
     assert "no space left on device; `make status` shows an older state" in screen.getvalue()
+
+
+@pytest.mark.asyncio
+async def test_hosts_that_cannot_be_taken_over_leave_everything_as_it_was(
+    home: StateDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tries, started = [], []
+
+    async def restart() -> None:
+        tries.append(read_membership(home))
+        if len(tries) == 1:
+            raise CannotStart("10.0.0.1:5432 is taken.")
+
+    async def start() -> None:
+        started.append("processes")
+
+    screen = io.StringIO()
+    launcher = launcher_of(home, screen)
+    monkeypatch.setattr(launcher, "_restart_servers", restart)
+    monkeypatch.setattr(launcher, "_start_processes", start)
+    first, _ = membership_pair()
+    write_membership(home, first)
+    await launcher._apply_membership()
+    assert (tries, started) == ([first, None], ["processes"])
+    state = home.read_state()
+    assert state is not None
+    assert (state.membership_applied, state.membership_problem) == (1, "10.0.0.1:5432 is taken.")
+    assert "Going back to what was before" in screen.getvalue()

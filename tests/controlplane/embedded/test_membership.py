@@ -1,6 +1,7 @@
 """What a host keeps of its control plane, and the file by which another one comes to know it."""
 
 import json
+import re
 import stat
 import time
 from dataclasses import asdict, replace
@@ -132,6 +133,9 @@ def test_the_link_admits_the_other_host_and_nobody_else(tmp_path: Path) -> None:
     assert "tcp-request session reject unless { ssl_c_s_dn(cn) -m str control-2 }" in text
     assert "verifyhost control-2.database.switchyard" in text
     assert text.count("ssl-min-ver TLSv1.3") == 2
+    assert "tcp-request connection reject unless { src 10.0.0.2 }" in text
+    roles = [bytes.fromhex(word) for word in re.findall(r"\b7573657200[0-9A-F]+\b", text)]
+    assert roles == [b"user\0switchyard_application\0", b"user\0switchyard_replication\0"]
 
 
 def test_status_names_both_hosts_and_what_became_of_this_ones_database(tmp_path: Path) -> None:
