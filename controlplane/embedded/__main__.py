@@ -63,7 +63,7 @@ def _run(configuration: Configuration, home: StateDirectory, options: argparse.N
 
 
 def _run_once(configuration: Configuration, home: StateDirectory, options: argparse.Namespace) -> None:
-    console = Console()
+    console = Console(progress_only=True)
     match options.command:
         case "backup":
             asyncio.run(back_up(configuration, home, options.file.resolve(), console))
