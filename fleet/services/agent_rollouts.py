@@ -230,12 +230,14 @@ def _move(decision: MoveAgent, now: datetime) -> None:
 
 
 def _tell_providers(agents: Sequence[AgentView], now: datetime) -> None:
-    """Have those who do not run what they were told be moved by their provider. Machines' order says it to them."""
+    """Have those who do not run what they were told be moved by their provider, and those who do not say what they run:
+    what one said last may be of before it broke. Machines' order says it to them."""
     told = {move.agent: move for move in AgentMove.objects.filter(moved_at__isnull=False)}
     wanted: dict[str, dict[str, str]] = {}
     for agent in agents:
         move = told.get(agent.id)
-        if move is not None and move.release != agent.release and not move.trouble:
+        runs_it = agent.connected and move is not None and move.release == agent.release
+        if move is not None and not runs_it and not move.trouble:
             wanted.setdefault(agent.provider, {})[agent.id] = move.release
     for provider, releases in wanted.items():
         try:

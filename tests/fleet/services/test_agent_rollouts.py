@@ -102,9 +102,10 @@ def test_it_goes_back_by_itself_and_says_why(cloud: Cloud) -> None:
     NodeReport.objects.filter(node="n-0").update(connected=False, connection_changed_at=long_ago)
     roll(21)
     assert rollout().state == "rolling_back"
-    NodeReport.objects.filter(node="n-0").update(connected=True)
     roll(22)
-    assert cloud.moved[-1] == {"n-0": NEW}  # the old process still: the row comes first
+    roll(22.5)
+    assert cloud.moved[-1] == {"n-0": OLD}  # though it never said that it left it
+    NodeReport.objects.filter(node="n-0").update(connected=True)
     roll(23)
     roll(24)
     assert rollout().state == "rolled_back"
