@@ -227,6 +227,10 @@ def _plan_ahead(
             waits = True
     if steps or waits or not all(_has_soaked(agent, rollout, now) for agent in moved):
         return tuple(steps)
+    ready = [one for one in others if one.connected and one.release != rollout.target]
+    if (failing or passed_over) and not moved and ready:  # nobody has shown that it is good: another tries it alone
+        one = min(ready, key=lambda each: (bool(each.unwell), each.serves, _ring_of(each, rollout), each.id))
+        return (MoveAgent(one.id, rollout.target, rollout.id, rollout.ring, one.standing),)
     return (_next(rollout, agents, failing),)
 
 
@@ -252,11 +256,7 @@ def _silent_regions(agents: Sequence[AgentView]) -> frozenset[str]:
     """Regions of several agents none of which is heard: cut off, and no fault of a release that other regions run."""
     heard = {agent.region for agent in agents if agent.connected}
     counts = Counter(agent.region for agent in agents)
-    return (
-        frozenset(region for region, count in counts.items() if count > 1 and region not in heard)
-        if heard
-        else frozenset()
-    )
+    return frozenset(region for region, count in counts.items() if heard and count > 1 and region not in heard)
 
 
 def _all_went_silent(agents: Sequence[AgentView], now: datetime, settings: AgentRolloutSettings) -> bool:

@@ -64,6 +64,7 @@ def test_of_several_beats_one_asks_and_another_once_that_is_gone(
     other.close()
 
 
+@pytest.mark.django_db  # another test may have left a connection that it looks after
 def test_a_beat_without_its_database_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(**_: object) -> int:
         raise OperationalError("away")

@@ -84,9 +84,7 @@ def test_a_release_whose_agents_do_not_come_up_is_left_again(fleet: RunningFleet
     assert done[0]["state"] == "rolled_back"
     assert f"well with {other}" in done[0]["reason"]
     assert [answer for answer in answers if answer.error] == []
-    # A cell of the second ring may have lost its nodes meanwhile, and is served elsewhere.
-    went = {move["agent"] for move in done[0]["moves"] if move["ring"] < 2}
-    assert pids(fleet).items() >= {name: pid for name, pid in before.items() if name not in went}.items()
+    assert pids(fleet).items() >= before.items()
     assert done[0]["ring"] < 2  # the others never went
     eventually(lambda: running(fleet, other) == [])
     current = next(row["id"] for row in fleet.api("agents/releases")["results"] if row["is_current"])

@@ -33,7 +33,8 @@ OWN = {  # of the caller alone, unless an admin asks
 OPERATE = {
     "POST nodes/{id}/cordon", "POST nodes/{id}/drain", "POST nodes/{id}/replace", "POST nodes/{id}/revoke",
     "POST ingresses/{id}/revoke", "POST machines/{id}/revoke", "POST nodes/{id}/uncordon",
-    "POST agents/rollouts", "POST agents/rollouts/{id}/cancel",
+    "POST agents/rollouts", "POST agents/rollouts/{id}/cancel", "GET certificates", "GET certificates/{id}",
+    "POST certificates", "POST certificates/{id}/remove",
     "POST machines/invitations", "POST machines/invitations/{id}/withdraw", "POST machines/{id}/remove",
     "POST incidents/{id}/dismiss", "POST webhooks/{id}/test", "POST models", "PATCH models/{id}",
     "DELETE models/{id}", "POST model-versions",

@@ -22,7 +22,8 @@ VIEWER = {
 }  # fmt: skip
 OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
-    "machine-add", "machine-remove", "key-new", "key-action", "draft-new", "draft-edit", "version-action",
+    "machine-add", "machine-remove",
+    "agents-upgrade", "agents-cancel", "key-new", "key-action", "draft-new", "draft-edit", "version-action",
     "webhook-test", "playground-say", "audit",
 }  # fmt: skip
 ADMIN = {

@@ -1,8 +1,19 @@
 """A fleet of any size in the database, with everything that a page can show of it."""
 
+from datetime import timedelta
+
 from audit.models import Proof
 from audit.services.record import Act, Actor, audit_record
-from fleet.models import Cell, Deployment, DeploymentRegion, Incident, InstanceType, Rollout
+from fleet.models import (
+    AgentRelease,
+    ApplicationCertificate,
+    Cell,
+    Deployment,
+    DeploymentRegion,
+    Incident,
+    InstanceType,
+    Rollout,
+)
 from kernel.events import event_record
 from models_registry.models import Model, ModelVersion, Validation
 from tests.fleet import rows
@@ -49,6 +60,23 @@ def one_more_of_everything(number: int) -> Cell:
     DeploymentRegion.objects.create(deployment=deployment, region=region, cells=2)
     cell = _cell(number, deployment, version)
     _spares(number)
+    ApplicationCertificate.objects.create(
+        name=f"certificate-{number}",
+        region=region,
+        chain="",
+        sealed_secret="",
+        names=[f"{number}.example"],
+        issuer="CN=an authority",
+        key_kind="EC P-256",
+        fingerprint=f"{number:064x}",
+        digest=f"{number:064x}",
+        not_before=NOW,
+        not_after=NOW + timedelta(days=90),
+        actor="ada",
+        created_at=NOW,
+        changed_at=NOW,
+    )
+    AgentRelease.objects.create(id=f"{number:016x}", version="0.1.0", protocol=2, is_current=not number, created_at=NOW)
     rows.machine(f"m-{number:08x}", where=region.name, provider="local", runs=f"n-{number:08x}", state="taken")
     _incidents(cell)
     Rollout.objects.create(

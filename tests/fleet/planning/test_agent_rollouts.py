@@ -158,9 +158,19 @@ def test_one_alone_that_is_away_is_passed_over_and_named() -> None:
     assert reason(steps(says, off, later, ring=1)) == "m-1: the disk is full; and 1 other not"
     alone = replace(off, connection_since=NOW - timedelta(seconds=90))
     assert reason(steps(alone, ring=2)).startswith("n-1 was not well")  # nobody has proved it
-    first = plan_agent_rollout(rollout(), [later], NOW, SETTINGS, gone=["n-1"])
-    assert isinstance(first[0], EnterRing)
     assert reason(plan_agent_rollout(rollout(ring=1), [well, later], NOW, SETTINGS, gone=["n-1", "n-4"]))
+
+
+def test_where_the_first_is_lost_another_tries_it_alone_before_the_rings_go_on() -> None:
+    """Best one that serves nothing: a release that comes up nowhere costs two spares."""
+    lost = moved(agent("n-1"), ago_s=20, connected=False)
+    serves, spare = agent("n-2", cell="c", move=Move(7, 1, NEW)), agent("n-3", move=Move(7, 2, NEW))
+    told = (MoveAgent("n-3", NEW, 7, 0, spare.standing),)
+    assert steps(lost, serves, spare) == told
+    assert plan_agent_rollout(rollout(), [serves, spare], NOW, SETTINGS, gone=["n-1"]) == told
+    assert steps(lost, serves, moved(spare)) == (SettleAgent("n-3", 7),)
+    assert isinstance(steps(lost, serves, moved(spare, settled_ago_s=9))[0], EnterRing)
+    assert reason(steps(lost, serves, moved(spare, ago_s=20, connected=False))).startswith("n-1 was not well")
 
 
 def test_a_region_that_is_cut_off_whole_takes_nobody_back() -> None:
