@@ -129,12 +129,16 @@ def test_a_region_without_machines_gets_them_launched(cloud: Cloud) -> None:
     assert set(Node.objects.values_list("state", flat=True)) == {"joining"}
 
 
-def test_a_machine_that_is_gone_is_replaced_in_its_cell_and_ended(cloud: Cloud) -> None:
+def test_a_machine_that_is_gone_is_replaced_in_its_cell_and_ended(cloud: Cloud, time: Clock) -> None:
     spares(3)
     rows.cell("c1", Node.objects.get(id="n-0"), Node.objects.get(id="n-1"))
     NodeReport.objects.filter(node="n-1").update(connected=False)
     cloud.statuses = {"n-1": ProviderStatus.GONE}
     provision()
+    reconcile()
+    assert Cell.objects.values_list("state", flat=True).get() == "lost"
+    time.now += timedelta(seconds=2)
+    NodeReport.objects.exclude(node="n-1").update(last_seen_at=time.now)  # who stays has been heard since
     reconcile()
     provision()
     assert list(CellMember.objects.order_by("rank").values_list("node_id", flat=True)) == ["n-0", "n-2"]
