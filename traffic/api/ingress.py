@@ -25,7 +25,7 @@ class IngressSerializer(serializers.ModelSerializer[Ingress]):
     region = serializers.CharField(source="region_id")
     connected = serializers.BooleanField()
     last_seen_at = serializers.DateTimeField(source="report.last_seen_at", default=None, allow_null=True)
-    agent_version = serializers.CharField(source="report.agent_version", default="", help_text="With its release.")
+    agent_version = serializers.SerializerMethodField(help_text="With its release; empty: never reported.")
     revision = serializers.IntegerField(help_text="Of the routing table in force; 0: none yet.")
     wanted_revision = serializers.IntegerField(help_text="Of the newest table of its region; 0: none yet.")
     haproxy_pid = serializers.IntegerField(source="report.haproxy_pid", default=None, allow_null=True)
@@ -38,6 +38,11 @@ class IngressSerializer(serializers.ModelSerializer[Ingress]):
             "id", "region", "address", "port", "connected", "last_seen_at", "agent_version", "revision",
             "wanted_revision", "haproxy_pid", "reason", "cells", "created_at",
         ]  # fmt: skip
+
+    @extend_schema_field(serializers.CharField())
+    def get_agent_version(self, ingress: Ingress) -> str:
+        report = getattr(ingress, "report", None)
+        return report.agent_version if report else ""
 
     @extend_schema_field(serializers.DictField(child=serializers.CharField()))
     def get_cells(self, ingress: Ingress) -> dict[str, str]:

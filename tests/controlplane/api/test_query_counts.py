@@ -18,6 +18,7 @@ from fleet.models import (
     AgentMove,
     AgentRelease,
     AgentRollout,
+    ApplicationCertificate,
     Deployment,
     DeploymentRegion,
     FaultRule,
@@ -102,6 +103,17 @@ def one_more_of_everything(number: int) -> None:
     invitation_create(region=pool.name, count=1, expires_in=timedelta(hours=1), actor="a", now=NOW)
     rows.machine(f"m-{number:08x}", where=pool.name, instance_type=kind)
     one_more_rollout_of_agents(number)
+    ApplicationCertificate.objects.create(
+        name=f"certificate-{number}",
+        region=region,
+        names=["a.example"],
+        fingerprint=f"{number:064x}",
+        digest=f"{number:064x}",
+        not_before=NOW,
+        not_after=LATER,
+        created_at=NOW,
+        changed_at=NOW,
+    )
     CallbackHost.objects.create(tenant="t", host=f"h{number}.example", actor="a", created_at=NOW)
     UsageHour.objects.create(tenant="t", key=f"{number}", hour=NOW)
     TrafficRule.objects.create(deployment=deployment, actor="a", changed_at=NOW)

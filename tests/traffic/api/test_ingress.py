@@ -22,7 +22,9 @@ def ingress(where: str = "us-east-1", **report: Any) -> Ingress:
 
 
 def test_an_ingress_says_everything_about_itself() -> None:
-    row = ingress(connected=True, last_seen_at=NOW, revision=2, haproxy_pid=7, cells={"c": "up"})
+    row = ingress(
+        connected=True, last_seen_at=NOW, revision=2, haproxy_pid=7, cells={"c": "up"}, agent_version="0.1.0+1"
+    )
     for revision in (1, 2, 3):
         RoutingTable.objects.create(region=row.region, revision=revision, body={}, reason="r", created_at=NOW)
     assert bearer().get("/api/v1/ingresses/i-us-east-1").json() == {
@@ -32,6 +34,7 @@ def test_an_ingress_says_everything_about_itself() -> None:
         "port": 8080,
         "connected": True,
         "last_seen_at": "2026-11-21T12:00:00Z",
+        "agent_version": "0.1.0+1",
         "revision": 2,
         "wanted_revision": 3,
         "haproxy_pid": 7,
@@ -45,6 +48,7 @@ def test_an_ingress_that_never_reported_runs_nothing() -> None:
     ingress()
     body = bearer().get("/api/v1/ingresses/i-us-east-1").json()
     assert (body["connected"], body["revision"], body["wanted_revision"], body["cells"]) == (False, 0, 0, {})
+    assert body["agent_version"] == ""
 
 
 def test_ingresses_are_found_by_region_and_connection() -> None:
