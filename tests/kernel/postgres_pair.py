@@ -4,7 +4,6 @@ import os
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 from urllib.parse import quote
 
@@ -14,9 +13,9 @@ from controlplane.embedded.postgres import OWNER, binaries
 from controlplane.embedded.privileges import server_account
 from controlplane.embedded.process_environment import server_environment
 from controlplane.embedded.processes import Program, guarded
+from tests.controlplane.embedded.processes import eventually
 
 _COMMAND_LIMIT_S = 120.0
-_POLL_S = 0.02
 _FAST = ("-c", "fsync=off", "-c", "full_page_writes=off", "-c", "listen_addresses=", "-c", "max_connections=60")
 Server = subprocess.Popen[bytes]
 
@@ -69,9 +68,7 @@ class PostgresPair:
         """Cancel the next commit that waits for the standby."""
         cancel = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'"
         with psycopg.connect(f"host={self.host('a')} user={OWNER} dbname=postgres", autocommit=True) as connection:
-            deadline = time.monotonic() + _COMMAND_LIMIT_S
-            while connection.execute(cancel).fetchone() is None and time.monotonic() < deadline:
-                time.sleep(_POLL_S)  # no event says that a commit waits for the standby: PostgreSQL is asked again
+            eventually(lambda: connection.execute(cancel).fetchone() is not None, within_s=_COMMAND_LIMIT_S)
 
     def stop(self) -> None:
         """End what still runs."""

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from bench.lab.conditions import Lost
 from bench.lab.file_tree import START_AT_BOOT
 from bench.lab.places import CHECKOUT, Places, read_places
 from bench.lab.topology import Topology
+from tests.controlplane.embedded import processes
 
 ROUND_TRIP_S = 0.02
 WITHIN_S = 60.0
@@ -123,10 +123,7 @@ def eventually(is_so: Callable[[], object], what: str) -> None:
     Raises:
         AssertionError: it did not come.
     """
-    deadline = time.monotonic() + WITHIN_S
-    while not is_so():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)  # no event comes out of the hosts: they are asked again
+    assert processes.eventually(lambda: bool(is_so()), within_s=WITHIN_S), what
 
 
 def places_in(folder: Path) -> tuple[Places, dict[str, str]]:

@@ -12,7 +12,6 @@ import subprocess
 import sys
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,11 +24,11 @@ from engine_agent.machine.release_change import ReleaseChange, Tried
 from engine_agent.machine.releases import ReleaseTrouble, confirm, install, point, switch_to, trim
 from engine_agent.protocol.machine_messages import ReleaseOrder
 from engine_agent.protocol.releases import RELEASE_FILE, Release, release_in
+from tests.controlplane.embedded.processes import eventually
 
 OLD, NEW = "0" * 16, "1" * 16
-DEADLINE_S = 60.0
 AGENT = """
-import os, sys, time
+import os, signal, sys
 from pathlib import Path
 if sys.argv[1] == "check":
     sys.exit({check!r})
@@ -248,14 +247,15 @@ def test_what_is_confirmed_stays_and_older_ones_go_but_not_what_runs(paths: Host
 
 def supervised(paths: HostPaths, until: Callable[[], bool]) -> None:
     """As what starts the agent does: again whenever it ends, until it says so or the deadline."""
-    deadline = time.monotonic() + DEADLINE_S
     processes: list[subprocess.Popen[bytes]] = []
+
+    def is_done() -> bool:
+        if not processes or processes[-1].poll() is not None:
+            processes.append(subprocess.Popen(["sh", str(paths.code / "start")], start_new_session=True))
+        return until()
+
     try:
-        while not until():
-            assert time.monotonic() < deadline, (paths.code / "starts").read_text()
-            if not processes or processes[-1].poll() is not None:
-                processes.append(subprocess.Popen(["sh", str(paths.code / "start")], start_new_session=True))
-            time.sleep(0.02)  # what is waited for happens in another process
+        assert eventually(is_done), (paths.code / "starts").read_text()
     finally:
         for process in processes:  # each left a watcher in its group
             with contextlib.suppress(ProcessLookupError):
@@ -288,7 +288,7 @@ def test_one_that_ends_at_once_is_left_after_its_starts(paths: HostPaths) -> Non
 def test_one_that_hangs_is_left_after_its_time(paths: HostPaths) -> None:
     service.write_start(paths, limit_s=1)
     # The name of the module on its command line is what the script knows an agent by.
-    switch_to(paths, put(paths, "new", files(NEW, then="time.sleep(600)")), 1)
+    switch_to(paths, put(paths, "new", files(NEW, then="signal.pause()")), 1)
     supervised(paths, lambda: OLD in started(paths))
     assert started(paths)[0] == NEW
     assert paths.current.resolve().name == "old"
@@ -296,8 +296,8 @@ def test_one_that_hangs_is_left_after_its_time(paths: HostPaths) -> None:
 
 def test_one_that_confirms_itself_is_not_left(paths: HostPaths) -> None:
     service.write_start(paths, limit_s=1)
-    waits = "time.sleep(2)  # longer than the watcher does"
-    then = f"(code / 'trial').unlink()\n{waits}\n(code / 'stayed').touch()\ntime.sleep(600)"
+    # Its only child is the watcher, which goes when its time is over.
+    then = "(code / 'trial').unlink()\nos.wait()\n(code / 'stayed').touch()\nsignal.pause()"
     switch_to(paths, put(paths, "new", files(NEW, then=then)), 1)
     supervised(paths, (paths.code / "stayed").exists)
     assert started(paths) == [NEW]

@@ -1,7 +1,6 @@
 """The fleet's authorities and what they sign: one name each, revoked for all, rotated without a gap."""
 
 import threading
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -47,6 +46,7 @@ from kernel import clock
 from kernel.authority import BadRequest
 from kernel.models import Event
 from kernel.refusals import Conflict
+from tests.controlplane.embedded.processes import eventually
 
 NOW = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
 NODE = IdentityKind.NODE
@@ -204,8 +204,7 @@ def test_a_revocation_during_the_signing_revokes_what_is_signed_and_renewed(tmp_
     with transaction.atomic():
         (issued,) = agent_certificates_issue([(order, "n-1")], now=later)
         revoking.start()
-        while revoking.is_alive() and not _someone_waits_for_a_lock():
-            time.sleep(0.01)  # no event says that another connection waits for a lock: PostgreSQL is asked again
+        assert eventually(lambda: not revoking.is_alive() or _someone_waits_for_a_lock())
     revoking.join()
     assert isinstance(issued, AgentCertificate)
     assert issued.credential
