@@ -40,6 +40,7 @@ class AgentDoor:
 
     def start(self, backlog: int) -> None:
         """Listen from now on, until `close`."""
+        self._bound.setblocking(False)  # else waiting for a connection holds the whole event loop
         self._bound.listen(backlog)
         self._accepting = asyncio.get_running_loop().create_task(self._accept())
 

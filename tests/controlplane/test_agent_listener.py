@@ -61,7 +61,6 @@ async def hub() -> AsyncIterator[AgentHub]:
 async def listening_for(hub: AgentHub, application: Any = None) -> AsyncIterator[int]:
     """The listener, with an application that knows agents' sockets only, or with another one; its port."""
     bound = socket.create_server(("127.0.0.1", 0))
-    bound.setblocking(False)
     config = uvicorn.Config(
         application or AgentSocket(hub), interface="asgi3", ws=WebSocketProtocol, lifespan="off", log_config=None
     )
