@@ -134,6 +134,12 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
         _REPORTED.append(report)
 
 
+@pytest.fixture(scope="session")
+def django_db_keepdb(request: pytest.FixtureRequest) -> bool:
+    """The database goes with this process's server; dropping it would fail while a thread of a test has it open."""
+    return bool(request.config.stash[_servers].pid) or bool(request.config.getvalue("reuse_db"))
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """A session that leaves processes behind has failed."""

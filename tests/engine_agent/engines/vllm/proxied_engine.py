@@ -41,16 +41,22 @@ async def proxy_controls_the_engine(url: str) -> None:
         assert b'"code":"deadline_exceeded"' in late.body
         await until(engine_is_idle, "the engine stops at a deadline")
         await usage_is_counted_and_hidden(proxy)
-        assert await order_of_the_end(proxy, url) == ["batch", "realtime", "batch", "batch"]
+        assert await order_of_the_end(proxy, url) == ["realtime", "batch", "batch"]
 
 
 async def leave_in_the_middle(proxy: ProxyProcess) -> None:
+    reader, writer = await streaming(proxy)
+    await read_chunk(reader)
+    writer.close()
+
+
+async def streaming(proxy: ProxyProcess) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """An answer without end that has begun."""
     reader, writer = await asyncio.open_connection("127.0.0.1", proxy.port)
     writer.write(request(PATH, json.dumps(ENDLESS).encode(), content_type="application/json"))
     head = await read_head(reader)
     assert head[0] == "HTTP/1.1 200 OK", (await read_body(reader, *head)).body
-    await read_chunk(reader)
-    writer.close()
+    return reader, writer
 
 
 async def usage_is_counted_and_hidden(proxy: ProxyProcess) -> None:
@@ -63,18 +69,25 @@ async def usage_is_counted_and_hidden(proxy: ProxyProcess) -> None:
 
 
 async def order_of_the_end(proxy: ProxyProcess, url: str) -> list[str]:
-    """One slot; three batch requests are there when a real-time one comes."""
+    """One slot, which a stream holds until two batch requests and after them a real-time one wait for it."""
     ended: list[str] = []
 
     async def run(serving_class: str) -> None:
-        answer = await ask(proxy, {**SHORT, "max_tokens": 30}, x_switchyard_class=serving_class)
+        answer = await ask(proxy, SHORT, x_switchyard_class=serving_class)
         assert answer.status == 200, answer.body
         ended.append(serving_class)
 
-    async def three_are_there() -> bool:
-        return await busy(url) == 3
+    async def in_the_engine(requests: int) -> None:
+        async def are_there() -> bool:
+            return await busy(url) == requests
 
-    batch = [asyncio.create_task(run("batch")) for _ in range(3)]
-    await until(three_are_there, "three batch requests are in the engine")
-    await asyncio.gather(run("realtime"), *batch)
+        await until(are_there, f"{requests} requests are in the engine")
+
+    _, holder = await streaming(proxy)
+    waiting = []
+    for requests, serving_class in enumerate(("batch", "batch", "realtime"), start=2):
+        waiting.append(asyncio.create_task(run(serving_class)))
+        await in_the_engine(requests)
+    holder.close()
+    await asyncio.gather(*waiting)
     return ended

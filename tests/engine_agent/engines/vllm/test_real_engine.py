@@ -49,7 +49,7 @@ def a_chat_streams_tokens_and_ends_where_the_template_says(engine: RunningCell) 
     choices = [json.loads(event)["choices"][0] for event in events[:-1]]
     assert "".join(choice["delta"].get("content") or "" for choice in choices) == "The capital of France is Paris."
     assert choices[-1]["finish_reason"] == "stop"
-    assert len(choices) > 5
+    assert len(choices) > 2, "a busy front end sends several tokens at once, but not all"
 
 
 def every_process_carries_the_nodes_id(engine: RunningCell) -> None:
