@@ -22,7 +22,11 @@ from controlplane.dashboard.pages.keys import (
     key_new,
     keys_require_action,
 )
-from controlplane.dashboard.pages.machines import machine_add_action, machine_remove_page
+from controlplane.dashboard.pages.machines import (
+    invitation_withdraw_action,
+    machine_add_action,
+    machine_remove_page,
+)
 from controlplane.dashboard.pages.models import MODEL, MODELS, VERSION, VERSION_DIFF, version_action
 from controlplane.dashboard.pages.nodes import NODE, NODES
 from controlplane.dashboard.pages.overview import OVERVIEW
@@ -73,6 +77,7 @@ urlpatterns = [
     path("nodes/agents/upgrade/", agents_upgrade_action, name="agents-upgrade"),
     path("nodes/agents/cancel/", agents_cancel_action, name="agents-cancel"),
     path("nodes/machines/add/", machine_add_action, name="machine-add"),
+    path("nodes/invitations/<str:prefix>/withdraw/", invitation_withdraw_action, name="invitation-withdraw"),
     path("nodes/machines/<str:key>/remove/", machine_remove_page, name="machine-remove"),
     path("nodes/<str:key>/", _view(NODE), name="node"),
     path("traffic/", _view(TRAFFIC), name="traffic"),

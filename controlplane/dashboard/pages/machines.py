@@ -1,10 +1,12 @@
 """Machines on the page of nodes: the list, the form that invites hosts, and having a machine leave."""
 
 from datetime import timedelta
+from typing import Any
 
 from django.http import Http404, HttpResponse
 from django.shortcuts import render
 from django.urls import reverse
+from rest_framework import serializers
 
 from controlplane.dashboard.actions import (
     WHY,
@@ -19,12 +21,18 @@ from controlplane.dashboard.actions import (
 from controlplane.dashboard.fragments import Context, Fragment, PageRequest, storable
 from controlplane.dashboard.selectors.machines import MachineList, machine_list
 from fleet.api.machine import InviteSerializer
-from fleet.models import Machine
+from fleet.models import Invitation, Machine
 from fleet.planning.states import MachineRole
 from fleet.services.join import join_line
-from fleet.services.machine import invitation_create, machine_remove
+from fleet.services.machine import invitation_create, invitation_withdraw, machine_remove
 
-HOURS = "expires_in_h"
+HOURS = "valid_for_hours"
+
+
+class _Hours(serializers.Serializer[Any]):
+    """How long an invitation is valid, as the form says it: the API takes a duration."""
+
+    valid_for_hours = serializers.IntegerField(min_value=1, max_value=168)
 
 
 def _machines(request: PageRequest) -> MachineList:
@@ -36,8 +44,7 @@ MACHINES = Fragment("machines", "Machines", ("machines", "nodes"), "dashboard/no
 
 @action(page_target("nodes", "machines"))
 def machine_add_action(form: Submission, _: None) -> HttpResponse:
-    hours = form.text(HOURS)
-    expires_in = timedelta(hours=int(hours)) if hours.isdecimal() and len(hours) < 4 else timedelta(hours=1)
+    expires_in = timedelta(hours=form.valid(_Hours, HOURS)[HOURS])
     body = form.valid(InviteSerializer, "region", "count", "role", "instance_type")
     new = invitation_create(
         region=body["region"],
@@ -51,6 +58,13 @@ def machine_add_action(form: Submission, _: None) -> HttpResponse:
     line = join_line(new.text)
     context = {"invitation": new.invitation, "line": line.text, "notices": line.notices}
     return render(form.request, "dashboard/nodes/join_line.html", context)
+
+
+@action(page_target("nodes", "the invitation"))
+def invitation_withdraw_action(form: Submission, prefix: str) -> None:
+    if not Invitation.objects.filter(prefix=storable(prefix)).exists():
+        raise Http404(f"There is no invitation {prefix!r}.")
+    invitation_withdraw(prefix=prefix, actor=form.actor, now=form.now)
 
 
 def _find(key: str) -> Machine:

@@ -21,6 +21,11 @@ class MachineRow:
     what: str
     notices: tuple[str, ...]
 
+    @property
+    def is_removable(self) -> bool:
+        """Whether a person may have it leave: other providers end theirs by themselves."""
+        return self.machine.provider == POOLED and not self.machine.leaving
+
 
 @dataclass(frozen=True, slots=True)
 class MachineList:

@@ -22,7 +22,7 @@ VIEWER = {
 }  # fmt: skip
 OPERATOR = {
     "deployment-scale", "cell-action", "rollout-new", "rollout-action", "traffic-shares", "evacuate", "override-end",
-    "machine-add", "machine-remove",
+    "machine-add", "machine-remove", "invitation-withdraw",
     "agents-upgrade", "agents-cancel", "key-new", "key-action", "draft-new", "draft-edit", "version-action",
     "webhook-test", "playground-say", "audit",
 }  # fmt: skip

@@ -14,7 +14,7 @@ from tests.fleet import rows
 
 pytestmark = pytest.mark.django_db
 
-FORM = {"region": "pool", "role": "ingress", "count": "2", "expires_in_h": "3", "instance_type": ""}
+FORM = {"region": "pool", "role": "ingress", "count": "2", "valid_for_hours": "3", "instance_type": ""}
 
 
 def test_the_list_shows_machines_and_what_is_odd_about_them() -> None:
@@ -32,6 +32,29 @@ def test_the_line_is_shown_once() -> None:
     invitation = Invitation.objects.get()
     assert (invitation.role, invitation.count, invitation.left) == ("ingress", 2, 2)
     assert line.rpartition("_")[2] not in fragment(signed_in(), "/nodes/", "machines")
+
+
+def test_an_invitation_is_withdrawn() -> None:
+    rows.region("pool", provider="machines")
+    client = signed_in()
+    client.post("/nodes/machines/add/", FORM)
+    prefix = Invitation.objects.get().prefix
+    where = f"/nodes/invitations/{prefix}/withdraw/"
+    assert where in fragment(client, "/nodes/", "machines")
+    client.post(where)
+    assert Invitation.objects.get().withdrawn_at is not None
+    assert prefix not in fragment(client, "/nodes/", "machines")
+    assert client.post(where).status_code == 409
+    assert client.post("/nodes/invitations/nobody/withdraw/").status_code == 404
+
+
+@pytest.mark.parametrize("hours", ["", "0", "169", "1.5", "ever"])
+def test_an_invitation_is_valid_for_whole_hours_of_a_week(hours: str) -> None:
+    rows.region("pool", provider="machines")
+    refused = signed_in().post("/nodes/machines/add/", {**FORM, "valid_for_hours": hours})
+    assert refused.status_code == 409
+    assert "Valid for hours: " in refused.text
+    assert not Invitation.objects.exists()
 
 
 def test_what_makes_no_sense_is_said() -> None:
