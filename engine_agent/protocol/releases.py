@@ -33,6 +33,10 @@ def release_in(folder: Path) -> Release | None:
     return found if is_release_id(found.id) else None
 
 
+VERSION_MOST = 32
+"""Characters of an agent's version that are kept: what `version_text` makes has fewer."""
+
+
 def version_text(version: str, release: str) -> str:
     """How an agent states its version: `0.1.0+` and the release's id; without a release the version alone."""
     return f"{version}+{release}" if release else version

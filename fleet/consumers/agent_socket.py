@@ -16,6 +16,7 @@ from engine_agent.protocol.codec import BadMessage, decode_up
 from engine_agent.protocol.identity import BadName, name_of_peer
 from engine_agent.protocol.messages import PROTOCOL_VERSION, PROTOCOLS_SPOKEN, DownMessage, Hello, Refused
 from engine_agent.protocol.parts import frames_of
+from engine_agent.protocol.releases import VERSION_MOST
 from fleet.consumers.hub import AgentHub, AgentSession
 from fleet.consumers.introductions import ComeAgain, Introduction
 from fleet.consumers.knocks import RETRY_AFTER_S, Knock, credential_of
@@ -31,7 +32,7 @@ BYTES_PER_S = 256.0 * 1024
 BYTES_BURST = 4.0 * 1024 * 1024
 """A report has some kilobytes every 2 s; the lines of three logs, while somebody reads them, up to a frame a second."""
 CLOSE_REFUSED = 4403
-VERSION_MOST, PROTOCOL_MOST = 32, 9999
+PROTOCOL_MOST = 9999
 """Of what a refusal repeats of an agent's hello."""
 PEER_CERTIFICATE = "peer_certificate"
 """Of a scope: the certificate that the client showed and TLS verified, as `ssl` decodes it; None or absent: none."""

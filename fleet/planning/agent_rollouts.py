@@ -6,7 +6,7 @@ concluded while all are silent, and whoever is away is passed over: it catches u
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import ceil
@@ -321,11 +321,6 @@ def plan_catch_up(
         and _tried_s(agent, current, now) >= settings.again_s
     )
     return tuple(MoveAgent(one.id, current, None, 0, one.standing) for one, _ in zip(ready, range(free), strict=False))
-
-
-def skew(agents: Iterable[AgentView], current: str) -> int:
-    """How many agents run another release than the current one."""
-    return sum(agent.release != current for agent in agents)
 
 
 def _tried_s(agent: AgentView, release: str, now: datetime) -> float:

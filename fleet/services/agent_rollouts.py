@@ -1,7 +1,7 @@
 """Moves all agents to another release, ring by ring: the loop `fleet.agents`. Loads, plans, applies.
 
 What an agent was told stands in its row before its provider hears of it, and is said again until the agent says that
-it runs it: a controller that is killed in between costs a second.
+it runs it: a controller that is killed in between costs the rest of its lease.
 """
 
 import logging
@@ -36,11 +36,11 @@ from fleet.selectors.machine import tag_of
 from fleet.services.agent_releases import archives_note, release_register
 from kernel import clock, hints, live
 from kernel.events import event_record
-from kernel.leases import lease_take, this_holder
+from kernel.leases import lease_release, lease_take, this_holder
 from kernel.refusals import Conflict, InvalidInput
 
-LEASE, LEASE_TTL_S = "agents", 30.0
-"""Longer than a pass, which a local provider may keep for some seconds."""
+LEASE, LEASE_TTL_S = "agents", 15.0
+"""A pass renews it before each provider, which may keep it for some seconds."""
 CATCH_UP_EVERY_S = 10.0
 DEFAULT_SOAK_S = 15.0
 LONGEST_SOAK_S = 24 * 3600.0
@@ -60,11 +60,18 @@ class AgentRollouts:
         rollout = active_rollout()
         if rollout is None and monotonic() < self.look_again_s:
             return True
-        if lease_take(name=LEASE, holder=this_holder(), ttl_s=LEASE_TTL_S, now=clock.now()) is None:
+        if not _hold_lease():
             return False
         self.look_again_s = monotonic() + CATCH_UP_EVERY_S
-        agents_roll(now=clock.now(), settings=self.settings)
+        try:
+            agents_roll(now=clock.now(), settings=self.settings)
+        finally:
+            lease_release(name=LEASE, holder=this_holder(), now=clock.now())
         return True
+
+
+def _hold_lease() -> bool:
+    return lease_take(name=LEASE, holder=this_holder(), ttl_s=LEASE_TTL_S, now=clock.now()) is not None
 
 
 def agents_roll(*, now: datetime, settings: AgentRolloutSettings = SETTINGS) -> int:
@@ -99,6 +106,7 @@ def agent_rollout_begin(
         Conflict: a rollout of agents is under way, or all run it already.
     """
     target = _target(release, now)
+    _require_archives(target, current_release())
     with transaction.atomic():
         source = AgentRelease.objects.select_for_update().filter(is_current=True).first() or target
         if (active := active_rollout()) is not None:
@@ -149,14 +157,20 @@ def _target(release: str, now: datetime) -> AgentRelease:
         raise InvalidInput(
             field="release", rule="exists", message=f"there is no release {release!r}; there are: {there}"
         )
+    return row
+
+
+def _require_archives(target: AgentRelease, current: AgentRelease | None) -> None:
+    """Every host must be able to go there, and back where that fails."""
     hosts = Machine.objects.exclude(facts=None).exclude(state=MachineState.GONE)
     tags = {tag_of(facts) for machine in hosts if (facts := machine.stated_facts())}
-    if tags:
+    back = () if current is None or current == target else ((current, ", to which agents would go back,"),)
+    for row, which in ((target, ""), *back) if tags else ():
         archives_note(row)
-    if lacking := sorted(tags - set(row.archives)):
-        message = f"release {row} has no archive for {', '.join(lacking)}: `manage.py agent_archive` there makes one"
-        raise InvalidInput(field="release", rule="archive", message=message)
-    return row
+        if lacking := sorted(tags - set(row.archives)):
+            made = "`manage.py agent_archive` there makes one"
+            message = f"release {row}{which} has no archive for {', '.join(lacking)}: {made}"
+            raise InvalidInput(field="release", rule="archive", message=message)
 
 
 def agent_rollout_cancel(*, rollout_id: int, actor: str, now: datetime, why: str = "") -> None:
@@ -240,6 +254,8 @@ def _tell_providers(agents: Sequence[AgentView], now: datetime) -> None:
         if move is not None and not runs_it and not move.trouble:
             wanted.setdefault(agent.provider, {})[agent.id] = move.release
     for provider, releases in wanted.items():
+        if not _hold_lease():
+            return  # another process says the rest
         try:
             troubles = provider_named(provider).move_agents(releases)
         except ProviderError as error:

@@ -131,14 +131,14 @@ def agent_trust_end(*, kind: str, subject: str, now: datetime) -> None:
     Its socket is cut within 5 s; the others hear of it at once and refuse it at their next connection."""
     with transaction.atomic():
         JoinToken.objects.filter(kind=kind, subject=subject).delete()
-        credentials = AgentCredential.objects.filter(kind=kind, subject=subject, revoked_at__isnull=True)
-        # Locked first: a statement sees no row that was committed while it waited, and whoever signs renews under it.
-        list(credentials.select_for_update().order_by("pk").values_list("pk"))
-        credentials.update(revoked_at=now)
-        certificates_revoke(kind=kind, subject=subject, now=now)
+        credentials_revoke(kind=kind, subject=subject, now=now)
 
 
-def certificates_revoke(*, kind: str, subject: str, now: datetime) -> None:
-    """Revoke what an agent has, in the caller's transaction, which holds the rows of its credentials."""
+def credentials_revoke(*, kind: str, subject: str, now: datetime) -> None:
+    """Revoke an agent's credentials and certificates, in the caller's transaction."""
+    credentials = AgentCredential.objects.filter(kind=kind, subject=subject, revoked_at__isnull=True)
+    # Locked first: a statement sees no row that was committed while it waited, and whoever signs renews under it.
+    list(credentials.select_for_update().order_by("pk").values_list("pk"))
+    credentials.update(revoked_at=now)
     if counting_certificates(now).filter(kind=kind, subject=subject).update(revoked_at=now):
         revocation_lists_sign(now)

@@ -14,7 +14,7 @@ from engine_agent.protocol.states import AgentKind
 from fleet.models import AgentCredential, JoinToken, Machine
 from fleet.planning.machines import POOLED
 from fleet.planning.states import MachineState
-from fleet.services.certificate import CertificateOrder, SignedCertificate, certificates_issue, certificates_revoke
+from fleet.services.certificate import CertificateOrder, SignedCertificate, certificates_issue, credentials_revoke
 from kernel.secrets import secret_issue, secret_matches, secret_prefix
 
 JOIN_TOKENS_KEPT = timedelta(days=7)
@@ -110,8 +110,7 @@ def _enrol_by_machine(machine: AgentIdentity, kind: str, subject: str, now: date
 def credential_issue(*, kind: str, subject: str, region: str, now: datetime) -> str:
     """A new credential, in the caller's transaction; older ones of the agent are revoked, and its certificates: who
     enrols anew has lost them, or another one has them."""
-    AgentCredential.objects.filter(kind=kind, subject=subject, revoked_at__isnull=True).update(revoked_at=now)
-    certificates_revoke(kind=kind, subject=subject, now=now)
+    credentials_revoke(kind=kind, subject=subject, now=now)
     issued = secret_issue()
     AgentCredential.objects.create(
         prefix=issued.prefix, digest=issued.digest, kind=kind, subject=subject, region=region, created_at=now

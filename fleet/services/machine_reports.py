@@ -12,6 +12,7 @@ from django.db import transaction
 from engine_agent.protocol.machine_messages import MachineFacts, MachineReport
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.ports import HIGHEST_PORT, PORTS_PER_NODE
+from engine_agent.protocol.releases import VERSION_MOST
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.models import InstanceType, Machine
 from fleet.planning.machines import instance_type_of
@@ -25,7 +26,6 @@ from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 log = logging.getLogger(__name__)
 
 REASON_MOST = 500
-VERSION_MOST = 32
 MOST_DEVICES, MOST_NOTICES = 256, 20
 ATTEMPTS = range(2**31)
 REPORTED = [

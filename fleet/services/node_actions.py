@@ -13,9 +13,9 @@ from fleet.planning.states import CellState, NodeState
 from fleet.services.cell_actions import cell_drain
 from fleet.services.fault_evidence import hardware_faults_settle
 from fleet.services.incident import incidents_close
+from fleet.services.node_event import cell_of, node_event
 from fleet.services.replacement import is_replaced, replacement_request
-from kernel import hints, live
-from kernel.events import event_record
+from kernel import hints
 from kernel.refusals import Conflict
 from kernel.tones import Tone
 
@@ -67,16 +67,8 @@ def _set_cordoned(node_id: str, cordoned: bool, actor: str, why: str, now: datet
         return False
     node.cordoned = cordoned
     node.save(update_fields=["cordoned"])
-    event_record(
-        kind=f"node.{verb}",
-        message=f"{node.id} {verb} by {actor}" + (f": {why}" if why else ""),
-        tone=Tone.WARN if cordoned else Tone.OK,
-        now=now,
-        actor=actor,
-        region=node.region_id,
-        node=node.id,
-    )
-    live.push("nodes", node.id)
+    said = f"{node.id} {verb} by {actor}" + (f": {why}" if why else "")
+    node_event(node, f"node.{verb}", said, now=now, tone=Tone.WARN if cordoned else Tone.OK, actor=actor)
     hints.ring("fleet.reconcile")
     return True
 
@@ -112,18 +104,8 @@ def node_replacement_request(*, node_id: str, actor: str, now: datetime, why: st
         if is_replaced(node.id):
             raise Conflict(f"node {node.id} is being replaced already")
         node_cordon(node_id=node.id, actor=actor, now=now, why=why)
-        cell = CellMember.objects.filter(node=node).values_list("cell_id", flat=True).first() or ""
         reason = f"replacement requested by {actor}" + (f": {why}" if why else "")
-        replacement_request(node=node, cell=cell, actor=actor, reason=reason, now=now)
-        event_record(
-            kind="node.replacement",
-            message=f"{node.id} is to be replaced: {reason}",
-            tone=Tone.MOVING,
-            now=now,
-            actor=actor,
-            region=node.region_id,
-            node=node.id,
-            cell=cell,
-        )
-        live.push("nodes", node.id)
+        replacement_request(node=node, cell=cell_of(node.id), actor=actor, reason=reason, now=now)
+        said = f"{node.id} is to be replaced: {reason}"
+        node_event(node, "node.replacement", said, now=now, tone=Tone.MOVING, actor=actor)
         hints.ring("fleet.reconcile")

@@ -29,6 +29,7 @@ from fleet.services.enrolment import join_token_issue
 from fleet.services.fault_evidence import repair_record
 from fleet.services.machine import machine_ended, machine_launched
 from fleet.services.node import launch_failed, machine_store
+from fleet.services.node_event import node_event
 from fleet.services.orphans import orphans_end
 from fleet.services.provider_call import (
     call_end,
@@ -40,7 +41,6 @@ from fleet.services.provider_call import (
     provider_order,
 )
 from kernel import clock, hints
-from kernel.events import event_record
 from kernel.refusals import Conflict
 from kernel.tones import Tone
 
@@ -213,14 +213,8 @@ def _restart_agent(call: ProviderCall) -> None:
             return
         machines_forget([node.id], now=now)
         repair_record(node=node.id, what="agent_restart", reason=call.reason, now=now)
-        event_record(
-            kind="node.agent_restarted",
-            message=f"{node.id}: {call.reason}; started it again",
-            tone=Tone.WARN,
-            now=now,
-            region=node.region_id,
-            node=node.id,
-        )
+        said = f"{node.id}: {call.reason}; started it again"
+        node_event(node, "node.agent_restarted", said, now=now, tone=Tone.WARN)
 
 
 CARRY_OUT: Mapping[ProviderAction, Callable[[ProviderCall], None]] = {

@@ -10,16 +10,16 @@ from typing import Any
 
 from django.db import connection, transaction
 
-from fleet.models import CellMember, Incident, Node, Replacement
+from fleet.models import Incident, Node, Replacement
 from fleet.planning.decisions import CloseReplacement, CordonNode, ReplaceNode, RequestReplacement
 from fleet.planning.fault_rules import Rule
 from fleet.planning.faults.guards import COUNTED, ReplacementBudget, over_budget
 from fleet.planning.settings import FaultSettings
-from fleet.planning.states import NODE_ALLOWED, NODE_TONE, IncidentState, NodeState
+from fleet.planning.states import NODE_ALLOWED, IncidentState, NodeState
 from fleet.services.desired import desired_changed
 from fleet.services.fault_evidence import repair_record
-from kernel import hints, live
-from kernel.events import event_record
+from fleet.services.node_event import cell_of, node_event
+from kernel import hints
 from kernel.tones import Tone
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
@@ -38,7 +38,7 @@ def node_cordon_faulty(decision: CordonNode, *, now: datetime) -> None:
         rows = Node.objects.filter(id=decision.node, cordoned=False).exclude(state=NodeState.RETIRED)
         compare_and_set_or_stale(rows, what=f"node {decision.node}", cordoned=True)
         node = Node.objects.get(id=decision.node)
-        _event(node, "node.cordoned", f"{node.id} cordoned: {decision.reason}", Tone.WARN, now)
+        node_event(node, "node.cordoned", f"{node.id} cordoned: {decision.reason}", now=now, tone=Tone.WARN)
 
 
 def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSettings | None = None) -> None:
@@ -61,10 +61,10 @@ def node_replace(decision: ReplaceNode, *, now: datetime, settings: FaultSetting
             reason=decision.reason,
             state_since=now,
         )
-        if _cell_of(decision.node) != decision.cell:
+        if cell_of(decision.node) != decision.cell:
             raise StaleDecision(f"node {decision.node} is in another cell meanwhile")
         node = Node.objects.get(id=decision.node)
-        _event(node, f"node.{NodeState.FAULTY}", f"{node.id} is faulty: {decision.reason}", None, now)
+        node_event(node, f"node.{NodeState.FAULTY}", f"{node.id} is faulty: {decision.reason}", now=now)
         desired_changed([node.id])
         replacement_begin(node=node.id, cell=decision.cell, rule=decision.rule, reason=decision.reason, now=now)
         repair_record(node=node.id, what="replacement", reason=decision.reason, now=now)
@@ -87,10 +87,11 @@ def replacement_schedule(decision: RequestReplacement, *, now: datetime, setting
     with transaction.atomic():
         _guard(decision.node, decision.cell, settings or FaultSettings())
         node = Node.objects.select_for_update().get(id=decision.node)
-        if _cell_of(node.id) != decision.cell or is_replaced(node.id):
+        if cell_of(node.id) != decision.cell or is_replaced(node.id):
             raise StaleDecision(f"node {node.id} is replaced already, or in another cell")
         _open(node.id, decision.cell, decision.rule, decision.reason, now, SWITCHYARD)
-        _event(node, "node.replacement", f"{node.id} is to be replaced: {decision.reason}", Tone.MOVING, now)
+        said = f"{node.id} is to be replaced: {decision.reason}"
+        node_event(node, "node.replacement", said, now=now, tone=Tone.MOVING)
 
 
 def replacement_close(decision: CloseReplacement, *, now: datetime) -> None:
@@ -105,7 +106,7 @@ def replacement_close(decision: CloseReplacement, *, now: datetime) -> None:
             rows, what=f"replacement {decision.replacement}", closed_at=now, resolution=decision.reason
         )
         row = Replacement.objects.select_related("node").get(pk=decision.replacement)
-        _event(row.node, "node.replaced", f"Replacement of {row.node_id}: {decision.reason}", Tone.OK, now)
+        node_event(row.node, "node.replaced", f"Replacement of {row.node_id}: {decision.reason}", now=now, tone=Tone.OK)
 
 
 def is_replaced(node: str) -> bool:
@@ -144,21 +145,3 @@ def _open(node: str, cell: str, rule: Rule, reason: str, now: datetime, actor: s
 def replacement_request(*, node: Node, cell: str, actor: str, reason: str, now: datetime) -> Replacement:
     """Record an operator's request, inside its transaction."""
     return _open(node.id, cell, Rule.OPERATOR, reason, now, actor)
-
-
-def _cell_of(node: str) -> str:
-    return CellMember.objects.filter(node_id=node).values_list("cell_id", flat=True).first() or ""
-
-
-def _event(node: Node, kind: str, message: str, tone: Tone | None, now: datetime) -> None:
-    cell = _cell_of(node.id)
-    event_record(
-        kind=kind,
-        message=message,
-        tone=tone or NODE_TONE[NodeState(node.state)],
-        now=now,
-        region=node.region_id,
-        node=node.id,
-        cell=cell,
-    )
-    live.push("nodes", node.id)

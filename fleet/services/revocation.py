@@ -8,13 +8,14 @@ from datetime import datetime
 from django.db import transaction
 
 from engine_agent.protocol.states import AgentKind
-from fleet.models import CellMember, Machine, Node
+from fleet.models import Machine, Node
 from fleet.planning.fault_rules import Rule
 from fleet.planning.machines import POOLED
 from fleet.planning.states import NODE_ALLOWED, MachineState, NodeState
 from fleet.services.certificate import agent_trust_end
 from fleet.services.desired import desired_changed
 from fleet.services.machine import machine_move
+from fleet.services.node_event import cell_of, node_event
 from fleet.services.replacement import replacement_begin
 from kernel import hints, live
 from kernel.events import event_record
@@ -48,24 +49,14 @@ def host_locked(agent_id: str) -> Machine | None:
 def _node_end(node: Node, actor: str, now: datetime, why: str) -> None:
     agent_trust_end(kind=AgentKind.NODE, subject=node.id, now=now)
     reason = _reason(actor, why)
-    cell = CellMember.objects.filter(node=node).values_list("cell_id", flat=True).first() or ""
     node.cordoned = True
     if NodeState.FAULTY in NODE_ALLOWED[NodeState(node.state)]:
         node.state, node.reason, node.state_since = NodeState.FAULTY.value, reason, now
-        replacement_begin(node=node.id, cell=cell, rule=Rule.OPERATOR, reason=reason, now=now)
+        replacement_begin(node=node.id, cell=cell_of(node.id), rule=Rule.OPERATOR, reason=reason, now=now)
     node.save(update_fields=["cordoned", "state", "reason", "state_since"])
     desired_changed([node.id])
-    event_record(
-        kind="node.revoked",
-        message=f"{node.id} is trusted no longer: {reason}",
-        tone=Tone.BAD,
-        now=now,
-        actor=actor,
-        region=node.region_id,
-        node=node.id,
-        cell=cell,
-    )
-    live.push("nodes", node.id)
+    said = f"{node.id} is trusted no longer: {reason}"
+    node_event(node, "node.revoked", said, now=now, tone=Tone.BAD, actor=actor)
     hints.ring("fleet.reconcile")
 
 

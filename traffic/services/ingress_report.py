@@ -7,13 +7,13 @@ from typing import Any
 import msgspec
 from django.db import transaction
 
+from engine_agent.protocol.releases import VERSION_MOST
 from fleet.services.fault_evidence import cell_sightings_store
 from kernel import hints, live
 from kernel.sanitize import UNSTORABLE_ERRORS, json_without_nul
 from traffic.models import Ingress, IngressReport, RoutingTable
 from traffic.selectors.routing import UnreadableTable, table_message
 
-VERSION_MOST = 32
 DOWN = "down"
 """As an ingress agent says it."""
 

@@ -14,8 +14,10 @@ from fleet.planning.states import AgentRolloutState, MachineState, NodeState
 from fleet.selectors.agents import agents_seen
 from fleet.selectors.machine import machine_orders
 from fleet.services import agent_rollouts
-from fleet.services.agent_rollouts import AgentRollouts, agent_rollout_begin, agent_rollout_cancel, agents_roll
+from fleet.services.agent_rollouts import LEASE, AgentRollouts, agent_rollout_begin, agent_rollout_cancel, agents_roll
 from fleet.services.machine_reports import ReceivedMachineReport, machine_reports_store
+from kernel import clock
+from kernel.leases import lease_take
 from kernel.models import Event
 from kernel.refusals import Conflict, InvalidInput
 from tests.fleet import rows
@@ -193,6 +195,22 @@ def test_only_one_controller_rolls_and_it_looks_seldom_while_nothing_is_to_be_do
         assert loop.run_pass()
 
 
+def test_a_pass_leaves_its_lease_to_whoever_comes_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    node("n-0")
+    assert AgentRollouts().run_pass()
+    monkeypatch.setattr(agent_rollouts, "this_holder", lambda: "another controller")
+    assert AgentRollouts().run_pass()
+
+
+def test_whoever_loses_its_lease_says_nothing_more(cloud: Cloud, monkeypatch: pytest.MonkeyPatch) -> None:
+    node("n-0")
+    begin()
+    lease_take(name=LEASE, holder="another controller", ttl_s=60, now=clock.now())
+    roll(0)
+    assert cloud.moved == []
+    assert not AgentRollouts().run_pass()
+
+
 # --- hosts ------------------------------------------------------------------------------------------------------------
 
 
@@ -243,3 +261,26 @@ def test_a_host_without_an_archive_is_named_before_anything_moves(monkeypatch: p
     rows.machine("m-00000002", facts=msgspec.to_builtins(facts))
     with pytest.raises(InvalidInput, match="has no archive for cp312-aarch64"):
         begin()
+
+
+def test_hosts_must_be_able_to_go_back_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The release that a controller registered when it started knows no archive."""
+    AgentRelease.objects.filter(id=OLD).update(archives={})
+    monkeypatch.setattr(agent_rollouts, "archives_note", lambda row: None)
+    host()
+    with pytest.raises(InvalidInput, match=f"release 0.1.0.{OLD}, to which agents would go back, has no archive for"):
+        begin()
+    assert not AgentRollout.objects.exists()
+
+    def packed(row: AgentRelease) -> None:
+        row.archives = {TAG: {"digest": row.id * 4, "size_bytes": 7}}
+        row.save()
+
+    monkeypatch.setattr(agent_rollouts, "archives_note", packed)
+    begin()
+    roll(0)
+    agent_rollout_cancel(rollout_id=rollout().pk, actor="ada", now=NOW)
+    roll(1)
+    order = machine_orders({"m-00000001": 0})["m-00000001"]
+    assert order.release is not None
+    assert (order.release.id, order.release.digest) == (OLD, OLD * 4)
