@@ -12,8 +12,8 @@ from fleet.planning.states import ProviderAction, choices
 class ProviderCall(models.Model):
     """One order to a provider that is not carried out yet; a node has at most one. The row ends with the call.
 
-    `claim` names the attempt that is at it until `claimed_until`; after that another one may begin. `near`: the network
-    nodes below which a machine should stand.
+    `claim` names the attempt that is at it until `claimed_until`; after that another one may begin. `attempts`: since
+    one came back. `near`: the network nodes below which a machine should stand.
     """
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="provider_call")

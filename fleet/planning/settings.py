@@ -69,10 +69,6 @@ class FleetSettings:
     back_within_s: float = 60.0
     """How long agents may take until all are connected again, after a cut or a restart of the control plane. Whoever
     came back a shorter time ago is no witness against one that is still away."""
-    launch_grace_s: float = 10.0
-    """How long a provider may not know yet of a machine that it shall launch: clouds list new ones seconds later."""
-    join_timeout_s: float = 120.0
-    """A machine that has not enrolled by then will not: GPUStack gives a worker 150 s."""
     unhealthy_after_s: float = 10.0
     """How long a ready cell may fail its probes before it is failed; the ingress has left it long before."""
     start_grace_s: float = 30.0

@@ -12,6 +12,7 @@ from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.fingerprints import stack_digest
 from fleet.planning.load.counters import CellCounters
 from fleet.planning.policy import UpdatePolicy
+from fleet.planning.provider_limits import ProviderLimits
 from fleet.planning.states import CellState, DisruptionCause, NodeState, ProviderAction, RolloutState
 
 
@@ -285,12 +286,14 @@ class RegionView:
     """`spares` maps instance type -> idle nodes to keep warm; `repair_only`: how many of these new cells must leave.
 
     `free`: of a region whose machines are a pool of its own, instance type -> free machines; None: machines are bought.
+    `limits`: its provider's.
     """
 
     name: str
     spares: Mapping[str, int] = field(default_factory=dict)
     repair_only: Mapping[str, int] = field(default_factory=dict)
     free: Mapping[str, int] | None = None
+    limits: ProviderLimits = field(default_factory=ProviderLimits)
 
 
 def policy_in_force(deployment: DeploymentView, active: RolloutView | None) -> UpdatePolicy:

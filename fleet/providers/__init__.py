@@ -12,6 +12,8 @@ PROVIDERS: Mapping[str, str] = {
     "machines": "fleet.providers.machines.provider.MachinesProvider",
 }
 """Name -> class. A class is imported when it is first used, so that an unused one needs none of its libraries."""
+EMBEDDED = ("local",)
+"""Of these, the ones whose machines are processes of this computer."""
 
 
 def provider_named(name: str) -> NodeProvider:
@@ -26,5 +28,6 @@ def provider_named(name: str) -> NodeProvider:
 
 
 def embedded_providers() -> list[EmbeddedProvider]:
-    """The providers whose machines are processes of this computer: `make down` stops them, `make up` boots them."""
-    return [provider for name in PROVIDERS if isinstance(provider := provider_named(name), EmbeddedProvider)]
+    """The providers whose machines are processes of this computer: `make down` stops them, `make up` boots them. No
+    other one is imported for that."""
+    return [cast(EmbeddedProvider, provider_named(name)) for name in EMBEDDED]

@@ -2,14 +2,55 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol
 
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.snapshot import ProviderStatus
 
+QUOTA_RETRY_S = 600.0
+"""A person must ask for more first."""
+
 
 class ProviderError(Exception):
-    """A provider refused a call or did not respond; the text says which call and why."""
+    """A provider refused a call or did not respond; the text says which call and why, so that an operator can act.
+
+    Raised as it is, it is a refusal: the same call would be refused again. `may_repeat`: the order stays, and is tried
+    again. `retry_after_s`: not before that; None: the provider does not say.
+    """
+
+    may_repeat: ClassVar[bool] = False
+    retry_after_s: float | None = None
+
+
+class Unknown(ProviderError):
+    """Whether it was done is not known: the answer was lost, or makes no sense. Repeated until it is."""
+
+    may_repeat = True
+
+
+class Later(ProviderError):
+    """Not done for now, and nothing is wrong: there were too many calls, or something is being changed."""
+
+    may_repeat = True
+
+    def __init__(self, text: str, retry_after_s: float | None = None) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+
+
+class NoCapacity(Later):
+    """There is no such machine to be had at the moment."""
+
+
+class NoQuota(Later):
+    """The account has as many machines as it may; `quota` names what must be raised."""
+
+    def __init__(self, text: str, quota: str) -> None:
+        super().__init__(f"{text}; its quota is {quota}", QUOTA_RETRY_S)
+
+
+class AttemptEnded(ProviderError):
+    """The machine of this launch had been there and has ended: this id gets no other one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +89,9 @@ class Machine:
 
 
 class NodeProvider(Protocol):
-    """Launches, describes and terminates machines. Calls may block; they are never made inside a transaction."""
+    """Launches, describes and terminates machines. Calls may block; they are never made inside a transaction. Beside
+    what each raises, any may raise `Later` or `Unknown`.
+    """
 
     name: str
 
@@ -61,6 +104,8 @@ class NodeProvider(Protocol):
         the same id launches no second machine, and returns what is known by then.
 
         Raises:
+            NoCapacity, NoQuota: not now; it is asked again.
+            AttemptEnded: it was launched, and has ended since.
             ProviderError: it will not boot.
         """
 
@@ -80,7 +125,8 @@ class NodeProvider(Protocol):
         """
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
-        """The status of each of these machines. One that is booting is `running`, one that is unknown `gone`.
+        """The status of each of these machines. One that is booting is `running`; `gone` is one of which it is proven,
+        and `unknown` one of which nothing can be said: that it is not found proves nothing where lists lag.
 
         Raises:
             ProviderError: no statement can be made of any of them.
@@ -101,7 +147,6 @@ class NodeProvider(Protocol):
         """
 
 
-@runtime_checkable
 class EmbeddedProvider(NodeProvider, Protocol):
     """A provider whose machines are processes of this computer."""
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from fleet.models import Deployment, DeploymentRegion, Region, Rollout
 from fleet.planning.machines import POOLED
 from fleet.planning.policy import InvalidPolicy
+from fleet.planning.provider_limits import provider_limits
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import (
     DeploymentView,
@@ -65,6 +66,7 @@ def _region(region: Region, free: Mapping[str, int] | None) -> RegionView:
         spares={kind: spares.warm for kind, spares in stated.items()},
         repair_only={kind: spares.repair_only for kind, spares in stated.items()},
         free=free,
+        limits=provider_limits(region.provider),
     )
 
 

@@ -25,12 +25,14 @@ from fleet.services.certificate import agent_trust_end
 from fleet.services.desired import desired_changed
 from fleet.services.fault_evidence import hardware_faults_settle
 from fleet.services.incident import incident_open, incidents_close
+from fleet.services.node_event import node_event
 from fleet.services.provider_call import machines_forget, provider_order
 from fleet.services.replacement import replacement_begin
 from kernel import live
 from kernel.events import events_record
 from kernel.models import Event
 from kernel.refusals import Conflict
+from kernel.tones import Tone
 from kernel.transitions import StaleDecision, compare_and_set_or_stale
 
 RESUMED = (CellState.STARTING, CellState.READY)
@@ -124,9 +126,21 @@ def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
 
 
 def launch_failed(*, node: str, reason: str, now: datetime) -> None:
-    """A node without a machine is lost; unless it has joined, or was lost or retired, meanwhile."""
+    """A node that gets no machine is lost; unless it has joined, or was lost or retired, meanwhile."""
     with contextlib.suppress(StaleDecision), transaction.atomic():
-        _move(node, NodeState.JOINING, NodeState.LOST, f"its launch failed: {reason}", now)
+        _move(node, NodeState.JOINING, NodeState.LOST, reason, now)
+
+
+def launch_waits(*, node: str, reason: str, next_try: datetime, now: datetime) -> None:
+    """A node whose machine cannot be had yet goes on joining, and says what it waits for; an event, if that is new."""
+    waits = f"it waits for its machine: {reason}"
+    row = Node.objects.select_for_update(of=("self",)).filter(id=node, state=NodeState.JOINING).first()
+    if row is None:
+        return
+    is_new = not row.reason.startswith(waits)
+    Node.objects.filter(id=node).update(reason=f"{waits}; next try at {next_try:%H:%M:%S} UTC")
+    if is_new:
+        node_event(row, "node.waiting", f"{node}: {waits}", now=now, tone=Tone.WARN)
 
 
 def machine_store(*, node: str, machine: Machine) -> None:

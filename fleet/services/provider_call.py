@@ -25,6 +25,8 @@ CLAIM = timedelta(seconds=10)
 LOOKED_AT = 100
 """Orders that one pass looks at: more than it can begin."""
 FIRST_RETRY_S, LONGEST_RETRY_S = 2.0, 60.0
+LONGEST_STATED_S = 3600.0
+"""However long a provider says that it wants to be left alone."""
 _URGENCY = Case(
     *(When(action=action.value, then=Value(number)) for number, action in enumerate(ProviderAction)),
     output_field=IntegerField(),
@@ -109,12 +111,18 @@ def call_end(call: ProviderCall) -> bool:
     return False
 
 
-def call_retry(call: ProviderCall, *, now: datetime) -> None:
-    """The call failed, and is to be tried again after a pause that grows with its attempts."""
+def call_retry(call: ProviderCall, *, now: datetime, retry_after_s: float | None = None) -> datetime | None:
+    """The call came back and is to be made again, in the transaction that notes why: after a pause as long as the order
+    is old, and not before `retry_after_s`. Returns when; None: something else is ordered meanwhile, or another attempt
+    is at it."""
+    Node.objects.select_for_update().filter(id=call.node_id).first()
     own = ProviderCall.objects.filter(node_id=call.node_id, claim=call.claim)
-    pause_s = min(FIRST_RETRY_S * 2.0 ** min(call.attempts - 1, 30), LONGEST_RETRY_S)
-    own.filter(action=call.action).update(due_at=now + timedelta(seconds=pause_s))
+    age_s = (now - call.requested_at).total_seconds()
+    pause_s = max(FIRST_RETRY_S, min(age_s, LONGEST_RETRY_S), min(retry_after_s or 0.0, LONGEST_STATED_S))
+    due_at = now + timedelta(seconds=pause_s)
+    is_repeated = own.filter(action=call.action).update(due_at=due_at, attempts=0)
     _release(own)
+    return due_at if is_repeated else None
 
 
 def _release(own: "QuerySet[ProviderCall]") -> None:

@@ -21,14 +21,14 @@ from fleet.models import MachineStatus, Node, ProviderCall, Region
 from fleet.planning.settings import FleetSettings
 from fleet.planning.states import NodeState, ProviderAction
 from fleet.providers import provider_named
-from fleet.providers.base import LaunchSpec, Machine, ProviderError
+from fleet.providers.base import AttemptEnded, LaunchSpec, Machine, ProviderError
 from fleet.selectors.node import machines_in_doubt
 from fleet.services.agent_releases import launch_release
 from fleet.services.authority import authority_ensure
 from fleet.services.enrolment import join_token_issue
 from fleet.services.fault_evidence import repair_record
 from fleet.services.machine import machine_ended, machine_launched
-from fleet.services.node import launch_failed, machine_store
+from fleet.services.node import launch_failed, launch_waits, machine_store
 from fleet.services.node_event import node_event
 from fleet.services.orphans import orphans_end
 from fleet.services.provider_call import (
@@ -51,7 +51,8 @@ CALL_LIMIT_S = 60.0
 """After that a call hangs. Its claim is not renewed, so another attempt begins."""
 ORPHANS_EVERY_S = 60.0
 LAUNCH_ATTEMPTS = 3
-"""That ended without a word, because they hung or their process died. Then the launch has failed."""
+"""That ended without a word, because they hung or their process died. Then the launch has failed. One that comes back
+with "not now" or "not known" ends nothing: the node waits for its machine."""
 
 log = logging.getLogger(__name__)
 
@@ -153,8 +154,8 @@ def call_carry_out(call: ProviderCall) -> None:
             raise ProviderError(f"{LAUNCH_ATTEMPTS} attempts ended without an answer")
         CARRY_OUT[ProviderAction(call.action)](call)
     except ProviderError as error:
-        log.error("%s: %s", call, error)
-        _note_failure(call, str(error))
+        log.log(logging.WARNING if error.may_repeat else logging.ERROR, "%s: %s", call, error)
+        _note_failure(call, error)
 
 
 def _launch(call: ProviderCall) -> None:
@@ -189,7 +190,7 @@ def _note_launch(call: ProviderCall, machine: Machine, now: datetime) -> None:
             reason = "it was launched after it had been given back"
             provider_order(node=call.node_id, action=ProviderAction.TERMINATE, reason=reason, now=now)
         return
-    Node.objects.filter(id=call.node_id, state=NodeState.JOINING).update(state_since=now)
+    Node.objects.filter(id=call.node_id, state=NodeState.JOINING).update(state_since=now, reason=call.reason)
     machine_store(node=call.node_id, machine=machine)
     machine_launched(call.node, now=now)
     machines_forget([call.node_id], now=now)
@@ -224,15 +225,19 @@ CARRY_OUT: Mapping[ProviderAction, Callable[[ProviderCall], None]] = {
 }
 
 
-def _note_failure(call: ProviderCall, reason: str) -> None:
-    """A machine that did not boot is a lost node, an agent that did not start is found dead again; what may still run
-    must be ended, so that is tried again."""
+def _note_failure(call: ProviderCall, error: ProviderError) -> None:
+    """A machine that will not boot is a lost node, and one that may boot later is waited for; an agent that did not
+    start is found dead again; what may still run must be ended, so that is tried again."""
     now = clock.now()
+    is_launch = call.action == ProviderAction.LAUNCH
     with transaction.atomic():
-        if call.action == ProviderAction.TERMINATE:
-            call_retry(call, now=now)
+        if call.action == ProviderAction.TERMINATE or (is_launch and error.may_repeat):
+            next_try = call_retry(call, now=now, retry_after_s=error.retry_after_s)
+            if is_launch and next_try is not None:
+                launch_waits(node=call.node_id, reason=str(error), next_try=next_try, now=now)
             return
-        if call_end(call) and call.action == ProviderAction.LAUNCH:
-            launch_failed(node=call.node_id, reason=reason, now=now)
+        if call_end(call) and is_launch:
+            what = "its machine has ended" if isinstance(error, AttemptEnded) else "its launch failed"
+            launch_failed(node=call.node_id, reason=f"{what}: {error}", now=now)
             hints.ring("fleet.reconcile")
         machines_forget([call.node_id], now=now)

@@ -10,7 +10,7 @@ FIRST_PORT = 60_000
 
 class Cloud:
     """`status` is that of every machine, `statuses` that of single ones. While `broken` it refuses every change, while
-    `silent` it does not even describe machines.
+    `silent` it does not even describe machines. `answer`: what it says to every change instead of making it.
     """
 
     name = "cloud"
@@ -19,6 +19,7 @@ class Cloud:
         self.status = ProviderStatus.GONE
         self.statuses: dict[str, ProviderStatus] = {}
         self.broken = False
+        self.answer: ProviderError | None = None
         self.silent = False
         self.launched: list[LaunchSpec] = []
         self.restarted: list[str] = []
@@ -62,5 +63,7 @@ class Cloud:
         return 0
 
     def _refuse_if_broken(self) -> None:
+        if self.answer is not None:
+            raise self.answer
         if self.broken:
             raise ProviderError("no capacity")

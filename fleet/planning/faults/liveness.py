@@ -11,6 +11,7 @@ from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import Decision, MoveNode, RestartAgent
 from fleet.planning.fault_rules import Rule, RuleMode
 from fleet.planning.faults.guards import Guards
+from fleet.planning.provider_limits import ProviderLimits
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import FleetView, NodeView, ProviderStatus, ReportView
 from fleet.planning.states import CellState, NodeState, ProviderAction
@@ -89,6 +90,10 @@ class _Case:
     now: datetime
     guards: Guards
 
+    @property
+    def limits(self) -> ProviderLimits:
+        return self.fleet.regions[self.node.region].limits
+
     def move(self, to: NodeState, reason: str) -> MoveNode:
         return MoveNode(self.node.id, self.node.state, to, reason, self.node.report.last_seen_at)
 
@@ -117,7 +122,7 @@ def _judge(case: _Case) -> Decision | None:
 
 def _may_still_boot(case: _Case) -> bool:
     age_s = (case.now - case.node.state_since).total_seconds()
-    return case.node.state is NodeState.JOINING and age_s < case.settings.launch_grace_s
+    return case.node.state is NodeState.JOINING and age_s < case.limits.launch_grace_s
 
 
 def _restart_agent(case: _Case) -> RestartAgent | None:
@@ -131,8 +136,8 @@ def _restart_agent(case: _Case) -> RestartAgent | None:
 def _judge_joining(case: _Case) -> Decision | None:
     if case.node.report.connected:
         return case.move(NodeState.READY, "its agent joined")
-    if case.fleet.listening_for_s(case.node.state_since, case.now) > case.settings.join_timeout_s:
-        return case.move(NodeState.LOST, f"it did not join within {case.settings.join_timeout_s:.0f} s")
+    if case.fleet.listening_for_s(case.node.state_since, case.now) > case.limits.join_timeout_s:
+        return case.move(NodeState.LOST, f"it did not join within {case.limits.join_timeout_s:.0f} s")
     return None
 
 

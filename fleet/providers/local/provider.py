@@ -24,7 +24,7 @@ from engine_agent.protocol.releases import release_in
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.placement.distance import free_position
 from fleet.planning.snapshot import ProviderStatus
-from fleet.providers.base import LaunchSpec, Machine, ProviderError
+from fleet.providers.base import LaunchSpec, Machine, NoCapacity, ProviderError
 from fleet.providers.local.processes import (
     CODE_VARIABLE,
     HOME_VARIABLE,
@@ -190,7 +190,7 @@ class LocalProvider:
             base = self.first_port + block * PORTS_PER_NODE
             if base not in taken and _all_free(base):
                 return base
-        raise ProviderError(
+        raise NoCapacity(
             f"no free block of {PORTS_PER_NODE} ports from {self.first_port} upwards; set SWITCHYARD_NODE_PORTS"
         )
 

@@ -10,6 +10,7 @@ from engine_agent.protocol.states import AgentKind
 from fleet import providers
 from fleet.models import Node
 from fleet.planning.decisions import LaunchNodes, MoveNode
+from fleet.planning.provider_limits import LIMITS, ProviderLimits, provider_limits
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import NodeState
 from fleet.providers import embedded_providers, provider_named
@@ -45,8 +46,8 @@ class OrderingProvider:
         raise ProviderError("machines of this provider start their agents themselves")
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
-        known = self.ordered
-        return {node: ProviderStatus.RUNNING if node in known else ProviderStatus.GONE for node in node_ids}
+        known = self.ordered  # one that its list does not have may be there all the same
+        return {node: ProviderStatus.RUNNING if node in known else ProviderStatus.UNKNOWN for node in node_ids}
 
     def terminate(self, node_id: str) -> None:
         self.ordered.pop(node_id, None)
@@ -113,8 +114,16 @@ def test_a_repeated_launch_orders_no_second_machine() -> None:
     assert OrderingProvider.ordered == {node.id: spec}
 
 
-def test_a_provider_of_other_hosts_is_not_stopped_with_this_one() -> None:
+def test_a_provider_of_other_hosts_is_not_stopped_with_this_one_nor_even_imported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(providers, "PROVIDERS", {**providers.PROVIDERS, "far": "library.that.is.missing.Far"})
     assert [provider.name for provider in embedded_providers()] == ["local"]
+
+
+def test_every_provider_states_how_long_its_machines_take() -> None:
+    assert LIMITS.keys() == providers.PROVIDERS.keys() - {"ordering"}
+    assert provider_limits("ordering") == ProviderLimits()
 
 
 def test_an_unknown_provider_is_refused_with_the_names_of_those_that_there_are() -> None:

@@ -14,7 +14,16 @@ from fleet.planning.faults.liveness import nodes_in_doubt
 from fleet.planning.settings import FleetSettings
 from fleet.planning.snapshot import ProviderStatus
 from fleet.planning.states import NodeState, ProviderAction
-from fleet.providers.base import LaunchSpec, Machine
+from fleet.providers.base import (
+    AttemptEnded,
+    Later,
+    LaunchSpec,
+    Machine,
+    NoCapacity,
+    NoQuota,
+    ProviderError,
+    Unknown,
+)
 from fleet.selectors.node import machines_in_doubt
 from fleet.selectors.snapshot import fleet_view
 from fleet.services import provisioning
@@ -22,6 +31,7 @@ from fleet.services.node import agent_restart, node_retire, nodes_launch
 from fleet.services.provider_call import CLAIM, calls_claim, claims_renew, machines_described
 from fleet.services.provisioning import CALL_LIMIT_S, CALLS_AT_ONCE, Provisioning, call_carry_out
 from kernel import clock
+from kernel.models import Event
 from kernel.transitions import StaleDecision
 from tests.fleet import rows
 from tests.fleet.cloud import Cloud
@@ -101,6 +111,93 @@ def test_launches_that_end_without_a_word_again_and_again_have_failed(cloud: Clo
     assert not cloud.launched
     node = Node.objects.get()
     assert (node.state, node.reason) == ("lost", "its launch failed: 3 attempts ended without an answer")
+
+
+WAITS = [
+    NoCapacity("no trn1.32xlarge in use1-az4"),
+    NoQuota("64 vCPUs of P", "L-417A185B"),
+    Later("too many calls", 5.0),
+    Unknown("no answer within 20 s"),
+]
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize("answer", WAITS, ids=lambda answer: type(answer).__name__)
+def test_a_machine_that_cannot_be_had_yet_is_waited_for_however_often_it_is_asked_for(
+    cloud: Cloud, now: Clock, answer: ProviderError
+) -> None:
+    order()
+    cloud.answer = answer
+    for _ in range(2 * provisioning.LAUNCH_ATTEMPTS):
+        provision()
+        now.now = ProviderCall.objects.get().due_at
+    node = Node.objects.get()
+    assert node.state == NodeState.JOINING
+    assert node.reason.startswith(f"it waits for its machine: {answer}; next try at ")
+    assert Event.objects.filter(kind="node.waiting").count() == 1, "said once, not with every try"
+    assert [view.ordered for view in fleet_view(now=now.now).nodes.values()] == [ProviderAction.LAUNCH], "it is coming"
+    cloud.answer = None
+    provision()
+    node.refresh_from_db()
+    assert ([spec.id for spec in cloud.launched], node.reason, node.state_since) == ([node.id], "needed", now.now)
+    assert not ProviderCall.objects.exists()
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("age_s", "stated_s", "pause_s"),
+    [(0, None, 2), (9, None, 9), (3600, None, 60), (0, 5, 5), (9, 5, 9), (0, 1e12, 3600), (0, -1.0, 2)],
+)
+def test_a_pause_is_as_long_as_the_order_is_old_and_not_shorter_than_the_provider_wants(
+    cloud: Cloud, now: Clock, age_s: float, stated_s: float | None, pause_s: float
+) -> None:
+    order()
+    now.now += timedelta(seconds=age_s)
+    cloud.answer = Later("too many calls", stated_s)
+    provision()
+    assert ProviderCall.objects.get().due_at - now.now == timedelta(seconds=pause_s)
+
+
+@pytest.mark.django_db
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (ProviderError("no such image"), "its launch failed: no such image"),
+        (AttemptEnded("i-0abc was terminated"), "its machine has ended: i-0abc was terminated"),
+    ],
+)
+def test_a_launch_that_would_be_refused_again_makes_a_lost_node(
+    cloud: Cloud, answer: ProviderError, reason: str
+) -> None:
+    order()
+    cloud.answer = answer
+    provision()
+    node = Node.objects.get()
+    assert (node.state, node.reason, ProviderCall.objects.count()) == ("lost", reason, 0)
+
+
+@pytest.mark.django_db
+def test_a_waiting_node_that_is_given_back_is_not_launched_again(cloud: Cloud, now: Clock) -> None:
+    order()
+    (call,) = claimed()
+    node_retire(RetireNode(call.node_id, NodeState.JOINING, "surplus"), now=NOW)
+    cloud.answer = NoCapacity("sold out")
+    call_carry_out(call)
+    assert (Node.objects.get().reason, ProviderCall.objects.get().due_at) == ("surplus", NOW)
+    cloud.answer = None
+    provision()
+    assert (cloud.launched, cloud.terminated) == ([], [call.node_id])
+
+
+@pytest.mark.django_db
+def test_an_end_that_is_not_known_is_tried_again_and_an_agent_found_dead_again(cloud: Cloud, now: Clock) -> None:
+    rows.node("n-lost", state=NodeState.LOST)
+    node_retire(RetireNode("n-lost", NodeState.LOST, "lost"), now=NOW)
+    rows.node("n-a")
+    agent_restart(RestartAgent("n-a", "dead"), now=NOW)
+    cloud.answer = Unknown("no answer")
+    provision()
+    assert [(call.node_id, call.action) for call in ProviderCall.objects.all()] == [("n-lost", "terminate")]
 
 
 @pytest.mark.django_db

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from engine_agent.protocol.states import EngineState
 from fleet.planning.decisions import MoveNode, RestartAgent
 from fleet.planning.faults.liveness import nodes_in_doubt, plan_liveness, status_in_force
-from fleet.planning.snapshot import FaultsView, FleetView, NodeView, ProviderStatus, ReportView
+from fleet.planning.provider_limits import ProviderLimits
+from fleet.planning.snapshot import FaultsView, FleetView, NodeView, ProviderStatus, RegionView, ReportView
 from fleet.planning.states import CellState, NodeState, ProviderAction
 from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
@@ -41,6 +42,16 @@ def test_a_node_that_never_joins_is_lost_after_its_timeout(age_s: float, expecte
 def test_the_time_to_join_passes_only_while_somebody_listens() -> None:
     waiting = node("a", state=NodeState.JOINING, report={"connected": False})
     assert moves(fleet(waiting, node("b"), listening_since=ago(60))) == []
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(1199, []), (1201, [("a", NodeState.LOST)])])
+def test_a_region_waits_for_its_machines_as_long_as_its_provider_says(age_s: float, expected: list[object]) -> None:
+    report = {"connected": False, "last_seen_at": None}
+    waiting = node("a", state=NodeState.JOINING, state_since=ago(age_s), report=report)
+    unlisted = node("b", state=NodeState.JOINING, state_since=ago(299), provider=ProviderStatus.GONE, report=report)
+    slow = RegionView("east", limits=ProviderLimits(launch_grace_s=300, join_timeout_s=1200))
+    view = fleet(waiting, unlisted, node("c"), listening_since=ago(3600))
+    assert moves(replace(view, regions={"east": slow})) == expected
 
 
 @pytest.mark.parametrize(("age_s", "expected"), [(9, []), (11, [("a", NodeState.LOST)])])

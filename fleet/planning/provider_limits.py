@@ -1,0 +1,25 @@
+"""What planners must know of a provider beside what it says of single machines: how long its machines take. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fleet.planning.machines import POOLED
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderLimits:
+    """`launch_grace_s`: how long after a launch "gone" may mean that the provider does not list the machine yet.
+    `join_timeout_s`: from its launch until its agent must have joined; GPUStack gives a worker 150 s."""
+
+    launch_grace_s: float = 10.0
+    join_timeout_s: float = 120.0
+
+
+LIMITS: Mapping[str, ProviderLimits] = {"local": ProviderLimits(), POOLED: ProviderLimits()}
+"""By name, as regions name their provider. Here and not at the classes, because who reads the fleet for a plan must not
+import what calls a cloud."""
+
+
+def provider_limits(provider: str) -> ProviderLimits:
+    """Of a provider that is gone from the registry, the usual ones: its regions' nodes are judged all the same."""
+    return LIMITS.get(provider, ProviderLimits())
