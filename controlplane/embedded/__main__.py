@@ -21,6 +21,8 @@ from controlplane.embedded.host_invitation import Invitation, forget, invite
 from controlplane.embedded.host_join import join, rejoin
 from controlplane.embedded.host_promotion import promote
 from controlplane.embedded.launcher import Launcher
+from controlplane.embedded.membership import read_membership
+from controlplane.embedded.process_environment import with_shared
 from controlplane.embedded.process_ownership import teardown
 from controlplane.embedded.servers import run_servers
 from controlplane.embedded.state_directory import StateDirectory
@@ -57,6 +59,7 @@ def _run(configuration: Configuration, home: StateDirectory, options: argparse.N
     home.prepare()
     if options.command == "restore":
         return _restore(configuration, home, options.file.resolve())
+    configuration = read_configuration(with_shared(os.environ, read_membership(home)))
     if options.detach:
         return _detach(configuration, home)
     return _launch(configuration, home, foreground=not options.background)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from controlplane.embedded.configuration import CannotStart
 from controlplane.embedded.host_authority import dns_name
-from controlplane.embedded.membership import Membership, links_folder
+from controlplane.embedded.membership import Membership, in_url, links_folder
 from controlplane.embedded.postgres import APPLICATION, REPLICATION, SOCKET
 from controlplane.embedded.privileges import Account, is_closed_to, prepare_socket_folder
 from controlplane.embedded.process_environment import server_environment
@@ -130,14 +130,14 @@ def configuration(membership: Membership, folder: Path, sockets: Path) -> str:
         admitted=_ADMITTED,
         other_source=other.address,
         roles=" ".join(_startup_of(role) for role in (APPLICATION, REPLICATION)),
-        address=_in_brackets(own.address),
+        address=in_url(own.address),
         port=own.database_port,
         own_pem=folder / "own.pem",
         authority_pem=folder / "authority.pem",
         own_socket=sockets / SOCKET,
         other=other.name,
         other_name=dns_name(other.name),
-        other_address=_in_brackets(other.address),
+        other_address=in_url(other.address),
         other_port=other.database_port,
         other_socket=links_folder(sockets, other) / SOCKET,
         role=APPLICATION,
@@ -148,10 +148,6 @@ def _startup_of(role: str) -> str:
     """How what a client of PostgreSQL says first begins, behind eight bytes of length and version, as HAProxy writes
     it. The owner may do everything, and comes in by no link."""
     return b"user\0".hex().upper() + role.encode().hex().upper() + "00"
-
-
-def _in_brackets(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
 
 
 def binary() -> Path:

@@ -27,10 +27,12 @@ from controlplane.embedded.membership import (
     Membership,
     Passwords,
     forget_membership,
+    in_url,
     read_membership,
     write_membership,
 )
 from controlplane.embedded.postgres import APPLICATION, OWNER, REPLICATION
+from controlplane.embedded.preflight import bind_problem
 from controlplane.embedded.process_environment import SHARED
 from controlplane.embedded.replication import Role
 from controlplane.embedded.state_directory import LauncherState, StateDirectory
@@ -201,19 +203,15 @@ def _is_loopback(name: str) -> bool:
 
 
 def _agent_url(address: str, port: int) -> str:
-    return f"https://{f'[{address}]' if ':' in address else address}:{port}"
+    return f"https://{in_url(address)}:{port}"
 
 
 def _require_free(address: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            raise CannotStart(
-                f"{address}:{port} cannot be listened on ({error.strerror}): give --own-address an address of this"
-                " host, or --database-port a free port."
-            ) from error
+    if problem := bind_problem(address, port):
+        raise CannotStart(
+            f"{address}:{port} cannot be listened on ({problem.strerror}): give --own-address an address of this"
+            " host, or --database-port a free port."
+        ) from problem
 
 
 def _require_joined_nodes_only(launcher: LauncherState) -> None:

@@ -5,7 +5,6 @@ a copy of the other host's database, over the link, and what else a home needs.
 import asyncio
 import os
 import shutil
-import socket
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -28,7 +27,7 @@ from controlplane.embedded.membership import (
     write_membership,
 )
 from controlplane.embedded.postgres import REPLICATION, Postgres, binaries, running_server
-from controlplane.embedded.preflight import require_disk_space
+from controlplane.embedded.preflight import bind_problem, require_disk_space
 from controlplane.embedded.privileges import is_closed_to, remove_socket_folder, socket_folder
 from controlplane.embedded.process_environment import server_environment
 from controlplane.embedded.processes import Program, require_oneshot
@@ -188,15 +187,11 @@ def _require_place(configuration: Configuration, own: ControlHost) -> None:
     CannotStart: the bundle is for another host, or something else listens where this one should.
     """
     for port, moves in ((own.database_port, "invite it with another --database-port"), (configuration.agent_port, "")):
-        with socket.socket(socket.AF_INET6 if ":" in own.address else socket.AF_INET) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((own.address, port))
-            except OSError as error:
-                raise CannotStart(
-                    f"{own.address}:{port} cannot be listened on here ({error.strerror}): this bundle is for the host"
-                    f" with that address; free the port{f', or {moves}' if moves else ''}."
-                ) from error
+        if problem := bind_problem(own.address, port):
+            raise CannotStart(
+                f"{own.address}:{port} cannot be listened on here ({problem.strerror}): this bundle is for the host"
+                f" with that address; free the port{f', or {moves}' if moves else ''}."
+            ) from problem
     if not own.agent_url.endswith(f":{configuration.agent_port}"):
         raise CannotStart(
             f"Agents will be sent to {own.agent_url}, and SWITCHYARD_AGENT_PORT is {configuration.agent_port} here:"

@@ -140,6 +140,11 @@ def _of(stored: Any, name: str, kind: type) -> Any:
     return stored[name]
 
 
+def in_url(address: str) -> str:
+    """As it stands before a port: IPv6 in brackets."""
+    return f"[{address}]" if ":" in address else address
+
+
 def links_folder(sockets: Path, host: ControlHost) -> Path:
     """Where clients of this host find the database of another one: a folder, as libpq takes it for a host."""
     return sockets / host.name

@@ -74,17 +74,23 @@ def require_free_port(wanted: WantedPort, home: Path) -> None:
 
 
 def _can_be_bound(wanted: WantedPort) -> bool:
-    try:
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind((HOST, wanted.port))
-    except PermissionError:
+    problem = bind_problem(HOST, wanted.port)
+    if isinstance(problem, PermissionError):
         raise CannotStart(
             f"Port {wanted.port} for {wanted.purpose} is reserved for root: set {wanted.variable} to one above 1023."
-        ) from None
-    except OSError:
-        return False
-    return True
+        )
+    return problem is None
+
+
+def bind_problem(address: str, port: int) -> OSError | None:
+    """Why nothing could listen at that address of this host, or None. Sockets of the last minute do not count."""
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address, port))
+    except OSError as problem:
+        return problem
+    return None
 
 
 def _holders(port: int) -> list[psutil.Process]:

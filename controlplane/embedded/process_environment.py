@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from controlplane.embedded.configuration import Configuration
-from controlplane.embedded.membership import Membership
+from controlplane.embedded.membership import Membership, in_url
 from controlplane.embedded.state_directory import Secrets
 
 HOME_MARK = "SWITCHYARD_LAUNCHED_FROM"
@@ -26,6 +26,13 @@ SHARED = (
 _NOT_PASSED_ON = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "DETACH", "WAIT_S")
 
 
+def with_shared(inherited: Mapping[str, str], membership: Membership | None) -> dict[str, str]:
+    """What `inherited` says, and where it says nothing, what the first host of several said; an empty variable says
+    nothing."""
+    shared = membership.shared if membership else {}
+    return {**inherited, **{name: text for name, text in shared.items() if not inherited.get(name)}}
+
+
 def control_plane_environment(
     inherited: Mapping[str, str],
     configuration: Configuration,
@@ -37,10 +44,10 @@ def control_plane_environment(
 ) -> dict[str, str]:
     """What web, worker, beat and the management commands get; agents inherit it from them. Of several hosts all have
     what the first one had, unless `inherited` says otherwise, and name every host to agents."""
+    stated = with_shared(inherited, membership)
     return {
-        **(membership.shared if membership else {}),
-        **{name: text for name, text in inherited.items() if name not in _NOT_PASSED_ON},
-        **(_of_all_hosts(membership, inherited) if membership else {}),
+        **{name: text for name, text in stated.items() if name not in _NOT_PASSED_ON},
+        **(_of_all_hosts(membership, stated) if membership else {}),
         HOME_MARK: str(configuration.home),
         "DJANGO_SETTINGS_MODULE": "controlplane.settings",
         "DATABASE_URL": database_url,
@@ -57,9 +64,9 @@ def control_plane_environment(
     }
 
 
-def _of_all_hosts(membership: Membership, inherited: Mapping[str, str]) -> dict[str, str]:
-    names = inherited.get("SWITCHYARD_ALLOWED_HOSTS") or LOOPBACK_NAMES
-    addresses = [f"[{host.address}]" if ":" in host.address else host.address for host in membership.hosts]
+def _of_all_hosts(membership: Membership, stated: Mapping[str, str]) -> dict[str, str]:
+    names = stated.get("SWITCHYARD_ALLOWED_HOSTS") or LOOPBACK_NAMES
+    addresses = [in_url(host.address) for host in membership.hosts]
     return {
         "SWITCHYARD_AGENT_URL": membership.agent_urls,
         "SWITCHYARD_ALLOWED_HOSTS": ",".join(dict.fromkeys([*names.split(","), *addresses])),

@@ -1,13 +1,16 @@
 """What a launcher does while its fleet is slow, its disk full, or what it asks silent. No process of it runs."""
 
 import io
+import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import pytest
 
-from controlplane.embedded.configuration import CannotStart, read_configuration
+from controlplane.embedded import __main__ as embedded_main
+from controlplane.embedded.configuration import CannotStart, Configuration, Engine, read_configuration
 from controlplane.embedded.console import Console
 from controlplane.embedded.control_plane import Management
 from controlplane.embedded.launcher import Launcher
@@ -154,3 +157,33 @@ async def test_hosts_that_cannot_be_taken_over_leave_everything_as_it_was(
     assert state is not None
     assert (state.membership_applied, state.membership_problem) == (1, "10.0.0.1:5432 is taken.")
     assert "Going back to what was before" in screen.getvalue()
+
+
+class LauncherThatEnds:
+    """Keeps what it was made with, and runs nothing."""
+
+    configurations: ClassVar[list[Configuration]] = []
+
+    def __init__(self, configuration: Configuration, *_: object, foreground: bool) -> None:
+        self.configurations.append(configuration)
+
+    async def run(self) -> int:
+        return 0
+
+
+@pytest.mark.parametrize(("own", "standby_away_s"), [({}, None), ({"SWITCHYARD_STANDBY_AWAY_S": "30"}, 30.0)])
+def test_a_launcher_takes_over_what_the_first_host_of_two_said(
+    home: StateDirectory, own: dict[str, str], standby_away_s: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, second = membership_pair()
+    write_membership(home, replace(second, shared={"SWITCHYARD_STANDBY_AWAY_S": "never", "ENGINE": "sim"}))
+    for name in ("SWITCHYARD_STANDBY_AWAY_S", "ENGINE"):
+        monkeypatch.delenv(name, raising=False)
+    for name, text in {**own, "SWITCHYARD_HOME": str(home.path)}.items():
+        monkeypatch.setenv(name, text)
+    monkeypatch.setattr(os, "umask", lambda _: 0)  # that of this process is not its own
+    monkeypatch.setattr(embedded_main, "Launcher", LauncherThatEnds)
+    monkeypatch.setattr(LauncherThatEnds, "configurations", [])
+    assert embedded_main.main(["up", "--background"]) == 0
+    [configuration] = LauncherThatEnds.configurations
+    assert (configuration.standby_away_s, configuration.engine) == (standby_away_s, Engine.SIM)

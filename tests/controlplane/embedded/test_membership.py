@@ -15,12 +15,13 @@ from controlplane.embedded.database_link import configuration
 from controlplane.embedded.host_keeper import DATABASE_FILE
 from controlplane.embedded.membership import (
     MEMBERSHIP_FILE,
+    Membership,
     forget_membership,
     membership_of,
     read_membership,
     write_membership,
 )
-from controlplane.embedded.process_environment import control_plane_environment
+from controlplane.embedded.process_environment import LOOPBACK_NAMES, control_plane_environment
 from controlplane.embedded.state_directory import Secrets, write_private_json
 from controlplane.embedded.status import host_lines
 from tests.controlplane.embedded.control_hosts import membership_pair
@@ -111,19 +112,43 @@ def test_a_bundle_of_another_release_or_of_yesterday_is_refused(
         read_bundle(path)
 
 
-def test_processes_of_either_host_name_both_to_agents_and_have_what_the_first_one_had(tmp_path: Path) -> None:
-    stated = {"SWITCHYARD_ALLOWED_HOSTS": "switchyard.example", "SWITCHYARD_HOME": str(tmp_path)}
-    environment = control_plane_environment(
-        stated,
-        read_configuration(stated),
+def environment_of(membership: Membership, **inherited: str) -> dict[str, str]:
+    return control_plane_environment(
+        inherited,
+        read_configuration(inherited),
         Secrets("key", "password"),
         database_url="postgres://",
         redis_url="unix://",
-        membership=SECOND,
+        membership=membership,
     )
-    assert environment["SWITCHYARD_AGENT_URL"] == "https://10.0.0.1:8443,https://10.0.0.2:8443"
-    assert environment["SWITCHYARD_ALLOWED_HOSTS"] == "switchyard.example,10.0.0.1,10.0.0.2"
+
+
+@pytest.mark.parametrize(
+    ("shared", "inherited", "expected"),
+    [
+        ("switchyard.example", {}, "switchyard.example,10.0.0.1,10.0.0.2"),
+        ("switchyard.example", {"SWITCHYARD_ALLOWED_HOSTS": ""}, "switchyard.example,10.0.0.1,10.0.0.2"),
+        ("switchyard.example", {"SWITCHYARD_ALLOWED_HOSTS": "own.example"}, "own.example,10.0.0.1,10.0.0.2"),
+        ("", {}, f"{LOOPBACK_NAMES},10.0.0.1,10.0.0.2"),
+    ],
+)
+def test_the_second_host_answers_by_the_names_of_the_first_unless_it_states_its_own(
+    shared: str, inherited: dict[str, str], expected: str
+) -> None:
+    named = {**SECOND.shared, "SWITCHYARD_ALLOWED_HOSTS": shared}
+    environment = environment_of(replace(SECOND, shared=named), **inherited)
+    assert environment["SWITCHYARD_ALLOWED_HOSTS"] == expected
     assert environment["SWITCHYARD_URL"] == "https://switchyard.example"
+
+
+def test_processes_of_either_host_name_both_to_agents() -> None:
+    assert environment_of(SECOND)["SWITCHYARD_AGENT_URL"] == "https://10.0.0.1:8443,https://10.0.0.2:8443"
+
+
+def test_addresses_of_version_6_stand_in_brackets_in_names_and_in_the_link(tmp_path: Path) -> None:
+    first, second = membership_pair(("fd00::1", "fd00::2"))
+    assert environment_of(second)["SWITCHYARD_ALLOWED_HOSTS"] == f"{LOOPBACK_NAMES},[fd00::1],[fd00::2]"
+    assert "bind [fd00::1]:5432" in configuration(first, tmp_path / "link", tmp_path / "sockets")
 
 
 def test_the_link_admits_the_other_host_and_nobody_else(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+import errno
 import os
 import shutil
 import socket
@@ -15,6 +16,7 @@ from controlplane.embedded.configuration import CannotStart, read_configuration
 from controlplane.embedded.preflight import (
     GIB,
     WantedPort,
+    bind_problem,
     require_disk_space,
     require_distinct_ports,
     require_free_port,
@@ -73,6 +75,14 @@ def _listener_elsewhere(port: int) -> Iterator[int]:
         process.stdout.readline()
         yield process.pid
         process.communicate(b"\n")
+
+
+def test_what_cannot_be_listened_on_is_known_with_its_reason(taken_port: int) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        free = probe.getsockname()[1]
+    assert bind_problem("127.0.0.1", free) is None
+    problems = [bind_problem("127.0.0.1", taken_port), bind_problem("192.0.2.1", free)]
+    assert [problem and problem.errno for problem in problems] == [errno.EADDRINUSE, errno.EADDRNOTAVAIL]
 
 
 def test_every_port_that_people_use_is_checked() -> None:
