@@ -3,6 +3,7 @@ write the rows (`kernel.models.ControlHost`); all ages are differences of Postgr
 """
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 from django.db import connection
 
@@ -10,7 +11,7 @@ SILENT_AFTER_S = 20.0
 """A launcher writes every second; web, which opens incidents, may be started anew in this time."""
 LAGS_AFTER_S = 10.0
 _HOSTS = """
-SELECT name, address, database, commits, lag_bytes, lag_s,
+SELECT name, address, database, commits, lag_bytes, lag_s, seen_at,
        EXTRACT(EPOCH FROM clock_timestamp() - seen_at)::float8,
        EXTRACT(EPOCH FROM clock_timestamp() - commits_since)::float8
 FROM kernel_controlhost ORDER BY name
@@ -19,8 +20,8 @@ FROM kernel_controlhost ORDER BY name
 
 @dataclass(frozen=True, slots=True)
 class ControlHostStanding:
-    """One host, as `kernel.models.ControlHost` explains; seconds since it was last seen, and since its commits are as
-    they are."""
+    """One host, as `kernel.models.ControlHost` explains; when it was last seen, how many seconds ago, and for how many
+    its commits are as they are."""
 
     name: str
     address: str
@@ -28,6 +29,7 @@ class ControlHostStanding:
     commits: str
     lag_bytes: int | None
     lag_s: float | None
+    seen_at: datetime
     silent_s: float
     commits_since_s: float | None
 
@@ -35,9 +37,13 @@ class ControlHostStanding:
     def is_silent(self) -> bool:
         return self.silent_s > SILENT_AFTER_S
 
+    @property
+    def heard_last(self) -> str:
+        return f"{self.seen_at.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
     def __str__(self) -> str:
         if self.is_silent:
-            return f"{self.name} silent for {self.silent_s:.0f} s"
+            return f"{self.name} silent since {self.heard_last}"
         lag = "" if self.lag_bytes is None else f", {self.lag_s or 0.0:.1f} s behind"
         return f"{self.name} {self.database}{lag}" if self.database else self.name
 
@@ -59,9 +65,9 @@ class ControlHosts:
 
     @property
     def problems(self) -> dict[str, str]:
-        """Subject -> what is wrong with it, in one sentence."""
+        """Subject -> what is wrong with it, in one sentence that stays true: an incident keeps its first one."""
         found = {
-            host.name: f"{host.name} at {host.address} has not been heard for {host.silent_s:.0f} s"
+            host.name: f"{host.name} at {host.address} has not been heard since {host.heard_last}"
             for host in self.hosts
             if host.is_silent
         }
@@ -73,7 +79,9 @@ class ControlHosts:
             )
         for host in self.hosts:
             if host.lag_s is not None and host.lag_s > LAGS_AFTER_S and not host.is_silent:
-                found["lag"] = f"the standby on {host.name} is {host.lag_s:.0f} s behind, and commits wait for it"
+                found["lag"] = (
+                    f"the standby on {host.name} is more than {LAGS_AFTER_S:.0f} s behind, and commits wait for it"
+                )
         return found
 
     def __str__(self) -> str:

@@ -1,7 +1,8 @@
 """How two control hosts and their database are, and what of that somebody must know."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta, timezone
 
 import pytest
 
@@ -10,8 +11,9 @@ from controlplane.embedded.replication import Commits, Standby
 from kernel.control_hosts import LAGS_AFTER_S, SILENT_AFTER_S, ControlHosts, ControlHostStanding, control_hosts
 from kernel.models import ControlHost
 
-PRIMARY = ControlHostStanding("control-1", "10.0.0.1", "primary", "synchronous", None, None, 0.5, 60.0)
-STANDBY = ControlHostStanding("control-2", "10.0.0.2", "standby", "", 0, 0.0, 0.5, None)
+SEEN = datetime(2026, 11, 23, 20, 30, 5, tzinfo=timezone(timedelta(hours=1)))
+PRIMARY = ControlHostStanding("control-1", "10.0.0.1", "primary", "synchronous", None, None, SEEN, 0.5, 60.0)
+STANDBY = ControlHostStanding("control-2", "10.0.0.2", "standby", "", 0, 0.0, SEEN, 0.5, None)
 
 
 def test_two_that_are_well_say_so_in_one_line() -> None:
@@ -30,16 +32,30 @@ def test_a_control_plane_of_one_host_says_nothing() -> None:
         (
             (PRIMARY, replace(STANDBY, silent_s=SILENT_AFTER_S + 1)),
             "control-2",
-            "at 10.0.0.2 has not been heard for 21 s",
+            "at 10.0.0.2 has not been heard since 2026-11-23 19:30:05 UTC",
         ),
         ((replace(PRIMARY, commits="asynchronous"), STANDBY), "standby", "would be lost with control-1"),
-        ((PRIMARY, replace(STANDBY, lag_s=LAGS_AFTER_S + 2)), "lag", "control-2 is 12 s behind"),
+        ((PRIMARY, replace(STANDBY, lag_s=LAGS_AFTER_S + 2)), "lag", "control-2 is more than 10 s behind"),
     ],
 )
 def test_what_is_wrong_is_named(hosts: tuple[ControlHostStanding, ...], subject: str, expected: str) -> None:
     problems = ControlHosts(hosts).problems
     assert set(problems) == {subject}
     assert expected in problems[subject]
+
+
+def test_one_that_is_silent_says_since_when() -> None:
+    silent = ControlHosts((PRIMARY, replace(STANDBY, silent_s=6 * 3600.0)))
+    assert "control-2 silent since 2026-11-23 19:30:05 UTC" in str(silent)
+
+
+@pytest.mark.parametrize(
+    "of", [lambda age_s: replace(STANDBY, silent_s=age_s), lambda age_s: replace(STANDBY, lag_s=age_s)]
+)
+def test_what_is_wrong_is_said_in_the_same_words_hours_later(of: Callable[[float], ControlHostStanding]) -> None:
+    """An incident keeps the sentence with which it was opened."""
+    early, late = (ControlHosts((PRIMARY, of(age_s))).problems for age_s in (23.0, 6 * 3600.0))
+    assert early == late
 
 
 @pytest.mark.django_db(transaction=True)

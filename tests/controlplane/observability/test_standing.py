@@ -112,7 +112,7 @@ def test_two_control_hosts_stand_in_health_metrics_and_on_every_page() -> None:
     text = bearer().get("/metrics").content.decode()
     assert 'switchyard_standby_lag_bytes{host="control-2"} 4096.0' in text
     assert "switchyard_commits_synchronous 1.0" in text
-    assert "Control-1 primary, control-2 standby" in page()
+    assert "Control hosts: control-1 primary, control-2 standby" in page()
     ControlHost.objects.filter(name="control-1").update(commits="asynchronous")
     assert re.search(r"tone-bad[^>]*>.*no standby has everything", page(), re.DOTALL)
     assert health()[1]["hosts_are_well"] is False
