@@ -53,7 +53,6 @@ class MachineAgent:
         self._order_problem = ""
         self._wake = asyncio.Event()
         self._was_ordered = False
-        self._changing: asyncio.Task[bool] | None = None
         self._failures = 0
         self._started_s = 0.0
         self._start_after_s = 0.0
@@ -81,6 +80,7 @@ class MachineAgent:
                 await asyncio.sleep(FAREWELL_S)
             return status
         finally:
+            self._release.give_up()
             connection.cancel()
             await asyncio.gather(connection, return_exceptions=True)
 
@@ -146,14 +146,7 @@ class MachineAgent:
             self._was_ordered = False
             await asyncio.to_thread(self._release.confirm)
         order = self._order.release if self._order is not None and not self._order.leave else None
-        credential = self._enrolment.stored_credential()
-        if self._changing is None and order is not None and credential and self._release.is_due(order):
-            work = self._release.change(order, self._enrolment.servers.all, credential)
-            self._changing = asyncio.create_task(work)
-        if self._changing is None or not self._changing.done():
-            return False
-        task, self._changing = self._changing, None
-        return task.result()
+        return await self._release.follow(order, self._enrolment.servers.all, self._enrolment.stored_credential())
 
     async def _renew(self, here: Here) -> None:
         """Have its agent run this release too; what it runs goes on."""

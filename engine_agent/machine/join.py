@@ -18,6 +18,7 @@ from engine_agent.machine.checks import Seen, failures
 from engine_agent.machine.control import ControlRefused, JoinClient
 from engine_agent.machine.facts import driverless, read_facts
 from engine_agent.machine.paths import HostPaths, Joined
+from engine_agent.machine.releases import let_all_read
 from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
 from engine_agent.protocol.ports import HIGHEST_PORT, PORTS_PER_NODE, PROXY, hop_port, tls_port
 from engine_agent.protocol.states import AgentKind
@@ -150,6 +151,7 @@ def _install(paths: HostPaths, release: Path, client: JoinClient, joined: Joined
             Identity(paths.home).store_trust(bundle=str(invitation["bundle"]), revoked="")
         enrolment = Enrolment(joined.server, AgentKind.MACHINE, machine, paths.home, client.token)
         asyncio.run(enrolment.enrol())
+        let_all_read(release)
         paths.current.symlink_to(release)
         notice = service.start(paths)
         _await_order(paths)

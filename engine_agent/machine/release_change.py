@@ -4,7 +4,10 @@
 import asyncio
 import contextlib
 import logging
+import threading
 import time
+from dataclasses import dataclass
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -30,6 +33,13 @@ class Tried(Struct, frozen=True):
     trouble: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class _Installing:
+    order: ReleaseOrder
+    task: asyncio.Task[Path]
+    given_up: threading.Event
+
+
 class ReleaseChange:
     """Of one host. `own`: what this process runs; None: a checkout, which nothing changes."""
 
@@ -37,11 +47,17 @@ class ReleaseChange:
         self._paths, self._own = paths, own
         self._journal = Journal(paths.home / TRIED_FILE, Tried)
         self._again_s = 0.0
+        self._installing: _Installing | None = None
         self.tried = self._resume()
 
     @property
     def on_trial(self) -> bool:
         return self._paths.trial.exists()
+
+    @property
+    def is_installing(self) -> bool:
+        """Whether `follow` has begun something that it has not ended."""
+        return self._installing is not None
 
     def is_due(self, order: ReleaseOrder | None) -> bool:
         """Whether the order names another release than runs, which was not tried in vain."""
@@ -52,11 +68,34 @@ class ReleaseChange:
             return True
         return 0 < self._again_s <= time.monotonic()
 
-    async def change(self, order: ReleaseOrder, servers: tuple[str, ...], credential: str) -> bool:
-        """Install what is ordered and switch to it. True: this process must end now; False: it stays, `tried` says
-        why."""
+    async def follow(self, order: ReleaseOrder | None, servers: tuple[str, ...], credential: str | None) -> bool:
+        """Begin to install what is ordered, or go on with it, and switch to it if it still is when it is whole. True:
+        this process must end now; False: it stays, and `tried` says what was in vain."""
+        current = self._installing
+        if current is None:
+            if order is not None and credential and self.is_due(order):
+                given_up = threading.Event()
+                work = asyncio.to_thread(releases.install, self._paths, order, servers, credential, given_up)
+                self._installing = _Installing(order, asyncio.create_task(work), given_up)
+            return False
+        if current.order != order:
+            current.given_up.set()
+        if not current.task.done():
+            return False
+        self._installing = None
+        if current.given_up.is_set():
+            log.info("release %s is left: %s", current.order.id, current.task.exception() or "nobody wants it any more")
+            return False
+        return await self._switch(current.order, current.task)
+
+    def give_up(self) -> None:
+        """What is being fetched is not waited for."""
+        if self._installing is not None:
+            self._installing.given_up.set()
+
+    async def _switch(self, order: ReleaseOrder, installed: asyncio.Task[Path]) -> bool:
         try:
-            folder = await asyncio.to_thread(releases.install, self._paths, order, servers, credential)
+            folder = installed.result()
             self._note(Tried(order.id, order.attempt))
             await asyncio.to_thread(releases.switch_to, self._paths, folder, order.attempt)
         except (ReleaseTrouble, OSError) as error:
@@ -73,8 +112,9 @@ class ReleaseChange:
             if releases.confirm(self._paths):
                 log.info("the release is confirmed")
             service.write_start(self._paths)
-            for name in releases.trim(self._paths):
-                log.info("removed release %s", name)
+            if not self.is_installing:
+                for name in releases.trim(self._paths):
+                    log.info("removed release %s", name)
         except OSError as error:
             log.error("cannot tidy up after the change of release: %s", error)
 

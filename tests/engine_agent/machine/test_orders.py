@@ -10,7 +10,7 @@ from engine_agent.machine.agent import JOURNAL_FILE, MachineAgent
 from engine_agent.machine.paths import HostPaths
 from engine_agent.machine.release_change import ReleaseChange
 from engine_agent.machine.tenant import Tenant
-from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, RunAgent
+from engine_agent.protocol.machine_messages import MachineOrder, MachineReport, ReleaseOrder, RunAgent
 from engine_agent.protocol.messages import Hello
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from engine_agent.runtime.enrolment import Enrolment
@@ -32,8 +32,16 @@ class Nobody:
     def started(self) -> None:
         return None
 
+    def wipe(self) -> str:
+        return ""
+
     def folder(self, name: str) -> Path:
         raise OSError(f"{name} cannot be started in a test")
+
+
+async def nothing_else(*_: object) -> bool:
+    """Stays with its release."""
+    return False
 
 
 @pytest.fixture
@@ -41,7 +49,7 @@ def agent(tmp_path: Path) -> MachineAgent:
     paths = HostPaths(tmp_path)
     paths.home.mkdir(parents=True)
     enrolment = Enrolment("http://127.0.0.1:9", AgentKind.MACHINE, "m-1", paths.home)
-    release = SimpleNamespace(tried=None, confirm=lambda: None, is_due=lambda _: False)
+    release = SimpleNamespace(tried=None, confirm=lambda: None, follow=nothing_else)
     return MachineAgent(
         paths=paths,
         tenant=cast(Tenant, Nobody()),
@@ -82,3 +90,19 @@ async def test_an_order_on_a_full_disk_waits_is_said_and_is_followed_once_it_is_
 
 def _refuse(*_: object) -> None:
     raise OSError("No space left on device")
+
+
+async def test_a_host_that_leaves_wants_no_other_release(agent: MachineAgent, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted: list[object] = []
+
+    async def follow(order: object, *_: object) -> bool:
+        wanted.append(order)
+        return False
+
+    monkeypatch.setattr(cast(Any, agent)._release, "follow", follow)
+    monkeypatch.setattr(Nobody, "id", "n-1")  # which it wipes before it leaves
+    release = ReleaseOrder("1" * 16, "e" * 64, 7)
+    for order in (MachineOrder("m-1", 1, release=release), MachineOrder("m-1", 2, leave=True, release=release)):
+        cast(Any, agent)._on_message(order)
+        await cast(Any, agent)._pass()
+    assert wanted == [release, None]

@@ -1,128 +1,27 @@
-"""A host changes its release: what is fetched is checked, nothing half is left, each death in between is made good, and
-what does not confirm itself is left again by the script that starts the agent."""
+"""A host changes its release: what is fetched is checked, nothing half is left, each death in between is made good."""
 
-import contextlib
-import hashlib
-import http.server
 import io
 import os
-import shutil
-import signal
 import subprocess
 import sys
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
-from engine_agent.machine import releases, service
+from engine_agent.machine import releases
 from engine_agent.machine.paths import HostPaths
 from engine_agent.machine.release_change import ReleaseChange, Tried
 from engine_agent.machine.releases import ReleaseTrouble, confirm, install, point, switch_to, trim
 from engine_agent.protocol.machine_messages import ReleaseOrder
-from engine_agent.protocol.releases import RELEASE_FILE, Release, release_in
-from tests.controlplane.embedded.processes import eventually
-
-OLD, NEW = "0" * 16, "1" * 16
-AGENT = """
-import os, signal, sys
-from pathlib import Path
-if sys.argv[1] == "check":
-    sys.exit({check!r})
-code = Path(sys.argv[-1])
-with (code / "starts").open("a") as starts:
-    starts.write(f"{name} {{os.getpid()}}\\n")
-{then}
-"""
-"""Stands in for an agent: it notes that it was started, and does as its release says."""
+from engine_agent.protocol.releases import Release, release_in
+from tests.engine_agent.machine.made_releases import NEW, OLD, Server, archive, files, order, put
 
 
-def files(name: str, *, then: str = "", check: object = 0) -> dict[str, str]:
-    return {
-        "engine_agent/__init__.py": "",
-        "engine_agent/__main__.py": AGENT.format(name=name, then=then, check=check),
-        RELEASE_FILE: msgspec.json.encode(Release(name, "0.1.0", 2)).decode(),
-    }
-
-
-def archive(content: dict[str, str]) -> bytes:
-    packed = io.BytesIO()
-    with tarfile.open(fileobj=packed, mode="w:gz") as tar:
-        for name, text in content.items():
-            entry = tarfile.TarInfo(name)
-            entry.size, entry.mode = len(text.encode()), 0o644
-            tar.addfile(entry, io.BytesIO(text.encode()))
-    return packed.getvalue()
-
-
-def order(packed: bytes, name: str = NEW, **changes: object) -> ReleaseOrder:
-    made = ReleaseOrder(name, hashlib.sha256(packed).hexdigest(), len(packed), 1)
-    return msgspec.structs.replace(made, **changes)
-
-
-@pytest.fixture
-def paths(tmp_path: Path) -> HostPaths:
-    """A host on which the old release runs."""
-    made = HostPaths(tmp_path / "code")
-    made.home.mkdir(parents=True)
-    put(made, "old", files(OLD))
-    point(made.current, made.releases / "old")
-    return made
-
-
-def put(paths: HostPaths, folder: str, content: dict[str, str]) -> Path:
-    """A release that is there already, with an environment that finds it."""
-    whole = paths.releases / folder
-    for name, text in content.items():
-        (whole / name).parent.mkdir(parents=True, exist_ok=True)
-        (whole / name).write_text(text)
-    python = whole / "venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\ncd "{whole}" && exec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return whole
-
-
-class Server:
-    """Serves one archive to whoever shows the credential."""
-
-    def __init__(self) -> None:
-        self.packed = b""
-        self.asked: list[str] = []
-        outer = self
-
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                outer.asked.append(self.path)
-                allowed = self.headers["Authorization"] == "Bearer secret" and outer.packed
-                self.send_response(200 if allowed else 404)
-                self.end_headers()
-                self.wfile.write(outer.packed if allowed else b"")
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self._server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
-    yield made
-    made.close()
-
-
-def fetched(paths: HostPaths, server: Server, wanted: ReleaseOrder) -> Path:
-    return install(paths, wanted, ("http://127.0.0.1:9", server.url), "secret")
+def fetched(paths: HostPaths, server: Server, wanted: ReleaseOrder, given_up: threading.Event | None = None) -> Path:
+    return install(paths, wanted, ("http://127.0.0.1:9", server.url), "secret", given_up or threading.Event())
 
 
 def left(paths: HostPaths) -> list[str]:
@@ -141,9 +40,11 @@ def test_a_release_is_fetched_from_who_has_it_tried_and_ready(paths: HostPaths, 
     assert paths.current.resolve().name == "old"
 
 
-def refuse(paths: HostPaths, server: Server, wanted: ReleaseOrder, says: str) -> None:
+def refuse(
+    paths: HostPaths, server: Server, wanted: ReleaseOrder, says: str, given_up: threading.Event | None = None
+) -> None:
     with pytest.raises(ReleaseTrouble, match=says):
-        fetched(paths, server, wanted)
+        fetched(paths, server, wanted, given_up)
     assert left(paths) == ["old"]
     assert paths.current.resolve().name == "old"
 
@@ -151,6 +52,8 @@ def refuse(paths: HostPaths, server: Server, wanted: ReleaseOrder, says: str) ->
 def test_what_is_wrong_with_it_is_one_sentence_and_nothing_is_left(
     paths: HostPaths, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(releases, "SHORTEST_PAUSE_S", 2 * releases.FETCH_LIMIT_S)
+    monkeypatch.setattr(releases, "LONGEST_PAUSE_S", 2 * releases.FETCH_LIMIT_S)
     good = server.packed = archive(files(NEW))
     refuse(
         paths, server, order(good, digest="e" * 64), "has SHA-256 .*… instead of eeeeeeeeeeeeeeee…; what runs goes on"
@@ -168,6 +71,84 @@ def test_what_is_wrong_with_it_is_one_sentence_and_nothing_is_left(
     refuse(paths, server, order(good), f"release {NEW} cannot be fetched: .*it answered 404")
     monkeypatch.setattr(releases, "KEEP_FREE_BYTES", 2**60)
     refuse(paths, server, order(good), "MiB of disk are free at .*, and release 1111111111111111 needs .*; make room")
+
+
+class NoPause(threading.Event):
+    """Nobody waits for it; for how long they would have."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__()
+        self.waited: list[float] = []
+        monkeypatch.setattr(releases, "JITTER", 0.0)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.waited.append(timeout or 0.0)
+        return self.is_set()
+
+
+def test_a_server_that_is_busy_or_restarted_is_asked_again(
+    paths: HostPaths, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = NoPause(monkeypatch)
+    server.packed = archive(files(NEW))
+    server.busy = [(503, "7"), (429, ""), (502, "1" * 5), (500, "9" * 500), (503, "soon")]
+    server.cut = 1
+    assert release_in(fetched(paths, server, order(server.packed), pauses)) == Release(NEW, "0.1.0", 2)
+    assert pauses.waited == [7.0, 10.0, 30.0, 30.0, 30.0, 30.0]
+    assert len(server.asked) == 7
+
+
+def test_one_that_stays_busy_is_left_in_time_and_one_that_says_no_at_once(
+    paths: HostPaths, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses = NoPause(monkeypatch)
+    monkeypatch.setattr(releases, "LONGEST_PAUSE_S", 1000.0)
+    good = archive(files(NEW))
+    server.busy = [(503, "5")] * 9
+    says = f"release {NEW} cannot be fetched: .*:9: .*refused.*; .* it answered 503$"
+    refuse(paths, server, order(good), says, pauses)
+    assert pauses.waited == [5.0, 10.0, 20.0, 40.0, 80.0, 160.0]
+    server.busy = []
+    with pytest.raises(ReleaseTrouble, match=f"{server.url}: it answered 404$"):
+        install(paths, order(good), (server.url,), "secret", pauses)
+    assert len(pauses.waited) == 6
+
+
+def test_a_download_that_trickles_is_left_in_time(
+    paths: HostPaths, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(releases, "FETCH_LIMIT_S", 0.0)
+    server.packed = archive(files(NEW))
+    server.go_on.clear()
+    refuse(paths, server, order(server.packed), "bytes are missing after 0 s")
+
+
+def test_what_nobody_wants_any_more_is_not_fetched_to_its_end(paths: HostPaths, server: Server) -> None:
+    server.packed = archive(files(NEW))
+    server.go_on.clear()
+    given_up = threading.Event()
+    given_up.set()
+    with pytest.raises(ReleaseTrouble, match=f"release {NEW} is not wanted any more"):
+        install(paths, order(server.packed), (server.url,), "secret", given_up)
+    server.busy = [(503, "5")]
+    with pytest.raises(ReleaseTrouble, match=f"release {NEW} is not wanted any more"):
+        install(paths, order(server.packed), (server.url,), "secret", given_up)
+    assert left(paths) == ["old"]
+
+
+def test_engines_of_other_accounts_can_run_it_whatever_the_umask(paths: HostPaths, server: Server) -> None:
+    server.packed = archive({**files(NEW), "site/deep/down.py": ""})
+    before = os.umask(0o077)
+    try:
+        folder = fetched(paths, server, order(server.packed))
+    finally:
+        os.umask(before)
+    # Bytecode is read by who wrote it, and made anew by others.
+    own = [path for path in (folder, *folder.rglob("*")) if not path.is_symlink() and "__pycache__" not in path.parts]
+    assert folder / "site/deep/down.py" in own
+    assert folder / "venv/pyvenv.cfg" in own
+    closed = [path for path in own if path.stat().st_mode & (mode := 0o555 if path.is_dir() else 0o444) != mode]
+    assert closed == []
 
 
 def test_one_that_does_not_work_here_is_not_switched_to(paths: HostPaths, server: Server) -> None:
@@ -242,71 +223,17 @@ def test_what_is_confirmed_stays_and_older_ones_go_but_not_what_runs(paths: Host
     assert paths.previous.resolve().name == "old"
 
 
-# --- the script that starts the agent ---------------------------------------------------------------------------------
-
-
-def supervised(paths: HostPaths, until: Callable[[], bool]) -> None:
-    """As what starts the agent does: again whenever it ends, until it says so or the deadline."""
-    processes: list[subprocess.Popen[bytes]] = []
-
-    def is_done() -> bool:
-        if not processes or processes[-1].poll() is not None:
-            processes.append(subprocess.Popen(["sh", str(paths.code / "start")], start_new_session=True))
-        return until()
-
+def test_what_runs_stays_where_a_link_leads_to_the_code(paths: HostPaths, tmp_path: Path) -> None:
+    linked = HostPaths(tmp_path / "link")
+    linked.code.symlink_to(paths.code)
+    for name in ("older", "running"):
+        put(linked, name, files(NEW))
+    point(linked.current, linked.releases / "old")
+    whole = (linked.releases / "running").resolve()
+    runs = subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()", str(whole)])
     try:
-        assert eventually(is_done), (paths.code / "starts").read_text()
+        assert trim(linked) == ["older"]
     finally:
-        for process in processes:  # each left a watcher in its group
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-
-
-def started(paths: HostPaths) -> list[str]:
-    try:
-        return [line.split()[0] for line in (paths.code / "starts").read_text().splitlines()]
-    except FileNotFoundError:
-        return []
-
-
-def test_one_that_ends_at_once_is_left_after_its_starts(paths: HostPaths) -> None:
-    service.write_start(paths)
-    switch_to(paths, put(paths, "new", files(NEW, then="sys.exit(1)")), 1)
-    supervised(paths, lambda: OLD in started(paths))
-    assert started(paths)[:4] == [NEW] * service.TRIAL_STARTS + [OLD]
-    assert paths.current.resolve().name == "old"
-    assert not paths.trial.exists()
-    Path(paths.home / "release-tried.json").write_bytes(msgspec.json.encode(Tried(NEW, 1)))
-    known = ReleaseChange(paths, Release(OLD, "0.1.0", 2))
-    assert known.tried is not None
-    assert known.tried.trouble == f"release {NEW} did not connect within 90 s and 3 starts; what was before goes on"
-    assert not known.is_due(ReleaseOrder(NEW, "e" * 64, 7, 1))
-    assert known.is_due(ReleaseOrder(NEW, "e" * 64, 7, 2))
-
-
-def test_one_that_hangs_is_left_after_its_time(paths: HostPaths) -> None:
-    service.write_start(paths, limit_s=1)
-    # The name of the module on its command line is what the script knows an agent by.
-    switch_to(paths, put(paths, "new", files(NEW, then="signal.pause()")), 1)
-    supervised(paths, lambda: OLD in started(paths))
-    assert started(paths)[0] == NEW
-    assert paths.current.resolve().name == "old"
-
-
-def test_one_that_confirms_itself_is_not_left(paths: HostPaths) -> None:
-    service.write_start(paths, limit_s=1)
-    # Its only child is the watcher, which goes when its time is over.
-    then = "(code / 'trial').unlink()\nos.wait()\n(code / 'stayed').touch()\nsignal.pause()"
-    switch_to(paths, put(paths, "new", files(NEW, then=then)), 1)
-    supervised(paths, (paths.code / "stayed").exists)
-    assert started(paths) == [NEW]
-    assert paths.current.resolve().name == "new"
-
-
-def test_a_release_before_that_is_gone_is_not_gone_back_to(paths: HostPaths) -> None:
-    service.write_start(paths)
-    switch_to(paths, put(paths, "new", files(NEW, then="sys.exit(1)")), 1)
-    shutil.rmtree(paths.releases / "old")
-    supervised(paths, paths.went_back.exists)
-    assert paths.current.resolve().name == "new"
+        runs.kill()
+        runs.wait()
+    assert left(linked) == ["old", "running"]
