@@ -6,13 +6,13 @@ None of these answers to a browser or a user. The archive and the check want the
 
 import asyncio
 import ipaddress
+import os
 import re
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from django.conf import settings
 from django.http import HttpRequest, HttpResponse, HttpResponseBase, JsonResponse, StreamingHttpResponse
@@ -88,10 +88,11 @@ def release(request: HttpRequest, release: str, digest: str) -> HttpResponseBase
 
 
 class _Download:
-    """An archive in chunks, read by threads; its place is given back when the response is closed."""
+    """An archive in chunks, read by threads. Its place is given back when the response is closed, or dropped: Django
+    drops one whose host hung up while the view ran, and one whose file could not be read on."""
 
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("rb")
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
         self._is_open = True
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
@@ -104,19 +105,19 @@ class _Download:
             self._file.close()
             _downloading.release()
 
+    def __del__(self) -> None:
+        self.close()
+
 
 def _sent(archive: AgentArchive) -> HttpResponseBase:
+    file = archive.path.open("rb")
+    length = os.fstat(file.fileno()).st_size
     if not _downloading.acquire(blocking=False):
+        file.close()
         answer = {"error": "many hosts fetch at this moment; try again"}
         return JsonResponse(answer, status=503, headers={"Retry-After": "5"})
-    try:
-        download = _Download(archive.path)
-    except OSError:
-        _downloading.release()
-        raise
-    length = str(archive.path.stat().st_size)
-    headers = {"Content-Length": length, "X-Content-SHA256": archive.digest}
-    return StreamingHttpResponse(download, content_type="application/gzip", headers=headers)
+    headers = {"Content-Length": str(length), "X-Content-SHA256": archive.digest}
+    return StreamingHttpResponse(_Download(file), content_type="application/gzip", headers=headers)
 
 
 @audit_exempt("it waits for the host, and changes nothing")

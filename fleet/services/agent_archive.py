@@ -11,6 +11,7 @@ import hashlib
 import io
 import platform
 import re
+import secrets
 import shutil
 import subprocess
 import sys
@@ -223,7 +224,8 @@ def _source(checkout: Path) -> Iterator[tuple[PurePosixPath, Path]]:
 
 
 def _pack(path: Path, packages: Iterator[tuple[PurePosixPath, Path]], source: Path) -> None:
-    """Write the archive of a kept source: sorted, without times, owners or a trace of where it was made."""
+    """Write the archive of a kept source: sorted, without times, owners or a trace of where it was made. Other
+    processes may write the same at this moment, so each has a file of its own until it is whole."""
     own = ((PurePosixPath(RELEASE_FILE), source / RELEASE_FILE), *_source(source))
     content = io.BytesIO()
     with tarfile.open(fileobj=content, mode="w", format=tarfile.PAX_FORMAT) as tar:
@@ -233,10 +235,14 @@ def _pack(path: Path, packages: Iterator[tuple[PurePosixPath, Path]], source: Pa
             entry.size = file.stat().st_size
             with file.open("rb") as opened:
                 tar.addfile(entry, opened)
-    beside = path.with_suffix(".part")
-    with beside.open("wb") as output, gzip.GzipFile(fileobj=output, mode="wb", filename="", mtime=0) as packed:
-        packed.write(content.getvalue())
-    beside.replace(path)
+    beside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
+    try:
+        with beside.open("xb") as output, gzip.GzipFile(fileobj=output, mode="wb", filename="", mtime=0) as packed:
+            packed.write(content.getvalue())
+        beside.replace(path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
 
 
 @cache

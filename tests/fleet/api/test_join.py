@@ -1,6 +1,7 @@
 """What a host asks before it has a credential: by an open invitation, and about its own address alone."""
 
 import contextlib
+import gc
 import hashlib
 import socket
 import subprocess
@@ -174,6 +175,19 @@ def digest_of(answer: Any) -> str:
 
 def release(path: str, credential: str) -> Any:
     return Client().get(f"/agents/releases/{path}", headers={"Authorization": f"Bearer {credential}"})
+
+
+def test_a_download_that_is_dropped_gives_its_place_back(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """As Django drops a response whose host hung up while the view ran: nobody closes it."""
+    packed = agent_archive.AgentArchive("cp311-x86_64", tmp_path / "agent.tar.gz", "5e" * 32)
+    packed.path.write_bytes(b"packed")
+    monkeypatch.setattr(join, "_downloading", threading.BoundedSemaphore(1))
+    for _ in range(2):
+        dropped = join._sent(packed)
+        assert (dropped.status_code, dropped["Content-Length"]) == (200, "6")
+        assert join._sent(packed).status_code == 503
+        del dropped
+        gc.collect()
 
 
 def test_a_machine_fetches_the_release_that_its_order_names_and_nobody_else_does(

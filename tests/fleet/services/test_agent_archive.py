@@ -73,6 +73,46 @@ def test_packed_again_it_is_the_same(tmp_path: Path) -> None:
     assert made == hashlib.sha256(own.path.read_bytes()).hexdigest()  # unequal bytes would be compared for minutes
 
 
+def test_two_processes_that_pack_at_once_leave_one_whole_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs_no_packages: None
+) -> None:
+    source, path = agent_archive.release_folder(own_release().id), tmp_path / "agent.tar.gz"
+    agent_archive._pack(path, iter(()), source)
+    whole = path.read_bytes()
+    path.unlink()
+
+    class Interrupted(gzip.GzipFile):
+        """While its first one writes, another process packs the same from beginning to end."""
+
+        others = 1
+
+        def write(self, content: Any) -> int:
+            written = super().write(content[:1000])
+            if Interrupted.others:
+                Interrupted.others -= 1
+                agent_archive._pack(path, iter(()), source)
+                assert path.read_bytes() == whole
+            return written + super().write(content[1000:])
+
+    monkeypatch.setattr(gzip, "GzipFile", Interrupted)
+    agent_archive._pack(path, iter(()), source)
+    assert path.read_bytes() == whole
+    assert list(tmp_path.glob("*.part")) == []
+
+
+def test_what_cannot_be_packed_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packs_no_packages: None
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("no space left on device")
+
+    source = agent_archive.release_folder(own_release().id)
+    monkeypatch.setattr(gzip.GzipFile, "write", full)
+    with pytest.raises(OSError, match="no space left"):
+        agent_archive._pack(tmp_path / "agent.tar.gz", iter(()), source)
+    assert list(tmp_path.glob("agent*")) == []
+
+
 def test_it_has_the_agent_and_haproxy() -> None:
     [own] = archives()
     found = {entry.name: entry for entry in entries(own.path)}
