@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 from channels.layers import get_channel_layer
-from django.db import DEFAULT_DB_ALIAS, close_old_connections, connections
+from django.db import DEFAULT_DB_ALIAS, DatabaseError, close_old_connections, connections
 
 from engine_agent.protocol.codec import BadMessage
 from engine_agent.protocol.messages import Cause, CertificateRequest, Desired, DownMessage, Hello, UpMessage
@@ -228,8 +228,11 @@ class AgentHub:
         return await self._identities.ask(credential)
 
     async def note_other_protocol(self, identity: AgentIdentity, reason: str) -> None:
-        """Have the timeline say that an agent was refused for the protocol that it speaks."""
-        await self.in_database(Lane.HELLOS, lambda: agent_refused(identity, reason, now=clock.now()))
+        """Have the timeline say that an agent was refused for the protocol that it speaks; the agent comes again."""
+        try:
+            await self.in_database(Lane.HELLOS, lambda: agent_refused(identity, reason, now=clock.now()))
+        except DatabaseError as error:
+            log.warning("%s was refused, which the timeline does not say: %s", identity.id, error)
 
     async def _look_up(self, credentials: list[str]) -> list[AgentIdentity | None]:
         return await self.in_database(Lane.CREDENTIALS, _identify, credentials)

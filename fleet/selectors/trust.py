@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from django.db.models import Max, OuterRef, Q, QuerySet, Subquery
 
 from engine_agent.protocol.identity import IdentityKind
-from fleet.models import AgentCredential, FleetAuthority, IssuedCertificate
+from fleet.models import AgentCredential, FleetAuthority, IssuedCertificate, JoinToken
 from fleet.planning.authority import AuthorityState, AuthorityView
 
 CLOCKS_BEHIND = timedelta(hours=1)
@@ -47,6 +47,16 @@ def trust_now() -> Trust | None:
 def counting_certificates(now: datetime) -> "QuerySet[IssuedCertificate]":
     """Those that are neither revoked nor over."""
     return IssuedCertificate.objects.filter(revoked_at__isnull=True, not_after__gt=now)
+
+
+def is_trusted(kind: str, subject: str, now: datetime) -> bool:
+    """Whether an agent has a credential or a certificate that counts, or may still enrol."""
+    own = {"kind": kind, "subject": subject}
+    return (
+        AgentCredential.objects.filter(**own, revoked_at__isnull=True).exists()
+        or JoinToken.objects.filter(**own).exists()
+        or counting_certificates(now).filter(**own).exists()
+    )
 
 
 def authority_views(now: datetime) -> tuple[AuthorityView, ...]:

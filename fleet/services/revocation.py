@@ -12,6 +12,7 @@ from fleet.models import Machine, Node
 from fleet.planning.fault_rules import Rule
 from fleet.planning.machines import POOLED
 from fleet.planning.states import NODE_ALLOWED, MachineState, NodeState
+from fleet.selectors.trust import is_trusted
 from fleet.services.certificate import agent_trust_end
 from fleet.services.desired import desired_changed
 from fleet.services.machine import machine_move
@@ -62,13 +63,25 @@ def _node_end(node: Node, actor: str, now: datetime, why: str) -> None:
 
 def machine_revoke(*, machine_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Trust a machine no longer, nor the node or ingress that it runs. A joined host is out for good: it is gone at
-    once, or, where something runs on it, once that is replaced."""
+    once, or, where something runs on it, once that is replaced. Nothing is done or said where nothing is left to
+    revoke."""
     with transaction.atomic():
         machine = Machine.objects.select_for_update().get(id=machine_id)
-        _machine_end(machine, actor, now, why)
         node = Node.objects.select_for_update().filter(id=machine.runs).exclude(state=NodeState.RETIRED).first()
+        if _is_revoked(machine, node, now):
+            return
+        _machine_end(machine, actor, now, why)
         if node is not None:
             _node_end(node, actor, now, why)
+
+
+def _is_revoked(machine: Machine, node: Node | None, now: datetime) -> bool:
+    agents = [(AgentKind.MACHINE.value, machine.id), *([(machine.role, machine.runs)] if machine.runs else [])]
+    return (
+        (machine.provider != POOLED or machine.revoked_at is not None)
+        and (node is None or (node.cordoned and NodeState.FAULTY not in NODE_ALLOWED[NodeState(node.state)]))
+        and not any(is_trusted(kind, subject, now) for kind, subject in agents)
+    )
 
 
 def _machine_end(machine: Machine, actor: str, now: datetime, why: str) -> None:

@@ -10,6 +10,7 @@ from fleet.models import Region
 from fleet.planning.snapshot import ProviderStatus
 from fleet.providers import provider_named
 from fleet.providers.base import LaunchSpec, ProviderError
+from fleet.selectors.trust import is_trusted
 from fleet.services.agent_releases import launch_release
 from fleet.services.authority import authority_ensure
 from fleet.services.certificate import agent_trust_end
@@ -104,12 +105,15 @@ def _ensure(ingress: Ingress, now: datetime) -> bool:
 def ingress_revoke(*, ingress_id: str, actor: str, now: datetime, why: str = "") -> None:
     """Trust an ingress no longer: its socket is cut within 5 s, and cells refuse its next connections. Once its machine
     is gone it is started again, with a credential of its own. A joined host that is it could enrol it again, so it is
-    revoked with it."""
+    revoked with it. Nothing is done or said where nothing is left to revoke."""
     with transaction.atomic():
         machine = host_locked(ingress_id)
+        ingress = Ingress.objects.select_for_update().get(id=ingress_id)
+        is_hosted = machine is not None and machine.revoked_at is None
+        if not is_hosted and not is_trusted(AgentKind.INGRESS, ingress.id, now):
+            return
         if machine is not None:
             machine_revoke(machine_id=machine.id, actor=actor, now=now, why=why)
-        ingress = Ingress.objects.select_for_update().get(id=ingress_id)
         agent_trust_end(kind=AgentKind.INGRESS, subject=ingress.id, now=now)
         event_record(
             kind="ingress.revoked",

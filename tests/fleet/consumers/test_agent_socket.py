@@ -230,6 +230,17 @@ def away(*_: object, **__: object) -> None:
     raise DatabaseError("the server closed the connection")
 
 
+async def test_while_the_database_is_away_an_agent_of_another_protocol_is_refused_all_the_same(
+    socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_with(socket, await credential("n-a"))
+    await client.connect()
+    monkeypatch.setattr(hub, "agent_refused", away)
+    await client.send_message(encode(hello(protocol=PROTOCOL_VERSION + 1)))
+    assert isinstance(await client.receive_message(), Refused)
+    await client.wait(timeout=DEADLINE_S)  # raises what the socket raised
+
+
 async def test_while_the_database_is_away_a_credential_is_not_refused(
     socket: AgentSocket, monkeypatch: pytest.MonkeyPatch
 ) -> None:

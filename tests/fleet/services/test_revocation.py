@@ -89,6 +89,21 @@ def test_a_free_machine_that_is_revoked_is_gone_at_once() -> None:
     assert free_machines() == {}
 
 
+@pytest.mark.parametrize("provider", ["machines", "local"])
+def test_who_revokes_a_machine_once_more_changes_nothing_unless_something_counts_again(provider: str) -> None:
+    node = rows.node("n-00000001", where="pool")
+    machine = rows.machine("m-00000001", state=MachineState.TAKEN.value, runs=node.id, provider=provider)
+    credential_issue(kind="node", subject=node.id, region="pool", now=NOW)
+    for minute in range(3):
+        machine_revoke(machine_id=machine.id, actor="ada", now=NOW + timedelta(minutes=minute))
+    assert sorted(Event.objects.values_list("kind", flat=True)) == ["machine.revoked", "node.revoked"]
+    assert Node.objects.get().state_since == NOW
+    late = credential_issue(kind="node", subject=node.id, region="pool", now=NOW)
+    machine_revoke(machine_id=machine.id, actor="ada", now=NOW)
+    assert agents_identify([late]) == [None]
+    assert Event.objects.filter(kind="machine.revoked").count() == 2
+
+
 def test_a_termination_that_waits_for_a_machine_ends_when_it_is_revoked() -> None:
     rows.machine("m-00000001", state=MachineState.WIPING.value, runs="n-00000001")
     machine_revoke(machine_id="m-00000001", actor="ada", now=NOW)

@@ -104,3 +104,5 @@ def test_a_revoked_ingress_proves_nothing_any_more_and_its_credential_is_refused
     assert agents_identify([credential]) == [None]
     event = Event.objects.get(kind="ingress.revoked")
     assert (event.actor, event.message) == ("ada", f"{ingress.id} is trusted no longer: revoked by ada: stolen")
+    ingress_revoke(ingress_id=ingress.id, actor="ada", now=NOW, why="again")
+    assert Event.objects.filter(kind="ingress.revoked").count() == 1
