@@ -1,0 +1,156 @@
+"""How many calls the control plane makes to EC2 in one account and region, within what EC2 allows. Pure.
+
+EC2 meters calls by token buckets. We keep one of our own for each call, smaller by `OWN_SHARE`, which all processes
+share: so others who use the account are left some, and a call that would be throttled waits here.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from math import ceil
+from types import MappingProxyType
+
+OWN_SHARE = 0.8
+HALVED_FOR_S = 60.0
+"""After a `RequestLimitExceeded`: somebody else uses the account, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A token bucket: what it holds, and what flows in each second."""
+
+    size: float
+    per_s: float
+
+
+DESCRIBE = "Describe*"
+MUTATING = "Mutating*"
+LAUNCHED_MACHINES = "RunInstances: machines"
+ENDED_MACHINES = "TerminateInstances: machines"
+
+RATES: Mapping[str, Rate] = MappingProxyType(
+    {
+        # https://docs.aws.amazon.com/ec2/latest/devguide/ec2-api-throttling.html, of one account and region.
+        DESCRIBE: Rate(100, 20),
+        MUTATING: Rate(50, 5),
+        "RunInstances": Rate(5, 2),
+        LAUNCHED_MACHINES: Rate(1000, 2),
+        "TerminateInstances": Rate(100, 5),
+        ENDED_MACHINES: Rate(1000, 20),
+        "CreateTags": Rate(100, 10),
+        "DescribeInstanceTopology": Rate(1, 1),
+        "DescribeCapacityBlockOfferings": Rate(10, 0.15),
+    }
+)
+"""As EC2 sets them for a new account. Calls without a row share the bucket of their kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """What is left of a call's budget. `halved_until`: EC2 throttled it."""
+
+    tokens: float
+    refilled_at: datetime
+    halved_until: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    bucket: Bucket
+
+
+@dataclass(frozen=True, slots=True)
+class NotBefore:
+    """Nothing was taken. `at`: when there will be enough, if nobody else takes any."""
+
+    bucket: Bucket
+    at: datetime
+
+
+def bucket_of(call: str) -> str:
+    """By which row of `RATES` a call of EC2 is metered."""
+    if call in RATES:
+        return call
+    return DESCRIBE if call.startswith(("Describe", "Get", "List")) else MUTATING
+
+
+def full(name: str, now: datetime) -> Bucket:
+    """The bucket of a row of `RATES`, nothing of it used."""
+    return Bucket(_own(name, halved=False).size, now)
+
+
+def take(name: str, bucket: Bucket, now: datetime, amount: float = 1.0) -> Taken | NotBefore:
+    """Take for one call, or for so many machines.
+
+    Raises:
+        ValueError: no full bucket holds so much.
+    """
+    if amount > _own(name, halved=False).size:
+        raise ValueError(f"{name}: {amount:g} at once, of a budget that holds {_own(name, halved=False).size:g}")
+    bucket = _refilled(name, bucket, now)
+    if bucket.tokens >= amount:
+        return Taken(replace(bucket, tokens=bucket.tokens - amount))
+    if not _is_halved(bucket, now) or bucket.halved_until is None:
+        return NotBefore(bucket, _filled_at(amount - bucket.tokens, _own(name, halved=False), now))
+    halved = _own(name, halved=True)
+    left_s = (bucket.halved_until - now).total_seconds()
+    then = min(halved.size, bucket.tokens + left_s * halved.per_s)
+    if then >= amount:
+        return NotBefore(bucket, _filled_at(amount - bucket.tokens, halved, now))
+    return NotBefore(bucket, _filled_at(amount - then, _own(name, halved=False), bucket.halved_until))
+
+
+def throttled(name: str, bucket: Bucket, now: datetime) -> Bucket:
+    """After EC2 answered `RequestLimitExceeded`: its own bucket is empty, whatever we believed."""
+    bucket = _refilled(name, bucket, now)
+    return Bucket(0.0, bucket.refilled_at, now + timedelta(seconds=HALVED_FOR_S))
+
+
+def _own(name: str, halved: bool) -> Rate:
+    """A bucket must hold one call, or there would never be one."""
+    rate, share = RATES[name], OWN_SHARE / 2 if halved else OWN_SHARE
+    return Rate(max(1.0, rate.size * share), rate.per_s * share)
+
+
+def _filled_at(missing: float, rate: Rate, since: datetime) -> datetime:
+    """A millisecond later than by arithmetic, so that rounding asks nobody to come twice."""
+    return since + timedelta(seconds=missing / rate.per_s + 0.001)
+
+
+def _is_halved(bucket: Bucket, now: datetime) -> bool:
+    return bucket.halved_until is not None and now < bucket.halved_until
+
+
+def _refilled(name: str, bucket: Bucket, now: datetime) -> Bucket:
+    """A clock that went back takes nothing away, and what flowed in is counted once."""
+    since, own = bucket.refilled_at, _own(name, _is_halved(bucket, now))
+    if now <= since:
+        return bucket
+    halved_s = 0.0
+    if bucket.halved_until is not None:
+        halved_s = max(0.0, (min(now, bucket.halved_until) - since).total_seconds())
+    seconds = (now - since).total_seconds() - halved_s / 2
+    flowed = bucket.tokens + seconds * RATES[name].per_s * OWN_SHARE
+    return replace(bucket, tokens=min(own.size, flowed), refilled_at=now)
+
+
+STATUS_EVERY_S = 60.0
+"""DescribeInstanceStatus: states, health and scheduled events of all machines."""
+LIST_EVERY_S = 300.0
+"""DescribeInstances: all machines of this install."""
+TOPOLOGY_EVERY_S = 900.0
+"""DescribeInstanceTopology of those whose place is known."""
+RESERVATIONS_EVERY_S = 300.0
+PAGE = 1000
+"""Machines on a page of DescribeInstances and DescribeInstanceStatus, at most."""
+TOPOLOGY_PAGE = 100
+
+
+def steady_calls(machines: int) -> Mapping[str, float]:
+    """Calls a minute in one region while nothing happens, by bucket."""
+    pages = max(1, ceil(machines / PAGE))
+    described = pages * (60 / STATUS_EVERY_S + 60 / LIST_EVERY_S) + 60 / RESERVATIONS_EVERY_S
+    return {
+        DESCRIBE: described,
+        "DescribeInstanceTopology": ceil(machines / TOPOLOGY_PAGE) * 60 / TOPOLOGY_EVERY_S,
+    }
