@@ -249,7 +249,7 @@ def _all_back(
         return ""
     first = failing[said[0]] if said else next(iter(failing.values()))
     others = len(failing) - 1
-    return first + (f"; and {others} other{'s' if others > 1 else ''} not" if others else "")
+    return first + (f"; and {others} {'others are' if others > 1 else 'other is'} not well" if others else "")
 
 
 def _silent_regions(agents: Sequence[AgentView]) -> frozenset[str]:
@@ -272,11 +272,11 @@ def _next(rollout: AgentRolloutView, agents: Sequence[AgentView], failing: Mappi
     if rollout.ring + 1 < rollout.rings:
         return EnterRing(rollout.id, rollout.ring + 1, f"ring {rollout.ring + 1} of {rollout.rings} is well{over}")
     behind = sum(agent.release != rollout.target for agent in agents)
-    left = f"; {behind} of {len(agents)} are away or not well, and catch up" if behind else ""
+    are, catch = ("is", "catches") if behind == 1 else ("are", "catch")
+    left = f"; {behind} of {len(agents)} {are} away or not well, and {catch} up" if behind else ""
     there = len(agents) - behind
-    return ChangeAgentRollout(
-        rollout.id, AgentRolloutState.SUCCEEDED, f"{there} agents run {rollout.target}{left}{over}"
-    )
+    run = "agent runs" if there == 1 else "agents run"
+    return ChangeAgentRollout(rollout.id, AgentRolloutState.SUCCEEDED, f"{there} {run} {rollout.target}{left}{over}")
 
 
 def _plan_back(

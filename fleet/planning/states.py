@@ -217,6 +217,14 @@ AGENT_ROLLOUT_TONE: dict[AgentRolloutState, Tone] = {
     AgentRolloutState.ROLLED_BACK: Tone.IDLE,
 }
 
+AGENT_ROLLOUT_SAID: dict[AgentRolloutState, str] = {
+    AgentRolloutState.RUNNING: "is under way",
+    AgentRolloutState.ROLLING_BACK: "goes back",
+    AgentRolloutState.SUCCEEDED: "has succeeded",
+    AgentRolloutState.ROLLED_BACK: "has gone back",
+}
+"""In a sentence whose subject is the upgrade."""
+
 INCIDENT_TONE: dict[IncidentState, Tone] = {IncidentState.OPEN: Tone.BAD, IncidentState.CLOSED: Tone.IDLE}
 
 

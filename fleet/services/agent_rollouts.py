@@ -28,7 +28,7 @@ from fleet.planning.agent_rollouts import (
     plan_catch_up,
     plan_rings,
 )
-from fleet.planning.states import AGENT_ROLLOUT_TONE, AgentRolloutState, MachineState
+from fleet.planning.states import AGENT_ROLLOUT_SAID, AGENT_ROLLOUT_TONE, AgentRolloutState, MachineState
 from fleet.providers import provider_named
 from fleet.providers.base import ProviderError
 from fleet.selectors.agents import active_rollout, agents_seen, current_release, rollout_seen
@@ -114,7 +114,7 @@ def agent_rollout_begin(
         agents = agents_seen(now)
         behind = [agent for agent in agents if agent.release != target.id]
         if not behind and source == target:
-            raise Conflict(f"all {len(agents)} agents run {target} already")
+            raise Conflict(f"every agent runs {target} already")
         rings = plan_rings(agents)
         rollout = _create(source, target, rings=max(1, len(rings)), soak_s=soak_s, actor=actor, why=why, now=now)
         for number, ring in enumerate(rings):
@@ -122,9 +122,13 @@ def agent_rollout_begin(
                 columns = {"rollout": rollout, "ring": number, "release": target.id}
                 AgentMove.objects.update_or_create(agent=agent, defaults={**columns, **_NOT_MOVED})
         reason = f": {why}" if why else ""
-        _event(rollout, f"{actor} upgrades {len(behind)} of {len(agents)} agents to {target}{reason}", now, actor)
+        _event(rollout, f"{actor} upgrades {_counted(len(behind), len(agents))} to {target}{reason}", now, actor)
         hints.ring("fleet.agents")
     return rollout
+
+
+def _counted(some: int, of: int) -> str:
+    return f"{some} of {of} agent{'' if of == 1 else 's'}"
 
 
 def _create(
@@ -182,7 +186,8 @@ def agent_rollout_cancel(*, rollout_id: int, actor: str, now: datetime, why: str
     with transaction.atomic():
         rollout = AgentRollout.objects.select_for_update().get(pk=rollout_id)
         if rollout.state != AgentRolloutState.RUNNING:
-            raise Conflict(f"upgrade {rollout.pk} is {rollout.get_state_display().lower()} already")
+            said = AGENT_ROLLOUT_SAID[AgentRolloutState(rollout.state)]
+            raise Conflict(f"upgrade {rollout.pk} {said} already")
         reason = f"cancelled by {actor}" + (f": {why}" if why else "")
         _change(rollout, AgentRolloutState.ROLLING_BACK, reason, now, actor)
 
@@ -215,7 +220,7 @@ def _change(
         AgentRelease.objects.filter(is_current=True).update(is_current=False)
         AgentRelease.objects.filter(id=rollout.target_id).update(is_current=True)
     rollout.state = to.value
-    _event(rollout, f"the upgrade of agents to {rollout.target} is {to.replace('_', ' ')}: {kept}", now, actor)
+    _event(rollout, f"the upgrade of agents to {rollout.target} {AGENT_ROLLOUT_SAID[to]}: {kept}", now, actor)
     hints.ring("fleet.agents")
 
 

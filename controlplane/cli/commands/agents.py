@@ -16,6 +16,12 @@ agents = typer.Typer(help="Agents: which release they run, and have them run ano
 app.add_typer(agents, name="agents")
 
 ACTIVE = ("running", "rolling_back")
+SAID = {
+    "running": "is under way",
+    "rolling_back": "goes back",
+    "succeeded": "has succeeded",
+    "rolled_back": "has gone back",
+}
 WATCH_EVERY_S = 1.0
 
 
@@ -104,8 +110,9 @@ def _line(rollout: dict[str, Any]) -> str:
     well = sum(move["settled_at"] is not None for move in moves)
     reason = f": {rollout['reason']}" if rollout["reason"] else ""
     return (
-        f"upgrade {rollout['id']} to {rollout['to_release']} is {rollout['state'].replace('_', ' ')}, ring"
-        f" {rollout['ring'] + 1} of {rollout['rings']}, {well} of {len(moves)} agents well{reason}"
+        f"upgrade {rollout['id']} to {rollout['to_release']} {SAID[rollout['state']]}, ring"
+        f" {rollout['ring'] + 1} of {rollout['rings']}, {well} of {len(moves)} agent{'' if len(moves) == 1 else 's'}"
+        f" well{reason}"
     )
 
 

@@ -138,9 +138,9 @@ def test_agents_go_to_another_release_and_back(switchyard: Switchyard) -> None:
     rows.node("n-00000001", report={"agent_version": f"1+{'0' * 16}"})
     assert "n-00000001" in switchyard("agents", "list").out
     begun = switchyard("agents", "upgrade", "--to", "1" * 16, "--soak", "5s")
-    assert f"to {'1' * 16} is running, ring 1 of 1, 0 of 1 agents well" in begun.out
+    assert f"to {'1' * 16} is under way, ring 1 of 1, 0 of 1 agent well" in begun.out
     assert "ring 1: n-00000001" in switchyard("agents", "status").out
-    assert "is rolling back" in switchyard("agents", "cancel", "--why", "not today").out
+    assert "goes back" in switchyard("agents", "cancel", "--why", "not today").out
     assert switchyard("agents", "cancel").code == 6
     AgentRollout.objects.update(state="rolled_back", ended_at=rows.NOW)
     assert switchyard("agents", "status").code == 10

@@ -129,7 +129,7 @@ def test_the_last_ring_ends_it_and_says_who_is_left() -> None:
     gone = agent("n-2", connected=False, move=Move(7, 2, NEW))
     [ended] = steps(moved(agent("n-1"), settled_ago_s=9), gone, ring=2)
     assert ended == ChangeAgentRollout(
-        7, AgentRolloutState.SUCCEEDED, f"1 agents run {NEW}; 1 of 2 are away or not well, and catch up"
+        7, AgentRolloutState.SUCCEEDED, f"1 agent runs {NEW}; 1 of 2 is away or not well, and catches up"
     )
 
 
@@ -155,7 +155,7 @@ def test_one_alone_that_is_away_is_passed_over_and_named() -> None:
     assert entered.reason.endswith(f"passed over: n-1 was not well with {NEW} within 20 s: it is not connected")
     says = moved(agent("m-1"), failed="the disk is full")
     assert isinstance(steps(says, well, later, ring=1)[0], EnterRing)
-    assert reason(steps(says, off, later, ring=1)) == "m-1: the disk is full; and 1 other not"
+    assert reason(steps(says, off, later, ring=1)) == "m-1: the disk is full; and 1 other is not well"
     alone = replace(off, connection_since=NOW - timedelta(seconds=90))
     assert reason(steps(alone, ring=2)).startswith("n-1 was not well")  # nobody has proved it
     assert reason(plan_agent_rollout(rollout(ring=1), [well, later], NOW, SETTINGS, gone=["n-1", "n-4"]))
