@@ -75,6 +75,11 @@ def own_release() -> Release:
     return source_keep(settings.BASE_DIR)
 
 
+def checkout_release() -> Release:
+    """The release of this checkout, whether its source is kept or not. Reads the source once in a process's life."""
+    return _release_of(settings.BASE_DIR)
+
+
 def source_keep(checkout: Path) -> Release:
     """Keep the source of a checkout's agent as a release, once.
 

@@ -3,8 +3,10 @@
 from dataclasses import dataclass
 from datetime import datetime
 
+from engine_agent.protocol.releases import version_text
 from fleet.models import AgentMove, AgentRelease, AgentRollout
 from fleet.selectors.agents import agents_by_release
+from fleet.services.agent_archive import checkout_release
 
 RELEASES_SHOWN = 10
 NAMES_SHOWN = 12
@@ -23,22 +25,27 @@ class ReleaseRow:
 
 @dataclass(frozen=True, slots=True)
 class RingRow:
-    """One ring of the upgrade: who is in it, and how many of them are well with the new release."""
+    """One ring of the upgrade: how many agents are in it, and how many of them are well with the new release. `moves`:
+    some, those with trouble or not yet well first; `more`: how many others. Of an upgrade that has ended only those
+    with trouble count."""
 
     number: int
-    moves: tuple[AgentMove, ...]
+    count: int
     settled: int
+    moves: tuple[AgentMove, ...]
+    more: int
     is_moving: bool
 
 
 @dataclass(frozen=True, slots=True)
 class AgentList:
-    """`behind`: agents that run another release than the current one; `strange`: those of no release or an unknown
-    one, with what they run."""
+    """`own`: what this control plane carries. `behind`: agents that run another release than the current one;
+    `strange`: those of no release or an unknown one, with what they run, and how many more do."""
 
+    own: str
     rows: tuple[ReleaseRow, ...]
     behind: int
-    strange: tuple[tuple[str, tuple[str, ...]], ...]
+    strange: tuple[tuple[str, tuple[str, ...], int], ...]
     rollout: AgentRollout | None
     rings: tuple[RingRow, ...]
     others: tuple[AgentRelease, ...]
@@ -53,11 +60,15 @@ def agent_list(*, now: datetime) -> AgentList:
     current = next((row.id for row in known if row.is_current), UNKNOWN)
     ids = {row.id for row in known}
     rollout = AgentRollout.objects.select_related("source", "target").first()
+    own = checkout_release()
     return AgentList(
+        own=version_text(own.version, own.id),
         rows=tuple(_row(row, running.get(row.id, [])) for row in shown),
         behind=sum(len(names) for release, names in running.items() if release != current),
         strange=tuple(
-            (release, tuple(names[:NAMES_SHOWN])) for release, names in running.items() if release not in ids
+            (release, tuple(names[:NAMES_SHOWN]), max(0, len(names) - NAMES_SHOWN))
+            for release, names in running.items()
+            if release not in ids
         ),
         rollout=rollout,
         rings=_rings(rollout) if rollout is not None else (),
@@ -70,10 +81,14 @@ def _row(release: AgentRelease, names: list[str]) -> ReleaseRow:
 
 
 def _rings(rollout: AgentRollout) -> tuple[RingRow, ...]:
-    moves = list(rollout.moves.order_by("agent"))
+    shown = rollout.moves.all() if rollout.is_active else rollout.moves.exclude(trouble="")
+    moves = sorted(shown, key=lambda move: (not move.trouble, move.settled_at is not None, move.agent))
     rings = []
     for number in range(rollout.rings):
-        mine = tuple(move for move in moves if move.ring == number)
-        settled = sum(move.settled_at is not None for move in mine)
-        rings.append(RingRow(number + 1, mine, settled, rollout.is_active and rollout.ring == number))
+        mine = [move for move in moves if move.ring == number]
+        if mine:
+            settled = sum(move.settled_at is not None for move in mine)
+            named, more = tuple(mine[:NAMES_SHOWN]), max(0, len(mine) - NAMES_SHOWN)
+            is_moving = rollout.is_active and rollout.ring == number
+            rings.append(RingRow(number + 1, len(mine), settled, named, more, is_moving))
     return tuple(rings)

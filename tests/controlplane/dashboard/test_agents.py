@@ -3,8 +3,11 @@
 import pytest
 from django.test import Client
 
+from controlplane.dashboard.selectors.agents import NAMES_SHOWN, agent_list
 from fleet.models import AgentMove, AgentRelease, AgentRollout
+from fleet.planning.states import AgentRolloutState
 from fleet.services import agent_rollouts
+from fleet.services.agent_archive import checkout_release
 from tests.controlplane.access.callers import make_user
 from tests.controlplane.dashboard.clients import fragment, signed_in
 from tests.fleet import rows
@@ -45,6 +48,47 @@ def test_an_upgrade_is_begun_shown_and_taken_back(monkeypatch: pytest.MonkeyPatc
     assert client.post("/nodes/agents/upgrade/", {"release": NEW, "soak_s": "5"}).status_code == 409
     assert client.post("/nodes/agents/cancel/", {"why": "not today"}).status_code == 302
     assert "Cancelled by" in fragment(client, "/nodes/", "agents")
+
+
+def upgraded(agents: int, state: AgentRolloutState) -> AgentRollout:
+    rollout = AgentRollout.objects.create(
+        source_id=OLD, target_id=NEW, state=state, rings=1, soak_s=15, actor="ada", created_at=NOW, ring_since=NOW
+    )
+    AgentMove.objects.bulk_create(
+        AgentMove(agent=f"n-{number:03}", rollout=rollout, release=NEW, moved_at=NOW, settled_at=NOW)
+        for number in range(agents)
+    )
+    AgentMove.objects.filter(agent=f"n-{agents - 1:03}").update(settled_at=None)
+    AgentMove.objects.filter(agent=f"n-{agents - 2:03}").update(trouble="no capacity")
+    return rollout
+
+
+def test_a_ring_names_a_few_those_with_trouble_and_those_that_are_awaited_first() -> None:
+    upgraded(100, AgentRolloutState.RUNNING)
+    [ring] = agent_list(now=NOW).rings
+    assert (ring.count, ring.settled, ring.more) == (100, 99, 100 - NAMES_SHOWN)
+    assert [move.agent for move in ring.moves][:3] == ["n-098", "n-099", "n-000"]
+    text = fragment(signed_in(), "/nodes/", "agents")
+    assert "99 of 100 well" in text
+    assert f"and {100 - NAMES_SHOWN} more" in text
+    assert "n-050" not in text
+
+
+def test_of_an_upgrade_that_has_ended_only_agents_with_trouble_are_named() -> None:
+    upgraded(5, AgentRolloutState.SUCCEEDED)
+    text = fragment(signed_in(), "/nodes/", "agents")
+    assert "n-003 (no capacity)" in text
+    assert "n-000" not in text
+    AgentMove.objects.update(trouble="")
+    assert "Ring 1" not in fragment(signed_in(), "/nodes/", "agents")
+
+
+def test_it_says_in_words_what_is_offered() -> None:
+    text = " ".join(fragment(signed_in(), "/nodes/", "agents").split())
+    own = checkout_release()
+    assert f"own ({own.version}+{own.id})</option>" in text
+    assert "not current" in text
+    assert "it goes back by itself if agents do not come up again" in text
 
 
 def test_a_viewer_sees_and_does_nothing() -> None:
