@@ -110,12 +110,14 @@ class Store(Rows):
 
     @apply.register
     def _(self, decision: LaunchNodes, now: datetime) -> None:
+        topology: tuple[str, ...] = ()
         for number in range(decision.count):
             self.before_write()
             if self._pool(decision.region, decision.instance_type) != decision.there + number:
                 raise StaleWrite(f"{decision.region} has bought or retired nodes meanwhile")
             node = next(name for number in self._node_numbers if (name := f"n-{number:06d}") not in self.nodes)
-            topology = self.provider.topology(decision.region, decision.near)
+            beside = topology if number % decision.unit else ()
+            topology = self.provider.topology(decision.region, decision.near or beside)
             self.nodes[node] = NodeView(
                 id=node,
                 region=decision.region,

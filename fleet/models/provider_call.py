@@ -13,12 +13,14 @@ class ProviderCall(models.Model):
     """One order to a provider that is not carried out yet; a node has at most one. The row ends with the call.
 
     `claim` names the attempt that is at it until `claimed_until`; after that another one may begin. `attempts`: since
-    one came back. `near`: the network nodes below which a machine should stand.
+    one came back. `near`: the network nodes below which a machine should stand. Launches of the same `unit` are made by
+    one call; empty: alone.
     """
 
     node = models.OneToOneField(Node, on_delete=models.CASCADE, primary_key=True, related_name="provider_call")
     action = models.CharField(max_length=16, choices=choices(ProviderAction))
     near = models.JSONField(default=list, blank=True)
+    unit = models.CharField(max_length=16, blank=True)
     reason = models.TextField()
     requested_at = models.DateTimeField()
     due_at = models.DateTimeField()

@@ -117,7 +117,8 @@ class RetireNode:
 @dataclass(frozen=True, slots=True)
 class LaunchNodes:
     """Ask the provider for machines; below the network nodes `near` if it can choose. `there`: how many of them, not
-    retired, the region has before: a pass that launched meanwhile has launched in place of this one."""
+    retired, the region has before: a pass that launched meanwhile has launched in place of this one. `unit`: how many
+    are launched together, as those of one cell; `count` is a multiple of it."""
 
     region: str
     instance_type: str
@@ -125,6 +126,7 @@ class LaunchNodes:
     reason: str
     there: int
     near: tuple[str, ...] = ()
+    unit: int = 1
 
 
 @dataclass(frozen=True, slots=True)

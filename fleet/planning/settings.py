@@ -87,7 +87,10 @@ class FleetSettings:
     misfits_kept: int = 4
     """Idle spares that fit no waiting cell beyond which no nearer ones are bought in hope: providers may not listen."""
     launches_per_pass: int = 8
-    """Bound on the machines that one pass asks a provider for, so that a wrong number cannot buy a thousand."""
+    """Bound on the machines that one pass asks a provider for, so that a wrong number cannot buy a thousand. One cell's
+    machines are asked for together, however many."""
+    unneeded_order_kept_s: float = 10.0
+    """How long an order for a machine that nobody needs any more stays: needs come back, and calls take seconds."""
     faults: FaultSettings = field(default_factory=FaultSettings)
     fresh_for_s: float = 10.0
     """How old a report may be to count as evidence for a gate (I6): five reports."""

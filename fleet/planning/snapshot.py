@@ -137,7 +137,8 @@ class ReportView:
 class NodeView:
     """One machine. `topology`: its network nodes, widest first; empty: unknown. `fingerprint`: digest of what the
     machine's software is; empty: not reported yet. `software`: its fields, those of engines as `<engine>.<field>`.
-    `ordered`: what its provider was told to do and has not done yet."""
+    `ordered`: what its provider was told to do and has not done yet; `unit`: of a launch, which others it is one with;
+    empty: none."""
 
     id: str
     region: str
@@ -151,6 +152,7 @@ class NodeView:
     spare_since: datetime | None = None
     provider: ProviderStatus = ProviderStatus.UNKNOWN
     ordered: ProviderAction | None = None
+    unit: str = ""
     fingerprint: str = ""
     software: Fingerprint = field(default_factory=dict)
 

@@ -99,9 +99,11 @@ class NodeProvider(Protocol):
     def from_settings(cls) -> "NodeProvider":
         """The provider as Django's settings configure it."""
 
-    def launch(self, spec: LaunchSpec) -> Machine:
-        """Order a machine and return at once, whether or not it has booted. Idempotent by `spec.id`: a second call for
-        the same id launches no second machine, and returns what is known by then.
+    def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Machine, ...]:
+        """Order machines that shall stand together, as those of one cell, and return at once, whether or not they have
+        booted: what is known of each, in this order. They are of one region and alike; all or none if it can.
+        Idempotent by `LaunchSpec.id`: a second call for the same ids launches no second machine for any of them, and
+        returns what is known by then. One that was given back meanwhile is missing in it.
 
         Raises:
             NoCapacity, NoQuota: not now; it is asked again.

@@ -74,7 +74,7 @@ class FleetCache:
         self._nodes = RowCache("fleet_node", _NODES, kept=_NODE_KEPT)
         self._reports = RowCache("fleet_nodereport", _REPORTS)
         self._machines = RowCache("fleet_machinestatus", ("node_id", "status", "described_at"))
-        self._orders = RowCache("fleet_providercall", ("node_id", "action"))
+        self._orders = RowCache("fleet_providercall", ("node_id", "action", "unit"))
         self._cells = RowCache("fleet_cell", _CELLS, kept=f"state <> '{CellState.STOPPED}'")
         self._members = RowCache("fleet_cellmember", ("id", "cell_id", "node_id", "rank"))
         self._steps = RowCache("fleet_steprecord", ("node_id", "cell", "generation", "windows::text"))
@@ -228,6 +228,7 @@ class FleetCache:
             topology=_topology(topology),
             spare_since=_time_or_none(spare_since),
             ordered=None if order is None else ProviderAction(order[0]),
+            unit="" if order is None else order[1],
             fingerprint=digest,
             software=software,
         )

@@ -6,7 +6,7 @@ import contextlib
 import logging
 import secrets
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -109,7 +109,7 @@ def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
     instance_type = InstanceType.objects.get(name=decision.instance_type)
     with transaction.atomic():
         _lock_pool(region, instance_type, decision.there)
-        for _ in range(decision.count):
+        for unit in _units(decision):
             node = Node.objects.create(
                 id=f"n-{secrets.token_hex(4)}",
                 region=region,
@@ -120,9 +120,21 @@ def nodes_launch(decision: LaunchNodes, *, now: datetime) -> None:
                 state_since=now,
             )
             provider_order(
-                node=node.id, action=ProviderAction.LAUNCH, reason=decision.reason, near=decision.near, now=now
+                node=node.id,
+                action=ProviderAction.LAUNCH,
+                reason=decision.reason,
+                near=decision.near,
+                unit=unit,
+                now=now,
             )
             _note_moves([(node, NodeState.JOINING, decision.reason)], now)
+
+
+def _units(decision: LaunchNodes) -> Iterator[str]:
+    """For each machine, the unit that it is launched in."""
+    for _ in range(0, decision.count, decision.unit):
+        unit = f"u-{secrets.token_hex(4)}" if decision.unit > 1 else ""
+        yield from [unit] * decision.unit
 
 
 def launch_failed(*, node: str, reason: str, now: datetime) -> None:

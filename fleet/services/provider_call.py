@@ -8,10 +8,11 @@ node's id is what makes a repeated call harmless.
 import secrets
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from datetime import datetime, timedelta
+from itertools import chain
 from typing import Any
 
 from django.db import connection, transaction
-from django.db.models import Case, IntegerField, Q, QuerySet, Value, When
+from django.db.models import Case, Exists, IntegerField, OuterRef, Q, QuerySet, Value, When
 
 from fleet.models import MachineStatus, Node, ProviderCall
 from fleet.planning.snapshot import ProviderStatus
@@ -41,10 +42,10 @@ WHERE known.described_at < EXCLUDED.described_at
 
 
 def provider_order(
-    *, node: str, action: ProviderAction, reason: str, now: datetime, near: Collection[str] = ()
+    *, node: str, action: ProviderAction, reason: str, now: datetime, near: Collection[str] = (), unit: str = ""
 ) -> None:
     """Order something of a node's provider, in the transaction that decides it. The end of a machine takes the place of
-    whatever else was ordered: an attempt that is at that ends first.
+    whatever else was ordered: an attempt that is at that ends first. `unit`: which launches are one call.
 
     Raises:
         StaleDecision: something is ordered already.
@@ -52,6 +53,7 @@ def provider_order(
     columns = {
         "action": action.value,
         "near": list(near),
+        "unit": unit,
         "reason": reason,
         "requested_at": now,
         "due_at": now,
@@ -66,23 +68,40 @@ def provider_order(
     hints.ring(LOOP)
 
 
-def calls_claim(*, free: Mapping[str, int], otherwise: int, now: datetime) -> list[ProviderCall]:
-    """Take what is due, the most urgent first, for one attempt each. `free`: how many more calls each provider may get
-    at once; `otherwise`: one that is not named."""
+def calls_claim(*, free: Mapping[str, int], otherwise: int, now: datetime) -> list[list[ProviderCall]]:
+    """Take what is due, the most urgent first: each list is one call, of a unit's launches or of a single order.
+    `free`: how many more calls each provider may get at once; `otherwise`: one that is not named."""
     full = [provider for provider, slots in free.items() if slots <= 0]
     with transaction.atomic():
         due = (
             ProviderCall.objects.select_for_update(skip_locked=True, of=("self",))
             .filter(Q(claimed_until=None) | Q(claimed_until__lte=now), due_at__lte=now)
             .exclude(node__region__provider__in=full)
+            .filter(~Q(action=ProviderAction.LAUNCH) | Q(unit="") | ~Exists(_before_in_its_unit()))
             .select_related("node__region")
             .order_by(_URGENCY, "requested_at", "node_id")[:LOOKED_AT]
         )
-        taken = list(_within(due, dict(free), otherwise))
-        for call in taken:
-            call.claim, call.claimed_until, call.attempts = secrets.token_hex(8), now + CLAIM, call.attempts + 1
-        ProviderCall.objects.bulk_update(taken, ["claim", "claimed_until", "attempts"])
+        taken = [_together(call) for call in _within(due, dict(free), otherwise)]
+        for calls in taken:
+            claim = secrets.token_hex(8)
+            for call in calls:
+                call.claim, call.claimed_until, call.attempts = claim, now + CLAIM, call.attempts + 1
+        ProviderCall.objects.bulk_update(chain(*taken), ["claim", "claimed_until", "attempts"])
     return taken
+
+
+def _before_in_its_unit() -> "QuerySet[ProviderCall]":
+    """Whoever takes a unit locks its first row before the others, so that two do not wait for each other."""
+    unit = ProviderCall.objects.filter(unit=OuterRef("unit"), action=ProviderAction.LAUNCH)
+    return unit.filter(node_id__lt=OuterRef("node_id"))
+
+
+def _together(first: ProviderCall) -> list[ProviderCall]:
+    if first.action != ProviderAction.LAUNCH or not first.unit:
+        return [first]
+    unit = ProviderCall.objects.select_for_update(of=("self",)).filter(unit=first.unit, action=ProviderAction.LAUNCH)
+    others = unit.exclude(node_id=first.node_id).select_related("node__region")
+    return [first, *others.order_by("node_id")]
 
 
 def _within(due: Iterable[ProviderCall], free: dict[str, int], otherwise: int) -> Iterator[ProviderCall]:

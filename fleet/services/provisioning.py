@@ -8,7 +8,7 @@ passes do not count as whole.
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -85,8 +85,8 @@ class Provisioning:
         self._look_for_orphans()
         busy = Counter(call.provider for call in self._running.values())
         free = {provider: CALLS_AT_ONCE - count for provider, count in busy.items()}
-        for call in calls_claim(free=free, otherwise=CALLS_AT_ONCE, now=clock.now()):
-            self._begin(call.node.region.provider, partial(call_carry_out, call), call.claim)
+        for calls in calls_claim(free=free, otherwise=CALLS_AT_ONCE, now=clock.now()):
+            self._begin(calls[0].node.region.provider, partial(call_carry_out, calls), calls[0].claim)
         hanging = Counter(call.provider for call in self._running.values() if self._hangs(call))
         for provider, count in hanging.items():
             log.error("%d calls to provider %s have not come back for %.0f s", count, provider, CALL_LIMIT_S)
@@ -146,39 +146,47 @@ def machines_describe(provider: str, nodes: list[str]) -> None:
     machines_described(statuses, asked_at=asked_at)
 
 
-def call_carry_out(call: ProviderCall) -> None:
-    """Make one claimed call and note what came of it. Killed before the note, it is made again: no call does harm when
-    it is repeated."""
+def call_carry_out(calls: Sequence[ProviderCall]) -> None:
+    """Make one claimed call and note what came of it: the launches of a unit, or one order. Killed before the note, it
+    is made again: no call does harm when it is repeated."""
     try:
-        if call.action == ProviderAction.LAUNCH and call.attempts > LAUNCH_ATTEMPTS:
-            raise ProviderError(f"{LAUNCH_ATTEMPTS} attempts ended without an answer")
-        CARRY_OUT[ProviderAction(call.action)](call)
+        if calls[0].action == ProviderAction.LAUNCH:
+            _launch(calls)
+        else:
+            CARRY_OUT[ProviderAction(calls[0].action)](calls[0])
     except ProviderError as error:
-        log.log(logging.WARNING if error.may_repeat else logging.ERROR, "%s: %s", call, error)
-        _note_failure(call, error)
+        _note_failure(calls, error)
 
 
-def _launch(call: ProviderCall) -> None:
+def _launch(calls: Sequence[ProviderCall]) -> None:
+    if max(call.attempts for call in calls) > LAUNCH_ATTEMPTS:
+        raise ProviderError(f"{LAUNCH_ATTEMPTS} attempts ended without an answer")
+    bundle, release = authority_ensure(clock.now()).bundle, launch_release()
+    specs = [_launch_spec(call, bundle, release) for call in calls]
+    machines = provider_named(calls[0].node.region.provider).launch(specs)
+    for call, machine in zip(calls, machines, strict=True):
+        try:
+            with transaction.atomic():
+                _note_launch(call, machine, clock.now())
+        except Conflict as conflict:
+            _note_failure([call], ProviderError(str(conflict)))
+
+
+def _launch_spec(call: ProviderCall, bundle: str, release: str) -> LaunchSpec:
     node = call.node
     region = node.region.name
     expires_at = clock.now() + JOIN_TOKEN_TTL
     token = join_token_issue(kind=AgentKind.NODE, subject=node.id, region=region, expires_at=expires_at)
-    spec = LaunchSpec(
+    return LaunchSpec(
         id=node.id,
         kind=AgentKind.NODE,
         region=region,
         join_token=token,
-        bundle=authority_ensure(clock.now()).bundle,
+        bundle=bundle,
         instance_type=node.instance_type_id,
         near=tuple(call.near),
-        release=launch_release(),
+        release=release,
     )
-    machine = provider_named(node.region.provider).launch(spec)
-    try:
-        with transaction.atomic():
-            _note_launch(call, machine, clock.now())
-    except Conflict as conflict:
-        raise ProviderError(str(conflict)) from conflict
 
 
 def _note_launch(call: ProviderCall, machine: Machine, now: datetime) -> None:
@@ -219,25 +227,32 @@ def _restart_agent(call: ProviderCall) -> None:
 
 
 CARRY_OUT: Mapping[ProviderAction, Callable[[ProviderCall], None]] = {
-    ProviderAction.LAUNCH: _launch,
     ProviderAction.RESTART_AGENT: _restart_agent,
     ProviderAction.TERMINATE: _terminate,
 }
 
 
-def _note_failure(call: ProviderCall, error: ProviderError) -> None:
+def _note_failure(calls: Sequence[ProviderCall], error: ProviderError) -> None:
+    """In one transaction, so that a unit stays one: all are tried again, or none is."""
+    told = ", ".join(str(call) for call in calls)
+    log.log(logging.WARNING if error.may_repeat else logging.ERROR, "%s: %s", told, error)
+    now = clock.now()
+    with transaction.atomic():
+        for call in calls:
+            _note_one_failure(call, error, now)
+
+
+def _note_one_failure(call: ProviderCall, error: ProviderError, now: datetime) -> None:
     """A machine that will not boot is a lost node, and one that may boot later is waited for; an agent that did not
     start is found dead again; what may still run must be ended, so that is tried again."""
-    now = clock.now()
     is_launch = call.action == ProviderAction.LAUNCH
-    with transaction.atomic():
-        if call.action == ProviderAction.TERMINATE or (is_launch and error.may_repeat):
-            next_try = call_retry(call, now=now, retry_after_s=error.retry_after_s)
-            if is_launch and next_try is not None:
-                launch_waits(node=call.node_id, reason=str(error), next_try=next_try, now=now)
-            return
-        if call_end(call) and is_launch:
-            what = "its machine has ended" if isinstance(error, AttemptEnded) else "its launch failed"
-            launch_failed(node=call.node_id, reason=f"{what}: {error}", now=now)
-            hints.ring("fleet.reconcile")
-        machines_forget([call.node_id], now=now)
+    if call.action == ProviderAction.TERMINATE or (is_launch and error.may_repeat):
+        next_try = call_retry(call, now=now, retry_after_s=error.retry_after_s)
+        if is_launch and next_try is not None:
+            launch_waits(node=call.node_id, reason=str(error), next_try=next_try, now=now)
+        return
+    if call_end(call) and is_launch:
+        what = "its machine has ended" if isinstance(error, AttemptEnded) else "its launch failed"
+        launch_failed(node=call.node_id, reason=f"{what}: {error}", now=now)
+        hints.ring("fleet.reconcile")
+    machines_forget([call.node_id], now=now)

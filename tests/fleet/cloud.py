@@ -11,6 +11,7 @@ FIRST_PORT = 60_000
 class Cloud:
     """`status` is that of every machine, `statuses` that of single ones. While `broken` it refuses every change, while
     `silent` it does not even describe machines. `answer`: what it says to every change instead of making it.
+    `together`: how many machines each launch was of.
     """
 
     name = "cloud"
@@ -22,6 +23,7 @@ class Cloud:
         self.answer: ProviderError | None = None
         self.silent = False
         self.launched: list[LaunchSpec] = []
+        self.together: list[int] = []
         self.restarted: list[str] = []
         self.terminated: list[str] = []
         self.moved: list[dict[str, str]] = []
@@ -30,8 +32,12 @@ class Cloud:
     def from_settings(cls) -> "Cloud":
         return cls()
 
-    def launch(self, spec: LaunchSpec) -> Machine:
+    def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Machine, ...]:
         self._refuse_if_broken()
+        self.together.append(len(specs))
+        return tuple(self._boot(spec) for spec in specs)
+
+    def _boot(self, spec: LaunchSpec) -> Machine:
         number = len(self.launched)
         self.launched.append(spec)
         return Machine("127.0.0.1", FIRST_PORT + 20 * number, spec.near or (spec.region, f"rack-{number // 4}"))

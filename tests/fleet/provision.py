@@ -26,5 +26,5 @@ def provision() -> None:
     """Ask about the machines in doubt, and carry out what is ordered and due."""
     for provider, nodes in machines_in_doubt(now=clock.now(), settings=FleetSettings()).items():
         machines_describe(provider, nodes)
-    for call in calls_claim(free={}, otherwise=MANY, now=clock.now()):
-        call_carry_out(call)
+    for calls in calls_claim(free={}, otherwise=MANY, now=clock.now()):
+        call_carry_out(calls)

@@ -130,15 +130,14 @@ def _launch(ingress: Ingress, now: datetime) -> None:
     token = join_token_issue(
         kind=AgentKind.INGRESS, subject=ingress.id, region=ingress.region_id, expires_at=now + JOIN_TOKEN_TTL
     )
-    provider_named(ingress.region.provider).launch(
-        LaunchSpec(
-            id=ingress.id,
-            kind=AgentKind.INGRESS,
-            region=ingress.region_id,
-            address=ingress.address,
-            port=ingress.port,
-            join_token=token,
-            bundle=authority_ensure(now).bundle,
-            release=launch_release(),
-        )
+    spec = LaunchSpec(
+        id=ingress.id,
+        kind=AgentKind.INGRESS,
+        region=ingress.region_id,
+        address=ingress.address,
+        port=ingress.port,
+        join_token=token,
+        bundle=authority_ensure(now).bundle,
+        release=launch_release(),
     )
+    provider_named(ingress.region.provider).launch([spec])

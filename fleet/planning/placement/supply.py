@@ -1,6 +1,7 @@
 """Decides which machines to ask providers for and which to give back: enough for all cells, and some warm.
 
-Buys near what waits for a node where it can. It never takes a machine out of a cell, and never buys without a bound.
+Buys the machines of a whole cell together, and others near what waits for a node where it can. It never takes a machine
+out of a cell, and never buys without a bound. Orders that nobody needs any more are taken back.
 In a region whose machines are a pool of its own, every free one becomes a spare.
 """
 
@@ -22,12 +23,23 @@ ENDED = frozenset({NodeState.LOST, NodeState.FAULTY, NodeState.RETIRED})
 """Machines to end. A retired one that the snapshot shows may still run."""
 
 
+@dataclass(frozen=True, slots=True)
+class WholeCell:
+    """A cell without a node. Of its `size`, `short` are missing below `near`: the others are spares held for it."""
+
+    size: int
+    short: int
+    near: Path
+
+
 @dataclass
 class Need:
-    """What the cells of a pool need: `nodes` in all, and of these `missing` ones below which network nodes."""
+    """What the cells of a pool need: `nodes` in all, and of these `missing` ones below which network nodes. `whole`:
+    the cells among those that lack some which could start anywhere, in the order in which they get theirs."""
 
     nodes: int = 0
     missing: Counter[Path] = field(default_factory=Counter)
+    whole: list[WholeCell] = field(default_factory=list)
 
 
 @dataclass
@@ -48,6 +60,8 @@ def needs(orders: Iterable[PlacementRequest], results: Mapping[str, PlacementRes
         else:
             need.nodes += order.count
             need.missing[result.near] += result.short
+            if not order.staying and order.size > 1:
+                need.whole.append(WholeCell(order.size, result.short, result.near))
     return by_pool
 
 
@@ -102,8 +116,9 @@ def _supply(
         lacking = min(hoped, max(lacking, 0) + settings.misfits_kept - max(misfits, 0))
         reason += f", {max(misfits, 0)} of them where they fit no cell"
     if lacking > 0:
-        return _launch(pool, min(lacking, settings.launches_per_pass), reason, stock, need.missing)
-    return _give_back(spares.free(pool), -lacking, settings, now)
+        return _launch(pool, lacking, reason, stock, need, settings.launches_per_pass)
+    cancelled = list(_take_back(stock.coming, min(-lacking, -hoped), settings, now))
+    return [*cancelled, *_give_back(spares.free(pool), -lacking - len(cancelled), settings, now)]
 
 
 def _take_free(
@@ -115,21 +130,58 @@ def _take_free(
         for node in fleet.nodes.values()
     )
     count = min(free - ordered, settings.launches_per_pass)
-    return _launch(pool, count, f"{free} machines of its pool are free", stock, need.missing) if count > 0 else ()
+    if count <= 0:
+        return ()
+    return _launch_singly(pool, count, f"{free} machines of its pool are free", stock, need.missing, stock.nodes)
 
 
-def _launch(pool: PoolKey, count: int, reason: str, stock: Stock, missing: Mapping[Path, int]) -> Iterator[Decision]:
-    """First what waits for a node gets one near it, then whatever else is lacking, anywhere."""
+def _launch(pool: PoolKey, count: int, reason: str, stock: Stock, need: Need, most: int) -> Iterator[Decision]:
+    """First the machines of whole cells, as far as so many are lacking, then single ones: about `most`, so that no cell
+    is split, and one cell that is larger is not left out."""
+    missing, units = Counter(need.missing), Counter[int]()
+    left, there = most, stock.nodes
+    for cell in need.whole:
+        if cell.size <= count:
+            units[cell.size] += 1
+            count -= cell.size
+            missing[cell.near] -= cell.short
+    for size, wanted in sorted(units.items()):
+        number = min(wanted, max(left // size, left == most))
+        if number > 0:
+            yield LaunchNodes(*pool, size * number, f"{reason}; {size} together for a cell", there, unit=size)
+        left, there = left - size * number, there + size * number
+    yield from _launch_singly(pool, min(count, left), reason, stock, missing, there)
+
+
+def _launch_singly(
+    pool: PoolKey, count: int, reason: str, stock: Stock, missing: Mapping[Path, int], there: int
+) -> Iterator[Decision]:
+    """What waits for a node gets one near it, and then whatever else is lacking, anywhere."""
+    if count <= 0:
+        return
     requested: Counter[Path] = Counter()
     for near, wanted in missing.items():
         coming = sum(node.topology[: len(near)] == near for node in stock.coming)
         requested[near] += max(0, min(wanted - coming, count - requested.total()))
     requested[()] += count - requested.total()
-    there = stock.nodes
     for near, number in sorted(requested.items()):
         if number:
             yield LaunchNodes(*pool, number, reason, there, near)
             there += number
+
+
+def _take_back(coming: Iterable[NodeView], count: int, settings: FleetSettings, now: datetime) -> Iterator[RetireNode]:
+    """Orders of machines that are not there yet, the youngest first, and of a unit all or none."""
+    units: dict[str, list[NodeView]] = defaultdict(list)
+    for node in coming:
+        if node.state is NodeState.JOINING and node.ordered is ProviderAction.LAUNCH:
+            units[node.unit or node.id].append(node)
+    for nodes in sorted(units.values(), key=lambda nodes: (nodes[0].state_since, nodes[0].id), reverse=True):
+        waited_s = (now - nodes[0].state_since).total_seconds()
+        if len(nodes) <= count and waited_s >= settings.unneeded_order_kept_s:
+            count -= len(nodes)
+            reason = f"nobody needs it any more, and it has waited {waited_s:.0f} s for its machine"
+            yield from (RetireNode(node.id, node.state, reason) for node in nodes)
 
 
 def _give_back(spares: Iterable[NodeView], count: int, settings: FleetSettings, now: datetime) -> list[Decision]:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -103,7 +104,14 @@ class LocalProvider:
             first_port=settings.SWITCHYARD_NODE_PORTS,
         )
 
-    def launch(self, spec: LaunchSpec) -> Machine:
+    def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Machine, ...]:
+        machines: list[Machine] = []
+        for spec in specs:
+            beside = (machines[0].topology if machines else None) or ()
+            machines.append(self._launch(replace(spec, near=spec.near or beside)))
+        return tuple(machines)
+
+    def _launch(self, spec: LaunchSpec) -> Machine:
         known = self._booted(spec.id)
         if known and self.describe([spec.id])[spec.id] is not ProviderStatus.GONE:
             return known.machine

@@ -37,7 +37,10 @@ class MachinesProvider:
     def from_settings(cls) -> "MachinesProvider":
         return cls()
 
-    def launch(self, spec: LaunchSpec) -> Launched:
+    def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Launched, ...]:
+        return tuple(self._launch(spec) for spec in specs)
+
+    def _launch(self, spec: LaunchSpec) -> Launched:
         known = machines_running([spec.id]).get(spec.id)
         if known is not None:
             return Launched(known.address, known.port_base)

@@ -35,9 +35,10 @@ class OrderingProvider:
     def from_settings(cls) -> "OrderingProvider":
         return cls()
 
-    def launch(self, spec: LaunchSpec) -> Machine:
-        self.ordered.setdefault(spec.id, spec)
-        return Machine()
+    def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Machine, ...]:
+        for spec in specs:
+            self.ordered.setdefault(spec.id, spec)
+        return (Machine(),) * len(specs)
 
     def describe_all(self) -> dict[str, ProviderStatus]:
         return {}
@@ -110,7 +111,7 @@ def test_a_hello_without_the_missing_address_or_with_another_nodes_is_refused() 
 def test_a_repeated_launch_orders_no_second_machine() -> None:
     (node,) = ordered_nodes()
     spec = OrderingProvider.ordered[node.id]
-    provider_named("ordering").launch(LaunchSpec(node.id, AgentKind.NODE, "us-east-1", "another token"))
+    provider_named("ordering").launch([LaunchSpec(node.id, AgentKind.NODE, "us-east-1", "another token")])
     assert OrderingProvider.ordered == {node.id: spec}
 
 

@@ -83,8 +83,8 @@ class SimulatedCloud(Cloud):
         super().__init__()
         self.effects: list[Any] = []
 
-    def launch(self, spec: LaunchSpec) -> Machine:
-        machine = super().launch(spec)
+    def _boot(self, spec: LaunchSpec) -> Machine:
+        machine = super()._boot(spec)
         self.effects.append(lambda: self.world.provider.launch(spec.id, spec.region, machine.topology or ()))
         return machine
 

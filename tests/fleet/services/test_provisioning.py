@@ -66,7 +66,7 @@ def order(count: int = 1) -> None:
 
 
 def claimed() -> list[ProviderCall]:
-    return calls_claim(free={}, otherwise=MANY, now=clock.now())
+    return [call for calls in calls_claim(free={}, otherwise=MANY, now=clock.now()) for call in calls]
 
 
 @pytest.mark.django_db
@@ -182,7 +182,7 @@ def test_a_waiting_node_that_is_given_back_is_not_launched_again(cloud: Cloud, n
     (call,) = claimed()
     node_retire(RetireNode(call.node_id, NodeState.JOINING, "surplus"), now=NOW)
     cloud.answer = NoCapacity("sold out")
-    call_carry_out(call)
+    call_carry_out([call])
     assert (Node.objects.get().reason, ProviderCall.objects.get().due_at) == ("surplus", NOW)
     cloud.answer = None
     provision()
@@ -228,7 +228,7 @@ def test_a_machine_given_back_during_its_launch_is_ended_after_it(cloud: Cloud) 
     (call,) = claimed()
     node_retire(RetireNode(call.node_id, NodeState.JOINING, "surplus"), now=NOW)
     assert not claimed(), "the launch is not over"
-    call_carry_out(call)
+    call_carry_out([call])
     assert cloud.terminated == []
     provision()
     assert cloud.terminated == [call.node_id]
@@ -243,7 +243,7 @@ def test_a_machine_that_a_forgotten_launch_boots_in_the_end_is_ended_again(cloud
     node_retire(RetireNode(call.node_id, NodeState.JOINING, "surplus"), now=now.now)
     provision()
     assert (cloud.terminated, Node.objects.get().terminated_at) == ([call.node_id], now.now)
-    call_carry_out(call)
+    call_carry_out([call])
     provision()
     assert cloud.terminated == [call.node_id] * 2
 
@@ -256,7 +256,7 @@ def test_what_heals_is_done_before_what_tidies_up() -> None:
     agent_restart(RestartAgent("n-a", "dead"), now=NOW)
     order(2)
     busy = {"local": 2}
-    assert [call.action for call in calls_claim(free=busy, otherwise=8, now=NOW)] == ["launch", "launch"]
+    assert [call.action for (call,) in calls_claim(free=busy, otherwise=8, now=NOW)] == ["launch", "launch"]
     assert calls_claim(free={"local": 0}, otherwise=8, now=NOW) == []
     assert [call.action for call in claimed()] == ["restart_agent", "terminate"]
 
@@ -302,10 +302,10 @@ class SlowCloud(Cloud):
         self.begun = threading.Semaphore(0)
         self.go_on = threading.Event()
 
-    def launch(self, spec: LaunchSpec) -> Machine:
+    def launch(self, specs: Sequence[LaunchSpec]) -> tuple[Machine, ...]:
         self.begun.release()
         assert self.go_on.wait(DEADLINE_S)
-        return super().launch(spec)
+        return super().launch(specs)
 
     def describe(self, node_ids: Sequence[str]) -> dict[str, ProviderStatus]:
         return {}

@@ -3,11 +3,14 @@
 from dataclasses import replace
 from typing import Any
 
-from fleet.planning.decisions import LaunchNodes
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.planning.decisions import LaunchNodes, RetireNode
 from fleet.planning.reconcile.planner import plan_reconcile
 from fleet.planning.snapshot import CellView, FleetView, NodeView
-from fleet.planning.states import CellState, NodeState
-from tests.fleet.planning.fleets import NOW, SETTINGS, cell, fleet, member, node
+from fleet.planning.states import CellState, NodeState, ProviderAction
+from tests.fleet.planning.fleets import NOW, SETTINGS, ago, cell, fleet, member, node
 
 PENDING = cell("c1", state=CellState.PENDING, generation=0)
 
@@ -19,6 +22,26 @@ def at(name: str, *topology: str, **changes: Any) -> NodeView:
 def tight(*parts: NodeView | CellView, within: int = 2) -> FleetView:
     view = fleet(*parts)
     return replace(view, deployments={"llama": replace(view.deployments["llama"], within=within)})
+
+
+def bought(view: FleetView) -> list[tuple[int, int]]:
+    """How many, and how many of them together."""
+    return [(d.count, d.unit) for d in plan_reconcile(view, SETTINGS, NOW) if isinstance(d, LaunchNodes)]
+
+
+def pending(count: int) -> list[CellView]:
+    return [replace(PENDING, id=f"c{number}") for number in range(count)]
+
+
+def ordered(name: str, age_s: float = 60, unit: str = "", **changes: Any) -> NodeView:
+    """A node whose launch waits."""
+    report = {"connected": False, "last_seen_at": None}
+    known = node(name, state=NodeState.JOINING, state_since=ago(age_s), report=report, **changes)
+    return replace(known, ordered=ProviderAction.LAUNCH, unit=unit)
+
+
+def retired(view: FleetView) -> list[str]:
+    return sorted(d.node for d in plan_reconcile(view, SETTINGS, NOW) if isinstance(d, RetireNode))
 
 
 def launches(view: FleetView) -> list[tuple[tuple[str, ...], int]]:
@@ -51,3 +74,52 @@ def test_a_suspect_spare_is_not_replaced_by_a_warm_one_but_by_one_that_a_cell_ne
     spare = node("b")
     assert launches(fleet(silent, wanted=0, warm=1)) == []
     assert [count for _, count in launches(fleet(silent, spare, PENDING, warm=0))] == [1]
+
+
+def test_the_machines_of_a_whole_cell_are_launched_together_and_the_warm_one_alone() -> None:
+    assert bought(fleet(*pending(2), wanted=2, warm=1)) == [(4, 2), (1, 1)]
+
+
+def test_a_cell_that_a_spare_is_held_for_gets_a_unit_if_as_many_are_lacking_and_single_ones_if_not() -> None:
+    assert bought(fleet(node("a"), PENDING, warm=1)) == [(2, 2)]
+    assert bought(fleet(node("a"), PENDING)) == [(1, 1)]
+
+
+def test_a_bound_of_a_pass_splits_no_cell_and_leaves_no_large_one_out() -> None:
+    assert bought(fleet(*pending(2), wanted=2, nodes_per_cell=5)) == [(5, 5)]
+    assert bought(fleet(*pending(2), wanted=2, nodes_per_cell=12)) == [(12, 12)]
+
+
+@given(st.integers(1, 3), st.integers(1, 10), st.integers(0, 6), st.integers(0, 6), st.integers(0, 3))
+def test_pass_by_pass_as_much_is_bought_as_is_needed_and_of_a_unit_all_or_none(
+    cells: int, size: int, spares: int, coming: int, warm: int
+) -> None:
+    nodes = [node(f"s{number}") for number in range(spares)] + [ordered(f"o{n}", age_s=1) for n in range(coming)]
+    for _ in range(cells * size + warm + 1):
+        sold = bought(fleet(*nodes, *pending(cells), wanted=cells, nodes_per_cell=size, warm=warm))
+        assert all(unit in {1, size} and count % unit == 0 for count, unit in sold)
+        assert sum(count for count, _ in sold) <= max(SETTINGS.launches_per_pass, size)
+        if not sold:
+            break
+        nodes += [ordered(f"b{len(nodes) + n}", age_s=1) for n in range(sum(count for count, _ in sold))]
+    # Spares that are enough for a cell are in it, and are needed no less.
+    assert len(nodes) == max(cells * size + warm, spares + coming)
+
+
+def test_an_order_that_nobody_needs_any_more_is_taken_back_after_a_while() -> None:
+    assert retired(fleet(ordered("a", 60), ordered("b", 9), ordered("c", 30), wanted=0, warm=0)) == ["a", "c"]
+    assert retired(fleet(ordered("a", 60), ordered("b", 9), ordered("c", 30), wanted=0, warm=2)) == ["c"]
+    launched = replace(ordered("a"), ordered=None)
+    assert retired(fleet(launched, wanted=0)) == [], "what boots is a spare first"
+
+
+def test_of_a_unit_that_waits_all_are_taken_back_or_none() -> None:
+    unit = [ordered(name, unit="u-1") for name in ("a", "b", "c")]
+    assert retired(fleet(*unit, wanted=0, warm=1)) == []
+    assert retired(fleet(*unit, ordered("d", 90), wanted=0, warm=1)) == ["a", "b", "c"]
+
+
+def test_an_order_is_kept_for_the_cell_that_no_idle_spare_fits() -> None:
+    strangers = [at(f"x{index}", "s", f"r{index + 2}") for index in range(SETTINGS.misfits_kept)]
+    awaited = ordered("c", topology=("s", "r1"))
+    assert retired(tight(at("a", "s", "r1"), *strangers, awaited, PENDING)) == []

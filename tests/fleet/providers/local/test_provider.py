@@ -41,7 +41,7 @@ def provider(tmp_path: Path) -> Iterator[LocalProvider]:
 
 def launch(provider: LocalProvider, node: str = "n-00000001", **changes: Any) -> Machine:
     spec = LaunchSpec(id=node, kind=AgentKind.NODE, region="us-east-1", join_token="sw_00000000_token")
-    return provider.launch(replace(spec, instance_type="local.cpu", **changes))
+    return provider.launch([replace(spec, instance_type="local.cpu", **changes)])[0]
 
 
 @pytest.fixture
@@ -194,7 +194,7 @@ def test_a_repeated_launch_is_the_same_machine_and_boots_it_only_if_it_is_gone(p
 
 def test_an_ingress_listens_where_it_was_told_to(provider: LocalProvider, booted: list[list[str]]) -> None:
     spec = LaunchSpec("i-eu", AgentKind.INGRESS, "eu", "token", address="127.0.0.1", port=8080)
-    assert provider.launch(spec).port_base == 8080
+    assert provider.launch([spec])[0].port_base == 8080
     assert booted[0][booted[0].index("--port") + 1] == "8080"
 
 
@@ -206,6 +206,18 @@ def test_a_machine_stands_near_those_that_it_shall_join_and_in_no_place_that_is_
     near = launch(provider, "n-near", near=place("us-east-1", 4)).topology
     assert near == place("us-east-1", 4)
     assert launch(provider, "n-other", region="eu").topology == place("eu", 0)
+
+
+def test_machines_that_are_launched_together_stand_as_near_to_the_first_as_there_is_room(
+    provider: LocalProvider, booted: list[list[str]]
+) -> None:
+    for number in range(3):
+        launch(provider, f"n-{number}")
+    spec = LaunchSpec("n-a", AgentKind.NODE, "us-east-1", "token", instance_type="local.cpu")
+    unit = [spec, replace(spec, id="n-b"), replace(spec, id="n-c")]
+    places = [machine.topology for machine in provider.launch(unit)]
+    assert places == [place("us-east-1", 3), place("us-east-1", 8), place("us-east-1", 8)], "4 is in another hall"
+    assert [launch(provider, spec.id).topology for spec in unit] == places, "said again, each stays where it is"
 
 
 def test_neighbours_share_a_network_node() -> None:

@@ -33,9 +33,9 @@ def no_wait(seconds: float) -> None:
 def test_a_launch_takes_one_machine_however_often_it_is_called() -> None:
     for number in range(3):
         rows.machine(f"m-0000000{number}", port_base=14000)
-    first = MachinesProvider().launch(SPEC)
+    (first,) = MachinesProvider().launch([SPEC])
     assert (first.address, first.port_base) == ("10.0.0.7", 14000)
-    assert MachinesProvider().launch(SPEC) == first
+    assert MachinesProvider().launch([SPEC]) == (first,)
     assert Machine.objects.filter(state=MachineState.TAKEN).count() == 1
 
 
@@ -43,7 +43,7 @@ def test_a_launch_takes_one_machine_however_often_it_is_called() -> None:
 def test_what_is_not_there_is_said() -> None:
     rows.deployment()
     with pytest.raises(ProviderError, match="no machine is free there; `switchyard machine add` invites one"):
-        MachinesProvider().launch(SPEC)
+        MachinesProvider().launch([SPEC])
 
 
 @pytest.mark.django_db
@@ -51,7 +51,7 @@ def test_machines_that_leave_or_are_away_are_not_taken() -> None:
     rows.machine("m-00000001", leaving=True)
     rows.machine("m-00000002", connected=False)
     with pytest.raises(ProviderError, match="none of the 1 free machines there is connected"):
-        MachinesProvider().launch(SPEC)
+        MachinesProvider().launch([SPEC])
 
 
 @pytest.mark.django_db(transaction=True)
@@ -62,7 +62,7 @@ def test_two_launches_at_once_take_two_machines() -> None:
 
     def launch(node: str) -> None:
         try:
-            MachinesProvider().launch(LaunchSpec(node, AgentKind.NODE, "pool", "", instance_type=rows.KIND))
+            MachinesProvider().launch([LaunchSpec(node, AgentKind.NODE, "pool", "", instance_type=rows.KIND)])
         finally:
             connection.close()
 
@@ -75,7 +75,7 @@ def test_two_launches_at_once_take_two_machines() -> None:
 def test_a_machine_is_free_again_once_it_has_wiped() -> None:
     rows.machine("m-00000001")
     provider = MachinesProvider(no_wait)
-    provider.launch(SPEC)
+    provider.launch([SPEC])
     before = Machine.objects.get().desired_version
     provider.terminate(SPEC.id)
     machine = Machine.objects.get()
