@@ -27,13 +27,15 @@ class Ingress(models.Model):
 
 
 class IngressReport(models.Model):
-    """The last report of an ingress agent. `revision` is the table in force; `cells` maps cell -> up, down, drain."""
+    """The last report of an ingress agent. `revision` is the table in force; `cells` maps cell -> up, down, drain.
+    `started_at`: when its provider was last told to start it or its agent."""
 
     ingress = models.OneToOneField(Ingress, on_delete=models.CASCADE, primary_key=True, related_name="report")
     connected = models.BooleanField(default=False)
     connection = models.CharField(max_length=40, blank=True)
     connection_changed_at = models.DateTimeField(null=True)
     last_seen_at = models.DateTimeField(null=True)
+    started_at = models.DateTimeField(null=True)
     agent_version = models.CharField(max_length=32, blank=True)
     revision = models.PositiveBigIntegerField(default=0)
     haproxy_pid = models.IntegerField(null=True)

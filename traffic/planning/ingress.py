@@ -25,17 +25,25 @@ class StartIngress:
 
 
 def plan_ingress(
-    status: ProviderStatus, *, known: bool, disconnected_at: datetime | None, now: datetime
+    status: ProviderStatus,
+    *,
+    known: bool,
+    disconnected_at: datetime | None,
+    started_at: datetime | None,
+    now: datetime,
 ) -> StartIngress | None:
-    """What to start of an ingress that is not connected, if anything."""
+    """What to start of an ingress that is not connected, if anything. `started_at`: by us, the last time."""
     if not known:
         return StartIngress(start_whole=True, reason="first start")
-    away_s = (now - disconnected_at).total_seconds() if disconnected_at else START_AGAIN_AFTER_S
-    if status is ProviderStatus.AGENT_DEAD and away_s >= RESTART_AFTER_S:
+    if status is ProviderStatus.AGENT_DEAD and _passed(disconnected_at, now, RESTART_AFTER_S):
         return StartIngress(start_whole=False, reason="its agent is dead, HAProxy runs; started the agent again")
-    if status is ProviderStatus.GONE and away_s >= START_AGAIN_AFTER_S:
+    if status is ProviderStatus.GONE and _passed(started_at, now, START_AGAIN_AFTER_S):
         return StartIngress(start_whole=True, reason="it is gone; started it again")
     return None
+
+
+def _passed(since: datetime | None, now: datetime, seconds: float) -> bool:
+    return since is None or (now - since).total_seconds() >= seconds
 
 
 SILENT_AFTER_S = 10.0

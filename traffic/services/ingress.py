@@ -79,12 +79,18 @@ def _ensure(ingress: Ingress, now: datetime) -> bool:
     report = IngressReport.objects.filter(ingress=ingress).first()
     provider = provider_named(ingress.region.provider)
     status = provider.describe([ingress.id])[ingress.id]
-    changed_at = report.connection_changed_at if report else None
-    action = plan_ingress(status, known=report is not None, disconnected_at=changed_at, now=now)
+    action = plan_ingress(
+        status,
+        known=report is not None,
+        disconnected_at=report.connection_changed_at if report else None,
+        started_at=report.started_at if report else None,
+        now=now,
+    )
     if action is None:
         return False
     # Written down first: a start that fails, or that a crash cuts short, is tried again after its pause like any other.
-    IngressReport.objects.update_or_create(ingress=ingress, defaults={"connected": False, "connection_changed_at": now})
+    started = {"connected": False, "connection_changed_at": now, "started_at": now}
+    IngressReport.objects.update_or_create(ingress=ingress, defaults=started)
     if action.start_whole:
         _launch(ingress, now)
     else:

@@ -70,6 +70,13 @@ def test_a_dead_agent_is_started_again_without_its_haproxy(cloud: Cloud) -> None
     assert (cloud.restarted, cloud.launched) == (["i-us-east-1"], [])
 
 
+def test_one_that_served_for_long_and_is_gone_is_started_at_once(cloud: Cloud) -> None:
+    assert ingresses_ensure(now=NOW) == ["i-us-east-1"]
+    report(connected=False, connection_changed_at=later(600), last_seen_at=later(600))
+    assert ingresses_ensure(now=later(600)) == ["i-us-east-1"]
+    assert ingresses_ensure(now=later(601)) == []
+
+
 def test_a_start_that_fails_is_tried_again_after_its_pause_and_not_in_a_storm(cloud: Cloud) -> None:
     cloud.broken = True
     for second in range(4):
