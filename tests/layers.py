@@ -1,7 +1,8 @@
 """The layers of the suite, from cheap to dear: in which order they run, on which workers, and where the time went.
 
 Over several workers, a file at a time, the pure ones first. Tests on a whole fleet have a lane, and those that start
-single vLLM engines another: within it one test follows another, on one worker, because what they start is shared.
+single vLLM engines another: within it one test follows another, on one worker, because what they start is shared. So
+have those on the cloud of tests, whose EC2 costs each process that has it 0.2 GB and two seconds.
 Scenarios wait more than they compute, so that the other workers run services and processes meanwhile; vLLM comes last,
 for it computes.
 Only whole files belong to a layer or lane, by their `pytestmark`.
@@ -20,10 +21,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 FAST = ("pure", "services")
 """What `make test FAST=1` runs: no process but PostgreSQL and Valkey."""
-LANES = ("scenario", "vllm")
-LAYERS = (*FAST, "processes", "scenario", "browser", "vllm")
+LANES = ("cloud", "scenario", "vllm")
+LAYERS = (*FAST, "cloud", "processes", "scenario", "browser", "vllm")
 """From cheap to dear: in this order in one process. Browser and vLLM tests in the lane of scenarios use their fleet."""
-RANKS = {"pure": 0, "scenario": 1, "browser": 2, "services": 3, "processes": 3, "vllm": 4}
+RANKS = {"pure": 0, "scenario": 1, "browser": 2, "services": 3, "cloud": 3, "processes": 3, "vllm": 4}
 """The order over several workers. Services and processes side by side: the one computes while the other waits."""
 
 

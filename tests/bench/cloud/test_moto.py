@@ -1,0 +1,65 @@
+"""What moto still lacks or gets wrong, a test for each call that `bench/cloud` answers in its place: where one fails,
+moto has learned the call, and the handler may go."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from bench.cloud.server import World, serve
+from bench.cloud.wire import NOT_IN_THIS_CLOUD
+from bench.cloud.world import HANDLERS
+from tests.bench.cloud.conftest import Network, ids_of, make_network, refusal
+
+pytestmark = pytest.mark.cloud
+
+
+@pytest.fixture(scope="module")
+def moto() -> Iterator[tuple[World, Network]]:
+    """moto alone."""
+    world = World(handlers={})
+    with serve(world):
+        yield world, make_network(world)
+
+
+def launches_the_least(world: World, network: Network) -> bool:
+    request = network.request(cards=1, MinCount=1, MaxCount=2, ClientToken="same")
+    first, second = (ids_of(network.ec2.run_instances(**request)) for _ in range(2))
+    return len(first) == 1 and first != second
+
+
+def pages_by_reservation(world: World, network: Network) -> bool:
+    network.launch(6)
+    return len(ids_of(network.ec2.describe_instances(MaxResults=5))) > 5
+
+
+def is_terminated_at_once(world: World, network: Network) -> bool:
+    ids = network.launch(1)
+    network.ec2.terminate_instances(InstanceIds=ids)
+    return network.states(InstanceIds=ids)[ids[0]] == "terminated"
+
+
+def ignores_pages_of_statuses(world: World, network: Network) -> bool:
+    network.launch(6)
+    return len(network.ec2.describe_instance_status(MaxResults=5)["InstanceStatuses"]) > 5
+
+
+def is_unknown(operation: str, **params: object) -> Callable[[World, Network], bool]:
+    """Of EC2."""
+    return lambda _, network: refusal(getattr(network.ec2, operation), **params) == NOT_IN_THIS_CLOUD
+
+
+STILL = {
+    ("ec2", "RunInstances"): launches_the_least,
+    ("ec2", "DescribeInstances"): pages_by_reservation,
+    ("ec2", "DescribeInstanceStatus"): ignores_pages_of_statuses,
+    ("ec2", "TerminateInstances"): is_terminated_at_once,
+    ("ec2", "DescribeInstanceTopology"): is_unknown("describe_instance_topology"),
+    ("ec2", "CreatePlacementGroup"): is_unknown("create_placement_group", GroupName="sw"),
+    ("ec2", "DescribePlacementGroups"): is_unknown("describe_placement_groups"),
+    ("ec2", "DeletePlacementGroup"): is_unknown("delete_placement_group", GroupName="sw"),
+}
+
+
+@pytest.mark.parametrize("call", sorted(HANDLERS), ids=":".join)
+def test_remove_the_handler_when_moto_has_learned_the_call(moto: tuple[World, Network], call: tuple[str, str]) -> None:
+    assert STILL[call](*moto)
