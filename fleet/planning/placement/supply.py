@@ -132,38 +132,39 @@ def _take_free(
     count = min(free - ordered, settings.launches_per_pass)
     if count <= 0:
         return ()
-    return _launch_singly(pool, count, f"{free} machines of its pool are free", stock, need.missing, stock.nodes)
+    return _launch_singly(pool, count, f"{free} machines of its pool are free", stock, need.missing)
 
 
 def _launch(pool: PoolKey, count: int, reason: str, stock: Stock, need: Need, most: int) -> Iterator[Decision]:
-    """First the machines of whole cells, as far as so many are lacking, then single ones: about `most`, so that no cell
-    is split, and one cell that is larger is not left out."""
+    """Those of whole cells together, as far as so many are lacking, the others singly and first: growth keeps no repair
+    waiting. At most `most`, unless one cell alone is larger."""
     missing, units = Counter(need.missing), Counter[int]()
-    left, there = most, stock.nodes
+    repairs = max(0, missing.total() - sum(cell.short for cell in need.whole) - len(stock.coming))
     for cell in need.whole:
-        if cell.size <= count:
+        if cell.size <= count - repairs:
             units[cell.size] += 1
             count -= cell.size
             missing[cell.near] -= cell.short
+    singly = min(count, most)
+    yield from _launch_singly(pool, singly, reason, stock, missing)
+    left, there = most - singly, stock.nodes + singly
     for size, wanted in sorted(units.items()):
         number = min(wanted, max(left // size, left == most))
         if number > 0:
             yield LaunchNodes(*pool, size * number, f"{reason}; {size} together for a cell", there, unit=size)
         left, there = left - size * number, there + size * number
-    yield from _launch_singly(pool, min(count, left), reason, stock, missing, there)
 
 
 def _launch_singly(
-    pool: PoolKey, count: int, reason: str, stock: Stock, missing: Mapping[Path, int], there: int
+    pool: PoolKey, count: int, reason: str, stock: Stock, missing: Mapping[Path, int]
 ) -> Iterator[Decision]:
     """What waits for a node gets one near it, and then whatever else is lacking, anywhere."""
-    if count <= 0:
-        return
     requested: Counter[Path] = Counter()
     for near, wanted in missing.items():
         coming = sum(node.topology[: len(near)] == near for node in stock.coming)
         requested[near] += max(0, min(wanted - coming, count - requested.total()))
     requested[()] += count - requested.total()
+    there = stock.nodes
     for near, number in sorted(requested.items()):
         if number:
             yield LaunchNodes(*pool, number, reason, there, near)

@@ -19,8 +19,8 @@ def at(name: str, *topology: str, **changes: Any) -> NodeView:
     return node(name, topology=topology, **changes)
 
 
-def tight(*parts: NodeView | CellView, within: int = 2) -> FleetView:
-    view = fleet(*parts)
+def tight(*parts: NodeView | CellView, within: int = 2, wanted: int = 1) -> FleetView:
+    view = fleet(*parts, wanted=wanted)
     return replace(view, deployments={"llama": replace(view.deployments["llama"], within=within)})
 
 
@@ -77,7 +77,7 @@ def test_a_suspect_spare_is_not_replaced_by_a_warm_one_but_by_one_that_a_cell_ne
 
 
 def test_the_machines_of_a_whole_cell_are_launched_together_and_the_warm_one_alone() -> None:
-    assert bought(fleet(*pending(2), wanted=2, warm=1)) == [(4, 2), (1, 1)]
+    assert bought(fleet(*pending(2), wanted=2, warm=1)) == [(1, 1), (4, 2)]
 
 
 def test_a_cell_that_a_spare_is_held_for_gets_a_unit_if_as_many_are_lacking_and_single_ones_if_not() -> None:
@@ -88,6 +88,29 @@ def test_a_cell_that_a_spare_is_held_for_gets_a_unit_if_as_many_are_lacking_and_
 def test_a_bound_of_a_pass_splits_no_cell_and_leaves_no_large_one_out() -> None:
     assert bought(fleet(*pending(2), wanted=2, nodes_per_cell=5)) == [(5, 5)]
     assert bought(fleet(*pending(2), wanted=2, nodes_per_cell=12)) == [(12, 12)]
+
+
+def test_growth_keeps_no_repair_waiting() -> None:
+    broken = cell("b", "x", "y", state=CellState.LOST)
+    parts: list[NodeView | CellView] = [
+        member("x", "b", topology=("s", "r7")),
+        member("y", "b", state=NodeState.LOST),
+        broken,
+    ]
+    view = fleet(*parts, *pending(9), wanted=10)
+    assert launches(view)[0] == (("s", "r7"), 1)
+    assert bought(view) == [(1, 1), (6, 2)]
+
+
+def test_what_a_repair_lacks_nearby_is_no_part_of_a_unit() -> None:
+    broken = cell("b", "x", "y", state=CellState.LOST)
+    parts: list[NodeView | CellView] = [
+        member("x", "b", topology=("s", "r7")),
+        member("y", "b", state=NodeState.LOST),
+        broken,
+    ]
+    view = tight(*parts, at("a", "s", "r1"), PENDING, wanted=2)
+    assert launches(view) == [(("s", "r1"), 1), (("s", "r7"), 1)]
 
 
 @given(st.integers(1, 3), st.integers(1, 10), st.integers(0, 6), st.integers(0, 6), st.integers(0, 3))
