@@ -20,7 +20,7 @@ from engine_agent.protocol.releases import RELEASE_FILE
 from engine_agent.protocol.states import AgentKind
 from fleet.planning.placement.distance import shared_prefix
 from fleet.planning.snapshot import ProviderStatus
-from fleet.providers.base import LaunchSpec, Machine, ProviderError
+from fleet.providers.base import LaunchSpec, Machine, NoCapacity, ProviderError
 from fleet.providers.local.processes import code_of
 from fleet.providers.local.provider import Boot, LocalProvider, place
 from fleet.services.agent_archive import release_folder, source_keep
@@ -218,6 +218,19 @@ def test_machines_that_are_launched_together_stand_as_near_to_the_first_as_there
     places = [machine.topology for machine in provider.launch(unit)]
     assert places == [place("us-east-1", 3), place("us-east-1", 8), place("us-east-1", 8)], "4 is in another hall"
     assert [launch(provider, spec.id).topology for spec in unit] == places, "said again, each stays where it is"
+
+
+def test_a_unit_for_which_there_are_too_few_ports_waits_and_is_completed_by_the_next_call(
+    provider: LocalProvider, booted: list[list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = LaunchSpec("n-a", AgentKind.NODE, "us-east-1", "token", instance_type="local.cpu")
+    unit = [spec, replace(spec, id="n-b")]
+    with monkeypatch.context() as small:
+        small.setattr("fleet.providers.local.provider.MAX_BLOCKS", 1)
+        with pytest.raises(NoCapacity, match=r"no free block of 20 ports from .*; set SWITCHYARD_NODE_PORTS"):
+            provider.launch(unit)
+    first, second = provider.launch(unit)
+    assert (first.port_base, second.port_base) == (FIRST_PORT, FIRST_PORT + PORTS_PER_NODE)
 
 
 def test_neighbours_share_a_network_node() -> None:
