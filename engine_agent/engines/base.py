@@ -39,6 +39,8 @@ class EngineContext:
     port_base: int
     repo_root: Path
     engine_pythons: Mapping[str, Path]
+    cache: Path
+    """Of what comes from S3, for all nodes of the machine."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +115,12 @@ def member_environment(assignment: Assignment, context: EngineContext) -> dict[s
 
 def member_health_url(assignment: Assignment, context: EngineContext) -> str:
     """`/health` of the leader's API; a follower has no API and answers on its administration port."""
-    port = ENGINE if assignment.role is MemberRole.LEADER else ENGINE_ADMIN
-    return f"http://{LOOPBACK}:{context.port_base + port}/health"
+    return f"http://{LOOPBACK}:{member_health_port(assignment, context)}/health"
+
+
+def member_health_port(assignment: Assignment, context: EngineContext) -> int:
+    """The port on loopback where a member is asked for its health."""
+    return context.port_base + (ENGINE if assignment.role is MemberRole.LEADER else ENGINE_ADMIN)
 
 
 def follower_count(assignment: Assignment) -> int:

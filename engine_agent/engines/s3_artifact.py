@@ -1,21 +1,33 @@
-"""Brings an artifact from S3 to a folder of this node, whole or not at all.
+"""Brings an artifact from S3 into the entry of a cache, whole or not at all.
 
-Under the prefix lie `manifest.json` and the files that it lists. They are gathered in a folder beside the final one,
-which is renamed to it at the end, so a folder that exists is complete. A broken download goes on where it stopped.
-What a file's digest does not prove is never kept.
+Under the prefix lie `manifest.json` and the files that it lists. They are gathered beside the final folder, which
+appears by one renaming at the end, so a folder that exists is complete. A broken download goes on where it stopped, of
+the same object or not at all (`If-Match`). What a file's digest does not prove is never kept.
 """
 
+import errno
+import hashlib
+import os
 import shutil
+import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
-from engine_agent.engines.artifact import file_sha256, read_manifest
-from engine_agent.engines.exclusive import exclusively
-from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, Manifest, lies_outside
+from engine_agent.engines.artifact import file_sha256
+from engine_agent.engines.artifact_cache import CannotFetch, Entry
+from engine_agent.protocol.manifest import (
+    MANIFEST_NAME,
+    MOST_FILES,
+    MOST_MANIFEST_BYTES,
+    BadArtifact,
+    Manifest,
+    parse_manifest,
+    wrong_list,
+)
 from engine_agent.protocol.messages import Artifact
 
 STREAMS = 8
@@ -24,14 +36,40 @@ CHUNK_BYTES = 8 * 1024 * 1024
 CONNECT_TIMEOUT_S = 10
 READ_TIMEOUT_S = 60
 ATTEMPTS = 5
-FREE_RESERVE_BYTES = 1024**3
-"""What a download leaves free for logs and journals."""
+"""Of one request, and of a file in a row without a further byte."""
+FIRST_PAUSE_S = 0.5
+"""Before a broken stream is asked for again; each further pause is twice as long."""
 
 Say = Callable[[str], None]
 
 
-class CannotFetch(Exception):
-    """The artifact did not come; the text names the object or folder, what is wrong and what would help."""
+class Arrived:
+    """How much of an artifact has come, told from several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._bytes = 0
+        self.total = 0
+
+    def add(self, count: int) -> None:
+        """Further bytes; below 0, of a beginning that is thrown away."""
+        with self._lock:
+            self._bytes += count
+
+    def words(self) -> str:
+        """`fetching 3.1 of 12 GB`."""
+        return fetching_words(self._bytes, self.total)
+
+
+def fetching_words(arrived: int, total: int) -> str:
+    """`fetching 3.1 of 12 GB`; without figures while the total, in bytes, is not known."""
+    if not total:
+        return "fetching the artifact"
+    unit, length = next(
+        ((unit, length) for unit, length in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)) if total >= length), ("B", 1)
+    )
+    here, all_of_it = (f"{count / length:.1f}".removesuffix(".0") for count in (max(0, arrived), total))
+    return f"fetching {here} of {all_of_it} {unit}"
 
 
 @dataclass(frozen=True)
@@ -46,59 +84,54 @@ class _Place:
         return f"s3://{self.bucket}/{self.key(path)}"
 
 
-def cached_folder(artifact: Artifact, cache: Path) -> Path:
-    """Where an artifact from S3 lies in a cache: `<last part of its prefix>-<first 12 digits of its digest>`."""
-    name = urlsplit(artifact.uri).path.rstrip("/").rpartition("/")[2] or urlsplit(artifact.uri).netloc
-    return cache / f"{name}-{artifact.digest.removeprefix('sha256:')[:12]}"
+@dataclass(frozen=True)
+class _Object:
+    """A file as the bucket lists it; `tag` (ETag) changes with its content."""
+
+    size: int
+    tag: str
 
 
-def fetch_artifact(artifact: Artifact, cache: Path, say: Say) -> Path:
-    """The folder of the artifact in `cache`, downloaded unless it is there. One process at a time does it.
-
-    Each file is checked as it comes; whoever loads the artifact checks the folder as it is then.
+def download(artifact: Artifact, entry: Entry, room: Callable[[int], None], arrived: Arrived, say: Say) -> None:
+    """Complete the entry. `room` is called with all its bytes before any is written; the caller lets no other process
+    do this meanwhile.
 
     Raises:
         CannotFetch: it is not there, is another one than `artifact.digest` says, is not to be read with this node's
-            credentials, or the disk is too small.
+            credentials, changed meanwhile, does not come, or the disk is too small.
     """
-    folder = cached_folder(artifact, cache)
-    cache.mkdir(parents=True, exist_ok=True)
-    lock = folder.with_name(folder.name + ".lock")
-    with exclusively(lock, lambda: say(f"another process downloads {artifact.uri}; waiting for it")):
-        if not folder.exists():
-            _download(artifact, folder, say)
-    return folder
+    from botocore.exceptions import BotoCoreError, ClientError, NoCredentialsError
 
-
-def _download(artifact: Artifact, folder: Path, say: Say) -> None:
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    place, client = _place(artifact.uri), _client()
-    unfinished = folder.with_name(folder.name + ".partial")
-    unfinished.mkdir(exist_ok=True)
+    place = _place(artifact.uri)
+    kept = "what came so far is kept for next time"
     try:
-        manifest = _manifest(client, place, unfinished, artifact)
-        sizes = _sizes(client, place)
-        missing = [path for path in manifest.files if path not in sizes]
-        if missing:
-            raise CannotFetch(f"{place.uri(missing[0])} is missing, one of {len(missing)} files of its manifest")
-        _check_room(unfinished, manifest, sizes)
-        say(f"downloading {artifact.uri}: {len(manifest.files)} files, {sum(map(sizes.__getitem__, manifest.files))} B")
-        with ThreadPoolExecutor(STREAMS) as pool:
-            for path in pool.map(lambda path: _file(client, place, unfinished, path, manifest), manifest.files):
-                say(f"downloaded {path}")
+        client = _client()
+        text, manifest = _manifest(client, place, artifact)
+        objects = _objects(client, place, manifest)
+        arrived.total = sum(found.size for found in objects.values())
+        for folder in (entry.partial, entry.partial / "files", entry.partial / "parts"):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        room(arrived.total)
+        say(f"downloading {artifact.uri}: {len(objects)} files, {arrived.total} B")
+        _Download(client, place, entry.partial, manifest, objects, arrived, say).run()
+        _put_in_place(entry, manifest, text)
     except ClientError as error:
         raise CannotFetch(_explained(error, artifact.uri)) from error
-    except (BotoCoreError, OSError) as error:
-        raise CannotFetch(f"{artifact.uri} did not arrive: {error}; what came so far is kept for next time") from error
-    unfinished.rename(folder)
+    except NoCredentialsError as error:
+        raise CannotFetch(f"{artifact.uri}: this node has no AWS credentials; give its instance a role") from error
+    except BotoCoreError as error:
+        raise CannotFetch(f"{artifact.uri} did not arrive: {error}; {kept}") from error
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise CannotFetch(f"{artifact.uri} did not arrive: the disk of {entry.cache} is full; {kept}") from error
+        raise CannotFetch(f"{artifact.uri} cannot be kept in {entry.cache}: {error}; {kept}") from error
 
 
 def _place(uri: str) -> _Place:
     parts = urlsplit(uri)
     if parts.scheme != "s3" or not parts.netloc:
         raise CannotFetch(f"{uri} is no place in S3; it must be s3://bucket/prefix")
-    return _Place(parts.netloc, parts.path.strip("/"))
+    return _Place(parts.netloc, unquote(parts.path).strip("/"))
 
 
 def _client() -> Any:
@@ -110,83 +143,230 @@ def _client() -> Any:
         read_timeout=READ_TIMEOUT_S,
         max_pool_connections=STREAMS,
         retries={"max_attempts": ATTEMPTS, "mode": "standard"},
+        response_checksum_validation="when_required",  # each file has its SHA-256
     )
     return boto3.client("s3", config=config)
 
 
-def _manifest(client: Any, place: _Place, unfinished: Path, artifact: Artifact) -> Manifest:
-    body = client.get_object(Bucket=place.bucket, Key=place.key(MANIFEST_NAME))["Body"].read()
-    (unfinished / MANIFEST_NAME).write_bytes(body)
+def _manifest(client: Any, place: _Place, artifact: Artifact) -> tuple[bytes, Manifest]:
+    answer = client.get_object(Bucket=place.bucket, Key=place.key(MANIFEST_NAME))
+    with answer["Body"] as body:
+        if answer["ContentLength"] > MOST_MANIFEST_BYTES:
+            raise CannotFetch(
+                f"{place.uri(MANIFEST_NAME)} has {answer['ContentLength']} bytes; at most {MOST_MANIFEST_BYTES} may be"
+            )
+        text: bytes = body.read(MOST_MANIFEST_BYTES)
     try:
-        manifest = read_manifest(unfinished)
+        manifest = parse_manifest(text, place.uri(MANIFEST_NAME))
     except BadArtifact as error:
-        raise CannotFetch(f"{place.uri(MANIFEST_NAME)} is no manifest: {error}") from error
+        raise CannotFetch(str(error)) from error
     if manifest.digest != artifact.digest:
         raise CannotFetch(f"{artifact.uri} holds {manifest.digest}, but {artifact.digest} was asked for")
-    for path in manifest.files:
-        if lies_outside(path):
-            raise CannotFetch(f"{place.uri(MANIFEST_NAME)} lists {path!r}, which lies outside of the artifact")
-    return manifest
+    if wrong := wrong_list(manifest, MOST_FILES):
+        raise CannotFetch(f"{place.uri(MANIFEST_NAME)} {wrong}")
+    return text, manifest
 
 
-def _sizes(client: Any, place: _Place) -> dict[str, int]:
-    start = place.key("")
-    pages = client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=start)
-    return {item["Key"][len(start) :]: item["Size"] for page in pages for item in page.get("Contents", [])}
+def _objects(client: Any, place: _Place, manifest: Manifest) -> dict[str, _Object]:
+    """The files of the manifest as the bucket has them now."""
+    start, objects, listed = place.key(""), dict[str, _Object](), 0
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=start):
+        for item in page.get("Contents", ()):
+            listed += 1
+            if (path := item["Key"][len(start) :]) in manifest.files:
+                objects[path] = _Object(item["Size"], item["ETag"])
+        if listed > 2 * MOST_FILES:
+            raise CannotFetch(
+                f"{place.uri('')} holds more than {2 * MOST_FILES} objects; give the artifact its own prefix"
+            )
+    if missing := sorted(manifest.files.keys() - objects.keys()):
+        raise CannotFetch(f"{place.uri(missing[0])} is missing, one of {len(missing)} files of its manifest")
+    return objects
 
 
-def _check_room(unfinished: Path, manifest: Manifest, sizes: Mapping[str, int]) -> None:
-    have = sum(file.stat().st_size for file in unfinished.rglob("*") if file.is_file())
-    needed = sum(sizes[path] for path in manifest.files) - have + FREE_RESERVE_BYTES
-    free = shutil.disk_usage(unfinished).free
-    if free < needed:
+class _Download:
+    """Brings the files of a manifest into a folder, several at once; the first one that cannot be had ends it."""
+
+    def __init__(
+        self,
+        client: Any,
+        place: _Place,
+        partial: Path,
+        manifest: Manifest,
+        objects: Mapping[str, _Object],
+        arrived: Arrived,
+        say: Say,
+    ) -> None:
+        self._client, self._place, self._partial, self._manifest = client, place, partial, manifest
+        self._objects, self._arrived, self._say = objects, arrived, say
+        self._given_up = threading.Event()
+
+    def run(self) -> None:
+        """Return once all files are there; the largest begin first."""
+        order = sorted(enumerate(sorted(self._objects)), key=lambda item: -self._objects[item[1]].size)
+        with ThreadPoolExecutor(STREAMS) as pool:
+            coming: list[Future[None]] = [pool.submit(self._file, number, path) for number, path in order]
+            try:
+                done, _ = wait(coming, return_when=FIRST_EXCEPTION)
+                for one in done:
+                    one.result()
+            finally:
+                self._given_up.set()
+                pool.shutdown(cancel_futures=True)
+
+    def _file(self, number: int, path: str) -> None:
+        """Bring one file, from where an earlier attempt stopped; a beginning that was wrong costs one more attempt."""
+        target, wanted = self._partial / "files" / path, self._manifest.files[path]
+        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if target.exists() and file_sha256(target) == wanted:
+            self._arrived.add(target.stat().st_size)
+            return
+        beginning = _Beginning(self._partial / "parts" / str(number), self._objects[path], self._arrived)
+        while True:
+            resumed = beginning.resume()
+            self._bring_rest(path, beginning)
+            if self._given_up.is_set():
+                return
+            digest = beginning.finish()
+            if digest == wanted:
+                beginning.file.replace(target)
+                self._say(f"downloaded {path}")
+                return
+            beginning.discard()
+            if not resumed:
+                break
         raise CannotFetch(
-            f"{unfinished.parent} has {free / 1e9:.1f} GB free and the artifact needs {needed / 1e9:.1f} GB more with "
-            f"reserve: make room, or remove artifacts there that no model version names"
+            f"{self._place.uri(path)} has sha256 {digest}, {MANIFEST_NAME} says {wanted}: upload the artifact again"
         )
 
+    def _bring_rest(self, path: str, beginning: "_Beginning") -> None:
+        """Ask again, from where it broke off, as long as that brings anything.
 
-def _file(client: Any, place: _Place, unfinished: Path, path: str, manifest: Manifest) -> str:
-    """Bring one file, from where an earlier attempt stopped; a stale beginning costs one more attempt."""
-    target = unfinished / path
-    target.parent.mkdir(parents=True, exist_ok=True)
-    beginning = target.with_name(target.name + ".part")
-    if target.exists() and file_sha256(target) == manifest.files[path]:
-        return path
-    resumed, digest = beginning.exists(), ""
-    for _ in range(2 if resumed else 1):
-        _append(client, place, path, beginning)
-        digest = file_sha256(beginning)
-        if digest == manifest.files[path]:
-            beginning.replace(target)
-            return path
-        beginning.unlink()
-    raise CannotFetch(
-        f"{place.uri(path)} has sha256 {digest}, {MANIFEST_NAME} says {manifest.files[path]}: upload the artifact again"
-    )
+        Raises:
+            CannotFetch: nothing more comes.
+        """
+        from botocore.exceptions import BotoCoreError
+
+        failures = 0
+        while beginning.size < beginning.whole.size and not self._given_up.is_set():
+            before, trouble = beginning.size, "the answer ended early"
+            try:
+                self._append(path, beginning)
+            except BotoCoreError as error:
+                trouble = str(error)
+            if beginning.size >= beginning.whole.size or self._given_up.is_set():
+                return
+            failures = 1 if beginning.size > before else failures + 1
+            where = f"{self._place.uri(path)} broke off at {beginning.size} of {beginning.whole.size} B"
+            if failures >= ATTEMPTS:
+                raise CannotFetch(f"{where}: {trouble}; what came so far is kept for next time")
+            self._say(f"{where} ({trouble}); going on")
+            self._given_up.wait(FIRST_PAUSE_S * 2 ** (failures - 1))
+
+    def _append(self, path: str, beginning: "_Beginning") -> None:
+        from botocore.exceptions import ClientError
+
+        request = {"Range": f"bytes={beginning.size}-"} if beginning.size else {}
+        key, tag = self._place.key(path), beginning.whole.tag
+        try:
+            body = self._client.get_object(Bucket=self._place.bucket, Key=key, IfMatch=tag, **request)["Body"]
+        except ClientError as error:
+            if error.response["Error"]["Code"] not in ("PreconditionFailed", "412"):
+                raise
+            beginning.discard()
+            raise CannotFetch(
+                f"{self._place.uri(path)} changed while it came: an artifact never changes, upload another beside it"
+            ) from error
+        with body:
+            for chunk in body.iter_chunks(CHUNK_BYTES):
+                beginning.write(chunk)
+                if self._given_up.is_set():
+                    return
 
 
-def _append(client: Any, place: _Place, path: str, beginning: Path) -> None:
-    from botocore.exceptions import ClientError
+class _Beginning:
+    """What has come of one file, with its digest so far, and of which object it is."""
 
-    have = beginning.stat().st_size if beginning.exists() else 0
-    request = {"Range": f"bytes={have}-"} if have else {}
-    try:
-        body = client.get_object(Bucket=place.bucket, Key=place.key(path), **request)["Body"]
-    except ClientError as error:
-        if error.response["Error"]["Code"] != "InvalidRange":  # nothing is left to bring, or the object is shorter
-            raise
-        return
-    with beginning.open("ab") as file:
-        for chunk in body.iter_chunks(CHUNK_BYTES):
+    def __init__(self, file: Path, whole: _Object, arrived: Arrived) -> None:
+        self.file, self.whole, self._arrived = file, whole, arrived
+        self._tag_file = file.with_name(f"{file.name}.etag")
+        self._digest = hashlib.sha256()
+        self.size = 0
+
+    def resume(self) -> bool:
+        """Begin, or go on with what is there if it is of the same object; says which."""
+        self._digest, self.size = hashlib.sha256(), 0
+        same = self._tag_file.exists() and self._tag_file.read_text() == self.whole.tag
+        if not same or not self.file.exists() or self.file.stat().st_size > self.whole.size:
+            self.file.unlink(missing_ok=True)
+            self.file.touch(mode=0o600)
+            self._tag_file.write_text(self.whole.tag)
+            return False
+        with self.file.open("rb") as file:
+            while chunk := file.read(CHUNK_BYTES):
+                self._digest.update(chunk)
+                self.size += len(chunk)
+        self._arrived.add(self.size)
+        return self.size > 0
+
+    def write(self, chunk: bytes) -> None:
+        """Append.
+
+        Raises:
+            CannotFetch: more comes than the object had.
+            OSError: the disk refused.
+        """
+        if self.size + len(chunk) > self.whole.size:
+            raise CannotFetch(f"more than the {self.whole.size} bytes that it has came for {self.file.name}")
+        with self.file.open("ab") as file:
             file.write(chunk)
+        self._digest.update(chunk)
+        self.size += len(chunk)
+        self._arrived.add(len(chunk))
+
+    def finish(self) -> str:
+        """The file's digest, in hexadecimal, once the disk has it."""
+        with self.file.open("rb") as file:
+            os.fsync(file.fileno())
+        return self._digest.hexdigest()
+
+    def discard(self) -> None:
+        """Forget it, so that the next attempt begins anew."""
+        self._arrived.add(-self.size)
+        self.file.unlink(missing_ok=True)
+        self._tag_file.unlink(missing_ok=True)
+        self.size = 0
+
+
+def _put_in_place(entry: Entry, manifest: Manifest, text: bytes) -> None:
+    """Let the gathered files be the artifact: all of them, and nothing else that a damaged one may have held."""
+    files = entry.partial / "files"
+    for path in files.rglob("*"):
+        if not path.is_dir() and path.relative_to(files).as_posix() not in manifest.files:
+            path.unlink()
+    with (files / MANIFEST_NAME).open("wb") as file:
+        file.write(text)
+        os.fsync(file.fileno())
+    if entry.folder.is_dir():
+        shutil.rmtree(entry.folder)
+    files.rename(entry.folder)
+    shutil.rmtree(entry.partial, ignore_errors=True)
 
 
 def _explained(error: Any, uri: str) -> str:
     code = str(error.response["Error"]["Code"])
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    elsewhere = f"the bucket of {uri} is in {headers.get('x-amz-bucket-region', 'another region')}: set AWS_REGION"
     reasons = {
-        "NoSuchKey": f"{uri} has no {MANIFEST_NAME}: write it with engine_agent.engines.artifact and upload it last",
+        "NoSuchKey": f"{uri} has no {MANIFEST_NAME}: write it with engine_agent.engines.artifact and upload it last"
+        if str(error.response["Error"].get("Key", MANIFEST_NAME)).endswith(MANIFEST_NAME)
+        else f"{error.response['Error']['Key']} is gone from {uri}: an artifact never changes",
         "NoSuchBucket": f"the bucket of {uri} does not exist",
         "AccessDenied": f"this node may not read {uri}: its role needs s3:GetObject and s3:ListBucket there",
+        "PermanentRedirect": elsewhere,
+        "AuthorizationHeaderMalformed": elsewhere,
+        "ExpiredToken": f"this node's AWS credentials have run out, which {uri} needs: look at its instance's role",
+        "InvalidAccessKeyId": f"S3 does not know this node's AWS credentials, which {uri} needs",
+        "RequestTimeTooSkewed": f"S3 refused {uri} because this node's clock is wrong: set it",
     }
     return reasons.get(code, f"S3 refused {uri}: {error}")

@@ -14,6 +14,11 @@ from engine_agent.protocol.strict_json import strict_loads
 
 MANIFEST_NAME = "manifest.json"
 DIGEST_PREFIX = "sha256:"
+LONGEST_NAME_BYTES, LONGEST_PATH = 255, 1024
+"""Of a file's name on Linux, and of a key in S3."""
+MOST_MANIFEST_BYTES = 8 * 1024 * 1024
+MOST_FILES = 10_000
+"""Checkpoints of 405 billion parameters come in some 200 files."""
 
 
 class BadArtifact(Exception):
@@ -57,9 +62,43 @@ def parse_manifest(text: str | bytes, where: str) -> Manifest:
     return manifest
 
 
-def lies_outside(path: str) -> bool:
-    """Whether a path of a manifest leads out of the artifact: an absolute one, or one that climbs."""
-    return not path or path.startswith("/") or "\\" in path or ".." in path.split("/")
+def wrong_path(path: str) -> str:
+    """What is wrong with the path of a file in a manifest, empty if nothing: each file has one name, in the folder."""
+    parts = path.split("/")
+    if path.startswith("/") or "\\" in path or ".." in parts:
+        return "which lies outside of the artifact"
+    if "" in parts or "." in parts:
+        return "which is no plain path: names separated by one slash each"
+    if not path.isprintable():
+        return "which has letters that cannot be printed"
+    if any(len(part.encode(errors="surrogatepass")) > LONGEST_NAME_BYTES for part in parts) or len(path) > LONGEST_PATH:
+        return f"which is too long: {LONGEST_PATH} letters, {LONGEST_NAME_BYTES} bytes for each name"
+    return "which is the manifest itself" if path == MANIFEST_NAME else ""
+
+
+def wrong_list(manifest: Manifest, most_files: int) -> str:
+    """The first thing wrong with the files that a manifest lists, empty if nothing: their number, a path, a digest, or
+    a file that another one's path has as a folder."""
+    if not manifest.files:
+        return "lists no file"
+    if len(manifest.files) > most_files:
+        return f"lists {len(manifest.files)} files; at most {most_files} may be"
+    for path, digest in manifest.files.items():
+        if wrong := wrong_path(path):
+            return f"lists {path[:200]!r}, {wrong}"
+        if not is_sha256(digest):
+            return f"lists {path!r} with {digest[:80]!r}; it must be a SHA-256, 64 hexadecimal digits"
+        above = path.rpartition("/")[0]
+        while above and above not in manifest.files:
+            above = above.rpartition("/")[0]
+        if above:
+            return f"lists {above!r} as a file and as the folder of {path!r}"
+    return ""
+
+
+def is_sha256(text: str) -> bool:
+    """Whether a text is a SHA-256 as manifests have it: 64 hexadecimal digits in small letters."""
+    return len(text) == 64 and not set(text) - set("0123456789abcdef")
 
 
 def _text_map(value: Any) -> dict[str, str]:

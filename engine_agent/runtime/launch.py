@@ -25,20 +25,22 @@ PRIORITY_SCHEDULING = ("--scheduling-policy", "priority")
 
 @dataclass(frozen=True, slots=True)
 class NodePlace:
-    """Where a node is: its folder, its address and ports, and where engines are installed, if they are."""
+    """Where a node is: its folder, its address and ports, the machine's cache of artifacts, and where engines are
+    installed, if they are."""
 
     node_id: str
     home: Path
     host: str
     port_base: int
     repo_root: Path
+    cache: Path
     engine_pythons: Callable[[], Mapping[str, Path]]
     has_links: bool = True
     """Ingresses reach its cells over TLS."""
 
     def context(self) -> EngineContext:
         """The place as engine adapters know it, without the engines: who looks at a running one needs its address."""
-        return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, {})
+        return EngineContext(self.node_id, self.home, self.host, self.port_base, self.repo_root, {}, self.cache)
 
     def launch_context(self) -> EngineContext:
         """The same with the engines that are installed now, which takes reading files."""

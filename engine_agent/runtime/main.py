@@ -25,6 +25,9 @@ from engine_agent.runtime.order_trace import SERVICE
 from engine_agent.telemetry.fingerprint import AGENT_ROOT, StackFingerprint, agent_version
 from engine_agent.telemetry.host import read_inventory
 
+FETCHED = "fetched"
+"""Of the cache: what came from S3. Beside `engines` and `artifacts`, which nothing removes by itself."""
+
 
 def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
     """Run the agent that `argv` describes until SIGTERM or SIGINT; return the exit status."""
@@ -44,11 +47,18 @@ def run(argv: list[str], limits: ConvergeLimits = LIMITS) -> int:
 
 async def _run_until_signalled(options: argparse.Namespace, home: Path, limits: ConvergeLimits) -> None:
     boot_id, version = uuid.uuid4().hex, agent_version()  # read once: what runs is what was there at the start
-    cache = Path(os.environ.get("SWITCHYARD_CACHE") or AGENT_ROOT / ".cache")
+    cache = _cache()
     pythons = partial(engine_pythons, cache)  # called each time: an engine may be installed under a running agent
     stack = StackFingerprint(home, pythons)
     place = NodePlace(
-        options.node_id, home, options.host, options.port_base, AGENT_ROOT, pythons, not links_are_plain(os.environ)
+        options.node_id,
+        home,
+        options.host,
+        options.port_base,
+        AGENT_ROOT,
+        cache / FETCHED,
+        pythons,
+        not links_are_plain(os.environ),
     )
     enrolment = Enrolment(
         options.server, AgentKind.NODE, options.node_id, home, os.environ.get("SWITCHYARD_JOIN_TOKEN") or None
@@ -72,6 +82,10 @@ async def _run_until_signalled(options: argparse.Namespace, home: Path, limits: 
         asyncio.get_running_loop().add_signal_handler(number, running.cancel)
     with contextlib.suppress(asyncio.CancelledError):
         await running
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("SWITCHYARD_CACHE") or AGENT_ROOT / ".cache").absolute()
 
 
 def _arguments(argv: list[str]) -> argparse.Namespace:

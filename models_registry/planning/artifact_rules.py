@@ -5,7 +5,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
-from engine_agent.protocol.manifest import MANIFEST_NAME, BadArtifact, Manifest, lies_outside
+from engine_agent.protocol.manifest import (
+    MANIFEST_NAME,
+    MOST_FILES,
+    MOST_MANIFEST_BYTES,
+    BadArtifact,
+    Manifest,
+    wrong_list,
+)
 
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 """https://docs.aws.amazon.com/AmazonS3/latest/userguide/bucketnamingrules.html"""
@@ -17,9 +24,8 @@ _RULE = "it must be file:///absolute/path or s3://bucket/prefix"
 class ArtifactLimits:
     """What a validation puts up with. Bytes and seconds as the names say."""
 
-    manifest_bytes: int = 8 * 1024 * 1024
-    files: int = 10_000
-    """Checkpoints of 405 billion parameters come in some 200 files."""
+    manifest_bytes: int = MOST_MANIFEST_BYTES
+    files: int = MOST_FILES
     artifact_bytes: int = 4 * 1024**4
     validation_s: float = 4 * 3600.0
     file_s: float = 480.0
@@ -93,17 +99,12 @@ def check_manifest(place: Place, manifest: Manifest, expected_digest: str, limit
     """Check what a manifest says before anything that it lists is looked at. No expected digest: any will do.
 
     Raises:
-        BadArtifact: it is another artifact than the expected one, lists too many files, or one that lies outside.
+        BadArtifact: it is another artifact than the expected one, or lists too many files, or one that may not be.
     """
     if expected_digest and manifest.digest != expected_digest:
         raise BadArtifact(f"{place} holds {manifest.digest}, but the version says {expected_digest}")
-    if not manifest.files:
-        raise BadArtifact(f"{place}/{MANIFEST_NAME} lists no file")
-    if len(manifest.files) > limits.files:
-        raise BadArtifact(f"{place}/{MANIFEST_NAME} lists {len(manifest.files)} files; at most {limits.files} may be")
-    for path in manifest.files:
-        if lies_outside(path):
-            raise BadArtifact(f"{place}/{MANIFEST_NAME} lists {path!r}, which lies outside of the artifact")
+    if wrong := wrong_list(manifest, limits.files):
+        raise BadArtifact(f"{place}/{MANIFEST_NAME} {wrong}")
 
 
 def check_sizes(place: Place, manifest: Manifest, sizes: Mapping[str, int], limits: ArtifactLimits) -> None:

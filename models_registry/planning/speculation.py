@@ -86,7 +86,7 @@ def read_speculation(reference: str, engine: str, stated: Mapping[str, Any]) -> 
     elif method is Method.MEDUSA:
         read = _medusa(fields)
     else:
-        read = Draft(method, fields.whole("tokens"), _draft_artifact(fields, engine))
+        read = Draft(method, fields.whole("tokens"), _draft_artifact(fields))
     fields.finish()
     return read
 
@@ -108,12 +108,10 @@ def _medusa(fields: FieldReader) -> Medusa:
         raise fields.wrong_because("tree", str(error)) from None
 
 
-def _draft_artifact(fields: FieldReader, engine: str) -> Artifact:
+def _draft_artifact(fields: FieldReader) -> Artifact:
     uri, digest = fields.text("draft_uri"), fields.text("draft_digest")
     if not uri.startswith(("file:///", "s3://")):
         raise fields.wrong("draft_uri", "it must be file:///absolute/path or s3://bucket/prefix")
-    if engine == "vllm" and not uri.startswith("file:///"):
-        raise fields.wrong("draft_uri", "engine vllm loads file:///absolute/path alone")
     if not digest.startswith("sha256:"):
         raise fields.wrong("draft_digest", "it must be sha256:<hex>, the digest of the draft's manifest")
     return Artifact(uri, digest)

@@ -1,6 +1,5 @@
-"""vLLM on Neuron as the agent sees it: a command line that fetches weights and becomes vLLM. It starts nothing."""
+"""vLLM on Neuron as the agent sees it: a command line, after what fetches weights from S3. It starts nothing."""
 
-import sys
 from pathlib import Path
 
 from engine_agent.engines.base import (
@@ -11,7 +10,8 @@ from engine_agent.engines.base import (
     member_environment,
     member_health_url,
 )
-from engine_agent.engines.neuron.rank import NEURON_FOLDER, local_folder, rank_args, rank_environment
+from engine_agent.engines.neuron.rank import NEURON_FOLDER, rank_args, rank_environment
+from engine_agent.engines.plan_artifacts import after_fetching, local_folder, read_in_place
 from engine_agent.protocol.messages import Assignment, EnginePlan
 
 ENVIRONMENT = "engines/neuron"
@@ -19,7 +19,7 @@ ENVIRONMENT = "engines/neuron"
 
 
 class NeuronAdapter:
-    """Runs `python -m engine_agent.engines.neuron.launch` in the agent's Python, which becomes the engine's."""
+    """Runs `python -m engine_agent.engines.neuron.serve` in the Python of the Neuron SDK."""
 
     name = "neuron"
 
@@ -34,41 +34,30 @@ class NeuronAdapter:
         plan = assignment.plan
         if plan.artifact is None:
             raise EngineUnavailable(f"the plan of {plan.served_model} names no artifact to load")
-        artifacts = context.home / "artifacts"
         argv = (
-            *(sys.executable, "-m", "engine_agent.engines.neuron.launch"),
-            *("--python", str(python)),
-            *("--artifacts", str(artifacts)),
-            *_fetch_args(plan),
-            "--",
+            *(str(python), "-m", "engine_agent.engines.neuron.serve"),
             *member_args(assignment, context),
             *("--host", context.host),
             *("--join-timeout-s", f"{plan.ready_timeout_s:g}"),
             *("--served-model", plan.served_model),
-            *("--model-dir", str(local_folder(plan.artifact, artifacts))),
+            *("--model-dir", str(local_folder(plan.artifact, context.cache))),
             *("--digest", plan.artifact.digest),
-            *_draft_args(plan, artifacts),
+            *_draft_args(plan, context.cache),
             "--",
-            *rank_args(assignment, artifacts),
+            *rank_args(assignment, context.cache),
         )
         env = {**rank_environment(assignment, context), **member_environment(assignment, context)}
-        reads = (local_folder(each, artifacts) for each in (plan.artifact, plan.draft) if each is not None)
-        writes = (artifacts, context.home / NEURON_FOLDER)
-        return Launch(argv=argv, env=env, reads=tuple(reads), writes=writes, programs=(python,))
+        writes = (context.home / NEURON_FOLDER,)
+        launch = Launch(argv=argv, env=env, reads=read_in_place(plan), writes=writes)
+        return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`."""
         return member_health_url(assignment, context)
 
 
-def _fetch_args(plan: EnginePlan) -> tuple[str, ...]:
-    """Weights to fetch before vLLM starts: the model's and, if there is one, its draft's."""
-    artifacts = [artifact for artifact in (plan.artifact, plan.draft) if artifact is not None]
-    return tuple(arg for artifact in artifacts for arg in ("--fetch", artifact.uri, artifact.digest))
-
-
-def _draft_args(plan: EnginePlan, artifacts: Path) -> tuple[str, ...]:
-    return () if plan.draft is None else ("--draft", str(local_folder(plan.draft, artifacts)), plan.draft.digest)
+def _draft_args(plan: EnginePlan, cache: Path) -> tuple[str, ...]:
+    return () if plan.draft is None else ("--draft", str(local_folder(plan.draft, cache)), plan.draft.digest)
 
 
 def installed_python(cache: Path) -> Path | None:

@@ -8,11 +8,10 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from engine_agent.engines.base import EngineContext, EngineUnavailable, follower_count
-from engine_agent.engines.s3_artifact import cached_folder
-from engine_agent.protocol.messages import Artifact, Assignment
+from engine_agent.engines.plan_artifacts import json_option, with_json_option, with_local_draft
+from engine_agent.protocol.messages import Assignment
 from engine_agent.protocol.ports import COLLECTIVES_MASTER, ROOT_COMMUNICATOR
 
 NEURON_FOLDER = "neuron"
@@ -33,12 +32,12 @@ def node_part(args: Sequence[str], rank: int) -> NodePart | None:
     Raises:
         EngineUnavailable: the plan's NxDI configuration is no JSON.
     """
-    override = _json_option(args, "--additional-config").get("override_neuron_config", {})
+    override = json_option(args, "--additional-config").get("override_neuron_config", {})
     ranks = override.get("local_ranks_size")
     return None if ranks is None else NodePart(rank * ranks, ranks)
 
 
-def rank_args(assignment: Assignment, artifacts: Path) -> tuple[str, ...]:
+def rank_args(assignment: Assignment, cache: Path) -> tuple[str, ...]:
     """The plan's arguments with this rank's `start_rank_id`, and with the draft model where it lies on this node.
 
     Raises:
@@ -53,13 +52,10 @@ def rank_args(assignment: Assignment, artifacts: Path) -> tuple[str, ...]:
         )
     args = tuple(plan.args)
     if part is not None:
-        config = _json_option(args, "--additional-config")
+        config = json_option(args, "--additional-config")
         config["override_neuron_config"]["start_rank_id"] = part.first
-        args = _with_option(args, "--additional-config", config)
-    if plan.draft is not None:
-        config = _json_option(args, "--speculative-config") | {"model": str(local_folder(plan.draft, artifacts))}
-        args = _with_option(args, "--speculative-config", config)
-    return args
+        args = with_json_option(args, "--additional-config", config)
+    return with_local_draft(args, plan, cache)
 
 
 def rank_environment(assignment: Assignment, context: EngineContext) -> dict[str, str]:
@@ -69,7 +65,7 @@ def rank_environment(assignment: Assignment, context: EngineContext) -> dict[str
     NEURON_COMPILED_ARTIFACTS without comparing. It is a rank's own: a rank's part of the devices is compiled in.
     """
     folder = context.home / NEURON_FOLDER
-    args = rank_args(assignment, context.home / "artifacts")
+    args = rank_args(assignment, context.cache)
     compiled = folder / "compiled" / _compile_key(assignment, args) / f"rank-{assignment.rank}"
     wanted = {
         "VLLM_PLUGINS": "neuron",
@@ -97,19 +93,6 @@ def _several_nodes(assignment: Assignment, context: EngineContext, part: NodePar
     }
 
 
-def local_folder(artifact: Artifact, artifacts: Path) -> Path:
-    """Where an artifact lies, or will lie once it is fetched.
-
-    Raises:
-        EngineUnavailable: its URI is neither `file:///…` nor `s3://bucket/…`.
-    """
-    if artifact.uri.startswith("s3://"):
-        return cached_folder(artifact, artifacts)
-    if artifact.uri.startswith("file:///"):
-        return Path(artifact.uri.removeprefix("file://"))
-    raise EngineUnavailable(f"artifact {artifact.uri} cannot be had; it must be file:///absolute/path or s3://bucket/…")
-
-
 def _leader(assignment: Assignment, context: EngineContext) -> tuple[str, int]:
     if assignment.rank == 0:
         return context.host, context.port_base
@@ -122,22 +105,3 @@ def _leader(assignment: Assignment, context: EngineContext) -> tuple[str, int]:
 def _compile_key(assignment: Assignment, args: Sequence[str]) -> str:
     digests = [item.digest for item in (assignment.plan.artifact, assignment.plan.draft) if item is not None]
     return hashlib.sha256(json.dumps([digests, list(args)]).encode()).hexdigest()[:KEY_DIGITS]
-
-
-def _json_option(args: Sequence[str], name: str) -> dict[str, Any]:
-    if name not in args:
-        return {}
-    text = args[args.index(name) + 1]
-    try:
-        value: Any = json.loads(text)
-    except ValueError as error:
-        raise EngineUnavailable(f"the plan's {name} is no JSON ({error}): {text[:80]}") from error
-    if not isinstance(value, dict):
-        raise EngineUnavailable(f"the plan's {name} is no JSON object: {text[:80]}")
-    return value
-
-
-def _with_option(args: Sequence[str], name: str, value: dict[str, Any]) -> tuple[str, ...]:
-    text = json.dumps(value, sort_keys=True, separators=(",", ":"))
-    position = args.index(name) + 1 if name in args else 0
-    return (*args[:position], text, *args[position + 1 :]) if position else (*args, name, text)

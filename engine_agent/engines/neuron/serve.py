@@ -9,11 +9,13 @@ import runpy
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 
 from engine_agent.engines.neuron.target import Installed, NeuronTarget, NoTarget, installed_target, installed_version
 from engine_agent.engines.vllm import serve
 
 FRAMEWORK_VARIABLE = "VLLM_NEURON_FRAMEWORK"
+COMPILED_VARIABLE = "NEURON_COMPILED_ARTIFACTS"
 
 
 def main(argv: Sequence[str], installed: Installed = installed_version) -> int:
@@ -24,6 +26,9 @@ def main(argv: Sequence[str], installed: Installed = installed_version) -> int:
         sys.stderr.write(f"no Neuron stack in {sys.executable}: {error}\n")
         return serve.EXIT_NO_VLLM
     os.environ.update(target_environment(target, os.environ))
+    compiled = os.environ.get(COMPILED_VARIABLE, "")
+    if compiled.startswith("/"):
+        Path(compiled).parent.mkdir(parents=True, exist_ok=True)  # the folder itself is the compiler's to make
     return serve.main(argv, serve.Server(target.server_argv, partial(run_server, target)))
 
 

@@ -11,6 +11,7 @@ from engine_agent.engines.base import (
     member_environment,
     member_health_url,
 )
+from engine_agent.engines.plan_artifacts import after_fetching
 from engine_agent.protocol.messages import Assignment
 from engine_agent.protocol.ports import ENGINE_ADMIN
 
@@ -21,7 +22,10 @@ class SimAdapter:
     name = "sim"
 
     def launch(self, assignment: Assignment, context: EngineContext) -> Launch:
-        """See `EngineAdapter.launch`; the plan's `args` are parameters of the time model."""
+        """See `EngineAdapter.launch`; the plan's `args` are parameters of the time model.
+
+        It loads no weights, but takes as long to get those of S3 as any engine.
+        """
         python = context.engine_pythons.get(self.name, Path(sys.executable))
         argv = (
             *(str(python), "-m", "engine_agent.engines.sim"),
@@ -29,7 +33,8 @@ class SimAdapter:
             *("--served-model", assignment.plan.served_model),
             *assignment.plan.args,
         )
-        return Launch(argv=argv, env=member_environment(assignment, context))
+        launch = Launch(argv=argv, env=member_environment(assignment, context))
+        return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`."""

@@ -1,7 +1,7 @@
-"""vLLM as the agent sees it: the launcher's command line in the engine's own Python. It starts nothing."""
+"""vLLM as the agent sees it: the launcher's command line in the engine's own Python, after what fetches weights from
+S3. It starts nothing."""
 
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
 
 from engine_agent.engines.base import (
     EngineContext,
@@ -11,6 +11,7 @@ from engine_agent.engines.base import (
     member_environment,
     member_health_url,
 )
+from engine_agent.engines.plan_artifacts import after_fetching, local_folder, read_in_place, with_local_draft
 from engine_agent.protocol.messages import Artifact, Assignment
 
 
@@ -35,27 +36,20 @@ class VllmAdapter:
             *("--host", context.host),
             *("--join-timeout-s", f"{assignment.plan.ready_timeout_s:g}"),
             *("--served-model", assignment.plan.served_model),
-            *("--model-dir", str(_local_folder(artifact))),
+            *("--model-dir", str(local_folder(artifact, context.cache))),
             *("--digest", artifact.digest),
-            *_draft(assignment.plan.draft),
+            *_draft(assignment.plan.draft, context.cache),
             "--",
-            *assignment.plan.args,
+            *with_local_draft(assignment.plan.args, assignment.plan, context.cache),
         )
-        drafts = () if assignment.plan.draft is None else (_local_folder(assignment.plan.draft),)
-        reads = (_local_folder(artifact), *drafts)
-        return Launch(argv=argv, env=member_environment(assignment, context), reads=reads)
+        env = member_environment(assignment, context)
+        launch = Launch(argv=argv, env=env, reads=read_in_place(assignment.plan))
+        return after_fetching(launch, assignment, context)
 
     def health_url(self, assignment: Assignment, context: EngineContext) -> str:
         """See `EngineAdapter.health_url`."""
         return member_health_url(assignment, context)
 
 
-def _draft(draft: Artifact | None) -> tuple[str, ...]:
-    return () if draft is None else ("--draft", str(_local_folder(draft)), draft.digest)
-
-
-def _local_folder(artifact: Artifact) -> Path:
-    parts = urlsplit(artifact.uri)
-    if parts.scheme != "file" or parts.netloc not in ("", "localhost") or not parts.path.startswith("/"):
-        raise EngineUnavailable(f"artifact {artifact.uri} is not on this node; vllm loads file:///absolute/path")
-    return Path(unquote(parts.path))
+def _draft(draft: Artifact | None, cache: Path) -> tuple[str, ...]:
+    return () if draft is None else ("--draft", str(local_folder(draft, cache)), draft.digest)

@@ -25,7 +25,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from engine_agent.engines.artifact import verify_folder
-from engine_agent.engines.vllm.cell.follower_health import LOOPBACK, FollowerHealth
+from engine_agent.engines.artifact_cache import mark_damaged
+from engine_agent.engines.cell.member_health import LOOPBACK, MemberHealth
 from engine_agent.engines.vllm.cell.member import MEMBER_VARIABLE, CellEnded, certificate_from, left_reason, secret_from
 from engine_agent.engines.vllm.cell.shutdown import EXIT_CELL_ENDED, Shutdown
 from engine_agent.engines.vllm.core_process import one_process_server
@@ -167,6 +168,7 @@ def check_artifact(folder: Path, digest: str) -> None:
     try:
         verify_folder(folder, digest)
     except BadArtifact as error:
+        mark_damaged(folder)
         raise CannotServe(EXIT_BAD_ARTIFACT, f"will not load {folder}: {error}") from error
 
 
@@ -275,7 +277,7 @@ def _follow(options: ServeOptions) -> NoReturn:
     shutdown = Shutdown()
     shutdown.on_signals()
     try:
-        health = FollowerHealth(options.admin_port)
+        health = MemberHealth(options.admin_port, "importing vLLM")
     except OSError as error:
         reason = f"cannot listen on the administration port {options.admin_port}: {error.strerror}"
         raise CannotServe(EXIT_ADDRESS_IN_USE, reason) from error

@@ -57,7 +57,9 @@ RACK_SIZE, RACKS_PER_ROW, HALLS = 4, 2, 2
 """Machines under one lowest network node, and so upwards: small enough that a demo fleet has near and far ones."""
 PASSED_ON = (
     "PATH", "LANG", "HOME", "SWITCHYARD_CACHE", "SWITCHYARD_LOG_FORMAT", "OTEL_EXPORTER_OTLP_ENDPOINT",
-    "SWITCHYARD_SERVICE_UIDS", "SWITCHYARD_PLAIN_LINKS",
+    "SWITCHYARD_SERVICE_UIDS", "SWITCHYARD_PLAIN_LINKS", "SWITCHYARD_ARTIFACT_CACHE_GIB", "AWS_REGION",
+    "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL_STS", "AWS_CA_BUNDLE",
+    "AWS_PROFILE",
     "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_TRACES_SAMPLER", "OTEL_TRACES_SAMPLER_ARG", "OTEL_SDK_DISABLED",
 )  # fmt: skip
 """Of our own environment. Not the name of our service: agents, proxies and ingresses have their own."""

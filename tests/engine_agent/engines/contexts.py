@@ -17,6 +17,7 @@ def context(**engine_pythons: str) -> EngineContext:
         port_base=PORT_BASE,
         repo_root=Path("/code"),
         engine_pythons={engine: Path(python) for engine, python in engine_pythons.items()},
+        cache=Path("/cache/fetched"),
     )
 
 

@@ -1,9 +1,13 @@
 """An S3 of our own in this process, and artifacts in it."""
 
+import socket
+import socketserver
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import boto3
 import pytest
@@ -27,6 +31,37 @@ def s3_server() -> Iterator[str]:
         yield f"http://{host}:{port}"
     finally:
         server.stop()
+
+
+@contextmanager
+def cutting(url: str, after_bytes: int) -> Iterator[str]:
+    """URL of a way to the S3 at `url` on which each connection is cut after so many bytes of answers."""
+    target = urlsplit(url)
+
+    class Way(socketserver.BaseRequestHandler):
+        def handle(self) -> None:
+            with socket.create_connection((target.hostname, target.port)) as behind:
+                asking = threading.Thread(target=_pass_on, args=(self.request, behind, 1 << 40), daemon=True)
+                asking.start()
+                _pass_on(behind, self.request, after_bytes)
+
+    server = socketserver.ThreadingTCPServer(("127.0.0.1", 0), Way)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _pass_on(one: socket.socket, other: socket.socket, left: int) -> None:
+    with suppress(OSError):
+        while left > 0 and (chunk := one.recv(min(left, 65536))):
+            other.sendall(chunk)
+            left -= len(chunk)
+        for end in (one, other):
+            end.shutdown(socket.SHUT_RDWR)
 
 
 def empty_bucket(url: str, monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -40,7 +40,7 @@ class Reader:
 
 def agent(plane: FakeControlPlane, home: Path) -> NodeAgent:
     return NodeAgent(
-        place=NodePlace(NODE, home, "127.0.0.1", PORT_BASE, home, dict),
+        place=NodePlace(NODE, home, "127.0.0.1", PORT_BASE, home, home / "fetched", dict),
         enrolment=Enrolment(plane.url, AgentKind.NODE, NODE, home, "join-1"),
         hello=lambda: Hello(
             protocol=PROTOCOL_VERSION,

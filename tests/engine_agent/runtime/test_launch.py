@@ -66,6 +66,6 @@ def test_only_a_launch_asks_which_engines_are_installed(tmp_path: Path) -> None:
         asked.append(1)
         return {"vllm": python, "sim": tmp_path / "gone"}
 
-    place = NodePlace("n-1", tmp_path, "127.0.0.1", PORT_BASE, tmp_path, installed)
+    place = NodePlace("n-1", tmp_path, "127.0.0.1", PORT_BASE, tmp_path, tmp_path / "fetched", installed)
     assert (place.context().node_id, asked) == ("n-1", [])
     assert place.launch_context() == replace(place.context(), engine_pythons={"vllm": python})

@@ -29,7 +29,9 @@ class Held:
         self.faults: list[Fault] = []
         self.changes = 0
         self.home = home
-        place = NodePlace("n-1", home, "127.0.0.1", 19990, home, lambda: {"vllm": home / "not-installed"})
+        place = NodePlace(
+            "n-1", home, "127.0.0.1", 19990, home, home / "fetched", lambda: {"vllm": home / "not-installed"}
+        )
         self.node = LocalNode(
             place, stack=lambda: {"kernel": "6"}, on_change=self._changed, on_fault=self.faults.append
         )

@@ -58,7 +58,6 @@ def test_medusa_carries_a_note_about_the_plugin() -> None:
         ("vllm", {"method": "ngram", "tokens": 3, "lookup_min": 6}, r"lookup_min is 6; .* at most lookup_max, 4"),
         ("vllm", {"method": "ngram", "tokens": 3, "lookup": 6}, r"names 'lookup'; .* \(did you mean lookup_m"),
         ("vllm", {"method": "draft_model", **DRAFT, "draft_uri": "draft"}, r"draft_uri is 'draft'; it must be file:///"),
-        ("vllm", {"method": "draft_model", **DRAFT, "draft_uri": "s3://b/d"}, r"'s3://b/d'; engine vllm loads file:///"),
         ("vllm", {"method": "draft_model", **DRAFT, "draft_digest": "x"}, r"draft_digest is 'x'; it must be sha256:"),
         ("neuron", {"method": "medusa", "heads": 1, "tree": [[0], [1, 0]]}, r"speculation.tree: path \[1, 0\] has 2"),
         ("neuron", {"method": "medusa", "heads": 2, "tree": [[1, 0]]}, r"speculation.tree: .* lacks its prefix \[1\]"),

@@ -1,6 +1,6 @@
 """The life of a follower: join the leader, build the same worker from the leader's configuration, and do as called.
 
-It has no scheduler, no API and no will of its own; it ends with its leader. `follower_health` reports its health.
+It has no scheduler, no API and no will of its own; it ends with its leader. `member_health` reports its health.
 """
 
 import os

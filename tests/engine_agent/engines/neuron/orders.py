@@ -9,8 +9,8 @@ from engine_agent.protocol.messages import Artifact, Assignment, EnginePlan, Pee
 from engine_agent.protocol.states import MemberRole, Phase
 
 PORT_BASE = 9400
-ARTIFACT = Artifact("s3://models/llama-70b/3", "sha256:0123456789abcdef")
-DRAFT = Artifact("s3://models/llama-70b-eagle", "sha256:fedcba9876543210")
+ARTIFACT = Artifact("s3://models/llama-70b/3", "sha256:" + "0123456789abcdef" * 4)
+DRAFT = Artifact("s3://models/llama-70b-eagle", "sha256:" + "fedcba9876543210" * 4)
 
 
 def node(rank: int) -> EngineContext:
@@ -21,6 +21,7 @@ def node(rank: int) -> EngineContext:
         port_base=PORT_BASE,
         repo_root=Path("/code"),
         engine_pythons={"neuron": Path("/cache/engines/neuron/bin/python")},
+        cache=Path("/cache/fetched"),
     )
 
 

@@ -41,9 +41,9 @@ def test_a_rank_is_started_with_what_its_golden_file_has(name: str) -> None:
 @pytest.mark.parametrize("order", CASES.values(), ids=CASES)
 def test_the_launcher_of_vllm_understands_what_comes_after_the_fetching(order: Assignment) -> None:
     argv = launched(order)["argv"]
-    options = parse(argv[argv.index("--") + 1 :], {})
+    options = parse(argv[argv.index("engine_agent.engines.neuron.serve") + 1 :], {})
     assert (options.rank, options.followers) == (order.rank, len(order.peers) - 1)
-    assert str(options.model_dir) == "/var/lib/switchyard/artifacts/3-0123456789ab"
+    assert str(options.model_dir) == f"/cache/fetched/{'0123456789abcdef' * 4}"
 
 
 def test_ranks_differ_in_their_part_of_the_devices_as_the_example_for_several_nodes_has_it() -> None:
@@ -63,7 +63,7 @@ def test_a_model_compiled_for_something_else_is_never_taken() -> None:
         return str(launched(order)["env"]["NEURON_COMPILED_ARTIFACTS"])
 
     ours = TWO_NODES[0]
-    other_weights = msgspec.structs.replace(ours.plan, artifact=Artifact(ARTIFACT.uri, "sha256:99"))
+    other_weights = msgspec.structs.replace(ours.plan, artifact=Artifact(ARTIFACT.uri, "sha256:" + "9" * 64))
     other_flags = msgspec.structs.replace(ours.plan, args=(*ours.plan.args, "--seed", "1"))
     orders = [ours, TWO_NODES[1], *(msgspec.structs.replace(ours, plan=plan) for plan in (other_weights, other_flags))]
     assert len({place(order) for order in orders}) == 4
@@ -98,7 +98,7 @@ def test_a_follower_without_a_leader_says_so() -> None:
 
 
 def test_a_node_without_neuron_says_where_it_belongs() -> None:
-    bare = EngineContext("n-1", Path("/h"), "10.0.0.1", 9400, Path("/code"), {})
+    bare = EngineContext("n-1", Path("/h"), "10.0.0.1", 9400, Path("/code"), {}, Path("/cache/fetched"))
     with pytest.raises(EngineUnavailable, match=r"not installed on this node; .* engines/neuron in the cache"):
         NeuronAdapter().launch(ONE_NODE, bare)
 

@@ -8,6 +8,7 @@ import pytest
 
 from engine_agent.engines.neuron import serve
 from engine_agent.engines.neuron.target import NXDI_2_29, NeuronTarget, NoTarget, installed_target
+from engine_agent.engines.vllm import serve as vllm_serve
 from engine_agent.engines.vllm.options import parse
 from engine_agent.engines.vllm.serve import EXIT_NO_VLLM, SHUTDOWN_TIMEOUT_S, Server, vllm_argv
 
@@ -72,9 +73,19 @@ def test_the_targets_server_runs_with_the_options_and_the_last_act_follows(
 def test_nothing_of_neuron_or_vllm_is_imported_until_it_is_chosen() -> None:
     script = (
         "import sys, engine_agent.engines.registry;"
-        "import engine_agent.engines.neuron.serve, engine_agent.engines.neuron.launch;"
+        "import engine_agent.engines.neuron.serve;"
         "print([name for name in sys.modules if name.split('.')[0] in "
         "('vllm', 'vllm_neuron', 'torch', 'neuronx_distributed_inference', 'boto3', 'botocore')])"
     )
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
     assert run.stdout.strip() == "[]"
+
+
+def test_there_is_a_place_for_the_compiled_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = tmp_path / "neuron" / "compiled" / "key" / "rank-0"
+    monkeypatch.setenv(serve.COMPILED_VARIABLE, str(compiled))
+    monkeypatch.setenv(serve.FRAMEWORK_VARIABLE, "stated by the plan")
+    monkeypatch.setattr(vllm_serve, "main", lambda *_: 0)
+    assert serve.main([], COMPLETE.get) == 0
+    assert compiled.parent.is_dir()
+    assert not compiled.exists()

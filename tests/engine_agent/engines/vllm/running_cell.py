@@ -187,7 +187,8 @@ class RunningCell:
 
     def _context(self, rank: int) -> EngineContext:
         peer = self._peers[rank]
-        return EngineContext(peer.node, self.home, peer.address, peer.port_base, ROOT, engine_pythons(CACHE))
+        pythons, fetched = engine_pythons(CACHE), self.home / "fetched"
+        return EngineContext(peer.node, self.home, peer.address, peer.port_base, ROOT, pythons, fetched)
 
 
 @contextmanager

@@ -1,6 +1,9 @@
 """vLLM's command line, and when there is none."""
 
+import json
+import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 from msgspec import structs
@@ -62,13 +65,14 @@ def test_the_environment_is_the_plans_and_the_nodes() -> None:
     "refusal",
     [
         Refusal(None, "names no artifact"),
-        Refusal(Artifact("s3://bucket/model", "sha256:12"), "s3://bucket/model is not on this node"),
-        Refusal(Artifact("file://elsewhere/model", "sha256:12"), "is not on this node"),
-        Refusal(Artifact("file:model", "sha256:12"), "is not on this node"),
+        Refusal(Artifact("s3://bucket/model", "sha256:../x"), "'sha256:../x' is no digest of an artifact; it must be"),
+        Refusal(Artifact("s3:///model", f"sha256:{'1' * 64}"), "s3:///model cannot be had; it must be file:///"),
+        Refusal(Artifact("file://elsewhere/model", "sha256:12"), "elsewhere/model cannot be had; it must be"),
+        Refusal(Artifact("file:model", "sha256:12"), "file:model cannot be had; it must be"),
     ],
     ids=lambda refusal: refusal.reason,
 )
-def test_only_an_artifact_on_this_node_can_be_served(refusal: Refusal) -> None:
+def test_only_an_artifact_that_can_be_had_is_served(refusal: Refusal) -> None:
     with pytest.raises(EngineUnavailable, match=refusal.reason):
         VllmAdapter().launch(assignment(plan=plan(refusal.artifact)), NODE)
 
@@ -101,6 +105,29 @@ def test_a_follower_without_a_leader_cannot_start() -> None:
 def test_health_is_asked_of_the_engine_itself() -> None:
     assert VllmAdapter().health_url(assignment(), NODE) == f"http://127.0.0.1:{PORT_BASE + ENGINE}/health"
     assert VllmAdapter().health_url(FOLLOWER, NODE) == f"http://127.0.0.1:{PORT_BASE + ENGINE_ADMIN}/health"
+
+
+def test_weights_in_s3_are_fetched_first_into_the_machines_cache_and_so_is_a_draft() -> None:
+    drafting = json.dumps({"method": "draft_model", "model": "s3://models/draft", "num_speculative_tokens": 3})
+    fetched = structs.replace(
+        plan(Artifact("s3://models/llama", f"sha256:{'a' * 64}")),
+        draft=Artifact("s3://models/draft", f"sha256:{'b' * 64}"),
+        args=("--speculative-config", drafting),
+    )
+    launch = VllmAdapter().launch(structs.replace(FOLLOWER, plan=fetched), NODE)
+    split = launch.argv.index("--")
+    assert launch.argv[:split] == (
+        *(sys.executable, "-m", "engine_agent.engines.launch_artifacts"),
+        *("--cache", "/cache/fetched", "--health-port", str(PORT_BASE + ENGINE_ADMIN)),
+        *("--fetch", "s3://models/llama", f"sha256:{'a' * 64}", "--fetch", "s3://models/draft", f"sha256:{'b' * 64}"),
+    )
+    assert launch.argv[split + 1 : split + 4] == ("/engines/bin/python", "-m", "engine_agent.engines.vllm.serve")
+    options = parse(launch.argv[split + 4 :])
+    assert str(options.model_dir) == f"/cache/fetched/{'a' * 64}"
+    assert options.draft == (f"/cache/fetched/{'b' * 64}", f"sha256:{'b' * 64}")
+    assert json.loads(options.vllm_args[1])["model"] == f"/cache/fetched/{'b' * 64}"
+    assert (launch.reads, launch.writes) == ((), (NODE.cache,))
+    assert launch.programs == (Path("/engines/bin/python"),)
 
 
 def test_a_draft_model_is_checked_like_the_model() -> None:

@@ -11,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from engine_agent.engines.artifact import describe_folder, write_manifest
+from engine_agent.engines.artifact_cache import entry_of
 from engine_agent.engines.vllm.cell.member import member_from
 from engine_agent.engines.vllm.options import ServeOptions, parse
 from engine_agent.engines.vllm.serve import (
     CELL_EXECUTOR,
     ONE_PROCESS_EXECUTOR,
     CannotServe,
+    check_artifact,
     fresh_runtime_folder,
     hold_address,
     node_environment,
@@ -201,6 +203,21 @@ def test_a_taken_port_ends_it_with_status_5(taken_port: int, artifact: tuple[Pat
     ended = launched(command_line(taken_port, *artifact))
     assert ended.returncode == 5
     assert ended.stderr == f"node {NODE_ID}: cannot listen on 127.0.0.1:{taken_port}: Address already in use\n"
+
+
+def test_a_corrupt_artifact_of_a_cache_is_for_the_next_start_to_repair(tmp_path: Path) -> None:
+    entry = entry_of(f"sha256:{'a' * 64}", tmp_path)
+    entry.folder.mkdir()
+    (entry.folder / "weights").write_bytes(b"right")
+    manifest = describe_folder(entry.folder, {})
+    write_manifest(entry.folder, manifest)
+    entry.lock.touch()
+    check_artifact(entry.folder, manifest.digest)
+    assert entry.is_complete
+    (entry.folder / "weights").write_bytes(b"wrong")
+    with pytest.raises(CannotServe, match="weights is corrupt"):
+        check_artifact(entry.folder, manifest.digest)
+    assert not entry.is_complete
 
 
 def test_a_corrupt_artifact_ends_it_with_status_4(free_port: int, artifact: tuple[Path, str]) -> None:

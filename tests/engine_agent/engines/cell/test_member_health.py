@@ -1,11 +1,11 @@
-"""A follower of vLLM says how it is, and at once when that changes."""
+"""A member without an API says how it is, and at once when that changes."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from engine_agent.engines.vllm.cell.follower_health import FollowerHealth
+from engine_agent.engines.cell.member_health import MemberHealth
 from engine_agent.protocol import held_questions
 from engine_agent.protocol.held_questions import held_query
 from tests.asking import CLIENT
@@ -18,14 +18,13 @@ def port() -> int:
 
 
 @pytest.fixture
-def health(port: int) -> Iterator[FollowerHealth]:
-    health = FollowerHealth(port)
+def health(port: int) -> Iterator[MemberHealth]:
+    health = MemberHealth(port, "importing vLLM")
     yield health
-    health._server.shutdown()
-    health._server.server_close()
+    health.close()
 
 
-def test_it_says_why_it_is_not_ready_and_when_it_is(health: FollowerHealth, port: int) -> None:
+def test_it_says_why_it_is_not_ready_and_when_it_is(health: MemberHealth, port: int) -> None:
     answer = CLIENT.get(f"http://127.0.0.1:{port}/health")
     assert (answer.status_code, answer.json()["reason"]) == (503, "importing vLLM")
     health.say("")
@@ -35,7 +34,7 @@ def test_it_says_why_it_is_not_ready_and_when_it_is(health: FollowerHealth, port
 
 
 def test_who_knows_that_hears_of_a_change_at_once(
-    health: FollowerHealth, port: int, monkeypatch: pytest.MonkeyPatch
+    health: MemberHealth, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(held_questions, "HOLD_S", LIMIT_S)
     url = f"http://127.0.0.1:{port}/health"

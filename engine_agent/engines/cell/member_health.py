@@ -1,5 +1,6 @@
-"""What a follower says of itself over HTTP, on loopback: `GET /health` is 200 while it is part of a cell that serves,
-else 503 with the reason; held while nothing changes, if the question says so. It answers nothing else."""
+"""What a member that has no API says of itself over HTTP, on loopback: a follower always, a leader while its weights
+come. `GET /health` is 200 while it is part of a cell that serves, else 503 with the reason; held while nothing changes,
+if the question says so. It answers nothing else."""
 
 import json
 from http import HTTPStatus
@@ -12,25 +13,30 @@ from engine_agent.protocol.held_questions import state_name, wish_of
 LOOPBACK = "127.0.0.1"
 
 
-class FollowerHealth:
+class MemberHealth:
     """The answer, and the server that gives it from the first moment of the process on."""
 
-    def __init__(self, port: int) -> None:
-        """Listen.
+    def __init__(self, port: int, reason: str) -> None:
+        """Listen; `reason` is why it is not ready at first.
 
         Raises:
             OSError: the port cannot be had.
         """
-        self._reason = "importing vLLM"
+        self._reason = reason
         self._changed = Condition()
         self._server = _Server((LOOPBACK, port), self)
-        Thread(target=self._server.serve_forever, name="follower-health", daemon=True).start()
+        Thread(target=self._server.serve_forever, name="member-health", daemon=True).start()
 
     def say(self, reason: str) -> None:
         """Why this member is not ready; empty: it is."""
         with self._changed:
             self._reason = reason
             self._changed.notify_all()
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._server.shutdown()
+        self._server.server_close()
 
     def answer(self, query: str) -> tuple[str, dict[str, object]]:
         """Why it is not ready, and the whole answer to a question of this query, once it may be given."""
@@ -46,7 +52,7 @@ class FollowerHealth:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, address: tuple[str, int], health: FollowerHealth) -> None:
+    def __init__(self, address: tuple[str, int], health: MemberHealth) -> None:
         self.health = health
         super().__init__(address, _Handler)
 
@@ -59,7 +65,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path, _, query = self.path.partition("?")
         if path != "/health":
-            self._answer(HTTPStatus.NOT_FOUND, {"reason": "a follower answers GET /health only"})
+            self._answer(HTTPStatus.NOT_FOUND, {"reason": "it answers GET /health only"})
             return
         reason, answer = self.server.health.answer(query)
         self._answer(HTTPStatus.SERVICE_UNAVAILABLE if reason else HTTPStatus.OK, answer)

@@ -1,0 +1,180 @@
+"""The cache of a machine: one fills it at a time, what is used stays, what was used longest ago goes first."""
+
+import fcntl
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from engine_agent.engines import artifact_cache
+from engine_agent.engines.artifact_cache import (
+    FREE_RESERVE_BYTES,
+    CannotFetch,
+    Entry,
+    entry_of,
+    hold,
+    make_room,
+    mark_damaged,
+    size_limit,
+)
+
+LIMIT_S = 10.0
+"""Longer than any step here takes, however busy the machine is."""
+
+
+def entry(cache: Path, name: str) -> Entry:
+    return entry_of(f"sha256:{name * 64}", cache)
+
+
+def fill(one: Entry, size: int, used_at_s: int) -> Entry:
+    """A complete entry of so many bytes that was used last at that time."""
+    one.folder.mkdir(parents=True)
+    (one.folder / "weights").write_bytes(b"x" * size)
+    one.lock.touch()
+    os.utime(one.lock, (used_at_s, used_at_s))
+    return one
+
+
+def coming(cache: Path, name: str) -> Entry:
+    """An entry that a download of this process is about to fill."""
+    one = entry(cache, name)
+    one.partial.mkdir(parents=True)
+    return one
+
+
+def left(cache: Path) -> set[str]:
+    return {path.name[0] for path in cache.iterdir() if path.is_dir() and not path.name.endswith(".partial")}
+
+
+def nobody() -> None:
+    raise AssertionError("there is nobody to wait for")
+
+
+@pytest.mark.parametrize("digest", ["", "sha256:", "a" * 64, "sha256:../../etc/passwd", f"sha256:{'A' * 64}"])
+def test_only_a_digest_becomes_a_path(digest: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="is no digest of an artifact; it must be sha256: and 64 hexadecimal digits"):
+        entry_of(digest, tmp_path)
+
+
+def test_what_was_used_longest_ago_goes_first_and_no_more_than_needed(tmp_path: Path) -> None:
+    for name, used_at_s in (("a", 300), ("b", 100), ("c", 200)):
+        fill(entry(tmp_path, name), 1000, used_at_s)
+    make_room(coming(tmp_path, "d"), 1500, limit=3600)
+    assert left(tmp_path) == {"a", "c"}
+    assert not entry(tmp_path, "b").lock.exists()
+
+
+def test_what_is_in_use_stays_however_long_ago_it_was_started(tmp_path: Path) -> None:
+    old, new = fill(entry(tmp_path, "a"), 1000, 100), fill(entry(tmp_path, "b"), 1000, 200)
+    kept = hold(old, nobody, nobody)
+    os.utime(old.lock, (100, 100))
+    make_room(coming(tmp_path, "c"), 1000, limit=2500)
+    assert left(tmp_path) == {"a"}
+    assert old.lock.stat().st_mtime > 200  # so that its end is not at once its eviction
+    os.close(kept)
+    assert not new.folder.exists()
+
+
+def test_nothing_is_removed_where_that_would_not_suffice(tmp_path: Path) -> None:
+    fill(entry(tmp_path, "a"), 1000, 100)
+    used = fill(entry(tmp_path, "b"), 1000, 200)
+    kept = hold(used, nobody, nobody)
+    with pytest.raises(CannotFetch, match=r"the cache may have .* in use: raise SWITCHYARD_ARTIFACT_CACHE_GIB"):
+        make_room(coming(tmp_path, "c"), 1500, limit=2400)
+    assert left(tmp_path) == {"a", "b"}
+    os.close(kept)
+
+
+def test_a_full_disk_makes_room_too_and_counts_what_others_are_fetching(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(entry(tmp_path, "a"), 1000, 100)
+    other = coming(tmp_path, "b")
+    (other.partial / "total").write_text("5000")
+    free = FREE_RESERVE_BYTES + 5600
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": free})())
+    with other.lock.open("w") as downloads:
+        fcntl.flock(downloads, fcntl.LOCK_EX)
+        make_room(coming(tmp_path, "c"), 1400, limit=None)
+        assert left(tmp_path) == set()
+        with pytest.raises(CannotFetch, match=r"has room for .* make room; what engines read is never removed"):
+            make_room(coming(tmp_path, "d"), 10_000, limit=None)
+    assert other.partial.exists()
+
+
+def test_a_download_that_nobody_goes_on_with_is_removed_like_an_artifact(tmp_path: Path) -> None:
+    stale = coming(tmp_path, "a")
+    (stale.partial / "parts").write_bytes(b"x" * 1000)
+    make_room(coming(tmp_path, "b"), 1000, limit=1500)
+    assert not stale.partial.exists()
+
+
+def test_what_a_crash_left_of_a_removal_goes_with_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / ".gone-x").mkdir()
+    make_room(coming(tmp_path, "a"), 1, limit=None)
+    assert not (tmp_path / ".gone-x").exists()
+
+
+def test_two_starts_at_once_fill_it_once(tmp_path: Path) -> None:
+    one, fills, began, may_end = entry(tmp_path, "a"), list[str](), threading.Event(), threading.Event()
+
+    def slowly() -> None:
+        fills.append("first")
+        began.set()
+        assert may_end.wait(LIMIT_S)
+        one.folder.mkdir()
+
+    held: list[int] = []
+    first = threading.Thread(target=lambda: held.append(hold(one, slowly, nobody)))
+    first.start()
+    assert began.wait(LIMIT_S)
+    held.append(hold(one, lambda: fills.append("second"), may_end.set))
+    first.join(LIMIT_S)
+    assert fills == ["first"]
+    assert len(held) == 2
+    for descriptor in held:
+        os.close(descriptor)
+
+
+def test_a_start_that_failed_leaves_the_next_one_to_try(tmp_path: Path) -> None:
+    one = entry(tmp_path, "a")
+
+    def fails() -> None:
+        raise CannotFetch("no network")
+
+    with pytest.raises(CannotFetch, match="no network"):
+        hold(one, fails, nobody)
+    os.close(hold(one, one.folder.mkdir, nobody))
+
+
+def test_an_entry_that_is_removed_again_and_again_is_given_up(tmp_path: Path) -> None:
+    with pytest.raises(CannotFetch, match="was removed 5 times before it could be read"):
+        hold(entry(tmp_path, "a"), lambda: None, nobody)
+
+
+def test_what_an_engine_found_damaged_is_the_beginning_of_the_next_download(tmp_path: Path) -> None:
+    one = fill(entry(tmp_path, "a"), 10, 100)
+    mark_damaged(one.folder)
+    assert not one.is_complete
+
+    def repaired() -> None:
+        assert (one.partial / "files" / "weights").exists()
+        (one.partial / "files").rename(one.folder)
+
+    os.close(hold(one, repaired, nobody))
+    assert one.is_complete
+
+
+def test_a_folder_that_is_not_of_a_cache_is_never_marked(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    mark_damaged(tmp_path / "models")
+    assert [path.name for path in tmp_path.iterdir()] == ["models"]
+
+
+def test_the_limit_is_whole_gib(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert size_limit("") is None
+    assert size_limit("200") == 200 * 1024**3
+    for wrong in ("0", "-1", "1.5", "x", "9" * 30, "²"):
+        with pytest.raises(CannotFetch, match=f"{artifact_cache.LIMIT_VARIABLE} is .* whole number of GiB above 0"):
+            size_limit(wrong)
