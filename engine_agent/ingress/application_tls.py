@@ -24,6 +24,8 @@ from engine_agent.runtime.journal import CorruptJournal, Journal
 log = logging.getLogger(__name__)
 
 JOURNAL_FILE = "applications.json"
+UNKNOWN = ApplicationTls("", (), PlainHttp.REFUSE.value)
+"""Kept where a statement was that cannot be read: the next start finds no file otherwise, and would serve everybody."""
 TRY_AGAIN_S = 2.0
 """After what another process, or a full disk, was in the way of."""
 
@@ -55,12 +57,22 @@ class ApplicationTlsState:
         """Take up what was in force when the agent before ended."""
         try:
             stated = self._journal.load()
+            if stated == UNKNOWN:
+                raise BadTable("what had them was damaged")
             if stated is not None:
                 self.in_force, self._version = applications_from(stated, self.in_force), stated.version
         except (CorruptJournal, BadTable, OSError) as error:
             # It may have said so, and prompts must not go over a wire in plain text by mistake.
             self.in_force = Applications(plain_http=PlainHttp.REFUSE)
             self._refuse(f"certificates of applications, and so plain HTTP is refused until they are known: {error}")
+            if isinstance(error, CorruptJournal):
+                self._keep_unknown()
+
+    def _keep_unknown(self) -> None:
+        try:
+            self._journal.save(UNKNOWN)
+        except OSError as error:
+            log.error("the next start would serve plain HTTP to everybody; this cannot be written down: %s", error)
 
     async def accept(self, desired: DesiredHaproxy) -> bool:
         """Put in force what was received, if HAProxy takes it beside the rest of `desired`. True: it is in force, and

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from engine_agent.ingress.application_tls import JOURNAL_FILE as APPLICATIONS_FILE
 from engine_agent.machine.paths import HostPaths
-from engine_agent.protocol.ingress_messages import RoutingTable
+from engine_agent.protocol.ingress_messages import ApplicationTls, RoutingTable
 from engine_agent.protocol.machine_messages import MachineOrder
 from engine_agent.runtime.record import JOURNAL_FILE, NodeRecord
 from engine_agent.telemetry.fingerprint import agent_version
@@ -40,7 +41,8 @@ def _read_journals(paths: HostPaths) -> None:
         (journal, RoutingTable if journal.parent.name.startswith("i-") else NodeRecord)
         for journal in paths.runs.glob(f"*/{JOURNAL_FILE}")
     )
-    for journal, kind in ((paths.home / JOURNAL_FILE, MachineOrder), *of_agents):
+    of_ingresses = ((journal, ApplicationTls) for journal in paths.runs.glob(f"*/{APPLICATIONS_FILE}"))
+    for journal, kind in ((paths.home / JOURNAL_FILE, MachineOrder), *of_agents, *of_ingresses):
         if journal.exists():
             try:
                 msgspec.json.decode(journal.read_bytes(), type=kind)

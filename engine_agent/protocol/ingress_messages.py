@@ -205,6 +205,10 @@ class ServerCertificate(Struct, frozen=True):
         return f"ServerCertificate({self.name!r})"
 
 
+APPLICATION_TLS_SINCE = 2
+"""The first protocol whose agents know `ApplicationTls`; others pass it over, and serve plain HTTP to everybody."""
+
+
 class ApplicationTls(Struct, frozen=True, tag="application_tls"):
     """How applications reach the ingresses of one region, whole: an ingress shows the certificate for the name that is
     asked for, or else the first. Without any it serves plain HTTP only. `plain_http` is a

@@ -15,7 +15,7 @@ from kernel.rest.serializers import WhySerializer, actor_of
 from kernel.rest.view_sets import ReadOnlyModelViewSet
 from traffic.api import examples
 from traffic.models import Ingress, RoutingTable
-from traffic.selectors.ingress import ingresses_described
+from traffic.selectors.ingress import ingresses_described, serves_plain_problem
 from traffic.selectors.routing import routing_tables_described, table_by_reference
 from traffic.services.ingress import ingress_revoke
 
@@ -29,7 +29,9 @@ class IngressSerializer(serializers.ModelSerializer[Ingress]):
     revision = serializers.IntegerField(help_text="Of the routing table in force; 0: none yet.")
     wanted_revision = serializers.IntegerField(help_text="Of the newest table of its region; 0: none yet.")
     haproxy_pid = serializers.IntegerField(source="report.haproxy_pid", default=None, allow_null=True)
-    reason = serializers.CharField(help_text="Why it does not run that table.")
+    reason = serializers.SerializerMethodField(
+        help_text="Why it does not run that table, or what of its region's `plain_http` it does not do."
+    )
     cells = serializers.SerializerMethodField(help_text="Cell -> how this ingress sees it: up, down, drain, …")
 
     class Meta:
@@ -43,6 +45,11 @@ class IngressSerializer(serializers.ModelSerializer[Ingress]):
     def get_agent_version(self, ingress: Ingress) -> str:
         report = getattr(ingress, "report", None)
         return report.agent_version if report else ""
+
+    @extend_schema_field(serializers.CharField())
+    def get_reason(self, ingress: Ingress) -> str:
+        report = getattr(ingress, "report", None)
+        return "; ".join(filter(None, (report.reason if report else "", serves_plain_problem(ingress))))
 
     @extend_schema_field(serializers.DictField(child=serializers.CharField()))
     def get_cells(self, ingress: Ingress) -> dict[str, str]:

@@ -5,14 +5,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine_agent.protocol.ingress_messages import IngressReport
+from engine_agent.protocol.ingress_messages import APPLICATION_TLS_SINCE, IngressReport
 from engine_agent.protocol.messages import DownMessage, Hello, UpMessage
+from engine_agent.protocol.states import PlainHttp
 from fleet.consumers.hub import AgentSession
 from fleet.consumers.report_buffer import ReportBuffer
+from fleet.models import Region
 from fleet.selectors.application_certificate import application_tls, tls_versions
 from kernel import clock
 from kernel.refusals import Conflict
 from traffic.models import Ingress
+from traffic.selectors.ingress import PROTOCOL, unable_to_refuse
 from traffic.selectors.routing import UnreadableTable, latest_revisions, latest_tables, table_for_ingresses
 from traffic.services.ingress_report import IngressRow, ingress_reports_store
 
@@ -24,6 +27,7 @@ class IngressHandler:
 
     def __init__(self) -> None:
         self._reports: ReportBuffer[IngressRow] = ReportBuffer()
+        self._unable: set[str] = set()
 
     def on_hellos(self, hellos: Sequence[Hello]) -> dict[str, Conflict]:
         """An ingress's hello has nothing to keep. Returns who is none any more."""
@@ -38,14 +42,26 @@ class IngressHandler:
         return previous is None or _urgent_part(previous) != _urgent_part(row)
 
     def on_disconnect(self, session: AgentSession) -> None:
+        self._unable.discard(session.key)
         self._reports.end(session.identity.id, session.key, _disconnected)
 
     def flush(self) -> None:
         self._reports.flush(ingress_reports_store)
 
     def desired_messages(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
-        first = _tls_messages(sessions)
+        able = [session for session in sessions if session.hello.protocol >= APPLICATION_TLS_SINCE]
+        if len(able) < len(sessions):
+            self._name_unable([session for session in sessions if session not in able])
+        first = _tls_messages(able)
         return {**first, **self._tables([session for session in sessions if session.identity.id not in first])}
+
+    def _name_unable(self, sessions: Sequence[AgentSession]) -> None:
+        """Log, once for each connection, who serves without TLS whom its region refuses."""
+        refusing = set(Region.objects.exclude(plain_http=PlainHttp.SERVE.value).values_list("name", flat=True))
+        for session in sessions:
+            if session.identity.region in refusing and session.key not in self._unable:
+                self._unable.add(session.key)
+                log.error("%s", unable_to_refuse(session.identity.id))
 
     def _tables(self, sessions: Sequence[AgentSession]) -> dict[str, tuple[int, DownMessage]]:
         newest = latest_revisions()
@@ -109,5 +125,6 @@ def _row(session: AgentSession, report: IngressReport) -> IngressRow:
             **msgspec.to_builtins(report.telemetry),
             "cells": msgspec.to_builtins(report.cells),
             "changes": msgspec.to_builtins(report.changes),
+            PROTOCOL: session.hello.protocol,
         },
     )

@@ -3,11 +3,15 @@
 from django.db.models import OuterRef, QuerySet, Subquery, TextField, Value
 from django.db.models.functions import Coalesce
 
+from engine_agent.protocol.ingress_messages import APPLICATION_TLS_SINCE
 from engine_agent.protocol.releases import release_of
-from engine_agent.protocol.states import AgentKind
+from engine_agent.protocol.states import AgentKind, PlainHttp
 from fleet.planning.agent_rollouts import AgentView, Standing
 from traffic.models import Ingress, RoutingTable
 from traffic.selectors.routing import UnreadableTable, latest_tables, routed_cells, table_message
+
+PROTOCOL = "protocol"
+"""Part of a report's telemetry: the protocol of the agent that sent it."""
 
 
 def ingresses_described() -> QuerySet[Ingress]:
@@ -16,11 +20,29 @@ def ingresses_described() -> QuerySet[Ingress]:
     Of one that never reported `connected` is False, `revision` 0 and `reason` "".
     """
     newest = RoutingTable.objects.filter(region_id=OuterRef("region_id")).order_by("-revision")
-    return Ingress.objects.select_related("report").annotate(
+    return Ingress.objects.select_related("report", "region").annotate(
         connected=Coalesce("report__connected", Value(False)),
         revision=Coalesce("report__revision", Value(0)),
         reason=Coalesce("report__reason", Value(""), output_field=TextField()),
         wanted_revision=Coalesce(Subquery(newest.values("revision")[:1]), Value(0)),
+    )
+
+
+def serves_plain_problem(ingress: Ingress) -> str:
+    """That an ingress serves without TLS whom its region refuses, because its agent knows of no such thing; "": it
+    does not. Its region and report are read before."""
+    report = getattr(ingress, "report", None)
+    if report is None or ingress.region.plain_http == PlainHttp.SERVE:
+        return ""
+    is_able = report.telemetry.get(PROTOCOL, APPLICATION_TLS_SINCE) >= APPLICATION_TLS_SINCE
+    return "" if is_able else unable_to_refuse(ingress.id)
+
+
+def unable_to_refuse(ingress: str) -> str:
+    """The sentence about an ingress of an older protocol in a region that refuses plain HTTP."""
+    return (
+        f"{ingress} runs an agent that cannot refuse plain HTTP, and serves it to everybody: upgrade agents"
+        " (`switchyard agents upgrade`)"
     )
 
 

@@ -9,6 +9,7 @@ from django.db.models import Max
 from controlplane.dashboard.selectors.load import FRESH_FOR_S
 from kernel.tones import Tone
 from traffic.models import Ingress, IngressReport, RoutingTable
+from traffic.selectors.ingress import serves_plain_problem
 
 TABLES_SHOWN = 20
 
@@ -32,13 +33,15 @@ FOLLOWING_TONE: dict[Following, Tone] = {
 
 @dataclass(frozen=True, slots=True)
 class IngressRow:
-    """An ingress. `published` is its region's latest revision; `cells` what HAProxy thinks of each cell."""
+    """An ingress. `published` is its region's latest revision; `cells` what HAProxy thinks of each cell;
+    `serves_plain`: that it serves without TLS whom its region refuses, and why."""
 
     ingress: Ingress
     report: IngressReport | None
     published: int
     following: Following
     cells: tuple[tuple[str, str], ...]
+    serves_plain: str = ""
 
     @property
     def tone(self) -> Tone:
@@ -87,6 +90,7 @@ def _ingress_row(ingress: Ingress, published: int, now: datetime) -> IngressRow:
         published=published,
         following=_following(report, published, now),
         cells=tuple(sorted(report.cells.items())) if report else (),
+        serves_plain=serves_plain_problem(ingress),
     )
 
 

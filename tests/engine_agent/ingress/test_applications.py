@@ -14,6 +14,7 @@ import pytest_asyncio
 from cryptography import x509
 from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 
+from engine_agent.ingress.application_tls import ApplicationTlsState
 from engine_agent.ingress.applications import FOLDER
 from engine_agent.protocol.ingress_messages import ApplicationTls, ServerCertificate
 from engine_agent.protocol.ports import tls_port
@@ -321,6 +322,10 @@ async def test_whom_to_serve_without_tls_waits_for_no_certificate(
     async with later.running():
         await answers(later, 403)
         assert "plain HTTP is refused until they are known" in later.reports[-1].observed.reason
+        again = ApplicationTlsState(ingress.settings, None)  # type: ignore[arg-type]  # it is not run
+        again.resume()
+        assert again.in_force.plain_http is PlainHttp.REFUSE, "the next start finds what was damaged no more"
+        assert "plain HTTP is refused until they are known" in again.problem
         later.ingress.receive(stated(authority, first))
         await answers(later, 200)
 
