@@ -20,14 +20,14 @@ from engine_agent.machine.facts import driverless, read_facts
 from engine_agent.machine.paths import HostPaths, Joined
 from engine_agent.machine.releases import let_all_read
 from engine_agent.protocol.machine_messages import MachineFacts, machine_id_of
-from engine_agent.protocol.ports import HIGHEST_PORT, PORTS_PER_NODE, PROXY, hop_port, tls_port
+from engine_agent.protocol.ports import HIGHEST_PORT, PORTS_PER_NODE, PROXY, first_ports, hop_port, tls_port
 from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.enrolment import NONCE_FILE, Enrolment, EnrolmentRefused, EnrolmentUnreachable
 from engine_agent.runtime.identity import Identity
 
 NODE_PORT, INGRESS_PORT = 21000, 8080
 METRICS_ABOVE = 1000
-LOWEST_PORT, MOST_DIGITS = 1024, 5
+MOST_DIGITS = 5
 CONNECTED_WITHIN_S = 20.0
 LOOK_EVERY_S = 0.1
 ACCEPT_LIMIT_S = 10.0
@@ -89,12 +89,12 @@ def ports_of(role: str, stated: str) -> list[int]:
         ValueError: it is no port that all of them follow from; the text says which are.
     """
     is_node = role == AgentKind.NODE
-    highest = HIGHEST_PORT - PORTS_PER_NODE + 1 if is_node else HIGHEST_PORT
+    possible = first_ports(AgentKind(role))
     first = int(stated) if stated.isascii() and stated.isdecimal() and len(stated) <= MOST_DIGITS else -1
     first = first or (NODE_PORT if is_node else INGRESS_PORT)
-    if not LOWEST_PORT <= first <= highest:
+    if first not in possible:
         raise ValueError(
-            f"--port {stated[:20]!r} is no first port of a {role}: give one from {LOWEST_PORT} to {highest}"
+            f"--port {stated[:20]!r} is no first port of a {role}: give one from {possible[0]} to {possible[-1]}"
         )
     if is_node:
         return list(range(first, first + PORTS_PER_NODE))

@@ -4,6 +4,8 @@ A node owns the `PORTS_PER_NODE` ports from its base upwards. Rendezvous moves w
 that a killed engine held can stay busy for a while.
 """
 
+from engine_agent.protocol.states import AgentKind
+
 PORTS_PER_NODE = 20
 
 PROXY = 0
@@ -27,10 +29,16 @@ HOPS_ABOVE = 2000
 """An ingress takes other regions' requests so far above its port for applications."""
 TLS_ABOVE = 3000
 """An ingress takes applications' requests over TLS so far above its port for those without."""
-HIGHEST_PORT = 65535
+LOWEST_PORT, HIGHEST_PORT = 1024, 65535
+"""Of those that agents listen on: they need not be root."""
 INGRESS_CLAIM = "\0switchyard-ingress-{host}:{port}"
 """Name of the abstract Unix socket by which an ingress holds its address and port: it belongs to the namespace of the
 network, as ports do, and ends with its owner."""
+
+
+def first_ports(kind: AgentKind) -> range:
+    """Which ports the agent of a node or an ingress may be given as its first: there is room for those that follow."""
+    return range(LOWEST_PORT, HIGHEST_PORT + 2 - (PORTS_PER_NODE if kind is AgentKind.NODE else 1))
 
 
 def hop_port(ingress_port: int) -> int:

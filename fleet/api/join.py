@@ -21,6 +21,7 @@ from django.views.decorators.csrf import csrf_exempt
 from django.views.decorators.http import require_GET, require_POST
 
 from audit.middleware import audit_exempt
+from engine_agent.protocol.ports import HIGHEST_PORT, LOWEST_PORT
 from engine_agent.protocol.states import AgentKind
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.models import Invitation
@@ -39,7 +40,7 @@ NONCE = re.compile(r"[0-9a-f]{32}")
 ORIGIN = re.compile(r"https?://[A-Za-z0-9.:\[\]-]{1,260}")
 REACH_LIMIT_S = 3.0
 CHECKS_AT_ONCE = 4
-PORTS = range(1024, 65536)
+PORTS = range(LOWEST_PORT, HIGHEST_PORT + 1)
 
 CHUNK_BYTES = 256 * 1024
 DOWNLOADS_AT_ONCE = 16

@@ -11,7 +11,7 @@ from django.db import transaction
 
 from engine_agent.protocol.machine_messages import MachineFacts, MachineReport
 from engine_agent.protocol.messages import Hello
-from engine_agent.protocol.ports import HIGHEST_PORT, PORTS_PER_NODE
+from engine_agent.protocol.ports import first_ports
 from engine_agent.protocol.releases import VERSION_MOST
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.models import InstanceType, Machine
@@ -31,8 +31,6 @@ ATTEMPTS = range(2**31)
 REPORTED = [
     *("connected", "connection", "last_seen_at", "phase", "agent_reason", "release_trouble", "release_attempt"),
 ]
-PORT_BASES = range(1024, HIGHEST_PORT - PORTS_PER_NODE + 2)
-"""First ports of nodes and ports of ingresses, with room for those that follow."""
 
 
 class ReceivedMachineReport(msgspec.Struct, frozen=True):
@@ -80,6 +78,7 @@ def _hello_store(hello: Hello, now: datetime) -> None:
             raise Conflict(f"{hello.id} was removed; uninstall it and join it with a new token")
         if machine.revoked_at is not None:
             raise Conflict(f"{hello.id} was revoked; uninstall it and join it with a new token")
+        _require_first_port(AgentKind(machine.role), facts.port_base)
         if not machine.type_stated and machine.state in {MachineState.JOINING, MachineState.POOL}:
             shapes = [kind.shape() for kind in InstanceType.objects.all()]
             machine.instance_type_id = instance_type_of(facts, shapes) or None
@@ -105,9 +104,12 @@ def _require_reachable(facts: MachineFacts) -> None:
         raise Conflict(f"the address of a machine must be an IP address, not {facts.address[:80]!r}") from None
     if address.is_unspecified or address.is_multicast or "%" in facts.address:
         raise Conflict(f"the address of a machine must be one that others connect to, not {address}")
-    if facts.port_base not in PORT_BASES:
-        last = PORT_BASES[-1]
-        raise Conflict(f"the first port of a machine must be {PORT_BASES[0]} to {last}, not {facts.port_base}")
+
+
+def _require_first_port(kind: AgentKind, port: int) -> None:
+    possible = first_ports(kind)
+    if port not in possible:
+        raise Conflict(f"the first port of a machine must be {possible[0]} to {possible[-1]}, not {port}")
 
 
 def machine_reports_store(received: Sequence[ReceivedMachineReport]) -> None:

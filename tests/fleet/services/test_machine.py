@@ -7,11 +7,13 @@ from typing import Any
 import msgspec
 import pytest
 
+from engine_agent.machine.join import ports_of
 from engine_agent.protocol.machine_messages import MachineReport, machine_id_of
 from engine_agent.protocol.messages import Hello
+from engine_agent.protocol.ports import first_ports
 from engine_agent.protocol.states import AgentKind, MachinePhase
 from fleet.models import AgentCredential, Machine, Node
-from fleet.planning.states import MachineState, NodeState
+from fleet.planning.states import MachineRole, MachineState, NodeState
 from fleet.selectors.machine import machine_orders, notices_of
 from fleet.services.enrolment import EnrolmentRefused, agent_enrol, agents_identify, credential_issue
 from fleet.services.machine import (
@@ -328,3 +330,14 @@ def test_what_no_ingress_could_connect_to_is_in_no_row(facts: dict[str, Any], sa
     assert str(refused["m-1"]) == says
     machine = Machine.objects.get()
     assert (machine.state, machine.address) == (MachineState.JOINING, rows.FACTS.address)
+
+
+@pytest.mark.parametrize("role", list(MachineRole))
+def test_every_first_port_with_which_a_host_may_join_is_taken(role: MachineRole) -> None:
+    rows.machine("m-1", state=MachineState.JOINING.value, role=role.value)
+    last = first_ports(AgentKind(role))[-1]
+    assert ports_of(role, str(last))[0] == last
+    refused = machine_hellos_store([hello("m-1", port_base=last + 1)], now=NOW)
+    assert str(refused["m-1"]) == f"the first port of a machine must be 1024 to {last}, not {last + 1}"
+    assert machine_hellos_store([hello("m-1", port_base=last)], now=NOW) == {}
+    assert Machine.objects.get().port_base == last

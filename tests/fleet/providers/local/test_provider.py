@@ -21,7 +21,7 @@ from engine_agent.protocol.states import AgentKind
 from fleet.planning.placement.distance import shared_prefix
 from fleet.planning.snapshot import ProviderStatus
 from fleet.providers.base import LaunchSpec, Machine, NoCapacity, ProviderError
-from fleet.providers.local.processes import code_of
+from fleet.providers.local.processes import agent_of, code_of, processes_by_node
 from fleet.providers.local.provider import Boot, LocalProvider, place
 from fleet.services.agent_archive import release_folder, source_keep
 
@@ -250,7 +250,13 @@ def releases(provider: LocalProvider, settings: Any) -> tuple[str, str]:
     return own.id, other.id
 
 
+def await_agent(provider: LocalProvider) -> None:
+    """Until its process, which is there at once, has become the agent: before, nobody knows it as one."""
+    eventually(lambda: agent_of(processes_by_node(provider.home).get("n-00000001", [])) is not None)
+
+
 def code(provider: LocalProvider) -> str:
+    await_agent(provider)
     (agent,) = agents("n-00000001")
     return Path(code_of(agent)).name
 
@@ -280,6 +286,7 @@ def test_a_mover_that_died_in_between_is_made_good(provider: LocalProvider, rele
     """Once the order is written: it killed nobody yet, or it killed the agent and started none."""
     own, other = releases
     launch(provider, release=own)
+    await_agent(provider)
     boot = provider._booted("n-00000001")
     assert boot is not None
     provider._write(Boot(boot.id, boot.argv, other))
@@ -299,6 +306,7 @@ def test_a_spare_is_not_taken_for_gone_between_two_agents(
 ) -> None:
     own, other = releases
     launch(provider, release=own)
+    await_agent(provider)
     spawn = provider._spawn
     seen = []
 
