@@ -37,6 +37,8 @@ class Reserved:
     network_nodes: tuple[str, ...] = ()
     id: str = field(default_factory=lambda: f"cr-{secrets.token_hex(9)[:17]}")
     used: set[str] = field(default_factory=set)
+    announced: bool = False
+    """Its end."""
 
     def state(self, now: float) -> str:
         """As DescribeCapacityReservations calls it."""
@@ -46,8 +48,18 @@ class Reserved:
 
     def closes_at(self) -> float:
         """From when it takes no more machines, and ends those it has."""
-        early = BLOCK_ENDS_MACHINES_S if self.market is Market.BLOCK else 0.0
+        early = BLOCK_ENDS_MACHINES_S if self.is_block else 0.0
         return math.inf if self.ends is None else self.ends - early
+
+    @property
+    def region(self) -> str:
+        """Of its zone."""
+        return self.zone[:-1]
+
+    @property
+    def is_block(self) -> bool:
+        """A Capacity Block, which ends its machines before its own end."""
+        return self.market is Market.BLOCK
 
     @property
     def left(self) -> int:

@@ -45,7 +45,7 @@ def run_instances(world: World, call: Call) -> dict[str, Any]:
         world.machines.capacity.take(launch.instance_type, launch.zone, launch.market, count)
     if launch.token:
         world.launches[call.region, launch.zone, launch.token] = (launch.digest, tuple(ids))
-    world.machines.settle()
+    world.settle()
     return describe_by_id(world, call, ids)[0]
 
 
@@ -185,7 +185,7 @@ def terminate_instances(world: World, call: Call) -> dict[str, Any]:
     before = [machine.state(now) for machine in found]
     for machine in found:
         world.machines.end(machine, "Client.UserInitiatedShutdown", "User initiated shutdown")
-    world.machines.settle()
+    world.settle()
     return {
         "TerminatingInstances": [
             {"InstanceId": machine.id, "CurrentState": state_of(machine.state(now)), "PreviousState": state_of(earlier)}

@@ -47,6 +47,10 @@ class Machine:
     end_reason: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
     impaired_since: float | None = None
+    interrupted: float | None = None
+    """When AWS ends it, by its own warning."""
+    announced: str = ""
+    """The state that the last event was about."""
 
     @property
     def id(self) -> str:
@@ -102,6 +106,8 @@ class Machines:
         """Make moto's instances what the clock says that they are now."""
         now = self._world.clock.now()
         for machine in self:
+            if machine.interrupted is not None and now >= machine.interrupted:
+                self.end(machine, "Server.SpotInstanceTermination", "Your instance was reclaimed")
             if machine.reserved and now >= machine.reserved.closes_at():
                 self.end(machine, "Server.CapacityBlockExpired", "Your Capacity Block has ended")
             state = machine.state(now)

@@ -15,6 +15,7 @@ from urllib.parse import parse_qsl, unquote, urlencode
 from botocore.model import OperationModel
 from botocore.parsers import create_parser
 from botocore.validate import ParamValidator
+from moto.core.errors import COMMON_ERROR_CODES
 from moto.core.exceptions import ServiceException
 from moto.core.parse import PROTOCOL_PARSERS
 from moto.core.serialize import get_serializer_class
@@ -37,8 +38,10 @@ HTTP_STATUS = {
     "InvalidClientTokenId": 403,
     "MissingAuthenticationToken": 403,
     "IncompleteSignature": 400,
+    "NotInThisCloud": 400,
 }
 """Of an error, where it is not the protocol's own (400). botocore repeats those of 500 and above by itself."""
+COMMON_ERROR_CODES.extend(HTTP_STATUS)  # codes of any service, for which moto would warn that a model lacks them
 NOT_IN_THIS_CLOUD = "NotInThisCloud"
 """Code of the error for calls that neither moto nor this package knows. AWS says no such thing."""
 

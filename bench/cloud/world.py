@@ -51,6 +51,10 @@ HANDLERS: dict[tuple[str, str], Handler] = {}
 StartResponse = Callable[[str, list[tuple[str, str]]], object]
 
 
+WATCHES: list[Callable[["World"], None]] = []
+"""What looks at all of it whenever time may have passed."""
+
+
 def handles(service: str, operation: str) -> Callable[[Handler], Handler]:
     """The function answers this operation, in place of moto."""
 
@@ -87,6 +91,8 @@ class World:
         """Region, zone and client token -> digest of the request, and the machines."""
         self.groups: dict[str, dict[str, dict[str, Any]]] = {}
         """Region -> placement groups by name."""
+        self.changes: dict[str, float] = {}
+        """Route 53's, by id -> when it was made."""
         self.placed: Counter[str] = Counter()
         """Zone -> how many machines were given network nodes in it."""
         self.faults: list[Fault] = []
@@ -113,6 +119,12 @@ class World:
         keys = keys or {"aws_access_key_id": self.access_key, "aws_secret_access_key": self.secret}
         config = Config(retries={"mode": "standard", "total_max_attempts": 1}, read_timeout=read_timeout_s)
         return _session().client(service, region_name=region, endpoint_url=self.endpoint, config=config, **keys)
+
+    def settle(self) -> None:
+        """What happens by itself as time passes; each call begins with it."""
+        self.machines.settle()
+        for watch in WATCHES:
+            watch(self)
 
     def forget(self) -> None:
         """Give moto's memory of this account back."""
@@ -155,10 +167,11 @@ class World:
     def _carried_out(self, call: Call, fault: Fault | None) -> tuple[Answer, str]:
         handler = self.handlers.get((call.service, call.operation))
         try:
-            self.limits.take(call, self.clock.now())
-            if fault and fault.code:
-                raise Refused(fault.code, fault.message)
-            self.machines.settle()
+            with self._lock:
+                self.limits.take(call, self.clock.now())
+                if fault and fault.code:
+                    raise Refused(fault.code, fault.message)
+                self.settle()
             if handler:
                 return write_answer(call, handler(self, call)), ""
             status, headers, body = self.forwarded(call)

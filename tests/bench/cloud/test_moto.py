@@ -8,7 +8,7 @@ import pytest
 from bench.cloud.server import World, serve
 from bench.cloud.wire import NOT_IN_THIS_CLOUD
 from bench.cloud.world import HANDLERS
-from tests.bench.cloud.conftest import Network, ids_of, make_network, refusal
+from tests.bench.cloud.conftest import Network, ids_of, make_network, make_zone, record, refusal, text
 
 pytestmark = pytest.mark.cloud
 
@@ -48,12 +48,35 @@ def is_unknown(operation: str, **params: object) -> Callable[[World, Network], b
     return lambda _, network: refusal(getattr(network.ec2, operation), **params) == NOT_IN_THIS_CLOUD
 
 
+def takes_a_stale_writer(world: World, _: Network) -> bool:
+    zone = make_zone(world)
+    zone.change(text("CREATE", 1))
+    zone.change(text("DELETE", 1), text("CREATE", 2))
+    return refusal(zone.change_checked, changes=[text("DELETE", 1), text("CREATE", 3)]) == ""
+
+
+def is_in_sync_at_once(world: World, _: Network) -> bool:
+    zone = make_zone(world)
+    change = zone.change(record("UPSERT", "us-east-1", 10))
+    return str(zone.route53.get_change(Id=change)["ChangeInfo"]["Status"]) == "INSYNC"
+
+
+def knows_everybody(world: World, _: Network) -> bool:
+    stranger = world.client("sts", aws_access_key_id="AKIANOBODY", aws_secret_access_key="no secret")
+    return str(stranger.get_caller_identity()["Arn"]).endswith("user/moto")
+
+
 STILL = {
     ("ec2", "RunInstances"): launches_the_least,
     ("ec2", "DescribeInstances"): pages_by_reservation,
     ("ec2", "DescribeInstanceStatus"): ignores_pages_of_statuses,
     ("ec2", "TerminateInstances"): is_terminated_at_once,
     ("ec2", "DescribeInstanceTopology"): is_unknown("describe_instance_topology"),
+    ("ec2", "DescribeCapacityReservations"): is_unknown("describe_capacity_reservations"),
+    ("ec2", "DescribeCapacityReservationTopology"): is_unknown("describe_capacity_reservation_topology"),
+    ("route53", "ChangeResourceRecordSets"): takes_a_stale_writer,
+    ("route53", "GetChange"): is_in_sync_at_once,
+    ("sts", "GetCallerIdentity"): knows_everybody,
     ("ec2", "CreatePlacementGroup"): is_unknown("create_placement_group", GroupName="sw"),
     ("ec2", "DescribePlacementGroups"): is_unknown("describe_placement_groups"),
     ("ec2", "DeletePlacementGroup"): is_unknown("delete_placement_group", GroupName="sw"),
