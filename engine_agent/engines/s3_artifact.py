@@ -358,7 +358,7 @@ def _explained(error: Any, uri: str) -> str:
     headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
     elsewhere = f"the bucket of {uri} is in {headers.get('x-amz-bucket-region', 'another region')}: set AWS_REGION"
     reasons = {
-        "NoSuchKey": f"{uri} has no {MANIFEST_NAME}: write it with engine_agent.engines.artifact and upload it last"
+        "NoSuchKey": f"{uri} has no {MANIFEST_NAME}: upload the artifact by manage.py artifact_push"
         if str(error.response["Error"].get("Key", MANIFEST_NAME)).endswith(MANIFEST_NAME)
         else f"{error.response['Error']['Key']} is gone from {uri}: an artifact never changes",
         "NoSuchBucket": f"the bucket of {uri} does not exist",

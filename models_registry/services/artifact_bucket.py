@@ -94,7 +94,7 @@ def _explain(error: ClientError, where: str, bucket: str) -> Exception:
     if code in ("NoSuchBucket", "InvalidBucketName"):
         return BadArtifact(f"there is no bucket {bucket}")
     if code in ("NoSuchKey", "404"):
-        how = ": write it with engine_agent.engines.artifact, upload it last" if where.endswith(MANIFEST_NAME) else ""
+        how = ": upload the artifact by manage.py artifact_push" if where.endswith(MANIFEST_NAME) else ""
         return BadArtifact(f"{where} is not there{how}")
     if status in (301, 302, 307, 308) or code in ("PermanentRedirect", "AuthorizationHeaderMalformed"):
         region = error.response["ResponseMetadata"].get("HTTPHeaders", {}).get("x-amz-bucket-region", "another region")

@@ -250,7 +250,7 @@ def test_a_manifest_that_is_huge_or_has_no_one_meaning_is_refused(store: Store, 
 @pytest.mark.parametrize(
     ("uri", "said"),
     [
-        ("s3://models/llama/4", r"s3://models/llama/4 has no manifest.json: write it with"),
+        ("s3://models/llama/4", r"s3://models/llama/4 has no manifest.json: upload the artifact by manage.py"),
         ("s3://nowhere/llama", r"the bucket of s3://nowhere/llama does not exist"),
         ("file:///models", r"file:///models is no place in S3; it must be s3://bucket/prefix"),
     ],

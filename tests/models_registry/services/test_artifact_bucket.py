@@ -70,7 +70,7 @@ def test_a_bucket_may_be_an_artifact_by_itself(store: Store, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("s3://models/llama/4", "s3://models/llama/4/manifest.json is not there: write it with"),
+        ("s3://models/llama/4", "s3://models/llama/4/manifest.json is not there: upload the artifact by"),
         ("s3://nowhere/llama", "there is no bucket nowhere"),
     ],
 )

@@ -1,0 +1,36 @@
+"""`manage.py artifact_push`: uploads a folder of model files to S3 under a manifest. Touches no database."""
+
+from pathlib import Path
+from typing import Any
+
+from django.core.management.base import BaseCommand, CommandError, CommandParser
+
+from engine_agent.protocol.manifest import BadArtifact
+from models_registry.planning.artifact_rules import parse_place
+from models_registry.services.artifact_push import artifact_push
+
+
+class Command(BaseCommand):
+    help = (
+        "Upload a folder of model files to a prefix in S3, its manifest last, and nothing over what is there. Uses "
+        "your own AWS credentials, AWS_REGION and AWS_ENDPOINT_URL. Prints the artifact_digest of a model version."
+    )
+    requires_system_checks = []
+    requires_migrations_checks = False
+
+    def add_arguments(self, parser: CommandParser) -> None:
+        """Add the folder and the place."""
+        parser.add_argument("folder", type=Path, help="its files, and those of folders in it, are the artifact")
+        parser.add_argument("uri", help="s3://bucket/prefix, which holds nothing yet")
+
+    def handle(self, *args: Any, **options: Any) -> None:
+        """Upload.
+
+        Raises:
+            CommandError: the folder is no artifact, the prefix is taken, or S3 refuses.
+        """
+        try:
+            manifest = artifact_push(options["folder"], parse_place(options["uri"]), self.stderr.write)
+        except BadArtifact as error:
+            raise CommandError(str(error)) from error
+        self.stdout.write(manifest.digest)
