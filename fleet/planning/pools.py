@@ -92,9 +92,10 @@ class UnitView:
 @dataclass(frozen=True, slots=True)
 class PoolView:
     """`position`: the order in which a person wants pools used. `path`: where its machines will be, as far as is known:
-    zone id, then the network nodes of its reservation. `free`: machines left in its reservation when it was last looked
-    at; None: not known. `failures`: in a row. `ends_at`: of a Capacity Block. `max_price`: US dollars an hour, of spot;
-    None: the price on demand."""
+    zone id, then the network nodes of its reservation. `placement_group`: of a reservation only the one that it was
+    made in, for another one would keep part of it out of reach (eksctl #7949). `free`: machines left in its reservation
+    when it was last looked at; None: not known. `failures`: in a row. `ends_at`: of a Capacity Block. `max_price`: US
+    dollars an hour, of spot; None: the price on demand."""
 
     id: int
     region: str

@@ -1,0 +1,118 @@
+"""Every call to AWS that we make, with the IAM actions that it needs, by role. Pure: a table.
+
+What is not in it is not called, and what no call needs is not allowed: policies are held against it. Roles have nothing
+in common, so that a node cannot launch and the control plane cannot change its own permissions.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from types import MappingProxyType
+
+
+class Role(StrEnum):
+    """Who calls. An ingress calls nothing of AWS but what its image needs, and the deployer is CloudFormation."""
+
+    CONTROL = "control"
+    NODE = "node"
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """`service`: as boto3 names its client, `operation` as AWS names the call. `actions`: of IAM. `bound`: what a
+    policy must tie them to, in words; "" where IAM knows no bound for the action."""
+
+    service: str
+    operation: str
+    actions: tuple[str, ...]
+    bound: str = ""
+    role: Role = Role.CONTROL
+
+
+_OURS = "resources tagged switchyard:install = this install"
+
+
+def _plain(service: str, prefix: str, *operations: str, bound: str = "") -> tuple[Call, ...]:
+    """Calls whose action has their name."""
+    return tuple(Call(service, name, (f"{prefix}:{name}",), bound) for name in operations)
+
+
+_CALLS = (
+    Call(
+        "ec2",
+        "RunInstances",
+        ("ec2:RunInstances", "ec2:CreateTags", "iam:PassRole"),
+        f"{_OURS}, in the request; tags set by RunInstances only; the two roles of instances, passed to EC2",
+    ),
+    Call("ec2", "TerminateInstances", ("ec2:TerminateInstances",), _OURS),
+    Call("ec2", "DeleteVolume", ("ec2:DeleteVolume",), _OURS),
+    Call("ec2", "DeleteNetworkInterface", ("ec2:DeleteNetworkInterface",), _OURS),
+    Call("ec2", "CancelSpotInstanceRequests", ("ec2:CancelSpotInstanceRequests",), _OURS),
+    *_plain(
+        "ec2",
+        "ec2",
+        "DescribeInstances",
+        "DescribeInstanceStatus",
+        "DescribeInstanceTopology",
+        "DescribeCapacityReservations",
+        "DescribeCapacityReservationTopology",
+        "DescribeInstanceTypes",
+        "DescribeInstanceTypeOfferings",
+        "DescribeAvailabilityZones",
+        "DescribeSubnets",
+        "DescribeImages",
+        "DescribePlacementGroups",
+        "DescribeVolumes",
+        "DescribeNetworkInterfaces",
+        "DescribeSpotInstanceRequests",
+        "DescribeSpotPriceHistory",
+        "GetSpotPlacementScores",
+    ),
+    Call("sts", "DecodeAuthorizationMessage", ("sts:DecodeAuthorizationMessage",)),
+    *_plain("ssm", "ssm", "GetParametersByPath", bound="the install's path"),
+    *_plain("ssm", "ssm", "GetParameter", bound="the install's path, and public parameters of images"),
+    *_plain("cloudformation", "cloudformation", "DescribeStacks", bound="the install's stacks"),
+    *_plain("sqs", "sqs", "ReceiveMessage", "GetQueueAttributes", bound="the region's queue of notices"),
+    Call("sqs", "DeleteMessageBatch", ("sqs:DeleteMessage",), "the region's queue of notices"),
+    *_plain(
+        "route53",
+        "route53",
+        "ChangeResourceRecordSets",
+        "ListResourceRecordSets",
+        "GetHostedZone",
+        bound="the entry's hosted zone",
+    ),
+    *_plain("route53", "route53", "GetChange"),
+    *_plain(
+        "elbv2", "elasticloadbalancing", "RegisterTargets", "DeregisterTargets", bound="the region's target groups"
+    ),
+    *_plain("elbv2", "elasticloadbalancing", "DescribeTargetHealth", "DescribeTargetGroups"),
+    *_plain(
+        "globalaccelerator",
+        "globalaccelerator",
+        "DescribeEndpointGroup",
+        "UpdateEndpointGroup",
+        "TagResource",
+        "ListTagsForResource",
+        bound="the install's accelerator",
+    ),
+    *_plain("cloudwatch", "cloudwatch", "PutMetricData", bound="the namespace Switchyard"),
+    *_plain("pricing", "pricing", "GetProducts"),
+    *_plain("service-quotas", "servicequotas", "ListServiceQuotas"),
+    *_plain("s3", "s3", "GetObject", "PutObject", bound="control/ of the install's bucket"),
+    Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ and control/ of the install's bucket"),
+    Call("s3", "GetObject", ("s3:GetObject", "kms:Decrypt"), "artifacts/ of the install's bucket", Role.NODE),
+    Call("s3", "ListObjectsV2", ("s3:ListBucket",), "artifacts/ of the install's bucket", Role.NODE),
+    # A node proves who it is by this call, which AWS lets everybody make.
+    Call("sts", "GetCallerIdentity", (), role=Role.NODE),
+)
+
+CALLS: Mapping[tuple[Role, str, str], Call] = MappingProxyType(
+    {(call.role, call.service, call.operation): call for call in _CALLS}
+)
+"""By role, service and operation."""
+
+
+def actions_of(role: Role) -> frozenset[str]:
+    """The IAM actions that a role needs: no fewer, and no more."""
+    return frozenset(action for call in _CALLS if call.role is role for action in call.actions)
