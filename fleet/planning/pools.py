@@ -223,12 +223,18 @@ def pauses(
     outcome: LaunchOutcome,
     scope: Scope,
     text: str,
-    pool: PoolView,
+    pool_id: int,
     pools: Sequence[PoolView],
     now: datetime,
     settings: PoolSettings = SETTINGS,
 ) -> tuple[PausePool | ResumePool, ...]:
-    """Which pools rest after a launch call in `pool`, for which `text` was the answer. No pause ends earlier by it."""
+    """Which pools rest after a launch call in one, to which `text` was the answer. No pause ends earlier by it.
+
+    `pools` as they are now: that of the attempt may be hours old, and others have failed since.
+    """
+    pool = next((one for one in pools if one.id == pool_id), None)
+    if pool is None:
+        return ()
     if outcome is LaunchOutcome.LAUNCHED:
         return (ResumePool(pool.id),) if pool.failures or pool.paused_until is not None else ()
     if outcome is LaunchOutcome.NO_QUOTA:

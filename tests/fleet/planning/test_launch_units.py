@@ -277,7 +277,7 @@ class UnitsInAModelCloud(RuleBasedStateMachine):
             outcome = LaunchOutcome.UNKNOWN if lost == "after" else outcome
         if dies == "called":
             raise Crash
-        for rest in pauses(outcome, Scope.POOL, "full", attempt.pool, list(self.pools.values()), now):
+        for rest in pauses(outcome, Scope.POOL, "full", attempt.pool.id, list(self.pools.values()), now):
             one = self.pools[rest.pool]
             if isinstance(rest, PausePool):
                 changed = replace(one, paused_until=rest.until, failures=rest.failures, pause_reason=rest.reason)

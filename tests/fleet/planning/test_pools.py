@@ -129,7 +129,7 @@ def paused(outcome: LaunchOutcome, *pools: PoolView, scope: Scope = Scope.POOL) 
     """Seconds of rest by pool, after the first one's call."""
     return {
         step.pool: (step.until - NOW).total_seconds()
-        for step in pauses(outcome, scope, "why", pools[0], pools, NOW)
+        for step in pauses(outcome, scope, "why", pools[0].id, pools, NOW)
         if isinstance(step, PausePool)
     }
 
@@ -154,7 +154,7 @@ def test_a_quota_rests_with_its_family_in_its_region_and_spot_has_its_own() -> N
         pool(6, paused_until=later(7200), pause_reason="longer"),
     )
     assert paused(LaunchOutcome.NO_QUOTA, *pools) == {1: 3600, 2: 3600, 6: 7200}
-    assert paused(LaunchOutcome.NO_QUOTA, pools[4], *pools) == {5: 3600}
+    assert paused(LaunchOutcome.NO_QUOTA, pools[4], *pools[:4]) == {5: 3600}
 
 
 def test_families_are_those_of_quotas() -> None:
@@ -167,12 +167,16 @@ def test_families_are_those_of_quotas() -> None:
     sorted(set(LaunchOutcome) - {LaunchOutcome.NO_CAPACITY, LaunchOutcome.NO_QUOTA, LaunchOutcome.LAUNCHED}),
 )
 def test_nothing_else_makes_a_pool_rest(outcome: LaunchOutcome) -> None:
-    assert pauses(outcome, Scope.POOL, "why", pool(1, failures=2), (pool(1),), NOW) == ()
+    assert pauses(outcome, Scope.POOL, "why", 1, (pool(1, failures=2),), NOW) == ()
 
 
 def test_a_launch_forgets_failures() -> None:
-    assert pauses(LaunchOutcome.LAUNCHED, Scope.POOL, "", pool(1, failures=2), (), NOW) == (ResumePool(1),)
-    assert pauses(LaunchOutcome.LAUNCHED, Scope.POOL, "", pool(1), (), NOW) == ()
+    assert pauses(LaunchOutcome.LAUNCHED, Scope.POOL, "", 1, (pool(1, failures=2),), NOW) == (ResumePool(1),)
+    assert pauses(LaunchOutcome.LAUNCHED, Scope.POOL, "", 1, (pool(1),), NOW) == ()
+
+
+def test_a_pool_that_was_removed_meanwhile_does_not_rest() -> None:
+    assert pauses(LaunchOutcome.NO_CAPACITY, Scope.POOL, "why", 1, (pool(2),), NOW) == ()
 
 
 POOLS = st.builds(
@@ -227,7 +231,7 @@ def test_no_pause_ends_earlier_and_none_is_longer_than_its_bound(
     outcome: LaunchOutcome, scope: Scope, pools: list[PoolView]
 ) -> None:
     by_id = {one.id: one for one in pools}
-    for step in pauses(outcome, scope, "why", pools[0], pools, NOW):
+    for step in pauses(outcome, scope, "why", pools[0].id, pools, NOW):
         if isinstance(step, PausePool):
             before = by_id[step.pool].paused_until
             assert step.until >= max(NOW, before or NOW)
