@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import make_server
 
-from bench.cloud import ec2_describe, ec2_events, ec2_launch, ec2_reservations, ec2_topology, route53, sts
+from bench.cloud import accelerator, ec2_describe, ec2_events, ec2_launch, ec2_reservations, ec2_topology, route53, sts
 from bench.cloud.world import World
 
 __all__ = [
-    "World", "ec2_describe", "ec2_events", "ec2_launch", "ec2_reservations", "ec2_topology", "route53", "serve", "sts",
+    "World", "accelerator", "ec2_describe", "ec2_events", "ec2_launch", "ec2_reservations", "ec2_topology", "route53",
+    "serve", "sts",
 ]  # fmt: skip
 
 

@@ -39,6 +39,7 @@ HTTP_STATUS = {
     "MissingAuthenticationToken": 403,
     "IncompleteSignature": 400,
     "NotInThisCloud": 400,
+    "UnrecognizedClientException": 403,
 }
 """Of an error, where it is not the protocol's own (400). botocore repeats those of 500 and above by itself."""
 COMMON_ERROR_CODES.extend(HTTP_STATUS)  # codes of any service, for which moto would warn that a model lacks them

@@ -93,6 +93,9 @@ class World:
         """Region -> placement groups by name."""
         self.changes: dict[str, float] = {}
         """Route 53's, by id -> when it was made."""
+        self.endpoint_groups: dict[str, dict[str, Any]] = {}
+        self.tags: dict[str, dict[str, str]] = {}
+        """Global Accelerator's, by ARN."""
         self.placed: Counter[str] = Counter()
         """Zone -> how many machines were given network nodes in it."""
         self.faults: list[Fault] = []
