@@ -20,23 +20,11 @@ from tests.fleet.provision import MANY, Clock, provision
 from tests.fleet.rows import KIND, NOW
 from tests.fleet.services.racing import race
 
+pytestmark = pytest.mark.usefixtures("now", "cloud")
+
 
 class Killed(BaseException):
     """The process ends here."""
-
-
-@pytest.fixture(autouse=True)
-def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(clock, "now", made)
-    return made
-
-
-@pytest.fixture(autouse=True)
-def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    made = Cloud()
-    monkeypatch.setattr(provisioning, "provider_named", lambda _: made)
-    return made
 
 
 def order_unit(size: int, count: int = 1) -> None:

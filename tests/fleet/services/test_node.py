@@ -9,11 +9,9 @@ from fleet.models import AgentCredential, Incident, JoinToken, Node, NodeReport
 from fleet.planning.decisions import LaunchNodes, MoveNode, RestartAgent, RetireNode
 from fleet.planning.states import NodeState, ProviderAction
 from fleet.selectors.snapshot import fleet_view
-from fleet.services import provisioning
 from fleet.services.enrolment import agent_enrol, agents_identify, join_token_issue
 from fleet.services.node import agent_restart, node_move, node_retire, nodes_launch, nodes_move
 from fleet.services.provisioning import JOIN_TOKEN_TTL
-from kernel import clock
 from kernel.models import Event
 from kernel.transitions import StaleDecision
 from tests.fleet import rows
@@ -21,24 +19,10 @@ from tests.fleet.cloud import FIRST_PORT, Cloud
 from tests.fleet.provision import Clock, provision
 from tests.fleet.rows import KIND, NOW
 
-pytestmark = pytest.mark.django_db
+pytestmark = [pytest.mark.django_db, pytest.mark.usefixtures("now", "cloud")]
 
 LATER = NOW + timedelta(minutes=1)
 RETIRE = RetireNode("n-a", NodeState.LOST, "it is lost and in no cell")
-
-
-@pytest.fixture(autouse=True)
-def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(clock, "now", made)
-    return made
-
-
-@pytest.fixture(autouse=True)
-def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    made = Cloud()
-    monkeypatch.setattr(provisioning, "provider_named", lambda _: made)
-    return made
 
 
 def launch(count: int = 1) -> None:

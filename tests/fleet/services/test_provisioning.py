@@ -38,25 +38,13 @@ from tests.fleet.cloud import Cloud
 from tests.fleet.provision import MANY, Clock, provision
 from tests.fleet.rows import KIND, NOW
 
+pytestmark = pytest.mark.usefixtures("now", "cloud")
+
 DEADLINE_S = 60.0
 
 
 class Killed(BaseException):
     """The process ends here."""
-
-
-@pytest.fixture(autouse=True)
-def now(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(clock, "now", made)
-    return made
-
-
-@pytest.fixture(autouse=True)
-def cloud(monkeypatch: pytest.MonkeyPatch) -> Cloud:
-    made = Cloud()
-    monkeypatch.setattr(provisioning, "provider_named", lambda _: made)
-    return made
 
 
 def order(count: int = 1) -> None:
