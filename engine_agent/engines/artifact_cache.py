@@ -87,7 +87,8 @@ def mark_damaged(folder: Path) -> None:
 def hold(entry: Entry, fill: Callable[[], None], on_wait: Callable[[], None]) -> int:
     """Have the artifact, and the lock that keeps it; returns the lock's descriptor, which is to stay open.
 
-    `fill` is called by one process at a time, if the entry is not complete; `on_wait` once before a wait for another.
+    `fill` is called by one process at a time, if the entry is not complete; `on_wait` before each wait for another, at
+    most one a try.
 
     Raises:
         CannotFetch: from `fill`, or others removed it again and again.
