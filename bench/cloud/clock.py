@@ -32,6 +32,8 @@ class Delays:
     """How long a terminated instance is still described: about an hour."""
     insync_s: float = 60.0
     """Until all of Route 53's servers know a change: usually within 60 seconds."""
+    target_registered_s: float = 90.0
+    """Until a load balancer begins to check a new target: "a few minutes", as its guide has it."""
 
 
 def moment(seconds: float) -> datetime:

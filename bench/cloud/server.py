@@ -7,12 +7,22 @@ from collections.abc import Iterator
 from moto.moto_server.werkzeug_app import MotoRequestHandler
 from werkzeug.serving import make_server
 
-from bench.cloud import accelerator, ec2_describe, ec2_events, ec2_launch, ec2_reservations, ec2_topology, route53, sts
+from bench.cloud import (
+    accelerator,
+    ec2_describe,
+    ec2_events,
+    ec2_launch,
+    ec2_reservations,
+    ec2_topology,
+    nlb,
+    route53,
+    sts,
+)
 from bench.cloud.world import World
 
 __all__ = [
-    "World", "accelerator", "ec2_describe", "ec2_events", "ec2_launch", "ec2_reservations", "ec2_topology", "route53",
-    "serve", "sts",
+    "World", "accelerator", "ec2_describe", "ec2_events", "ec2_launch", "ec2_reservations", "ec2_topology", "nlb",
+    "route53", "serve", "sts",
 ]  # fmt: skip
 
 

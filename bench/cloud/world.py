@@ -14,7 +14,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import boto3
 from botocore.config import Config
@@ -37,6 +37,9 @@ from bench.cloud.wire import (
     read_call,
     write_answer,
 )
+
+if TYPE_CHECKING:
+    from bench.cloud.nlb import Target
 
 CALLS_KEPT = 100_000
 WAITING = {"ReceiveMessage"}
@@ -96,6 +99,10 @@ class World:
         self.endpoint_groups: dict[str, dict[str, Any]] = {}
         self.tags: dict[str, dict[str, str]] = {}
         """Global Accelerator's, by ARN."""
+        self.targets: dict[str, dict[tuple[str, int], Target]] = {}
+        """Of load balancers: ARN of a group -> address and port."""
+        self.failing_targets: set[str] = set()
+        """Addresses that fail their health checks."""
         self.placed: Counter[str] = Counter()
         """Zone -> how many machines were given network nodes in it."""
         self.faults: list[Fault] = []

@@ -36,6 +36,7 @@ class Network:
     ec2: Any
     subnets: dict[str, str]
     group: str
+    vpc: str
 
     def interfaces(self, cards: int = 1, zone: str = "us-east-1a") -> list[dict[str, Any]]:
         """One of each card, as a Trainium machine has them."""
@@ -88,7 +89,29 @@ def make_network(world: World) -> Network:
         for zone, cidr in (("us-east-1a", "10.0.0.0/20"), ("us-east-1b", "10.0.16.0/20"))
     }
     group = moto.create_security_group("nodes", "Nodes", vpc_id=vpc).id
-    return Network(world.client("ec2"), subnets, group)
+    return Network(world.client("ec2"), subnets, group, vpc)
+
+
+def make_target_group(world: World, network: Network) -> tuple[Any, str]:
+    """A client of load balancers, and the ARN of a group behind one: checked every 5 s, healthy after two checks."""
+    client = world.client("elbv2")
+    nth = str(world.count("CreateLoadBalancer"))
+    group = client.create_target_group(
+        Name=f"entry-{nth}", Protocol="TCP", Port=443, VpcId=network.vpc, TargetType="ip", HealthCheckProtocol="HTTP",
+        HealthCheckPath="/healthz", HealthCheckIntervalSeconds=5, HealthCheckTimeoutSeconds=5, HealthyThresholdCount=2,
+    )["TargetGroups"][0]["TargetGroupArn"]  # fmt: skip
+    balancer = client.create_load_balancer(
+        Name=f"entry-{nth}", Type="network", Subnets=list(network.subnets.values()), Scheme="internal"
+    )["LoadBalancers"][0]["LoadBalancerArn"]
+    forward = [{"Type": "forward", "TargetGroupArn": group}]
+    client.create_listener(LoadBalancerArn=balancer, Protocol="TCP", Port=443, DefaultActions=forward)
+    return client, group
+
+
+def target_states(client: Any, group: str, **params: Any) -> dict[str, str]:
+    """Address -> state."""
+    found = client.describe_target_health(TargetGroupArn=group, **params)["TargetHealthDescriptions"]
+    return {each["Target"]["Id"]: each["TargetHealth"]["State"] for each in found}
 
 
 @dataclass

@@ -8,7 +8,17 @@ import pytest
 from bench.cloud.server import World, serve
 from bench.cloud.wire import NOT_IN_THIS_CLOUD
 from bench.cloud.world import HANDLERS
-from tests.bench.cloud.conftest import Network, ids_of, make_network, make_zone, record, refusal, text
+from tests.bench.cloud.conftest import (
+    Network,
+    ids_of,
+    make_network,
+    make_target_group,
+    make_zone,
+    record,
+    refusal,
+    target_states,
+    text,
+)
 
 pytestmark = pytest.mark.cloud
 
@@ -76,6 +86,19 @@ def knows_everybody(world: World, _: Network) -> bool:
     return str(stranger.get_caller_identity()["Arn"]).endswith("user/moto")
 
 
+def registers_at_once(world: World, network: Network) -> bool:
+    client, group = make_target_group(world, network)
+    client.register_targets(TargetGroupArn=group, Targets=[{"Id": "10.0.0.9"}])
+    return target_states(client, group) == {"10.0.0.9": "healthy"}
+
+
+def forgets_what_drains(world: World, network: Network) -> bool:
+    client, group = make_target_group(world, network)
+    client.register_targets(TargetGroupArn=group, Targets=[{"Id": "10.0.0.9"}])
+    client.deregister_targets(TargetGroupArn=group, Targets=[{"Id": "10.0.0.9"}])
+    return target_states(client, group) == {}
+
+
 STILL = {
     ("ec2", "RunInstances"): launches_the_least,
     ("ec2", "DescribeInstances"): pages_by_reservation,
@@ -97,6 +120,9 @@ STILL = {
     ("globalaccelerator", "ListTagsForResource"): has_no_service(
         "globalaccelerator", "list_tags_for_resource", ResourceArn="g"
     ),
+    ("elbv2", "RegisterTargets"): registers_at_once,
+    ("elbv2", "DeregisterTargets"): forgets_what_drains,
+    ("elbv2", "DescribeTargetHealth"): forgets_what_drains,
     ("route53", "ChangeResourceRecordSets"): takes_a_stale_writer,
     ("route53", "GetChange"): is_in_sync_at_once,
     ("sts", "GetCallerIdentity"): knows_everybody,
