@@ -4,6 +4,15 @@ from fleet.models.agents import AgentMove, AgentRelease, AgentRollout
 from fleet.models.application_certificate import ApplicationCertificate
 from fleet.models.authority import FleetAuthority, IssuedCertificate
 from fleet.models.cell import Cell, CellMember, Disruption
+from fleet.models.cloud import (
+    CallBucket,
+    CapacityPool,
+    CloudNotice,
+    CloudRegion,
+    Install,
+    LaunchAttempt,
+    LaunchUnit,
+)
 from fleet.models.deployment import Deployment, DeploymentRegion
 from fleet.models.fault import CellSighting, FaultRule, Repair, Replacement, Signal, StepRecord
 from fleet.models.history import LoadSubject, LoadWindow
@@ -21,19 +30,26 @@ __all__ = [
     "AgentRelease",
     "AgentRollout",
     "ApplicationCertificate",
+    "CallBucket",
+    "CapacityPool",
     "Cell",
     "CellMember",
     "CellSighting",
+    "CloudNotice",
+    "CloudRegion",
     "Deployment",
     "DeploymentRegion",
     "Disruption",
     "FaultRule",
     "FleetAuthority",
     "Incident",
+    "Install",
     "InstanceType",
     "Invitation",
     "IssuedCertificate",
     "JoinToken",
+    "LaunchAttempt",
+    "LaunchUnit",
     "LoadSubject",
     "LoadWindow",
     "Machine",

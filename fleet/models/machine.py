@@ -7,6 +7,7 @@ from django.db import models
 
 from engine_agent.protocol.machine_messages import MachineFacts
 from fleet.models.region import InstanceType, Region
+from fleet.planning.pools import Market
 from fleet.planning.states import MACHINE_TONE, MachineRole, MachineState, choices
 from kernel.tones import Tone
 
@@ -15,7 +16,8 @@ class Invitation(models.Model):
     """A right to join machines: `left` more of `count`, until `expires_at` and not once withdrawn. `instance_type`
     null: as their agents find.
 
-    The text of the token exists only with whoever made it; `prefix` finds the row.
+    The text of the token exists only with whoever made it; `prefix` finds the row. `machine`: the one machine of a
+    cloud that it is for, which has proved who it is; `proof_digest`: of that proof.
     """
 
     prefix = models.CharField(max_length=16, unique=True)
@@ -29,6 +31,8 @@ class Invitation(models.Model):
     created_at = models.DateTimeField()
     expires_at = models.DateTimeField()
     withdrawn_at = models.DateTimeField(null=True)
+    machine = models.ForeignKey("Machine", on_delete=models.CASCADE, null=True, related_name="tickets")
+    proof_digest = models.CharField(max_length=64, blank=True)
 
     class Meta:
         ordering = ["-id"]
@@ -53,6 +57,11 @@ class Machine(models.Model):
     `instance_type` is what it was invited as (`type_stated`), or what its agent found. `desired_version` grows with
     every order; `release_trouble`: why its agents could not change to the release that was ordered
     with `release_attempt`; `facts` is a `MachineFacts` of machines that joined.
+
+    Of a machine in a cloud: `launched_by` is the attempt that launched it and `launch_index` its place in that launch;
+    where it is and what it costs an hour (US dollars; null: not known); `cloud_state` as its cloud calls it, and
+    `cloud_seen_at` when that was last said. `absent_lists`: in how many complete lists in a row it was not.
+    `topology_at`: when its network nodes were last asked for.
     """
 
     id = models.CharField(max_length=32, primary_key=True)
@@ -81,6 +90,17 @@ class Machine(models.Model):
     release_trouble = models.TextField(blank=True)
     release_attempt = models.PositiveIntegerField(default=0)
     desired_version = models.BigIntegerField(default=1)
+    launched_by = models.ForeignKey("LaunchAttempt", on_delete=models.SET_NULL, null=True, related_name="machines")
+    launch_index = models.PositiveIntegerField(null=True)
+    zone = models.CharField(max_length=32, blank=True)
+    market = models.CharField(max_length=16, choices=choices(Market), blank=True)
+    image = models.CharField(max_length=32, blank=True)
+    reservation = models.CharField(max_length=32, blank=True)
+    price_per_hour = models.FloatField(null=True)
+    cloud_state = models.CharField(max_length=16, blank=True)
+    cloud_seen_at = models.DateTimeField(null=True)
+    absent_lists = models.PositiveIntegerField(default=0)
+    topology_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField()
     state_since = models.DateTimeField()
 
@@ -92,6 +112,11 @@ class Machine(models.Model):
                 fields=["runs"],
                 condition=~models.Q(runs="") & ~models.Q(state=MachineState.GONE.value),
                 name="machine_runs_once",
+            ),
+            models.UniqueConstraint(
+                fields=["provider", "provider_id"],
+                condition=~models.Q(launched_by=None),
+                name="machine_of_a_cloud_once",
             ),
         ]
 

@@ -44,7 +44,7 @@ class Node(models.Model):
         constraints = [
             models.UniqueConstraint(
                 fields=["address", "port_base"],
-                condition=~models.Q(state=NodeState.RETIRED.value),
+                condition=~models.Q(state=NodeState.RETIRED.value) & ~models.Q(address=""),
                 name="node_ports_once",
             ),
         ]

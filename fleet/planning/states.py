@@ -56,6 +56,38 @@ class MachineRole(StrEnum):
     INGRESS = "ingress"
 
 
+class CloudRegionState(StrEnum):
+    """How far the static parts of a region in a cloud are known."""
+
+    READING = "reading"
+    READY = "ready"
+    REFUSED = "refused"
+
+
+class NoticeKind(StrEnum):
+    """What a cloud announces."""
+
+    SPOT_END = "spot_end"
+    RESERVATION_END = "reservation_end"
+    """Of an interruptible one: its owner wants it back."""
+    BLOCK_END = "block_end"
+    REBALANCE = "rebalance"
+    RETIREMENT = "retirement"
+    MAINTENANCE = "maintenance"
+    IMPAIRED = "impaired"
+    STATE_CHANGE = "state_change"
+    ZONE = "zone"
+
+
+class NoticeSource(StrEnum):
+    """Who said so. `block`: we, from the end of a Capacity Block."""
+
+    EVENTS = "events"
+    STATUS = "status"
+    IMDS = "imds"
+    BLOCK = "block"
+
+
 class IncidentState(StrEnum):
     OPEN = "open"
     CLOSED = "closed"

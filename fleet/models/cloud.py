@@ -1,0 +1,225 @@
+"""What the fleet knows of a cloud that it launches machines in: the install's own name there, regions, pools of
+capacity, launches, notices, and how many calls may still be made. Nothing here is a secret.
+"""
+
+import msgspec
+from django.db import models
+from django.db.models import Q
+
+from fleet.models.machine import Machine
+from fleet.models.region import InstanceType, Region
+from fleet.planning.cloud_base import CloudBase
+from fleet.planning.pools import LaunchOutcome, Market, PoolView
+from fleet.planning.states import CloudRegionState, MachineRole, NoticeKind, NoticeSource, choices
+
+
+class Install(models.Model):
+    """This control plane, as clouds know it: every machine, volume and interface that it launches is tagged with `id`.
+    There is one row.
+
+    Until `dry_run_until` sweeps say what they would end, and end nothing. `read_only`: why nothing may be launched or
+    ended, as in a copied database; "" while all may be. `beat_etag`, `beat_nonce`: of the object in the install's
+    bucket by which it holds its clouds, as written last; the nonce is written here before the object.
+    """
+
+    only = models.BooleanField(default=True, unique=True, editable=False)
+    id = models.CharField(max_length=16, primary_key=True)
+    created_at = models.DateTimeField()
+    dry_run_until = models.DateTimeField()
+    read_only = models.TextField(blank=True)
+    beat_etag = models.CharField(max_length=128, blank=True)
+    beat_nonce = models.CharField(max_length=64, blank=True)
+    beat_at = models.DateTimeField(null=True)
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class CloudRegion(models.Model):
+    """The static parts of a region in a cloud, as its stack states them in `base` (`fleet.planning.cloud_base`), and
+    what was last listed in it.
+
+    `aws_region`: as AWS calls it. `machines_cap` and `price_cap` (US dollars an hour; null: none) bound what may be
+    launched within an hour. `listed_at`: when the last list began of which all pages came; `silent_zones` did not
+    answer it.
+    """
+
+    region = models.OneToOneField(Region, on_delete=models.CASCADE, primary_key=True, related_name="cloud")
+    aws_region = models.CharField(max_length=32)
+    stack = models.CharField(max_length=128)
+    state = models.CharField(max_length=16, choices=choices(CloudRegionState), default=CloudRegionState.READING.value)
+    reason = models.TextField(blank=True)
+    read_at = models.DateTimeField(null=True)
+    base = models.JSONField(default=dict, blank=True)
+    machines_cap = models.PositiveIntegerField(default=64)
+    price_cap = models.FloatField(null=True)
+    listed_at = models.DateTimeField(null=True)
+    silent_zones = models.JSONField(default=list, blank=True)
+
+    def __str__(self) -> str:
+        return f"{self.region_id} from {self.stack}"
+
+    def stated_base(self) -> CloudBase:
+        """What its stack stated.
+
+        Raises:
+            msgspec.ValidationError: nothing yet.
+        """
+        return msgspec.convert(self.base, CloudBase)
+
+
+class CapacityPool(models.Model):
+    """One way to get machines of one type, as `fleet.planning.pools.PoolView` describes it. `zone`: its name in this
+    account, `zone_id`: the same for all accounts. `network_nodes`: those of its reservation, widest first."""
+
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="pools")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="pools")
+    position = models.PositiveIntegerField()
+    market = models.CharField(max_length=16, choices=choices(Market))
+    zone = models.CharField(max_length=32)
+    zone_id = models.CharField(max_length=32, blank=True)
+    subnet = models.CharField(max_length=32)
+    image = models.CharField(max_length=32)
+    network_nodes = models.JSONField(default=list, blank=True)
+    reservation = models.CharField(max_length=32, blank=True)
+    placement_group = models.CharField(max_length=255, blank=True)
+    max_price = models.FloatField(null=True)
+    ends_at = models.DateTimeField(null=True)
+    free = models.PositiveIntegerField(null=True)
+    enabled = models.BooleanField(default=True)
+    paused_until = models.DateTimeField(null=True)
+    pause_reason = models.TextField(blank=True)
+    failures = models.PositiveIntegerField(default=0)
+
+    class Meta:
+        ordering = ["region_id", "instance_type_id", "position"]
+        constraints = [
+            models.UniqueConstraint(fields=["region", "instance_type", "position"], name="pool_position_once"),
+        ]
+
+    def __str__(self) -> str:
+        return f"{self.instance_type_id} {self.market} in {self.zone}"
+
+    def view(self) -> PoolView:
+        """The row as planners take it."""
+        return PoolView(
+            id=self.pk,
+            region=self.region_id,
+            instance_type=self.instance_type_id,
+            position=self.position,
+            market=Market(self.market),
+            zone=self.zone,
+            subnet=self.subnet,
+            image=self.image,
+            path=(self.zone_id or self.zone, *self.network_nodes),
+            reservation=self.reservation,
+            placement_group=self.placement_group,
+            max_price=self.max_price,
+            ends_at=self.ends_at,
+            free=self.free,
+            enabled=self.enabled,
+            paused_until=self.paused_until,
+            pause_reason=self.pause_reason,
+            failures=self.failures,
+        )
+
+
+class LaunchUnit(models.Model):
+    """Machines that are launched by one call or not at all. It is open until nothing more can come of its attempts.
+
+    `id` is that of their orders (`ProviderCall.unit`), or of the node or ingress of one that is launched alone.
+    `reason`: what was last done, and why no other pool was taken.
+    """
+
+    id = models.CharField(max_length=64, primary_key=True)
+    region = models.ForeignKey(Region, on_delete=models.PROTECT, related_name="launch_units")
+    instance_type = models.ForeignKey(InstanceType, on_delete=models.PROTECT, related_name="+")
+    role = models.CharField(max_length=16, choices=choices(MachineRole))
+    near = models.JSONField(default=list, blank=True)
+    reason = models.TextField(blank=True)
+    created_at = models.DateTimeField()
+    ended_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-created_at", "id"]
+        indexes = [models.Index(fields=["region"], condition=Q(ended_at=None), name="launch_unit_open")]
+
+    def __str__(self) -> str:
+        return self.id
+
+
+class LaunchAttempt(models.Model):
+    """One try of a unit in one pool, written before its call: see `fleet.planning.launch_units.AttemptView`.
+
+    `subjects`: the nodes or ingresses that its machines are for, in order of their index in the launch; a call that is
+    repeated asks for as many, whoever was given back meanwhile. `base`: all else that the call says, as it was then: a
+    repeated one must not differ. `price_per_hour`: of one machine, in US dollars; null: not known.
+    """
+
+    unit = models.ForeignKey(LaunchUnit, on_delete=models.CASCADE, related_name="attempts")
+    number = models.PositiveIntegerField()
+    pool = models.ForeignKey(CapacityPool, on_delete=models.SET_NULL, null=True, related_name="attempts")
+    pool_seen = models.JSONField()
+    base = models.JSONField()
+    token = models.CharField(max_length=64, unique=True)
+    subjects = models.JSONField()
+    price_per_hour = models.FloatField(null=True)
+    begun_at = models.DateTimeField()
+    called_at = models.DateTimeField()
+    again_at = models.DateTimeField(null=True)
+    ended_at = models.DateTimeField(null=True)
+    outcome = models.CharField(max_length=16, choices=choices(LaunchOutcome), blank=True)
+    text = models.TextField(blank=True)
+
+    class Meta:
+        ordering = ["unit_id", "number"]
+        constraints = [
+            models.UniqueConstraint(fields=["unit", "number"], name="attempt_number_once"),
+            models.UniqueConstraint(fields=["unit"], condition=Q(ended_at=None), name="attempt_one_open"),
+        ]
+
+    def __str__(self) -> str:
+        return f"attempt {self.number} of {self.unit_id}"
+
+
+class CloudNotice(models.Model):
+    """What a cloud announced about a machine, or about a zone: once for each `event_key`, however often it was said.
+
+    `ends_at`: when the machine goes; null: not said. `settled_at`: nothing is left to be done about it.
+    """
+
+    event_key = models.CharField(max_length=128, unique=True)
+    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="cloud_notices")
+    machine = models.ForeignKey(Machine, on_delete=models.CASCADE, null=True, related_name="cloud_notices")
+    zone = models.CharField(max_length=32, blank=True)
+    kind = models.CharField(max_length=32, choices=choices(NoticeKind))
+    source = models.CharField(max_length=16, choices=choices(NoticeSource))
+    at = models.DateTimeField()
+    ends_at = models.DateTimeField(null=True)
+    text = models.TextField(blank=True)
+    evidence = models.JSONField(default=dict, blank=True)
+    settled_at = models.DateTimeField(null=True)
+
+    class Meta:
+        ordering = ["-at", "-id"]
+        indexes = [models.Index(fields=["machine"], condition=Q(settled_at=None), name="notice_open")]
+
+    def __str__(self) -> str:
+        return f"{self.kind} of {self.machine_id or self.zone}"
+
+
+class CallBucket(models.Model):
+    """What is left of the budget of one kind of call in one region of AWS, shared by all processes
+    (`fleet.planning.call_budget`). `region`: as AWS calls it."""
+
+    region = models.CharField(max_length=32)
+    call = models.CharField(max_length=64)
+    tokens = models.FloatField()
+    refilled_at = models.DateTimeField()
+    halved_until = models.DateTimeField(null=True)
+
+    class Meta:
+        constraints = [models.UniqueConstraint(fields=["region", "call"], name="call_bucket_once")]
+
+    def __str__(self) -> str:
+        return f"{self.call} in {self.region}"

@@ -1,0 +1,39 @@
+"""What a region in a cloud has that no launch makes: its network, roles and addresses, as its stack states them. Pure.
+
+It is stored as it is (`CloudRegion.base`), and read by `msgspec`.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class ZoneBase:
+    """`zone_id` is the same in all accounts; a zone's name is not."""
+
+    subnet: str
+    zone_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class CloudBase:
+    """`zones` by name. Groups are security groups, that of nodes lets everything through from and to itself. Profiles
+    are ARNs of instance profiles, roles the names of what they hold: a machine proves itself by its role. Empty where
+    the stack has no such thing. `root_device`: what the images call their root volume."""
+
+    account: str
+    zones: dict[str, ZoneBase]
+    node_group: str
+    node_profile: str
+    node_role: str
+    ingress_group: str = ""
+    ingress_profile: str = ""
+    ingress_role: str = ""
+    bucket: str = ""
+    queue_url: str = ""
+    dead_letter_url: str = ""
+    target_groups: dict[str, str] = field(default_factory=dict)
+    hosted_zone: str = ""
+    entry_name: str = ""
+    accelerator: str = ""
+    root_device: str = "/dev/xvda"
+    root_gib: int = 200
