@@ -183,15 +183,13 @@ class LaunchAttempt(models.Model):
 
 
 class CloudNotice(models.Model):
-    """What a cloud announced about a machine, or about a zone: once for each `event_key`, however often it was said.
+    """What a cloud announced about a machine: once for each `event_key`, however often it was said.
 
     `ends_at`: when the machine goes; null: not said. `settled_at`: nothing is left to be done about it.
     """
 
-    event_key = models.CharField(max_length=128, unique=True)
-    region = models.ForeignKey(Region, on_delete=models.CASCADE, related_name="cloud_notices")
-    machine = models.ForeignKey(Machine, on_delete=models.CASCADE, null=True, related_name="cloud_notices")
-    zone = models.CharField(max_length=32, blank=True)
+    event_key = models.CharField(max_length=200, unique=True)
+    machine = models.ForeignKey(Machine, on_delete=models.CASCADE, related_name="notices")
     kind = models.CharField(max_length=32, choices=choices(NoticeKind))
     source = models.CharField(max_length=16, choices=choices(NoticeSource))
     at = models.DateTimeField()
@@ -205,7 +203,7 @@ class CloudNotice(models.Model):
         indexes = [models.Index(fields=["machine"], condition=Q(settled_at=None), name="notice_open")]
 
     def __str__(self) -> str:
-        return f"{self.kind} of {self.machine_id or self.zone}"
+        return f"{self.kind} of {self.machine_id}"
 
 
 class CallBucket(models.Model):

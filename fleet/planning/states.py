@@ -65,18 +65,14 @@ class CloudRegionState(StrEnum):
 
 
 class NoticeKind(StrEnum):
-    """What a cloud announces."""
+    """What a cloud announces. `interruption`: of spot, or of a reservation whose owner wants it back."""
 
-    SPOT_END = "spot_end"
-    RESERVATION_END = "reservation_end"
-    """Of an interruptible one: its owner wants it back."""
-    BLOCK_END = "block_end"
+    INTERRUPTION = "interruption"
     REBALANCE = "rebalance"
+    BLOCK_END = "block_end"
     RETIREMENT = "retirement"
     MAINTENANCE = "maintenance"
     IMPAIRED = "impaired"
-    STATE_CHANGE = "state_change"
-    ZONE = "zone"
 
 
 class NoticeSource(StrEnum):
