@@ -149,7 +149,7 @@ def status(
 
 
 def _row(host: dict[str, Any]) -> tuple[str, ...]:
-    power = "on" if host["power"] else "off"
+    power = "on" if host["power"] else "shut down" if host["shut_down"] else "off"
     own = (host["name"], host["site"], host["address"], power, str(host["processes"]))
     return (*own, skew_text(host["ahead_s"]), "; ".join(host["wrong"]))
 

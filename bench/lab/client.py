@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from bench.lab import kernel
 from bench.lab.conditions import Conditions
+from bench.lab.file_tree import remove_files
 from bench.lab.places import CHECKOUT, Places
 from bench.lab.state import read_state, write_state
 from bench.lab.topology import NoLaboratory, Topology, checked
@@ -97,7 +97,7 @@ def stop(places: Places, *, wipe: bool = False) -> bool:
         for left in (places.record, places.socket):
             left.unlink(missing_ok=True)
         if wipe:
-            _remove(places.home / "hosts")
+            remove_files(places.home / "hosts")
     return ran
 
 
@@ -113,13 +113,6 @@ def _is_ours(process: Path, home: bytes) -> bool:
     except OSError:
         return False
     return b"bench.lab.init" in command.split(b"\0") and home in environment.split(b"\0")
-
-
-def _remove(folder: Path) -> None:
-    for working in folder.glob("*/files/*/work"):
-        for closed in working.iterdir():
-            closed.chmod(0o700)  # overlayfs's own folder, which nobody may enter, not even its owner
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_running(places: Places) -> bool:

@@ -9,6 +9,7 @@ from typing import Any
 
 from bench.lab import kernel
 from bench.lab.conditions import Cut, Lost, Slowness
+from bench.lab.guests import read_guest
 from bench.lab.laboratory import Laboratory
 from bench.lab.topology import NoLaboratory
 
@@ -28,6 +29,8 @@ class Commands:
             "slow": self.slow,
             "power-off": self.power_off,
             "boot": self.boot,
+            "add": self.add,
+            "remove": self.remove,
             "skew": self.skew,
             "where": self.where,
             "hops": self.hops,
@@ -62,6 +65,7 @@ class Commands:
         has_power = name in laboratory.running
         return {
             "power": has_power,
+            "shut_down": name in laboratory.shut_down,
             "processes": _processes(laboratory.running[name].outside) if has_power else 0,
             "ahead_s": laboratory.clocks.get(name, 0.0),
             "wrong": laboratory.conditions.of(name),
@@ -92,6 +96,14 @@ class Commands:
         """Give it power."""
         await self._laboratory.boot(name)
 
+    async def add(self, **guest: Any) -> None:
+        """One host more."""
+        await self._laboratory.add(read_guest(guest))
+
+    async def remove(self, name: str) -> None:
+        """One guest less."""
+        await self._laboratory.remove(name)
+
     async def skew(self, name: str, seconds: float) -> None:
         """Set its clock."""
         self._laboratory.topology.host(name)
@@ -111,7 +123,7 @@ class Commands:
         running = self._laboratory.running.get(name)
         if running is None:
             raise NoLaboratory(f"{name} has no power: `lab boot {name}` first.")
-        environment = self._laboratory.environment()
+        environment = self._laboratory.environment(name)
         return {"pid": running.outside, "laboratory": kernel.pid_outside(), "environment": environment}
 
 

@@ -80,6 +80,12 @@ class Conditions:
         """The host with or without power."""
         return replace(self, off=self.off - {name} if on else self.off | {name})
 
+    def without(self, name: str) -> "Conditions":
+        """Of a laboratory without this host: whoever gets its address has nothing to do with what was wrong with it."""
+        cuts = tuple(cut for cut in self.cuts if name not in {cut.name, cut.other})
+        slow = {each: how for each, how in self.slow.items() if each != name}
+        return Conditions(cuts, slow, self.off - {name})
+
     def of(self, name: str) -> list[str]:
         """What is wrong with it, a phrase each."""
         slow = [f"slow: {self.slow[name]}"] if name in self.slow else []

@@ -4,6 +4,7 @@ them in a namespace of the host's. What a host wrote lies below the laboratory's
 
 import os
 import re
+import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,6 +49,31 @@ def etc_files(name: str, addresses: Iterable[tuple[str, str]]) -> dict[str, str]
     return {"hostname": f"{name}\n", "hosts": "\n".join(lines) + "\n", "resolv.conf": "options attempts:1 timeout:1\n"}
 
 
+def place_of(folder: Path, path: str) -> Path:
+    """Where a file that a host sees as `path` lies in the folder of its files.
+
+    Raises:
+        ValueError: it would not be the host's own.
+    """
+    for name in (*OWN, *ON_TOP):
+        if path.startswith(f"{name}/") and ".." not in path.split("/"):
+            own = _own(folder, name) / "changes" if name in ON_TOP else _own(folder, name)
+            return own / path.removeprefix(f"{name}/")
+    raise ValueError(f"{path} is no file of a host's own: give one below {', '.join((*OWN, *ON_TOP))}.")
+
+
+def write(folder: Path, path: str, text: str) -> None:
+    """Give a host a file before it boots; one that begins with `#!` is executable.
+
+    Raises:
+        ValueError: it would not be the host's own.
+    """
+    file = place_of(folder, path)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o755 if text.startswith("#!") else 0o644)
+
+
 def make(tree: FileTree, etc: dict[str, str]) -> None:
     """Make the folders of a new host; those of one that has run stay as they are."""
     for name in OWN:
@@ -65,6 +91,14 @@ def make(tree: FileTree, etc: dict[str, str]) -> None:
     (changes / Path(START_AT_BOOT).name).mkdir(exist_ok=True)
     for file, text in etc.items():
         (changes / file).write_text(text)
+
+
+def remove_files(folder: Path) -> None:
+    """A host's, all that is kept of it, or all hosts': the folder and what is in it."""
+    for depth in ("*", "files/*", "*/files/*"):
+        for working in folder.glob(f"{depth}/work/work"):
+            working.chmod(0o700)  # overlayfs's own folder, which nobody may enter, not even its owner
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def mount(tree: FileTree) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import httpx
 
 from bench.lab import client
-from bench.lab.file_tree import START_AT_BOOT
+from bench.lab.file_tree import START_AT_BOOT, write
 from bench.lab.places import CHECKOUT, Places
 from bench.lab.second_control import SecondControl
 from bench.lab.topology import Host, NoLaboratory, Role, Topology
@@ -98,11 +98,7 @@ def install_control_plane(places: Places, topology: Topology, python: Path) -> N
     """Have its hosts start the control plane at their next boot."""
     for name in (FIRST_CONTROL, SECOND_CONTROL):
         if name in topology.hosts:
-            folder = places.files_of(name) / "etc/changes" / Path(START_AT_BOOT).name
-            folder.mkdir(parents=True, exist_ok=True)
-            script = folder / Path(START_SCRIPT).name
-            script.write_text(start_script(topology.host(name), python))
-            script.chmod(0o755)
+            write(places.files_of(name), START_SCRIPT, start_script(topology.host(name), python))
 
 
 class Fleet:

@@ -21,6 +21,9 @@ from bench.lab.file_tree import LABORATORY, START_AT_BOOT, FileTree
 
 LIBRARY, CLOCK = "libfaketime.so.1", "clock"
 CRONTAB, CRON_TABLE = "crontab", "/var/spool/cron/table"
+SHUTDOWN = "shutdown"
+ENDS = signal.SIGUSR2
+"""What the command `shutdown` sends to PID 1."""
 AT_BOOT = "@reboot "
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 BOOT_LOG = "/var/log/boot.log"
@@ -107,16 +110,20 @@ def _init(environment: dict[str, str]) -> None:
         os.dup2(nothing, standard)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
+    signal.signal(ENDS, lambda _number, _frame: os._exit(0))
     for command in start_at_boot(Path(START_AT_BOOT), Path(CRON_TABLE)):
         with contextlib.suppress(OSError):
             subprocess.Popen(
                 command, env=environment, cwd=environment["HOME"], stdin=nothing, stdout=log, stderr=log,
                 start_new_session=True,
             )  # fmt: skip
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    # From here on it is waited for, and not before: what starts at boot must not inherit a blocked signal.
+    awaited = {signal.SIGCHLD, ENDS}
+    signal.pthread_sigmask(signal.SIG_BLOCK, awaited)
     while True:
         _reap()
-        signal.sigwait({signal.SIGCHLD})
+        if signal.sigwait(awaited) == ENDS:
+            os._exit(0)
 
 
 def start_at_boot(folder: Path, cron_table: Path) -> list[list[str]]:

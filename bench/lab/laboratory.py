@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 
 from bench.lab import kernel
 from bench.lab.conditions import Conditions, dropped, relayed
-from bench.lab.file_tree import FileTree, etc_files
-from bench.lab.host import CLOCK, CRONTAB, LIBRARY, host_environment
+from bench.lab.file_tree import FileTree, etc_files, place_of, remove_files, write
+from bench.lab.guests import Guest
+from bench.lab.host import CLOCK, CRONTAB, LIBRARY, SHUTDOWN, host_environment
 from bench.lab.network import SYSCTLS, Steps, host_cable, outside_cable, router_steps, rules, rules_to_change
 from bench.lab.places import CHECKOUT, Places
 from bench.lab.state import write_state
@@ -54,6 +55,9 @@ class Laboratory:
         self.conditions = Conditions(off=frozenset(topology.hosts))
         self.running: dict[str, Running] = {}
         self.clocks: dict[str, float] = {}
+        self.shut_down: set[str] = set()
+        """Hosts without power that ended by themselves."""
+        self._guests: dict[str, Guest] = {}
         self._places = places
         self._rules = {router: frozenset[str]() for router in topology.routers}
         self._relay: Process | None = None
@@ -149,14 +153,17 @@ class Laboratory:
         host = self.topology.host(name)
         if name in self.running:
             raise NoLaboratory(f"{name} has power already.")
-        _ip(None, [f"netns add {name}"])
-        self._do(host_cable(self.topology, host))
-        self.change(self.conditions.with_power(name, on=True))
+        guest = self._guests.get(name)
         try:
+            _ip(None, [f"netns add {name}"])
+            self._do(host_cable(self.topology, host, guest.link_local if guest else ()))
+            self.change(self.conditions.with_power(name, on=True))
             said = await self._start_host(name)
         except NoLaboratory:
+            self.change(self.conditions.with_power(name, on=False))
             self._unplug(name)
             raise
+        self.shut_down.discard(name)
         running = Running(said["pid"], said["outside"], os.pidfd_open(said["pid"]))
         self.running[name] = running
         asyncio.get_running_loop().add_reader(running.watch, self._ended, name, running)
@@ -197,29 +204,82 @@ class Laboratory:
         """Its PID 1 is gone, and so is all that ran on it: it was switched off, or it fell over."""
         asyncio.get_running_loop().remove_reader(running.watch)
         os.close(running.watch)
+        status = -1
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(running.pid, 0)
-        self.change(self.conditions.with_power(name, on=False))
-        self._unplug(name)
-        del self.running[name]
+            status = os.waitpid(running.pid, 0)[1]
+        if status == 0:
+            self.shut_down.add(name)
+        try:
+            self.change(self.conditions.with_power(name, on=False))
+            self._unplug(name)
+        finally:
+            del self.running[name]
 
     def _unplug(self, name: str) -> None:
-        # A namespace takes its time to go, and its cable with it, whose name is needed for the next boot.
-        _ip(self.topology.router_of(self.topology.host(name)), [f"link del {name}"])
-        _ip(None, [f"netns del {name}"])
+        # A namespace takes its time to go, and its cable with it, whose name and address the next one may need.
+        router = self.topology.router_of(self.topology.host(name))
+        with kernel.inside_network(router):
+            has_cable = name in {interface for _, interface in socket.if_nameindex()}
+        if has_cable:
+            _ip(router, [f"link del {name}"])
+        if (kernel.NETWORKS / name).exists():
+            _ip(None, [f"netns del {name}"])
+
+    # --- guests -------------------------------------------------------------------------------------------------------
+
+    async def add(self, guest: Guest) -> None:
+        """One host more, with power. Nothing is left of a host of this name that was here before.
+
+        Raises:
+            NoLaboratory: its name or its address is taken or cannot be, or it does not boot.
+        """
+        topology = self.topology.with_guest(guest.host)
+        folder = self._places.files_of(guest.name)
+        remove_files(folder.parent)
+        try:
+            for path, text in guest.files.items():
+                write(folder, path, text)
+        except ValueError as error:
+            raise NoLaboratory(str(error)) from None
+        self._guests[guest.name] = guest
+        self.topology = topology
+        try:
+            await self.boot(guest.name)
+        except NoLaboratory:
+            await self.remove(guest.name)
+            raise
+
+    async def remove(self, name: str) -> None:
+        """One guest less. Of its files those in /var/log stay, beside the folder that it had them in.
+
+        Raises:
+            NoLaboratory: it is none.
+        """
+        topology = self.topology.without_guest(name)
+        if name in self.running:
+            await self.power_off(name)
+        self.topology = topology
+        self.change(self.conditions.without(name))
+        del self._guests[name]
+        self.clocks.pop(name, None)
+        self.shut_down.discard(name)
+        folder = self._places.files_of(name)
+        with contextlib.suppress(FileNotFoundError):
+            place_of(folder, "/var/log").rename(folder.with_name("log"))
+        remove_files(folder)
 
     # --- files and clock ----------------------------------------------------------------------------------------------
 
     def _specification(self, name: str) -> dict[str, Any]:
         host, places = self.topology.host(name), self._places
-        user, home = places.user()
         given = places.given_to(name)
         given.mkdir(parents=True, exist_ok=True)
         given.chmod(0o755)
         if places.faketime:
             shutil.copy(places.faketime, given / LIBRARY)
-        shutil.copy(Path(__file__).with_name("crontab.sh"), given / CRONTAB)
-        (given / CRONTAB).chmod(0o755)
+        for command in (CRONTAB, SHUTDOWN):
+            shutil.copy(Path(__file__).with_name(f"{command}.sh"), given / command)
+            (given / command).chmod(0o755)
         if name not in self.clocks:
             self.set_clock(name, 0.0)
         shown, hidden = places.views(host.role)
@@ -228,15 +288,17 @@ class Laboratory:
             "name": name,
             "tree": {field: str(value) if isinstance(value, Path) else value for field, value in asdict(tree).items()},
             "etc": etc_files(name, [(each.name, str(each.address)) for each in self.topology.hosts.values()]),
-            "environment": host_environment(home, user, places.python, has_clock=places.faketime is not None),
+            "environment": self.environment(name),
             "uid": places.uid,
             "gid": places.gid,
         }
 
-    def environment(self) -> dict[str, str]:
+    def environment(self, name: str) -> dict[str, str]:
         """What a process on a host gets."""
         user, home = self._places.user()
-        return host_environment(home, user, self._places.python, has_clock=self._places.faketime is not None)
+        every = host_environment(home, user, self._places.python, has_clock=self._places.faketime is not None)
+        guest = self._guests.get(name)
+        return {**every, **guest.environment} if guest else every
 
     def set_clock(self, name: str, ahead_s: float) -> None:
         """Let a host's time of day differ from the real one. Its processes see it within a second."""

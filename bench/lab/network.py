@@ -6,10 +6,10 @@ routed there arrives at `relay1`, where the relay reads whole frames, and what t
 """
 
 from collections.abc import Iterable
-from ipaddress import IPv4Network
+from ipaddress import IPv4Address, IPv4Network
 
 from bench.lab.conditions import Pair
-from bench.lab.topology import CORE, EVERYTHING, OUTSIDE, Host, Topology
+from bench.lab.topology import CONTROL_SITE, CORE, EVERYTHING, OUTSIDE, Host, Topology
 
 RELAY, RELAY_FAR_END = "relay0", "relay1"
 UPLINK, CABLE = "uplink", "eth0"
@@ -43,7 +43,9 @@ def router_steps(topology: Topology) -> Steps:
             ),
             (CORE, [f"route add {topology.networks[region]} via {far}"]),
         ]
-    return steps
+    # An address that nobody has is silent, as one of a host without power.
+    nobody = [(CORE, CONTROL_SITE), *((region, region) for region in topology.regions)]
+    return [*steps, *((router, [f"route add blackhole {topology.networks[site]}"]) for router, site in nobody)]
 
 
 _RELAY_CABLE = (
@@ -59,14 +61,16 @@ _RELAY_CABLE = (
 )
 
 
-def host_cable(topology: Topology, host: Host) -> Steps:
-    """The cable of a host to its router, both ends; the host's namespace has its name."""
-    return _cable(topology.router_of(host), host.name, _gateway(topology, host.site), str(host.address))
+def host_cable(topology: Topology, host: Host, link_local: Iterable[IPv4Address] = ()) -> Steps:
+    """The cable of a host to its router, both ends; the host's namespace has its name. `link_local`: addresses that it
+    alone reaches."""
+    cable = _cable(topology.router_of(host), host.name, str(topology.gateway(host.site)), str(host.address))
+    return [*cable, (host.name, [f"addr add {address}/32 dev lo" for address in link_local])]
 
 
 def outside_cable(topology: Topology) -> Steps:
     """The same of where clients come in."""
-    return _cable(CORE, OUTSIDE, _gateway(topology, OUTSIDE), str(topology.networks[OUTSIDE][1]))
+    return _cable(CORE, OUTSIDE, str(topology.gateway(OUTSIDE)), str(topology.networks[OUTSIDE][1]))
 
 
 def _cable(router: str, name: str, gateway: str, address: str) -> Steps:
@@ -91,10 +95,6 @@ def _cable(router: str, name: str, gateway: str, address: str) -> Steps:
             ],
         ),
     ]
-
-
-def _gateway(topology: Topology, site: str) -> str:
-    return str(topology.networks[site][254])
 
 
 def rules(drops: Iterable[Pair], relays: Iterable[Pair]) -> frozenset[str]:

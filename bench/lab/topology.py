@@ -4,7 +4,7 @@ A site is a place with a router of its own: a region, or where the control plane
 router, and on it `outside`, where the clients of the real host come in.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
 from ipaddress import IPv4Address, IPv4Network
@@ -29,6 +29,8 @@ class Role(StrEnum):
     CONTROL = "control"
     INGRESS = "ingress"
     NODE = "node"
+    GUEST = "guest"
+    """It comes and goes while the laboratory runs."""
 
 
 LETTER = {Role.CONTROL: "c", Role.INGRESS: "i", Role.NODE: "n"}
@@ -51,13 +53,15 @@ class Host:
 
 @dataclass(frozen=True)
 class Topology:
-    """Hosts by site. `round_trip_s`: between the hosts of two different sites, in seconds; clients outside are near."""
+    """Hosts by site. `round_trip_s`: between the hosts of two different sites, in seconds; clients outside are near.
+    `guests`: those that are there just now."""
 
     regions: tuple[str, ...] = REGIONS
     controls: int = 2
     ingresses: int = 2
     nodes: int = 4
     round_trip_s: float = 0.06
+    guests: tuple[Host, ...] = ()
 
     @cached_property
     def networks(self) -> dict[str, IPv4Network]:
@@ -67,7 +71,7 @@ class Topology:
 
     @cached_property
     def hosts(self) -> dict[str, Host]:
-        """Name -> host: c1 and upwards, then i1 and n1 and upwards, region after region."""
+        """Name -> host: c1 and upwards, then i1 and n1 and upwards, region after region, then guests."""
         controls = [(CONTROL_SITE, Role.CONTROL, self.controls)]
         rest = [
             (region, role, count)
@@ -81,7 +85,7 @@ class Topology:
                 numbers[role] += 1
                 name = f"{LETTER[role]}{numbers[role]}"
                 hosts[name] = Host(name, role, site, self.networks[site][FIRST_OF_ROLE[role] + index])
-        return hosts
+        return hosts | {guest.name: guest for guest in self.guests}
 
     @cached_property
     def routers(self) -> tuple[str, ...]:
@@ -117,6 +121,39 @@ class Topology:
             return host
         raise NoLaboratory(f"There is no host {name!r} in this laboratory: give one of {', '.join(self.hosts)}.")
 
+    def gateway(self, site: str) -> IPv4Address:
+        """Of the hosts of a site: an address of its router."""
+        return self.networks[site][254]
+
+    def with_guest(self, guest: Host) -> "Topology":
+        """With one host more.
+
+        Raises:
+            NoLaboratory: its name or its address is taken, or cannot be.
+        """
+        if not is_name(guest.name) or guest.name in {CORE, *self.names}:
+            raise NoLaboratory(
+                f"A guest {guest.name!r}: give a name that nothing here has, of at most {LONGEST_NAME} letters, digits "
+                "and hyphens."
+            )
+        network = self.networks.get(guest.site)
+        if network is None or guest.site == OUTSIDE or guest.address not in network:
+            raise NoLaboratory(
+                f"{guest.name} at {guest.address} in {guest.site}: give a region and one of its addresses."
+            )
+        taken = {host.address: host.name for host in self.hosts.values()} | {self.gateway(guest.site): "the router"}
+        if holder := taken.get(guest.address):
+            raise NoLaboratory(f"{guest.name} cannot have {guest.address}: {holder} has it.")
+        return replace(self, guests=(*self.guests, guest))
+
+    def without_guest(self, name: str) -> "Topology":
+        """Raises:
+        NoLaboratory: there is no guest of this name.
+        """
+        if name not in {guest.name for guest in self.guests}:
+            raise NoLaboratory(f"{name} is no guest of this laboratory, so that it stays.")
+        return replace(self, guests=tuple(guest for guest in self.guests if guest.name != name))
+
     def distances(self) -> dict[tuple[str, str], float]:
         """Two sites -> seconds that a packet takes from the one to the other."""
         far = (CONTROL_SITE, *self.regions)
@@ -132,7 +169,7 @@ def checked(topology: Topology) -> Topology:
     if not 1 <= len(topology.regions) <= MOST_REGIONS:
         raise NoLaboratory(f"{len(topology.regions)} regions: give 1 to {MOST_REGIONS}.")
     for region in topology.regions:
-        if not _is_name(region) or region in {CORE, CONTROL_SITE, OUTSIDE} or topology.regions.count(region) > 1:
+        if not is_name(region) or region in {CORE, CONTROL_SITE, OUTSIDE} or topology.regions.count(region) > 1:
             raise NoLaboratory(
                 f"Region {region!r}: give each another name, of at most {LONGEST_NAME} letters, digits and hyphens, "
                 f"that is not {CORE}, {CONTROL_SITE} or {OUTSIDE}."
@@ -149,5 +186,6 @@ def checked(topology: Topology) -> Topology:
     return topology
 
 
-def _is_name(text: str) -> bool:
+def is_name(text: str) -> bool:
+    """Whether a network interface can have it, and a file."""
     return 0 < len(text) <= LONGEST_NAME and text.isascii() and text.replace("-", "").isalnum() and text[0] != "-"
