@@ -31,7 +31,9 @@ def warn_of_interruption(world: World, machine_id: str, kind: str = SPOT_WARNING
 
 def recommend_rebalance(world: World, machine_id: str) -> None:
     """A higher risk, and no promise of when."""
-    emit(world, _known(world, machine_id), REBALANCE, {"instance-id": machine_id})
+    machine = _known(world, machine_id)
+    machine.rebalance_at = world.clock.now()
+    emit(world, machine, REBALANCE, {"instance-id": machine_id})
 
 
 def schedule(world: World, machine_id: str, code: str, not_before: float) -> None:

@@ -49,6 +49,8 @@ class Machine:
     impaired_since: float | None = None
     interrupted: float | None = None
     """When AWS ends it, by its own warning."""
+    rebalance_at: float | None = None
+    """When a rebalance was recommended."""
     announced: str = ""
     """The state that the last event was about."""
 

@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -135,6 +135,13 @@ class World:
         self.machines.settle()
         for watch in WATCHES:
             watch(self)
+
+    @contextlib.contextmanager
+    def settled(self) -> Iterator[None]:
+        """As of now, and unchanged meanwhile: for who reads it beside the calls."""
+        with self._lock:
+            self.settle()
+            yield
 
     def forget(self) -> None:
         """Give moto's memory of this account back."""
