@@ -100,6 +100,7 @@ if AUDIT_EXPORT == "off":
 CONTROL_LOOPS = {
     "fleet.reconcile": ("fleet.tasks.reconcile_fleet", 1.0),
     "fleet.provision": ("fleet.tasks.provision", 1.0),
+    "fleet.cloud": ("fleet.tasks.keep_clouds", 1.0),
     "fleet.agents": ("fleet.tasks.roll_agents", 1.0),
     "fleet.send_webhooks": ("fleet.tasks.send_webhooks", 2.0),
     "traffic.publish": ("traffic.tasks.publish", 1.0),

@@ -6,6 +6,7 @@ from fleet.selectors.fleet_cache import FleetCache
 from fleet.services.agent_rollouts import AgentRollouts
 from fleet.services.application_certificate import application_certificates_judge
 from fleet.services.authority import authority_advance, certificates_trim
+from fleet.services.cloud_upkeep import CloudUpkeep
 from fleet.services.enrolment import join_tokens_trim
 from fleet.services.fault_evidence import step_windows_cut
 from fleet.services.history import history_trim, load_sample
@@ -32,6 +33,14 @@ _provisioning = Provisioning()
 def provision() -> bool:
     """A pass of the control loop. Several controllers may make one at once: each order is taken by one."""
     return _provisioning.run_pass()
+
+
+_upkeep = CloudUpkeep()
+
+
+def keep_clouds() -> bool:
+    """A pass of the control loop. Several controllers may make one at once: each region is looked after by one."""
+    return _upkeep.run_pass()
 
 
 _agents = AgentRollouts()

@@ -25,11 +25,10 @@ from engine_agent.protocol.ports import HIGHEST_PORT, LOWEST_PORT
 from engine_agent.protocol.states import AgentKind
 from engine_agent.protocol.strict_json import strict_loads
 from fleet.models import Invitation
-from fleet.selectors.trust import trust_now
+from fleet.selectors.trust import server_pin, trust_now
 from fleet.services.agent_archive import AgentArchive, ArchiveUnavailable, archive_by_digest, archive_of, archives
 from fleet.services.agent_releases import handed_out_release
 from fleet.services.enrolment import agents_identify
-from fleet.services.join import server_pin
 from fleet.services.machine import InvitationRefused, invitation_open, join_refused
 from kernel import clock
 from kernel.addresses import client_network
@@ -57,7 +56,7 @@ def script(request: HttpRequest) -> HttpResponse:
     if not ORIGIN.fullmatch(origin):
         return HttpResponse("the name of the server has characters that none has\n", status=400)
     known = archives(handed_out_release())
-    context = {"server": origin, "pin": server_pin(), "archives": known}
+    context = {"server": origin, "pin": server_pin(clock.now()), "archives": known}
     return HttpResponse(render_to_string("join.sh", context), content_type="text/x-shellscript; charset=utf-8")
 
 

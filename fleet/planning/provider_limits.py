@@ -15,7 +15,12 @@ class ProviderLimits:
     join_timeout_s: float = 120.0
 
 
-LIMITS: Mapping[str, ProviderLimits] = {"local": ProviderLimits(), POOLED: ProviderLimits()}
+LIMITS: Mapping[str, ProviderLimits] = {
+    # A machine is not in every list at once, and one with many accelerators takes 15 minutes to boot.
+    "aws": ProviderLimits(launch_grace_s=300.0, join_timeout_s=1200.0),
+    "local": ProviderLimits(),
+    POOLED: ProviderLimits(),
+}
 """By name, as regions name their provider. Here and not at the classes, because who reads the fleet for a plan must not
 import what calls a cloud."""
 

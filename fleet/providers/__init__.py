@@ -8,6 +8,7 @@ from django.utils.module_loading import import_string
 from fleet.providers.base import EmbeddedProvider, NodeProvider, ProviderError
 
 PROVIDERS: Mapping[str, str] = {
+    "aws": "fleet.providers.aws.provider.AwsProvider",
     "local": "fleet.providers.local.provider.LocalProvider",
     "machines": "fleet.providers.machines.provider.MachinesProvider",
 }

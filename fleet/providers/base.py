@@ -56,7 +56,8 @@ class AttemptEnded(ProviderError):
 @dataclass(frozen=True, slots=True)
 class LaunchSpec:
     """One machine to boot. `join_token` lets its agent enrol, once; `bundle` are the authorities (PEM) by which it
-    knows the control plane, which it must find in `tls/ca.pem` of its home.
+    knows the control plane, which it must find in `tls/ca.pem` of its home. `unit`: those that are launched by one call
+    have the same; "": it is launched alone.
 
     `release`: of the agent, where the provider starts it from this computer; "" for the checkout's. `near`: the network
     nodes, widest first, below which it should stand if there is room. `address` and `port` are set where they are fixed
@@ -73,6 +74,7 @@ class LaunchSpec:
     address: str | None = None
     port: int | None = None
     release: str = ""
+    unit: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
+from django.conf import settings
 from django.db.models import Max, OuterRef, Q, QuerySet, Subquery
 
 from engine_agent.protocol.identity import IdentityKind
@@ -80,6 +81,13 @@ def control_pins(now: datetime) -> tuple[str, ...]:
     """The keys by which the hosts of the control plane are known to who has no authorities yet: SHA-256, Base64."""
     rows = counting_certificates(now).filter(kind=IdentityKind.CONTROL).exclude(key_pin="")
     return tuple(sorted(set(rows.values_list("key_pin", flat=True))))
+
+
+def server_pin(now: datetime) -> str:
+    """The keys of the listeners for agents, as curl takes them; "" where links are plain. Who came in by them gets the
+    fleet's authorities (`trust_now`), for `tls/ca.pem` of its home, and needs no pin any more."""
+    pins = () if settings.PLAIN_LINKS else control_pins(now)
+    return ";".join(f"sha256//{pin}" for pin in pins)
 
 
 def revoked_serials(authority_id: int, now: datetime) -> Sequence[tuple[str, datetime]]:

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 from django.conf import settings
 
-from fleet.selectors.trust import control_pins
+from fleet.selectors.trust import server_pin
 from kernel import clock
 
 
@@ -19,16 +19,9 @@ class JoinLine(NamedTuple):
 
 def join_line(token: str) -> JoinLine:
     """What to run on a host. curl checks the pinned key also where it does not know who signed the certificate."""
-    url, pin = settings.AGENT_URLS[0], server_pin()
+    url, pin = settings.AGENT_URLS[0], server_pin(clock.now())
     trust = f"-fsSLk --pinnedpubkey '{pin}'" if pin else "-fsSL"
     return JoinLine(f"curl {trust} {url}/join | sh -s -- {token}", tuple(_notices(url)))
-
-
-def server_pin() -> str:
-    """The keys of the listeners for agents, as curl takes them; "" where links are plain. Who came in by them gets the
-    fleet's authorities (`fleet.selectors.trust.trust_now`), for `tls/ca.pem` of its home, and needs no pin any more."""
-    pins = () if settings.PLAIN_LINKS else control_pins(clock.now())
-    return ";".join(f"sha256//{pin}" for pin in pins)
 
 
 def _notices(url: str) -> list[str]:

@@ -331,13 +331,12 @@ def _leave(machine: Machine, actor: str, reason: str, why: str, now: datetime) -
 
 
 def machine_launched(node: Node, *, now: datetime) -> None:
-    """The machine of a node whose provider keeps none of its own: one for each launch, with the node's digits if they
+    """The machine of a node whose provider recorded none for it: one for each launch, with the node's digits if they
     are free. Whoever joins chooses digits by its nonce, and keeps its row."""
     if node.region.provider == POOLED:
         return
     columns = {
         "provider": node.region.provider,
-        "provider_id": node.id,
         "region_id": node.region_id,
         "state": MachineState.TAKEN.value,
         "reason": f"it is {node.id}",
@@ -349,7 +348,7 @@ def machine_launched(node: Node, *, now: datetime) -> None:
         name = f"m-{node.id.removeprefix('n-')}"
         if Machine.objects.filter(id=name).exists():
             name = f"m-{secrets.token_hex(4)}"
-        Machine.objects.create(id=name, **columns, created_at=now)
+        Machine.objects.create(id=name, provider_id=node.id, **columns, created_at=now)
     live.push("machines")
 
 

@@ -186,6 +186,7 @@ def _launch_spec(call: ProviderCall, bundle: str, release: str) -> LaunchSpec:
         instance_type=node.instance_type_id,
         near=tuple(call.near),
         release=release,
+        unit=call.unit,
     )
 
 

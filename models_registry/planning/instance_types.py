@@ -46,8 +46,8 @@ _SHAPES = (
     InstanceShape("p5en.48xlarge", "h200", 8, 8, 1128, tensor_parallel_degree=8),
     # https://aws.amazon.com/ec2/instance-types/g6/: 4 L4 of 24 GB.
     InstanceShape("g6.12xlarge", "l4", 4, 4, 96, 4.60, tensor_parallel_degree=4),
-    # https://aws.amazon.com/ec2/instance-types/c7i/: for ingresses.
-    InstanceShape("c7i.2xlarge", "cpu", cores=1, memory_gib=16, price_per_hour=0.36),
+    # https://aws.amazon.com/ec2/instance-types/c7i/: for ingresses. No host is taken for one by what it lacks.
+    InstanceShape("c7i.2xlarge", "none", cores=1, memory_gib=16, price_per_hour=0.36),
 )
 
 INSTANCE_TYPES: Mapping[str, InstanceShape] = MappingProxyType({shape.name: shape for shape in _SHAPES})

@@ -16,7 +16,7 @@ from engine_agent.protocol.states import AgentKind
 from engine_agent.runtime.identity import Identity
 from fleet.models import AgentCredential, FleetAuthority, IssuedCertificate, JoinToken
 from fleet.planning.authority import AuthorityState
-from fleet.selectors.trust import Trust, counting_certificates, trust_now
+from fleet.selectors.trust import Trust, counting_certificates, server_pin, trust_now
 from fleet.services import authority as authorities
 from fleet.services.authority import (
     SealedAway,
@@ -43,7 +43,6 @@ from fleet.services.enrolment import (
     credential_issue,
     join_token_issue,
 )
-from fleet.services.join import server_pin
 from kernel import clock
 from kernel.authority import BadRequest
 from kernel.models import Event
@@ -281,11 +280,11 @@ def test_hosts_are_shown_the_keys_of_the_control_planes_listeners(tmp_path: Path
         request = Identity(tmp_path / host).signing_request()
         for _ in range(2):
             certificate_issue(CertificateOrder(IdentityKind.CONTROL, "control", request), now=clock.now())
-    pins = server_pin().split(";")
+    pins = server_pin(clock.now()).split(";")
     assert len(pins) == 2
     assert all(pin.startswith("sha256//") for pin in pins)
     settings.PLAIN_LINKS = True
-    assert server_pin() == ""
+    assert server_pin(clock.now()) == ""
 
 
 @pytest.mark.django_db

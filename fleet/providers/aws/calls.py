@@ -1,0 +1,159 @@
+"""The only place that calls AWS. Imports boto3 with the first call, which takes 0.25 s and 25 MiB: who never calls it
+needs none of that.
+
+Each call must be in the table of `actions`, and those to EC2 within our share of what it allows (`budget`). What may
+have been carried out is never told apart from what was, by whoever asks again: see `fleet.planning.launch_units`.
+"""
+
+import threading
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from fleet.providers.aws.actions import CALLS, Role
+from fleet.providers.aws.budget import budget_spend, budget_throttled
+from fleet.providers.aws.errors import TEXT_MOST, THROTTLED
+
+if TYPE_CHECKING:
+    from boto3.session import Session
+
+CONNECT_S = 3.0
+READ_S = 20.0
+"""Below the 60 s after which a call of a provider hangs."""
+READ_ATTEMPTS = 4
+POOL = 16
+"""Connections of one client: as many as threads that use it."""
+_FIRST, _LAST = b"<networkInterfaceSet>", b"</networkInterfaceSet>"
+
+_lock = threading.Lock()
+_clients: dict[tuple[str, str, bool], Any] = {}
+
+
+class CallFailed(Exception):
+    """AWS did not do it, or did not say so. `code`: of AWS, "" where there was no answer; `http_status` likewise 0."""
+
+    def __init__(self, code: str, text: str, http_status: int = 0) -> None:
+        super().__init__(f"{code}: {text}" if code else text)
+        self.code, self.text, self.http_status = code, text, http_status
+
+
+class Refused(CallFailed):
+    """An error answer below 500: nothing was done. `not_before`: our own budget of calls had none left until then, and
+    nothing was sent."""
+
+    def __init__(self, code: str, text: str, http_status: int = 400, not_before: datetime | None = None) -> None:
+        super().__init__(code, text, http_status)
+        self.not_before = not_before
+
+
+class Unanswered(CallFailed):
+    """It may have been carried out: an error answer from 500 on, none in time, or one that makes no sense."""
+
+
+def call(service: str, operation: str, region: str, *, machines: int = 0, **params: Any) -> dict[str, Any]:
+    """Make one call as the control plane, within the budget. Blocks for `READ_ATTEMPTS` times `READ_S` at the worst,
+    and for one of them where something is changed. `machines`: how many it launches or ends.
+
+    Raises:
+        Refused: it was not done.
+        Unanswered: it may have been done.
+        ValueError: it is not in the table of calls.
+    """
+    if service == "ec2":
+        not_before = budget_spend(region, operation, machines)
+        if not_before is not None:
+            text = f"our own share of {operation} is used up until {not_before:%H:%M:%S} UTC"
+            raise Refused(THROTTLED, text, 503, not_before)
+    try:
+        return send(service, operation, region, params)
+    except CallFailed as error:
+        if service == "ec2" and error.code == THROTTLED:
+            budget_throttled(region, operation)
+        raise
+
+
+def pages(operation: str, region: str, **params: Any) -> Iterator[dict[str, Any]]:
+    """The pages of a call of EC2, each within the budget.
+
+    Raises:
+        CallFailed: as `call`; what came before is no whole list.
+    """
+    token = ""
+    while True:
+        page = call("ec2", operation, region, **(params | {"NextToken": token} if token else params))
+        yield page
+        token = page.get("NextToken") or ""
+        if not token:
+            return
+
+
+def send(service: str, operation: str, region: str, params: Mapping[str, Any]) -> dict[str, Any]:
+    """`call` without the budget."""
+    if (Role.CONTROL, service, operation) not in CALLS:
+        raise ValueError(f"{service} {operation} is not in the table of calls")
+    reads = operation.startswith(("Describe", "Get", "List"))
+    aws = client(service, region, once=not reads)
+    from botocore import xform_name
+    from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, ParamValidationError
+    from botocore.parsers import ResponseParserError
+
+    try:
+        answer: dict[str, Any] = getattr(aws, xform_name(operation))(**params)
+    except ClientError as error:
+        raise _failure(error.response) from error
+    except ParamValidationError as error:
+        raise Refused("ParamValidation", str(error)[:TEXT_MOST]) from error
+    # ResponseParserError is none of BotoCoreError's: what a proxy answers in AWS's place.
+    except (BotoCoreError, HTTPClientError, ResponseParserError) as error:
+        raise Unanswered("", f"{type(error).__name__}: {error}"[:TEXT_MOST]) from error
+    return answer
+
+
+def _failure(response: Mapping[str, Any]) -> CallFailed:
+    code = str(response.get("Error", {}).get("Code", ""))
+    text = str(response.get("Error", {}).get("Message", ""))[:TEXT_MOST]
+    status = int(response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    kind = Unanswered if status >= 500 or not status else Refused
+    return kind(code, text, status)
+
+
+def client(service: str, region: str, *, once: bool) -> Any:
+    """The client of a service in a region, the same for all threads: using one is safe, making one is not. `once`: it
+    sends nothing twice by itself. botocore repeats every answer of 500, as lack of capacity is."""
+    with _lock:
+        known = _clients.get((service, region, once))
+        if known is None:
+            known = _clients[service, region, once] = _make_client(service, region, once)
+    return known
+
+
+def _make_client(service: str, region: str, once: bool) -> Any:
+    from botocore.config import Config
+
+    config = Config(
+        connect_timeout=CONNECT_S,
+        read_timeout=READ_S,
+        retries={"mode": "standard", "total_max_attempts": 1 if once else READ_ATTEMPTS},
+        max_pool_connections=POOL,
+        tcp_keepalive=True,
+        user_agent_extra="switchyard",
+    )
+    return _session().client(service, region_name=region, config=config)
+
+
+@cache
+def _session() -> "Session":
+    """One of the process: its model of EC2 takes 24 MiB, which all clients share."""
+    import boto3
+
+    session = boto3.session.Session()
+    session.events.register("before-parse.ec2.DescribeInstances", cut_interfaces)
+    return session
+
+
+def cut_interfaces(response_dict: dict[str, Any], **_: Any) -> None:
+    """Take the network interfaces out of an answer, 32 KiB of a P5. A machine's own address stands outside of them."""
+    parts = response_dict["body"].split(_FIRST)
+    kept = [parts[0], *(part.partition(_LAST)[2] for part in parts[1:])]
+    response_dict["body"] = b"".join(kept)

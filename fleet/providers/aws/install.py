@@ -1,0 +1,32 @@
+"""The install's name in clouds, and whether it may change anything there."""
+
+import secrets
+from datetime import datetime, timedelta
+
+from fleet.models import Install
+from fleet.providers.base import Later
+
+DRY_RUN = timedelta(days=1)
+"""Of sweeps, from the first day on: what they would end is said, and nothing is ended."""
+READ_ONLY_RETRY_S = 300.0
+
+
+def install_ensure(now: datetime) -> Install:
+    """The row of this control plane; made with a name of its own when a cloud is used first."""
+    found = Install.objects.first()
+    if found is not None:
+        return found
+    new = {"id": f"sw-{secrets.token_hex(6)}", "created_at": now, "dry_run_until": now + DRY_RUN}
+    return Install.objects.get_or_create(only=True, defaults=new)[0]
+
+
+def install_that_may_change(now: datetime) -> Install:
+    """The same, of one that holds its clouds.
+
+    Raises:
+        Later: it is read-only.
+    """
+    install = install_ensure(now)
+    if install.read_only:
+        raise Later(f"nothing is launched or ended: {install.read_only}", READ_ONLY_RETRY_S)
+    return install

@@ -1,0 +1,91 @@
+"""Looks after regions of a cloud: the loop `fleet.cloud`. What runs there is listed, and what was launched settled.
+
+Each region has a thread of its own and a lease, so that one that does not answer holds up neither a pass nor another
+region, and two controllers do not ask twice. A region whose last round has not ended is left alone; a round that hangs
+is said, and passes do not count as whole meanwhile.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from time import monotonic
+
+from django.db import connection
+
+from fleet.models import CloudRegion
+from fleet.planning.call_budget import LIST_EVERY_S
+from fleet.planning.states import CloudRegionState
+from fleet.services.cloud_listing import cloud_list
+from kernel import clock
+from kernel.leases import lease_take, this_holder
+
+LEASE_S = 60.0
+"""Longer than the longest call, and renewed before each step."""
+ROUND_LIMIT_S = 300.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What is done in each region every so often. Whatever it raises, the others are made."""
+
+    every_s: float
+    run: Callable[[CloudRegion, datetime], None]
+
+
+STEPS: Mapping[str, Step] = {
+    "list": Step(LIST_EVERY_S, cloud_list),
+}
+"""In this order. What is due is made in one round."""
+
+
+class CloudUpkeep:
+    """The rounds of this process. Passes are made by one thread."""
+
+    def __init__(self, now_s: Callable[[], float] = monotonic, steps: Mapping[str, Step] = STEPS) -> None:
+        self._now_s, self._steps = now_s, steps
+        self._due_s: dict[tuple[str, str], float] = {}
+        self._rounds: dict[str, tuple[threading.Thread, float]] = {}
+
+    def run_pass(self) -> bool:
+        """Begin a round in each region where something is due. False: one hangs."""
+        self._rounds = {region: (thread, at) for region, (thread, at) in self._rounds.items() if thread.is_alive()}
+        for cloud in CloudRegion.objects.filter(state=CloudRegionState.READY, region__provider="aws"):
+            due = [name for name in self._steps if self._now_s() >= self._due_s.get((cloud.pk, name), 0.0)]
+            if due and cloud.pk not in self._rounds:
+                self._begin(cloud, due)
+        hanging = [region for region, (_, at) in self._rounds.items() if self._now_s() - at > ROUND_LIMIT_S]
+        for region in hanging:
+            log.error("a round in region %s has not ended for %.0f s", region, ROUND_LIMIT_S)
+        return not hanging
+
+    def _begin(self, cloud: CloudRegion, due: list[str]) -> None:
+        # A daemon: a call that hangs must not keep a process that was told to end.
+        thread = threading.Thread(target=self._round, args=(cloud, due), name=f"cloud {cloud.pk}", daemon=True)
+        self._rounds[cloud.pk] = (thread, self._now_s())
+        thread.start()
+
+    def _round(self, cloud: CloudRegion, due: list[str]) -> None:
+        try:
+            for name in due:
+                now = clock.now()
+                if lease_take(name=f"cloud:{cloud.pk}", holder=this_process(), ttl_s=LEASE_S, now=now) is None:
+                    return
+                self._due_s[cloud.pk, name] = self._now_s() + self._steps[name].every_s
+                self._make(name, cloud, now)
+        finally:
+            connection.close()
+
+    def _make(self, name: str, cloud: CloudRegion, now: datetime) -> None:
+        try:
+            self._steps[name].run(cloud, now)
+        except Exception:
+            log.exception("step %s in region %s failed; it is made again in its turn", name, cloud.pk)
+
+
+def this_process() -> str:
+    """Whichever thread makes a round."""
+    return this_holder().rpartition(":")[0]
