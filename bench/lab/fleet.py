@@ -107,7 +107,9 @@ class Fleet:
     def __init__(self, places: Places, topology: Topology, ports: Ports, say: Callable[[str], None]) -> None:
         self._places, self._topology, self._say = places, topology, say
         self.url = f"http://127.0.0.1:{ports.web}"
-        self._other_urls = [f"http://127.0.0.1:{each.here}" for each in ports.second_dashboard(topology)]
+        self.control_urls = {FIRST_CONTROL: self.url}
+        """Host of the control plane -> where its dashboard answers."""
+        self.control_urls |= {each.host: f"http://127.0.0.1:{each.here}" for each in ports.second_dashboard(topology)}
         self.token = places.files_of(FIRST_CONTROL) / CONTROL_HOME.strip("/") / "operator-token"
 
     def ask(self, method: str, path: str, body: Row | None = None) -> Any:
@@ -123,7 +125,7 @@ class Fleet:
         try:
             return self._ask(method, f"{self.url}/api/v1/{path}", body, headers)
         except NoLaboratory:
-            for url in self._other_urls if method == "GET" else ():
+            for url in [*self.control_urls.values()][1:] if method == "GET" else ():
                 with contextlib.suppress(NoLaboratory):
                     return self._ask(method, f"{url}/api/v1/{path}", body, headers)
             raise

@@ -6,10 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from math import inf
 
 from bench.lab import client, verdicts
-from bench.lab.fleet import DEPLOYMENT, READY_WITHIN_S, Fleet, Row
+from bench.lab.databases import Databases, PowerOff
+from bench.lab.fleet import DEPLOYMENT, READY_WITHIN_S, SECOND_CONTROL, Fleet, Row
 from bench.lab.load import streaming
 from bench.lab.places import Places
 from bench.lab.topology import CONTROL_SITE, NoLaboratory, Role, Topology
@@ -41,7 +43,9 @@ class Target(StrEnum):
     SPARE = "spare"
     INGRESS = "ingress"
     CONTROL = "control"
-    """A host of the control plane: the last one, or with clocks the first."""
+    """A host of the control plane: the one with the standby, or with clocks the first."""
+    DATABASE = "database"
+    """That of the control plane whose database takes writes: the other one is promoted."""
 
 
 TARGETS = {
@@ -55,15 +59,17 @@ TARGETS = {
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One round: what happens to whom and what ends it; `moves`: whether the cell must go elsewhere meanwhile, else the
-    harm lasts `lasts_s`."""
+    """One round: what happens to whom and what ends it, which `lasts_s` at least. `heal`: waits until the fleet has
+    healed itself, or does what a person does, and says how many seconds that took; None: there is nothing to heal.
+    `database`: what is known of that."""
 
     title: str
     harmed: Harmed
     begin: Callable[[], object]
     end: Callable[[], object]
-    moves: bool = False
+    heal: Callable[[], float] | None = None
     lasts_s: float = 0.0
+    database: PowerOff | None = None
 
 
 @dataclass
@@ -81,6 +87,9 @@ class Trial:
     wrong: list[str] = field(default_factory=list)
     healed_s: dict[str, list[float]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        self.databases = Databases(self.places, self.topology, self.fleet)
+
     def run(self, kind: Kind, targets: Sequence[Target], rounds: int) -> bool:
         """All rounds; whether all went well.
 
@@ -90,7 +99,7 @@ class Trial:
         for number in range(rounds):
             for name, step in self._steps(kind, targets):
                 self._until_whole()
-                self._round(f"{number + 1}. {step().title}", name, step())
+                self._round(number + 1, name, step())
         for name, seconds in self.healed_s.items():
             self.say(f"{kind} of {name}: healed after {verdicts.spread(seconds)}")
         verdict = f"{len(self.wrong)} things went wrong" if self.wrong else "all went well"
@@ -105,12 +114,16 @@ class Trial:
             for region in self.topology.regions[:1]:
                 yield region, lambda region=region: self._region_cut(region)  # type: ignore[misc]
             return
-        for target in targets or TARGETS[kind]:
+        for target in targets or self._targets(kind):
             if kind is Kind.SKEW:
                 for by_s in STEPS_S:
                     yield f"{target}, {by_s:+g} s", lambda t=target, s=by_s: self._skew(t, s)  # type: ignore[misc]
             else:
                 yield target, lambda t=target: self._one_host(kind, t)  # type: ignore[misc]
+
+    def _targets(self, kind: Kind) -> list[Target]:
+        has_standby = SECOND_CONTROL in self.topology.hosts
+        return [target for target in TARGETS[kind] if has_standby or target is not Target.DATABASE]
 
     def _region_cut(self, region: str) -> _Step:
         return _Step(
@@ -122,21 +135,35 @@ class Trial:
         )
 
     def _one_host(self, kind: Kind, target: Target) -> _Step:
+        if target is Target.DATABASE:
+            return self._primary()
         host, cell = self._chosen(target)
         harmed = self._harmed(host, cell)
-        moves = target in {Target.LEADER, Target.FOLLOWER}
+        heal = partial(self._healed_after, harmed) if cell else None
         what = f"{host} ({target}{f' of {cell}' if cell else ''})"
         if kind is Kind.POWER_OFF:
             off, boot = (lambda do=do: client.ask(self.places, do, name=host) for do in ("power-off", "boot"))
-            return _Step(f"power-off of {what}", harmed, off, boot, moves, lasts_s=self.seconds)
+            return _Step(f"power-off of {what}", harmed, off, boot, heal, lasts_s=self.seconds)
         lost = "sent" if kind is Kind.ONE_WAY else "received"
         return _Step(
             title=f"{what} is {'not heard' if kind is Kind.ONE_WAY else 'deaf'}",
             harmed=harmed,
             begin=lambda: client.ask(self.places, "cut", name=host, other=None, lost=lost),
             end=lambda: client.ask(self.places, "heal", name=host),
-            moves=moves,
+            heal=heal,
             lasts_s=self.seconds,
+        )
+
+    def _primary(self) -> _Step:
+        off = PowerOff(self.databases, self.databases.primary())
+        return _Step(
+            title=f"power-off of {off.lost} ({Target.DATABASE})",
+            harmed=Harmed(frozenset({off.lost})),
+            begin=off.begin,
+            end=off.end,
+            heal=off.heal,
+            lasts_s=self.seconds,
+            database=off,
         )
 
     def _skew(self, target: Target, by_s: float) -> _Step:
@@ -154,7 +181,9 @@ class Trial:
         if target in {Target.INGRESS, Target.CONTROL}:
             role = Role.INGRESS if target is Target.INGRESS else Role.CONTROL
             names = [host.name for host in self.topology.hosts.values() if host.role is role]
-            return (names[0] if first or target is Target.INGRESS else names[-1]), ""
+            if target is Target.INGRESS or first or len(names) == 1:
+                return names[0], ""
+            return self.databases.other(self.databases.primary()), ""
         hosts = self._hosts()
         for node in sorted(self._rows("nodes"), key=lambda row: str(row["id"])):
             if node["role"] == target and node["id"] in hosts and node["state"] == "ready":
@@ -167,41 +196,42 @@ class Trial:
 
     # --- one round ---------------------------------------------------------------------------------------------------
 
-    def _round(self, title: str, name: str, step: _Step) -> None:
+    def _round(self, number: int, name: str, step: _Step) -> None:
         since, before = self._last_event(), verdicts.engines(self._rows("nodes"))
         with streaming(self._urls(), DEPLOYMENT, self.rate) as streams:
             time.sleep(BEFORE_S)
             began = time.monotonic()
             step.begin()
             try:
-                healed_s = self._healed_after(step, began)
+                healed_s = step.heal() if step.heal else None
                 time.sleep(max(0.0, AFTER_S, began + step.lasts_s - time.monotonic()))
             finally:
                 step.end()
             time.sleep(AFTER_S)
         problems = ["it was not healed"] if healed_s == inf else []
+        problems += step.database.problems if step.database else []
         problems += self._whole_again()
         problems += verdicts.unexcused(streams, step.harmed)[:5]
         problems += verdicts.restarted(before, verdicts.engines(self._rows("nodes")), step.harmed)
         problems += verdicts.wrong_events(self._events(since), step.harmed)
         healed = f"; healed after {healed_s:.1f} s" if healed_s is not None else ""
-        self.say(f"{title}: {verdicts.count(streams, step.harmed)}{healed}")
+        healed += f"; {step.database.said}" if step.database else ""
+        self.say(f"{number}. {step.title}: {verdicts.count(streams, step.harmed)}{healed}")
         for problem in problems:
             self.say(f"  WRONG: {problem}")
         self.wrong += problems
         if healed_s is not None:
             self.healed_s.setdefault(name, []).append(healed_s)
 
-    def _healed_after(self, step: _Step, began: float) -> float | None:
-        """Seconds until the harmed cell is ready on other nodes; None: it need not move."""
-        if not step.moves:
-            return None
+    def _healed_after(self, harmed: Harmed) -> float:
+        """Seconds until the harmed cell is ready on other nodes."""
+        began = time.monotonic()
         deadline = began + READY_WITHIN_S
         while time.monotonic() < deadline:
             with contextlib.suppress(NoLaboratory):  # web may be slow
-                cells = [row for row in self._rows("cells") if row["id"] in step.harmed.cells]
+                cells = [row for row in self._rows("cells") if row["id"] in harmed.cells]
                 members = {node["id"] for row in cells for node in row["nodes"]}
-                if cells and all(row["state"] == "ready" for row in cells) and not members & step.harmed.nodes:
+                if cells and all(row["state"] == "ready" for row in cells) and not members & harmed.nodes:
                     return time.monotonic() - began
             time.sleep(POLL_S)
         return inf

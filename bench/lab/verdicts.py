@@ -59,7 +59,7 @@ def count(streams: Iterable[Stream], harmed: Harmed) -> Counts:
 def unexcused(streams: Iterable[Stream], harmed: Harmed) -> list[str]:
     """Why each request failed that must not have, the same reason once."""
     errors = (
-        f"{stream.region} through {stream.host}: {stream.error}"
+        f"{stream.region} through {stream.host}{f' on {stream.cell}' if stream.cell else ''}: {stream.error}"
         for stream in streams
         if stream.error and not (stream.cell and (stream.cell in harmed.cells or stream.host in harmed.hosts))
     )

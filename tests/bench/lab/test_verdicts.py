@@ -30,7 +30,7 @@ def test_a_request_that_nobody_answered_is_wrong_wherever_it_was_sent() -> None:
 
 def test_a_stream_of_another_cell_that_broke_off_is_wrong() -> None:
     broken = stream(error="broke off")
-    assert unexcused([broken, broken], HARMED) == ["east through i1: broke off"]
+    assert unexcused([broken, broken], HARMED) == ["east through i1 on c2: broke off"]
     assert count([broken], HARMED).broken == 1
 
 
