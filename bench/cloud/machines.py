@@ -47,6 +47,7 @@ class Machine:
     end_reason: str = ""
     events: list[dict[str, Any]] = field(default_factory=list)
     impaired_since: float | None = None
+    reboots: int = 0
     interrupted: float | None = None
     """When AWS ends it, by its own warning."""
     rebalance_at: float | None = None

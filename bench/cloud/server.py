@@ -12,6 +12,7 @@ from bench.cloud import (
     ec2_describe,
     ec2_events,
     ec2_launch,
+    ec2_power,
     ec2_reservations,
     ec2_topology,
     nlb,
@@ -21,12 +22,12 @@ from bench.cloud import (
 from bench.cloud.world import World
 
 __all__ = [
-    "World", "accelerator", "ec2_describe", "ec2_events", "ec2_launch", "ec2_reservations", "ec2_topology", "nlb",
-    "route53", "serve", "sts",
+    "World", "accelerator", "ec2_describe", "ec2_events", "ec2_launch", "ec2_power", "ec2_reservations", "ec2_topology",
+    "nlb", "route53", "serve", "sts",
 ]  # fmt: skip
 
 
-class _Quiet(MotoRequestHandler):
+class QuietRequests(MotoRequestHandler):
     """Logs errors alone."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
@@ -36,7 +37,7 @@ class _Quiet(MotoRequestHandler):
 @contextlib.contextmanager
 def serve(world: World, port: int = 0) -> Iterator[str]:
     """The World on a port of the loopback, by a thread of this process; yields its URL."""
-    server = make_server("127.0.0.1", port, world, threaded=True, request_handler=_Quiet)
+    server = make_server("127.0.0.1", port, world, threaded=True, request_handler=QuietRequests)
     thread = threading.Thread(target=server.serve_forever, name="cloud", daemon=True)
     thread.start()
     world.endpoint = f"http://127.0.0.1:{server.server_port}"

@@ -12,12 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
-from bench.lab import client, fleet
+from bench.lab import client, cloud_commands, fleet
 from bench.lab.check import Check
 from bench.lab.conditions import Lost
 from bench.lab.fleet import read_ports
 from bench.lab.places import read_places
-from bench.lab.text import seconds, share, skew_text
+from bench.lab.text import seconds, share, skew_text, table
 from bench.lab.topology import REGIONS, NoLaboratory, Topology, checked
 from bench.lab.trials import Kind, Target, Trial
 
@@ -29,6 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.add_typer(cloud_commands.app, name="cloud")
 Name = Annotated[str, typer.Argument(help="A host, such as n3, or a region.")]
 HostName = Annotated[str, typer.Argument(help="A host, such as n3.")]
 OneWay = Annotated[bool, typer.Option("--one-way", help="Only what it sends is lost: it hears and is not heard.")]
@@ -145,19 +146,13 @@ def status(
         return
     rows = [_row(host) for host in seen["hosts"]]
     rows += [("", site, "", "", "", "", "; ".join(wrong)) for site, wrong in seen["sites"].items() if wrong]
-    _table(("HOST", "SITE", "ADDRESS", "POWER", "PROCESSES", "CLOCK", "NETWORK"), rows)
+    table(("HOST", "SITE", "ADDRESS", "POWER", "PROCESSES", "CLOCK", "NETWORK"), rows)
 
 
 def _row(host: dict[str, Any]) -> tuple[str, ...]:
     power = "on" if host["power"] else "shut down" if host["shut_down"] else "off"
     own = (host["name"], host["site"], host["address"], power, str(host["processes"]))
     return (*own, skew_text(host["ahead_s"]), "; ".join(host["wrong"]))
-
-
-def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
 
 
 @app.command()

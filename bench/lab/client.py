@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -38,8 +38,14 @@ class Forward(NamedTuple):
     by_loopback: bool = False
 
 
-def start(topology: Topology, places: Places, forwards: Sequence[Forward] = ()) -> None:
-    """Make the laboratory and boot every host; it runs on without us.
+def start(
+    topology: Topology,
+    places: Places,
+    forwards: Sequence[Forward] = (),
+    cloud: Mapping[str, str | float] | None = None,
+) -> None:
+    """Make the laboratory and boot every host; it runs on without us. `cloud`: `bench.lab.cloud.Settings`, for a
+    topology with one.
 
     Raises:
         NoLaboratory: one runs already, or this host cannot have any.
@@ -51,7 +57,11 @@ def start(topology: Topology, places: Places, forwards: Sequence[Forward] = ()) 
             raise NoLaboratory(
                 f"A laboratory runs already in {places.home}: `lab status` shows it, `lab down` ends it."
             )
-        settings = {**write_state(topology, Conditions()), "forwards": [list(each) for each in forwards]}
+        settings = {
+            **write_state(topology, Conditions()),
+            "forwards": [list(each) for each in forwards],
+            "cloud": cloud,
+        }
         said = _start(settings, places)
         places.record.write_text(json.dumps({**said, **settings}))
 
@@ -127,6 +137,15 @@ def topology_of(places: Places) -> Topology:
         NoLaboratory: none does.
     """
     return read_state(_record(places))[0]
+
+
+def forwards_of(places: Places) -> list[Forward]:
+    """Of the laboratory that runs here.
+
+    Raises:
+        NoLaboratory: none does.
+    """
+    return [Forward(*each) for each in _record(places)["forwards"]]
 
 
 def _record(places: Places) -> dict[str, Any]:

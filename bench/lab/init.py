@@ -66,6 +66,8 @@ async def run(settings: Mapping[str, Any], places: Places, forwards: list[Listen
     laboratory = Laboratory(topology, places)
     places.socket.unlink(missing_ok=True)
     await laboratory.make_network(forwards)
+    if settings["cloud"]:
+        await laboratory.start_cloud(settings["cloud"])
     for name in topology.hosts:
         await laboratory.boot(name)
     commands = Commands(laboratory)

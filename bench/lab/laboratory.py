@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from asyncio.subprocess import PIPE, Process
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,10 +24,10 @@ from bench.lab.host import CLOCK, CRONTAB, LIBRARY, SHUTDOWN, host_environment
 from bench.lab.network import SYSCTLS, Steps, host_cable, outside_cable, router_steps, rules, rules_to_change
 from bench.lab.places import CHECKOUT, Places
 from bench.lab.state import write_state
-from bench.lab.topology import OUTSIDE, NoLaboratory, Topology
+from bench.lab.topology import CLOUD, OUTSIDE, NoLaboratory, Topology
 
 IP_WITHIN_S = 20.0
-READY_WITHIN_S = 30.0
+READY_WITHIN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Laboratory:
         self._places = places
         self._rules = {router: frozenset[str]() for router in topology.routers}
         self._relay: Process | None = None
+        self._cloud: Process | None = None
         self._helpers: list[Process] = []
 
     # --- the network --------------------------------------------------------------------------------------------------
@@ -72,6 +74,7 @@ class Laboratory:
             NoLaboratory: the kernel refused something.
         """
         kernel.mount("tmpfs", "/run", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=755")
+        _ip(None, ["link set lo up"])
         names = (*self.topology.routers, OUTSIDE)
         _ip(None, [f"netns add {name}" for name in names])
         for router in self.topology.routers:
@@ -82,6 +85,20 @@ class Laboratory:
         targets = [self._target(each) for each in forwards]
         await self._start_helper("bench.lab.forward", *targets, pass_fds=[each.listener.fileno() for each in forwards])
         self._apply()
+
+    async def start_cloud(self, settings: Mapping[str, str | float]) -> None:
+        """Before any host boots. See `bench.lab.cloud.Settings`.
+
+        Raises:
+            NoLaboratory: it did not start.
+        """
+        given = {**settings, "address": str(self.topology.host(CLOUD).address)}
+        self._cloud = await self._start_helper("bench.lab.cloud", first=json.dumps(given).encode() + b"\n")
+
+    def _tell_cloud(self, name: str) -> None:
+        if self._cloud and self._cloud.stdin:
+            said = {"host": name, "power": name in self.running, "shut_down": name in self.shut_down}
+            self._cloud.stdin.write(json.dumps(said).encode() + b"\n")
 
     def _target(self, each: Listener) -> str:
         host = self.topology.host(each.host)
@@ -167,6 +184,7 @@ class Laboratory:
         running = Running(said["pid"], said["outside"], os.pidfd_open(said["pid"]))
         self.running[name] = running
         asyncio.get_running_loop().add_reader(running.watch, self._ended, name, running)
+        self._tell_cloud(name)
 
     async def _start_host(self, name: str) -> dict[str, Any]:
         starting = await asyncio.create_subprocess_exec(
@@ -214,6 +232,7 @@ class Laboratory:
             self._unplug(name)
         finally:
             del self.running[name]
+            self._tell_cloud(name)
 
     def _unplug(self, name: str) -> None:
         # A namespace takes its time to go, and its cable with it, whose name and address the next one may need.

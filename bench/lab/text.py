@@ -1,4 +1,4 @@
-"""Times and shares as people write them. Pure."""
+"""Times and shares as people write them, and tables as they read them."""
 
 import re
 
@@ -40,3 +40,10 @@ def skew_text(ahead_s: float) -> str:
     size, unit = next((abs(ahead_s) / _SECONDS[unit], unit) for unit in ("d", "h", "m", "s", "ms")
                       if abs(ahead_s) >= _SECONDS[unit] or unit == "ms")  # fmt: skip
     return f"{size:g} {unit} {'ahead' if ahead_s > 0 else 'behind'}"
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+    """Print it, in columns."""
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())

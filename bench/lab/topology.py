@@ -12,11 +12,15 @@ from itertools import permutations
 
 CONTROL_SITE = "control"
 OUTSIDE = "outside"
+CLOUD = "aws"
+"""The host at which the cloud of tests answers, where a laboratory has one."""
 CORE = "core"
 """The router between the sites. The hosts of the control plane are on it themselves: they belong to no region."""
 REGIONS = ("us-east-1", "us-west-2")
 EVERYTHING = IPv4Network("10.0.0.0/8")
 MOST_REGIONS = 100
+CLOUD_NUMBER = 200
+"""Of its address in the control plane's network."""
 MOST_HOSTS_OF_A_SITE = 99
 """Of one role: their addresses are `FIRST_OF_ROLE` and upwards."""
 LONGEST_NAME = 15
@@ -29,6 +33,7 @@ class Role(StrEnum):
     CONTROL = "control"
     INGRESS = "ingress"
     NODE = "node"
+    CLOUD = "cloud"
     GUEST = "guest"
     """It comes and goes while the laboratory runs."""
 
@@ -54,13 +59,14 @@ class Host:
 @dataclass(frozen=True)
 class Topology:
     """Hosts by site. `round_trip_s`: between the hosts of two different sites, in seconds; clients outside are near.
-    `guests`: those that are there just now."""
+    `cloud`: with one, whose instances are hosts. `guests`: those that are there just now."""
 
     regions: tuple[str, ...] = REGIONS
     controls: int = 2
     ingresses: int = 2
     nodes: int = 4
     round_trip_s: float = 0.06
+    cloud: bool = False
     guests: tuple[Host, ...] = ()
 
     @cached_property
@@ -85,6 +91,8 @@ class Topology:
                 numbers[role] += 1
                 name = f"{LETTER[role]}{numbers[role]}"
                 hosts[name] = Host(name, role, site, self.networks[site][FIRST_OF_ROLE[role] + index])
+        if self.cloud:
+            hosts[CLOUD] = Host(CLOUD, Role.CLOUD, CONTROL_SITE, self.networks[CONTROL_SITE][CLOUD_NUMBER])
         return hosts | {guest.name: guest for guest in self.guests}
 
     @cached_property

@@ -99,7 +99,15 @@ def forgets_what_drains(world: World, network: Network) -> bool:
     return target_states(client, group) == {}
 
 
+def brings_back_what_has_ended(world: World, network: Network) -> bool:
+    ids = network.launch(1)
+    network.ec2.terminate_instances(InstanceIds=ids)
+    network.ec2.reboot_instances(InstanceIds=ids)
+    return network.states(InstanceIds=ids)[ids[0]] == "running"
+
+
 STILL = {
+    ("ec2", "RebootInstances"): brings_back_what_has_ended,
     ("ec2", "RunInstances"): launches_the_least,
     ("ec2", "DescribeInstances"): pages_by_reservation,
     ("ec2", "DescribeInstanceStatus"): ignores_pages_of_statuses,
