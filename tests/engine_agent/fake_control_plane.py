@@ -16,6 +16,7 @@ from engine_agent.protocol.codec import decode_up, encode
 from engine_agent.protocol.ingress_messages import IngressReport, RoutingTable
 from engine_agent.protocol.messages import CertificateRequest, Desired, DownMessage, Hello, Report, UpMessage
 from engine_agent.protocol.parts import frames_of
+from tests.ports import free_port
 
 M = TypeVar("M", bound=UpMessage)
 T = TypeVar("T")
@@ -29,9 +30,9 @@ class FakeControlPlane:
     but for `requests` of certificates, which nobody answers.
     """
 
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.url = f"http://127.0.0.1:{port}"
+    def __init__(self, port: int | None = None) -> None:
+        self.port = free_port() if port is None else port
+        self.url = f"http://127.0.0.1:{self.port}"
         self.join_tokens = {"join-1"}
         self.credentials: set[str] = set()
         self.greeting: list[DownMessage] = []

@@ -1,6 +1,5 @@
 """A whole fleet as `make up` starts it, in a home of its own, with what tests need to ask of it."""
 
-import atexit
 import json
 import os
 import socket
@@ -16,6 +15,7 @@ import psutil
 import psycopg
 
 from tests.asking import CLIENT
+from tests.ports import claimed
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 START_LIMIT_S = 600
@@ -218,29 +218,16 @@ def free_ports(count: int) -> int:
     """The first of `count` neighbouring ports that nothing listens on, below the range of outgoing connections; ours as
     long as this process lives."""
     for base in range(PORTS_FROM, PORTS_FROM + PORTS_EACH, 16):
-        if all(_is_free(base + offset) for offset in range(count)) and _claimed(base):
+        if all(_is_free(base + offset) for offset in range(count)) and claimed(base):
             return base
     raise AssertionError("no free ports")
 
 
 def node_ports() -> int:
     """The first of a thousand ports for nodes; ours as long as this process lives."""
-    base = next((base for base in range(NODE_PORTS, NODE_PORTS - 9000, -3000) if _claimed(base)), None)
+    base = next((base for base in range(NODE_PORTS, NODE_PORTS - 9000, -3000) if claimed(base)), None)
     assert base is not None, "three other test sessions run fleets on this host"
     return base
-
-
-def _claimed(port: int) -> bool:
-    """Whether no other test session has it. Its fleet may not have come to listen yet, so that asking the port alone
-    would give it to two; the kernel takes the claim back when its owner ends."""
-    claim = socket.socket(socket.AF_UNIX)
-    try:
-        claim.bind(f"\0switchyard-tests-{port}")
-    except OSError:
-        claim.close()
-        return False
-    atexit.register(claim.close)
-    return True
 
 
 def _is_free(port: int) -> bool:

@@ -19,6 +19,7 @@ from bench.lab import client
 from bench.lab.places import CHECKOUT
 from bench.lab.topology import NoLaboratory, Topology
 from tests.bench.lab.conftest import Lab, eventually, places_in
+from tests.ports import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -91,8 +92,8 @@ def test_when_its_own_process_is_killed_all_hosts_end_with_it(lab: Lab) -> None:
 
 
 def test_a_port_of_a_host_is_one_of_this_host(lab: Lab) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         refused = lab.command("up", "--detach", *SMALL, "--forward", f"{port}=n1:7000")
         assert refused.returncode == 1
         assert f"Port {port} of this host, for n1, cannot be used" in refused.stderr

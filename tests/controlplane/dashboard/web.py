@@ -2,7 +2,6 @@
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -15,6 +14,8 @@ from urllib.parse import quote
 
 from django.conf import settings
 from django.db import connection
+
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 UP_WITHIN_S = 60.0
@@ -29,7 +30,7 @@ def browser_binary() -> str | None:
 @contextmanager
 def web_process(log: Path) -> Iterator[str]:
     """Runs uvicorn; gives its URL, for agents, too. What it said is in `log`."""
-    port = _free_port()
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     command = [sys.executable, "-m", "uvicorn", "controlplane.asgi:application", "--port", str(port)]
     command += ["--ws", "controlplane.websocket_protocol:WebSocketProtocol", "--log-level", "warning"]
@@ -74,9 +75,3 @@ def _database_url() -> str:
     secret = f":{quote(at['PASSWORD'], safe='')}" if at["PASSWORD"] else ""
     port = f":{at['PORT']}" if at["PORT"] else ""
     return f"postgres://{quote(at['USER'], safe='')}{secret}@{quote(at['HOST'], safe='')}{port}/{at['NAME']}"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -31,7 +31,7 @@ from controlplane.embedded.servers import Servers, choose_servers
 from controlplane.embedded.state_directory import LauncherState, StateDirectory
 from controlplane.embedded.supervisor import Supervisor
 from tests.controlplane.embedded.processes import eventually, eventually_async, prepared_home, silent_console
-from tests.engine_agent.ingress.ingresses import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.processes
 

@@ -23,6 +23,7 @@ from controlplane.embedded.preflight import (
     wanted_ports,
 )
 from engine_agent.ingress.port_claim import port_claimed
+from tests.ports import free_port
 
 
 @pytest.fixture
@@ -57,8 +58,7 @@ def test_a_port_that_another_fleet_shares_with_ours_is_refused(tmp_path: Path, m
 
 
 def test_a_port_that_another_ingress_is_about_to_take_is_refused(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     with port_claimed("127.0.0.1", port, lambda: False), pytest.raises(CannotStart, match=f"process {os.getpid()} "):
         require_free_port(WantedPort(port, "SWITCHYARD_INGRESS_PORT", "the ingress"), tmp_path)
 
@@ -78,8 +78,7 @@ def _listener_elsewhere(port: int) -> Iterator[int]:
 
 
 def test_what_cannot_be_listened_on_is_known_with_its_reason(taken_port: int) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        free = probe.getsockname()[1]
+    free = free_port()
     assert bind_problem("127.0.0.1", free) is None
     problems = [bind_problem("127.0.0.1", taken_port), bind_problem("192.0.2.1", free)]
     assert [problem and problem.errno for problem in problems] == [errno.EADDRINUSE, errno.EADDRNOTAVAIL]

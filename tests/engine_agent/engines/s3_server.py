@@ -16,7 +16,7 @@ from moto.server import ThreadedMotoServer
 from engine_agent.engines.artifact import describe_folder, write_manifest
 from engine_agent.protocol.manifest import MANIFEST_NAME
 from engine_agent.protocol.messages import Artifact
-from tests.engine_agent.runtime.agents import free_ports
+from tests.ports import free_port
 
 BUCKET = "models"
 
@@ -24,7 +24,7 @@ BUCKET = "models"
 @contextmanager
 def s3_server() -> Iterator[str]:
     """URL of an S3 that ends with the block."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=free_ports(1), verbose=False)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=free_port(), verbose=False)
     server.start()
     try:
         host, port = server.get_host_and_port()

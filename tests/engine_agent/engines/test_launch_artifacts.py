@@ -17,7 +17,7 @@ from engine_agent.engines.s3_artifact import download
 from engine_agent.protocol.messages import Artifact
 from tests.asking import CLIENT
 from tests.engine_agent.engines.s3_server import empty_bucket, s3_server, upload
-from tests.engine_agent.runtime.agents import free_ports
+from tests.ports import free_port
 
 SERVE = ["/engine/bin/python", "-m", "serve", "--", "--seed", "1"]
 
@@ -59,7 +59,7 @@ def test_weights_come_and_their_locks_pass_to_the_engine(tmp_path: Path, monkeyp
         client = empty_bucket(url, monkeypatch)
         model = upload(client, tmp_path / "model", {"a.bin": b"weights"})
         draft = upload(client, tmp_path / "draft", {"a.bin": b"fewer"}, "draft")
-        assert main(fetching(model, draft, cache=cache, port=free_ports(1)), became) == 0
+        assert main(fetching(model, draft, cache=cache, port=free_port()), became) == 0
     entries = [entry_of(each.digest, cache) for each in (model, draft)]
     assert [(each.folder / "a.bin").read_bytes() for each in entries] == [b"weights", b"fewer"]
     assert became.argv == SERVE
@@ -71,7 +71,7 @@ def test_what_the_launcher_became_keeps_its_artifact_until_it_ends(tmp_path: Pat
     entry = entry_of(f"sha256:{'a' * 64}", tmp_path)
     entry.folder.mkdir()
     script = "import sys; print('loaded', flush=True); sys.stdin.readline()"  # an engine
-    launcher = fetching(Artifact("s3://m/p", f"sha256:{'a' * 64}"), cache=tmp_path, port=free_ports(1))
+    launcher = fetching(Artifact("s3://m/p", f"sha256:{'a' * 64}"), cache=tmp_path, port=free_port())
     argv = [*launcher[: launcher.index("--") + 1], sys.executable, "-c", script]
     command = [sys.executable, "-m", launch_artifacts.__name__, *argv]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as engine:
@@ -108,7 +108,7 @@ def test_until_then_its_port_says_how_far_it_is(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(launch_artifacts, "download", look)
     with s3_server() as url:
-        port = free_ports(1)
+        port = free_port()
         artifact = upload(empty_bucket(url, monkeypatch), tmp_path / "source", {"a.bin": b"weights"})
         assert main(fetching(artifact, cache=tmp_path / "cache", port=port), Became()) == 0
     assert seen == ["503 fetching the artifact"]
@@ -116,11 +116,11 @@ def test_until_then_its_port_says_how_far_it_is(tmp_path: Path, monkeypatch: pyt
 
 
 def test_what_is_wrong_is_the_last_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = fetching(Artifact("s3://models/x", "sha256:1"), cache=tmp_path, port=free_ports(1))
+    wrong = fetching(Artifact("s3://models/x", "sha256:1"), cache=tmp_path, port=free_port())
     assert main(wrong, Became()) == EXIT_BAD_ARTIFACT
     assert capsys.readouterr().err.splitlines()[-1].startswith("'sha256:1' is no digest of an artifact; it must be")
     (tmp_path / "file").touch()
-    command = fetching(Artifact("s3://models/x", f"sha256:{'a' * 64}"), cache=tmp_path / "file", port=free_ports(1))
+    command = fetching(Artifact("s3://models/x", f"sha256:{'a' * 64}"), cache=tmp_path / "file", port=free_port())
     assert main(command, Became()) == EXIT_BAD_ARTIFACT
     assert f"the cache {tmp_path}/file cannot be used: " in capsys.readouterr().err
 
@@ -129,7 +129,7 @@ def test_a_limit_that_is_none_ends_it_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("SWITCHYARD_ARTIFACT_CACHE_GIB", "plenty")
-    command = fetching(Artifact("s3://models/x", f"sha256:{'a' * 64}"), cache=tmp_path, port=free_ports(1))
+    command = fetching(Artifact("s3://models/x", f"sha256:{'a' * 64}"), cache=tmp_path, port=free_port())
     assert main(command, Became()) == EXIT_BAD_ARTIFACT
     assert "SWITCHYARD_ARTIFACT_CACHE_GIB is 'plenty'; it must be a whole number of GiB" in capsys.readouterr().err
 

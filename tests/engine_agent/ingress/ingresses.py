@@ -3,8 +3,6 @@
 import asyncio
 import contextlib
 import csv
-import random
-import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,11 +22,12 @@ from engine_agent.protocol.ingress_messages import (
     SpillTarget,
     Split,
 )
-from engine_agent.protocol.ports import hop_port, tls_port
+from engine_agent.protocol.ports import hop_port
 from engine_agent.runtime.identity import Identity
 from tests.engine_agent.fake_control_plane import eventually
 from tests.engine_agent.ingress.cells import FakeCell
 from tests.engine_agent.tls import fleet_of_rigs, identity_of
+from tests.ports import free_ingress_port
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -42,12 +41,6 @@ AWAY = "us-west-2"
 def waits(headers: Mapping[str, str], most_s: int = 7) -> bool:
     """Whether an answer says when to come back: at random from half of `most_s` to that."""
     return most_s // 2 <= int(headers["retry-after"]) <= most_s
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def pool(
@@ -73,16 +66,6 @@ def pool(
         fractions=fractions or {},
         affinity=affinity,
     )
-
-
-def free_ingress_port() -> int:
-    """One that is free, and so are its ports for other regions and for TLS: below those that the kernel gives away."""
-    while True:
-        port = random.randrange(10_000, 30_000)
-        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
-            for each in (port, hop_port(port), tls_port(port)):
-                stack.enter_context(socket.create_server(("127.0.0.1", each)))
-            return port
 
 
 class RunningIngress:

@@ -23,10 +23,11 @@ from engine_agent.runtime import procfs
 from engine_agent.runtime.accounts import Service, service_account
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
 from tests.engine_agent.ingress.cells import FakeCell
-from tests.engine_agent.ingress.ingresses import HOME, free_ingress_port, free_port, pool
+from tests.engine_agent.ingress.ingresses import HOME, pool
 from tests.engine_agent.ingress.traffic import SteadyTraffic
 from tests.engine_agent.process_status import children_of, status_of
 from tests.engine_agent.tls import fleet_of_rigs
+from tests.ports import free_ingress_port
 
 pytestmark = pytest.mark.processes
 
@@ -104,7 +105,7 @@ async def agent_of(plane: FakeControlPlane, tmp_path: Path) -> AsyncIterator[Age
 
 @pytest.fixture
 def plane() -> FakeControlPlane:
-    return FakeControlPlane(free_port())
+    return FakeControlPlane()
 
 
 @pytest.mark.asyncio

@@ -11,7 +11,7 @@ import pytest
 from engine_agent.ingress import port_claim
 from engine_agent.ingress.main import MAX_THREADS, default_threads
 from engine_agent.ingress.port_claim import PortTaken, port_claimed
-from tests.engine_agent.ingress.ingresses import free_port
+from tests.ports import free_port
 
 pytestmark = pytest.mark.processes
 

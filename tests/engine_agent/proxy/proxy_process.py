@@ -3,7 +3,6 @@
 import asyncio
 import os
 import signal
-import socket
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,6 +14,7 @@ import msgspec
 
 from tests.engine_agent.proxy.engine import Engine
 from tests.engine_agent.proxy.http_stream import Message, ask, request
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 DEADLINE_S = 60.0
@@ -31,18 +31,6 @@ async def until(condition: Callable[[], Awaitable[bool]] | Callable[[], bool], w
         if asyncio.get_running_loop().time() > deadline:
             raise AssertionError(f"still not after {DEADLINE_S:g} s: {what}")
         await asyncio.sleep(_POLL_S)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that are free now."""
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
-    finally:
-        for each in sockets:
-            each.close()
 
 
 class ProxyProcess:
@@ -94,7 +82,7 @@ async def running_proxy(
     engine: Engine, *options: str, max_concurrency: int = 4, wait: bool = True
 ) -> AsyncIterator[ProxyProcess]:
     """A proxy in front of `engine`, healthy unless `wait` is False. Ends it, by force if need be."""
-    ports = free_ports(2)
+    ports = [free_port(), free_port()]
     named = {
         "--node-id": "n-0a1b2c3d",
         "--cell": "c-test",

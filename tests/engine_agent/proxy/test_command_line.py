@@ -7,7 +7,8 @@ import sys
 import pytest
 
 from engine_agent.proxy.__main__ import EXIT_CANNOT_LISTEN, parse_arguments
-from tests.engine_agent.proxy.proxy_process import ROOT, free_ports
+from tests.engine_agent.proxy.proxy_process import ROOT
+from tests.ports import free_port
 
 pytestmark = pytest.mark.processes
 
@@ -57,10 +58,9 @@ def test_a_wrong_word_is_named(option: str, value: str, complaint: str, capsys: 
 
 
 def test_a_taken_port_ends_the_process_with_the_option_in_the_sentence() -> None:
-    ports = [str(port) for port in free_ports(1)]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
-        command = words(port=ports[0], admin_port=port)
+        command = words(port=str(free_port()), admin_port=port)
         done = subprocess.run(
             [sys.executable, "-m", "engine_agent.proxy", *command],
             cwd=ROOT,

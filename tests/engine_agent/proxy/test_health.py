@@ -10,7 +10,8 @@ import pytest
 
 from tests.engine_agent.proxy.engine import json_answer, running_engine
 from tests.engine_agent.proxy.http_stream import request
-from tests.engine_agent.proxy.proxy_process import ROOT, free_ports, running_proxy, until
+from tests.engine_agent.proxy.proxy_process import ROOT, running_proxy, until
+from tests.ports import free_port
 
 pytestmark = [pytest.mark.processes, pytest.mark.asyncio]
 
@@ -70,7 +71,7 @@ async def test_an_engine_that_is_stopped_is_unhealthy_after_two_slow_probes() ->
 
 async def test_the_process_outlives_its_parent_and_names_its_node() -> None:
     async with running_engine() as engine:
-        ports = [str(port) for port in free_ports(2)]
+        ports = [str(free_port()), str(free_port())]
         command = [
             sys.executable, "-m", "engine_agent.proxy", "--node-id", "n-0a1b2c3d", "--cell", "c-test",
             "--generation", "1", "--port", ports[0], "--admin-port", ports[1],

@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -16,9 +15,9 @@ from engine_agent.protocol.ports import PORTS_PER_NODE, PROXY
 from engine_agent.protocol.states import MemberRole, Phase
 from engine_agent.runtime import procfs
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
+from tests.ports import free_ports
 
 MODEL = "sim-70b"
-PORTS_FROM, PORT_BLOCKS = 16000, 200
 """Below the ports that outgoing connections take, which would now and then hold one of a node's."""
 START_S = 30.0
 """How long a busy machine may take to start several Pythons."""
@@ -152,17 +151,6 @@ class Cell:
             peers=tuple(Peer(node.id, place, "127.0.0.1", node.port_base) for place, node in enumerate(self.nodes)),
             secret=f"secret {generation}",
         )
-
-
-def free_ports(count: int) -> int:
-    """First of so many ports in a row that nothing listens on; another start for each process that asks."""
-    for attempt in range(PORT_BLOCKS):
-        first = PORTS_FROM + (os.getpid() + attempt) % PORT_BLOCKS * count
-        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
-            for port in range(first, first + count):
-                stack.enter_context(socket.create_server(("127.0.0.1", port)))
-            return first
-    raise AssertionError(f"no {count} free ports in a row from {PORTS_FROM} upwards")
 
 
 @contextlib.asynccontextmanager

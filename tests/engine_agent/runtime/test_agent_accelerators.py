@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 from pathlib import Path
 
 import pytest
@@ -63,8 +62,7 @@ def reported_devices(plane: FakeControlPlane) -> tuple[Accelerator, ...]:
 
 @pytest.mark.asyncio
 async def test_inventory_telemetry_and_faults_reach_the_control_plane(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        plane = FakeControlPlane(probe.getsockname()[1])
+    plane = FakeControlPlane()
     async with plane.running():
         running = asyncio.create_task(agent(plane, tmp_path).run())
         try:

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -25,8 +24,7 @@ pytestmark = pytest.mark.processes
 
 @pytest.fixture
 def plane() -> FakeControlPlane:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return FakeControlPlane(probe.getsockname()[1])
+    return FakeControlPlane()
 
 
 @pytest_asyncio.fixture

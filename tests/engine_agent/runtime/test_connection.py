@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -55,8 +54,7 @@ class Agent:
 
 @pytest.fixture
 def plane() -> FakeControlPlane:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return FakeControlPlane(probe.getsockname()[1])
+    return FakeControlPlane()
 
 
 def table(revision: int) -> RoutingTable:

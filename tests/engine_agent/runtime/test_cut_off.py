@@ -16,7 +16,8 @@ from engine_agent.runtime.journal import Journal
 from engine_agent.runtime.record import JOURNAL_FILE, NodeRecord, ProcessRecord
 from tests.engine_agent.fake_control_plane import FakeControlPlane
 from tests.engine_agent.orders import assignment, order
-from tests.engine_agent.runtime.agents import Node, free_ports
+from tests.engine_agent.runtime.agents import Node
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.processes
 

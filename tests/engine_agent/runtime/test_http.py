@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager, closing
 import pytest
 
 from engine_agent.runtime.http import MAX_RESPONSE_BYTES, HttpClient, HttpResponse, NoResponse
-from tests.engine_agent.runtime.agents import free_ports
 from tests.engine_agent.runtime.answering import answering
+from tests.ports import free_port
 
 HEAD = b"HTTP/1.1 200 OK\r\n"
 Serve = Callable[[int, asyncio.StreamWriter], Awaitable[None]]
@@ -87,7 +87,7 @@ async def test_gives_up_after_its_time(http: HttpClient) -> None:
 @pytest.mark.asyncio
 async def test_says_that_nothing_listens(http: HttpClient) -> None:
     with pytest.raises(NoResponse, match="nothing listens at") as caught:
-        await http.request("GET", f"http://127.0.0.1:{free_ports(1)}/", timeout_s=5.0)
+        await http.request("GET", f"http://127.0.0.1:{free_port()}/", timeout_s=5.0)
     assert caught.value.refused
 
 

@@ -14,16 +14,12 @@ from engine_agent.runtime.connection import AgentConnection, ConnectionSettings
 from engine_agent.runtime.enrolment import Enrolment
 from engine_agent.runtime.servers import MAX_SERVERS, SILENT_HOST_S, Servers, notice_silence
 from tests.engine_agent.fake_control_plane import FakeControlPlane, eventually
+from tests.ports import free_port
 
 FAST = ConnectionSettings(
     backoff_min_s=0.01, backoff_max_s=0.05, refused_backoff_s=0.2, other_server_s=0.01, other_open_timeout_s=0.1
 )
 HELLO = Hello(protocol=PROTOCOL_VERSION, kind=AgentKind.INGRESS, id="i-a", boot_id="b", agent_version="0")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager
@@ -47,7 +43,7 @@ async def agent_of(home: Path, *urls: str) -> AsyncIterator[AgentConnection]:
 
 
 def plane_that_knows(credential: str) -> FakeControlPlane:
-    plane = FakeControlPlane(free_port())
+    plane = FakeControlPlane()
     plane.credentials.add(credential)
     return plane
 

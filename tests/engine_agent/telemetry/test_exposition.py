@@ -11,7 +11,7 @@ from engine_agent.protocol.messages import Health, NodeTelemetry, Observed, Repo
 from engine_agent.protocol.states import EngineState
 from engine_agent.telemetry.exposition import agent_exposition
 from engine_agent.telemetry.scraping import HOST, serve_metrics
-from tests.engine_agent.runtime.agents import free_ports
+from tests.ports import free_port
 
 REPORT = Report(
     seq=1,
@@ -75,7 +75,7 @@ async def ask(port: int, request: bytes) -> bytes:
 
 @pytest.mark.asyncio
 async def test_the_port_answers_metrics_and_nothing_else() -> None:
-    port = free_ports(1)
+    port = free_port()
     serving = asyncio.create_task(serve_metrics(port, lambda: "x 1\n"))
     try:
         told = await ask(port, b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")

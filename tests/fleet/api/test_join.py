@@ -24,6 +24,7 @@ from kernel import clock
 from kernel.metrics import JOINS_REFUSED
 from kernel.models import Event
 from tests.fleet import rows
+from tests.ports import free_port
 
 pytestmark = pytest.mark.django_db
 
@@ -85,8 +86,7 @@ def test_what_answers_in_its_place_is_not_it(token: str) -> None:
 
 
 def test_what_does_not_answer_is_said(token: str) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     _, found = check(token, {"port": port, "nonce": NONCE})
     assert found["trouble"] == f"nothing answers at 127.0.0.1:{port}"
 

@@ -21,8 +21,8 @@ from models_registry.services.artifact_bucket import one_host
 from models_registry.services.artifact_source import SourceTrouble
 from models_registry.services.open_artifact import OpenArtifact, artifact_open, file_sha256
 from tests.engine_agent.engines.s3_server import BUCKET, empty_bucket, s3_server, upload
-from tests.engine_agent.runtime.agents import free_ports
 from tests.models_registry.services.artifacts import FILES
+from tests.ports import free_port
 
 LIMITS = ArtifactLimits()
 
@@ -167,7 +167,7 @@ def redirecting_server(target: str) -> Iterator[tuple[str, list[str]]]:
         def log_message(self, *_: Any) -> None:
             """Say nothing."""
 
-    with ThreadingHTTPServer(("127.0.0.1", free_ports(1)), Redirecting) as server:
+    with ThreadingHTTPServer(("127.0.0.1", free_port()), Redirecting) as server:
         thread = Thread(target=server.serve_forever)
         thread.start()
         try:

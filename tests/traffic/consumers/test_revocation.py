@@ -22,8 +22,8 @@ from engine_agent.runtime.enrolment import Enrolment
 from fleet.services.enrolment import join_token_issue
 from kernel import clock
 from tests.controlplane.dashboard.web import web_process
-from tests.engine_agent.ingress.ingresses import free_port
 from tests.fleet import rows
+from tests.ports import free_ingress_port
 from traffic.models import ApplicationKey
 from traffic.services.ingress import ingress_create
 from traffic.services.key import NewKey, key_create, key_revoke
@@ -83,7 +83,7 @@ async def answered(client: httpx.AsyncClient, new: NewKey, status: int) -> None:
 @pytest.mark.django_db(transaction=True)
 @pytest.mark.asyncio
 async def test_a_revoked_key_is_refused_by_the_ingress_and_the_lag_is_known(tmp_path: Path) -> None:
-    port, home = free_port(), tmp_path / "home"
+    port, home = free_ingress_port(), tmp_path / "home"
     home.mkdir()
     token = await sync_to_async(prepared)(port)
     new = await sync_to_async(key_create)(name="search", tenant="rufus", actor="ann", now=clock.now())

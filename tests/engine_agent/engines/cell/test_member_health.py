@@ -9,7 +9,8 @@ from engine_agent.engines.cell.member_health import MemberHealth
 from engine_agent.protocol import held_questions
 from engine_agent.protocol.held_questions import held_query
 from tests.asking import CLIENT
-from tests.engine_agent.engines.vllm.cell.members import LIMIT_S, free_port
+from tests.engine_agent.engines.vllm.cell.members import LIMIT_S
+from tests.ports import free_port
 
 
 @pytest.fixture

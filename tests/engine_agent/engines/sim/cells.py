@@ -1,7 +1,6 @@
 """Real simulator processes for tests: one cell on free ports, whose members are all gone when the test is over."""
 
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from engine_agent.engines.base import CELL_CERTIFICATE_VARIABLE
 from engine_agent.protocol.fingerprint import FINGERPRINT_VARIABLE, fingerprint_to_variable
 from engine_agent.runtime.cell_certificate import throwaway_certificate
 from tests.asking import CLIENT
+from tests.ports import free_port
 
 MODEL = "sim-70b"
 DEADLINE_S = 60.0
@@ -85,7 +85,7 @@ class Cell:
     def __init__(self, home: Path, followers: int) -> None:
         self._home = home
         self._followers = followers
-        self._ports = free_ports(3 + 2 * followers)
+        self._ports = [free_port() for _ in range(3 + 2 * followers)]
         self._stack = ExitStack()
 
     @property
@@ -164,12 +164,3 @@ def until(happened: Callable[[], bool], context: Callable[[], str]) -> None:
         if time.monotonic() > deadline:
             raise AssertionError(f"it did not happen within {DEADLINE_S:g} s: {context()}")
         time.sleep(0.01)
-
-
-def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for listener in sockets:
-            listener.bind(("127.0.0.1", 0))
-        return [listener.getsockname()[1] for listener in sockets]

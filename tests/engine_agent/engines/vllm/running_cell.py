@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -29,6 +28,7 @@ from models_registry.planning.engine_arguments import render_engine_plan
 from models_registry.planning.instance_types import INSTANCE_TYPES
 from models_registry.planning.version_spec import HeadCounts, VersionSpec
 from tests.asking import CLIENT
+from tests.ports import free_ports
 from tests.session_guard import holds_within
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -222,16 +222,3 @@ def runtime_folder(node: str) -> Path:
 def shared_memory() -> set[str]:
     """Segments of cells in /dev/shm."""
     return {name for name in os.listdir("/dev/shm") if "switchyard-" in name}
-
-
-def free_ports(count: int) -> int:
-    """The first of `count` neighbouring ports that nothing listens on, below the range of outgoing connections."""
-    for base in range(14000, 19000, PORTS_PER_NODE):
-        if all(_is_free(base + offset) for offset in range(count)):
-            return base
-    raise AssertionError("no free ports")
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        return probe.connect_ex(("127.0.0.1", port)) != 0

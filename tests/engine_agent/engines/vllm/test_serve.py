@@ -24,6 +24,7 @@ from engine_agent.engines.vllm.serve import (
     node_environment,
     vllm_argv,
 )
+from tests import ports
 
 pytestmark = pytest.mark.processes
 
@@ -70,9 +71,7 @@ def taken_port() -> Iterator[int]:
 
 @pytest.fixture
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
+    return ports.free_port()
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 """Members of a cell for tests, and sockets between them."""
 
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,10 +33,3 @@ def leader(port: int = 0, *, followers: int = 1, hang_s: float = 60.0, join_time
 def follower(of: Member, rank: int = 1) -> Member:
     """A follower of that leader."""
     return replace(of, rank=rank, node_id=f"n-0000000{rank}")
-
-
-def free_port() -> int:
-    """A port that nothing listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-    return port
